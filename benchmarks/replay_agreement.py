@@ -24,14 +24,16 @@ from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.shared_recordings import Repertoire
 from mofa.replay.rank.of_plan import outside_of, ranks_of
 from mofa.replay.time.step import time_of
+from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job, check
 from mofa.search.space import SOLVED, constrain, default_space, product
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.load import load_cluster, load_framework, load_workload
-from mofa.specs.strategy import SCHEDULES, StrategyTable
+from mofa.specs.strategy import StrategyTable
 
 SEED = 5
 MEMORY_BAR, TIME_BAR = 0.02, 0.035
@@ -224,7 +226,7 @@ def zero_bubble_cases(num: int, seed: int = SEED) -> Iterator[Case]:
         known = np.array([mode.kind != "ops" for mode in table.recompute_modes])[table.recompute]
         fits = np.flatnonzero(known & ((table.vpp == vpp) if vpp else (table.vpp > 1)))
         row = table.take(np.array([random.choice(fits)]))
-        yield Case(name, job, replace(row, schedule=np.array([SCHEDULES.index(schedule)])))
+        yield Case(name, job, replace(row, schedule=np.array([SCHEDULE_NAMES.index(schedule)])))
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,8 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
     detail = closed.detail
     assert detail is not None
     expandable = case.job.framework.allocator == "expandable"
-    ranks = [play(rank, expandable=expandable) for rank in ranks_of(estimator)]
+    known = Repertoire()
+    ranks = [play(rank, expandable=expandable, repertoire=known) for rank in ranks_of(estimator)]
     context, communicators = outside_of(estimator)
     reserved = max(rank.peak_reserved for rank in ranks)
     device = context + max(rank.peak_reserved + held for rank, held in zip(ranks, communicators, strict=True))
@@ -268,7 +271,7 @@ def describe(case: Case) -> str:
     parts = [f"{n}={int(getattr(t, n)[0])}" for n in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")]
     recompute = t.recompute_modes[int(t.recompute[0])]
     model = "" if case.name.startswith(case.job.workload.name) else f" {case.job.workload.name}"
-    return f"{case.name}{model}: {' '.join(parts)} {recompute} {SCHEDULES[int(t.schedule[0])]}"
+    return f"{case.name}{model}: {' '.join(parts)} {recompute} {SCHEDULE_NAMES[int(t.schedule[0])]}"
 
 
 def by_line(found: list[tuple[Case, Agreement]], names: tuple[str, ...]) -> str:

@@ -5,6 +5,19 @@
 >>> machines = mofa.load_cluster("h100-hgx", 8)
 >>> mofa.estimate(job, machines, "tp=2 recompute=full").memory.fits
 True
+
+Load facts: ``load_workload`` (the job), ``load_cluster`` (the machines), ``load_framework`` (how it is trained),
+``load_faults`` (what fails), ``load_runs`` and ``resolve_run`` (runs that a file describes).
+
+Predict one strategy: ``estimate`` its step and memory; ``estimate_long_run`` with failures, checkpoints and cost.
+
+Search all strategies: ``find_plans`` by the step; ``find_long_runs`` by the whole run with its failures.
+
+Results: ``Search`` (a report, and the table behind it), ``PlanReport`` (what was found and what was rejected), ``Plan``
+(one strategy, costed), ``StrategySpec`` (the strategy).
+
+Errors: ``MofaError``, of which are ``SpecError`` (what was written is wrong), ``StrategyError`` (the framework cannot
+run it) and ``NothingFits``.
 """
 
 from __future__ import annotations

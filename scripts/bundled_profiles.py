@@ -37,7 +37,7 @@ from mofa.cost.kernels.fitted_forms import bus_share
 from mofa.measure.records import read_records
 from mofa.specs.host import LayerPace
 from mofa.specs.products import FALLBACK
-from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host, transferred_curves
+from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, slower_host, transferred_curves
 from mofa.units import parse_quantity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -377,6 +377,7 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     made["curves"]["stream"] |= {
         key: stream_fact(key, one, source) for key, one in own.memory_bound.items() if key.startswith(OF_TE)
     }
+    made["curves"] |= {name: gpu["curves"][name] for name in OF_LIBRARIES if name in gpu["curves"]}
     return made
 
 

@@ -1,5 +1,7 @@
 """Docstrings as Markdown of the documentation's site: roles become links, bare examples become code.
 
+Fields of pydantic records are shown with the descriptions that they carry.
+
 mkdocs.yml names this file under mkdocstrings' ``extensions``. What a role such as ``:func:`name``` names is looked up
 where the docstring stands: in its class, its module, the one module beside it that has it, or by the whole dotted name.
 A name that nothing has stays a link, of which the strict build complains; what has no docstring, and so no place to
@@ -8,6 +10,7 @@ link to, is shown as code, as are modules of other projects.
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -15,6 +18,11 @@ import griffe
 
 ROLE = re.compile(r":(?:func|class|mod|meth|data|attr|exc|obj):`(~?)([\w.]+)`")
 EXAMPLE = re.compile(r"^>>> .*\n?(?:.+\n?)*", re.MULTILINE)
+
+ENTRIES = re.compile(r"(^(?:Parameters|Attributes)\n-{3,}\n)((?:\w.*\n(?: .*(?:\n|$)|\n(?= ))+)+)", re.MULTILINE)
+"""A section that lists names with indented text below them: its title, its entries."""
+GROUP = re.compile(r"^(\w+(?:, \w+)+)\n((?: .*(?:\n|$)|\n(?= ))+)", re.MULTILINE)
+"""Several names with one text."""
 
 
 def target_of(name: str, where: griffe.Object) -> str:
@@ -70,15 +78,53 @@ def fenced_examples(text: str) -> str:
     return EXAMPLE.sub(lambda block: f"```pycon\n{block.group().rstrip()}\n```\n", before) + section + after
 
 
+def one_entry_each(text: str) -> str:
+    """A docstring whose parameters and attributes stand alone, so that each is shown with its own type.
+
+    >>> print(one_entry_each("Parameters\\n----------\\nlow, high\\n    Ends.\\n\\nNotes\\n-----\\nNone."))
+    Parameters
+    ----------
+    low
+        Ends.
+    high
+        Ends.
+    <BLANKLINE>
+    Notes
+    -----
+    None.
+    """
+
+    def split(entry: re.Match[str]) -> str:
+        return "".join(f"{name}\n{entry[2]}" for name in entry[1].split(", "))
+
+    return ENTRIES.sub(lambda section: section[1] + GROUP.sub(split, section[2]), text)
+
+
+def describe_field(attribute: griffe.Attribute) -> None:
+    """Take what pydantic's ``Field(description=...)`` says for a field's docstring, and its default for its value."""
+    value = attribute.value
+    if attribute.docstring is not None or not isinstance(value, griffe.ExprCall):
+        return
+    given = {item.name: item.value for item in value.arguments if isinstance(item, griffe.ExprKeyword)}
+    try:
+        description = str(ast.literal_eval(str(given["description"])))
+    except (KeyError, SyntaxError, ValueError):  # none, or one that is put together when it runs
+        return
+    attribute.docstring = griffe.Docstring(description, parent=attribute)
+    attribute.value = given.get("default")
+
+
 class SiteDocstrings(griffe.Extension):
-    """Rewrites all docstrings of a package once it is read."""
+    """Rewrites all docstrings of a package once it is read, and takes the descriptions of fields for theirs."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         """Rewrite the docstrings of a package's own objects; aliases are other objects' names."""
         pending: list[griffe.Object] = [pkg]
         while pending:
             where = pending.pop()
+            if isinstance(where, griffe.Attribute):
+                describe_field(where)
             if where.docstring is not None:
                 text = ROLE.sub(lambda role, where=where: link(role, where), where.docstring.value)
-                where.docstring.value = fenced_examples(text)
+                where.docstring.value = one_entry_each(fenced_examples(text))
             pending += [member for member in where.members.values() if not member.is_alias]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ LONGEST = ("tests/replay/test_agreement.py", "tests/replay/memory/test_rank_memo
            "tests/search/long_run/test_goodput.py", "tests/cli/test_commands.py",
            "tests/search/test_costing.py")  # fmt: skip
 """Files whose tests take longest: they begin first, so that no process is left with a long one at the end."""
+MEASUREMENTS = Path(__file__).parents[1] / "measurements"
 SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 0.1
 """A test function is slow where it takes longer with any of its parameters, or one of its fixtures does. [s]"""
 _took_s: dict[str, float] = defaultdict(float)
+_fitted: dict[Path, tuple[list[Any], Any]] = {}
+"""Rows and curves of the folders of measurements that were fitted."""
 _slow_fixtures: set[tuple[str, str]] = set()
 """Files and names."""
 
@@ -76,6 +79,27 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if session.config.getoption("--fast"):
             slow |= set(SLOW.read_text(encoding="utf-8").splitlines())
         SLOW.write_text("".join(f"{name}\n" for name in sorted(slow)), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def committed_folders_fitted_once() -> Iterator[None]:
+    """Fit each folder of measurements/ once for all tests: none changes them, and a fit takes seconds."""
+    from mofa.calibrate import check, profile
+
+    fit_folder = check.fit_folder
+
+    def known(folder: Path) -> tuple[list[Any], Any]:
+        if folder.parent != MEASUREMENTS:
+            return fit_folder(folder)
+        if folder not in _fitted:
+            _fitted[folder] = fit_folder(folder)
+        rows, curves = _fitted[folder]
+        return list(rows), curves
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check, "fit_folder", known)
+        patch.setattr(profile, "fit_folder", known)
+        yield
 
 
 def _function(name: str) -> str:

@@ -27,9 +27,8 @@ from mofa.blocks.op import (
     Tensor,
 )
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, without_dead_tail
+from mofa.blocks.roles import WEIGHT_ROLES
 
-WEIGHT_ENDS = (".wgrad", ".grad_cast", ".whole", ".accumulate")
-"""Ends of the names of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
 DUAL: dict[CollectiveKind, CollectiveKind] = {
     "all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_reduce": "all_reduce",
     "all_to_all": "all_to_all", "send_recv": "send_recv", "deepep": "deepep",
@@ -102,9 +101,9 @@ class _Differentiator:
 
     def _issue(self, op: Op, began: int) -> None:
         """A module's call issues its way back too; autograd's sums are no part of it, nor what is made again."""
-        for i in range(max(began - len(WEIGHT_ENDS), 0), len(self.ops)) if op.call is not None else ():
+        for i in range(max(began - len(WEIGHT_ROLES), 0), len(self.ops)) if op.call is not None else ():
             new = self.ops[i]
-            others = new.name.endswith("~") or new.name.startswith("accumulate ")
+            others = new.repeated or new.role == "sum"
             if new.call is None and (i >= began or new.stream == "tp") and not others:
                 self.ops[i] = new._replace(call=op.call)
 
@@ -253,6 +252,7 @@ class _Differentiator:
             self.ops.append(
                 op._replace(
                     name=f"{op.name}~",
+                    repeated=True,
                     family=op.family if comm else "recompute",
                     reads=reads,
                     writes=tuple(f"{w}~" for w in op.writes),
@@ -284,7 +284,7 @@ class _Differentiator:
         self.ops.append(
             Op(f"accumulate {name} at {op.name}", "memory_bound",
                Stream(3.0 * self.tensors[total].bytes, "residual_add"), reads=(self.grads[name], given),
-               writes=(total,), present=gives, view=in_place, launches=op.rounds, rounds=op.rounds)
+               writes=(total,), present=gives, view=in_place, launches=op.rounds, rounds=op.rounds, role="sum")
         )  # fmt: skip
         self.grads[name] = total
 
@@ -324,18 +324,19 @@ class _Differentiator:
             kind, group, payload, imbalance = op.work
             if kind == "all_reduce":  # forward sums partial results: the gradient is the same on every rank
                 new = op._replace(name=name, family="memory_bound", work=None, reads=dys, writes=given, saves=(),
-                                  scratch=0.0, launches=0, view=True, stream="compute", back=None)  # fmt: skip
+                                  scratch=0.0, launches=0, view=True, stream="compute", back=None,
+                                  role="backward")  # fmt: skip
             else:
                 dual = Collective(DUAL[kind], group, payload, imbalance)
                 new = op._replace(name=name, work=dual, reads=dys, writes=given, saves=(), scratch=0.0, view=False,
-                                  back=None)  # fmt: skip
+                                  back=None, role="backward")  # fmt: skip
             self._launch(new)
         elif isinstance(op.work, Attention):
             back = op.back
             self.ops.append(
                 Op(name, op.family, replace(op.work, backward=True), (*dys, *saved), given,
                    scratch=back.scratch if back else 0.0, launches=back.launches if back else 1, present=op.present,
-                   stream=op.stream, functions=op.functions, guarded=op.guarded)
+                   stream=op.stream, functions=op.functions, guarded=op.guarded, role="backward")
             )  # fmt: skip
         else:
             self._stream(op, name, dys, saved, given)
@@ -352,13 +353,13 @@ class _Differentiator:
         made = []
         if op.stream == "tp" and isinstance(op.work, Collective):
             last, dy = self.ops[-BEHIND:], op.reads[0]
-            made = [i for i, other in enumerate(last) if other.name.endswith(".dgrad") and dy in other.writes]
+            made = [i for i, other in enumerate(last) if other.role == "dgrad" and dy in other.writes]
         if not made:
             self.ops.append(op)
             return
         after = len(self.ops) - len(last) + made[0] + 1
         then = self.ops[after:]
-        at = next(i for i, other in enumerate(then) if other.name.endswith(".wgrad"))
+        at = next(i for i, other in enumerate(then) if other.role == "wgrad")
         then[at] = then[at]._replace(reads=(*then[at].reads, op.reads[0]))
         self.ops[after:] = [op, *then]
 
@@ -369,7 +370,7 @@ class _Differentiator:
             self._launch(
                 Op(name, back.family or op.family, back.work, reads, given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream,
-                   functions=op.functions, guarded=op.guarded, order=back.order, pool=back.pool)
+                   functions=op.functions, guarded=op.guarded, order=back.order, pool=back.pool, role="backward")
             )  # fmt: skip
         elif back is None or not anywhere(back.launches):
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
@@ -380,7 +381,7 @@ class _Differentiator:
                 Op(name, op.family, back.moved(), (*dys, *held, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
                    guarded=op.guarded, rounds=op.rounds, nodes=back.nodes, pieces=op.pieces, order=back.order,
-                   pool=back.pool)
+                   pool=back.pool, role="backward")
             )  # fmt: skip
 
     def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:
@@ -389,7 +390,7 @@ class _Differentiator:
         self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
         self.ops.append(
             Op(f"{op.name}.backward", op.family, op.back.moved(), (*dys, *saved), (grad,),
-               scratch=op.back.scratch, launches=op.back.launches, present=op.present)
+               scratch=op.back.scratch, launches=op.back.launches, present=op.present, role="backward")
         )  # fmt: skip
         self._accumulate_weight(op, grad)
 
@@ -409,7 +410,9 @@ class _Differentiator:
             name = f"{source.writes[0]}@{op.name}"
             self._tensor(name, source.writes[0])
             self.ops.append(
-                source._replace(name=f"{gather} again for {op.name}", reads=(kept[0],), writes=(name,), saves=())
+                source._replace(
+                    name=f"{gather} again for {op.name}", reads=(kept[0],), writes=(name,), saves=(), role="regather"
+                )
             )
             again.append(name)
         formats = BACK_FORMATS.get(work.format, (work.format, work.format))
@@ -420,22 +423,10 @@ class _Differentiator:
             else:
                 dgrad = replace(work, n=work.k, k=work.n, format=formats[0])
             self.ops.append(
-                Op(
-                    f"{op.name}.dgrad",
-                    op.family,
-                    dgrad,
-                    (of_grad,),
-                    (given,),
-                    launches=op.launches,
-                    present=op.present,
-                    functions=op.functions,
-                    guarded=op.guarded,
-                    choices=op.choices,
-                    loads=op.loads,
-                    loops_met=op.loops_met,
-                    rounds=op.rounds,
-                )
-            )
+                Op(f"{op.name}.dgrad", op.family, dgrad, (of_grad,), (given,), launches=op.launches, present=op.present,
+                   functions=op.functions, guarded=op.guarded, choices=op.choices, loads=op.loads,
+                   loops_met=op.loops_met, rounds=op.rounds, role="dgrad")
+            )  # fmt: skip
         if prepared is not None:
             self._prepare(op, prepared.late, names)
             of_weight = names.get(prepared.wgrad, prepared.wgrad)
@@ -449,7 +440,7 @@ class _Differentiator:
         reads = (of_weight, *(again or kept), *((dy,) if of_weight != dy else ()))
         self.ops.append(
             Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present,
-               choices=op.choices, rounds=op.rounds)
+               choices=op.choices, rounds=op.rounds, role="wgrad")
         )  # fmt: skip
         self._accumulate_weight(op, grad)
         if x:
@@ -478,7 +469,7 @@ class _Differentiator:
             given = self._give(op, target)
             self.ops.append(
                 Op(f"{op.name}.{name}", op.family, product, (dy, self._saved(op, other)), (given,),
-                   launches=op.launches, present=op.present, region=op.region)
+                   launches=op.launches, present=op.present, region=op.region, role="backward")
             )  # fmt: skip
             self._settle(op, target, given)
 
@@ -496,5 +487,6 @@ class _Differentiator:
         self.ops.append(
             Op(f"{op.name}.accumulate", op.family if fused else "memory_bound",
                Stream(op.accumulate_bytes_per_param * op.weight_params, "te wgrad_add" if fused else "accumulate"),
-               reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, rounds=op.rounds)
+               reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, rounds=op.rounds,
+               role="accumulate")
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -11,6 +11,7 @@ from mofa.blocks.elementwise import BoolK, FloatK, maximum, opposite, where
 from mofa.blocks.fp8 import Fp8Recipe
 from mofa.blocks.op import Format, Tape, TapeBuilder
 from mofa.specs.framework import FrameworkSpec
+from mofa.specs.gpu_facts import LayerKernels, load_unmeasured
 from mofa.specs.model import ModelSpec
 
 ArrayK = FloatK
@@ -70,6 +71,8 @@ class Context:
     """How the layers' products are scaled, where they are in fp8."""
     fp8_transposes: bool = True
     """Whether fp8 products of one scale a tensor read both operands with the summed dimension innermost."""
+    kernels: LayerKernels = field(default_factory=lambda: load_unmeasured().layer_kernels)
+    """Of the GPU: kernels over measured ones that they are like."""
     element: int = 2
     """Bytes of an activation element that GEMMs read. [B]"""
     residual: int = 2

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.elementwise import BoolK, FloatK
 from mofa.blocks.op import Gemm, Grouped, Op, Stream, Tape, Tensor
+from mofa.blocks.roles import WEIGHT_ROLES
 
 KEPT = "checkpoint keeps"
 """The op behind a block's backward by weights that reads what stays until the whole chunk's is through."""
@@ -32,7 +32,7 @@ class Apart(NamedTuple):
 
 def apart(forward: Tape, backward: Tape, checkpointed: bool) -> Apart:
     """A backward in its halves; ``checkpointed`` where one checkpoint is around the whole block."""
-    late = [op.name.endswith(WEIGHT_ENDS) for op in backward.ops]
+    late = [op.role in WEIGHT_ROLES for op in backward.ops]
     inputs = replace(backward, ops=tuple(op for op, is_late in zip(backward.ops, late, strict=True) if not is_late))
     made = _Groups(forward, backward, checkpointed)
     weights = made.weights(last=False)
@@ -44,10 +44,10 @@ class _Groups:
 
     def __init__(self, forward: Tape, backward: Tape, checkpointed: bool) -> None:
         self.forward, self.backward = forward, backward
-        self.again = [op for op in backward.ops if op.name.endswith("~")] if checkpointed else []
+        self.again = [op for op in backward.ops if op.repeated] if checkpointed else []
         made: dict[str, list[Op]] = {}
         for op in backward.ops:
-            if op.name.endswith(WEIGHT_ENDS):
+            if op.role in WEIGHT_ROLES:
                 made.setdefault(op.name.removeprefix("dW:").rpartition(".")[0], []).append(op)
         back = {op.name.removesuffix(".backward"): op for op in backward.ops if op.name.endswith(".backward")}
         of: dict[str, list[Op]] = {}
@@ -56,7 +56,9 @@ class _Groups:
                 of[op.name] = made.pop(op.name)
             elif is_norm(op) and op.name in back:
                 # its weight's gradient takes its share of the kernels that are counted with the input's
-                of[op.name] = [Op(f"{op.name}.wgrad", "memory_bound", None, back[op.name].reads, (), launches=0)]
+                of[op.name] = [
+                    Op(f"{op.name}.wgrad", "memory_bound", None, back[op.name].reads, (), launches=0, role="wgrad")
+                ]
         latent = "wkv_a" in of
         self.names = sorted(of, key=lambda name: _place(name, latent))
         self.ops = [of[name] for name in self.names]

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, where
 from mofa.blocks.op import KINDS, OWN_POOLS, Op, Tape, Tensor
+from mofa.blocks.roles import PRODUCT_ROLES
 
 NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 """The place of each kind among :data:`mofa.blocks.op.KINDS`."""
 
 
-PRODUCT_ENDS = (".dgrad", *WEIGHT_ENDS)
 """Ends of the names of ops of a layer's backward that a product with a weight has."""
 
 
@@ -166,7 +165,7 @@ class BlockLives:
 
 
 def _kept(ops: tuple[Op, ...], found: list[Interval], boundary: int) -> tuple[list[int], list[int]]:
-    products = (i for i, op in enumerate(ops[boundary:], boundary) if op.name.endswith(PRODUCT_ENDS))
+    products = (i for i, op in enumerate(ops[boundary:], boundary) if op.role in PRODUCT_ROLES)
     first = next(products, boundary)
     kept, longer = (
         [i for i, f in enumerate(found) if f.since < boundary and f.start <= at <= f.end] for at in (boundary, first)

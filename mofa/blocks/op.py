@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from mofa.blocks.elementwise import BoolK as BoolK
 from mofa.blocks.elementwise import FloatK as FloatK
 from mofa.blocks.elementwise import anywhere, opposite, where
+from mofa.blocks.roles import CLAIMS, Role
 from mofa.specs.host import Module
 
 Kind = Literal["activation", "weight_copy", "grad", "state", "buffer", "scratch"]
@@ -349,8 +350,62 @@ class Op(NamedTuple):
     """Tensors that autograd saves at it through the hooks of PyTorch's checkpoint, forward and where it is repeated."""
     call: Call | None = None
     """The call of a module that issues it."""
+    role: Role = ""
+    """What it is for, in a backward."""
+    repeated: bool = False
+    """Runs the op of a forward again, for a checkpoint."""
     checkpoints: FloatK = 0.0
     """Checkpoints that are functions of a framework's own, begun where it is repeated and ended behind it. [-]"""
+
+    @property
+    def module(self) -> str:
+        """The part of the model that it belongs to, or what issues it: ``attn``, ``experts``, ``loss``, ``fsdp``."""
+        return self.name.partition(".")[0]
+
+    @property
+    def origin(self) -> str:
+        """Of an op with a role: the op of the forward that it differentiates."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def casts_weight(self) -> bool:
+        """Whether it makes a 16-bit copy of a weight."""
+        return self.name.endswith(".weight_cast")
+
+    @property
+    def holds(self) -> bool:
+        """Of a mark: whether what it reads is held for the next block."""
+        return ".hold" in self.name
+
+    @property
+    def claims(self) -> str:
+        """Of a mark: under which name the block before held what this one takes over; empty for most."""
+        return CLAIMS.get(self.name, "")
+
+    @property
+    def copies_out(self) -> bool:
+        """Whether it copies what FSDP gathered into a tensor for each weight."""
+        return self.name.endswith(".copy_out")
+
+    @property
+    def puts_experts_together(self) -> bool:
+        """Whether it makes the weights of experts that are sharded apart."""
+        return self.name.startswith("efsdp.weights")
+
+    @property
+    def renews(self) -> bool:
+        """Whether the layer's dispatcher of tokens gets new probabilities at it."""
+        return self.name.startswith(RENEWAL)
+
+    @property
+    def is_embedding_gradient(self) -> bool:
+        """Whether it makes the embedding's gradient, of zeros first (Embedding.cu): temporaries come later."""
+        return self.name == "embedding.backward"
+
+    @property
+    def is_sharding(self) -> bool:
+        """Whether FSDP issues it: for a block's own parameters, or for experts that are sharded apart."""
+        return self.name.startswith(("fsdp.", "efsdp."))
 
     def shares(self) -> BoolK:
         """Where the outputs are the memory of the first input. (K,)"""

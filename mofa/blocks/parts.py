@@ -207,15 +207,12 @@ SPLIT_ROWS = 65536.0
 """Rows above which the sum of a norm's weight gradient is split over many blocks of threads, which takes a memset and
 a kernel more, not issued as ops of their own (``LaunchGammaBetaBackwardCUDAKernel``,
 aten/src/ATen/native/cuda/layer_norm_kernel.cu). [-]"""
-WHOLE_SUM = 2.4
-"""What that sum by a block of threads for every 32 columns adds to a row's backward, which is one with split sums: 3.11
-and 0.91 ns a row of 128 in the steps that profile eager rmsnorm_heads_bwd. [-]"""
 
 
-def heads_norm_back(rows: FloatK, width: float) -> Back:
+def heads_norm_back(ctx: Context, rows: FloatK, width: float) -> Back:
     """PyTorch's fused backward of norms over rows as short as a head: a block of threads each, then the weight's."""
     split = rows > SPLIT_ROWS
-    counted = rows * where(split, 1.0, 1.0 + WHOLE_SUM)
+    counted = rows * where(split, 1.0, 1.0 + ctx.kernels.unsplit_norm_sum.value)
     return Back(10.0 * rows * width, 2, like="rmsnorm_heads_bwd", elements=counted * width, width=width)
 
 

@@ -71,7 +71,7 @@ def without_dead_tail(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     alive = list(ops)
     for i in range(len(alive) - 1, -1, -1):
         op = alive[i]
-        if not op.name.endswith("~"):
+        if not op.repeated:
             continue
         later = {r for other in alive[i + 1 :] for r in other.reads}
         if any(w in later for w in op.writes):

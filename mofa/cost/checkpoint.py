@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.optimizer import Shards
 from mofa.specs.faults import CheckpointSpec, StorageSpec
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_mtp_params, num_params
 from mofa.specs.workload import WorkloadSpec
@@ -29,7 +29,7 @@ def saved_bytes_per_param(workload: WorkloadSpec, framework: FrameworkSpec) -> f
     parameter.
     """
     moments = 4.0 if workload.precision.moments == "bf16" else 8.0
-    if framework.name not in PYTORCH_MODULES:
+    if not framework.traits.has_pytorch_modules:
         return 2.0 + 4.0 + moments
     return 6.0 if workload.precision.params == "bf16" else 4.0 + moments
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import per_combination, row_max
+from mofa.blocks.elementwise import first_largest, per_combination, row_max
 from mofa.cost.block.block_cost import Costs, Mode, block_costs, needs_full, unique_rows
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
@@ -22,9 +22,10 @@ from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, split_layers
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
 from mofa.cost.step_time.step import StepTime, step_time
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 CHUNK_STAGES = 200_000
@@ -42,7 +43,7 @@ def precision_modes(
     autocast (distributed/utils.py), which finds nothing to cast where training.dtype is bf16 itself.
     """
     rows = np.arange(len(table))
-    if framework.name not in PYTORCH_MODULES:
+    if not framework.traits.has_pytorch_modules:
         return [(rows, Mode())]
     shard = table.dp // np.maximum(np.minimum(framework.dp_replicate, table.dp), 1)
     if framework.data_parallel == "ddp":
@@ -98,9 +99,9 @@ class Estimator:
 
     def stages(self, row: int = 0) -> Stages:
         """Where the layers of a row of the table are."""
-        table, schedule = self.table, SCHEDULES[int(self.table.schedule[row])]
+        table, schedule = self.table, SCHEDULES[SCHEDULE_NAMES[int(self.table.schedule[row])]]
         return split_layers(
-            self.workload.model, int(table.pp[row]), int(table.vpp[row]), self.framework.name, schedule,
+            self.workload.model, int(table.pp[row]), int(table.vpp[row]), self.framework.name, schedule.placement,
             self.framework.splits_layers,
         )  # fmt: skip
 
@@ -136,29 +137,55 @@ class Estimator:
             done += len(chosen)
             if progress is not None:
                 progress(done)
-        runs = self.runs(table) if self.loads.over else np.ones(len(table))
-        out.exposed *= runs
-        out.hidden *= runs
-        share = self.drains[which]
-        if share.any():
-            other = self.drained.rows(which, recompute_layers=layers)
-            out.exposed += share * (other.exposed_s - out.exposed)
-            out.hidden += share * (other.hidden_s - out.hidden)
-        if self.rests:
-            self._rest(out, which, layers, runs)
+        self._as_they_run(out.exposed, out.hidden, which, layers)
         return out.breakdown()
 
+    def times(
+        self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
+        every_stage: bool = False,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+        """Exposed and hidden seconds of rows of the table by component, as :meth:`rows` says them, without memory.
+
+        Shapes are (TIME_COMPONENTS, len(which)) and (HIDDEN_COMPONENTS, len(which)). [s]
+        """
+        which = np.arange(len(self.table)) if which is None else which
+        layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
+        exposed = np.zeros((len(TIME_COMPONENTS), len(which)))
+        hidden = np.zeros((len(HIDDEN_COMPONENTS), len(which)))
+        for chosen, rows in self._composed(which, layers, every_stage=every_stage):
+            time = step_time(rows)
+            exposed[:, chosen], hidden[:, chosen] = time.exposed, time.hidden
+        self._as_they_run(exposed, hidden, which, layers)
+        return exposed, hidden
+
+    def _as_they_run(
+        self, exposed: NDArray[np.float64], hidden: NDArray[np.float64], which: NDArray[np.intp],
+        layers: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Change the seconds of one plain run of each row to those of all its runs, kernels loaded, at its clock."""
+        runs = self.runs(self.table.take(which)) if self.loads.over else np.ones(len(which))
+        exposed *= runs
+        hidden *= runs
+        share = self.drains[which]
+        if share.any():
+            drained_exposed, drained_hidden = self.drained.times(which, recompute_layers=layers)
+            exposed += share * (drained_exposed - exposed)
+            hidden += share * (drained_hidden - hidden)
+        if self.rests:
+            self._rest(exposed, hidden, which, layers, runs)
+
     def _rest(
-        self, out: _Collector, which: NDArray[np.intp], layers: NDArray[np.int64], runs: NDArray[np.float64]
-    ) -> None:
+        self, exposed: NDArray[np.float64], hidden: NDArray[np.float64], which: NDArray[np.intp],
+        layers: NDArray[np.int64], runs: NDArray[np.float64],
+    ) -> None:  # fmt: skip
         """Put rows at the clock that their pipeline's waits leave them, in each of a step's runs."""
-        idle = self._idle(out.exposed / runs)
+        idle = self._idle(exposed / runs)
         waiting = np.flatnonzero(idle)
         if len(waiting):
             share = idle[waiting] / RESTED
-            other = self.rested.rows(which[waiting], recompute_layers=layers[waiting])
-            out.exposed[:, waiting] += share * (other.exposed_s - out.exposed[:, waiting])
-            out.hidden[:, waiting] += share * (other.hidden_s - out.hidden[:, waiting])
+            rested_exposed, rested_hidden = self.rested.times(which[waiting], recompute_layers=layers[waiting])
+            exposed[:, waiting] += share * (rested_exposed - exposed[:, waiting])
+            hidden[:, waiting] += share * (rested_hidden - hidden[:, waiting])
 
     def _idle(self, exposed: NDArray[np.float64]) -> NDArray[np.float64]:
         """What waits for other stages count, as a share of the step. (n,) [-]"""
@@ -236,24 +263,31 @@ class Estimator:
 
         ``progress`` is told the number of rows done.
         """
-        return self.device_bounds(which, recompute_layers, progress)[0]
+        return self.weighed(which, recompute_layers, progress).device_bytes
 
-    def device_bounds(
+    def weighed(
         self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
         progress: Callable[[int], None] | None = None,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
-        """The same, and the least that it can be: what is allocated, less what that may be off, and nothing cached
-        beside it. (len(which),) each [B]"""
-        out, least = np.empty((2, len(which)))
+    ) -> Weighed:  # fmt: skip
+        """All of memory that a search asks for, of rows of the table with these numbers of recomputed layers.
+
+        ``progress`` is told the number of rows done.
+        """
+        found = Weighed(*np.empty((4, len(which))))
         done = 0
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
             stages = stage_bytes(rows)
-            out[chosen] = row_max(stages.device)
-            least[chosen] = row_max(stages.device - stages.reserved + (1.0 - ALLOCATED_IS_OFF) * stages.allocated)
+            fullest = first_largest(stages.device)
+            found.device_bytes[chosen] = row_max(stages.device)
+            found.least_bytes[chosen] = row_max(
+                stages.device - stages.reserved + (1.0 - ALLOCATED_IS_OFF) * stages.allocated
+            )
+            found.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
+            found.checkpoint_bytes[chosen] = saved_bytes(rows)
             done += len(chosen)
             if progress is not None:
                 progress(done)
-        return out, least
+        return found
 
     def _composed(
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool
@@ -264,8 +298,8 @@ class Estimator:
             part = self.parts[int(self.of[at[0]])]
             some = replace(self.table.take(at), recompute_layers=layers[chosen])
             stages = split_layers(
-                self.workload.model, int(some.pp[0]), int(some.vpp[0]), self.framework.name, schedule,
-                self.framework.splits_layers,
+                self.workload.model, int(some.pp[0]), int(some.vpp[0]), self.framework.name,
+                SCHEDULES[schedule].placement, self.framework.splits_layers,
             )  # fmt: skip
             yield chosen, make_rows(
                 self.workload, self.cluster, self.framework, some, part.costs, self.place[at], stages, schedule,
@@ -292,6 +326,20 @@ class _Part:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Weighed:
+    """Memory of rows of a table, without their time. (n,) each [B]"""
+
+    device_bytes: NDArray[np.float64]
+    """Of the fullest rank."""
+    least_bytes: NDArray[np.float64]
+    """The least that this can be: what is allocated, less what that may be off, and nothing cached beside it."""
+    allocated_bytes: NDArray[np.float64]
+    """Peak of the live tensors of the fullest rank."""
+    checkpoint_bytes: NDArray[np.float64]
+    """What a rank of the heaviest stage saves."""
+
+
 def estimate_table(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
     loads: RoutingLoads = BALANCED, *, detail: bool = False, drop: frozenset[str] = frozenset(),
@@ -316,7 +364,7 @@ def _groups(
         rows = order[begin:end]
         size = max(1, CHUNK_STAGES // int(pp[rows[0]]))
         for start in range(0, len(rows), size):
-            yield rows[start : start + size], SCHEDULES[int(schedule[rows[0]])]
+            yield rows[start : start + size], SCHEDULE_NAMES[int(schedule[rows[0]])]
 
 
 class _Collector:
@@ -360,7 +408,7 @@ class _Collector:
         self.names = (*self.names, *peak.names)
         self.instant[at] = base + most.instant[here, peak.fullest]
         self.flops[at] = hardware_flops(rows)
-        self.saved[at] = rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid]
+        self.saved[at] = saved_bytes(rows)
         if self.keep:
             parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
                                 most.communicators[row, stage])  # fmt: skip
@@ -402,6 +450,11 @@ def _components(
     return np.concatenate(
         [live * (allocated / total), (reserved - allocated)[None], context[None], communicators[None]]
     )
+
+
+def saved_bytes(rows: Rows) -> NDArray[np.float64]:
+    """What a rank of the heaviest stage saves in a checkpoint. (n,) [B]"""
+    return rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid]
 
 
 def hardware_flops(rows: Rows) -> NDArray[np.float64]:

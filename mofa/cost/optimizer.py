@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, weight_copies
 from mofa.cost.kernels.compute import stream_rate
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.base import Fact
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -47,14 +48,6 @@ half's 16-bit ones and their flat copy (zero/stage_1_and_2.py). [B/param]"""
 STEPPED_WHOLE = 5.0
 """Beside 16-bit gradients without ZeRO: fp32 ones of both halves, a half's once more before they are joined, less the
 first half's 16-bit ones (fp16/fused_optimizer.py). [B/param]"""
-
-
-SIXTEEN_BIT = {"adam_fused": 0.75, "adam_foreach": 0.85, "grad_norm": 0.75, "grad_clip": 0.85}
-"""Rate of the optimizer's kernels on 16-bit tensors, as a share of that on fp32 ones: fused Adam takes 5.4 ps a
-parameter, the norm 0.82, clipping 1.35 on H200s in the traced steps of the fitting half whose parameters are bf16
-(tt2-tp2-phi3mini-16l-4k-full, tt2-tp2-qwen8b-10l-ops, tt2-pp2-interleaved-llama-10l; the gradient of the whole
-embedding counted), which is 2.57, 2.44 and 2.96 TB/s of 3.43, 3.25 and 3.50 in fp32. Adam by separate kernels is taken
-to be as clipping, the same kind of kernel. [-]"""
 
 
 @dataclass(frozen=True)
@@ -100,12 +93,13 @@ def static_bytes(
     Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, section 3.1: 16 bytes a parameter in mixed precision with Adam.
     """
     params, grads = framework.params_bytes_per_param, framework.grads_bytes_per_param
-    # two moments, held in half the bytes where the recipe says bf16
-    states = framework.states_bytes_per_param - (4.0 if workload.precision.moments == "bf16" else 0.0)
+    # moments are held in half the bytes where the recipe says bf16
+    less = 2.0 * workload.optimizer.traits.num_moments if workload.precision.moments == "bf16" else 0.0
+    states = framework.states_bytes_per_param - less
     zeros = np.zeros_like(shards.dense)
-    if framework.name not in PYTORCH_MODULES:
+    if not framework.traits.has_pytorch_modules:
         sharded = np.where(zero >= 1, shards.sharded(states), shards.whole(states))
-        temporary = 4.0 if framework.optimizer == "foreach" else 0.0
+        temporary = framework.step_kernels.temporary_bytes_per_param
         apart = np.asarray(ep) > 1
         dense, expert = replace(shards, expert=0.0 * shards.expert), replace(shards, dense=0.0 * shards.dense)
 
@@ -132,7 +126,7 @@ def static_bytes(
         if framework.deepspeed:  # 16-bit copies of the two halves' gradients to reduce
             scratch = shards.whole(1.0 if framework.launch_blocking else 2.0)
         return StaticBytes(shards.whole(params), shards.whole(grads), sharded, copies, scratch, True)
-    temporary = 4.0 if framework.optimizer == "foreach" else 0.0
+    temporary = framework.step_kernels.temporary_bytes_per_param
     # DDP's buckets lie beside the gradients
     apart = np.logical_or(np.asarray(replicas) > 1, framework.data_parallel == "ddp")
     if precision == "autocast":
@@ -166,6 +160,18 @@ def held_width(workload: WorkloadSpec, precision: str) -> float:
     """
     wanted = workload.precision.params or ("bf16" if precision == "uniform" else "fp32")
     return 2.0 if wanted == "bf16" else 4.0
+
+
+def steps_in_16_bit(workload: WorkloadSpec, framework: FrameworkSpec, precision: str) -> bool:
+    """Whether the optimizer steps on parameters, gradients and states of 16 bits."""
+    return framework.traits.has_pytorch_modules and held_width(workload, precision) == 2.0
+
+
+def rates_in_16_bit(framework: FrameworkSpec, gpu: GpuSpec) -> dict[str, Fact]:
+    """Rates of an optimizer's kernels on 16-bit tensors over those on fp32 ones, by the part of its step. [-]"""
+    rates = gpu.curves.optimizer_16_bit
+    apart = framework.optimizer in ("foreach", "for-loop")
+    return {"adam": rates.adam_foreach if apart else rates.adam_fused, "norm": rates.grad_norm, "clip": rates.grad_clip}
 
 
 def _sent_together(workload: WorkloadSpec, tp: IntN | int) -> ArrayN:
@@ -202,7 +208,7 @@ def whole_embedding_gradient(
     [[0.0, 0.0], [501.0, 0.0]]
     """
     model, plain = workload.model, precision == "uniform"
-    kept = framework.name in PYTORCH_MODULES and not model.tied_embeddings and (plain or pipelined)
+    kept = framework.traits.has_pytorch_modules and not model.tied_embeddings and (plain or pipelined)
     each = held_width(workload, precision) if plain else 4.0
     table = each * float(model.vocab) * model.hidden if kept else 0.0
     return np.asarray(table * (1.0 - 1.0 / tp)[:, None] * is_first[None])
@@ -222,8 +228,9 @@ def optimizer_seconds(
     Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
     writes all but the gradient (28 in fp32 fused, 56 by separate kernels). The norm reads 4, and clipping reads and
     writes 8 in the share of steps that a framework clips; half of it where torchtitan holds bf16, at
-    :data:`SIXTEEN_BIT` of the rate. Megatron besides zeroes (4) and scales (8) the whole gradient buffer, half of it in
-    bf16, and copies main to bf16 parameters (6, shared out). It turns bf16 gradients into fp32 ones (6, shared out).
+    :func:`rates_in_16_bit` of the rate. Megatron besides zeroes (4) and scales (8) the whole gradient buffer, half of
+    it in bf16, and copies main to bf16 parameters (6, shared out). It turns bf16 gradients into fp32 ones (6, shared
+    out).
     ``parts`` are those of :func:`device_parts` where they are known.
     """
     parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
@@ -236,17 +243,18 @@ def device_parts(
 ) -> dict[str, ArrayN]:  # fmt: skip
     """Seconds on the device of each part of the optimizer step. (n, R) [s]"""
     gpu = cluster.gpu
-    moments = 8.0 if workload.precision.moments == "bf16" else 16.0
-    apart = framework.optimizer in ("foreach", "for-loop")  # weight decay, two lerps, sqrt, division, addcdiv
+    each = 2.0 if workload.precision.moments == "bf16" else 4.0
+    moments = 2.0 * each * workload.optimizer.traits.num_moments  # read and written
+    apart = framework.step_kernels.op_by_op
     adam = (12.0 + moments + (28.0 if apart else 0.0)) / stream_rate(gpu, "adam_foreach" if apart else "adam_fused")
     per_param = {"adam": adam}
     if workload.optimizer.clip_grad_norm:
         per_param["norm"] = 4.0 / stream_rate(gpu, "grad_norm")
         per_param["clip"] = framework.clipped_steps * 8.0 / stream_rate(gpu, "grad_clip")
-    if framework.name in PYTORCH_MODULES:
-        if held_width(workload, precision) == 2.0:
-            kernels = {"adam": "adam_foreach" if apart else "adam_fused", "norm": "grad_norm", "clip": "grad_clip"}
-            per_param = {name: s / 2.0 / SIXTEEN_BIT[kernels[name]] for name, s in per_param.items()}
+    if framework.traits.has_pytorch_modules:
+        if steps_in_16_bit(workload, framework, precision):
+            rates = rates_in_16_bit(framework, gpu)
+            per_param = {name: s / 2.0 / rates[name].value for name, s in per_param.items()}
         whole = precision in ("autocast", "uniform")
         return {name: shards.whole(s) if whole else shards.sharded(s) for name, s in per_param.items()}
     per_param["copy"] = 6.0 / stream_rate(gpu, "cast_down")
@@ -348,10 +356,10 @@ def optimizer_host_seconds(
         for fact in (host.tensor_pass_s, host.eager_op_s, host.item_s, host.dtensor_step_s)
     )
     parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
-    if framework.name in PYTORCH_MODULES:
+    if framework.traits.has_pytorch_modules:
         each = 2.0 * loop + np.where(distributed, dispatched, 0.0)
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))
-    apart = framework.optimizer in ("foreach", "for-loop")
+    apart = framework.step_kernels.op_by_op
     ahead = (5.0 * loop + (loop + op if apart else 0.0)) * tensors
     if framework.widens_gradients:
         ahead = ahead + op * tensors

@@ -86,7 +86,7 @@ def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     """Widths and depths (n, k) of the products of one candidate that 16 bytes do not divide, and which ops have them.
 
     The forward passes are enough: the products of the backward ones have the same operands. Several products in one
-    kernel are left out, whose rate was measured (``mofa.cost.kernels.compute.NARROW_DEPTH``).
+    kernel are left out, whose rate was measured (:class:`mofa.specs.gpu_facts.UnalignedProducts`).
     """
     found: dict[int, dict[str, None]] = {}
     for op in (op for tape in tapes for op in tape.ops):
@@ -96,6 +96,11 @@ def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
                 if size % ALIGNED[work.format]:
                     found.setdefault(int(size), {})[op.name] = None
     return {size: tuple(found[size]) for size in sorted(found)}
+
+
+def has_unaligned_products(work: Gemm) -> bool:
+    """Whether a product of one candidate has a width or depth that 16 bytes do not divide."""
+    return work.format in ALIGNED and any(size % ALIGNED[work.format] for size in _span([work.n, work.k]))
 
 
 def _several(work: Gemm) -> bool:

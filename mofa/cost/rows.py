@@ -23,6 +23,7 @@ from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.kernels.topology import Group
 from mofa.cost.optimizer import Shards, StaticBytes, static_bytes, whole_embedding_gradient
 from mofa.cost.stages import Stages, enough_for_flight, in_flight
+from mofa.schedules import SCHEDULES, Schedule
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import embedding_params, head_params, layer_params, mtp_params
@@ -309,6 +310,11 @@ class Rows:
     """Of each grid. (g, R)"""
     static: StaticBytes
     """Of each grid. (g, R)"""
+
+    @property
+    def schedule_record(self) -> Schedule:
+        """What their schedule does."""
+        return SCHEDULES[self.schedule]
 
     def gather(self, grid: ArrayN) -> tuple[ArrayN, ArrayN]:
         """A stacked quantity of the base mode and of full recomputation. (n, kinds, ...)"""

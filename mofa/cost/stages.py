@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockKind, block_kinds, layer_kind
-from mofa.schedules.interleaved import rounds
-from mofa.specs.framework import PYTORCH_MODULES
+from mofa.schedules import SCHEDULES, Placement
+from mofa.specs.framework_traits import TRAITS
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
 
@@ -80,7 +80,7 @@ class Stages:
 
 @lru_cache(maxsize=512)
 def split_layers(
-    model: ModelSpec, pp: int, vpp: int, framework: str, schedule: str = "1f1b", splits: str = "even"
+    model: ModelSpec, pp: int, vpp: int, framework: str, placement: Placement = "loop", splits: str = "even"
 ) -> Stages:
     """Split a model's layers over stages and chunks as the framework does.
 
@@ -96,7 +96,7 @@ def split_layers(
     """
     num_chunks = pp * vpp
     spare = num_chunks - model.num_layers
-    if spare > (0 if framework in PYTORCH_MODULES or pp == 1 else 2):
+    if spare > (0 if TRAITS[framework].has_pytorch_modules or pp == 1 else 2):
         raise ValueError(
             f"{model.num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty"
         )
@@ -104,7 +104,7 @@ def split_layers(
         sizes = _greedy_sizes(model.num_layers, num_chunks, ends=splits == "greedy-embeddings")
     elif spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
         sizes = [0] * (spare - 1) + [1] * model.num_layers + [0]
-    elif framework in PYTORCH_MODULES:
+    elif TRAITS[framework].has_pytorch_modules:
         sizes = _torchtitan_sizes(model.num_layers, num_chunks)
     elif model.num_layers % num_chunks == 0:
         sizes = [model.num_layers // num_chunks] * num_chunks
@@ -118,7 +118,7 @@ def split_layers(
     head_stage = pp - 1
     for chunk, size in enumerate(sizes):
         stage, position = chunk % pp, chunk // pp
-        if schedule == "zbv" and position % 2 == 1:
+        if placement == "v" and position % 2 == 1:
             stage = pp - 1 - stage
             head_stage = 0
         held = tuple(index[layer_kind(model, i)] for i in range(start, start + size))
@@ -209,20 +209,7 @@ def _torchtitan_sizes(num_layers: int, num_chunks: int) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def _in_flight(pp: int, vpp: int, schedule: str, m: int) -> ArrayN:
-    stage = np.arange(pp)
-    if schedule == "gpipe":
-        return np.full((pp, vpp), float(m))
-    if schedule == "zbv":  # every rank holds up to pp micro-batches of both its chunks together
-        return np.full((pp, vpp), float(min(m, pp)))
-    if vpp == 1:
-        return np.minimum(m, pp - stage).astype(float)[:, None]
-    each = rounds(pp, m)
-    forwards = np.minimum((pp - stage - 1) * 2 + (vpp - 1) * each + 1, m * vpp)
-    out = np.zeros((pp, vpp))
-    for r in range(pp):
-        for i in range(int(forwards[r])):
-            out[r, (i // each) % vpp] += 1
-    return out
+    return np.array(SCHEDULES[schedule].in_flight(pp, vpp, m), dtype=float)
 
 
 def in_flight(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> ArrayN:
@@ -250,7 +237,7 @@ def enough_for_flight(pp: int, schedule: str, num_micro_batches: IntA) -> IntA:
     >>> enough_for_flight(4, "interleaved", np.array([7, 10, 64]))
     array([ 7, 10, 16])
     """
-    if schedule == "gpipe":
+    if SCHEDULES[schedule].forwards_first:
         return num_micro_batches
     count = np.maximum(num_micro_batches // pp, 1)
     return np.where(count > 4, 4 * (num_micro_batches // count), num_micro_batches)

@@ -91,7 +91,7 @@ def routed_per_step(run: ExpandedRun) -> int:
         return 0
     batch, s = run.run.batch, run.strategy
     tokens = batch.micro * run.num_micro_batches * batch.seq_len // s.cp
-    if s.sp and s.framework.startswith("megatron"):
+    if s.sp and not run.framework.traits.has_pytorch_modules:
         tokens //= s.tp
     return tokens * run.model.moe.top_k
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from mofa.blocks.frameworks.recompute import unsupported
 from mofa.measure.expand import ExpandedRun
+from mofa.schedules import default_schedule
 from mofa.specs.model import MlaSpec, MoeSpec
 
 
@@ -114,7 +115,7 @@ def refuse_layout(run: ExpandedRun) -> None:
         raise run.refuse("multi-token prediction here", "set num_mtp_layers to 0")
     if framework.compile:
         raise run.refuse("compile: true", "its fusions are compiled by themselves")
-    if s.schedule not in ("1f1b", "interleaved") or (s.schedule == "interleaved") != (s.vpp > 1):
+    if s.schedule != default_schedule(s.vpp):
         raise run.refuse(f"schedule: {s.schedule} with vpp {s.vpp}", "use 1f1b with vpp 1 or interleaved with more")
     if model.num_layers % (s.pp * s.vpp):
         raise run.refuse(f"{model.num_layers} layers in {s.pp * s.vpp} chunks", "use a multiple")

@@ -164,10 +164,15 @@ class Record(Spec):
     split: Split
 
     @property
+    def is_dealt_by_model(self) -> bool:
+        """Whether its framework's runs are halved by their model."""
+        return self.run.framework["name"] in DEALT_BY_MODEL
+
+    @property
     def half(self) -> Split:
         """What the record is for: facts are learned from the fitting half, of frameworks that are not halved by their
         model on H200 alone; all others judge."""
-        learned = self.run.framework["name"] in DEALT_BY_MODEL or LEARNED_ON in self.environment.gpu.split()
+        learned = self.is_dealt_by_model or LEARNED_ON in self.environment.gpu.split()
         return self.split if learned else "judging"
 
 

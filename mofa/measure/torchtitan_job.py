@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.measure.expand import ExpandedRun
+from mofa.schedules import SCHEDULES, default_schedule
 from mofa.specs.model import GqaSpec, MlaSpec, ModelSpec, MoeSpec
-
-_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble",
-              "interleaved-zb": "InterleavedZeroBubble"}  # fmt: skip
 
 
 def _llama3(run: ExpandedRun, model: ModelSpec, a: GqaSpec) -> dict[str, Any]:
@@ -171,10 +169,10 @@ def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
         raise run.refuse("fp8 here", "use precision.gemm: bf16")
     if not run.run.optimizer.clip_grad_norm:
         raise run.refuse("without clipping", "use optimizer.clip_grad_norm: true")
-    if s.schedule in ("interleaved", "zbv", "interleaved-zb") and s.vpp != 2:
+    if SCHEDULES[s.schedule].has_several_chunks and s.vpp != 2:
         raise run.refuse(f"{s.schedule} with vpp {s.vpp}", "use vpp: 2, its default")
-    if s.schedule in ("1f1b", "gpipe") and s.vpp != 1:
-        raise run.refuse(f"{s.schedule} with vpp {s.vpp}", "use schedule: interleaved or vpp: 1")
+    if not SCHEDULES[s.schedule].has_several_chunks and s.vpp != 1:
+        raise run.refuse(f"{s.schedule} with vpp {s.vpp}", f"use schedule: {default_schedule(2)} or vpp: 1")
     if framework.attention != "sdpa" or framework.dispatcher != "alltoall":
         raise run.refuse(
             f"attention: {framework.attention} or dispatcher: {framework.dispatcher}", "use sdpa, alltoall"
@@ -212,7 +210,7 @@ def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
                 "tensor_parallel_degree": s.tp,
                 "disable_loss_parallel": not framework.loss_parallel,
                 "pipeline_parallel_degree": s.pp,
-                "pipeline_parallel_schedule": _SCHEDULES[s.schedule],
+                "pipeline_parallel_schedule": SCHEDULES[s.schedule].pytorch_name,
                 "pipeline_parallel_microbatch_size": batch.micro,
                 "context_parallel_degree": s.cp,
                 "context_parallel_rotate_method": "alltoall" if s.cp_kind == "ring" else "allgather",

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from mofa.plan.long_run import LongRunFigures
 from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
 from mofa.plan.step_band import Band
+from mofa.schedules import SCHEDULES
 from mofa.specs.base import Provenance, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -97,7 +98,27 @@ class Time(Spec):
 
 
 class Plan(LongRunFigures):
-    """One strategy, costed."""
+    """One strategy, costed: its step, its memory, and over a long run its days and cost.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        If a field is missing, unknown or out of bounds, or parts do not sum to their whole; it is a ``ValueError``.
+
+    Notes
+    -----
+    time.exposed sums to step_s, memory.by_component to the fullest rank's device_bytes, provenance to 1.
+
+    Examples
+    --------
+    >>> import math, mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", replay=False)
+    >>> math.isclose(sum(plan.time.exposed.values()), plan.step_s)
+    True
+    >>> plan == Plan.model_validate_json(plan.model_dump_json())
+    True
+    """
 
     strategy: StrategySpec = Field(description="The strategy; tp * cp * pp * dp are the GPUs without spares.")
     step_s: float = Field(gt=0, description="Time of one optimizer step of the slowest rank. [s]")
@@ -146,9 +167,9 @@ class Plan(LongRunFigures):
     def layers_by_chunk(self) -> tuple[int, ...]:
         """Layers of each chunk in the order in which a micro-batch passes them: over the stages, vpp times. [-]
 
-        Of ``zbv`` every other time back. Empty where the result does not say.
+        Every other time back where the schedule places them so. Empty where the result does not say.
         """
-        stages, back = self.memory.by_stage, self.strategy.schedule == "zbv"
+        stages, back = self.memory.by_stage, SCHEDULES[self.strategy.schedule].placement == "v"
         if any(len(stage.layers_by_chunk) != self.strategy.vpp for stage in stages):
             return ()
         turns = (stages[::-1] if back and turn % 2 else stages for turn in range(self.strategy.vpp))
@@ -325,7 +346,26 @@ class Estimate(Plan):
 
 
 class PlanReport(Spec):
-    """What a search found: what ``mofa plan --json`` prints."""
+    """What a search found: what ``mofa plan --json`` prints.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        If a field is missing, unknown or out of bounds, counts do not add up, or a plan is not of this job and
+        cluster; it is a ``ValueError``.
+
+    Notes
+    -----
+    Every rejected strategy has one reason, the first check that it fails; space - sum(rejected) are feasible.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> report = mofa.find_plans(job, machines, fix={"tp": 2, "pp": 2, "vpp": 1, "cp": 1}, top=1, replay=False).report
+    >>> report.space - sum(report.rejected.values()) == report.feasible >= len(report.plans)
+    True
+    """
 
     schema_version: Literal["2.6"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")

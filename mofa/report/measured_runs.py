@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from mofa.schedules import default_schedule
+from mofa.specs.framework_traits import TRAITS
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -30,17 +32,17 @@ def strategy_of(record: Record) -> str:
     if dp > 1:
         kind = str(framework["data_parallel"])
         words.append(f"{_DATA_PARALLEL.get(kind, kind)}{dp}")
-    if s["schedule"] not in ("1f1b", "interleaved"):
+    if s["schedule"] != default_schedule(s["vpp"]):
         words.append(s["schedule"])
     if s["recompute"] != "none":
         words.append(s["recompute"])
-    titan = framework["name"] == "torchtitan"
+    always_overlaps = TRAITS[str(framework["name"])].has_pytorch_modules
     flags = {
         "compile": framework.get("compile"),
         "expandable": framework.get("allocator") == "expandable",
         "unfused": framework.get("attention") == "unfused",
-        "foreach": titan and framework.get("optimizer") == "foreach",
-        "overlapped": not titan and framework.get("overlap_grad_reduce"),
+        "foreach": always_overlaps and framework.get("optimizer") == "foreach",
+        "overlapped": not always_overlaps and framework.get("overlap_grad_reduce"),
     }
     words += [word for word, on in flags.items() if on]
     if routing.kind != "balanced":

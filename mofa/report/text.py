@@ -11,6 +11,7 @@ from rich.text import Text
 from mofa.report.long_run import print_long_runs
 from mofa.report.tables import print_table
 from mofa.report.words import component_name, quantity_text, runs_text, strategy_text
+from mofa.schedules import SCHEDULES
 from mofa.units import GIB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -405,7 +406,11 @@ def _print_split(console: Console, plan: Plan, of: str = "") -> None:
     layers, vpp = plan.layers_by_chunk, plan.strategy.vpp
     if not layers or (vpp == 1 and len(set(layers)) == 1):
         return
-    way = "over the stages and back" if plan.strategy.schedule == "zbv" else f"{vpp} times over the stages"
+    way = (
+        "over the stages and back"
+        if SCHEDULES[plan.strategy.schedule].placement == "v"
+        else f"{vpp} times over the stages"
+    )
     what = f"chunk{of}, in a micro-batch's order ({way})" if vpp > 1 else f"stage{of}"
     _say(console, f"Layers per {what}: {runs_text(layers)}.\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from mofa.schedules import default_schedule
 from mofa.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
         words.append(f"etp={strategy.etp}")
     words += [f"dp={strategy.dp}", f"micro_batch={strategy.micro_batch}", f"zero={strategy.zero}"]
     words.append(f"recompute={strategy.recompute}")
-    if strategy.schedule not in ("1f1b", "interleaved") or (strategy.schedule == "interleaved") != (strategy.vpp > 1):
+    if strategy.schedule != default_schedule(strategy.vpp):
         words.append(f"schedule={strategy.schedule}")
     if strategy.token_chunks > 1:
         words.append(f"token_chunks={strategy.token_chunks}")

@@ -1,59 +1,66 @@
-"""Pipeline schedules as orders: a file for each, and what the frameworks send and receive around them."""
+"""Pipeline schedules: the list of them, a file for each, and what frameworks send and receive around them.
+
+A schedule's file has its order and its record (:class:`mofa.schedules.record.Schedule`), which says what it does. Other
+rooms ask the record and never compare names.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from mofa.schedules.gpipe import gpipe
-from mofa.schedules.interleaved import megatron, torch
-from mofa.schedules.interleaved_zero_bubble import interleaved_zero_bubble
-from mofa.schedules.one_f_one_b import one_f_one_b
-from mofa.schedules.order import Action, Exchange, Item, Order, Program
-from mofa.schedules.point_to_point import (
-    megatron_one_f_one_b,
-    overlapped,
-    plain,
-    torch_one_f_one_b,
-    torch_runtime,
-)
-from mofa.schedules.zbv import zbv
+from mofa.schedules.gpipe import GPIPE
+from mofa.schedules.interleaved import INTERLEAVED
+from mofa.schedules.interleaved_zero_bubble import INTERLEAVED_ZERO_BUBBLE
+from mofa.schedules.one_f_one_b import ONE_F_ONE_B
+from mofa.schedules.order import Action, Exchange, Item, Order, Placement, Program, Runtime
+from mofa.schedules.record import Schedule
+from mofa.schedules.zbv import ZBV
 
-__all__ = ["Action", "Exchange", "Item", "Order", "Program", "order_of", "program_of"]
+__all__ = [
+    "Action", "Exchange", "Item", "Order", "Placement", "Program", "Runtime", "Schedule", "default_schedule",
+    "order_of", "program_of",
+]  # fmt: skip
+
+SCHEDULES: dict[str, Schedule] = {
+    schedule.name: schedule for schedule in (ONE_F_ONE_B, INTERLEAVED, GPIPE, ZBV, INTERLEAVED_ZERO_BUBBLE)
+}
+"""All schedules by name. Tables of strategies have the place in this list."""
+SCHEDULE_NAMES = tuple(SCHEDULES)
+
+
+def default_schedule(vpp: int) -> str:
+    """The schedule of a strategy that names none.
+
+    Examples
+    --------
+    >>> default_schedule(1), default_schedule(2)
+    ('1f1b', 'interleaved')
+    """
+    return (ONE_F_ONE_B if vpp == 1 else INTERLEAVED).name
 
 
 @lru_cache(maxsize=8)
-def order_of(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int) -> Order:
-    """The order in which a framework's ranks compute.
+def order_of(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
+    """The order in which a runtime's ranks compute.
 
     Raises
     ------
     ValueError
         If the schedule can't be with this vpp or these micro-batches.
     """
-    if schedule in ("gpipe", "1f1b") and vpp != 1:
-        raise ValueError(f"schedule {schedule} has one chunk a rank, not vpp {vpp}; take interleaved")
-    if schedule == "zbv" and vpp != 2:
-        raise ValueError(f"schedule zbv has two chunks a rank, not vpp {vpp}; take vpp 2")
+    if schedule not in SCHEDULES:
+        raise ValueError(f"there is no schedule {schedule}")
+    record = SCHEDULES[schedule]
+    if record.chunks_per_rank is not None and record.chunks_per_rank != vpp:
+        number = record.chunks_per_rank
+        chunks = {1: "one chunk", 2: "two chunks"}.get(number, f"{number} chunks")
+        instead = INTERLEAVED.name if number == 1 else f"vpp {number}"
+        raise ValueError(f"schedule {schedule} has {chunks} a rank, not vpp {vpp}; take {instead}")
     if num_micro_batches < 1:
         raise ValueError(f"schedule {schedule} with {num_micro_batches} micro-batches; take at least 1")
-    m = num_micro_batches
-    if schedule == "gpipe":
-        return gpipe(pp, m)
-    if schedule == "1f1b":
-        return one_f_one_b(pp, m)
-    if schedule == "zbv":
-        return zbv(pp, m)
-    if schedule == "interleaved-zb":
-        return interleaved_zero_bubble(pp, vpp, m)
-    if schedule == "interleaved":
-        return torch(pp, vpp, m) if framework == "torchtitan" else megatron(pp, vpp, m)
-    raise ValueError(f"there is no schedule {schedule}")
+    return record.order(runtime, pp, vpp, num_micro_batches)
 
 
-def program_of(order: Order, schedule: str, framework: str) -> Program:
-    """An order with the framework's sends and receives."""
-    if schedule == "gpipe":
-        return plain(order)
-    if schedule == "1f1b":
-        return torch_one_f_one_b(order) if framework == "torchtitan" else megatron_one_f_one_b(order)
-    return torch_runtime(order) if framework == "torchtitan" else overlapped(order)
+def program_of(order: Order, schedule: str, runtime: Runtime) -> Program:
+    """An order with the runtime's sends and receives."""
+    return SCHEDULES[schedule].program(order, runtime)

@@ -5,7 +5,9 @@ Huang et al. 2019, arXiv 1811.06965. Bubble over ideal time ``(pp - 1) / m`` for
 
 from __future__ import annotations
 
-from mofa.schedules.order import Action, Order
+from mofa.schedules.order import Action, Order, Program, Runtime
+from mofa.schedules.point_to_point import plain
+from mofa.schedules.record import Schedule
 
 
 def gpipe(pp: int, num_micro_batches: int) -> Order:
@@ -21,3 +23,20 @@ def gpipe(pp: int, num_micro_batches: int) -> Order:
         (*(Action("F", r, i) for i in m), *(Action("B", r, i) for i in m)) for r in range(pp)
     )  # fmt: skip
     return Order(pp, 1, num_micro_batches, ranks)
+
+
+def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
+    return gpipe(pp, num_micro_batches)
+
+
+def _program(order: Order, runtime: Runtime) -> Program:
+    return plain(order)
+
+
+def _in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
+    return [[num_micro_batches] * vpp for _ in range(pp)]
+
+
+GPIPE = Schedule(
+    "gpipe", _order, _program, _in_flight, "GPipe", chunks_per_rank=1, forwards_first=True, has_closed_form=True
+)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mofa.schedules.order import Action, Compute, Order, one_forward_one_backward
+from mofa.schedules.order import Action, Compute, Order, Program, Runtime, one_forward_one_backward
+from mofa.schedules.point_to_point import overlapped, torch_runtime
+from mofa.schedules.record import Schedule
 
 
 def megatron(pp: int, vpp: int, num_micro_batches: int, group: int | None = None) -> Order:
@@ -98,3 +100,40 @@ def counters(
         return Action(kind, (vpp - 1 - i // each) * pp + r, turn * each + i % each)
 
     return forward, backward
+
+
+def program(order: Order, runtime: Runtime) -> Program:
+    """An order of several chunks a rank with a runtime's sends and receives."""
+    return torch_runtime(order) if runtime == "pytorch" else overlapped(order)
+
+
+def in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
+    """Micro-batches that each chunk of each rank holds when the first backward begins: by rank and chunk.
+
+    ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards come before a rank's first backward and one with it.
+
+    Examples
+    --------
+    >>> in_flight(2, 2, 8)
+    [[3, 2], [2, 1]]
+    """
+    if vpp == 1:
+        return [[min(num_micro_batches, pp - rank)] for rank in range(pp)]
+    each, out = rounds(pp, num_micro_batches), [[0] * vpp for _ in range(pp)]
+    for rank, chunks in enumerate(out):
+        for i in range(min((pp - rank - 1) * 2 + (vpp - 1) * each + 1, num_micro_batches * vpp)):
+            chunks[(i // each) % vpp] += 1
+    return out
+
+
+def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
+    return torch(pp, vpp, num_micro_batches) if runtime == "pytorch" else megatron(pp, vpp, num_micro_batches)
+
+
+INTERLEAVED = Schedule(
+    "interleaved", _order, program, in_flight, "Interleaved1F1B", chunks_per_rank=None, runs_in_megatron=True,
+    searched="always", gathers_by_chunk=True, in_rounds=True, repeats="round",
+    # in a backward: the output that was sent, the next input that is received meanwhile, and the gradient that the
+    # backward before sent
+    handed_on_tensors=3,
+)  # fmt: skip

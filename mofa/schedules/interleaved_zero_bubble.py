@@ -6,8 +6,9 @@ the weight gradients follow ``r`` backwards later and fill the end.
 
 from __future__ import annotations
 
-from mofa.schedules.interleaved import counters, rounds
-from mofa.schedules.order import Order
+from mofa.schedules.interleaved import counters, in_flight, program, rounds
+from mofa.schedules.order import Order, Runtime
+from mofa.schedules.record import Schedule
 
 
 def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:
@@ -42,3 +43,13 @@ def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:
         out += [backward(k)._replace(kind="W") for k in range(weights, done)]
         ranks.append(tuple(out))
     return Order(pp, vpp, m, tuple(ranks))
+
+
+def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
+    return interleaved_zero_bubble(pp, vpp, num_micro_batches)
+
+
+INTERLEAVED_ZERO_BUBBLE = Schedule(
+    "interleaved-zb", _order, program, in_flight, "InterleavedZeroBubble", chunks_per_rank=None,
+    defers_weight_gradients=True, gathers_by_chunk=True, in_rounds=True,
+)  # fmt: skip

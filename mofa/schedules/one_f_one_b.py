@@ -7,7 +7,9 @@ send when differs (:mod:`mofa.schedules.point_to_point`).
 
 from __future__ import annotations
 
-from mofa.schedules.order import Action, Order, one_forward_one_backward
+from mofa.schedules.order import Action, Order, Program, Runtime, one_forward_one_backward
+from mofa.schedules.point_to_point import megatron_one_f_one_b, torch_one_f_one_b
+from mofa.schedules.record import Schedule
 
 
 def one_f_one_b(pp: int, num_micro_batches: int) -> Order:
@@ -30,3 +32,24 @@ def one_f_one_b(pp: int, num_micro_batches: int) -> Order:
 
         ranks.append(tuple(one_forward_one_backward(min(pp - r - 1, m), m, forward, backward)))
     return Order(pp, 1, m, tuple(ranks))
+
+
+def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
+    return one_f_one_b(pp, num_micro_batches)
+
+
+def _program(order: Order, runtime: Runtime) -> Program:
+    return torch_one_f_one_b(order) if runtime == "pytorch" else megatron_one_f_one_b(order)
+
+
+def _in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
+    return [[min(num_micro_batches, pp - rank)] * vpp for rank in range(pp)]
+
+
+ONE_F_ONE_B = Schedule(
+    "1f1b", _order, _program, _in_flight, "1F1B", chunks_per_rank=1, runs_in_megatron=True, searched="always",
+    joins_exchanges=True, has_closed_form=True, repeats="micro-batch",
+    # in a forward the input of the backward before it, which hangs on the output's graph, and that one's gradient; in a
+    # backward the gradient alone, which is taken to be as many
+    handed_on_tensors=2,
+)  # fmt: skip

@@ -11,6 +11,9 @@ from typing import Literal, NamedTuple
 Compute = Literal["F", "B", "I", "W"]
 """Forward; backward of inputs and weights; backward of inputs alone; of weights alone."""
 Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+Placement = Literal["loop", "v"]
+Runtime = Literal["megatron", "pytorch"]
+"""Whose code runs a pipeline: Megatron-Core's (DeepSpeed's is taken alike) or ``torch.distributed.pipelining``."""
 
 
 class Action(NamedTuple):
@@ -36,7 +39,7 @@ class Order:
     vpp: int
     num_micro_batches: int
     ranks: tuple[tuple[Action, ...], ...]
-    placement: Literal["loop", "v"] = "loop"
+    placement: Placement = "loop"
 
     @property
     def num_stages(self) -> int:

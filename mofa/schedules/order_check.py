@@ -95,6 +95,34 @@ def _peer(op: Action) -> Action:
     return Action(kind, op.stage + step, op.micro_batch)  # type: ignore[arg-type]
 
 
+def _inputs_of(order: Order, act: Action) -> list[Action]:
+    """What a computation waits for: a receive, or any of the computations on its own rank that make its input."""
+    step = {"F": -1, "B": 1, "I": 1}.get(act.kind, 0)
+    source = act.stage + step
+    if not step or not 0 <= source < order.num_stages:
+        return []
+    if order.rank_of(source) != order.rank_of(act.stage):
+        return [Action("RECV_F" if act.kind == "F" else "RECV_B", act.stage, act.micro_batch)]
+    kinds = ("F",) if act.kind == "F" else ("B", "I")
+    return [Action(k, source, act.micro_batch) for k in kinds]  # type: ignore[arg-type]
+
+
+def _advance(queue: list[Exchange], started: set[Action], ended: set[Action]) -> bool:
+    """Start the first exchange of a stream, and end those whose peers have started; whether anything happened."""
+    moved = False
+    while queue:
+        head = queue[0]
+        fresh = [op for op in head.ops if op not in started]
+        started.update(fresh)
+        moved = moved or bool(fresh)
+        if not all(_peer(op) in started for op in head.ops):
+            break
+        ended.update(head.ops)
+        queue.pop(0)
+        moved = True
+    return moved
+
+
 def _no_deadlock(program: Program) -> None:
     """Launch everything in order; an exchange starts when the one before it on its stream has ended."""
     order = program.order
@@ -105,20 +133,10 @@ def _no_deadlock(program: Program) -> None:
     queues: dict[tuple[int, str], list[Exchange]] = {}
     launched: list[set[int]] = [set() for _ in range(order.pp)]
 
-    def input_of(act: Action) -> list[Action]:
-        step = {"F": -1, "B": 1, "I": 1}.get(act.kind, 0)
-        source = act.stage + step
-        if not step or not 0 <= source < order.num_stages:
-            return []
-        if order.rank_of(source) != order.rank_of(act.stage):
-            return [Action("RECV_F" if act.kind == "F" else "RECV_B", act.stage, act.micro_batch)]
-        kinds = ("F",) if act.kind == "F" else ("B", "I")
-        return [Action(k, source, act.micro_batch) for k in kinds]  # type: ignore[arg-type]
-
     def missing(item: Item) -> Action | None:
         if isinstance(item, Exchange):
             return next((op for op in item.ops if op not in ended), None) if item.blocking else None
-        wants = input_of(item)
+        wants = _inputs_of(order, item)
         return wants[0] if wants and not any(w in computed or w in ended for w in wants) else None
 
     moved = True
@@ -138,16 +156,7 @@ def _no_deadlock(program: Program) -> None:
                 at[r] += 1
                 moved = True
         for queue in queues.values():
-            while queue:
-                head = queue[0]
-                fresh = [op for op in head.ops if op not in started]
-                started.update(fresh)
-                moved = moved or bool(fresh)
-                if not all(_peer(op) in started for op in head.ops):
-                    break
-                ended.update(head.ops)
-                queue.pop(0)
-                moved = True
+            moved = _advance(queue, started, ended) or moved
     for r, items in enumerate(program.ranks):
         if at[r] < len(items):
             raise OrderError(f"rank {r} waits at {_name(items[at[r]])} for ever: {_why(program, r, at, started)}")

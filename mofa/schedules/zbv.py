@@ -7,7 +7,9 @@ chunk activations, as 1F1B's first rank.
 
 from __future__ import annotations
 
-from mofa.schedules.order import Action, Order
+from mofa.schedules.order import Action, Order, Program, Runtime
+from mofa.schedules.point_to_point import overlapped, torch_runtime
+from mofa.schedules.record import Schedule
 
 
 def zbv(pp: int, num_micro_batches: int) -> Order:
@@ -55,3 +57,22 @@ def _rank(pp: int, r: int, m: int) -> list[Action]:
     while count["W", first] < count["I", first]:
         do(first, "W")
     return out
+
+
+def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
+    return zbv(pp, num_micro_batches)
+
+
+def _program(order: Order, runtime: Runtime) -> Program:
+    return torch_runtime(order) if runtime == "pytorch" else overlapped(order)
+
+
+def _in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
+    # every rank holds up to pp micro-batches of both its chunks together
+    return [[min(num_micro_batches, pp)] * vpp for _ in range(pp)]
+
+
+ZBV = Schedule(
+    "zbv", _order, _program, _in_flight, "ZBVZeroBubble", chunks_per_rank=2, placement="v", searched="on request",
+    defers_weight_gradients=True, gathers_by_chunk=True,
+)  # fmt: skip

@@ -203,6 +203,7 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
     at = np.full(len(space), -1, dtype=np.intp)
     at[rows] = np.arange(len(rows))
     device, short = np.full(len(space), np.nan), np.zeros(len(space))
+    allocated, saved = np.zeros((2, len(space)))
     may_fit = np.zeros(len(space), dtype=bool)
     reason = np.full(len(space), -1, dtype=np.int64)
     layers = space.recompute_layers
@@ -212,8 +213,9 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
             if tell is not None:
                 tell(done + count)
 
-        device[some], least = estimator.device_bounds(at[some], layers[some], progress)
-        may_fit[some] = least <= limit
+        found = estimator.weighed(at[some], layers[some], progress)
+        device[some], allocated[some], saved[some] = found.device_bytes, found.allocated_bytes, found.checkpoint_bytes
+        may_fit[some] = found.least_bytes <= limit
         bad = some[device[some] > limit]
         reason[bad], short[bad] = MEMORY, device[bad] - limit
 
@@ -226,23 +228,18 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
     timed = (reason[rows] < 0) | ((reason[rows] == MEMORY) & may_fit[rows])
     to_time = rows[timed]
     times = [
-        estimator.rows(at[some], recompute_layers=layers[some])
+        estimator.times(at[some], recompute_layers=layers[some])[0]
         for start in range(0, len(to_time), AT_ONCE) for some in (to_time[start : start + AT_ONCE],)
     ]  # fmt: skip
-
-    def of_all(name: str) -> FloatN:
-        found = [getattr(time, name) for time in times]
-        return np.concatenate(found, axis=-1) if found else np.zeros(0)
-
-    exposed = of_all("exposed_s") if times else np.zeros((len(TIME_COMPONENTS), 0))
+    exposed = np.concatenate(times, axis=-1) if times else np.zeros((len(TIME_COMPONENTS), 0))
     return PartCosts(
         reason[rows],
         short[rows],
         layers[rows],
         device[rows],
         timed,
-        of_all("step_s"),
-        of_all("allocated_bytes"),
+        np.concatenate([one.sum(axis=0) for one in times]) if times else np.zeros(0),
+        allocated[to_time],
         exposed,
-        of_all("checkpoint_bytes"),
+        saved[to_time],
     )

@@ -16,6 +16,7 @@ from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.errors import SpecError, StrategyError
 from mofa.plan.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.replay.garbage_collection import no_collection
+from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.borderline import fewer_layers, look_again
 from mofa.search.costing import MEMORY, Costed, Found, cost_rows
 from mofa.search.fewest_gpus import smallest_number_of_gpus
@@ -28,7 +29,7 @@ from mofa.search.to_plan.builder import Candidate, room_bytes
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, StrategySpec, StrategyTable
+from mofa.specs.strategy import BALANCING, CP_KINDS, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -44,7 +45,31 @@ DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 
 @dataclass(frozen=True)
 class Search:
-    """A search: its report, and the table behind it."""
+    """A search: its report, and the table behind it.
+
+    Attributes
+    ----------
+    report
+        The best plans, what was rejected and why: what ``mofa plan --json`` prints.
+    costed
+        What was costed, a column for each quantity; shape (c,). :meth:`table` shows it as a data frame.
+    workload, cluster, framework
+        The job, the machines and the framework that were searched for, with what ``with_`` changed.
+    reasons
+        Of every strategy the index of the first check that it failed, or -1; shape (n,).
+    whole
+        All strategies that were looked at; n rows, of which the costed ones are part.
+    short
+        By how much each missed that check, in the check's unit; shape (n,).
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> search = mofa.find_plans(job, machines, fix={"tp": 2, "pp": 2, "vpp": 1, "cp": 1}, replay=False)
+    >>> len(search.reasons) == search.report.space, len(search.table()) == search.report.searched
+    (True, True)
+    """
 
     report: PlanReport
     costed: Costed
@@ -53,14 +78,15 @@ class Search:
     framework: FrameworkSpec
     reasons: NDArray[np.int64]
     whole: Combinations
-    """What was looked at; ``costed`` is part of it."""
     short: NDArray[np.float64]
-    """By how much each row of it missed."""
 
     def table(self) -> pd.DataFrame:
         """All costed rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits.
 
-        Of rows that do not fit all but their ``device_bytes`` is NaN.
+        Returns
+        -------
+        pandas.DataFrame
+            One row per costed strategy. Of rows that do not fit all but their ``device_bytes`` is NaN.
         """
         import pandas as pd
 
@@ -81,7 +107,7 @@ class Search:
                 "cp_kind": np.array(CP_KINDS, dtype=object)[t.cp_kind],
                 "zero": t.zero,
                 "recompute": names,
-                "schedule": np.array(SCHEDULES, dtype=object)[t.schedule],
+                "schedule": np.array(SCHEDULE_NAMES, dtype=object)[t.schedule],
                 "token_chunks": t.token_chunks,
                 "balancing": np.array(BALANCING, dtype=object)[t.balancing],
                 "step_s": step_s,
@@ -92,6 +118,26 @@ class Search:
                 "fits": fits,
             }
         )
+
+
+def _rejections(
+    reason: NDArray[np.int64], short: NDArray[np.float64], space: Combinations, framework: FrameworkSpec
+) -> tuple[dict[str, int], dict[str, NearestMiss]]:
+    """How many candidates each check turned away, and the nearest miss of each."""
+    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
+    units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
+    rejected, nearest = {}, {}
+    for i, name in enumerate(names):
+        rows = np.flatnonzero(reason == i)
+        if len(rows):
+            rejected[name] = len(rows)
+            closest = rows[np.argmin(short[rows])]
+            nearest[name] = NearestMiss(
+                strategy=_as_strategy(space, int(closest), framework),
+                short_by=float(short[closest]),
+                unit=units[i],
+            )
+    return rejected, nearest
 
 
 def find_plans(
@@ -114,16 +160,16 @@ def find_plans(
     banded: bool = True,
     jobs: int = 1,
 ) -> Search:
-    """The best strategies of a workload on a cluster.
+    """The strategies with which a workload trains fastest on a cluster.
 
     Parameters
     ----------
     workload, cluster, framework
         The job, the machines, the framework; the workload's own or ``megatron`` where absent.
     top
-        How many plans to return.
+        How many plans to return. [-]
     fix, maximum
-        Columns with one value; upper bounds of degrees.
+        Columns with one value, such as ``{"tp": 2}``; upper bounds of degrees.
     with_, without
         What may change numerics or is left out by default; what is not to be searched.
     flops_convention
@@ -146,16 +192,34 @@ def find_plans(
     banded
         Whether plans that are not played out have a band, which takes two more estimates of each.
     jobs
-        Processes that cost and play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
+        Processes that cost and play, this one counted; see :mod:`mofa.search.workers`. The result is the same. [-]
+
+    Returns
+    -------
+    Search
+        The report with up to ``top`` plans that fit, best first, and the table of all that was costed. Where nothing
+        fits, the report has no plans and says how many GPUs would do.
 
     Raises
     ------
     SpecError
         If a constraint is unknown or leaves nothing to search.
+    StrategyError
+        If no data parallelism that the GPUs leave divides the global batch.
 
     Notes
     -----
-    The objective is tokens per second and GPU at the fixed global batch; among equals the smaller memory wins.
+    The objective is tokens per second and GPU at the fixed global batch, seq_len * global_batch / (step_s * GPUs).
+    Among equals the smaller memory wins. All legal strategies of the space are costed in closed form, so that no better
+    one of them is overlooked but by an error of these forms.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> search = mofa.find_plans(job, machines, fix={"tp": 2, "pp": 2, "vpp": 1, "cp": 1}, top=2, replay=False)
+    >>> [plan.strategy.dp for plan in search.report.plans]
+    [2, 2]
     """
     started = time.perf_counter()
     framework = checked_facts(workload, cluster, framework)
@@ -216,19 +280,7 @@ def find_plans(
             if fix:
                 raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
             note = f"{note}: {says}"
-    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
-    units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
-    rejected, nearest = {}, {}
-    for i, name in enumerate(names):
-        rows = np.flatnonzero(reason == i)
-        if len(rows):
-            rejected[name] = len(rows)
-            closest = rows[np.argmin(short[rows])]
-            nearest[name] = NearestMiss(
-                strategy=_as_strategy(found.space, int(closest), framework),
-                short_by=float(short[closest]),
-                unit=units[i],
-            )
+    rejected, nearest = _rejections(reason, short, found.space, framework)
     report = PlanReport(
         workload=WorkloadSummary.of(workload),
         cluster=ClusterSummary.of(cluster),
@@ -342,13 +394,17 @@ def estimate(
     over_time: bool = True,
     jobs: int = 1,
 ) -> Plan:
-    """Cost one strategy.
+    """Predict the step time and the memory of one strategy.
 
     Parameters
     ----------
+    workload, cluster, framework
+        The job, the machines, the framework; the workload's own or ``megatron`` where absent.
     strategy
         A :class:`~mofa.specs.strategy.StrategySpec`, a mapping of its fields, or text such as ``"tp=4 pp=4"``; what
         is missing takes the framework's default.
+    flops_convention
+        Whether TFLOP/s, MFU and HFU count causal attention half (``causal``) or whole (``full``).
     replay
         Whether it is played out op by op; else the closed forms of the search, in some milliseconds.
     explain
@@ -356,12 +412,39 @@ def estimate(
     over_time
         Whether what is played of all is told over time as well.
     jobs
-        Processes that play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
+        Processes that play, this one counted; see :mod:`mofa.search.workers`. The result is the same. [-]
+
+    Returns
+    -------
+    Plan
+        Seconds and bytes by component. A strategy that is too big is returned as well: ``memory.fits`` is false.
 
     Raises
     ------
     StrategyError
         If the framework cannot run it on these GPUs.
+    SpecError
+        If the strategy or the convention cannot be read.
+
+    Notes
+    -----
+    The step is the slowest rank's, the memory the fullest rank's. ``mfu`` is model FLOPs per token times
+    tokens_per_s_per_gpu over the peak FLOP/s of the format that the products run in.
+
+    References
+    ----------
+    MFU: Chowdhery et al. 2022, "PaLM", arXiv 2204.02311, appendix B.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", replay=False)
+    >>> plan.strategy.dp, plan.memory.fits
+    (4, True)
+    >>> tokens = job.batch.seq_len * job.batch.global_batch
+    >>> round(plan.tokens_per_s_per_gpu * 8 * plan.step_s / tokens, 9)
+    1.0
     """
     with nullcontext() if replay else no_collection():  # the closed forms make no cycles
         return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, over_time, jobs)
@@ -372,7 +455,7 @@ def step_s(
 ) -> float:
     """The step of one strategy alone, as :func:`estimate` says it: no memory is played. [s]"""
     one = _candidate(workload, cluster, framework, strategy)
-    return one.time.step_s if replay else float(one.costed.step_s[0])
+    return one.time.step_s if replay else float(one.estimator.times(every_stage=True)[0].sum(axis=0)[0])
 
 
 def timed_plan(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
+from mofa.schedules import default_schedule
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job, check
 from mofa.search.space import MAX_PP, Space, default_space, divisors, product
@@ -54,10 +55,11 @@ def smallest_number_of_gpus(
     for rows in _growing(_num_gpus(table)):
         some = table.take(rows)
         estimator = Estimator(job.workload, job.cluster, job.framework, some, loads_of(job.workload, some))
-        device, least = estimator.device_bounds(np.arange(len(some)), some.recompute_layers)
-        fits, num_gpus = (least if replay else device) <= limit, _num_gpus(some)
+        found = estimator.weighed(np.arange(len(some)), some.recompute_layers)
+        device, num_gpus = found.device_bytes, _num_gpus(some)
+        fits = (found.least_bytes if replay else device) <= limit
         if judge is not None:
-            fits = _keeps(replace(judge, cluster=_most(job)), estimator, fits, num_gpus)
+            fits = _keeps(replace(judge, cluster=_most(job)), found.checkpoint_bytes, fits, num_gpus)
         for number in np.unique(num_gpus[fits]).tolist():
             here = np.flatnonzero(fits & (num_gpus == number))
             lean = here[np.argsort(device[here], kind="stable")][:PLAYED]
@@ -69,16 +71,16 @@ def smallest_number_of_gpus(
 
 
 def _keeps(
-    judge: LongRuns, estimator: Estimator, fits: NDArray[np.bool_], num_gpus: NDArray[np.int64]
+    judge: LongRuns, checkpoint_bytes: NDArray[np.float64], fits: NDArray[np.bool_], num_gpus: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Of the rows that fit, those whose nodes have room for what checkpoints keep there, and are enough. (n,)"""
     spec, node = judge.faults.checkpoint, judge.cluster.node.gpus_per_node
     if spec.mode == "blocking":
         return fits
     rows = np.flatnonzero(fits & (num_gpus >= spec.least_nodes * node))
-    short = judge.host_bytes_short(estimator.rows(rows).checkpoint_bytes) if len(rows) else np.zeros(0)
     keeps = np.zeros_like(fits)
-    keeps[rows] = short <= 0
+    if len(rows):
+        keeps[rows] = judge.host_bytes_short(checkpoint_bytes[rows]) <= 0
     return keeps
 
 
@@ -110,7 +112,7 @@ def _leanest(space: Space) -> Space:
     """The part of a space that needs the least memory."""
     # of full recomputation the one in the most token chunks, which comes last
     modes = tuple((m, n) for m, n in space.recompute if m.kind == "full" and n == -1)[-1:] or space.recompute[-1:]
-    if "1f1b" in space.schedule:
+    if default_schedule(1) in space.schedule:
         space = replace(space, vpp=space.vpp[:1])
     return replace(space, micro_batch=space.micro_batch[:1], recompute=modes)
 
@@ -136,4 +138,7 @@ def _plays(job: Job, table: StrategyTable, num_gpus: int) -> bool:
     """Whether one of these strategies fits when its memory is played out."""
     cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), loads_of(job.workload, table)
     rows = (table.take(slice(i, i + 1)) for i in range(len(table)))
-    return any(Candidate(job.workload, cluster, job.framework, row, loads, "causal").lacks() <= 0 for row in rows)
+    room = room_bytes(cluster)
+    return any(
+        Candidate(job.workload, cluster, job.framework, row, loads, "causal").device_bytes(room) <= room for row in rows
+    )

@@ -120,7 +120,7 @@ class LongRuns:
         torchtitan, docs/torchft.md: replica groups of DDP or HSDP, each of which holds all weights; the others go on.
         """
         framework = self.framework
-        if framework.name != "torchtitan":
+        if not framework.traits.replicas_go_on:
             return (f"recovery replica: {framework.name} restarts all replicas together; take --framework torchtitan, "
                     "which goes on with torchft, or --recovery checkpoint")  # fmt: skip
         if framework.data_parallel != "ddp" and framework.dp_replicate == 1:

@@ -9,11 +9,12 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_scheduling
-from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
+from mofa.search.space import ON_REQUEST
+from mofa.specs.framework import OFFERED, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import GqaSpec, MlaSpec, ModelSpec
 from mofa.specs.strategy import StrategyTable
-from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
+from mofa.specs.workload import FP8_RECIPES, OLD_FP8, PrecisionSpec, WorkloadSpec
 
 OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
 """Words of ``--with`` that are about experts."""
@@ -65,7 +66,18 @@ def with_numerics(
     SpecError
         If the GPU or the framework does not have it.
     """
-    precision = workload.precision
+    precision = _asked_precision(workload.precision, words)
+    _refuse_precision(precision, cluster, framework)
+    _refuse_fp8_switches(precision, workload, framework, words)
+    _refuse_idle_switches(workload.model, framework)
+    _refuse_attention(workload.model, framework)
+    framework = _with_optimizer(workload, framework)
+    framework = _with_words(workload.model, framework, words)
+    return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
+
+
+def _asked_precision(precision: PrecisionSpec, words: Sequence[str]) -> PrecisionSpec:
+    """The number formats with those that ``--with`` names."""
     formats = [word for word in (*FP8_RECIPES, OLD_FP8) if word in words]
     if len(formats) > 1:
         raise SpecError(f"--with: {' and '.join(formats)} exclude each other; give one of them")
@@ -73,17 +85,28 @@ def with_numerics(
         precision = precision.model_copy(update={"gemm": formats[0]})
     if "bf16_moments" in words:
         precision = precision.model_copy(update={"moments": "bf16"})
+    return precision
+
+
+def _refuse_precision(precision: PrecisionSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> None:
+    """Refuse number formats that the GPU or the framework does not have."""
     if precision.peak_format not in cluster.gpu.peak_flops_per_s:
         raise SpecError(f"{cluster.gpu.name}: has no {precision.peak_format} matrix products; use precision.gemm: bf16")
-    if precision.fp8_recipe and framework.name != "megatron":
+    if precision.fp8_recipe and not framework.traits.has_fp8:
         raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
-    if precision.params == "fp32" and framework.name not in PYTORCH_MODULES:
+    if precision.params == "fp32" and not framework.traits.has_pytorch_modules:
         raise SpecError(f"{framework.name}: holds bf16 parameters; leave precision.params out or use torchtitan")
-    if precision.moments == "bf16" and framework.name != "megatron":
+    if precision.moments == "bf16" and not framework.traits.has_narrow_moments:
         raise SpecError(
             f"{framework.name}: its optimizer's moments are as wide as what it steps; leave precision.moments out or "
             "use megatron, whose Transformer Engine has them apart"
         )
+
+
+def _refuse_fp8_switches(
+    precision: PrecisionSpec, workload: WorkloadSpec, framework: FrameworkSpec, words: Sequence[str]
+) -> None:
+    """Refuse switches of fp8 products without them, and padding of the router where it has no use."""
     if framework.fp8_params and not precision.fp8_recipe:
         raise SpecError("fp8_params: Megatron-Core refuses it without fp8 products; set precision.gemm: fp8-delayed")
     if framework.router_padding and not precision.fp8_recipe:
@@ -97,39 +120,54 @@ def with_numerics(
         raise SpecError(
             "router_padding: routing.pad_to_capacity gives every expert whole blocks of rows; leave one of them out"
         )
-    _refuse_idle_switches(workload.model, framework)
-    attention = workload.model.attention
+
+
+def _refuse_attention(model: ModelSpec, framework: FrameworkSpec) -> None:
+    """Refuse attention that the framework's kernels do not compute."""
+    attention = model.attention
     without_flash = isinstance(attention, MlaSpec) or attention.sinks
-    if framework.name == "megatron" and framework.attention == "flash" and without_flash:
+    if framework.library and framework.attention == "flash" and without_flash:
         raise SpecError(
             "attention: flash: FlashAttention 2 has no sinks, and is not modelled for latent attention; use attention: "
             "fused"
         )
-    if framework.name == "megatron-2022" and getattr(workload.model.attention, "window", None) is not None:
-        raise SpecError("megatron-2022: its attention has no windows; leave model.attention.window out")
+    if not framework.traits.has_windows and getattr(model.attention, "window", None) is not None:
+        raise SpecError(f"{framework.name}: its attention has no windows; leave model.attention.window out")
+
+
+def _with_optimizer(workload: WorkloadSpec, framework: FrameworkSpec) -> FrameworkSpec:
+    """The framework with the optimizer's kernels that the job names."""
     if workload.optimizer.implementation is not None:
         offered = OFFERED[framework.name]["optimizer"]
         if workload.optimizer.implementation not in offered:
             asked = workload.optimizer.implementation
             raise SpecError(f"{framework.name}: optimizer.implementation ({asked}): use one of {', '.join(offered)}")
         framework = framework.model_copy(update={"optimizer": workload.optimizer.implementation})
+    return framework
+
+
+def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]) -> FrameworkSpec:
+    """The framework with what ``--with`` names of dispatchers, routed copies and schedules."""
     needing = [word for word in OF_EXPERTS if word in words]
-    if workload.model.moe is None and needing:
-        raise SpecError(f"--with {needing[0]}: needs experts, and {workload.model.name} has none; leave it out")
+    if model.moe is None and needing:
+        raise SpecError(f"--with {needing[0]}: needs experts, and {model.name} has none; leave it out")
     if "deepep" in words:
         if "deepep" not in OFFERED[framework.name]["dispatcher"]:
             raise SpecError(f"--with deepep: needs megatron or torchtitan, not {framework.name}; use --framework")
         framework = framework.model_copy(update={"dispatcher": "deepep"})
     if "moeblaze" in words:
-        if framework.name != "megatron" or framework.experts != "grouped":
+        if not framework.traits.reads_rows_by_index or framework.experts != "grouped":
             raise SpecError(
                 f"--with moeblaze: needs megatron with grouped experts, not {framework.name} with {framework.experts} "
                 "ones; use --framework megatron"
             )
         framework = framework.model_copy(update={"routed_copies": "either"})
-    if "zbv" in words and framework.name != "torchtitan":
-        raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan")
-    return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
+    requested = [name for name in ON_REQUEST if name in words]
+    if requested and not framework.traits.has_pytorch_pipelines:
+        raise SpecError(
+            f"--with {requested[0]}: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan"
+        )
+    return framework
 
 
 def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:

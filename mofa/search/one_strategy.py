@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from mofa.errors import SpecError, StrategyError
+from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.legality.masks import CHECKS, Job, check
 from mofa.specs.complete import complete_strategy, default_zero
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_strategy
-from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, RecomputeSpec, StrategySpec, StrategyTable
+from mofa.specs.strategy import BALANCING, CP_KINDS, RecomputeSpec, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 
@@ -41,7 +42,7 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
     layers = -1
     if mode.kind == "full" and mode.layers is not None:
         layers, mode = mode.layers, mode.model_copy(update={"layers": None})
-        if framework.name in PYTORCH_MODULES:
+        if framework.traits.has_pytorch_modules:
             raise StrategyError(
                 f"strategy: recompute ({spec.recompute}): full:n is Megatron's; use full, every layer's"
             )
@@ -50,16 +51,16 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
         return np.array([value], dtype=np.int64)
 
     zero = spec.zero
-    shards = framework.name == "torchtitan" and framework.data_parallel != "ddp"
+    shards = framework.traits.leaves_lone_ranks_whole and framework.data_parallel != "ddp"
     if shards and zero >= 2 and default_zero(framework, spec.dp, spec.cp, spec.pp) == 0:
         zero = 0  # asked for, but there is nothing to shard over
     # torchtitan never sets its rotate method in training
-    kind = "allgather" if spec.cp_kind == "ring" and framework.name == "torchtitan" else spec.cp_kind
+    kind = "allgather" if spec.cp_kind == "ring" and framework.traits.gathers_for_ring else spec.cp_kind
     row = StrategyTable(
         tp=column(spec.tp), sp=np.array([spec.sp and spec.tp > 1]), pp=column(spec.pp), vpp=column(spec.vpp),
         cp=column(spec.cp), cp_kind=column(CP_KINDS.index(kind)), ep=column(spec.ep),
         etp=column(spec.etp), dp=column(spec.dp), micro_batch=column(spec.micro_batch), zero=column(zero),
-        recompute=column(0), recompute_layers=column(layers), schedule=column(SCHEDULES.index(spec.schedule)),
+        recompute=column(0), recompute_layers=column(layers), schedule=column(SCHEDULE_NAMES.index(spec.schedule)),
         balancing=column(BALANCING.index(spec.balancing)),
         recompute_modes=(mode,),
     )  # fmt: skip

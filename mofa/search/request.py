@@ -40,9 +40,9 @@ def checked_facts(workload: object, cluster: object, framework: object) -> Frame
         return load_framework(workload.framework or "megatron")
     if not isinstance(framework, FrameworkSpec):
         raise SpecError(f"framework: {type(framework).__name__} is no FrameworkSpec; load one by mofa.load_framework")
-    if framework.name == "megatron-2022" and workload.model.moe is not None:
+    if not framework.traits.has_experts and workload.model.moe is not None:
         raise SpecError(
-            f"megatron-2022: {workload.model.name} has experts, of which Megatron-LM v3.0 has Switch's alone (one a "
+            f"{framework.name}: {workload.model.name} has experts, of which Megatron-LM v3.0 has Switch's alone (one a "
             "token, all on every rank), which are not modelled; use framework megatron or megatron-local"
         )
     return framework

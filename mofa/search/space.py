@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
 from mofa.errors import SpecError
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.specs.complete import default_zero
-from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import BALANCING, CP_KINDS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
 
 MAX_TP = 16
@@ -26,7 +27,9 @@ MIN_CP_TOKENS = 1024
 SOLVED = -2
 """``recompute_layers`` of rows whose number of recomputed layers is yet to be solved."""
 
-WITH = (*FP8_RECIPES, OLD_FP8, "bf16_moments", "deepep", "zbv", "micro_moe", "token_chunks", "moeblaze")
+ON_REQUEST = tuple(name for name, schedule in SCHEDULES.items() if schedule.searched == "on request")
+"""Schedules that ``--with`` adds."""
+WITH = (*FP8_RECIPES, OLD_FP8, "bf16_moments", "deepep", *ON_REQUEST, "micro_moe", "token_chunks", "moeblaze")
 TOKEN_CHUNKS = (1, 2, 4, 8)
 """MemFine's bins, which --with token_chunks searches."""
 WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full")
@@ -78,7 +81,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     model, gpus = workload.model, cluster.num_gpus
     seq = workload.batch.seq_len
     cp = tuple(c for c in powers_of_two(MAX_CP) if c == 1 or (c <= gpus and seq // c >= MIN_CP_TOKENS))
-    if framework.name in LOCAL_LAYERS:
+    if not framework.traits.has_context_parallelism:
         cp = (1,)
     layers = model.num_layers
     pp = tuple(p for p in divisors(gpus, MAX_PP) if p <= layers)
@@ -89,9 +92,9 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     etp: tuple[int, ...] = (1,)
     if model.moe is not None:
         ep = tuple(e for e in powers_of_two(model.moe.num_experts) if e <= gpus)
-        etp = (1, 0) if framework.name in PYTORCH_MODULES else tp
+        etp = (1, 0) if framework.traits.has_pytorch_modules else tp
     modes: list[tuple[RecomputeSpec, int]] = [(RecomputeSpec(), -1)]
-    if framework.name in PYTORCH_MODULES:
+    if framework.traits.has_pytorch_modules:
         modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
     else:
         modes.append((RecomputeSpec.parse("selective"), -1))
@@ -104,11 +107,11 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
             modes.append((RecomputeSpec(kind="selective", modules=every), -1))
         modes.append((RecomputeSpec(kind="full"), SOLVED))
     modes.append((RecomputeSpec(kind="full"), -1))
-    schedules = ("1f1b", "interleaved")
+    schedules = tuple(name for name, schedule in SCHEDULES.items() if schedule.searched == "always")
     return Space(
         tp=tp, cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
         micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH),
-        cp_kind=(1,) if framework.name in PYTORCH_MODULES else tuple(range(len(CP_KINDS))),
+        cp_kind=(1,) if framework.traits.has_pytorch_modules else tuple(range(len(CP_KINDS))),
         recompute=tuple(modes), schedule=schedules,
         sp=None, zero=None,
     )  # fmt: skip
@@ -149,8 +152,7 @@ def constrain(
     _refuse_contradictions(fix, without)
     if "micro_moe" in with_:
         values["balancing"] = BALANCING
-    if "zbv" in with_:
-        values["schedule"] = (*space.schedule, "zbv")
+    values["schedule"] = (*space.schedule, *(name for name in ON_REQUEST if name in with_))
     for word in without:
         if word == "sp":
             values["sp"] = False
@@ -209,8 +211,8 @@ def _fixed(name: str, value: object) -> dict[str, object]:
     if name == "cp_kind":
         return {"cp_kind": (CP_KINDS.index(str(value)),)}
     if name == "schedule":
-        if value not in SCHEDULES:
-            raise SpecError(f"--fix: schedule {value} is unknown; use one of {', '.join(SCHEDULES)}")
+        if value not in SCHEDULE_NAMES:
+            raise SpecError(f"--fix: schedule {value} is unknown; use one of {', '.join(SCHEDULE_NAMES)}")
         return {"schedule": (str(value),)}
     if name == "balancing":
         return {"balancing": (str(value),)}
@@ -272,19 +274,20 @@ def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -
     axes: list[NDArray[np.int64]] = [
         np.array(space.tp), np.array(space.cp), np.array(space.pp), np.array(space.vpp), np.array(space.ep),
         np.array(space.etp), np.array(space.micro_batch), np.array(space.cp_kind),
-        np.array([SCHEDULES.index(s) for s in space.schedule]),
+        np.array([SCHEDULE_NAMES.index(s) for s in space.schedule]),
         np.array([BALANCING.index(b) for b in space.balancing]),
     ]  # fmt: skip
     sizes = [len(axis) for axis in axes]
     index = np.unravel_index(np.arange(int(np.prod(sizes))), sizes)
     columns = [axis[i] for axis, i in zip(axes, index, strict=True)]
     tp, cp, pp, vpp, _, etp, _, kind, schedule, _ = columns
-    interleaved, one_f, zbv = (SCHEDULES.index(s) for s in ("interleaved", "1f1b", "zbv"))
+    of_one, of_several = (SCHEDULE_NAMES.index(default_schedule(n)) for n in (1, 2))
+    fixed_chunks = np.array([record.chunks_per_rank or 1 for record in SCHEDULES.values()])[schedule]
     twice = (etp == 0) & (tp == 1) & (1 in space.etp)
     twice |= (kind != space.cp_kind[0]) & (cp == 1)
-    twice |= (schedule == interleaved) & (vpp == 1) & (len(space.vpp) > 1 or one_f in axes[8])
-    twice |= (schedule == one_f) & (vpp > 1)
-    twice |= (schedule == zbv) & (vpp != 2)
+    twice |= (schedule == of_several) & (vpp == 1) & (len(space.vpp) > 1 or of_one in axes[8])
+    twice |= (schedule == of_one) & (vpp > 1)
+    twice |= (fixed_chunks > 1) & (vpp != fixed_chunks)
     if space.dp is not None:
         twice |= tp * cp * pp * space.dp != cluster.num_gpus
     keep = np.flatnonzero(~twice)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -19,11 +21,49 @@ Library = Literal["transformer-engine"]
 """A library of layers, under whose modules something was measured."""
 
 
+_SECTION = re.compile(r"^\w[\w ]*\n-{3,}$", re.MULTILINE)
+"""Begins a section of a docstring."""
+
+
+def split_sections(doc: str) -> tuple[str, str]:
+    """A docstring's text, and its sections.
+
+    >>> split_sections("A batch.\\n\\nRaises\\n------\\nValueError\\n    If it is empty.")
+    ('A batch.', 'Raises\\n------\\nValueError\\n    If it is empty.')
+    """
+    section = _SECTION.search(doc)
+    start = section.start() if section else len(doc)
+    return doc[:start].rstrip(), doc[start:]
+
+
+def _with_attributes(doc: str, described: dict[str, str]) -> str:
+    """A docstring with an Attributes section, before its other sections.
+
+    >>> print(_with_attributes("A batch.", {"seq_len": "Sequence length. [tokens]"}))
+    A batch.
+    <BLANKLINE>
+    Attributes
+    ----------
+    seq_len
+        Sequence length. [tokens]
+    """
+    fields = "\n".join(f"{name}\n    {says}" for name, says in described.items())
+    text, sections = split_sections(doc)
+    return "\n\n".join(part for part in (text, f"Attributes\n----------\n{fields}", sections) if part)
+
+
 class Spec(BaseModel):
     """A frozen record of facts; an unknown key is an error."""
 
     # protected_namespaces: pydantic before 2.10 keeps all names that begin with model_ to itself
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Show the fields' descriptions in the docstring, and so in ``help``."""
+        described = {name: field.description for name, field in cls.model_fields.items() if field.description}
+        if described and cls.__doc__:
+            cls.__doc__ = _with_attributes(inspect.cleandoc(cls.__doc__), described)
 
 
 class Fact(Spec):
@@ -78,6 +118,7 @@ PositiveSecondsFact = Annotated[Fact, _fact_reader("s"), _bounded(0.0, math.inf,
 WattsFact = Annotated[Fact, _fact_reader("W"), _bounded(0.0, math.inf, above=True)]
 ShareFact = Annotated[Fact, _bounded(0.0, 1.0, above=True)]
 """A share of a rate: above 0, at most 1. [-]"""
+PositiveFact = Annotated[Fact, _bounded(0.0, math.inf, above=True)]
 CountFact = Annotated[Fact, _bounded(1.0, 1e6)]
 NotNegativeFact = Annotated[Fact, _bounded(0.0, math.inf)]
 Positive = Annotated[int, Field(ge=1, le=10**12, strict=True)]

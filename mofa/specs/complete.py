@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError, StrategyError
+from mofa.schedules import default_schedule
 from mofa.specs.files import short
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.from_mapping import build
 from mofa.specs.overrides import check_strategy
 from mofa.specs.strategy import StrategySpec
@@ -66,11 +67,11 @@ def complete_strategy(
         )
     defaults = {
         "sp": given.tp > 1,
-        "etp": given.tp if moe and (framework.name not in PYTORCH_MODULES or given.ep == 1) else 1,
-        "cp_kind": "allgather" if framework.name in PYTORCH_MODULES else "ring",
+        "etp": given.tp if moe and (not framework.traits.has_pytorch_modules or given.ep == 1) else 1,
+        "cp_kind": "allgather" if framework.traits.has_pytorch_modules else "ring",
         "zero": int(default_zero(framework, dp, given.cp, given.pp)),
         "recompute": framework.default_recompute,
-        "schedule": "interleaved" if given.vpp > 1 else "1f1b",
+        "schedule": default_schedule(given.vpp),
     }
     return build(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
 
@@ -93,7 +94,7 @@ def default_zero(
     if framework.data_parallel not in ("fsdp", "hsdp"):
         return np.full(pp.shape, 0 if framework.data_parallel == "ddp" else 1)
     stage = np.where(pp > 1, 2, 3)
-    if framework.name != "torchtitan":
+    if not framework.traits.leaves_lone_ranks_whole:
         return stage
     replicas = np.maximum(np.minimum(framework.dp_replicate, dp), 1)
     return np.where(dp // replicas * cp > 1, stage, 0)

@@ -20,6 +20,7 @@ from mofa.specs.fitted import Curve as Curve
 from mofa.specs.fitted import PoweredCurve as PoweredCurve
 from mofa.specs.fitted import latest_of as latest_of
 from mofa.specs.fitted import slowest_of as slowest_of
+from mofa.specs.gpu_facts import KernelSelection, LayerKernels, Optimizer16Bit, UnalignedProducts, load_unmeasured
 from mofa.specs.host import HostCurve, HostRange
 from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
 from mofa.specs.power import PowerLimit
@@ -164,19 +165,15 @@ ELSE = {
 """Of ops of Transformer Engine that were not measured, the op whose rate they take."""
 
 
-ON_STREAMS = 10e-6, 2.3e-6, 2.4, 0.6
-"""Floor, start and exponent of products on several streams, and the rate of adding over that of writing, where none was
-measured: an H100's, rounded (measurements/h100-1gpu-te-bf16). [s, s, -, -]"""
-
-
 def _on_streams(one: GemmCurve, known: MultiStreamCurve | None) -> MultiStreamCurve:
     """Products on several streams of a format that was not measured: bf16's starts and gaps around its own tiles."""
     if known is not None:
         form, source = known.form, known.source
     else:
-        floor_s, start_s, sharpness, adding = ON_STREAMS
-        rate = one.form.bytes_per_s
-        form, source = MultiStreamForm(floor_s, start_s, 1.0, rate, adding * rate, sharpness), "an H100's starts"
+        starts, rate = load_unmeasured().multi_stream_starts, one.form.bytes_per_s
+        adding = starts.adding_rate.value * rate
+        form = MultiStreamForm(starts.floor_s.value, starts.start_s.value, 1.0, rate, adding, starts.sharpness.value)
+        source = "an H100's starts"
     return MultiStreamCurve(
         provenance="assumed", source=f"{source}, around single products: {one.source}", form=form,
         sustained=one.sustained, alone=one.alone, clock=one.clock,
@@ -213,6 +210,14 @@ class GpuCurves(Spec):
     """Standard deviation, over the ranks of a run, of what their hosts take for the same work, over its mean. [-]"""
     overlap_slowdown: NotNegativeFact
     """Seconds that computing loses per second of communication that runs at the same time. [-]"""
+    unaligned_products: UnalignedProducts = Field(default_factory=lambda: load_unmeasured().unaligned_products)
+    """Products of widths that 16 bytes do not divide; the assumed ones where they were not measured."""
+    optimizer_16_bit: Optimizer16Bit = Field(default_factory=lambda: load_unmeasured().optimizer_16_bit)
+    """The optimizer's kernels on 16-bit tensors, likewise."""
+    kernel_selection: KernelSelection = Field(default_factory=lambda: load_unmeasured().kernel_selection)
+    """How the library of products chooses kernels, likewise."""
+    layer_kernels: LayerKernels = Field(default_factory=lambda: load_unmeasured().layer_kernels)
+    """Norms and activations over those that were measured, likewise."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

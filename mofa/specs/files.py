@@ -327,3 +327,25 @@ def _unshared(value: Any) -> Any:
     if isinstance(value, list):
         return [_unshared(item) for item in value]
     return value
+
+
+def find_file(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:
+    """Path of a bundled name or of a user's file, and what messages call it."""
+    if not isinstance(ref, (str, Path)):
+        raise SpecError(f"{kind}: {type(ref).__name__} is no name and no path; give text or a Path")
+    text = str(ref)
+    if isinstance(ref, str) and ref in bundled(kind):
+        return bundled_dir(kind) / f"{ref}.yaml", f"{kind}/{ref}.yaml"
+    path = Path(ref)
+    try:
+        exists = "\0" not in text and path.exists()
+    except OSError:
+        exists = False
+    if exists and text:
+        return path, short(text, 200)
+    if "/" in text or path.suffix in (".yaml", ".yml", ".json"):
+        raise SpecError(f"{short(text, 200)}: no such file; check the path")
+    noun = {"workloads": "workload", "fault_profiles": "fault profile"}.get(kind, "node")
+    raise SpecError(
+        f"{short(text) or 'empty name'}: no bundled {noun} and no file; {did_you_mean(text, bundled(kind))} ({hint})"
+    )

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mofa.specs.base import Library, Provenance, Spec
+from mofa.specs.base import CountFact, Library, Provenance, Spec
+from mofa.specs.framework_traits import TRAITS, FrameworkTraits, Layers
+from mofa.specs.optimizers import STEP_KERNELS, Implementation, StepKernels
 
 Family = Literal["fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan"]
 FRAMEWORK_NAMES: tuple[Family, ...] = ("fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan")
@@ -19,8 +21,6 @@ LOCAL_LAYERS: tuple[Family, ...] = ("megatron-2022", "megatron-local")
 """Frameworks of Megatron's own layers, without Transformer Engine."""
 PYTORCH_MODULES: tuple[Family, ...] = ("fsdp1", "torchtitan")
 """Frameworks of plain PyTorch modules that PyTorch itself shards."""
-Layers = Literal["transformer-engine", "megatron", "pytorch"]
-"""Whose modules a framework's layers are made of: Transformer Engine's, Megatron's own, or plain PyTorch's."""
 
 
 ZERO1: dict[str, Any] = {
@@ -51,6 +51,21 @@ GRADIENTS: dict[str, dict[str, Any]] = {
 }
 """What follows from the number format of Megatron's main gradients, which are reduced as they are held: ``grad_dtype``
 of core/distributed/param_and_grad_buffer.py (Megatron-Core 0.16.1), fp32 with ``grad_reduce_in_fp32``."""
+
+
+class PythonFunctions(Spec):
+    """Functions of Python that a framework calls beside its launches, each of which takes a host ``function_s``. [-]"""
+
+    module_call: CountFact
+    """In FSDP's hooks around a module's forward that neither gathers nor shards. [-]"""
+    rows_in_order: CountFact
+    """Between the host's wait for experts' counts and the rows in order: the exchange's own, PyTorch's wrapper of a
+    tensor that is still on its way, which every op on it passes, a Triton kernel's launch. [-]"""
+    expert_counts: CountFact
+    """From the gather of rows to the host's wait for the counts. [-]"""
+    experts_return: CountFact
+    """From the experts' last product to the weighted sum: the exchange back, and ops on a tensor that is still on its
+    way. [-]"""
 
 
 def _fusion(value: object) -> object:
@@ -93,7 +108,7 @@ class FrameworkSpec(Spec):
     data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
     dp_replicate: int = Field(default=1, ge=1)
     """Replicas of an FSDP shard group (HSDP); 1 shards over all of dp."""
-    optimizer: Literal["fused", "foreach", "te", "for-loop"] = "te"
+    optimizer: Implementation = "te"
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     loss_parallel: bool = True
@@ -193,6 +208,8 @@ class FrameworkSpec(Spec):
     grouped_kernel: Literal["one", "multi-stream"] = "one"
     """Grouped experts' products are one kernel (CUTLASS's), or one each on several streams, as Transformer Engine's
     ``GroupedLinear`` runs them (transformer_engine 2.20, common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm)."""
+    python_functions: PythonFunctions | None = None
+    """torchtitan: what its modules call beside launches."""
     balances_by: Literal["turn", "chance"] = "turn"
     """How ``routing: balanced`` is run: tokens take experts in turn (torchtitan's ``moe_force_load_balance``), or
     random logits choose (Megatron's ``moe_router_force_load_balancing``: moe_utils.py, ``RandomSTE``)."""
@@ -202,11 +219,19 @@ class FrameworkSpec(Spec):
     """Host synchronisations per dispatch of tokens. [-]"""
 
     @property
+    def traits(self) -> FrameworkTraits:
+        """What it does in every run."""
+        return TRAITS[self.name]
+
+    @property
+    def step_kernels(self) -> StepKernels:
+        """How its optimizer runs a step."""
+        return STEP_KERNELS[self.optimizer]
+
+    @property
     def layers(self) -> Layers:
         """Whose modules its layers are made of."""
-        if self.name in PYTORCH_MODULES:
-            return "pytorch"
-        return "megatron" if self.name in LOCAL_LAYERS else "transformer-engine"
+        return self.traits.layers
 
     @property
     def library(self) -> Library | None:
@@ -231,12 +256,28 @@ class FrameworkSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self._check_options()
+        self._check_routed_copies()
+        self._check_deepspeed()
+        self._check_gradients()
+        self._check_modelled()
+        self._check_zero1()
+        self._check_of_one_framework()
+        self._check_read_by()
+        self._check_sharding()
+        return self
+
+    def _check_options(self) -> None:
+        """Options that the framework offers, and what HSDP needs."""
         for field, offered in OFFERED[self.name].items():
             value = getattr(self, field)
             if value not in offered:
                 raise ValueError(f"{field} ({value}) is not offered by {self.name}; use one of {', '.join(offered)}")
         if self.data_parallel == "hsdp" and self.dp_replicate == 1:
             raise ValueError("data_parallel: hsdp needs dp_replicate above 1, the replicas of a shard group")
+
+    def _check_routed_copies(self) -> None:
+        """What gathering tokens by index needs."""
         if self.routed_copies != "materialised" and (self.name != "megatron" or self.experts != "grouped"):
             raise ValueError(
                 f"routed_copies: {self.routed_copies} is modelled for megatron's grouped experts, not for {self.name}'s"
@@ -245,6 +286,9 @@ class FrameworkSpec(Spec):
             raise ValueError(
                 f"routed_copies: {self.routed_copies} replaces permute_fusion and router_padding; leave them out"
             )
+
+    def _check_deepspeed(self) -> None:
+        """DeepSpeed's engine and its optimizers."""
         if self.name != "megatron-2022" and (self.deepspeed or self.splits_layers != "even"):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
         for field in NOT_OTHERWISE if self.deepspeed else ():
@@ -256,23 +300,35 @@ class FrameworkSpec(Spec):
             raise ValueError(
                 f"data_parallel ({self.data_parallel}) cannot be with deepspeed: {self.deepspeed}; leave it out"
             )
+
+    def _check_gradients(self) -> None:
+        """Megatron's main gradients."""
         for field, value in GRADIENTS.get(self.grads, {}).items():
             if getattr(self, field) != value:
                 raise ValueError(f"{field} ({getattr(self, field)}) is {value} with grads: {self.grads}; leave one out")
         if self.grads and (self.name not in MEGATRON or self.deepspeed):
             raise ValueError(f"grads ({self.grads}) is an option of Megatron's main gradients; leave it out")
+
+    def _check_modelled(self) -> None:
+        """Options that are modelled with others alone."""
         if not self.loss_copies_logits and self.cross_entropy_fusion != "te":
             raise ValueError("loss_copies_logits is an option of cross_entropy_fusion: te; leave it out")
         if self.process_groups == "eager" and self.name not in ("megatron", "megatron-local"):
             raise ValueError(f"process_groups: eager is modelled for Megatron-Core, not for {self.name}; use lazy")
         if self.launch_blocking and (self.shards_params or self.overlap_grad_reduce):
             raise ValueError("launch_blocking is modelled without FSDP and with overlap_grad_reduce: false")
+
+    def _check_zero1(self) -> None:
+        """Options of DeepSpeed's ZeRO stage 1."""
         if not self.norms_gradients and self.deepspeed != "zero1":
             raise ValueError("norms_gradients is an option of megatron-2022 with deepspeed: zero1")
         if self.optimizer_rank and self.deepspeed != "zero1":
             raise ValueError("optimizer_rank is an option of megatron-2022 with deepspeed: zero1")
         if self.casts_to_reduce and self.deepspeed != "zero1":
             raise ValueError("casts_to_reduce is an option of megatron-2022 with deepspeed: zero1")
+
+    def _check_of_one_framework(self) -> None:
+        """Options that one framework has."""
         if self.tp_overlap and self.name != "megatron":
             raise ValueError(f"tp_overlap is an option of megatron's Transformer Engine layers, not of {self.name}")
         if not self.saves_attention and self.name != "torchtitan":
@@ -288,11 +344,17 @@ class FrameworkSpec(Spec):
             raise ValueError(f"fp8_params is an option of megatron's Transformer Engine layers, not of {self.name}")
         if self.flat_params and self.name != "fsdp1":
             raise ValueError(f"flat_params is what fsdp1 has, not {self.name}")
+
+    def _check_read_by(self) -> None:
+        """Facts that no layer of the framework reads."""
         for field, (names, otherwise) in READ_BY.items():
             if self.name not in names and (value := getattr(self, field)) != otherwise.get(self.name, False):
                 raise ValueError(
                     f"{field} ({value}) is modelled for {' and '.join(names)}, not for {self.name}; leave it out"
                 )
+
+    def _check_sharding(self) -> None:
+        """How parameters are sharded and layers compiled."""
         if self.shards_params != (self.name in PYTORCH_MODULES):
             raise ValueError(
                 f"shards_params ({self.shards_params}) is what {self.name} does, and no option; leave it out, "
@@ -302,7 +364,6 @@ class FrameworkSpec(Spec):
             raise ValueError(f"compile is torchtitan's option; {self.name} runs its own fused kernels")
         if self.dp_replicate > 1 and self.data_parallel not in ("fsdp", "hsdp"):
             raise ValueError(f"dp_replicate ({self.dp_replicate}) needs data_parallel: hsdp, not {self.data_parallel}")
-        return self
 
 
 MEGATRON: tuple[Family, ...] = ("megatron", *LOCAL_LAYERS)

@@ -17,6 +17,7 @@ from mofa.specs.files import (
     bundled_dir,
     data_dir,
     did_you_mean,
+    find_file,
     load_json,
     load_yaml,
     read_text,
@@ -24,6 +25,7 @@ from mofa.specs.files import (
     yaml_mapping,
 )
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied
+from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
@@ -60,6 +62,11 @@ def load_workload(
         Dotted paths below the workload, such as ``{"model.num_layers": 4}``. A routing file named here is looked
         up from where the caller stands, one that the workload's file names from beside it.
 
+    Returns
+    -------
+    WorkloadSpec
+        The model, its batch, tokens, numerics and routing, all checked.
+
     Raises
     ------
     SpecError
@@ -70,7 +77,7 @@ def load_workload(
     >>> load_workload("llama3-8b", seq_len=4096).batch.seq_len
     4096
     """
-    path, where = _find(ref, "workloads", "mofa show models lists them")
+    path, where = find_file(ref, "workloads", "mofa show models lists them")
     refuse_no_mapping(overrides, where)
     named = {"batch.seq_len": seq_len, "batch.global_batch": global_batch, "tokens": tokens}
     changes: dict[str, object] = {field: value for field, value in named.items() if value is not None}
@@ -117,6 +124,24 @@ def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str
     overrides
         Dotted paths below the cluster, such as ``{"gpu.memory_bytes": "96 GiB"}``. A fact set to a bare value becomes
         assumed; setting a GPU's memory alone scales its usable memory with it.
+
+    Returns
+    -------
+    ClusterSpec
+        The GPU, the node and how many GPUs there are; every number has its provenance and source.
+
+    Raises
+    ------
+    SpecError
+        If there is no such node or GPU, what a file holds is wrong, or the GPUs are no whole nodes.
+
+    Examples
+    --------
+    >>> cluster = load_cluster("h100-hgx", 16)
+    >>> cluster.num_gpus // cluster.node.gpus_per_node
+    2
+    >>> load_cluster("h100-hgx", 8, {"gpu.memory_bytes": "96 GiB"}).gpu.memory_bytes.provenance
+    'assumed'
     """
     if not overrides and name_or_path in bundled("nodes"):
         return _bundled_cluster(str(name_or_path), num_gpus)
@@ -130,7 +155,7 @@ def _bundled_cluster(name: str, num_gpus: int) -> ClusterSpec:
 
 
 def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None) -> ClusterSpec:
-    path, where = _find(name_or_path, "nodes", "mofa show hardware lists them")
+    path, where = find_file(name_or_path, "nodes", "mofa show hardware lists them")
     refuse_no_mapping(overrides, where)
     if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
         said = short(str(overrides["num_gpus"]))
@@ -205,11 +230,28 @@ def load_framework(
     Parameters
     ----------
     name_or_mapping
-        ``megatron``, ``megatron-local`` or ``torchtitan``, or a mapping with ``name`` and any option.
+        A name such as ``megatron``, ``megatron-local`` or ``torchtitan``, or a mapping with ``name`` and any option.
     overrides
         Dotted paths below the framework, such as ``{"compile": True}``.
     where
         Begins error messages.
+
+    Returns
+    -------
+    FrameworkSpec
+        What the framework launches, keeps and sends by default, with the options given.
+
+    Raises
+    ------
+    SpecError
+        If the framework or an option is unknown, or options contradict each other.
+
+    Examples
+    --------
+    >>> load_framework("torchtitan").data_parallel
+    'fsdp'
+    >>> load_framework("torchtitan", {"compile": True}).compile
+    True
     """
     options = {"name": name_or_mapping} if isinstance(name_or_mapping, str) else dict(name_or_mapping)
     name = options.pop("name", None)
@@ -226,7 +268,7 @@ def load_framework(
     where = f"{where} {name}"
     raw = copy.deepcopy(_framework_file(name))
     said = {**options, **(overrides or {})}
-    said = {**implied({k: v for k, v in said.items() if k != "deepspeed" or name == "megatron-2022"}), **said}
+    said = {**implied({k: v for k, v in said.items() if k != "deepspeed" or TRAITS[name].has_deepspeed}), **said}
     return build(FrameworkSpec, override(raw, said, where), _changed(where, overrides))
 
 
@@ -252,15 +294,27 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
     overrides
         Dotted paths below the profile, such as ``{"reliability.failures_per_node_day": 0.004}``.
 
+    Returns
+    -------
+    FaultSpec
+        The facts; what the file lacks leaves the figures that need it unknown.
+
+    Raises
+    ------
+    SpecError
+        If there is no such file, or what it holds is wrong.
+
     Examples
     --------
+    The failures of a node in a day, as Meta's RSC-1 cluster had them:
+
     >>> load_faults("rsc-1").reliability.failures_per_node_day.value
     0.0065
     """
     raw: dict[str, Any] = {"name": "options", "source": "set by the user"}
     where = "--set faults"
     if ref is not None:
-        path, where = _find(ref, "fault_profiles", "see mofa show faults")
+        path, where = find_file(ref, "fault_profiles", "see mofa show faults")
         raw = load_yaml(path, where)
     if any(path.startswith("power.") for path in overrides or ()):  # the model's own facts can be changed too
         raw = {**raw, "power": {**PowerSpec().model_dump(exclude_none=True), **(raw.get("power") or {})}}
@@ -268,8 +322,42 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
 
 
 def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
-    """The runs of a RUN.yaml or a RUNS.yaml ``{runs: [RUN, ...]}``, whose ids differ, or of records ``{run: RUN,
-    measured: ...}`` in the place of runs."""
+    """The runs that a file describes: one run, or a list of them.
+
+    Parameters
+    ----------
+    path
+        A YAML file with a run, or ``{runs: [RUN, ...]}``. A record ``{run: RUN, measured: ...}`` may stand in the place
+        of a run, as ``mofa measure`` writes it; what was measured is not read.
+
+    Returns
+    -------
+    tuple of RunSpec
+        The runs in the order of the file; their ids differ.
+
+    Raises
+    ------
+    SpecError
+        If there is no such file, a field is wrong, or two runs have one id.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> text = '''
+    ... id: eight-gpus
+    ... model: llama3-8b
+    ... framework: megatron
+    ... hardware: h100-hgx
+    ... gpus: 8
+    ... strategy: {tp: 2}
+    ... batch: {seq_len: 4096, micro: 1, global: 16}
+    ... '''
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "run.yaml")
+    ...     _ = path.write_text(text)
+    ...     [run.id for run in load_runs(path)]
+    ['eight-gpus']
+    """
     where = short(str(path), 200)
     raw = load_yaml(path, where)
     if "runs" not in raw:
@@ -313,6 +401,29 @@ def resolve_run(
         The run.
     base_dir
         Folder that relative paths in the run start from, usually the run file's.
+
+    Returns
+    -------
+    WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec
+        What :func:`mofa.search.entry_points.estimate` takes. The strategy is complete: dp = gpus / (tp * cp * pp).
+
+    Raises
+    ------
+    SpecError
+        If something that the run names does not exist or is wrong.
+    StrategyError
+        If its degrees do not divide the GPUs or the batch.
+
+    Examples
+    --------
+    >>> batch = {"seq_len": 4096, "micro": 1, "global": 16}
+    >>> run = RunSpec(
+    ...     id="eight-gpus", model="llama3-8b", framework={"name": "megatron"}, hardware="h100-hgx", gpus=8,
+    ...     strategy={"tp": 2}, batch=batch,
+    ... )
+    >>> workload, cluster, framework, strategy = resolve_run(run)
+    >>> strategy.tp, strategy.dp, workload.batch.global_batch
+    (2, 4, 16)
     """
     where = f"run {run.id}"
     framework = load_framework(run.framework, where=f"{where}: framework")
@@ -372,28 +483,6 @@ def _base_model(ref: str, base_dir: Path | None) -> ModelSpec:
 def _changed(where: str, changes: Mapping[str, object] | None) -> str:
     """What messages call a file some of whose fields were changed."""
     return f"{where} with {short(', '.join(f'{path}={v}' for path, v in changes.items()), 80)}" if changes else where
-
-
-def _find(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:
-    """Path of a bundled name or of a user's file, and what messages call it."""
-    if not isinstance(ref, (str, Path)):
-        raise SpecError(f"{kind}: {type(ref).__name__} is no name and no path; give text or a Path")
-    text = str(ref)
-    if isinstance(ref, str) and ref in bundled(kind):
-        return bundled_dir(kind) / f"{ref}.yaml", f"{kind}/{ref}.yaml"
-    path = Path(ref)
-    try:
-        exists = "\0" not in text and path.exists()
-    except OSError:
-        exists = False
-    if exists and text:
-        return path, short(text, 200)
-    if "/" in text or path.suffix in (".yaml", ".yml", ".json"):
-        raise SpecError(f"{short(text, 200)}: no such file; check the path")
-    noun = {"workloads": "workload", "fault_profiles": "fault profile"}.get(kind, "node")
-    raise SpecError(
-        f"{short(text) or 'empty name'}: no bundled {noun} and no file; {did_you_mean(text, bundled(kind))} ({hint})"
-    )
 
 
 def _relative(ref: str, base_dir: Path | None, kind: BundledKind) -> str | Path:

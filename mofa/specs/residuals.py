@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from mofa.specs.base import CountFact, Fact, Positive, Spec
 from mofa.specs.files import data_dir, load_yaml
-from mofa.specs.framework import Layers
+from mofa.specs.framework_traits import Layers
 from mofa.specs.from_mapping import build
 
 FILE = "residuals.yaml"

@@ -14,6 +14,8 @@ RATES = ("small_rate", "large_rate")
 COMPUTE = ("gemm", "grouped_gemm")
 SHORTEST_S = 1e-7
 """Start of a collective that a shorter latency would leave nothing of. [s]"""
+OF_LIBRARIES = ("unaligned_products", "optimizer_16_bit", "kernel_selection", "layer_kernels")
+"""Facts of kernels that libraries choose by the processor (:mod:`mofa.specs.gpu_facts`)."""
 FIT_FIELDS = ("points", "median_abs_error", "p90_abs_error", "ranges")
 """What holds of a fit on one processor and format alone."""
 
@@ -129,6 +131,8 @@ def transferred_curves(
     for name in ("stream_clock", "chip_spread", "host_spread", "overlap_slowdown"):
         if curves.get(name) is not None and (exact or name != "chip_spread"):
             made[name] = _restated(curves[name], source)
+    if exact:  # another processor takes what is assumed of all
+        made |= {name: _restated(curves[name], source) for name in OF_LIBRARIES if name in curves}
     return made
 
 

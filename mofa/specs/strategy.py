@@ -10,12 +10,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from mofa.schedules import SCHEDULE_NAMES, default_schedule
 from mofa.specs.base import Positive, Spec
 
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
@@ -26,9 +27,10 @@ BALANCING = ("none", "micro_moe")
 MAX_TOKEN_CHUNKS = 64
 MERGED_GROUPS = 2
 """Expert-parallel groups that balancing micro_moe merges: each expert then has so many replicas."""
-SCHEDULES = ("1f1b", "interleaved", "gpipe", "zbv", "interleaved-zb")
-ZERO_BUBBLE = ("zbv", "interleaved-zb")
-"""Schedules that put the gradients of weights off."""
+if TYPE_CHECKING:
+    ScheduleName = str
+else:
+    ScheduleName = Literal[SCHEDULE_NAMES]
 _RECOMPUTE = re.compile(
     r"none|ops|selective(:(?P<modules>[a-z_]+(\+[a-z_]+)*))?|full(:(?P<full>\d{1,4}))?|every:(?P<every>\d{1,4})"
 )
@@ -90,7 +92,59 @@ class RecomputeSpec(Spec):
 
 
 class StrategySpec(Spec):
-    """One strategy, complete."""
+    """One strategy, complete: how a job is laid out on its GPUs.
+
+    Attributes
+    ----------
+    tp
+        Tensor-parallel ranks. [-]
+    sp
+        Whether norms and dropout are split over the sequence of the tensor-parallel ranks.
+    pp
+        Pipeline stages. [-]
+    vpp
+        Virtual stages (chunks of layers) of each pipeline stage. [-]
+    cp
+        Context-parallel ranks. [-]
+    cp_kind
+        How attention reaches all keys under context parallelism: ``ring``, ``allgather`` or ``a2a``.
+    ep
+        Expert-parallel ranks. [-]
+    etp
+        Tensor-parallel ranks of the experts. [-]
+    dp
+        Data-parallel ranks, replicas of a shard group included. [-]
+    micro_batch
+        Sequences of one micro-batch. [sequences]
+    zero
+        ZeRO stage, 0 to 3: optimizer states are sharded from 1 on, gradients from 2, parameters with 3. [-]
+    recompute
+        Activation recomputation: ``none``, ``selective[:module+module]``, ``full[:n]``, ``ops`` or ``every:n``.
+    schedule
+        Pipeline schedule: ``1f1b``, ``interleaved``, ``gpipe``, ``zbv`` or ``interleaved-zb``.
+    balancing
+        ``none`` or ``micro_moe``.
+    token_chunks
+        Chunks in which tokens pass the experts. [-]
+    framework
+        Name of the framework that runs it.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        If a field is unknown, out of bounds or of the wrong type; it is a ``ValueError``.
+
+    Notes
+    -----
+    The job has tp * cp * pp * dp GPUs. Experts divide the same GPUs anew: tp * cp * dp = etp * ep * edp, where edp is
+    the data parallelism of an expert.
+
+    Examples
+    --------
+    >>> strategy = StrategySpec(tp=8, sp=True, pp=4, dp=2)
+    >>> strategy.tp * strategy.cp * strategy.pp * strategy.dp
+    64
+    """
 
     tp: Positive = 1
     sp: Annotated[bool, Field(strict=True)] = False
@@ -104,7 +158,7 @@ class StrategySpec(Spec):
     micro_batch: Positive = 1
     zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
     recompute: str = "none"
-    schedule: Literal["1f1b", "interleaved", "gpipe", "zbv", "interleaved-zb"] = "1f1b"
+    schedule: ScheduleName = default_schedule(1)
     balancing: Literal["none", "micro_moe"] = "none"
     """``micro_moe``: two expert-parallel groups merge, and every micro-batch's tokens are scheduled over replicas."""
     token_chunks: Annotated[int, Field(ge=1, le=MAX_TOKEN_CHUNKS, strict=True)] = 1
@@ -175,7 +229,7 @@ class StrategyTable:
             tp=int(self.tp[i]), sp=bool(self.sp[i]), pp=int(self.pp[i]), vpp=int(self.vpp[i]), cp=int(self.cp[i]),
             cp_kind=CP_KINDS[int(self.cp_kind[i])], ep=int(self.ep[i]), etp=int(self.etp[i]),
             dp=int(self.dp[i]), micro_batch=int(self.micro_batch[i]), zero=int(self.zero[i]), recompute=mode.text,
-            schedule=SCHEDULES[int(self.schedule[i])], balancing=BALANCING[int(self.balancing[i])],
+            schedule=SCHEDULE_NAMES[int(self.schedule[i])], balancing=BALANCING[int(self.balancing[i])],
             token_chunks=mode.token_chunks, framework=framework,
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from mofa.specs.base import Positive, Spec
 from mofa.specs.model import ModelSpec
+from mofa.specs.optimizers import OPTIMIZERS, Implementation, OptimizerName, OptimizerTraits
 from mofa.specs.routing import RoutingSpec
 from mofa.units import Tokens
 
@@ -58,10 +59,15 @@ class PrecisionSpec(Spec):
 class OptimizerSpec(Spec):
     """The optimizer and what it does besides."""
 
-    name: Literal["adamw"] = "adamw"
+    name: OptimizerName = "adamw"
     clip_grad_norm: bool = True
-    implementation: Literal["fused", "foreach", "te", "for-loop"] | None = None
+    implementation: Implementation | None = None
     """Which kernels update the weights; the framework's default where absent."""
+
+    @property
+    def traits(self) -> OptimizerTraits:
+        """What it holds."""
+        return OPTIMIZERS[self.name]
 
 
 class WorkloadSpec(Spec):

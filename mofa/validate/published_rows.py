@@ -16,6 +16,7 @@ from mofa.measure.records import Split
 from mofa.search.one_strategy import one_row
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import DEEPSPEED
+from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
@@ -126,7 +127,7 @@ def _precision(row: Row) -> str | None:
     found = gemm_format(row)
     if found is None:
         return f"precision is not modelled: {row['precision'] or 'not given'}"
-    if found != "bf16" and FRAMEWORKS[source_of(row)] != "megatron":
+    if found != "bf16" and not TRAITS[FRAMEWORKS[source_of(row)]].has_fp8:
         return f"fp8 is not modelled for {FRAMEWORKS[source_of(row)]}"
     return None
 
@@ -136,7 +137,7 @@ def _degrees(row: Row) -> str | None:
     missing = [c for c in ("n_gpus", "tp", "pp", "mbs", "gbs") if not row[c]]
     if row["moe_experts"] and not row["ep"]:
         missing.append("ep")
-    given = row["vpp"] or recipes.VIRTUAL_STAGES.get(source, {}).get(row["model"])
+    given = row["vpp"] or recipes.virtual_stages(row)
     if row["pp"] not in ("", "1") and not given and source not in STATES_VPP:
         missing.append("vpp")
     if missing:
@@ -144,9 +145,9 @@ def _degrees(row: Row) -> str | None:
     ranks = [number(row, c) or 1 for c in ("tp", "pp", "cp", "dp")]
     if row["dp"] and ranks[0] * ranks[1] * ranks[2] * ranks[3] != number(row, "n_gpus"):
         return "tp x pp x cp x dp is not the number of GPUs"
-    if FRAMEWORKS[source].startswith("megatron") and row["zero_stage"] in ("2", "3"):
+    if not TRAITS[FRAMEWORKS[source]].has_pytorch_modules and row["zero_stage"] in ("2", "3"):
         return "Megatron's FSDP is not modelled"
-    if FRAMEWORKS[source] == "fsdp1" and row["zero_stage"] != "3":
+    if TRAITS[FRAMEWORKS[source]].has_one_shard_group and row["zero_stage"] != "3":
         return "FSDP that keeps parameters gathered (SHARD_GRAD_OP) is not modelled"
     return None
 
@@ -195,25 +196,12 @@ def why_unusable(row: Row) -> str | None:
     return next((reason for rule in RULES if (reason := rule(row)) is not None), None)
 
 
-def run_of(row: Row) -> dict[str, Any]:
-    """The configuration of a usable row as a run file has it."""
-    source, gpu = source_of(row), gpu_of(row)
-    strategy: dict[str, Any] = {"tp": number(row, "tp"), "pp": number(row, "pp")}
-    given = {column: number(row, column) for column in ("vpp", "cp", "ep")}
-    given["vpp"] = given["vpp"] or recipes.VIRTUAL_STAGES.get(source, {}).get(row["model"])
-    for column, value in {**given, "etp": recipes.expert_tensor_parallel(row)}.items():
-        if value is not None and (value > 1 or column == "etp") and (column not in ("ep", "etp") or row["moe_experts"]):
-            strategy[column] = value
-    if source == "simumax" and strategy.get("cp", 1) > 1:
-        strategy["cp_kind"] = "a2a"
-    if row["sp"] and strategy["tp"] > 1:
-        strategy["sp"] = row["sp"] == "1"
-    if recompute := recompute_of(row):
-        strategy["recompute"] = recompute
+def _framework_of(row: Row, source: str, gpu: str) -> dict[str, Any]:
+    """The framework's options of a row."""
     framework: dict[str, Any] = {
         "name": FRAMEWORKS[source], **recipes.framework_options(row, gpu, in_fp8=gemm_format(row) != "bf16"),
     }  # fmt: skip
-    if not framework["name"].startswith("megatron"):
+    if TRAITS[framework["name"]].has_pytorch_modules:
         framework["compile"] = "torch.compile" in f"{row['overlap_notes']} {row['framework']}"
         if "HSDP" in row["overlap_notes"]:  # shards inside a node, replicas over nodes
             framework |= {"data_parallel": "hsdp", "dp_replicate": int(row["n_gpus"]) // 8}
@@ -227,21 +215,47 @@ def run_of(row: Row) -> dict[str, Any]:
     elif row["zero_stage"] == "0":
         framework["data_parallel"] = "ddp"
     if source == "bloom":
-        optimizer = "bf16" if "BF16 optimizer" in row["notes"] else "zero1"
-        framework |= {"deepspeed": optimizer, **DEEPSPEED[optimizer]}
-        if row["zero_stage"] == "0" and "BF16 optimizer" not in row["notes"]:
-            framework["deepspeed"] = "zero0"
-        if framework["deepspeed"] == "zero1" and row["precision"] == "bf16":
-            framework["casts_to_reduce"] = True
-        framework["launch_blocking"] = int(row["n_gpus"]) >= BLOCKING_GPUS
-        counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
-        framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
+        framework |= _deepspeed_of(row)
+    return framework
+
+
+def _deepspeed_of(row: Row) -> dict[str, Any]:
+    """DeepSpeed's options of a row of BLOOM's."""
+    optimizer = "bf16" if "BF16 optimizer" in row["notes"] else "zero1"
+    framework: dict[str, Any] = {"deepspeed": optimizer, **DEEPSPEED[optimizer]}
+    if row["zero_stage"] == "0" and "BF16 optimizer" not in row["notes"]:
+        framework["deepspeed"] = "zero0"
+    if framework["deepspeed"] == "zero1" and row["precision"] == "bf16":
+        framework["casts_to_reduce"] = True
+    framework["launch_blocking"] = int(row["n_gpus"]) >= BLOCKING_GPUS
+    counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
+    framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
+    return framework
+
+
+def run_of(row: Row) -> dict[str, Any]:
+    """The configuration of a usable row as a run file has it."""
+    source, gpu = source_of(row), gpu_of(row)
+    strategy: dict[str, Any] = {"tp": number(row, "tp"), "pp": number(row, "pp")}
+    given = {column: number(row, column) for column in ("vpp", "cp", "ep")}
+    given["vpp"] = given["vpp"] or recipes.virtual_stages(row)
+    for column, value in {**given, "etp": recipes.expert_tensor_parallel(row)}.items():
+        if value is not None and (value > 1 or column == "etp") and (column not in ("ep", "etp") or row["moe_experts"]):
+            strategy[column] = value
+    if source == "simumax" and strategy.get("cp", 1) > 1:
+        strategy["cp_kind"] = "a2a"
+    if row["sp"] and strategy["tp"] > 1:
+        strategy["sp"] = row["sp"] == "1"
+    if recompute := recompute_of(row):
+        strategy["recompute"] = recompute
+    framework = _framework_of(row, source, gpu)
     precision = {"gemm": gemm_format(row)}
-    if re.match(recipes.BF16_MOMENTS.get(source, "$^"), row["model"]):
+    if recipes.holds_bf16_moments(row):
         precision["moments"] = "bf16"
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
-    strategy |= recipes.CARDS.get((row["model"], gpu), {}).get("strategy", {})
+    card = recipes.card_of(row["model"], gpu)
+    strategy |= card.strategy if card else {}
     routing = recipes.routing_of(row)
     return {
         "id": row["id"],
@@ -283,7 +297,7 @@ def measured_of(row: Row) -> dict[str, Any]:
 def notes_of(row: Row) -> list[str]:
     """What a reader of the score must know."""
     notes = []
-    if (row["model"], gpu_of(row)) in recipes.CARDS:
+    if recipes.card_of(row["model"], gpu_of(row)):
         notes.append("what the recipe says that its card names")
     elif not row["recompute"]:
         notes.append("recomputation not given: the framework's default")

@@ -14,7 +14,7 @@ from typing import Literal
 
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
-from mofa.measure.records import DEALT_BY_MODEL, DRAWN, LEARNED_ON, Record, Split, read_record, record_files
+from mofa.measure.records import DRAWN, LEARNED_ON, Record, Split, read_record, record_files
 from mofa.measure.results import quartiles_apart
 from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
@@ -300,7 +300,7 @@ def _group(record: Record) -> str:
     words = [word for word in record.environment.gpu.split() if word.upper() != "NVIDIA"]
     if not words:
         raise SpecError(f"record {record.run.id}: environment.gpu ({record.environment.gpu!r}) names no GPU; name it")
-    if record.run.framework["name"] in DEALT_BY_MODEL:
+    if record.is_dealt_by_model:
         return f"measured-te-{record.split}"
     return f"measured-{record.split}" if LEARNED_ON in words else f"measured-{words[0].lower()}"
 

@@ -14,6 +14,7 @@ from mofa.measure.records import Split as HalfName
 from mofa.plan.result import Plan
 from mofa.plan.step_band import Band
 from mofa.replay.garbage_collection import collected_at_the_end
+from mofa.schedules import default_schedule
 from mofa.search.entry_points import estimate, step_s
 from mofa.search.to_plan.step_band import num_nodes
 from mofa.specs.base import PROVENANCES, Library, Provenance, Spec
@@ -375,7 +376,7 @@ def _strategy_text(plan: Plan) -> str:
     s = plan.strategy
     degrees = [f"{name}{getattr(s, name)}" for name in ("tp", "pp", "vpp", "cp", "ep", "dp") if getattr(s, name) > 1]
     extra = [s.recompute] if s.recompute != "none" else []
-    extra += [s.schedule] if s.schedule not in ("1f1b", "interleaved") else []
+    extra += [s.schedule] if s.schedule != default_schedule(s.vpp) else []
     return " ".join([*degrees, f"mbs{s.micro_batch}", *extra])
 
 

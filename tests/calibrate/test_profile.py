@@ -23,6 +23,7 @@ from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec, NodeSpec
 from mofa.specs.load import load_cluster
 
+pytestmark = pytest.mark.usefixtures("committed_folders_fitted_once")
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT / "measurements" / name for name in ("h200-1gpu", "h200-2gpu", "h200-4gpu")]
 OLDER = ROOT / "measurements" / "h100-torch-2.1"

@@ -21,6 +21,7 @@ Captured = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
 FOLDERS = [str(ROOT / "measurements" / name) for name in ("h200-1gpu", "h200-2gpu", "h200-4gpu")]
 CPU_RUN = ["calibrate", "run", "--quick", "--device", "cpu", "--families", "gemm,copy"]
+pytestmark = pytest.mark.usefixtures("committed_folders_fitted_once")
 
 
 @pytest.fixture(scope="module")

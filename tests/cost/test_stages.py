@@ -121,7 +121,7 @@ def test_dense_layers_come_first() -> None:
 
 
 def test_a_v_puts_the_last_chunk_beside_the_first() -> None:
-    stages = split_layers(llama(num_layers=8), 2, 2, "torchtitan", "zbv")
+    stages = split_layers(llama(num_layers=8), 2, 2, "torchtitan", "v")
     assert stages.head_stage == 0
     assert [[len(c) for c in stage] for stage in stages.layers] == [[2, 1], [3, 2]]
 
@@ -172,7 +172,7 @@ def test_in_flight_in_rounds_of_another_length(pp: int, m: int) -> None:
     from mofa.schedules import order_of
 
     found = in_flight(pp, 2, "interleaved", m).astype(int)
-    assert found.tolist() == played(order_of("interleaved", "torchtitan", pp, 2, m))
+    assert found.tolist() == played(order_of("interleaved", "pytorch", pp, 2, m))
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 4), (4, 2), (4, 3), (8, 2)])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mofa
+from mofa.search.entry_points import step_s
 from mofa.search.one_strategy import one_row
 
 DDP = {"data_parallel": "ddp"}
@@ -105,9 +106,7 @@ def test_zero_bubble_agrees_where_the_host_is_late(strategy: str) -> None:
     the closed walk had no host's clock, within 1.5 % with one for each part."""
     job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=128), mofa.load_cluster("h200-hgx", 64)
     framework = mofa.load_framework("torchtitan")
-    closed, played = (
-        mofa.estimate(job, machines, strategy, framework=framework, replay=replay).step_s for replay in (False, True)
-    )
+    closed, played = (step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True))
     assert closed == pytest.approx(played, rel=0.015)
 
 
@@ -126,9 +125,7 @@ def test_a_lead_is_carried_between_passes_whose_gathers_wait_for_the_host(
     longer than the host. +3.5, -5.7 and +8.7 % apart where launching gathers late counted as the device's time."""
     job = mofa.load_workload(name, overrides={"batch": {"global_batch": batch[0], "seq_len": batch[1]}})
     machines, framework = mofa.load_cluster("h100-hgx", gpus).on_shared_hosts(), mofa.load_framework("torchtitan")
-    closed, played = (
-        mofa.estimate(job, machines, strategy, framework=framework, replay=replay).step_s for replay in (False, True)
-    )
+    closed, played = (step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True))
     assert closed == pytest.approx(played, rel=0.02)
 
 
@@ -156,7 +153,7 @@ def test_a_host_that_exchanges_hold_has_no_lead(
     changes = {"model": {"num_layers": layers}, "batch": {"global_batch": batch[0], "seq_len": batch[1]}}
     job, machines = mofa.load_workload(name, overrides=changes), mofa.load_cluster(cluster, gpus)
     closed, played = (
-        mofa.estimate(job, machines, strategy, framework=mofa.load_framework(framework), replay=replay).step_s
+        step_s(job, machines, strategy, framework=mofa.load_framework(framework), replay=replay)
         for replay in (False, True)
     )
     assert closed == pytest.approx(played, rel=0.015)
@@ -182,9 +179,7 @@ def test_what_the_device_waits_for_beside_its_host(
     model = {"model": {"num_layers": layers}, "batch": {"global_batch": batch[0], "seq_len": batch[1]}}
     job, machines = mofa.load_workload(name, overrides=model), mofa.load_cluster(cluster, gpus)
     framework = mofa.load_framework("torchtitan", overrides=changes)
-    closed, played = (
-        mofa.estimate(job, machines, strategy, framework=framework, replay=replay).step_s for replay in (False, True)
-    )
+    closed, played = (step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True))
     assert closed == pytest.approx(played, rel=apart)
 
 
@@ -200,9 +195,7 @@ def test_a_queue_that_grows_in_every_layer_is_waited_for(
     job = mofa.load_workload(name, overrides={"batch": {"global_batch": batch[0], "seq_len": batch[1]}})
     framework = mofa.load_framework("fsdp1", overrides=REPLICAS)
     machines, strategy = mofa.load_cluster(cluster, gpus), f"dp={gpus} micro_batch=1"
-    closed, played = (
-        mofa.estimate(job, machines, strategy, framework=framework, replay=replay).step_s for replay in (False, True)
-    )
+    closed, played = (step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True))
     assert closed == pytest.approx(played, rel=0.03)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mofa.cost.stages import in_flight as closed_form
 from mofa.replay.time.pipeline import in_flight, play
-from mofa.schedules import Action, Exchange, Order, Program, order_of, program_of
+from mofa.schedules import Action, Exchange, Order, Program, Runtime, order_of, program_of
 from mofa.schedules.interleaved import megatron
 from mofa.schedules.order_check import OrderError, check
 from mofa.schedules.point_to_point import overlapped, plain
@@ -19,16 +19,16 @@ RECORDED = json.loads((Path(__file__).parent / "recorded" / "orders.json").read_
 UNIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 SIZES = [(1, 1), (2, 2), (2, 8), (3, 9), (4, 4), (4, 8), (4, 16), (8, 16), (8, 64)]
 SCHEDULES = [
-    ("gpipe", "torchtitan", 1),
-    ("1f1b", "torchtitan", 1),
+    ("gpipe", "pytorch", 1),
+    ("1f1b", "pytorch", 1),
     ("1f1b", "megatron", 1),
     ("interleaved", "megatron", 2),
     ("interleaved", "megatron", 3),
-    ("interleaved", "torchtitan", 2),
-    ("interleaved", "torchtitan", 3),
-    ("zbv", "torchtitan", 2),
-    ("interleaved-zb", "torchtitan", 1),
-    ("interleaved-zb", "torchtitan", 2),
+    ("interleaved", "pytorch", 2),
+    ("interleaved", "pytorch", 3),
+    ("zbv", "pytorch", 2),
+    ("interleaved-zb", "pytorch", 1),
+    ("interleaved-zb", "pytorch", 2),
 ]
 
 
@@ -45,9 +45,9 @@ def test_pytorch_has_the_same_order(row: list[object]) -> None:
     """PyTorch 2.11's classes, run: computations, and sends and receives as ``_add_send_recv`` places them."""
     name, pp, vpp, m, compute, comms = row
     assert isinstance(name, str) and isinstance(pp, int) and isinstance(vpp, int) and isinstance(m, int)
-    order = order_of(name, "torchtitan", pp, vpp, m)
+    order = order_of(name, "pytorch", pp, vpp, m)
     assert [[_text(a) for a in acts] for acts in order.ranks] == compute
-    program = program_of(order, name, "torchtitan")
+    program = program_of(order, name, "pytorch")
     found = [[_text(i.ops[0]) if isinstance(i, Exchange) else _text(i) for i in items] for items in program.ranks]
     assert isinstance(comms, list)
     assert found == [[a for a in acts if "SHARD" not in a and "REDUCE" not in a] for acts in comms]
@@ -61,31 +61,29 @@ def test_megatron_table_by_hand() -> None:
     assert [a.kind for a in megatron(2, 2, 5, 3).ranks[1]][:5] == ["F", "F", "F", "F", "B"]
 
 
-@pytest.mark.parametrize(("schedule", "framework", "vpp"), SCHEDULES)
+@pytest.mark.parametrize(("schedule", "runtime", "vpp"), SCHEDULES)
 @pytest.mark.parametrize(("pp", "m"), SIZES)
-def test_every_order_can_be(schedule: str, framework: str, vpp: int, pp: int, m: int) -> None:
-    order = order_of(schedule, framework, pp, vpp, m)
-    check(program_of(order, schedule, framework))
+def test_every_order_can_be(schedule: str, runtime: Runtime, vpp: int, pp: int, m: int) -> None:
+    order = order_of(schedule, runtime, pp, vpp, m)
+    check(program_of(order, schedule, runtime))
     check(overlapped(order))
 
 
 @pytest.mark.parametrize(("pp", "m"), SIZES)
-@pytest.mark.parametrize(
-    ("schedule", "framework"), [("gpipe", "torchtitan"), ("1f1b", "torchtitan"), ("1f1b", "megatron")]
-)
-def test_bubble_of_gpipe_and_1f1b(schedule: str, framework: str, pp: int, m: int) -> None:
+@pytest.mark.parametrize(("schedule", "runtime"), [("gpipe", "pytorch"), ("1f1b", "pytorch"), ("1f1b", "megatron")])
+def test_bubble_of_gpipe_and_1f1b(schedule: str, runtime: Runtime, pp: int, m: int) -> None:
     """(pp - 1) / m: Huang et al. 2019, arXiv 1811.06965, section 2.3; Narayanan et al. 2021, section 2.2.1."""
-    played = play(program_of(order_of(schedule, framework, pp, 1, m), schedule, framework), _seconds)
+    played = play(program_of(order_of(schedule, runtime, pp, 1, m), schedule, runtime), _seconds)
     assert played.total == 3.0 * (m + pp - 1)
     assert played.bubble_fraction == pytest.approx((pp - 1) / m, rel=1e-12)
 
 
-@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("runtime", ["megatron", "pytorch"])
 @pytest.mark.parametrize("vpp", [2, 3, 4])
 @pytest.mark.parametrize(("pp", "m"), SIZES)
-def test_bubble_of_interleaved(pp: int, m: int, vpp: int, framework: str) -> None:
+def test_bubble_of_interleaved(pp: int, m: int, vpp: int, runtime: Runtime) -> None:
     """(pp - 1) / (m vpp): Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2, where sends run beside computing."""
-    played = play(overlapped(order_of("interleaved", framework, pp, vpp, m)), _seconds)
+    played = play(overlapped(order_of("interleaved", runtime, pp, vpp, m)), _seconds)
     assert played.total - 3.0 * m * vpp == 3.0 * (pp - 1)
     assert played.bubble_fraction == pytest.approx((pp - 1) / (m * vpp), rel=1e-12)
 
@@ -94,7 +92,7 @@ def test_bubble_of_interleaved(pp: int, m: int, vpp: int, framework: str) -> Non
 def test_zbv_has_no_bubble(pp: int, m: int) -> None:
     """Qi et al. 2024, arXiv 2401.10241, section 6: no rank idles between its first and last op from 2 pp - 1
     micro-batches on, where F, B and W are equal; the ranks start one after the other."""
-    played = play(overlapped(order_of("zbv", "torchtitan", pp, 2, m)), _seconds)
+    played = play(overlapped(order_of("zbv", "pytorch", pp, 2, m)), _seconds)
     assert [spans[-1].end - spans[0].start for spans in played.compute] == [6.0 * m] * pp
     assert played.total == 6.0 * m + pp - 1
 
@@ -103,14 +101,14 @@ def test_zbv_has_no_bubble(pp: int, m: int) -> None:
 @pytest.mark.parametrize(("pp", "m"), [(2, 8), (3, 9), (4, 4), (4, 16), (8, 64)])
 def test_bubble_of_zero_bubble_1p(pp: int, m: int, vpp: int) -> None:
     """ZB-H1: (pp - 1)(T_F + T_B - T_W), Qi et al. 2024, table 2; with equal times pp - 1."""
-    played = play(overlapped(order_of("interleaved-zb", "torchtitan", pp, vpp, m)), _seconds)
+    played = play(overlapped(order_of("interleaved-zb", "pytorch", pp, vpp, m)), _seconds)
     assert played.total - 3.0 * m * vpp == pp - 1
 
 
 def test_pytorch_runtime_waits_for_more_than_its_order() -> None:
     """All sends and receives of a rank run in launch order on one stream: deeper pipelines lose by it."""
-    order = order_of("interleaved", "torchtitan", 4, 2, 8)
-    real = play(program_of(order, "interleaved", "torchtitan"), _seconds)
+    order = order_of("interleaved", "pytorch", 4, 2, 8)
+    real = play(program_of(order, "interleaved", "pytorch"), _seconds)
     assert (real.total, play(overlapped(order), _seconds).total) == (70.0, 57.0)
 
 
@@ -129,30 +127,30 @@ def test_in_flight_is_the_closed_form(schedule: str, vpp: int, pp: int, m: int) 
 @pytest.mark.parametrize(("pp", "m"), [(2, 3), (2, 8), (3, 9), (4, 8), (8, 64)])
 def test_in_flight_of_zbv(pp: int, m: int) -> None:
     """2 pp chunk activations on every rank (arXiv 2405.15362, section 4: 1F1B's memory), unevenly over its chunks."""
-    found = in_flight(order_of("zbv", "torchtitan", pp, 2, m))
+    found = in_flight(order_of("zbv", "pytorch", pp, 2, m))
     assert found == [[2 * pp - r - 1, r + 1] for r in range(pp)]
     assert [sum(x) for x in found] == closed_form(pp, 2, "zbv", m).sum(axis=1).tolist()
 
 
 def test_in_flight_of_zero_bubble_1p() -> None:
     """pp micro-batches on every rank: what 1F1B's first rank holds, as weight gradients come r backwards late."""
-    assert in_flight(order_of("interleaved-zb", "torchtitan", 4, 1, 8)) == [[4]] * 4
-    assert in_flight(order_of("interleaved-zb", "torchtitan", 4, 2, 16)) == [[4, 4]] * 4
+    assert in_flight(order_of("interleaved-zb", "pytorch", 4, 1, 8)) == [[4]] * 4
+    assert in_flight(order_of("interleaved-zb", "pytorch", 4, 2, 16)) == [[4, 4]] * 4
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("1f1b", "megatron", 2, 2, 4), "one chunk a rank, not vpp 2"),
-        (("zbv", "torchtitan", 2, 3, 4), "two chunks a rank, not vpp 3"),
+        (("zbv", "pytorch", 2, 3, 4), "two chunks a rank, not vpp 3"),
         (("interleaved", "megatron", 4, 2, 6), "leave 2 for the last"),
-        (("interleaved", "torchtitan", 2, 2, 5), "5 micro-batches in 2 rounds"),
-        (("interleaved-zb", "torchtitan", 2, 2, 7), "7 micro-batches in 3 rounds"),
+        (("interleaved", "pytorch", 2, 2, 5), "5 micro-batches in 2 rounds"),
+        (("interleaved-zb", "pytorch", 2, 2, 7), "7 micro-batches in 3 rounds"),
         (("1f1b", "megatron", 2, 1, 0), "take at least 1"),
         (("dualpipe", "megatron", 2, 1, 4), "no schedule dualpipe"),
     ],
 )
-def test_what_cannot_be(arguments: tuple[str, str, int, int, int], message: str) -> None:
+def test_what_cannot_be(arguments: tuple[str, Runtime, int, int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         order_of(*arguments)
 
@@ -177,24 +175,24 @@ def _edit(order: Order, rank: int, text: str) -> Order:
 )
 def test_the_checker_names_what_is_wrong(rank: int, text: str, message: str) -> None:
     with pytest.raises(OrderError, match=message):
-        check(plain(_edit(order_of("1f1b", "torchtitan", 2, 1, 2), rank, text)))
+        check(plain(_edit(order_of("1f1b", "pytorch", 2, 1, 2), rank, text)))
 
 
 def test_a_cycle_is_named() -> None:
     """Rank 0 wants the backward of micro-batch 0 before it sends 1; rank 1 wants 1 before that backward."""
-    order = _edit(order_of("1f1b", "torchtitan", 2, 1, 2), 0, "F0 B0 F1 B1")
+    order = _edit(order_of("1f1b", "pytorch", 2, 1, 2), 0, "F0 B0 F1 B1")
     order = _edit(order, 1, "F0 F1 B0 B1")
     with pytest.raises(OrderError, match=r"rank 0 waits at RECV_B of stage 0, micro-batch 0 for ever: .*rank 1 is at"):
         check(plain(order))
     with pytest.raises(OrderError, match="for ever"):
         play(plain(order), _seconds)
     with pytest.raises(ValueError, match="cycle: rank 0 waits at B of stage 0, micro-batch 0; rank 1"):
-        program_of(order, "zbv", "torchtitan")
+        program_of(order, "zbv", "pytorch")
 
 
 def test_crossed_receives_are_named() -> None:
     """Both frameworks wait for a message in the order of its launch: receives the other way round never end."""
-    program = plain(order_of("gpipe", "torchtitan", 2, 1, 2))
+    program = plain(order_of("gpipe", "pytorch", 2, 1, 2))
     items = list(program.ranks[1])
     a, b = items.index(Exchange((Action("RECV_F", 1, 0),))), items.index(Exchange((Action("RECV_F", 1, 1),)))
     items[a], items[b] = items[b], items[a]
@@ -206,13 +204,13 @@ def test_crossed_receives_are_named() -> None:
 
 
 def test_missing_send_is_named() -> None:
-    program = plain(order_of("gpipe", "torchtitan", 2, 1, 2))
+    program = plain(order_of("gpipe", "pytorch", 2, 1, 2))
     cut = tuple(i for i in program.ranks[0] if i != Exchange((Action("SEND_F", 0, 1),), blocking=False))
     with pytest.raises(OrderError, match="SEND_F of stage 0, micro-batch 1 is launched 0 times, not 1"):
         check(Program(program.order, (cut, program.ranks[1])))
 
 
 def test_stage_on_the_wrong_rank() -> None:
-    order = order_of("gpipe", "torchtitan", 2, 1, 2)
+    order = order_of("gpipe", "pytorch", 2, 1, 2)
     with pytest.raises(OrderError, match="runs on rank 0, but the stage is on rank 1"):
         check(plain(replace(order, ranks=order.ranks[::-1])))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import Estimator, Weighed
 from mofa.search import borderline
 from mofa.search.borderline import fewer_layers, rows_in_doubt
 from mofa.search.costing import MEMORY, NEEDLESS, Found
@@ -111,13 +111,13 @@ def test_the_number_solved_by_a_high_estimate_is_lowered(monkeypatch: pytest.Mon
     strategy = {"tp": 1, "pp": 2, "micro_batch": 4, "recompute": "full:4"}
     machines = with_room(1.001 * candidate(cluster(16), strategy, solved=True, name="megatron").device_bytes())
     honest = find_plans(JOB, machines, **options)
-    right = Estimator.device_bounds
+    right = Estimator.weighed
 
-    def too_high(self: Estimator, *args: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        device, least = right(self, *args)
-        return device + 0.1 * room_bytes(machines), least
+    def too_high(self: Estimator, *args: Any) -> Weighed:
+        found = right(self, *args)
+        return replace(found, device_bytes=found.device_bytes + 0.1 * room_bytes(machines))
 
-    monkeypatch.setattr(Estimator, "device_bounds", too_high)
+    monkeypatch.setattr(Estimator, "weighed", too_high)
     by_estimate = find_plans(JOB, machines, replay=False, **options)
     misled = find_plans(JOB, machines, **options)
     assert honest.report.plans[0].strategy == misled.report.plans[0].strategy

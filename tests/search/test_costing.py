@@ -26,7 +26,8 @@ GIB = {"dense": 12.0, "moe": 16.0, "mla": 8.0}
 
 def search(model: str, name: str, jobs: int = 1) -> Search:
     job = workload(MODELS[model], seq_len=4096, global_batch=32)
-    return find_plans(job, cluster(16, memory_gib=GIB[model]), framework=framework(name), replay=False, jobs=jobs)
+    machines = cluster(16, memory_gib=GIB[model])
+    return find_plans(job, machines, framework=framework(name), replay=False, banded=False, jobs=jobs)
 
 
 @cache

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from mofa.errors import SpecError
+from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.space import SOLVED, Space, constrain, default_space, product
 from mofa.specs.model import ModelSpec
-from mofa.specs.strategy import COLUMNS, SCHEDULES, StrategyTable
+from mofa.specs.strategy import COLUMNS, StrategyTable
 from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload
 
 FRAMEWORKS = ("megatron", "megatron-local", "torchtitan")
@@ -66,7 +67,7 @@ def test_no_strategy_twice(name: str, model: ModelSpec) -> None:
     assert np.unique(columns, axis=1).shape[1] == len(table)
     assert np.array_equal(table.dp, np.maximum(16 // (table.tp * table.cp * table.pp), 0))
     assert np.array_equal(table.sp, table.tp > 1)
-    interleaved = table.schedule == SCHEDULES.index("interleaved")
+    interleaved = table.schedule == SCHEDULE_NAMES.index("interleaved")
     assert np.array_equal(interleaved, table.vpp > 1)
 
 

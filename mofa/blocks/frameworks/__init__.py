@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.frameworks import fsdp1, megatron, megatron_local, torchtitan
 from mofa.blocks.op import Op
-from mofa.specs.framework import LOCAL_LAYERS, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 
 PRIMITIVES: dict[str, Primitives] = {
     "fsdp1": fsdp1.PRIMITIVES,
@@ -26,7 +26,7 @@ def persistent_buffers(framework: FrameworkSpec, ctx: Context, ops: Sequence[Op]
     if framework.name == "megatron":
         body = megatron.persistent_buffers(ctx, ops, with_head=False)
         return body, body + megatron.head_buffers(ctx)
-    if framework.name in LOCAL_LAYERS:
+    if framework.layers == "megatron":
         one = megatron_local.persistent_buffers(ctx)
         return one, one
     return 0.0, 0.0

@@ -8,6 +8,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
 from mofa.blocks.op import Collective, CollectiveKind, Op, Stream, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
+from mofa.blocks.roles import Role
 from mofa.specs.params import layer_params
 
 GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"
@@ -42,9 +43,11 @@ class Pieces:
         self.tensors[name] = Tensor(name, nbytes, kind, grad=False)  # type: ignore[arg-type]
         return name
 
-    def mark(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER) -> None:
+    def mark(
+        self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER, role: Role = ""
+    ) -> None:
         """An op without work: memory is held or let go."""
-        self.ops.append(Op(name, "dp", None, reads, writes, launches=0, stream=stream, region=OUTSIDE))
+        self.ops.append(Op(name, "dp", None, reads, writes, launches=0, stream=stream, region=OUTSIDE, role=role))
 
     def wait(self, name: str, reads: tuple[str, ...]) -> None:
         """The compute stream waits until these are there."""
@@ -183,7 +186,8 @@ def reduce(
         added = 3.0 * ctx.stored * params / ranks * ctx.accumulates
         p.ops.append(
             Op(f"{name}.accumulate", "dp", Stream(added, "mul"), (out,), (),
-               launches=adds(ctx, float(num_weights)), present=here, stream=REDUCE, region=OUTSIDE)
+               launches=adds(ctx, float(num_weights)), present=here, stream=REDUCE, region=OUTSIDE,
+               role="accumulate")
         )  # fmt: skip
     if in_loop:
         p.ops.append(Op(f"{name}.reduce_returns", "dp", None, in_loop, (), launches=0, region=OUTSIDE))

@@ -14,12 +14,12 @@ from mofa.blocks.elementwise import BoolK, anywhere, ceiling, opposite, where
 from mofa.blocks.frameworks import megatron_cp
 from mofa.blocks.frameworks.megatron_calls import call, issue
 from mofa.blocks.frameworks.megatron_linear import (
-    HEAD_NORMS,
     attention_output,
     buffer_gather,
     column_linear,
     norm,
     residual,
+    untuned_norm,
     weight_grad,
     whole_linear,
 )
@@ -101,10 +101,11 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     )  # fmt: skip
     out = b.tensor(f"{name}.out", nbytes)
     scale = b.tensor(f"{name}.rstd", ctx.tokens * heads * 4.0, grad=False)
+    forward, backward = untuned_norm(ctx, of_heads=True)
     b.add(
-        Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", HEAD_NORMS[0] * elements, head_dim), (x,),
+        Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", forward * elements, head_dim), (x,),
            (out, scale), (x, scale), region=b.region,
-           back=Back(3 * nbytes, 2, like="te rmsnorm_bwd", elements=HEAD_NORMS[1] * elements, width=head_dim),
+           back=Back(3 * nbytes, 2, like="te rmsnorm_bwd", elements=backward * elements, width=head_dim),
            call=call(ctx, "norm"))
     )  # fmt: skip
     return out

@@ -170,11 +170,14 @@ TUNED_NORMS: dict[str, tuple[int, ...]] = {
                   16384, 18432, 20480, 24576, 25600, 30720, 32768, 40960, 49152, 65536),
 }  # fmt: skip
 """Widths that Transformer Engine has a kernel of their own for (2.20, common/normalization/*/*_fwd_cuda_kernel.cu)."""
-OTHER_NORMS = (1.9, 2.0)
-"""Time of its general kernels, forward and back, over that of tuned ones at their width: medians of RMSNorm over widths
-of 1536, 2880, 5120 and 7168 (1.6 to 2.2, 1.7 to 2.7) on an H100 (measurements/h100-1gpu-te-bf16). [-]"""
-HEAD_NORMS = (1.1, 1.6)
-"""The same of 131072 rows of 128, as norms over heads are. [-]"""
+
+
+def untuned_norm(ctx: Context, *, of_heads: bool) -> tuple[float, float]:
+    """Time of Transformer Engine's general norms, forward and back, over that of tuned ones at their width. [-]"""
+    kernels = ctx.kernels
+    if of_heads:
+        return kernels.te_head_norm_forward.value, kernels.te_head_norm_backward.value
+    return kernels.te_norm_forward.value, kernels.te_norm_backward.value
 
 
 def norm_op(
@@ -193,11 +196,11 @@ def norm_op(
     if not torch_kernels:
         like = f"te {like}"
         if width not in TUNED_NORMS[str(ctx.model.norm)]:
-            forward, backward = OTHER_NORMS if width > HEAD else HEAD_NORMS
+            forward, backward = untuned_norm(ctx, of_heads=width <= HEAD)
     elements = rows * width
     back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=backward * elements, width=width)
     if torch_kernels and width <= HEAD and like == "rmsnorm":
-        like, back = "rmsnorm_heads", heads_norm_back(rows, width)
+        like, back = "rmsnorm_heads", heads_norm_back(ctx, rows, width)
     b.add(
         Op(name, "memory_bound", Stream(moved, f"{like}_fwd", forward * elements, width), (x,), (out, scale),
            (kept or x, scale), region=region, back=back,

@@ -25,7 +25,8 @@ def activation(
 
     Dense layers' and shared experts' is the same function, compiled when it is first called. Where a rank calls it with
     two widths, it is compiled for any width the second time (TorchDynamo's automatic dynamic shapes): its kernels then
-    divide each element's index by a width that they read, forward and back once each, and take :data:`ANY_WIDTH`.
+    divide each element's index by a width that they read, forward and back once each, and take as long as
+    ``any_width_swiglu_*_passes`` of the GPU's ``layer_kernels``, on the curves of the compiled one.
     """
     gated = ctx.model.mlp.activation == "swiglu"
     if gated and not ctx.framework.fused_swiglu:
@@ -35,8 +36,10 @@ def activation(
     like, again = ("compiled swiglu_fwd", "compiled swiglu_bwd") if gated else ("gelu_fwd", "gelu_bwd")
     weighted = 1.0 if gated and name == "experts" else 0.0
     any_width = _any_width(ctx, name)
-    passes = where(any_width, ANY_WIDTH[0], wide + 1.0)
-    back_passes = where(any_width, ANY_WIDTH[1], 8.0 + 3.0 * weighted if gated else 3.0)
+    passes = where(any_width, ctx.kernels.any_width_swiglu_forward_passes.value, wide + 1.0)
+    back_passes = where(
+        any_width, ctx.kernels.any_width_swiglu_backward_passes.value, 8.0 + 3.0 * weighted if gated else 3.0
+    )
     back = Back(back_passes * moved * ctx.element, launches * (1.0 + weighted), like=again)
     by = call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
     if name == "experts" and ctx.framework.experts == "sequential":  # issued one expert after the other
@@ -74,13 +77,6 @@ def unfused_swiglu(
            launches=launches, region=region, back=Back(6 * passed, 2 * launches, like="mul"))
     )  # fmt: skip
     return out
-
-
-ANY_WIDTH = (7.5, 38.0)
-"""Passes over the output, forward and back, that SwiGLU takes as long as where it is compiled for any width, on the
-curves of the compiled one: 3.28 and 17.4 ps an element on an H200 (medians of mc1-dsv2lite-8l-16e,
-mc1-ernie-4l-selective-moe-again and mc2-ep2-dsmoe16b-4l-full-skewed-traced in reference_runs/traces, fitting half; 3.2
-to 3.4 and 17.3 to 18.7, of widths from 2816 to 12288). [-]"""
 
 
 def _any_width(ctx: Context, name: str) -> BoolK:

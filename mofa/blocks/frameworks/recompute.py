@@ -5,7 +5,7 @@ from __future__ import annotations
 from mofa.blocks.frameworks.torchtitan import kept_outputs
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
 
@@ -40,7 +40,7 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
             discard=frozenset(region for m in spec.modules for region in DISCARDED.get(m, ())),
             reentrant=True,
         )
-    if framework.name not in PYTORCH_MODULES:
+    if not framework.traits.has_pytorch_modules:
         return Recompute(
             kind="full", reentrant=True
         )  # CheckpointFunction repeats the whole layer (tensor_parallel/random.py)
@@ -71,7 +71,7 @@ def unsupported(
             f"token_chunks ({spec.token_chunks}) needs experts and framework megatron without deepep, "
             f"not {model.name} on {framework.name} with {framework.dispatcher}; leave token_chunks out"
         )
-    titan = framework.name in PYTORCH_MODULES
+    titan = framework.traits.has_pytorch_modules
     if spec.kind in ("ops", "every") and framework.name != "torchtitan":
         return f"recompute: {spec.kind} is torchtitan's; {framework.name} has none, selective[:modules] and full[:n]"
     if spec.kind == "full" and spec.layers is not None and titan:
@@ -109,7 +109,7 @@ def _module_unsupported(framework: FrameworkSpec, module: str, model: ModelSpec)
         return f"recompute: module {module} is newer than megatron-2022, which has core_attn; use selective or full"
     if module == "moe_act" and framework.experts != "grouped":
         return "recompute: module moe_act needs grouped experts (framework.experts: grouped)"
-    if framework.name in LOCAL_LAYERS and module in ("layernorm", "moe_act"):
+    if framework.layers == "megatron" and module in ("layernorm", "moe_act"):
         # CheckpointWithoutOutput asks Transformer Engine for its fp8 state unless told not to (random.py:588-592)
         return f"recompute: module {module} needs Transformer Engine, which {framework.name} runs without"
     return None

@@ -96,7 +96,7 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
                 elements=count * (2.0 * element + out_element) / 6.0, width=width)  # fmt: skip
     if short:
         back = Back(10.0 * count, 3, like=f"{like}_bwd", elements=count, width=width)
-        back = back if compiled else parts.heads_norm_back(rows, width)
+        back = back if compiled else parts.heads_norm_back(ctx, rows, width)
     b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back))
     return out
 

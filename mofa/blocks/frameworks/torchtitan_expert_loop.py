@@ -114,26 +114,27 @@ def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> 
             last = f"{grad}.fp32"
             tensors[last] = Tensor(last, 4.0 * params, "grad", grad=False)
             late.append(Op(f"{name}.grad_cast", "memory_bound", Stream(CAST * params * local, "cast_up"), (grad,),
-                           (last,), launches=local, rounds=local))  # fmt: skip
+                           (last,), launches=local, rounds=local, role="grad_cast"))  # fmt: skip
         whole = wide * params * local
         tensors[made] = Tensor(made, whole if lasting else 0.0, "grad", grad=False)
         late += [
             Op(f"{name}.zeros.whole", "memory_bound", Stream(whole * local, "zero"), launches=local, rounds=local,
-               nodes=0.0),
+               nodes=0.0, role="whole"),
             Op(f"{name}.copy.whole", "memory_bound", Stream(2.0 * whole, "copy"), launches=local, rounds=local,
-               nodes=0.0),
+               nodes=0.0, role="whole"),
             Op(f"{name}.whole", "memory_bound", Stream(3.0 * whole * (local - 1.0), "residual_add"), (last,), (made,),
-               scratch=where(local > 1, whole, 0.0), launches=local - 1.0, rounds=local, nodes=NODES),
+               scratch=where(local > 1, whole, 0.0), launches=local - 1.0, rounds=local, nodes=NODES,
+               role="whole"),
         ]  # fmt: skip
     return [*out, *late]
 
 
 def behind_the_loop(ops: list[Op]) -> list[Op]:
     """The backward tape with what the parameters' own nodes do behind the loop, in which it would end it."""
-    mine = [i for i, op in enumerate(ops) if op.name.endswith(".accumulate") and op.name.startswith(_OWN)]
+    mine = [i for i, op in enumerate(ops) if op.role == "accumulate" and op.name.startswith(_OWN)]
     if not mine:
         return ops
-    end = max(i for i, op in enumerate(ops) if op.name.endswith(".whole")) + 1
+    end = max(i for i, op in enumerate(ops) if op.role == "whole") + 1
     moved = [ops[i] for i in mine if i < end]
     left = [op for i, op in enumerate(ops[:end]) if i not in mine]
     return [*left, *moved, *ops[end:]]

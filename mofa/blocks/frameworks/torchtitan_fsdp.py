@@ -34,16 +34,20 @@ from mofa.blocks.frameworks.torchtitan_linear import (
 from mofa.blocks.frameworks.torchtitan_root import ROOT, backward_of_end, root_holds_ends, wrap_end
 from mofa.blocks.op import Op, Stream, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
+from mofa.specs.framework import PythonFunctions
 
-CALL_PYTHON = 4
-"""Functions of Python in FSDP's hooks around a module's forward that neither gathers nor shards: a function of autograd
-around its inputs, walks over inputs and outputs. 0.33 to 0.39 ms between two blocks, and as much behind the experts, in
-tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half), whose weights stay gathered. [-]"""
+
+def python_functions(ctx: Context) -> PythonFunctions:
+    """What modules call beside their launches."""
+    found = ctx.framework.python_functions
+    assert found is not None, f"{ctx.framework.name} needs python_functions in its profile"
+    return found
 
 
 def call_python(ctx: Context) -> float:
     """What a block's own call takes where no gather's hooks (``shard_hook_s``) hold it already."""
-    return CALL_PYTHON if ctx.precision_mode == "mixed" and ctx.pipelined else 0.0
+    hooked = ctx.precision_mode == "mixed" and ctx.pipelined
+    return python_functions(ctx).module_call.value if hooked else 0.0
 
 
 # -- forward
@@ -180,7 +184,7 @@ back. Of what it is given autograd makes the sums (tt1-hunyuana13b-3l-compile-sk
 
 def _fused_sum(op: Op) -> Op:
     """Inductor adds gradients inside the next kernel: one more read."""
-    if op.name.startswith("accumulate ") and isinstance(op.work, Stream):
+    if op.role == "sum" and isinstance(op.work, Stream):
         return op._replace(work=Stream(op.work.bytes / 3.0, "compiled residual_add"), launches=0)
     return op
 
@@ -206,7 +210,7 @@ def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
         if late and not cast:
             out += late
             late = []
-        if op.name.endswith(".dgrad") and copy in p.tensors:
+        if op.role == "dgrad" and copy in p.tensors:
             if f"{copy}~" in p.tensors:
                 copy = f"{copy}~"
             op = op._replace(reads=(*op.reads, copy))
@@ -217,13 +221,13 @@ def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
             if is_product(op):
                 last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
                 late.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params, "cast_up"), (grad,), (last,),
-                              present=op.present, compiled=op.compiled))  # fmt: skip
+                              present=op.present, compiled=op.compiled, role="grad_cast"))  # fmt: skip
             else:  # the embedding's gradient is fp32
                 params = params / 2.0
             if ctx.accumulating:
                 moved = Stream(12.0 * params * ctx.accumulates, "mul")
                 late.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
-                              launches=adds(ctx), present=op.present))  # fmt: skip
+                              launches=adds(ctx), present=op.present, role="accumulate"))  # fmt: skip
     return [*out, *late]
 
 
@@ -233,7 +237,7 @@ def _plain_gradients(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
     out: list[Op] = []
     late: list[Op] = []
     for op in ops:
-        if late and not op.name.startswith("accumulate "):
+        if late and op.role != "sum":
             out += late
             late = []
         out.append(op)
@@ -241,7 +245,7 @@ def _plain_gradients(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
             if ctx.accumulating:
                 moved = Stream(3.0 * p.tensors[grad].bytes * ctx.accumulates)
                 late.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=adds(ctx),
-                               present=op.present))  # fmt: skip
+                               present=op.present, role="accumulate"))  # fmt: skip
     return [*out, *late]
 
 
@@ -254,14 +258,22 @@ def _unsharded_gradients(p: Pieces, ops: list[Op], ctx: Context, own: ArrayK, ex
     apart = experts > 0
     if anywhere(apart) and theirs:
         add = Op(
-            "efsdp.accumulate", "dp", Stream(per_param * experts, "accumulate"), theirs, (), launches=3, present=apart
+            "efsdp.accumulate",
+            "dp",
+            Stream(per_param * experts, "accumulate"),
+            theirs,
+            (),
+            launches=3,
+            present=apart,
+            role="accumulate",
         )
         post = Pieces(ops=[add], tensors=p.tensors)
         theirs = _kept_where_together(post, theirs, apart)
         at = _after_experts(ops)
         result[at:at] = post.ops
     tail = (*mine, *theirs)
-    result.append(Op("fsdp.accumulate", "dp", Stream(per_param * own, "accumulate"), tail, (), launches=len(mine) + 2))
+    result.append(Op("fsdp.accumulate", "dp", Stream(per_param * own, "accumulate"), tail, (), launches=len(mine) + 2,
+                     role="accumulate"))  # fmt: skip
     return result
 
 
@@ -320,8 +332,8 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
         body[at:at] = post.ops
         names = ("experts.", "moe.combine.backward")
         first = next(i for i, op in enumerate(body) if op.name.startswith(names))
-        if body[first].name.endswith("~"):
-            at = next(i for i, op in enumerate(body) if op.name.startswith(names) and not op.name.endswith("~"))
+        if body[first].repeated:
+            at = next(i for i, op in enumerate(body) if op.name.startswith(names) and not op.repeated)
             body[at:at] = _experts_again(p, ctx, experts)
         pre = Pieces(tensors=p.tensors)
         copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)

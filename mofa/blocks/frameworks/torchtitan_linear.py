@@ -291,4 +291,4 @@ def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
 
 def is_product(op: Op) -> bool:
     """Whether an op of a backward tape makes a linear's weight gradient."""
-    return op.name.endswith(".wgrad")
+    return op.role == "wgrad"

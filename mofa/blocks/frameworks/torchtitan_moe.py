@@ -11,7 +11,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, where
 from mofa.blocks.frameworks.torchtitan_expert_loop import experts_in_turn, output_element
 from mofa.blocks.frameworks.torchtitan_ffn import feed_forward, gated
-from mofa.blocks.frameworks.torchtitan_fsdp import CALL_PYTHON, expert_weights
+from mofa.blocks.frameworks.torchtitan_fsdp import expert_weights, python_functions
 from mofa.blocks.frameworks.torchtitan_linear import (
     CAST,
     autocast,
@@ -25,21 +25,6 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     weight_grad_bytes,
 )
 from mofa.blocks.op import WRITES, Back, BoolK, Collective, FloatK, Grouped, HostSync, Op, Order, Stream, TapeBuilder
-
-ASYNC_PYTHON = 8
-"""Functions of Python between the host's wait for the counts and the rows in order, beside the launches: the exchange's
-own, PyTorch's wrapper of a tensor that is still on its way, which every op on it passes, a Triton kernel's launch. In
-two profiled steps of the fitting half (tt2-ep2-qwen30b-2l-traced and 4l-skewed-traced) the host took 0.93 and 1.95 ms
-there, less what the profiler slows it by (1.35 times in steps that the host bounds). [-]"""
-
-COUNTS_PYTHON = 5
-"""Functions of Python from the gather of rows to the host's wait for the counts: a functional collective is two
-(measurements/h200-host, functional_gather), then come its explicit wait, copies to the host and lists. In
-tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half) the host takes 0.97 ms there, hooks of FSDP and the profiler's
-share (it makes a step 1.17 times as long) included, on a host 1.89 times as slow as the profile's. [-]"""
-RETURN_PYTHON = 4
-"""Functions of Python from the experts' last product to the weighted sum: the exchange back, and ops on a tensor that
-is still on its way; 0.25 + 0.35 ms in the same trace. [-]"""
 
 
 def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
@@ -80,7 +65,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     x = b.tensor("moe.permuted", padded * row)
     fill = b.tensor("moe.permutation", where(here, 4.0 * padded, 0.0), grad=False)
     # the order of rows by expert, padded, from the counts alone: small kernels, which the device waits for
-    python = where(ctx.ep > 1, ASYNC_PYTHON, 0)
+    python = where(ctx.ep > 1, python_functions(ctx).rows_in_order.value, 0)
     if anywhere(here):
         b.add(Op("moe.plan", "memory_bound", Stream(4.0 * padded_time), (), (fill,), launches=18, functions=python,
                  present=here))  # fmt: skip
@@ -118,7 +103,8 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         width = spec.shared_hidden / ctx.tp
         shared = feed_forward(b, ctx, full, "shared", width, fused=ctx.framework.compile, partial=ctx.has_tp)
     ordered = b.tensor("moe.ordered", everyone * row)
-    python = where(ctx.ep > 1, RETURN_PYTHON + CALL_PYTHON, 0)  # of the exchange, and of FSDP behind the experts
+    calls = python_functions(ctx)  # of the exchange, and of FSDP behind the experts
+    python = where(ctx.ep > 1, calls.experts_return.value + calls.module_call.value, 0)
     b.add(Op("moe.zeros", "memory_bound", Stream(everyone * row, "zero"), functions=python))
     b.add(Op("moe.unsort", "memory_bound", Stream(2 * sent * row, put), (y, order), (ordered,), (order,),
              launches=1, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
@@ -180,7 +166,8 @@ def _exchange(
             own = b.tensor("moe.own_counts", 0.0, grad=False)
             b.add(Op("moe.count", "memory_bound", Stream(16.0 * ctx.model.moe.num_experts), (),
                      (own,), launches=5, present=here))  # fmt: skip
-            python = COUNTS_PYTHON + (CALL_PYTHON // 2 if ctx.pipelined else 0)
+            calls = python_functions(ctx)
+            python = calls.expert_counts.value + (calls.module_call.value // 2 if ctx.pipelined else 0)
             b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", 8.0 * ctx.model.moe.num_experts),
                      (own,), (told,), present=here, stream="ep", functions=python))  # fmt: skip
         for i in range(ctx.framework.dispatch_syncs):

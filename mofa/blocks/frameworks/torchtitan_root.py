@@ -60,7 +60,7 @@ def backward_of_end(p: Pieces, ops: list[Op], ctx: Context, block: str, own: Arr
     p.ops = list(ops)
     if block == "head":
         p.mark("fsdp.turn_last", (LAST,), (), "compute")
-        p.mark("fsdp.root.accumulate", mine, (), "compute")
+        p.mark("fsdp.root.accumulate", mine, (), "compute", "accumulate")
         p.tensor("fsdp.reduce_input", 4.0)  # stands for what the last block finds on its way: nothing
         p.mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
         p.mark("fsdp.hold_reduce", ("fsdp.reduce_input",), (), REDUCE)

@@ -9,27 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.deferred_weight_gradients import KEPT
 from mofa.blocks.elementwise import value
 from mofa.blocks.frameworks.megatron_persistent import Lasting
-from mofa.blocks.lifetimes import PRODUCT_ENDS
-from mofa.blocks.op import KINDS, OWN_POOLS, READS, RENEWAL, WRITES, Attention, Collective, Op, Tape, Tensor
+from mofa.blocks.op import KINDS, OWN_POOLS, READS, WRITES, Attention, Collective, Op, Tape, Tensor
+from mofa.blocks.roles import PRODUCT_ROLES, WEIGHT_ROLES, Role
 from mofa.cost.allocations.parameter_tensors import block_weights
 
 STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
-CLAIMS = {
-    "fsdp.turn": "fsdp.next", "efsdp.turn": "efsdp.next", "fsdp.turn@": "fsdp.next@", "efsdp.turn@": "efsdp.next@",
-    "fsdp.previous": "fsdp.reduce_input",
-}  # fmt: skip
-"""Marks at which a block takes over what the block before it held, and under which name that was held."""
 
 
 _REDUCED = "fsdp.reduced", "efsdp.reduced"
-_LAST = ("embedding.backward",)
-"""Ops whose temporaries come after their output: an embedding's gradient is made of zeros first (Embedding.cu)."""
 
 
 class New(NamedTuple):
@@ -74,6 +66,14 @@ class Deed(NamedTuple):
     """Whether what lingered of the block's last backward goes here."""
     lasting: tuple[Lasting, ...] = ()
     """What the first such op of a rank takes for good."""
+    role: Role = ""
+    repeated: bool = False
+    module: str = ""
+    origin: str = ""
+    """As of its :class:`mofa.blocks.op.Op`."""
+    puts_experts_together: bool = False
+    is_product: bool = False
+    """Whether it is a linear layer, one of its two products on the way back, or what is gathered for them."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Life:
         made = {item.name for deed in self.forward for item in deed.new}
         out: set[str] = set()
         for deed in self.backward:
-            if deed.op.endswith(PRODUCT_ENDS):
+            if deed.role in PRODUCT_ROLES:
                 return frozenset(out - self.of_inputs()[1])
             out.update(name for name in deed.free if name in made)
         return frozenset()
@@ -170,14 +170,6 @@ def in_order(
         elif step in outputs:
             out.append(outputs.pop(step))
     return [*out, *outputs.values()]
-
-
-def products(life: Life) -> tuple[str, ...]:
-    """How the names of a block's products end that PyTorch runs."""
-    if not life.torch_products:
-        return ()
-    names = [name for name, _ in life.weights] if life.name != "embedding" else []
-    return (*(end for name in names for end in (name, f"{name}~")), ".wgrad", ".dgrad")
 
 
 def life(
@@ -233,7 +225,7 @@ def _life(
     birth: dict[str, int] = {}
     death: dict[str, int] = {}
     for i, op in enumerate(ops):
-        shared = _shared(op, k, present[i] and not (apart and op.name.startswith("accumulate ")), present[i])
+        shared = _shared(op, k, present[i] and not (apart and op.role == "sum"), present[i])
         for name in op.reads if present[i] else ():
             death[of(name)] = i
         for name in op.writes:
@@ -262,16 +254,16 @@ def _life(
     read_later = {of(name) for op in block.backward.ops for name in op.reads}
     cached = frozenset(
         w for op in block.forward.ops for w in op.writes
-        if autocast and op.name.endswith(".weight_cast") and w not in read_later
-        and not (op.compiled or op.name.startswith("experts."))
+        if autocast and op.casts_weight and w not in read_later
+        and not (op.compiled or op.module == "experts")
     )  # fmt: skip
     weights = block_weights(block.forward.ops, k)
     places = {name: n for n, (name, _) in enumerate(weights)}
     deeds = [
         _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
-              op.name.endswith(WEIGHT_ENDS) if late is None else i >= boundary + late,
-              bool(given) and present[i] and op.name.startswith("accumulate ") and of(op.writes[0]) == given,
-              places, bool(lingers) and op.name.startswith(RENEWAL), lasting.get(op.name, ()) if present[i] else ())
+              op.role in WEIGHT_ROLES if late is None else i >= boundary + late,
+              bool(given) and present[i] and op.role == "sum" and of(op.writes[0]) == given,
+              places, bool(lingers) and op.renews, lasting.get(op.name, ()) if present[i] else ())
         for i, op in enumerate(ops)
     ]  # fmt: skip
     pieces = _pieces(deeds, weights)
@@ -288,7 +280,7 @@ def _life(
         and op.work.group == "tp"
     )
     sent = frozenset(of(name) for name, tensor in tensors.items() if value(tensor.sent, k))
-    first = next((op for op in block.forward.ops if op.name.startswith("loss.") and op.reads), None)
+    first = next((op for op in block.forward.ops if op.module == "loss" and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
     return Life(
         block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
@@ -301,7 +293,9 @@ def _life(
 
 def awaiting_embedding(head: Life) -> Life:
     """A head whose weight gradient stays until the embedding's of the same weight is added to it."""
-    made = frozenset(name for deed in head.backward if deed.op == "output.accumulate" for name in deed.grads)
+    made = frozenset(
+        name for deed in head.backward if deed.role == "accumulate" and deed.module == "output" for name in deed.grads
+    )
     return replace(head, late=head.late | made)
 
 
@@ -357,7 +351,7 @@ def _cut(deed: Deed, pieces: dict[str, tuple[New, ...]]) -> Deed:
     new = tuple(n for item in deed.new for n in pieces.get(item.name, (item,)))
     whole = deed._replace(new=new, free=names(deed.free), hold=names(deed.hold))
     one = max((item.bytes for item in new), default=0)
-    if not deed.op.startswith("efsdp.weights") or not 0 < sum(item.bytes for item in deed.scratch) <= 1.01 * one:
+    if not deed.puts_experts_together or not 0 < sum(item.bytes for item in deed.scratch) <= 1.01 * one:
         return whole
     # each of the experts' matrices is put together apart and copied, the next while the last one's parts are there
     steps: list[int | str] = []
@@ -370,8 +364,8 @@ def _cut(deed: Deed, pieces: dict[str, tuple[New, ...]]) -> Deed:
 def _dry(block: BlockTapes, k: int) -> tuple[Deed, ...]:
     """A forward of which nothing is kept but its input, by the frames of Python around it, and its output."""
     forward = block.forward
-    ops = tuple(op for op in forward.ops if not op.name.startswith("loss."))
-    loss = next((op for op in forward.ops if op.name.startswith("loss.") and op.reads), None)
+    ops = tuple(op for op in forward.ops if op.module != "loss")
+    loss = next((op for op in forward.ops if op.module == "loss" and op.reads), None)
     given = forward.outputs if loss is None else loss.reads[:1]
     alone = BlockTapes(block.name, replace(forward, ops=ops, outputs=given), Tape((), {}, (), ()))
     deeds = life(alone, k).forward
@@ -382,7 +376,7 @@ def _dry(block: BlockTapes, k: int) -> tuple[Deed, ...]:
 
 def _one_node(op: Op, behind: Op) -> bool:
     """Whether the two are the weight's and the input's product of one linear."""
-    return op.name.endswith(".wgrad") and behind.name == op.name.removesuffix("wgrad") + "dgrad"
+    return op.role == "wgrad" and behind.role == "dgrad" and op.origin == behind.origin
 
 
 def _weights_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
@@ -436,7 +430,7 @@ def _deed(
     assert callable(of)
     stream = STREAMS.get(op.pool or op.stream, 0)
     mark = op.work is None and value(op.launches, k) == 0
-    claim = CLAIMS.get(op.name, "") if mark else ""
+    claim = op.claims if mark else ""
     if claim == "fsdp.reduce_input":
         stream = 0
     new = tuple(
@@ -451,16 +445,20 @@ def _deed(
         sizes = [int(value(size, k)) for size in op.order.sizes]
         pieces = tuple(New("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
         order = tuple(_step(op, n, of) for n in op.order.steps)
-    holds = mark and ".hold" in op.name
-    grads = tuple(of(r) for r in op.reads) if op.name.endswith(".accumulate") and present else ()
-    if op.name.endswith("fsdp.accumulate"):  # as the modules lie (_fsdp_param_group.py, ``post_backward``)
+    holds = mark and op.holds
+    grads = tuple(of(r) for r in op.reads) if op.role == "accumulate" and present else ()
+    if op.role == "accumulate" and op.origin in ("fsdp", "efsdp"):
+        # as the modules lie (_fsdp_param_group.py, ``post_backward``)
         grads = tuple(sorted(grads, key=lambda name: places.get(name.removeprefix("dW:"), -1)))
     attention = isinstance(op.work, Attention)
     deed = Deed(
-        op.name, new, pieces or _scratch(scratch, () if attention else new, stream), attention or op.name in _LAST,
-        order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
+        op.name, new, pieces or _scratch(scratch, () if attention else new, stream),
+        attention or op.is_embedding_gradient,
+        order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.copies_out,
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
-        int(value(op.rounds, k)), renews, lasting,
+        int(value(op.rounds, k)), renews, lasting, op.role, op.repeated, op.module, op.origin,
+        op.puts_experts_together,
+        op.role in ("regather", "wgrad", "dgrad") or (not op.role and value(op.weight_params, k) > 0),
     )  # fmt: skip
     plain = not (new or scratch or dead or claim or grads or sums or renews or lasting or deed.frees_held)
     return None if plain else deed

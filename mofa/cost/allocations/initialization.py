@@ -38,7 +38,7 @@ def rotations(rows: Rows) -> tuple[int, ...]:
         twice, cosine and sine (models/*/model/model.py, ``precompute_freqs_cis`` and ``precompute_rope_cache``).
     """
     a = rows.workload.model.attention
-    if rows.framework.name != "torchtitan" or rows.workload.model.positions != "rope":
+    if not rows.framework.traits.makes_rotation_tables or rows.workload.model.positions != "rope":
         return ()
     width = a.qk_rope_head_dim if a.kind == "mla" else 2 * a.d_qk if a.qk_norm else a.d_qk
     whole = 4 * rows.workload.batch.seq_len * int(width)

@@ -13,8 +13,6 @@ from itertools import groupby
 from mofa.blocks.op import KINDS
 from mofa.cost.allocations.allocation_trace import Deed, Life, New
 
-SUMS = ".whole"
-"""End of the names of ops that add up the gradients of all experts' weights."""
 COPY = KINDS.index("weight_copy")
 
 
@@ -57,7 +55,7 @@ def one_by_one(life: Life, shares: Sequence[float] = ()) -> Life:
 
 
 def _all(deeds: Sequence[Deed], shares: Sequence[float], cut: set[str]) -> Iterator[Deed]:
-    for (loop, again), group in groupby(deeds, lambda deed: (deed.rounds > 1, deed.op.endswith("~"))):
+    for (loop, again), group in groupby(deeds, lambda deed: (deed.rounds > 1, deed.repeated)):
         found = list(group)
         if not loop:
             yield from (_whole(deed, len(shares), cut) for deed in found)
@@ -71,7 +69,7 @@ def _all(deeds: Sequence[Deed], shares: Sequence[float], cut: set[str]) -> Itera
             for deed in found:
                 one = _of_one(deed, expert, shares, cut, each, shared=shared)
                 one = one if first else one._replace(lasting=())
-                yield _of_sum(one, deed, first=first) if deed.op.endswith(SUMS) else one
+                yield _of_sum(one, deed, first=first) if deed.role == "whole" else one
 
 
 def _whole(deed: Deed, num: int, cut: set[str]) -> Deed:

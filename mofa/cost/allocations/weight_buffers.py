@@ -75,11 +75,11 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
     if fsdp and rows.mode.pipelined:
         held_bytes -= float(shards.whole(2.0)[0, r])
     states = float(static.states[0, r]) / kept
-    main = 0.0
+    main, num_moments = 0.0, rows.workload.optimizer.traits.num_moments
     if megatron:
-        main = max(fw.states_bytes_per_param - 8.0, 0.0)
+        main = max(fw.states_bytes_per_param - 4.0 * num_moments, 0.0)
     chained = megatron and int(rows.table.ep[0]) > 1
-    temporary = (4.0 if fw.optimizer == "foreach" else 0.0) if megatron else float(static.step_scratch[0, r]) / kept
+    temporary = fw.step_kernels.temporary_bytes_per_param if megatron else float(static.step_scratch[0, r]) / kept
     wide = 4.0 if fw.widens_gradients else 0.0
     even = [p.params / (expert if p.expert else dense) for p in params]
     own = even if fsdp or (distributed and fw.deepspeed) else [p.params for p in params]
@@ -87,11 +87,11 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
         own = owned(rows, params, r, data_rank)
     stored = even if fsdp else [p.params for p in params]
     width = held_bytes / held
-    drafted = fw.name == "torchtitan" and round(width) < 4
+    drafted = fw.traits.draws_weights_wide and round(width) < 4
     alone = any(p.name.endswith(" output") for p in params) or not rows.workload.model.tied_embeddings
     return tuple(
         Weight(
-            p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / 2 * own[n]),
+            p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / num_moments * own[n]),
             int(temporary * own[n]), chained and p.expert, p.chunk, p.flat, int(wide * own[n]),
             int(4 * stored[n]) if drafted and not p.flat and not (alone and p.name.endswith(" embedding")) else 0,
         )
@@ -185,7 +185,7 @@ def ddp_buckets(
         ready: list[int] = []
         for life in reversed(chunk):
             weights = {name: int(width * n) for name, n in life.weights}
-            made = [deed.op.removesuffix(".wgrad") for deed in life.backward]
+            made = [deed.origin for deed in life.backward if deed.role == "wgrad"]
             first = [name for name in made if name in weights and not (tied and life.name == "head")]
             ready += [weights.pop(name) for name in dict.fromkeys(first)]
             ready += [] if tied and life.name == "head" else list(weights.values())

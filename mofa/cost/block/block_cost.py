@@ -27,7 +27,8 @@ from mofa.cost.block.tape_clock import PhaseTime, scan, scan_apart
 from mofa.cost.kernels.collectives import token_spread
 from mofa.cost.kernels.topology import Group, process_groups
 from mofa.cost.optimizer import held_width
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.gpu_facts import KernelSelection
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import CP_KINDS, MERGED_GROUPS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -323,13 +324,14 @@ def block_context(
     accumulates = 1.0 - once if framework.shards_params else np.ones(len(table))
     # Megatron's blocks are the same however its optimizer's states are shared out
     shards: dict[str, FloatK] = {"fsdp": 1.0, "efsdp": 1.0}
-    if framework.name in PYTORCH_MODULES:
+    if framework.traits.has_pytorch_modules:
         shards = {name: _plain(groups[name].size.astype(float)) for name in shards}
     # torchtitan's training never sets the rotate method: it always gathers keys and values
     exchanges = table.cp_kind == CP_KINDS.index("a2a")
-    ring = (table.cp_kind == CP_KINDS.index("ring")) & (framework.name not in PYTORCH_MODULES)
+    ring = (table.cp_kind == CP_KINDS.index("ring")) & (not framework.traits.has_pytorch_modules)
     multiple = ALIGNED_ROWS if recipe else 1.0
-    unseen, kernels = _unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"], multiple)
+    copies, selection = local * top_k * f["ep"] * f["etp"], cluster.gpu.curves.kernel_selection
+    unseen, kernels = _unseen(workload, framework, table, loads, copies, selection, multiple)
     return Context(
         model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), cp_a2a=_plain(exchanges), ep=f["ep"], etp=f["etp"],
@@ -344,13 +346,13 @@ def block_context(
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
         amp=mode.amp, stored=held_width(workload, mode.precision),
-        fp8=recipe, fp8_transposes=cluster.gpu.fp8_transposes,
+        fp8=recipe, fp8_transposes=cluster.gpu.fp8_transposes, kernels=cluster.gpu.curves.layer_kernels,
     ), groups  # fmt: skip
 
 
 def _unseen(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads, copies: FloatK,
-    multiple: float,
+    selection: KernelSelection, multiple: float,
 ) -> tuple[ArrayK, ArrayK]:  # fmt: skip
     """Share of experts' numbers of tokens that need another kernel, where each expert has products of its own, and
     kernels that are loaded for a number. (n,), (n,) [-]"""
@@ -361,7 +363,7 @@ def _unseen(
     inner = (moe.expert_hidden if moe else 0) / table.etp
     ends = float(workload.model.hidden), 2.0 if workload.model.mlp.activation == "swiglu" else 1.0
     copies = np.broadcast_to(copies, (len(table),))
-    return loads.unseen(table.ep.astype(float), copies, chunks, inner, ends, multiple)
+    return loads.unseen(table.ep.astype(float), copies, chunks, inner, ends, selection, multiple)
 
 
 def _plain(column: NDArray[Any]) -> Any:
@@ -440,7 +442,7 @@ def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
         if anywhere(op.weight_params > 0) and (op.weight or op.name) not in seen:
             seen.add(op.weight or op.name)  # token chunks read the same weight
             number = maximum(op.num_weights, 1.0)
-            out.append(WeightClass(op.weight_params / number, number, op.name.startswith("experts.")))
+            out.append(WeightClass(op.weight_params / number, number, op.module == "experts"))
     return tuple(out)
 
 
@@ -461,7 +463,7 @@ def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: Memorie
 def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes of weight copies that autocast makes in the forward and the backward does not read. (K,) [B]"""
     # experts are cast outright, not by autocast, and what is compiled casts outside of its cache
-    casts = [op for op in block.forward.ops if op.name.endswith(".weight_cast") and not op.name.startswith("experts.")
+    casts = [op for op in block.forward.ops if op.casts_weight and op.module != "experts"
              and not op.compiled]  # fmt: skip
     if not casts:
         return np.zeros(num_k)

@@ -49,7 +49,7 @@ def put_off(block: BlockTapes, num_k: int) -> PutOff:
 def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> PutOff:
     """Of a backward's two halves, one after the other."""
     # what the backward by inputs hands on is the next block's; nothing is added to a gradient that is held
-    halves = [op._replace(view=False) if op.name.startswith("accumulate ") else op for op in inputs.ops]
+    halves = [op._replace(view=False) if op.role == "sum" else op for op in inputs.ops]
     lives = BlockLives.of(forward, Tape((*halves, *weights.ops), weights.tensors, inputs.inputs, ()))
     late = lives.boundary + len(inputs.ops)
     ops = lives.ops[lives.boundary :]

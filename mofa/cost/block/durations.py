@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
+from mofa.blocks.roles import NODE_ROLES
 from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.kernels.fitted_forms import missed_bytes
 from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.specs.curves import Curve, PoweredCurve, slowest_of
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import HostCurve
 from mofa.specs.power import mixed_clock
@@ -81,7 +82,7 @@ class Machine:
 
     @cached_property
     def _whole(self) -> dict[str, BoolK]:
-        if self.framework.name not in PYTORCH_MODULES or "world" not in self.groups:
+        if not self.framework.traits.has_pytorch_modules or "world" not in self.groups:
             return {}
         world = self.groups["world"].size
         whole = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
@@ -339,46 +340,46 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     dispatched = host.dtensor_op_s.value + host.dtensor_hook_s.value
     function, guarded = host.function_s.value, host.guarded_call_s.value
     listed = host.listing_s.value / 2**20
-    backward = any(op.name.endswith(AUTOGRAD) for op in ops)
+    backward = any(op.role in NODE_ROLES for op in ops)
     # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
-    hooked = machine.framework.name not in PYTORCH_MODULES and not machine.framework.fuses_wgrad_accumulation
+    hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
     out: list[FloatK] = [0.0] * len(ops)
     inside: BoolK = False
     modules = Calls(host)
     for i, op in enumerate(ops):
-        work, launches, name = op.work, op.launches, op.name
+        work, launches = op.work, op.launches
         if op.call is not None and host.modules:
-            called_s = modules.issue_s(op, forward=not backward or name.endswith("~"))
+            called_s = modules.issue_s(op, forward=not backward or op.repeated)
             if called_s is not None:
                 out[i] = where(op.present, slowest * called_s, 0.0)
                 continue
-        if hooked and name.endswith(".accumulate"):
+        if hooked and op.role == "accumulate":
             hook_s = slowest * (small + host.grad_hook_s.value)
             out[i] = where(op.present, maximum(launches, 1.0) * hook_s, 0.0)
             continue
         if type(work) is HostSync or not anywhere(launches):
             continue
         if op.compiled:
-            again = not backward or name.endswith("~")
+            again = not backward or op.repeated
             begins = host.compiled_module_s.value if again else host.compiled_node_s.value
             kernel = host.compiled_op_s.value + host.compiled_model_op_s.value
-            if name.startswith("loss."):
+            if op.module == "loss":
                 begins = host.compiled_call_s.value
                 kernel = host.compiled_op_s.value
             each = launches * kernel + where(inside, 0.0, begins)
             if again and type(work) is Attention:
                 each = each + host.compiled_attention_s.value
-        elif name.startswith(SHARDING):
+        elif op.is_sharding:
             each = host.shard_hook_s.value
             if anywhere(op.listed):
                 each = each + op.listed * listed
         else:
             first: FloatK = product - small if type(work) in PRODUCTS else 0.0
-            if name.endswith(AUTOGRAD):
+            if op.role in NODE_ROLES:
                 first = first + engine * op.nodes
             first = first * op.rounds
             # what is computed again is a forward pass again
-            forward = not backward or name.endswith("~")
+            forward = not backward or op.repeated
             python = model if forward else 0.0
             calls = launches + op.views
             each = launches * python + where(op.dtensor, calls * dispatched, launches * small) + first
@@ -387,7 +388,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
                 cold = op.functions * (function - host.loop_function_s.value)
                 cold = cold + op.guarded * (guarded - host.loop_guarded_s.value)
                 each = each - (cold - cold / maximum(op.rounds, 1.0))  # the first round finds nothing there
-            if anywhere(op.choices) and not name.endswith("~"):  # computed again, it was chosen for a moment ago
+            if anywhere(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
                 each = each + op.choices * host.gemm_choice_s.value
             if type(work) is Collective and op.dtensor is not False:
                 each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
@@ -395,10 +396,10 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
                 each = each + calls * host.selective_op_s.value
             if anywhere(op.checkpoints):
                 each = each + op.checkpoints * host.checkpoint_s.value
-        if anywhere(op.hooked) and (not backward or name.endswith("~")):
+        if anywhere(op.hooked) and (not backward or op.repeated):
             each = each + op.hooked * (host.unpacked_s.value if backward else host.packed_s.value)
         # the region begins or ends for whom the op runs; autograd adds a module's gradients once its backward has run
-        if inside is not op.compiled and not name.endswith(".accumulate"):
+        if inside is not op.compiled and op.role != "accumulate":
             runs: BoolK = (launches > 0) & op.present
             inside = (inside | runs) if op.compiled else (inside & opposite(runs))
         out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
@@ -435,7 +436,7 @@ class Calls:
         begun = self.begun.get((id(call), forward), False)
         seconds = where(begun, 0.0, call.times * (once + call.members * each))
         self.begun[id(call), forward] = begun | op.present
-        if anywhere(op.choices) and not op.name.endswith("~"):  # computed again, it was chosen for a moment ago
+        if anywhere(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
             seconds = seconds + op.choices * self.choice_s(format_, forward=forward)
         return seconds + op.checkpoints * self.host.checkpoint_s.value
 
@@ -443,12 +444,6 @@ class Calls:
         """Choice of a kernel within a module; where that was not timed, within PyTorch's product. [s]"""
         fact = self.host.module("kernel_choice", format_)
         return self.host.gemm_choice_s.value if fact is None else fact.seconds(forward=forward)[0]
-
-
-SHARDING = ("fsdp.", "efsdp.")
-"""Beginnings of the names of what FSDP's hooks issue."""
-AUTOGRAD = (".backward", ".dgrad", ".dleft", ".dright", ".whole")
-"""Ends of the names of ops that begin a node of the backward pass: a weight gradient shares its input gradient's."""
 
 
 def tape_flops(tape: Tape, num_k: int) -> ArrayK:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.kernels.kernel_selection import densities, most_of, new_kernels, unseen_share, wandering
+from mofa.specs.gpu_facts import KernelSelection
 
 FloatN = NDArray[np.float64]
 MOST_RANKS = 8
@@ -86,7 +87,7 @@ class RoutingLoads:
 
     def unseen(
         self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float],
-        multiple: float = 1.0,
+        selection: KernelSelection, multiple: float = 1.0,
     ) -> tuple[FloatN, FloatN]:  # fmt: skip
         """Share of experts' numbers of tokens that the library remembers no kernel for, and kernels that a number needs
         for the first time, on the rank where those are most. (n,), (n,) [-]
@@ -103,14 +104,20 @@ class RoutingLoads:
             Width of an expert on one rank. (n,) [-]
         ends
             Width of a token, and of what an expert makes of it first over its own. [-], [-]
+        selection
+            How the GPU's library chooses kernels.
         multiple
             That an expert's rows are padded to. [tokens]
 
         Examples
         --------
+        >>> from mofa.cost.kernels.toy_gpu import toy_gpu
+        >>> chosen = toy_gpu().curves.kernel_selection
         >>> loads = RoutingLoads({}, {}, shares=np.full((2, 8), 0.125), steps_before=3)
         >>> copies, inner = np.array([16384.0]), np.array([1024.0])
-        >>> share, kernels = loads.unseen(np.array([1.0]), copies, np.array([2.0]), inner, (2048, 2))  # 96 draws of 160
+        >>> share, kernels = loads.unseen(  # 96 draws of 160
+        ...     np.array([1.0]), copies, np.array([2.0]), inner, (2048, 2), chosen
+        ... )
         >>> share.round(2), kernels.round(2)
         (array([0.57]), array([0.02]))
         """
@@ -118,7 +125,7 @@ class RoutingLoads:
             return np.zeros(len(ep)), np.zeros(len(ep))
         keys, inverse = np.unique(np.stack([ep, copies, chunks, inner]), axis=1, return_inverse=True)
         hidden, up = ends
-        given = self.shares.tobytes(), self.shares.shape, self.steps_before, self.drifts, multiple
+        given = self.shares.tobytes(), self.shares.shape, self.steps_before, self.drifts, selection, multiple
         found = [
             _unseen(*given, int(degree), sent, each, ((up * width, hidden), (hidden, width)))
             for degree, sent, each, width in keys.T.tolist()
@@ -160,8 +167,8 @@ BALANCED = RoutingLoads({}, {})
 
 @lru_cache(maxsize=256)
 def _unseen(
-    shares: bytes, shape: tuple[int, int], steps_before: float, drifts: bool, multiple: float, ep: int, copies: float,
-    chunks: float, ways: tuple[tuple[float, float], ...],
+    shares: bytes, shape: tuple[int, int], steps_before: float, drifts: bool, selection: KernelSelection,
+    multiple: float, ep: int, copies: float, chunks: float, ways: tuple[tuple[float, float], ...],
 ) -> tuple[float, float]:  # fmt: skip
     """Over the ranks, or as many of them as tell enough. Kept, as it is half of what costing an uneven strategy takes,
     and a replay costs one several times."""
@@ -173,6 +180,8 @@ def _unseen(
     spread = wandering(means) if drifts and np.isfinite(draws) else 0.0
     places = [densities(mean, spread, multiple) for mean in each]
     of_ranks = [unseen_share(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
-    kernels = [new_kernels(mean, draws, ways, spread, of, multiple) for mean, of in zip(each, places, strict=True)]
+    kernels = [
+        new_kernels(mean, draws, ways, selection, spread, of, multiple) for mean, of in zip(each, places, strict=True)
+    ]
     local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
     return float(np.mean(of_ranks)), most_of(float(np.mean(kernels)) * local, ep) / local

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, stacked, where
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
+from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.cost.block.durations import Machine, Timed, device_seconds, host_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.launch_blocking import blocking
@@ -66,7 +66,7 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
 def scan_apart(block: BlockTapes, machine: Machine) -> tuple[PhaseTime, PhaseTime]:
     """A backward as zero-bubble schedules run it: what makes inputs' gradients, and weights', each back to back. [s]"""
     tape, seconds, issue = _read(block.backward, machine, None)
-    at = [n for n, op in enumerate(tape.ops) if not op.name.endswith(WEIGHT_ENDS)]
+    at = [n for n, op in enumerate(tape.ops) if op.role not in WEIGHT_ROLES]
     inputs = replace(tape, ops=tuple([tape.ops[n] for n in at]))
     by_inputs = _scanned(inputs, [seconds[n] for n in at], [issue[n] for n in at], machine, 2)
     return by_inputs, _scanned(*_read(block.apart.weights, machine, None), machine, 2)
@@ -129,7 +129,7 @@ def _scanned(
         if device_s is None:
             device_s = alone_s - exposed["host_idle"] + idle_s(tape, seconds) + slowed
         clocks = device_s - slowed, device_s - slowed + late_s, NO_WAIT, issued
-    weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.name.endswith(WEIGHT_ENDS)], 0.0)
+    weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
     kernels: FloatK = sum([where(op.present, kernels_of(op), 0.0) for op in ops], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
     of_parts = stacked([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)

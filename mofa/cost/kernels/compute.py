@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from mofa.blocks.op import GroupedKernel, Way
 from mofa.cost.kernels import fitted_forms
 from mofa.cost.kernels.multi_stream import balanced_multi_stream_s
+from mofa.specs.gpu_facts import UnalignedProducts
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.products import ELEMENT_BYTES, GemmFormat
 
@@ -30,18 +31,6 @@ ALIGNED_WIDTH = 8.0
 VECTOR_BYTES = 16.0
 """What a thread loads at once of rows that begin at its multiples, as most kernels for tensor cores need it
 (NVIDIA/cutlass issue 75; NVIDIA, Matrix Multiplication Background, section 2.2). [B]"""
-NARROW_DEPTH, NARROW_WIDTH = (0.365, 0.332), (0.515, 0.343)
-"""Rate of batched products whose depth or width 8 bytes divide and 16 do not, and 4 or fewer, over that of aligned ones
-of their size: means over heads of 108, and of 150 and 450, on H200 (measurements/h200-products/heads.json; 0.36 and
-0.37, 0.32 to 0.36; 0.51 and 0.52, 0.31 to 0.38). Fewer than 4 bytes were not measured. Taken for every GPU. [-]"""
-
-UNALIGNED_RATE = {"fwd": (0.346, 0.124), "dgrad": (0.330, 0.175), "wgrad": (0.328, 0.179)}
-"""Rate of single products with a width that 4 or 8 bytes divide and 16 do not, and with an odd one, over that of
-aligned ones of their size at full clock: medians of 8 to 24 shapes each on H200 (measurements/h200-1gpu-unaligned,
-grid). Kernels that load less at once do not reach the power limit. Taken for all GPUs: an H100's heads are met by them
-within 4.2 % in the median (measurements/h100-1gpu-unaligned). [-]"""
-ODD_DEPTH_RATE = 0.170
-"""The same forward where the depth alone is odd (4 shapes). [-]"""
 
 
 def gemm_s(
@@ -89,17 +78,22 @@ def gemm_s(
         sustained=curve.sustained,
     )  # fmt: skip
     if (each > 1.0).any():
-        time_s = time_s / _batched_rate(rows, columns, length, each, ELEMENT_BYTES[format_])
+        rates = gpu.curves.unaligned_products
+        time_s = time_s / _batched_rate(rows, columns, length, each, ELEMENT_BYTES[format_], rates)
     return np.asarray(np.where((unique > 0).all(axis=0), time_s, 0.0)[inverse].reshape(shape))
 
 
-def _batched_rate(m: FloatN, n: FloatN, k: FloatN, count: FloatN, element_bytes: float) -> FloatN:
+def _batched_rate(
+    m: FloatN, n: FloatN, k: FloatN, count: FloatN, element_bytes: float, rates: UnalignedProducts
+) -> FloatN:
     """Rate of products over that of aligned ones: their rows are slices of a wider one and begin at multiples of it.
 
     A gradient of keys has the width of a head as ``m``.
     """
     rate = np.ones(n.shape)
-    for size, (eight, four) in ((m, NARROW_WIDTH), (n, NARROW_WIDTH), (k, NARROW_DEPTH)):
+    width = rates.batched_width_8_bytes.value, rates.batched_width_4_bytes.value
+    depth = rates.batched_depth_8_bytes.value, rates.batched_depth_4_bytes.value
+    for size, (eight, four) in ((m, width), (n, width), (k, depth)):
         over = (size * element_bytes) % VECTOR_BYTES
         rate = np.where(over == 0.0, rate, np.where(over % 8.0 == 0.0, eight, four))
     return np.where(count > 1.0, rate, 1.0)
@@ -137,9 +131,10 @@ def unaligned_gemm_s(
         return aligned_s
     odd = ((n % 2.0 == 1.0) | (other % 2.0 == 1.0))[beside]
     found = np.nonzero(beside)[0]
-    even_rate, odd_rate = np.array([UNALIGNED_RATE[way] for way in ways])[found].T
+    rates = gpu.curves.unaligned_products
+    even_rate, odd_rate = np.array([rates.single(way) for way in ways])[found].T
     depth_alone = np.array([way == "fwd" for way in ways])[found] & (n[beside] % 2.0 == 0.0)
-    odd_rate = np.where(depth_alone, ODD_DEPTH_RATE, odd_rate)
+    odd_rate = np.where(depth_alone, rates.forward_odd_depth.value, odd_rate)
     time_s = aligned_s.copy()
     form = gpu.curves.gemm["bf16"].form
     time_s[beside] = fitted_forms.gemm_s(

@@ -15,28 +15,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.specs.gpu_facts import KernelSelection
+
 FloatN = NDArray[np.float64]
 
 REMEMBERED = 8192
 """Shapes that cuBLAS remembers unless told otherwise, dropping about those that were used longest ago (NVIDIA, cuBLAS
 documentation, cublasLt, "Heuristics Cache"). [-]"""
-WAVE = 132 * 128 * 256.0
-"""Outputs of one wave of the largest tiles over the multiprocessors of an H200, in which products are counted here.
-[outputs]"""
-ALIKE = 0.0245
-"""How far, as a share of a number of rows, the library's choice stays what it is: the mean distance from one change to
-the next in measurements/h200-products/kernels.json, which names the kernels of 34 series of 250 numbers (seven models'
-experts, forward and for the input's gradient, PyTorch 2.11). Of its 12,750 products all 716 whose kernel nothing had
-used before took the host more than a millisecond, and no other did. [-]"""
-RESEMBLES, FALLS = 0.028, -0.35
-"""Two numbers ``r`` apart, as a share, have one kernel with ``exp(-r / c)``, ``c = RESEMBLES w^FALLS`` in a product of
-``w`` waves: 0.07 at a tenth of a wave, where a tile's height is what tells kernels apart and several numbers have the
-best one, 0.025 at 1.4 waves, 0.012 at 12. Read off the pairs of numbers in kernels.json, by waves. [-], [-]"""
-AGAIN, REACH = 0.015, 4.0
-"""Two numbers further apart have one kernel by ``AGAIN log2(1 + w)``, if their products' waves differ by less than
-``REACH``; nearly none beyond. Below a wave tiles are cut to the number, so that hardly any two are alike; where there
-are several waves few large tiles do for all. Same file: 0 to 0.002 below 0.4 waves, 0.02 at 1.4, 0.03 at 3, 0.045 at 6
-and 0.06 above 8, in one product and between an expert's two. [-], [-]"""
 PRODUCTS = 6
 """Products of an expert's rows: two forward, and two of each behind them. [-]"""
 MOST_EXPERTS = 256
@@ -95,8 +80,8 @@ def unseen_share(
 
 
 def new_kernels(
-    means: FloatN, draws: float, ways: Sequence[Sequence[float]], spread: float = 0.0, places: Places | None = None,
-    multiple: float = 1.0,
+    means: FloatN, draws: float, ways: Sequence[Sequence[float]], selection: KernelSelection, spread: float = 0.0,
+    places: Places | None = None, multiple: float = 1.0,
 ) -> float:  # fmt: skip
     """Kernels that the next number of tokens needs and nothing has used before, of its products forward and back. [-]
 
@@ -106,16 +91,18 @@ def new_kernels(
         As of :func:`unseen_share`.
     ways
         Width of the output of each of an expert's products, by way: forward, and for the inputs' gradients. [-]
+    selection
+        How the library chooses, of the GPU.
 
     Notes
     -----
-    Each product's choices change at random, ``a m`` apart in the mean, ``a`` the less of ``ALIKE`` and ``c``: those
-    of a number are independent of those before it where one lies between it and the nearest on either side. With
+    Each product's choices change at random, ``a m`` apart in the mean, ``a`` the less of ``unchanged_share`` and ``c``.
+    Those of a number are independent of those before it where one lies between it and the nearest on either side. With
     density ``p`` and ``T`` draws before, none came up down to ``d`` below it with ``exp(-T p d)``: with ``b = 1 -
     exp(-1 / (a m))`` a share ``exp(-T p) (b / (1 - (1 - b) exp(-T p)))^2`` of numbers is alone. Stretches around it
     of which some number came up, a share ``T p a m / (1 + T p a m)`` of all, have its kernel by what ``c`` says
     beyond ``a``, ``2 (c - a) / a`` of them in all; stretches far from it, of either product of its way, by
-    ``AGAIN``: each takes away from the kernels that are new as if independent. Assumes that all kernels of a place
+    ``far_share``: each takes away from the kernels that are new as if independent. Assumes that all kernels of a place
     are chosen alike. Against the kernels that are named, for the experts of seven models and numbers around 400,
     1,500 and 4,000, from the fifth step on 0.6 to 1.5 times as many, 0.96 of all. Of what nothing was read off: the
     four series of measurements/h200-products/products.json have 18, 22, 22 and 21 where there were 19, 20, 21 and
@@ -129,10 +116,12 @@ def new_kernels(
     wide experts, whose products are many waves, need fewer:
 
     >>> even, uneven = np.full(8, 2048.0), np.geomspace(200.0, 20000.0, 64)
+    >>> from mofa.cost.kernels.toy_gpu import toy_gpu
+    >>> chosen = toy_gpu().curves.kernel_selection
     >>> narrow, wide = ((1536, 2048), (2048, 768)), ((28672, 4096), (4096, 14336))
-    >>> [round(new_kernels(even, n, narrow), 3) for n in (0.0, 64.0, 512.0, np.inf)]
+    >>> [round(new_kernels(even, n, narrow, chosen), 3) for n in (0.0, 64.0, 512.0, np.inf)]
     [4.0, 0.031, 0.003, 0.0]
-    >>> [[round(new_kernels(uneven, n, ways), 3) for n in (0.0, 64.0, 512.0)] for ways in (narrow, wide)]
+    >>> [[round(new_kernels(uneven, n, ways, chosen), 3) for n in (0.0, 64.0, 512.0)] for ways in (narrow, wide)]
     [[4.0, 0.863, 0.027], [4.0, 0.571, 0.017]]
     """
     if not np.isfinite(draws):
@@ -141,15 +130,16 @@ def new_kernels(
     unseen = np.exp(-draws * density)
     found = 0.0
     for way in ways:
-        waves = numbers * np.array(way)[:, None, None] / WAVE
-        alike = RESEMBLES * waves**FALLS
-        stretch = np.minimum(ALIKE, alike)
+        waves = numbers * np.array(way)[:, None, None] / selection.wave_outputs.value
+        alike = selection.alike_share.value * waves**-selection.alike_exponent.value
+        stretch = np.minimum(selection.unchanged_share.value, alike)
         different = stretch * numbers / multiple
         change = -np.expm1(-1.0 / different)
         between = change / (1.0 - (1.0 - change) * unseen)
         reached = draws * density * different
         near = reached / (1.0 + reached) * 2.0 * (alike - stretch) / stretch
-        far = _within(waves, weights * between * (1.0 - unseen) / density) * AGAIN * np.log2(1.0 + waves)
+        within = _within(waves, weights * between * (1.0 - unseen) / density, selection.far_reach.value)
+        far = within * selection.far_share.value * np.log2(1.0 + waves)
         found += float((weights * unseen * between**2 * np.exp(-near - far)).sum())
     return found
 
@@ -197,11 +187,11 @@ def densities(means: FloatN, spread: float, multiple: float = 1.0) -> Places:
     return np.maximum(numbers, 1.0), density, np.broadcast_to(WEIGHTS / WEIGHTS.sum() / len(means), density.shape)
 
 
-def _within(waves: FloatN, weights: FloatN) -> FloatN:
-    """Weight of what is within ``REACH`` of each, up or down. (...)"""
+def _within(waves: FloatN, weights: FloatN, reach: float) -> FloatN:
+    """Weight of what is within a factor of each, up or down. (...)"""
     order = np.argsort(waves, axis=None)
     ordered, below = waves.flat[order], np.concatenate([[0.0], np.cumsum(weights.flat[order])])
-    return np.asarray(below[np.searchsorted(ordered, REACH * waves)] - below[np.searchsorted(ordered, waves / REACH)])
+    return np.asarray(below[np.searchsorted(ordered, reach * waves)] - below[np.searchsorted(ordered, waves / reach)])
 
 
 def _different(draws: float, density: FloatN, weights: FloatN) -> float:

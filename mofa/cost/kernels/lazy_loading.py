@@ -77,7 +77,7 @@ def loading(
     while at < len(tape.ops):
         end = _end(tape.ops, at)
         loop = list(zip(tape.ops[at:end], seconds[at:end], issue[at:end], strict=True))
-        first = [op for op, *_ in loop if not op.name.endswith("~")]
+        first = [op for op, *_ in loop if not op.repeated]
         loads = sum((where(op.present, op.loads, 0.0) for op in first), 0.0)
         if anywhere(loads):
             ahead = maximum(sum((s - i for _, s, i in loop), 0.0), 0.0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.kernels.topology import Group, product, stacked_groups
 from mofa.cost.rows import Rows
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, CommunicatorSpec
 from mofa.specs.strategy import CP_KINDS
 
@@ -63,7 +63,7 @@ class _Used(NamedTuple):
 def communicators_of(rows: Rows) -> ArrayN:
     """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown. (n, R) [B]"""
     stages = rows.layout.stages
-    pipeline = pipeline_of(rows.schedule, stages.pp, stages.head_stage, rows.layout.shown.stage)
+    pipeline = pipeline_of(rows.schedule_record.wraps_around, stages.pp, stages.head_stage, rows.layout.shown.stage)
     experts = rows.workload.model.moe is not None
     found = communicator_bytes(
         rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline, rows.grids.cp_kind,
@@ -72,15 +72,14 @@ def communicators_of(rows: Rows) -> ArrayN:
     return np.asarray(found[rows.grid])
 
 
-def pipeline_of(schedule: str, pp: int, head_stage: int, shown: IntN) -> Pipeline:
-    """The pipeline as its ranks ``shown`` see it.
+def pipeline_of(wraps: bool, pp: int, head_stage: int, shown: IntN) -> Pipeline:
+    """The pipeline as its ranks ``shown`` see it; where it ``wraps`` the last sends to the first.
 
     Examples
     --------
-    >>> pipeline_of("1f1b", 4, 3, np.arange(4)).neighbours
+    >>> pipeline_of(False, 4, 3, np.arange(4)).neighbours
     array([1, 2, 2, 1])
     """
-    wraps = schedule in ("interleaved", "interleaved-zb")
     ends = (shown > 0).astype(np.int64) + (shown < pp - 1)
     neighbours = np.full_like(ends, min(pp - 1, 2)) if wraps else ends
     return Pipeline(wraps, shown == head_stage, neighbours, shown == 0, (shown == 0) | (shown == pp - 1))
@@ -113,7 +112,7 @@ def communicator_bytes(
     """
     spec = cluster.node.communicators
     world = np.atleast_1d(groups["world"].size)[:, None]
-    used = _torchtitan(groups, experts, pipeline) if framework.name in PYTORCH_MODULES else _megatron(
+    used = _torchtitan(groups, experts, pipeline) if framework.traits.has_pytorch_modules else _megatron(
         groups, framework, experts, np.atleast_1d(zero)[:, None], pipeline, np.atleast_1d(cp_kind)[:, None]
     )  # fmt: skip
     if amaxes:

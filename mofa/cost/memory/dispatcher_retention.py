@@ -18,7 +18,7 @@ from mofa.blocks.op import Tape
 from mofa.blocks.tapes import label
 from mofa.cost.memory.in_flight import ROUNDS, layers_behind
 from mofa.cost.rows import Rows
-from mofa.schedules import order_of
+from mofa.schedules import Runtime, order_of
 from mofa.schedules.interleaved import rounds
 
 ArrayN = NDArray[np.float64]
@@ -38,7 +38,7 @@ class _Acts(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _acts(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, rank: int) -> _Acts:
+def _acts(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, rank: int) -> _Acts:
     """Of a step behind others, at whose beginning everything lingers; without those than which another of their sort
     has no less of anything.
 
@@ -50,7 +50,7 @@ def _acts(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: i
     >>> found.sorts
     [(0, 0, 1), (1, 0, 0)]
     """
-    order = order_of(schedule, framework, pp, vpp, num_micro_batches)
+    order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
     flying, lingers = [0] * vpp, [1] * vpp
     seen: dict[tuple[int, int, int], dict[tuple[int, ...], None]] = {}
     begun: list[int] = []
@@ -160,7 +160,7 @@ class Lingering:
         for m in np.unique(walked).tolist():
             mine = np.flatnonzero(walked == m)
             for r, rank in enumerate(rows.layout.shown.stage.tolist()):
-                found = _acts(rows.schedule, rows.framework.name, pp, vpp, m, rank)
+                found = _acts(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, rank)
                 kept = self.kept[mine, r]
                 alive = kept @ (found.flying - found.begun).T + self.of_chunk[mine, r] @ found.lingers.T
                 most = np.maximum.reduceat(alive, found.starts, axis=1)

@@ -9,11 +9,11 @@ from mofa.cost.optimizer import held_width
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
-SINGLE = "1f1b", "gpipe"
-"""torch's schedules of one chunk a rank."""
 AHEAD = 3
-"""Chunks that its other schedules gather ahead (schedules.py, ``_add_unshard_reshard``). Of a fourth the weights are
-taken to be gathered in front of its first forward, and none to be let go before its last backward. [-]"""
+"""Chunks that PyTorch's schedules of several a rank gather ahead (schedules.py, ``_add_unshard_reshard``).
+
+A fourth one's weights are taken to be gathered in front of its first forward, and none to go before its last backward.
+[-]"""
 
 
 def gathers_whole(rows: Rows) -> bool:
@@ -23,7 +23,7 @@ def gathers_whole(rows: Rows) -> bool:
 
 def by_chunk(rows: Rows) -> bool:
     """Whether each chunk's gradients are reduced behind its last backward, not at a step's end, and its weights go."""
-    return gathers_whole(rows) and rows.schedule not in SINGLE
+    return gathers_whole(rows) and rows.schedule_record.gathers_by_chunk
 
 
 def unsharded(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import per_combination
 from mofa.blocks.frameworks.megatron import vocab_per_rank
 from mofa.cost.rows import Rows
-from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]
 
@@ -52,7 +51,7 @@ def waits_for_embedding(rows: Rows) -> bool:
     fw = rows.framework
     return (
         rows.workload.model.tied_embeddings and rows.layout.stages.pp == 1
-        and fw.name not in PYTORCH_MODULES and not fw.fuses_wgrad_accumulation
+        and not fw.traits.has_pytorch_modules and not fw.fuses_wgrad_accumulation
     )  # fmt: skip
 
 

@@ -19,9 +19,8 @@ from mofa.blocks.tapes import label
 from mofa.cost.block.deferred_weight_gradients import PutOff
 from mofa.cost.memory.fsdp_gathered import AHEAD, by_chunk, unsharded
 from mofa.cost.rows import Rows
-from mofa.schedules import Action, order_of
+from mofa.schedules import Action, Runtime, order_of
 from mofa.schedules.interleaved import rounds
-from mofa.specs.strategy import ZERO_BUBBLE
 
 ArrayN = NDArray[np.float64]
 ROUNDS = 4
@@ -47,7 +46,7 @@ class RankMoments:
 
 @lru_cache(maxsize=256)
 def rank_moments(
-    schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, way: str, unshards: bool = False
+    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, way: str, unshards: bool = False
 ) -> RankMoments:  # fmt: skip
     """The moments of forwards (``way`` F), of backwards (B), whole or by inputs, of backwards by weights (W), or of
     reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one.
@@ -56,11 +55,11 @@ def rank_moments(
     --------
     Rank 0 of two in 1F1B: of the second forward on two are in flight, first without gradients, later with them.
 
-    >>> backward = rank_moments("1f1b", "torchtitan", 2, 1, 4, "B")
+    >>> backward = rank_moments("1f1b", "pytorch", 2, 1, 4, "B")
     >>> backward.flying[0, :, 0], backward.begun[0, :, 0]
     (array([2., 2.]), array([0., 1.]))
     """
-    order = order_of(schedule, framework, pp, vpp, num_micro_batches)
+    order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
     found = [
         _of_rank(tuple((_done(a), order.chunk_of(a.stage)) for a in acts), vpp, way, unshards) for acts in order.ranks
     ]
@@ -182,17 +181,17 @@ class Moments:
         kept[:, lay.shown.of[stages.head_stage], -1] -= one
         self.kept = kept
         self.saved = plain, full
-        self.puts_off = rows.schedule in ZERO_BUBBLE
+        self.puts_off = rows.schedule_record.defers_weight_gradients
         self.held = self._put_off() if self.puts_off else np.zeros_like(kept)
         # the first stage has no input to differentiate by, W does it all
         self.split = self.puts_off & ((lay.shown.stage > 0)[:, None] | (np.arange(stages.vpp) > 0))
         self.layers_behind = layers_behind(rows)
         params = rows.params.sum(axis=0)
         self.share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
-        in_rounds = stages.vpp > 1 and rows.schedule != "zbv"
+        in_rounds = stages.vpp > 1 and rows.schedule_record.in_rounds
         each = np.array([rounds(stages.pp, int(m)) if in_rounds else stages.pp for m in rows.num_micro_batches])
         self.walked = rows.num_micro_batches
-        if rows.schedule != "gpipe":
+        if not rows.schedule_record.forwards_first:
             self.walked = np.minimum(self.walked, ROUNDS * each)
 
     def _put_off(self) -> ArrayN:
@@ -316,7 +315,7 @@ class Moments:
         for m in np.unique(self.walked).tolist():
             mine = np.flatnonzero(self.walked == m)
             pp, vpp = lay.stages.pp, lay.stages.vpp
-            at = rank_moments(rows.schedule, rows.framework.name, pp, vpp, m, way, self.unshards)
+            at = rank_moments(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, way, self.unshards)
             stage = lay.shown.stage
             chunk, flying, begun, first = at.chunk[stage], at.flying[stage], at.begun[stage], at.first[stage]
             own, waiting, split = np.eye(vpp)[chunk], at.waiting[stage], at.split[stage][:, :, None]

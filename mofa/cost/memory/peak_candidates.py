@@ -16,10 +16,9 @@ from mofa.cost.memory.fsdp_root import gathers_ends, head_grads, root_holds_ends
 from mofa.cost.memory.in_flight import Moments, Most
 from mofa.cost.memory.persistent_buffers import lasting_bytes
 from mofa.cost.memory.reserved import Alive
-from mofa.cost.memory.stage_inputs import CORE, held_bytes
+from mofa.cost.memory.stage_inputs import held_bytes
 from mofa.cost.memory.watchdog_held import shelved_bytes
 from mofa.cost.rows import Rows
-from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import embedding_params, layer_params
 
 ArrayN = NDArray[np.float64]
@@ -77,11 +76,15 @@ class Instants:
         if rows.layout.stages.pp == 1:
             return np.zeros((self.n, 1))
         one = rows.costs.boundary[rows.k][:, None]
-        if rows.framework.name in PYTORCH_MODULES:
+        if rows.framework.traits.has_pytorch_modules:
             return np.asarray(one * rows.num_micro_batches[:, None] * self._received())
         if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
             return self._sent()
-        return held_bytes(rows)[0] if rows.framework.name in CORE else np.asarray(one * np.full(self.num_shown, 2.0))
+        return (
+            held_bytes(rows)[0]
+            if rows.framework.traits.is_megatron_core
+            else np.asarray(one * np.full(self.num_shown, 2.0))
+        )
 
     def _sent(self) -> ArrayN:
         """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
@@ -100,10 +103,10 @@ class Instants:
         ways = np.full(self.num_shown, 2.0 * vpp)
         ways[0] -= 1.0
         ways[rows.layout.shown.of[rows.layout.stages.head_stage]] -= 1.0
-        if rows.schedule in ("zbv", "interleaved-zb"):
+        if rows.schedule_record.defers_weight_gradients:
             ways += vpp
             ways[0] -= 1.0
-        if rows.schedule == "zbv":
+        if rows.schedule_record.placement == "v":
             ways[-1] -= 1.0
         return ways
 
@@ -150,7 +153,7 @@ class Instants:
     def _loss_saved(self) -> ArrayN:
         """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, R)"""
         rows = self.rows
-        if rows.schedule != "gpipe":
+        if not rows.schedule_record.forwards_first:
             return np.zeros((self.n, self.num_shown))
         before = np.maximum(rows.layout.last_in_flight - 1.0, 0.0)
         return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
@@ -194,7 +197,7 @@ class Instants:
         cached: ArrayN | float = 0.0
         if np.any(rows.layers.cached):
             cached = rows.over_stages(rows.layers.cached)
-        if rows.framework.name in PYTORCH_MODULES and rows.layout.stages.pp > 1:
+        if rows.framework.traits.has_pytorch_modules and rows.layout.stages.pp > 1:
             moments = Moments(rows, self.grads)
             self._pipelined_layers(moments)
             self._pipelined_ends(moments)
@@ -473,7 +476,7 @@ class Instants:
         if mtp_kinds is not None:
             weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[at, stage]
             kept = kept + weight * mtp_kinds[at].T
-        if rows.schedule == "gpipe":
+        if rows.schedule_record.forwards_first:
             before = np.maximum(lay.last_in_flight[at, stage] - 1.0, 0.0) * rows.is_head[stage]
             kept = kept + before * rows.costs.head.memory.saved_kinds[:, rows.k[at]]
         return np.asarray(kept)

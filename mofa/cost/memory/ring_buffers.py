@@ -37,7 +37,8 @@ def late_bytes(rows: Rows) -> ArrayN:
     both = layers.forward_clocks, layers.backward_clocks
     device, host = (sum(summed(grid[..., i]) for grid in both) for i in (0, 3))
     waits = sum(summed(np.asarray(grid[..., 2] > NEVER / 2, dtype=float)) for grid in both)
-    apart = np.array([rows.cluster.hosts_apart(int(cp)) for cp in rows.table.cp])[:, None]
+    degrees, of_row = np.unique(rows.table.cp, return_inverse=True)
+    apart = np.array([rows.cluster.hosts_apart(cp) for cp in degrees.tolist()])[of_row][:, None]
     ratio = np.where(waits > 0, 0.0, np.maximum(device / np.maximum(host, 1e-9), apart))
     turn = np.maximum(launched_f + launched_b, 1.0)
     launched = (rows.num_micro_batches[:, None] - 1.0) * turn + launched_f

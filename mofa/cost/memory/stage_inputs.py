@@ -11,13 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.rows import Rows
+from mofa.schedules import Schedule
 from mofa.specs.framework import FrameworkSpec
-
-CORE = ("megatron", "megatron-local")
-STEADY = {"1f1b": 2, "interleaved": 3}
-"""1F1B: in a forward what the backward before it leaves in variables, its input (through the output's graph) and that
-one's gradient; in a backward the gradient alone, which is taken to be as many. Interleaved, in a backward: the output
-that was sent, the next input that is received meanwhile, and the gradient that the backward before sent. [-]"""
 
 
 class Held(NamedTuple):
@@ -27,7 +22,7 @@ class Held(NamedTuple):
     at_end: int = 0
 
 
-def held_beside(framework: FrameworkSpec, schedule: str, pp: int, receiving: int) -> Held:
+def held_beside(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving: int) -> Held:
     """What a rank holds whose chunks receive their input from another one, ``receiving`` of them.
 
     A chunk keeps the last input that it was set (``set_input_tensor``), whose gradient hangs on it, until its next
@@ -37,16 +32,18 @@ def held_beside(framework: FrameworkSpec, schedule: str, pp: int, receiving: int
     --------
     Two ranks of two chunks each: three tensors on both while they compute; the last one ends a step with four.
 
+    >>> from mofa.schedules.interleaved import INTERLEAVED
+    >>> from mofa.schedules.one_f_one_b import ONE_F_ONE_B
     >>> from mofa.specs.load import load_framework
     >>> megatron = load_framework("megatron")
-    >>> [held_beside(megatron, "interleaved", 2, chunks) for chunks in (1, 2)]
+    >>> [held_beside(megatron, INTERLEAVED, 2, chunks) for chunks in (1, 2)]
     [Held(throughout=3, at_end=0), Held(throughout=3, at_end=1)]
-    >>> [held_beside(megatron, "1f1b", 2, chunks) for chunks in (0, 1)]
+    >>> [held_beside(megatron, ONE_F_ONE_B, 2, chunks) for chunks in (0, 1)]
     [Held(throughout=0, at_end=0), Held(throughout=2, at_end=0)]
     """
-    if framework.name not in CORE or pp == 1:
+    if not framework.traits.is_megatron_core or pp == 1:
         return Held()
-    steady = STEADY.get(schedule, 0) if receiving or schedule == "interleaved" else 0
+    steady = schedule.handed_on_tensors if receiving else 0
     return Held(steady, max(2 * receiving - steady, 0))
 
 
@@ -54,7 +51,7 @@ def held_bytes(rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of :func:`held_beside` the bytes of each candidate on each stage that is shown. (n, R) each [B]"""
     stages = rows.layout.stages
     numbers = [
-        held_beside(rows.framework, rows.schedule, stages.pp, stages.vpp - int(stage == 0))
+        held_beside(rows.framework, rows.schedule_record, stages.pp, stages.vpp - int(stage == 0))
         for stage in rows.layout.shown.stage
     ]
     throughout, at_end = np.array(numbers, dtype=float).T

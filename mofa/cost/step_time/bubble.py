@@ -6,13 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
+from mofa.schedules import Schedule
 
 ArrayN = NDArray[np.float64]
 
 
 def pipeline_s(
-    schedule: str, forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, *, before_s: ArrayN | None = None,
-    rested_s: ArrayN | None = None,
+    schedule: Schedule, forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, *,
+    before_s: ArrayN | None = None, rested_s: ArrayN | None = None,
 ) -> ArrayN:  # fmt: skip
     """Time of the forwards and backwards of all micro-batches, without the hand-overs themselves.
 
@@ -41,8 +42,10 @@ def pipeline_s(
     --------
     Two stages of 1 + 2 s, four micro-batches: 12 s and a bubble of 3 s.
 
+    >>> from mofa.schedules.gpipe import GPIPE
+    >>> from mofa.schedules.one_f_one_b import ONE_F_ONE_B
     >>> f, b, m = np.ones((1, 2)), 2 * np.ones((1, 2)), np.array([4.0])
-    >>> [float(pipeline_s(schedule, f, b, m)[0]) for schedule in ("1f1b", "gpipe")]
+    >>> [float(pipeline_s(schedule, f, b, m)[0]) for schedule in (ONE_F_ONE_B, GPIPE)]
     [15.0, 15.0]
     """
     pp = forward_s.shape[1]
@@ -50,9 +53,9 @@ def pipeline_s(
     stage = forward_s + backward_s
     if pp == 1:
         return np.asarray(m * stage[:, 0])
-    if schedule == "gpipe":
+    if schedule.forwards_first:
         return np.asarray(stage.sum(axis=1) + (m - 1) * (row_max(forward_s) + row_max(backward_s)))
-    assert schedule == "1f1b", f"{schedule} is walked"
+    assert schedule.has_closed_form, f"{schedule.name} is walked"
     return one_f_one_b_s(forward_s, backward_s, m, before_s, rested_s)
 
 

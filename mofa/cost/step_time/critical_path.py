@@ -14,16 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.host_clock import NEVER, Clocks
-from mofa.cost.step_time.dependency_levels import KINDS, Levels, levels_of
+from mofa.cost.step_time.dependency_levels import Levels, levels_of
+from mofa.schedules import SCHEDULES, Runtime
 from mofa.schedules.interleaved import rounds
-from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
 IntN = NDArray[np.int64]
 
-WALKED = tuple(KINDS)
-"""Schedules whose steps are found so."""
 ROUNDS = 3
 """Rounds of micro-batches that are walked at most; those behind take as long as the last of the steady state. [-]"""
 _AT_ONCE = 1 << 21
@@ -73,7 +71,7 @@ class Durations:
     def table(self, schedule: str) -> ArrayN:
         """All of them, in the order that :class:`Levels` has them; n last. [s]"""
         kinds = [self.forward_s, self.backward_s]
-        if KINDS[schedule] != ("F", "B"):
+        if SCHEDULES[schedule].defers_weight_gradients:
             by_weights = self.weights_s.copy()
             by_weights[:, 0, 0] = self.backward_s[:, 0, 0]  # the first stage has no input to differentiate by
             kinds = [self.forward_s, self.backward_s - by_weights, by_weights]
@@ -101,14 +99,14 @@ class Durations:
 
 
 def critical_path_s(
-    plan: tuple[str, str, int, int], given: Durations, num_micro_batches: IntN, *, of: IntA | None = None
+    plan: tuple[str, Runtime, int, int], given: Durations, num_micro_batches: IntN, *, of: IntA | None = None
 ) -> ArrayN:
     """Time of a schedule, from the first forward to the end of the last backward.
 
     Parameters
     ----------
     plan
-        Schedule (one of :data:`WALKED`), framework, pp and vpp.
+        Schedule, of those without a closed form, runtime, pp and vpp.
     given
         What of each plan takes how long.
     num_micro_batches
@@ -134,18 +132,18 @@ def critical_path_s(
     >>> critical_path_s(("interleaved", "megatron", 4, 2), given, np.array([8, 800]))
     array([  57., 4809.])
     """
-    schedule, framework, pp, vpp = plan
+    schedule, runtime, pp, vpp = plan
     shown = given.forward_s.shape[1]
     like = np.arange(shown) if of is None else of
     # where the durations of each of all ranks' chunks are among the given
-    blocks = np.arange(2 * len(KINDS[schedule]) + 3)
+    blocks = np.arange(2 * len(SCHEDULES[schedule].computations) + 3)
     place = (blocks[:, None, None] * shown + like[:, None]) * vpp + np.arange(vpp)
     rows = np.concatenate([[0], 1 + place.ravel()])
     durations = given.table(schedule)
     host = given.host_tables(durations)
-    total, runtime = np.empty(durations.shape[1]), framework in PYTORCH_MODULES
+    total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)
-    in_rounds = runtime and schedule != "zbv"
+    in_rounds = queued and SCHEDULES[schedule].in_rounds
     per_round = np.array([rounds(pp, num) if in_rounds else pp for num in nums.tolist()])
     # plans of one order are walked together, however many rounds each leaves out
     kinds, kind = np.unique(np.stack([np.minimum(nums, ROUNDS * per_round), per_round]), axis=1, return_inverse=True)
@@ -160,7 +158,7 @@ def critical_path_s(
             hosts = None if host is None else tuple(table[:, some] for table in host)
             total[some], period = _walk(walk, rows, now, hosts)
             behind = (num_micro_batches[some] - walked) / each
-            if runtime and np.any(behind):  # on one stream for all its sends and receives a rank's own rounds differ
+            if queued and np.any(behind):  # on one stream for all its sends and receives a rank's own rounds differ
                 fewer = levels_of(*plan, walked - each, each, given.once is not None)
                 period = total[some] - _walk(fewer, rows, now, hosts)[0]
             total[some] += behind * period
@@ -174,19 +172,22 @@ def _walk(
     done = np.empty((walk.size, durations.shape[1]))
     done[0] = 0.0
     issued = np.zeros_like(done) if hosts is not None else done
-    for first, waits, sent, which, before in walk.levels:
+    rows = place.take(walk.which)
+    spent = durations.take(rows, axis=0)
+    if hosts is not None:
+        held, woken, host = (table.take(rows, axis=0) for table in hosts)
+    for here, waits, sent, before in walk.levels:
         latest = _latest(done, waits)
         if len(sent):
             handed = _latest(done, sent)
             handed += durations[0]
             np.maximum(latest, handed, out=latest)
-        here, rows = slice(first, first + len(which)), place.take(which)
-        np.add(latest, durations.take(rows, axis=0), out=done[here])
+        ends = done[here]
+        np.add(latest, spent[here], out=ends)
         if hosts is not None:
-            held, woken, host = (table.take(rows, axis=0) for table in hosts)
             issued_before = issued.take(before, axis=0)
-            np.maximum(done[here], issued_before + held, out=done[here])
-            np.maximum(latest + woken, issued_before + host, out=issued[here])
+            np.maximum(ends, issued_before + held[here], out=ends)
+            np.maximum(latest + woken[here], issued_before + host[here], out=issued[here])
     return done[walk.ends].max(axis=0), (done[walk.late] - done[walk.early]).max(axis=0)
 
 

@@ -16,7 +16,6 @@ from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.critical_path import OncePerStep
 from mofa.cost.step_time.micro_batch import LateHost
-from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]
 
@@ -58,7 +57,7 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, late: LateHo
     """
     zero = np.zeros_like(m)
     none = Outside(zero, zero, np.zeros_like(fwd))
-    if rows.framework.name not in PYTORCH_MODULES:
+    if not rows.framework.traits.has_pytorch_modules:
         return _megatron(rows, fwd, bwd)
     if rows.mode.amp:
         return _ddp(rows, bwd, m, none)
@@ -178,7 +177,7 @@ def gathers_per_step(rows: Rows) -> ArrayN:
     parameters of its model chunks, dense and expert, when it has stepped (distrib_optimizer.py, step_with_ready_grads;
     ChainedOptimizer): twice 2.3 ms in the trace of mc2-ep2-qwen30b-4l-traced.
     """
-    chained = (rows.grids.ep > 1) & (rows.framework.name != "megatron-2022")
+    chained = (rows.grids.ep > 1) & rows.framework.traits.chains_optimizers
     return np.asarray(1.0 + (chained[:, None] & (rows.shards.expert > 0)))
 
 

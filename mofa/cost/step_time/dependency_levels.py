@@ -9,26 +9,24 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.schedules import Action, Exchange, Order, Program, order_of, program_of
+from mofa.schedules import SCHEDULES, Action, Exchange, Order, Program, Runtime, order_of, program_of
 from mofa.schedules.point_to_point import received
-from mofa.specs.framework import PYTORCH_MODULES
 
 IntA = NDArray[np.intp]
-KINDS = {"interleaved": ("F", "B"), "zbv": ("F", "I", "W"), "interleaved-zb": ("F", "I", "W")}
-"""Computations of the schedules that are walked: forwards, backwards, or those by inputs and by weights."""
 
 
 @dataclass(frozen=True)
 class Levels:
     """A program's computations and hand-overs by level.
 
-    Each level is the first of its nodes, the nodes whose ends they wait for (waits, nodes), those that a hand-over
-    follows, which of the durations each takes, and the computation before it on its rank. Durations: 0 is a hand-over,
+    Each level is the nodes of it, the nodes whose ends they wait for (waits, nodes), those that a hand-over follows,
+    and the computation before each on its rank. ``which`` of the durations each node takes, (N,): 0 is a hand-over,
     then by rank and chunk those of each kind of computation alone, the same beside a hand-over, and gathers, what of
     them holds up a forward, and reductions. Node 0 is the start.
     """
 
-    levels: tuple[tuple[int, IntA, IntA, IntA, IntA], ...]
+    levels: tuple[tuple[slice, IntA, IntA, IntA], ...]
+    which: IntA
     size: int
     ends: IntA
     """The last computation and the last reduction of each rank."""
@@ -83,16 +81,16 @@ class _Graph:
 
 @lru_cache(maxsize=256)
 def levels_of(
-    schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, each: int, once: bool
+    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, each: int, once: bool
 ) -> Levels:  # fmt: skip
     """The levels of a program, whose rounds are of ``each`` micro-batches.
 
     ``once``: with Megatron's gathers of parameters and reductions of gradients.
     """
-    order = order_of(schedule, framework, pp, vpp, num_micro_batches)
-    acts = _Acts.of(order, KINDS[schedule])
-    queued = framework in PYTORCH_MODULES
-    graph = _queued(acts, program_of(order, schedule, framework)) if queued else _beside(acts)
+    order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
+    acts = _Acts.of(order, SCHEDULES[schedule].computations)
+    queued = runtime == "pytorch"
+    graph = _queued(acts, program_of(order, schedule, runtime)) if queued else _beside(acts)
     reduced = _add_once(graph, acts) if once else []
     size = len(graph.weight)
     level = _level(size, np.concatenate([graph.waits, graph.sent]))
@@ -114,7 +112,7 @@ def levels_of(
         late.append(mine[last])
         early.append(mine[max(last - 2 * each * vpp, 0)])
     return Levels(
-        tuple((a, w, s, weight[a:b], before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), size,
+        tuple((slice(a, b), w, s, before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), weight, size,
         place[[*graph.acts[:, -1], *reduced]], place[late], place[early],
     )  # fmt: skip
 

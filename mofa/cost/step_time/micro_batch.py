@@ -18,12 +18,10 @@ from mofa.blocks.tapes import label
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.block.tape_clock import PhaseTime
 from mofa.cost.rows import Rows
-from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
 
-APART = ("zbv", "interleaved-zb")
 """Schedules that run backwards by inputs and by weights apart."""
 _BARELY = 0.01
 """A device that waits by less of a layer's time for a host that has no lead is taken not to wait. [-]"""
@@ -162,7 +160,7 @@ def passes(rows: Rows) -> Passes:
     forward = _over_chunks(rows, "forward_s", c.embedding.forward.total, c.head.forward.total)
     backward = _over_chunks(rows, "backward_s", c.embedding.backward.total, c.head.backward.total)
     weights = np.zeros_like(forward)
-    apart = rows.schedule in APART
+    apart = rows.schedule_record.defers_weight_gradients
     if apart:
         weights = _over_chunks(rows, "weights_s", c.embedding.backward.weights, c.head.backward.weights)
     at = np.flatnonzero(_is_late(rows))
@@ -174,7 +172,7 @@ def passes(rows: Rows) -> Passes:
     clocks = forward_clocks, backward_clocks
     waits = np.maximum(*(way.woken_s for way in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
-    exchanges = rows.framework.name not in PYTORCH_MODULES and rows.schedule != "interleaved"
+    exchanges = not rows.framework.traits.has_pytorch_modules and rows.schedule_record.joins_exchanges
     waits |= rows.layout.stages.pp == 1 or exchanges
     queued = queued_forward, queued_backward
     host = LateHost(at, *clocks, waits, queued, _apart(rows, at, clocks[1]) if apart else None)
@@ -193,7 +191,7 @@ def passes(rows: Rows) -> Passes:
         ends = rows.is_first > 0, rows.is_last > 0
         forward[at], backward[at], both = host.between_exchanges_s(*ends)
         waited[at] = both[:, :, 0]
-    elif rows.schedule != "interleaved":
+    elif rows.schedule_record.has_closed_form:
         held_forward, held_backward = host.held_s()
         forward[at] += held_forward
         backward[at] += held_backward
@@ -203,12 +201,12 @@ def passes(rows: Rows) -> Passes:
 def _is_late(rows: Rows) -> NDArray[np.bool_]:
     """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it; all rows
     where backwards by inputs and by weights are more than whole ones. (n,)"""
-    if rows.schedule in APART:
+    if rows.schedule_record.defers_weight_gradients:
         return np.ones(len(rows.table), dtype=bool)
     layers, lay = rows.layers, rows.layout
     late = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
-    handed_s = sum(handing_seconds(rows)) / chunk if rows.schedule == "interleaved" else 0.0
+    handed_s = sum(handing_seconds(rows)) / chunk if not rows.schedule_record.joins_exchanges else 0.0
     for clocks in (layers.forward_clocks, layers.backward_clocks):
         late |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
     if not late.any():
@@ -291,7 +289,7 @@ def _clocks(
     ahead, queued = reduce(Clocks.then, passed), reduce(Clocks.then, [here.through_queue() for here in passed])
     behind_s, ahead_s = handing_seconds(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
-    only_host = behind_s + (ahead_s if rows.schedule == "interleaved" else 0.0)
+    only_host = behind_s + (ahead_s if not rows.schedule_record.joins_exchanges else 0.0)
     if not only_host:
         return ahead, queued
     handed = Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))
@@ -305,7 +303,7 @@ def handing_seconds(rows: Rows) -> tuple[float, float]:
     Scales of losses, the exchange's tensors and its launch; ``backward`` is called from Python, tensors that were sent
     are let go, the batch is fetched (pipeline_parallel/schedules.py, p2p_communication.py).
     """
-    if rows.framework.name in PYTORCH_MODULES or rows.layout.stages.pp == 1:
+    if rows.framework.traits.has_pytorch_modules or rows.layout.stages.pp == 1:
         return 0.0, 0.0
     host, slowest = rows.cluster.gpu.curves.host, rows.cluster.slowest_host
     return slowest * host.exchange_s.value, slowest * host.pass_start_s.value

@@ -14,11 +14,10 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.optimizer import device_parts, optimizer_host_seconds, optimizer_seconds, weight_cast_seconds
 from mofa.cost.rows import Rows, params_in_layers
-from mofa.cost.step_time.bubble import pipeline_s
-from mofa.cost.step_time.critical_path import WALKED, Durations, critical_path_s
+from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
+from mofa.cost.step_time.critical_path import Durations, critical_path_s
 from mofa.cost.step_time.data_parallel import Outside, outside_blocks
 from mofa.cost.step_time.micro_batch import LateHost, Passes, handing_seconds, passes
-from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import layer_tensors
 
 ArrayN = NDArray[np.float64]
@@ -120,7 +119,7 @@ def step_end_seconds(rows: Rows, each: Passes) -> ArrayN:
         owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
         casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
         seconds = seconds + casts[rows.grid]
-    if rows.framework.name in PYTORCH_MODULES:
+    if rows.framework.traits.has_pytorch_modules:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
         start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value
         seconds = seconds + (starts * start_s)[:, None]
@@ -136,7 +135,7 @@ def _distributed(rows: Rows) -> NDArray[np.bool_]:
 
 def _tensors(rows: Rows) -> ArrayN:
     """Parameter tensors of every stage on one rank, of each grid of ranks. (g, R)"""
-    model, packed = rows.workload.model, rows.framework.name not in PYTORCH_MODULES
+    model, packed = rows.workload.model, not rows.framework.traits.has_pytorch_modules
     stages, shown = rows.layout.stages, rows.layout.shown.stage
     counts = stages.counts[:, shown].sum(axis=2)
     total = np.zeros((len(rows.grids), len(shown)))
@@ -164,16 +163,16 @@ def _pipeline(
     if stages.pp == 1:
         exposed[_T["dp"]] += before[:, 0]
         return
-    runtime = rows.framework.name in PYTORCH_MODULES
+    runtime, schedule = rows.framework.traits.has_pytorch_modules, rows.schedule_record
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
     fwd, bwd = each.of_stages()
     busy = m * (fwd + bwd)[np.arange(len(m)), slowest]
     turns = 2.0 * m * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
-    fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if rows.schedule == "zbv" else stages.pp))
-    if rows.schedule in WALKED:
+    fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if schedule.placement == "v" else stages.pp))
+    if not schedule.has_closed_form:
         sent = fill * hop + slow * turns * hop
-        plan = (rows.schedule, rows.framework.name, stages.pp, stages.vpp)
+        plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
         given = Durations(each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once)
         total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.layout.shown.of)
         if each.late is not None:
@@ -193,17 +192,17 @@ def _pipeline(
     fwd, bwd = rows.on_every_stage(fwd), rows.on_every_stage(bwd)
     # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
     rested = rows.on_every_stage(each.rested_s()) if each.late is not None else None
-    if rows.schedule == "1f1b" and not runtime:
+    if schedule.joins_exchanges and not runtime:
         _exchanging(rows, exposed, (fwd, bwd, rested), busy, m, before, hop)
         return
-    alone = pipeline_s(rows.schedule, fwd, bwd, m, rested_s=rested)
+    alone = pipeline_s(schedule, fwd, bwd, m, rested_s=rested)
     exposed[_T["bubble"]] += alone - busy
     if np.any(before):
         before = rows.on_every_stage(before)
-        held = pipeline_s(rows.schedule, fwd, bwd, m, before_s=before, rested_s=rested)
+        held = pipeline_s(schedule, fwd, bwd, m, before_s=before, rested_s=rested)
         exposed[_T["dp"]] += held - alone
-    exposed[_T["pp"]] += fill * hop + (slow * turns * hop if rows.schedule != "1f1b" else turns * hop)
-    if rows.schedule != "1f1b":
+    exposed[_T["pp"]] += fill * hop + (turns * hop if schedule.joins_exchanges else slow * turns * hop)
+    if not schedule.joins_exchanges:
         hidden[_H["pp"]] += turns * hop
 
 
@@ -221,9 +220,9 @@ def _exchanging(
     receives = [each * (np.arange(pp) > 0), each * (np.arange(pp) < pp - 1)]
     given = fwd + receives[0], bwd + receives[1], m
     waited = (fwd + bwd if rested is None else rested) + receives[0] + receives[1]
-    total = pipeline_s("1f1b", *given, rested_s=waited)
+    total = one_f_one_b_s(*given, rested_s=waited)
     if np.any(before):
-        held = pipeline_s("1f1b", *given, before_s=rows.on_every_stage(before), rested_s=waited)
+        held = one_f_one_b_s(*given, before_s=rows.on_every_stage(before), rested_s=waited)
         exposed[_T["dp"]] += held - total
     idle = total - busy
     share = hop / each[:, 0]

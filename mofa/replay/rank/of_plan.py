@@ -35,8 +35,7 @@ from mofa.cost.step_time.data_parallel import ddp_width
 from mofa.replay.rank.description import Piece, Rank
 from mofa.replay.rank.routing_drift import Moving, Wander
 from mofa.replay.rank.uneven_layers import Routed, rows_by_layer
-from mofa.schedules import Order, order_of
-from mofa.specs.strategy import SCHEDULES
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Order, order_of
 
 
 def rows_of(estimator: Estimator) -> Rows:
@@ -76,7 +75,9 @@ def tokens_over_mean(estimator: Estimator, r: int) -> tuple[float, ...]:
     if known is None:
         return ()
     stages = rows.layout.stages
-    order = order_of(rows.schedule, rows.framework.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
+    order = order_of(
+        rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0])
+    )
     routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
     places = [routed.index(layer) for layer in _layers(rows, order, r) if model.is_moe_layer(layer)]
     return tuple(known[places].mean(axis=0).tolist()) if places else ()
@@ -97,7 +98,7 @@ def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
     lives = _lives(estimator)
     routed = Routed(estimator, lives, _lives)
     lives = {label: one_by_one(one) for label, one in lives.items()}
-    order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
+    order = order_of(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
     return partial(_rank, rows, lives, routed, order)
 
 
@@ -112,10 +113,12 @@ def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:
 def _lives(estimator: Estimator) -> dict[str, Life]:
     """The lives of all kinds of blocks."""
     fw, part = estimator.framework, estimator.parts[0]
-    # autograd adds gradients in place since PyTorch's pull request 88339 of November 2022
-    apart = _apart(SCHEDULES[int(estimator.table.schedule[0])]) or fw.name == "megatron-2022"
-    pipelined = fw.name == "torchtitan" and int(estimator.table.pp[0]) > 1
-    by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
+    defers = SCHEDULES[SCHEDULE_NAMES[int(estimator.table.schedule[0])]].defers_weight_gradients
+    apart = defers or not fw.traits.adds_gradients_in_place
+    pipelined = fw.traits.has_pytorch_pipelines and int(estimator.table.pp[0]) > 1
+    by_autograd = (
+        fw.traits.makes_weight_gradients_first or not fw.overlap_input_grads
+    )  # and not by Megatron's own function
     ctx = part.costs.context
     return {
         label: life(
@@ -124,17 +127,12 @@ def _lives(estimator: Estimator) -> dict[str, Life]:
             weight_first=by_autograd,
             apart=apart,
             pipelined=pipelined,
-            puts_off=_apart(SCHEDULES[int(estimator.table.schedule[0])]),
+            puts_off=defers,
             replicated=fw.shards_params and fw.dp_replicate > 1,
             lasting=lasting(ctx, block.name, block.forward.ops) if fw.library else None,
         )
         for label, block in part.costs.tapes.items()
     }
-
-
-def _apart(schedule: str) -> bool:
-    """Whether a schedule puts weights' gradients off."""
-    return schedule in ("zbv", "interleaved-zb")
 
 
 def outside_of(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
@@ -219,7 +217,7 @@ def _rank(
     on_head = r == stages.head_stage
     kept = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
     persistent = (kept,) if kept and not fw.library else rotation_tables(rows, len(layers))
-    beside = held_beside(fw, rows.schedule, pp, sum(receives))
+    beside = held_beside(fw, rows.schedule_record, pp, sum(receives))
     tied = _tied(rows, r)
     modules = [[Module(p.name, p.life.name, p.life.weights) for p in c] for c in chunks]
     params = params_of(rows, r, modules, tied=tied)
@@ -227,7 +225,8 @@ def _rank(
     weights = held_in_fp8(rows, weights_of(rows, params, r, data_rank), in_fp8)
     moving = tuple(tuple(of.get(n) for n in range(len(c))) for of, c in zip(of_rank, chunks, strict=True))
     # where weights' gradients are put off, or collectives' memory comes back late, two steps are played
-    wander = Wander(routers, moving) if routers is not None and not (_apart(rows.schedule) or ds) else None
+    defers = rows.schedule_record.defers_weight_gradients
+    wander = Wander(routers, moving) if routers is not None and not (defers or ds) else None
     return Rank(
         weights=weights, chunks=tuple(chunks), computations=acts,
         num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
@@ -237,12 +236,12 @@ def _rank(
         lazy_buffers=(*persistent, *(boundary,) * beside.throughout), built=built_beside(rows, weights, len(layers)),
         inputs_at_end=beside.at_end,
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
-        preallocated=fw.name == "torchtitan", apart=_apart(rows.schedule), round_length=pp * vpp, tied=tied,
+        preallocated=fw.traits.has_pytorch_pipelines, apart=defers, round_length=pp * vpp, tied=tied,
         stored_bytes=rows.costs.context.stored,
         gathered_params=groups if pipelined else None, unshards=by_chunk(rows),
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
-        output_stays=rows.schedule == "1f1b" and pp > 1 and fw.name == "torchtitan",
+        output_stays=rows.schedule_record.joins_exchanges and pp > 1 and fw.traits.has_pytorch_pipelines,
         device_per_host=float(ahead_of_peers(ratio, rows.cluster, int(table.cp[0]))) if rings else ratio,
         buckets=ddp_buckets(
             [[p.life for p in c] for c in chunks], int(rows.static.buffers[0, r]), ddp_width(rows), tied=tied
@@ -268,6 +267,6 @@ def _first_layers(rows: Rows) -> list[int]:
     sizes = [0] * (stages.pp * stages.vpp)
     for s in range(len(sizes)):
         turn, position = divmod(s, stages.pp)
-        r = stages.pp - 1 - position if rows.schedule == "zbv" and turn % 2 else position
+        r = stages.pp - 1 - position if rows.schedule_record.placement == "v" and turn % 2 else position
         sizes[s] = len(stages.layers[r][turn])
     return [int(x) for x in np.concatenate([[0], np.cumsum(sizes)[:-1]])]

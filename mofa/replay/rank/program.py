@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mofa.blocks.frameworks.megatron_persistent import Lasting
 from mofa.blocks.op import RENEWAL
-from mofa.cost.allocations.allocation_trace import Deed, Life, New, in_order, products
+from mofa.cost.allocations.allocation_trace import Deed, Life, New, in_order
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GROUP_OF, Act
 
@@ -117,9 +117,9 @@ class _Slots:
         out: list[Act] = []
         items: dict[str, New] = {}
         replaced = not self.life.logits or deeds is not self.life.forward
-        product: tuple[str, ...] | None = products(self.life)
+        awaits_product, at_embedding = self.life.torch_products, self.life.name == "embedding"
         for deed in deeds:
-            if not replaced and deed.op.startswith("loss."):
+            if not replaced and deed.module == "loss":
                 out.append(Act(REPLACED, 0, 0, 0, ACTIVATIONS, "", deed.op))
                 replaced = True
             scratch = [self.act(NEW, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
@@ -140,9 +140,9 @@ class _Slots:
             if deed.sums:
                 out.append(Act(SUM, self.of(self.life.given), 0, 0, ACTIVATIONS, GRADIENT, deed.op))
             out += in_order(deed, scratch, made, gone, early)
-            if product is not None and deed.op.endswith(product):
+            if awaits_product and deed.is_product and not (at_embedding and not deed.role):
                 out.append(Act(PRODUCT, 0, 0, 0, ACTIVATIONS, "", deed.op))
-                product = None
+                awaits_product = False
             out += [self.lasting(one, deed.op) for one in deed.lasting if one.behind]
             for name in deed.grads:
                 out.append(self.act(KEEP, name, deed.op, items.get(name)))

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes, layer_kind
+from mofa.blocks.roles import WEIGHT_ROLES, Role
 from mofa.cost.block.block_cost import base_mode, full_mode
 from mofa.cost.block.durations import time_works
 from mofa.cost.rows import Rows
 from mofa.replay.time.kernel_runs import Draft, Names, Score, Step, draft, score, value
 from mofa.schedules import Order
-from mofa.specs.strategy import ZERO_BUBBLE
 
 Phase = Literal["F", "B", "I", "W"]
-_BACKWARD = (".wgrad", ".accumulate", ".backward", ".grad_cast")
-"""Ends of the names of ops behind which a weight's gradient may be reduced."""
+_BEFORE_REDUCTION: tuple[Role, ...] = ("wgrad", "accumulate", "backward", "grad_cast")
+"""Roles of the ops behind which a weight's gradient may be reduced."""
 
 
 class PieceName(NamedTuple):
@@ -97,7 +96,7 @@ class Book:
         for label, block in rows.costs.tapes.items():
             drafts[label, "F"] = draft(f"forward of {label}", block.forward, rows.costs.machine)
             drafts[label, "B"] = whole = draft(f"backward of {label}", block.backward, rows.costs.machine)
-            if rows.schedule in ZERO_BUBBLE:
+            if rows.schedule_record.defers_weight_gradients:
                 drafts[label, "I"], drafts[label, "W"] = _apart(whole, block, rows)
         return cls(drafts, Names.of(drafts.values()))
 
@@ -113,21 +112,23 @@ class Book:
         """The weights of a tape, in the order of its forward."""
         if label not in self.weights:
             lines = self.drafts[label, "B"].lines
-            made = {line.op.name: n for n, line in enumerate(lines) if line.op}
+            made = {(line.op.origin, line.op.role): n for n, line in enumerate(lines) if line.op}
             found = []
             for n, line in enumerate(self.drafts[label, "F"].lines):
                 if line.op is None or not (params := value(line.op.weight_params)):
                     continue
                 name = line.op.name
-                at = max((made[name + end] for end in _BACKWARD if name + end in made), default=len(lines) - 1)
-                found.append(Placed(n, at, params, name.startswith("experts.")))
+                at = max(
+                    (made[name, role] for role in _BEFORE_REDUCTION if (name, role) in made), default=len(lines) - 1
+                )
+                found.append(Placed(n, at, params, line.op.module == "experts"))
             self.weights[label] = tuple(found)
         return self.weights[label]
 
 
 def _apart(whole: Draft, block: BlockTapes, rows: Rows) -> tuple[Draft, Draft]:
     """A backward by inputs and by weights, of the whole one's lines but for what checkpoints make again."""
-    late = [line.op is not None and line.op.name.endswith(WEIGHT_ENDS) for line in whole.lines]
+    late = [line.op is not None and line.op.role in WEIGHT_ROLES for line in whole.lines]
     halves = [tuple(line for line, of in zip(whole.lines, late, strict=True) if of is by) for by in (False, True)]
     weights = draft("", block.apart.weights, rows.costs.machine).lines
     return (

@@ -21,7 +21,6 @@ from mofa.cost.step_time.data_parallel import ddp_width, gathers_per_step
 from mofa.replay.time.computation_tapes import Book, Chunk
 from mofa.replay.time.kernel_runs import FAMILY, NOW, Beside, Step, awaiting, computing
 from mofa.schedules import Action, Order
-from mofa.specs.framework import PYTORCH_MODULES
 
 DDP_BUCKET = 100 * 2**20
 """Bytes of gradients in one of DDP's buckets (torchtitan: bucket_cap_mb=100). [B]"""
@@ -194,7 +193,7 @@ def added(
 ) -> Added:  # fmt: skip
     """What data parallelism adds on one pipeline rank; ``shared`` has what was worked out for the others."""
     me, out, fw = _Rank(rows, book, chunks, order, rank, shared or Shared()), Added(), rows.framework
-    if fw.name not in PYTORCH_MODULES:
+    if not fw.traits.has_pytorch_modules:
         _megatron_gradients(me, out)
         _megatron_parameters(me, out)
     elif rows.mode.amp:

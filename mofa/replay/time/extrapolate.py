@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mofa.replay.time.rank_clock import RankTime
-from mofa.schedules import Action, Order
+from mofa.schedules import Action, Order, Schedule
 
 ALIKE = 3
 """Rounds that are compared: as many begin by the same time after the one before them. [-]"""
@@ -41,7 +41,7 @@ class Stretch:
         return tuple(map(order.ranks[rank].index, first))
 
 
-def stretches(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Iterator[Stretch]:
+def stretches(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> Iterator[Stretch]:
     """What may stand for a step, the shortest first; nothing where it has few micro-batches.
 
     A round of 1F1B is a forward and a backward, interleaved those of pp micro-batches in all chunks. In front of those
@@ -55,22 +55,25 @@ def stretches(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Itera
 
     Examples
     --------
-    >>> next(iter(stretches("1f1b", 16, 1, 240)))
+    >>> from mofa.schedules.gpipe import GPIPE
+    >>> from mofa.schedules.interleaved import INTERLEAVED
+    >>> from mofa.schedules.one_f_one_b import ONE_F_ONE_B
+    >>> next(iter(stretches(ONE_F_ONE_B, 16, 1, 240)))
     Stretch(played=38, cut=20, rounds=202, each=1)
-    >>> next(iter(stretches("interleaved", 16, 4, 512)))
+    >>> next(iter(stretches(INTERLEAVED, 16, 4, 512)))
     Stretch(played=144, cut=96, rounds=23, each=16)
-    >>> list(stretches("1f1b", 16, 1, 40)), list(stretches("gpipe", 16, 1, 240))
+    >>> list(stretches(ONE_F_ONE_B, 16, 1, 40)), list(stretches(GPIPE, 16, 1, 240))
     ([], [])
-    >>> list(stretches("interleaved", 16, 2, 208)), list(stretches("interleaved", 16, 4, 520))
+    >>> list(stretches(INTERLEAVED, 16, 2, 208)), list(stretches(INTERLEAVED, 16, 4, 520))
     ([], [])
     """
-    if schedule == "1f1b":
+    if schedule.repeats == "micro-batch":
         for fill in (pp, 3 * pp):
             cut = fill + ALIKE + 1
             played = cut + pp + 2
             if played <= num_micro_batches // 2:
                 yield Stretch(played, cut, num_micro_batches - played)
-    if schedule == "interleaved" and num_micro_batches % pp == 0 and 2 * num_micro_batches * pp * vpp >= LONG:
+    if schedule.repeats == "round" and num_micro_batches % pp == 0 and 2 * num_micro_batches * pp * vpp >= LONG:
         for fill in (2, 6):
             cut = fill + ALIKE + 1
             played = cut + BEHIND

@@ -243,7 +243,7 @@ def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.
     Examples
     --------
     >>> from mofa.schedules import order_of, program_of
-    >>> program = program_of(order_of("1f1b", "torchtitan", 2, 1, 4), "1f1b", "torchtitan")
+    >>> program = program_of(order_of("1f1b", "pytorch", 2, 1, 4), "1f1b", "pytorch")
     >>> played = play(program, lambda action: 1.0 if action.kind == "F" else 2.0)
     >>> played.total, played.bubble_fraction
     (15.0, 0.25)

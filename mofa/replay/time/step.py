@@ -27,10 +27,9 @@ from mofa.replay.time.rank_clock import Plan, RankTime
 from mofa.replay.time.send_recv import Wiring, wire
 from mofa.replay.time.stream_clocks import Clock
 from mofa.replay.time.time_replayed import Computation, TimeReplayed, Transfer
-from mofa.schedules import Order, Program, order_of, program_of
+from mofa.schedules import Order, Program, Runtime, order_of, program_of
 from mofa.schedules.order_check import OrderError, check
 from mofa.schedules.point_to_point import overlapped
-from mofa.specs.framework import PYTORCH_MODULES
 
 PP, DP = FAMILY["pp"], FAMILY["dp"]
 
@@ -83,19 +82,20 @@ def time_of(
     curves = rows.cluster.gpu.curves
     plan = Plan(
         rows, books, _hop_seconds(rows), curves.overlap_slowdown.value,
-        rows.schedule == "1f1b" and stages.pp > 1 and fw.name not in PYTORCH_MODULES, handing_seconds(rows),
+        rows.schedule_record.joins_exchanges and stages.pp > 1 and not fw.traits.has_pytorch_modules,
+        handing_seconds(rows),
         _optimizer_seconds(rows), {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
     with no_collection():
-        for stretch in stretches(rows.schedule, stages.pp, stages.vpp, num) if plain else ():
-            wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, stretch.played)
+        for stretch in stretches(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
+            wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, stretch.played)
             ranks = _ranks(plan, wiring.program.order, stretch)
             run(wiring, ranks, plan.hop_s)
             if lengthen(stretch, ranks, spans):
                 return _finish(plan, ranks, None, spans)
         if order is None:
-            wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, num)
+            wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, num)
         else:
             wiring = wire(_own(order, stages.pp, stages.vpp, num))
         ranks = _ranks(plan, wiring.program.order)
@@ -127,8 +127,8 @@ def _ends(plan: Plan, ranks: Sequence[RankTime]) -> list[float]:
 
 
 @lru_cache(maxsize=8)
-def _wiring(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int) -> Wiring:
-    return wire(program_of(order_of(schedule, framework, pp, vpp, num_micro_batches), schedule, framework))
+def _wiring(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Wiring:
+    return wire(program_of(order_of(schedule, runtime, pp, vpp, num_micro_batches), schedule, runtime))
 
 
 def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
@@ -214,7 +214,7 @@ def _hop_seconds(rows: Rows) -> float:
 def _tied_seconds(rows: Rows) -> float:
     """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. [s]"""
     model = rows.workload.model
-    if rows.framework.name in PYTORCH_MODULES or not model.tied_embeddings or rows.layout.stages.pp == 1:
+    if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.layout.stages.pp == 1:
         return 0.0
     tied = model.vocab * model.hidden * rows.framework.reduced_bytes_per_param / rows.table.tp
     return float(collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)[0])

@@ -15,6 +15,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
+from mofa.schedules import default_schedule
 from mofa.search.layer_options import LayerOptions, choose
 from mofa.search.one_strategy import one_row
 from mofa.specs.base import Spec
@@ -93,8 +94,10 @@ def choose_jointly(
     on any of them is added to both, stage by stage. Solved by CP-SAT (:func:`mofa.search.layer_options.choose`) with
     its bound; the paper sets chunks alone.
     """
-    if spec.vpp > 1 or spec.schedule != "1f1b":
-        raise SpecError(f"strategy: a joint choice needs schedule 1f1b, not {spec.schedule} with vpp ({spec.vpp})")
+    if spec.vpp > 1 or spec.schedule != default_schedule(1):
+        raise SpecError(
+            f"strategy: a joint choice needs schedule {default_schedule(1)}, not {spec.schedule} with vpp ({spec.vpp})"
+        )
     base = base_mode(RecomputeSpec.parse(spec.recompute))
     modes = [mode.model_copy(update={"token_chunks": c}) for mode in (base, RecomputeSpec(kind="full")) for c in bins]
     one = one_row(workload, cluster, framework, spec)
@@ -104,7 +107,7 @@ def choose_jointly(
     )  # fmt: skip
     grid = np.linspace(1.0, max(float(ratios.max()), 1.0 + 1e-6), GRID)
     costed = [_cost(workload, cluster, framework, table, modes, spec.ep, float(ratio)) for ratio in grid]
-    stages = split_layers(workload.model, spec.pp, 1, framework.name, spec.schedule, framework.splits_layers)
+    stages = split_layers(workload.model, spec.pp, 1, framework.name, splits=framework.splits_layers)
     stage = np.array([r for r in range(spec.pp) for _ in stages.layers[r][0]])
     kinds = [stages.kinds.index(layer_kind(workload.model, i)) for i in range(workload.model.num_layers)]
     m = max(workload.batch.global_batch // (spec.dp * spec.micro_batch), 1)

@@ -18,6 +18,7 @@ from mofa.routing.capacity import drop_to_capacity
 from mofa.routing.chunks import BINS, checked_bins, seen_before
 from mofa.routing.rank_load import expert_shares, max_rank_ratio
 from mofa.routing.statistics import rank_ratios
+from mofa.schedules import SCHEDULES
 from mofa.search.experts.chunk_choice import JointChoice, choose_jointly
 from mofa.search.job_setup import with_numerics
 from mofa.search.one_strategy import one_row
@@ -27,7 +28,7 @@ from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_strategy
-from mofa.specs.strategy import SCHEDULES, StrategySpec
+from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -250,8 +251,9 @@ def _of_stages(seconds: FloatA, stage: IntA, without: FloatA) -> FloatA:
 
 def _stages_of(workload: WorkloadSpec, framework: FrameworkSpec, spec: StrategySpec) -> IntA:
     """The pipeline stage of every layer with experts. (L,)"""
-    schedule = SCHEDULES[SCHEDULES.index(spec.schedule)]
-    stages = split_layers(workload.model, spec.pp, spec.vpp, framework.name, schedule, framework.splits_layers)
+    stages = split_layers(
+        workload.model, spec.pp, spec.vpp, framework.name, SCHEDULES[spec.schedule].placement, framework.splits_layers
+    )
     ranks = [r for c in range(spec.vpp) for r in range(spec.pp) for _ in stages.layers[r][c]]
     return np.array([rank for i, rank in enumerate(ranks) if workload.model.is_moe_layer(i)])
 

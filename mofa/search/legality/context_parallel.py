@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import CP_KINDS, StrategyTable
 
@@ -22,10 +22,10 @@ def ranks_too_many(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable)
     and ``AttnFuncWithCPAndQKVOA2A``). torchtitan has neither windows nor sinks then (gpt_oss/model/args.py).
     """
     a, alone = model.attention, np.asarray(t.cp - 1, dtype=float)
-    if framework.name in LOCAL_LAYERS:
+    if not framework.traits.has_context_parallelism:
         return alone
     a2a, plain = t.cp_kind == A2A, a.kind != "gqa" or (a.window is None and not a.sinks)
-    if framework.name in PYTORCH_MODULES:
+    if framework.traits.has_pytorch_modules:
         return np.where(a2a | (not plain), alone, 0.0)
     refused = a2a & (_uneven(model, t) > 0)
     if a.kind == "gqa" and a.sinks:
@@ -45,9 +45,9 @@ def _uneven(model: ModelSpec, t: StrategyTable) -> NDArray[np.int64]:
 def what_to_do(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable) -> str:
     """Why the one strategy's context parallelism is not to be had, and what to do, in words."""
     a = model.attention
-    if framework.name in LOCAL_LAYERS:
+    if not framework.traits.has_context_parallelism:
         return "needs Transformer Engine's attention; use framework megatron or cp=1"
-    if framework.name in PYTORCH_MODULES:
+    if framework.traits.has_pytorch_modules:
         if int(t.cp_kind[0]) == A2A:
             return "has no exchange of heads (cp_kind=a2a); use cp_kind=allgather"
         return "does not run with windows or sinks; use cp=1"

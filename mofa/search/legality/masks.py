@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import ranks_too_many, what_to_do
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_short
 from mofa.search.legality.named_check import BoolN, Check, FloatN, one, remainder
 from mofa.search.legality.named_check import Job as Job
 from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
-from mofa.specs.framework import PYTORCH_MODULES
-from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, ZERO_BUBBLE, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import MERGED_GROUPS, RecomputeSpec, StrategyTable
 
 
 def _gpus(job: Job, t: StrategyTable) -> FloatN:
@@ -30,7 +30,7 @@ def _gpus(job: Job, t: StrategyTable) -> FloatN:
 def _heads(job: Job, t: StrategyTable) -> FloatN:
     a = job.workload.model.attention
     short = remainder(a.num_heads, t.tp)
-    if a.kind == "gqa" and job.framework.name in PYTORCH_MODULES:  # heads are views of what a rank has (model.py)
+    if a.kind == "gqa" and job.framework.traits.has_pytorch_modules:  # heads are views of what a rank has (model.py)
         short = np.maximum(short, remainder(a.num_kv_heads, t.tp))
     elif a.kind == "gqa":  # either tp divides the key-value heads or each is held by several ranks
         kv = a.num_kv_heads
@@ -61,7 +61,7 @@ def _experts(job: Job, t: StrategyTable) -> FloatN:
 
 def _sharding(job: Job, t: StrategyTable) -> NDArray[np.int64]:
     """The part of dp that experts may be spread over: torchtitan's replicas each hold all of them."""
-    if job.framework.name not in PYTORCH_MODULES:
+    if not job.framework.traits.has_pytorch_modules:
         return t.dp
     if job.framework.data_parallel == "ddp":
         return np.ones_like(t.dp)
@@ -80,7 +80,9 @@ def _etp(job: Job, t: StrategyTable) -> FloatN:
     moe = job.workload.model.moe
     if moe is None:
         return np.zeros(len(t))
-    if job.framework.name not in PYTORCH_MODULES:  # transformer_config.py: "Bias in Moe is only supported when ETP==1"
+    if (
+        not job.framework.traits.has_pytorch_modules
+    ):  # transformer_config.py: "Bias in Moe is only supported when ETP==1"
         return np.asarray((t.etp - 1) * moe.expert_bias, dtype=float)
     ok = (t.etp == 1) | (t.etp == t.tp)
     # without expert parallelism torchtitan splits experts over tp; with it experts need a sharded grid
@@ -92,13 +94,15 @@ def _dispatcher(job: Job, t: StrategyTable) -> FloatN:
     """DeepEP: Megatron's needs etp x ep above 1 (token_dispatcher.py), torchtitan's ep above 1 and etp 1."""
     if job.framework.dispatcher != "deepep" or job.workload.model.moe is None:
         return np.zeros(len(t))
-    if job.framework.name in PYTORCH_MODULES:
+    if job.framework.traits.has_pytorch_modules:
         return np.asarray((t.ep == 1) + (t.etp - 1), dtype=float)
     return np.asarray(t.ep * t.etp == 1, dtype=float)
 
 
 def _sp(job: Job, t: StrategyTable) -> FloatN:
-    asked = job.framework.tp_overlap or job.framework.name == "torchtitan"  # Megatron-LM, training/arguments.py
+    asked = (
+        job.framework.tp_overlap or job.framework.traits.needs_sequence_parallel
+    )  # Megatron-LM, training/arguments.py
     if job.workload.model.moe is None and not asked:
         return np.zeros(len(t))
     return np.asarray((t.tp > 1) & ~t.sp, dtype=float)
@@ -107,7 +111,7 @@ def _sp(job: Job, t: StrategyTable) -> FloatN:
 def _sequence(job: Job, t: StrategyTable) -> FloatN:
     seq = job.workload.batch.seq_len
     unit = np.where(t.cp > 1, 2 * t.cp, 1) * np.where(t.sp, t.tp, 1)
-    if job.framework.name in PYTORCH_MODULES:
+    if job.framework.traits.has_pytorch_modules:
         unit = t.tp * 2 * t.cp
     return remainder(seq, unit)
 
@@ -117,7 +121,7 @@ def _cp(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _layers(job: Job, t: StrategyTable) -> FloatN:
-    extra = 2 if job.framework.name in PYTORCH_MODULES else 0
+    extra = 2 if job.framework.traits.has_pytorch_modules else 0
     short = t.pp * t.vpp - job.workload.model.num_layers
     if not extra:  # the first chunk may hold the embedding alone, the last the head
         short = short - np.where(t.pp > 1, 2, 0)
@@ -147,22 +151,23 @@ def _interleaving(job: Job, t: StrategyTable) -> FloatN:
     """Rounds of micro-batches: of pp in Megatron, in PyTorch ``max(1, m // pp)`` that are equally long."""
     m = micro_batches(job, t)
     short = np.where(m < t.pp, t.pp - m, remainder(m, t.pp))
-    if job.framework.name in PYTORCH_MODULES:  # pipelining/schedules.py, ScheduleInterleaved1F1B and -ZeroBubble
+    if job.framework.traits.has_pytorch_modules:  # pipelining/schedules.py, ScheduleInterleaved1F1B and -ZeroBubble
         short = np.where(m < t.pp, 0.0, np.minimum(short, remainder(m, m // t.pp)))
     short = np.where(t.vpp > 1, np.where(t.pp == 1, 1.0, short), 0.0)
-    zbv = t.schedule == SCHEDULES.index("zbv")
-    return np.where(zbv, np.where((t.pp > 1) & (t.vpp == 2), 0.0, 1.0), short)
+    chunks = np.array([s.chunks_per_rank or 1 for s in SCHEDULES.values()])[t.schedule]
+    return np.where(chunks > 1, np.where((t.pp > 1) & (t.vpp == chunks), 0.0, 1.0), short)
 
 
 def _schedule(job: Job, t: StrategyTable) -> FloatN:
-    offered: tuple[str, ...] = SCHEDULES if job.framework.name in PYTORCH_MODULES else ("1f1b", "interleaved")
+    records = tuple(SCHEDULES.values())
+    offered = [s for s in records if job.framework.traits.has_pytorch_modules or s.runs_in_megatron]
     # DeepSpeed's pipeline engine has no other than TrainSchedule (runtime/pipe/schedule.py), its splits no chunks
     if job.framework.deepspeed or job.framework.splits_layers != "even":
-        offered = ("1f1b",)
-    ok = np.array([s in offered for s in SCHEDULES])[t.schedule]
-    interleaved = np.array([s in ("interleaved", "interleaved-zb", "zbv") for s in SCHEDULES])[t.schedule]
-    ok &= (t.vpp == 1) | interleaved
-    ok &= ~interleaved | ((t.pp > 1) & (t.vpp > 1))
+        offered = [SCHEDULES[default_schedule(1)]]
+    ok = np.array([s in offered for s in records])[t.schedule]
+    several = np.array([s.has_several_chunks for s in records])[t.schedule]
+    ok &= (t.vpp == 1) | several
+    ok &= ~several | ((t.pp > 1) & (t.vpp > 1))
     return np.asarray(~ok, dtype=float)
 
 
@@ -191,7 +196,7 @@ def _puts_off(t: StrategyTable) -> BoolN:
     (utils/checkpoint.py: "Trying to backward an extra time"). A compiled block is one node, whose whole backward each
     of them runs: with a checkpoint not modelled.
     """
-    return np.isin(t.schedule, [SCHEDULES.index(name) for name in ZERO_BUBBLE])
+    return np.array([s.defers_weight_gradients for s in SCHEDULES.values()])[t.schedule]
 
 
 def _once_only(job: Job, spec: RecomputeSpec) -> bool:
@@ -204,7 +209,7 @@ def _recompute_message(job: Job, t: StrategyTable) -> str:
     if (why := _unsupported(job, spec.of_layers(int(t.recompute_layers[0])))) is not None:
         return why
     if _puts_off(t)[0] and _once_only(job, spec):
-        schedule = SCHEDULES[int(t.schedule[0])]
+        schedule = SCHEDULE_NAMES[int(t.schedule[0])]
         if spec.kind == "ops":
             return (
                 f"recompute {spec.text} with schedule {schedule}: PyTorch differentiates a block again for each weight "
@@ -229,11 +234,11 @@ def _recompute_message(job: Job, t: StrategyTable) -> str:
 def _zero(job: Job, t: StrategyTable) -> FloatN:
     if job.framework.data_parallel == "ddp":
         ok = t.zero == 0
-        if job.framework.name in PYTORCH_MODULES:
+        if job.framework.traits.has_pytorch_modules:
             ok &= (t.tp == 1) & (t.pp == 1) & (t.cp == 1)
-    elif job.framework.name == "torchtitan":
+    elif job.framework.traits.leaves_lone_ranks_whole:
         ok = (t.zero == np.where(t.pp > 1, 2, 3)) | (t.zero == default_zero(job.framework, t.dp, t.cp, t.pp))
-    elif job.framework.name in PYTORCH_MODULES:
+    elif job.framework.traits.has_pytorch_modules:
         ok = t.zero >= 2
     else:
         ok = t.zero <= 1
@@ -242,7 +247,7 @@ def _zero(job: Job, t: StrategyTable) -> FloatN:
 
 def _titan(job: Job, t: StrategyTable) -> FloatN:
     """torchtitan's expert parallelism needs a sharded grid (parallel_dims.py), its replicas must divide dp."""
-    if job.framework.name not in PYTORCH_MODULES:
+    if not job.framework.traits.has_pytorch_modules:
         return np.zeros(len(t))
     short = np.where((t.ep > 1) & (_sharding(job, t) * t.cp == 1), 1.0, 0.0)
     return np.maximum(short, remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
@@ -250,7 +255,7 @@ def _titan(job: Job, t: StrategyTable) -> FloatN:
 
 def _fsdp1(job: Job, t: StrategyTable) -> FloatN:
     """FSDP1 alone: one group shards everything."""
-    if job.framework.name != "fsdp1":
+    if not job.framework.traits.has_one_shard_group:
         return np.zeros(len(t))
     return np.asarray(np.maximum(t.tp * t.pp * t.cp * t.ep - 1, t.zero != 3), dtype=float)
 
@@ -265,7 +270,7 @@ def _routed_copies(job: Job, t: StrategyTable) -> FloatN:
 def _balancing(job: Job, t: StrategyTable) -> FloatN:
     """MicroMoE: replicas need an even number of EP groups to merge, and two experts a GPU (section 3)."""
     moe, fw = job.workload.model.moe, job.framework
-    if moe is None or fw.name != "megatron" or fw.dispatcher != "alltoall" or not np.any(t.balancing):
+    if moe is None or not fw.traits.schedules_replicas or fw.dispatcher != "alltoall" or not np.any(t.balancing):
         return np.asarray(t.balancing > 0, dtype=float)
     groups = t.tp * t.cp * t.dp // np.maximum(t.ep * t.etp, 1)
     short = np.maximum(remainder(groups, np.full_like(groups, MERGED_GROUPS)), 2 * t.ep - moe.num_experts)
@@ -281,7 +286,7 @@ def balancing_lacks(job: Job, t: StrategyTable) -> str | None:
     moe, fw = job.workload.model.moe, job.framework
     if not _balancing(job, replace(t, balancing=np.ones_like(t.balancing)))[0]:
         return None
-    if moe is None or fw.name != "megatron" or fw.dispatcher != "alltoall":
+    if moe is None or not fw.traits.schedules_replicas or fw.dispatcher != "alltoall":
         return (
             f"framework is {fw.name} with dispatcher {fw.dispatcher}, replicas are scheduled in megatron with "
             "dispatcher alltoall; change the framework"
@@ -298,7 +303,7 @@ def balancing_lacks(job: Job, t: StrategyTable) -> str | None:
 
 
 def _mtp(job: Job, t: StrategyTable) -> FloatN:
-    layers = job.workload.model.num_mtp_layers if job.framework.name in PYTORCH_MODULES else 0
+    layers = job.workload.model.num_mtp_layers if job.framework.traits.has_pytorch_modules else 0
     return np.full(len(t), float(layers))
 
 
@@ -310,7 +315,7 @@ def _rotary(job: Job, t: StrategyTable) -> FloatN:
 
 def _tied(job: Job, t: StrategyTable) -> FloatN:
     """A stage of torchtitan is a module of its own, which must have both (qwen3/model/model.py, init_weights)."""
-    if job.framework.name not in PYTORCH_MODULES or not job.workload.model.tied_embeddings:
+    if not job.framework.traits.has_pytorch_modules or not job.workload.model.tied_embeddings:
         return np.zeros(len(t))
     return np.asarray(t.pp - 1, dtype=float)
 
@@ -318,7 +323,7 @@ def _tied(job: Job, t: StrategyTable) -> FloatN:
 def _of_replicas(job: Job) -> str:
     """Words behind dp where it counts without its replicas."""
     fw = job.framework
-    replicated = fw.name in PYTORCH_MODULES and (fw.dp_replicate > 1 or fw.data_parallel == "ddp")
+    replicated = fw.traits.has_pytorch_modules and (fw.dp_replicate > 1 or fw.data_parallel == "ddp")
     return " (without replicas)" if replicated else ""
 
 
@@ -332,7 +337,7 @@ def _of_deepspeed(job: Job) -> str:
 
 def _what_of_zero(job: Job, t: StrategyTable) -> str:
     """What to do about a ZeRO stage, in words."""
-    alone = job.framework.data_parallel == "ddp" and job.framework.name in PYTORCH_MODULES
+    alone = job.framework.data_parallel == "ddp" and job.framework.traits.has_pytorch_modules
     if alone and int(t.tp[0] * t.pp[0] * t.cp[0]) > 1:
         return "its DDP runs with tp, pp and cp 1 alone: set them to 1, or take fsdp"
     return "leave zero out"
@@ -340,7 +345,7 @@ def _what_of_zero(job: Job, t: StrategyTable) -> str:
 
 def _what_wants_sp(job: Job) -> str:
     """What needs sequence parallelism under a tensor-parallel degree, in words."""
-    if job.framework.name == "torchtitan":
+    if job.framework.traits.needs_sequence_parallel:
         return ""
     return "tp_overlap under " if job.framework.tp_overlap else "experts under "
 
@@ -352,7 +357,7 @@ def _unpadded(job: Job) -> str:
 
 def _rounds(job: Job, t: StrategyTable) -> str:
     """What the micro-batches of an interleaved pipeline must be a multiple of, in words."""
-    if job.framework.name not in PYTORCH_MODULES:
+    if not job.framework.traits.has_pytorch_modules:
         return one(t, "pp")
     return f"their {max(1, int(micro_batches(job, t)[0] // t.pp[0]))} rounds of at least {one(t, 'pp')}"
 
@@ -369,7 +374,7 @@ CHECKS: tuple[Check, ...] = (
         f"fsdp1: {one(t, 'tp', 'pp', 'cp', 'ep')} must be 1 and zero ({int(t.zero[0])}) 3; use framework torchtitan")),
     Check("heads", "heads", _heads, lambda j, t: (
         f"{one(t, 'tp')} must divide num_heads ({j.workload.model.attention.num_heads}) and divide "
-        f"{'' if j.framework.name in PYTORCH_MODULES else 'or be a multiple of '}num_kv_heads "
+        f"{'' if j.framework.traits.has_pytorch_modules else 'or be a multiple of '}num_kv_heads "
         f"({j.workload.model.attention.num_kv_heads}); lower tp")),
     Check("widths", "columns", _widths, lambda j, t: (
         f"{one(t, 'tp')} must divide the widths of the feed-forward layers{_unpadded(j)} and {one(t, 'etp')} "
@@ -384,7 +389,7 @@ CHECKS: tuple[Check, ...] = (
         "change ep or etp")),
     Check("expert_tensor_parallel", "ranks", _etp, lambda j, t: (
         f"torchtitan: {one(t, 'etp')} must be 1 or {one(t, 'tp')}, and tp where ep is 1; change etp"
-        if j.framework.name in PYTORCH_MODULES else
+        if j.framework.traits.has_pytorch_modules else
         f"{j.framework.name}: experts with biases need etp 1, not {int(t.etp[0])}; set etp=1")),
     Check("expert_parallel", "ranks", _titan, lambda j, t: (
         f"torchtitan: {one(t, 'ep')} needs dp x cp{_of_replicas(j)} above 1, and dp_replicate "
@@ -392,7 +397,7 @@ CHECKS: tuple[Check, ...] = (
         f"{one(t, 'dp')}; change ep or dp_replicate")),
     Check("dispatcher", "ranks", _dispatcher, lambda j, t: (
         f"{j.framework.name}: dispatcher deepep does not run with {one(t, 'ep', 'etp')}; "
-        f"{'it needs ep above 1 and etp 1' if j.framework.name in PYTORCH_MODULES else 'raise ep'}")),
+        f"{'it needs ep above 1 and etp 1' if j.framework.traits.has_pytorch_modules else 'raise ep'}")),
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
         f"{j.framework.name}: {_what_wants_sp(j)}{one(t, 'tp')} needs sequence parallelism; set sp=true")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
@@ -407,7 +412,7 @@ CHECKS: tuple[Check, ...] = (
     Check("tied_embeddings", "stages", _tied, lambda j, t: (
         f"{j.framework.name} ties the embedding to the head within a stage alone, not over {one(t, 'pp')}; set pp=1")),
     Check("schedule", "switch", _schedule, lambda j, t: (
-        f"{j.framework.name}{_of_deepspeed(j)} does not run schedule {SCHEDULES[int(t.schedule[0])]} with "
+        f"{j.framework.name}{_of_deepspeed(j)} does not run schedule {SCHEDULE_NAMES[int(t.schedule[0])]} with "
         f"{one(t, 'pp', 'vpp')}; change schedule, pp or vpp")),
     Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
         f"{one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.errors import StrategyError
 from mofa.plan.result import Plan
+from mofa.schedules import default_schedule
 from mofa.search.entry_points import Search, estimate, find_plans
 from mofa.search.goodput import LongRuns
 from mofa.search.long_run.spare_nodes import SCOUTED, around, promising_spares, without_spares
@@ -78,7 +79,7 @@ class Smaller:
         """Virtual stages of so deep a pipeline: up to the plan's, as far as they divide the layers, with the embedding
         and the head as layers or not; the plan's own where its schedule has them by itself."""
         s, layers = self.whole.plan.strategy, self.job.model.num_layers
-        if s.schedule not in ("1f1b", "interleaved"):
+        if s.schedule != default_schedule(s.vpp):
             return [s.vpp]
         return [v for v in range(1, s.vpp + 1) if v == 1 or (pp > 1 and -layers % (pp * v) <= 2)]
 
@@ -127,7 +128,7 @@ class Smaller:
         s, machines = self.whole.plan.strategy, self.whole.machines
         smaller = machines.model_copy(update={"num_gpus": s.tp * s.cp * pp * dp})
         if size not in self.costed:
-            schedule = s.schedule if vpp == s.vpp else "1f1b" if vpp == 1 else "interleaved"
+            schedule = s.schedule if vpp == s.vpp else default_schedule(vpp)
             wanted = s.model_copy(
                 update={"pp": pp, "vpp": vpp, "dp": dp, "schedule": schedule, "zero": self._zero(pp, dp)}
             )

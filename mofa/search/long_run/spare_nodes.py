@@ -50,8 +50,15 @@ def find_long_runs(
     objective
         ``tokens`` per second and GPU, ``days``, ``usd`` or ``kwh`` of the whole run. All GPUs are paid for, so that the
         first three rank alike.
-    top, replay, options
+    top
+        How many plans to return. [-]
+    replay, options
         As in :func:`mofa.search.entry_points.find_plans`.
+
+    Returns
+    -------
+    Search
+        The report of the whole cluster, whose plans carry the figures of the long run, and the table of what computes.
 
     Raises
     ------
@@ -64,6 +71,21 @@ def find_long_runs(
     once what it would give with the best plan's step (:func:`promising_spares`). The most promising of those that leave
     GPUs which degrees and batch divide are searched in the degrees of the best plans (:func:`around`), and the best two
     of these wholly. The best of the closed forms decides, and is played out where ``replay`` asks for it.
+
+    References
+    ----------
+    Effective training time ratio (ETTR): Kokolis et al. 2024, arXiv 2410.21680. docs/faults.md has the sources of all
+    other figures.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b", tokens="1T"), mofa.load_cluster("h100-hgx", 16)
+    >>> faults = mofa.load_faults("llama3", {"spares": 0})
+    >>> search = mofa.find_long_runs(job, machines, faults, fix={"tp": 2, "pp": 2, "vpp": 1, "cp": 1}, top=1)
+    >>> plan = search.report.plans[0]
+    >>> plan.days.p10 < plan.days.p50 < plan.days.p90
+    True
     """
     started = time.perf_counter()
     if objective not in OBJECTIVES:
@@ -192,14 +214,53 @@ def estimate_long_run(
     replay: bool = True,
     jobs: int = 1,
 ) -> Plan:
-    """Cost one strategy with the figures of a long run of it.
+    """Predict a long run of one strategy: its step, and what failures, checkpoints and restarts leave of the time.
 
     Parameters
     ----------
+    workload, framework
+        The job with its tokens, and the framework; the workload's own or ``megatron`` where absent.
     cluster
         All machines; ``faults.spares`` of its nodes stand by, none where that is absent.
-    strategy, flops_convention, replay, jobs
+    faults
+        What fails, what a restart takes, how checkpoints are kept, what it costs.
+    strategy, flops_convention, replay
         As in :func:`mofa.search.entry_points.estimate`; the strategy is of the GPUs without the spares.
+    jobs
+        Processes that play, this one counted. [-]
+
+    Returns
+    -------
+    Plan
+        The plan with days, GPU-hours, cost and energy of the whole run. A figure that these facts leave unknown is
+        None, and ``unknown`` has the reason.
+
+    Raises
+    ------
+    StrategyError
+        If the framework cannot run it on these GPUs.
+    SpecError
+        If there are more spares than nodes, or the strategy cannot be read.
+
+    Notes
+    -----
+    ``ettr`` is productive over wall-clock time; effective_tokens_per_s_per_gpu is ettr * tokens_per_s_per_gpu * the
+    share of the GPUs that compute.
+
+    References
+    ----------
+    Effective training time ratio (ETTR): Kokolis et al. 2024, arXiv 2410.21680. docs/faults.md has the sources of all
+    other figures.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b", tokens="1T"), mofa.load_cluster("h100-hgx", 64)
+    >>> plan = mofa.estimate_long_run(job, machines, "tp=2 recompute=full", mofa.load_faults("llama3"), replay=False)
+    >>> round(plan.effective_tokens_per_s_per_gpu / plan.tokens_per_s_per_gpu - plan.ettr, 9)
+    0.0
+    >>> plan.usd, plan.unknown
+    (None, {'usd': 'no price given'})
     """
     if framework is None:
         from mofa.specs.load import load_framework

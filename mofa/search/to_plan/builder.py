@@ -26,13 +26,14 @@ from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, Time
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.recomputed_layers import fewer_layers, more_layers
+from mofa.search.to_plan.borrowed_facts import borrowed_notes
 from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.replayed_memory import Ends, ends_of, ranks_of_stage, replayed_memory, replayed_stage
 from mofa.search.to_plan.replayed_time import DUST, stage_times
 from mofa.search.to_plan.step_band import HOST_BOUND, band_of
 from mofa.search.workers import Workers
 from mofa.specs.base import Provenance
-from mofa.specs.framework import MEGATRON, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_residuals
 from mofa.specs.routing import RoutingSpec
@@ -210,9 +211,13 @@ class Candidate:
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
         """The closed form's step on a cluster that differs in its host alone. [s]"""
         workload, own, framework, row = self.job
-        if cluster is own:
+        if cluster is not own:
+            exposed, _ = Estimator(workload, cluster, framework, row, self.loads).times()
+        elif "costed" in self.__dict__:
             return float(self.costed.step_s[0])
-        return float(Estimator(workload, cluster, framework, row, self.loads).rows().step_s[0])
+        else:
+            exposed, _ = self.estimator.times(every_stage=True)
+        return float(exposed.sum(axis=0)[0])
 
     def _plan(self, time: TimeReplayed | None, memory: Memory, *, banded: bool = True) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
@@ -222,6 +227,7 @@ class Candidate:
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
         notes = _alignment_note(unaligned(block.forward for block in blocks))
+        notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         under = self._library_fraction(plan) if banded else None
         return plan.model_copy(update={"notes": plan.notes + notes, "library_fraction": under})
 
@@ -465,7 +471,7 @@ def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpe
         own = framework.pytorch in cluster.gpu.curves.releases
         which = "as measured" if own else f"not measured on {cluster.gpu.name}, today's are taken"
         notes.append(f"kernels of PyTorch {framework.pytorch}: {which}")
-    if framework.name in MEGATRON and framework.cross_entropy_fusion == "native":
+    if not framework.traits.has_pytorch_modules and framework.cross_entropy_fusion == "native":
         notes.append(
             "cross_entropy_fusion: native, as true is read, is Megatron's own fused loss; te is Transformer Engine's"
         )

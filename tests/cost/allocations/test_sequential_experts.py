@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from mofa.cost.allocations.allocation_trace import Deed, Life, New
-from mofa.cost.allocations.sequential_experts import COPY, SUMS, one_by_one
+from mofa.cost.allocations.sequential_experts import COPY, one_by_one
 from mofa.replay.rank.of_plan import _lives
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
@@ -66,7 +66,8 @@ def test_gradients_of_slices_are_added_to_the_first() -> None:
     copy = Deed("w1.weight_cast", (New("w1.weight16", 16, 0, COPY),), rounds=2)
     product = Deed("w1.wgrad", (New("gW", 8, 0, 2),), free=("w1.weight16",), weight=True, rounds=2)
     added = Deed(
-        f"w1{SUMS}", (New("dW", 16, 0, 2),), (New("scratch", 16, 0, 5),), free=("gW",), weight=True, rounds=2
+        "w1.whole", (New("dW", 16, 0, 2),), (New("scratch", 16, 0, 5),), free=("gW",), weight=True, rounds=2,
+        role="whole",
     )  # fmt: skip
     one = Life("moe", (copy,), (product, added), "", "", "", frozenset(), ())
     found = one_by_one(one, (0.75, 0.25))

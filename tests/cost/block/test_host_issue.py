@@ -9,6 +9,7 @@ import pytest
 
 from mofa.blocks.op import Attention, Collective, Gemm, Op, Stream
 from mofa.cost.block.durations import Machine, issue_seconds, op_seconds
+from tests.blocks.roles import as_named
 from tests.cost.toy import alike, cluster, framework, with_facts
 
 FACTS = {
@@ -32,7 +33,7 @@ def issued(*ops: Op, name: str = "torchtitan") -> list[float]:
 
 
 def op(name: str, work: Any = None, **more: Any) -> Op:
-    return Op(name, "memory_bound", work or Stream(1.0), **more)
+    return as_named(Op(name, "memory_bound", work or Stream(1.0), **more))
 
 
 def test_forward_ops_pay_for_the_models_python() -> None:
@@ -85,7 +86,7 @@ def test_saved_tensors_go_through_a_checkpoint_s_hooks() -> None:
     """Two of a product 19 + 2 x 6, once more 19 + 2 x 7; of a compiled part among experts too; back nothing."""
     product = op("wq", Gemm(1, 1, 1), hooked=2.0)
     assert issued(product, op("moe.act", compiled=True, hooked=1.0)) == pytest.approx([31.0, 178.0])
-    again = issued(product._replace(name="wq~"), product._replace(name="wq.dgrad"))
+    again = issued(as_named(product, "wq~"), as_named(product, "wq.dgrad"))
     assert again == pytest.approx([33.0, 12.0])
 
 
@@ -103,7 +104,7 @@ def test_the_host_writes_down_where_large_gradients_lie() -> None:
 def test_products_of_unknown_shapes_are_chosen_for_once() -> None:
     """Half of four products 15 + 3 x 15 + 4 + 2 x 200; once more as if they were known."""
     product = op("fc1", Gemm(1, 1, 1), launches=4, choices=2.0)
-    assert issued(product, product._replace(name="fc1~")) == pytest.approx([464.0, 64.0])
+    assert issued(product, as_named(product, "fc1~")) == pytest.approx([464.0, 64.0])
 
 
 def test_every_node_of_autograd_pays_for_the_engine() -> None:
@@ -121,7 +122,7 @@ def test_experts_in_turn_pay_for_each_and_find_their_code_in_caches() -> None:
     back 4 (5 + 4 + 3 + 12) + 18. Once more as forward."""
     product = op("experts.fc1", Gemm(1, 1, 1), launches=4, functions=4.0, rounds=4.0)
     activation = op("experts.activation", launches=4, functions=4.0, guarded=4.0, rounds=4.0)
-    back, again = product._replace(name="experts.fc1.dgrad"), product._replace(name="experts.fc1~")
+    back, again = as_named(product, "experts.fc1.dgrad"), as_named(product, "experts.fc1~")
     assert issued(product, activation) == pytest.approx([142.0, 316.0])
     assert issued(again, back) == pytest.approx([142.0, 114.0])
 

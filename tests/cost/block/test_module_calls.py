@@ -15,6 +15,7 @@ from mofa.cost.block.durations import Machine, issue_seconds
 from mofa.specs.base import Fact
 from mofa.specs.host import MODULES, LayerPace, ModuleCall
 from mofa.specs.scaling import rescaled_host
+from tests.blocks.roles import as_named
 from tests.blocks.small import EXPERTS, build, context, in_fp8
 from tests.cost.toy import cluster, framework, llama, silent_host, with_facts
 
@@ -49,7 +50,7 @@ def issued(ops: tuple[Op, ...], each: dict[str, tuple[float, float, float, float
 
 
 def op(name: str, work: Any = None, call: Call | None = None, **more: Any) -> Op:
-    return Op(name, "memory_bound", work or Stream(1.0), call=call, **more)
+    return as_named(Op(name, "memory_bound", work or Stream(1.0), call=call, **more))
 
 
 def test_the_first_op_of_a_call_pays_for_all_of_it() -> None:
@@ -78,7 +79,7 @@ def test_members_cost_each() -> None:
     product = op("experts.fc1", Grouped(8, 8, 8, 8), one)
     each = {"grouped_linear": (100.0, 200.0, 5.0, 20.0)}
     assert issued((product,), each) == pytest.approx([140.0])
-    assert issued((product._replace(name="experts.fc1.dgrad"),), each) == pytest.approx([360.0])
+    assert issued((as_named(product, "experts.fc1.dgrad"),), each) == pytest.approx([360.0])
 
 
 def test_experts_one_after_the_other_have_a_linear_each() -> None:
@@ -99,7 +100,7 @@ def test_products_of_unknown_shapes_wait_for_a_choice_each_once() -> None:
     product = op("experts.fc1", Grouped(8, 8, 8, 8), one, choices=4.0)
     each = {"grouped_linear": (100.0, 200.0, 0.0, 0.0), "kernel_choice": (50.0, 70.0, 0.0, 0.0)}
     assert issued((product,), each) == pytest.approx([300.0])
-    again, dgrad, wgrad = (product._replace(name=f"experts.fc1{end}") for end in ("~", ".dgrad", ".wgrad"))
+    again, dgrad, wgrad = (as_named(product, f"experts.fc1{end}") for end in ("~", ".dgrad", ".wgrad"))
     assert issued((again, dgrad, wgrad), each) == pytest.approx([100.0, 480.0, 280.0])
     wide = product._replace(call=Call("grouped_linear", "fp8-delayed", 8.0))
     assert issued((wide,), {**each, "kernel_choice fp8-delayed": (90.0, 0.0, 0.0, 0.0)}) == pytest.approx([460.0])
@@ -124,7 +125,7 @@ def test_a_collective_within_a_module_comes_on_top() -> None:
 def test_python_that_launches_nothing_is_paid_for_and_a_checkpoint_on_top() -> None:
     """A layer's own 70; made again 70 and the checkpoint's 100."""
     layer = Op("layer", "host", None, launches=0, call=Call("layer"))
-    again = layer._replace(name="layer~", checkpoints=1.0)
+    again = as_named(layer._replace(checkpoints=1.0), "layer~")
     each = {"layer": (70.0, 0.0, 0.0, 0.0)}
     assert issued((layer,), each) == pytest.approx([70.0])
     assert issued((again,), each) == pytest.approx([170.0])

@@ -12,20 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mofa import load_cluster
 from mofa.cost.kernels import kernel_selection
 from mofa.cost.kernels.kernel_selection import (
-    AGAIN,
-    ALIKE,
-    FALLS,
-    REACH,
-    RESEMBLES,
-    WAVE,
     new_kernels,
     unseen_share,
     wandering,
 )
 
 ROOT = Path(__file__).parents[3]
+SELECTION = load_cluster("h200-hgx", 8).gpu.curves.kernel_selection
 Named = dict[tuple[int, int, str], list[tuple[int, str]]]
 
 EVEN, UNEVEN = np.full(8, 400.0), 400.0 * np.geomspace(0.3, 3.0, 8)
@@ -139,7 +135,7 @@ def test_new_kernels_are_as_many_as_those_that_were_named(named: Named) -> None:
             means = mean * np.exp(apart * np.random.default_rng(1).standard_normal(experts))
             runs = [played(named, hidden, inner, means, 24, seed)[4:].sum() for seed in range(8)]
             each = [(step + 0.5) * 2 * experts for step in range(4, 24)]
-            of = [new_kernels(means, draws, ways_of(hidden, inner), wandering(means)) for draws in each]
+            of = [new_kernels(means, draws, ways_of(hidden, inner), SELECTION, wandering(means)) for draws in each]
             counted.append(float(np.mean(runs)))
             expected.append(2 * experts * sum(of))
     assert np.array(expected) == pytest.approx(np.array(counted), rel=0.6)
@@ -152,7 +148,7 @@ def test_new_kernels_of_products_that_were_timed() -> None:
     for series in (one for one in raw["products"] if one["way"] != "wgrad"):
         out = series["n"] if series["way"] == "fwd" else series["k"]
         numbers = np.array(series["m"], dtype=float)
-        expected = sum(new_kernels(numbers, draws + 0.5, ((out,),)) for draws in range(len(numbers)))
+        expected = sum(new_kernels(numbers, draws + 0.5, ((out,),), SELECTION) for draws in range(len(numbers)))
         assert expected == pytest.approx(sum(took_us > 1000 for took_us in series["new"]), rel=0.2)
 
 
@@ -174,17 +170,18 @@ def test_kernels_resemble_as_the_numbers_that_were_named_do(named: Named, low: f
     near, expected, far, waves = [], [], [], []
     for (n, k, way), pairs in named.items():
         numbers, kernels = np.array([m for m, _ in pairs], dtype=float), np.array([name for _, name in pairs])
-        of = numbers * (n if way == "fwd" else k) / WAVE
+        of = numbers * (n if way == "fwd" else k) / SELECTION.wave_outputs.value
         here = (of >= low) & (of < max(2.5 * low, 2.0))
         same = kernels[here][:, None] == kernels
         apart = np.abs(np.log(numbers[here][:, None] / numbers))
-        close, beyond = (apart > 0) & (apart < 0.05), (apart > 0.1) & (apart < np.log(REACH))
+        close, beyond = (apart > 0) & (apart < 0.05), (apart > 0.1) & (apart < np.log(SELECTION.far_reach.value))
         near += same[close].tolist()
-        expected += np.exp(-apart / (RESEMBLES * of[here][:, None] ** FALLS))[close].tolist()
+        alike = SELECTION.alike_share.value * of[here][:, None] ** -SELECTION.alike_exponent.value
+        expected += np.exp(-apart / alike)[close].tolist()
         far += same[beyond].tolist()
         waves += of[here].tolist()
     assert np.mean(near) == pytest.approx(np.mean(expected), rel=0.25)
-    assert np.mean(far) == pytest.approx(np.mean(AGAIN * np.log2(1.0 + np.array(waves))), abs=0.015)
+    assert np.mean(far) == pytest.approx(np.mean(SELECTION.far_share.value * np.log2(1.0 + np.array(waves))), abs=0.015)
 
 
 def changes_apart(series: list[tuple[int, str]]) -> float:
@@ -198,4 +195,4 @@ def changes_apart(series: list[tuple[int, str]]) -> float:
 def test_kernels_that_were_named_change_as_often(named: Named) -> None:
     series = [[pair for pair in one if 256 <= pair[0] <= 4096] for one in named.values()]
     assert len(series) == 34
-    assert np.mean([changes_apart(one) for one in series]) == pytest.approx(ALIKE, rel=0.1)
+    assert np.mean([changes_apart(one) for one in series]) == pytest.approx(SELECTION.unchanged_share.value, rel=0.1)

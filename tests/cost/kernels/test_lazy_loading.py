@@ -16,13 +16,14 @@ from mofa.search.job_setup import loads_of
 from mofa.search.one_strategy import one_row
 from mofa.specs.load import resolve_run
 from mofa.validate.reference import with_counts
+from tests.blocks.roles import as_named
 
 RECORDS = Path(__file__).parents[3] / "reference_runs" / "measured"
 LOAD_S = 2.0
 
 
 def op(name: str, loads: object = 0.0, rounds: float = 4.0) -> Op:
-    return Op(name, "grouped_gemm", Stream(1.0), (), (name,), loads=loads, rounds=rounds)  # type: ignore[arg-type]
+    return as_named(Op(name, "grouped_gemm", Stream(1.0), (), (name,), loads=loads, rounds=rounds))  # type: ignore[arg-type]
 
 
 def tape(*ops: Op) -> Tape:

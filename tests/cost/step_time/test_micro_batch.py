@@ -70,7 +70,7 @@ def test_ranks_that_wait_get_ahead() -> None:
     forward, backward = (
         Clocks(*(np.full((1, 2, 2), x) for x in given)) for given in ((3.0, 6.0, 2.0, 5.0), (3.0, 3.0, NEVER, 0.0))
     )
-    plan = ("interleaved", "torchtitan", 2, 2)
+    plan = ("interleaved", "pytorch", 2, 2)
     alone = critical_path_s(plan, Durations(f, f, f, np.zeros(1)), np.array([1]))
     held = critical_path_s(plan, Durations(f, f, f, np.zeros(1), host=(forward, backward)), np.array([1]))
     assert alone.tolist() == [24.0]

@@ -158,7 +158,7 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
 
 
 UNPLAYED = {"te2-tp2-llama8b-10l-blockwise", "te2-tp2-llama8b-10l-blockwise-traced"}
-"""Runs whose coalesced fp8 gathers hold their buffers for a time that no allocation tells (docs/design.md)."""
+"""Runs whose coalesced fp8 gathers hold their buffers for a time that no allocation tells (docs/evidence/memory.md)."""
 
 
 def test_measured_memory() -> None:
@@ -201,7 +201,7 @@ def test_a_micro_batch_leaves_but_its_receive_buffer(rank: int) -> None:
     run = ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[rank]
 
     def between(m: int) -> int:
-        acts = tuple((a.kind, 0, a.micro_batch) for a in order_of("1f1b", "torchtitan", 2, 1, m).ranks[rank])
+        acts = tuple((a.kind, 0, a.micro_batch) for a in order_of("1f1b", "pytorch", 2, 1, m).ranks[rank])
         return play(replace(run, computations=acts, num_micro_batches=m), skip_rounds=False).between_steps
 
     assert run.boundary_bytes == 2 * 2 * 2048 * 4096
@@ -400,11 +400,11 @@ def _toy(num: int) -> Rank:
     """One block that keeps 30 MiB, needs 50 more in its backward, and makes a gradient of 20 MiB."""
     block = Life(
         "toy",
-        (Deed("w", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",)),),
+        (Deed("w", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",), is_product=True),),
         (
-            Deed("w.dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",)),
-            Deed("w.wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d")),
-            Deed("w.accumulate", grads=("dW",), free=("dW",)),
+            Deed("w.dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",), role="dgrad", is_product=True),
+            Deed("w.wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d"), role="wgrad", is_product=True),
+            Deed("w.accumulate", grads=("dW",), free=("dW",), role="accumulate"),
         ),
         "out", "", "", frozenset(), (("w", 10.0),),
     )  # fmt: skip

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from mofa.cost.step_time.bubble import pipeline_s
-from mofa.cost.step_time.critical_path import WALKED, Durations, OncePerStep, critical_path_s
+from mofa.cost.step_time.critical_path import Durations, OncePerStep, critical_path_s
 from mofa.replay.time.pipeline import play
-from mofa.schedules import Action, order_of, program_of
+from mofa.schedules import SCHEDULES, Action, Runtime, order_of, program_of
 from mofa.schedules.point_to_point import overlapped
 
 
 def test_two_stages_by_hand() -> None:
     """F takes 1, B 2, a hop 0.5: rank 1 starts at 1.5; B0 comes back at 5, and so on."""
-    program = program_of(order_of("1f1b", "torchtitan", 2, 1, 2), "1f1b", "torchtitan")
+    program = program_of(order_of("1f1b", "pytorch", 2, 1, 2), "1f1b", "pytorch")
     played = play(program, lambda a: 1.0 if a.kind == "F" else 2.0, 0.5)
     spans = {(s.action.kind, s.action.stage, s.action.micro_batch): (s.start, s.end) for r in played.compute for s in r}
     assert spans["F", 1, 0] == (1.5, 2.5)
@@ -28,12 +28,12 @@ def test_two_stages_by_hand() -> None:
     assert played.total == 10.5
 
 
-@pytest.mark.parametrize(("schedule", "framework", "vpp"), [("1f1b", "megatron", 1), ("interleaved", "torchtitan", 2),
-                                                            ("zbv", "torchtitan", 2)])  # fmt: skip
-def test_idle_and_busy_fill_the_time(schedule: str, framework: str, vpp: int) -> None:
+@pytest.mark.parametrize(("schedule", "runtime", "vpp"), [("1f1b", "megatron", 1), ("interleaved", "pytorch", 2),
+                                                            ("zbv", "pytorch", 2)])  # fmt: skip
+def test_idle_and_busy_fill_the_time(schedule: str, runtime: Runtime, vpp: int) -> None:
     rng = np.random.default_rng(0)
     seconds = {kind: rng.uniform(1, 2, (8, 8)) for kind in "FBIW"}
-    program = program_of(order_of(schedule, framework, 4, vpp, 8), schedule, framework)
+    program = program_of(order_of(schedule, runtime, 4, vpp, 8), schedule, runtime)
     played = play(program, lambda a: float(seconds[a.kind][a.stage, a.micro_batch]), 0.1)
     for rank, causes in enumerate(played.idle):
         assert played.busy(rank) + sum(causes.values()) == pytest.approx(played.total)
@@ -44,14 +44,14 @@ def test_idle_and_busy_fill_the_time(schedule: str, framework: str, vpp: int) ->
     assert played.idle[3]["fill"] > 0.0
 
 
-def _closed_form(schedule: str, stage_s: np.ndarray, vpp: int, m: int, framework: str = "megatron") -> float:
+def _closed_form(schedule: str, stage_s: np.ndarray, vpp: int, m: int, runtime: Runtime = "megatron") -> float:
     """The search's time of stages whose forwards take a third of it, their chunks being alike."""
     stage = stage_s[None]
-    if schedule in WALKED:
+    if not SCHEDULES[schedule].has_closed_form:
         third = np.repeat(stage[..., None] / vpp, vpp, axis=2) / 3
         given = Durations(third, 2 * third, third, np.zeros(1))
-        return float(critical_path_s((schedule, framework, len(stage_s), vpp), given, np.array([m]))[0])
-    return float(pipeline_s(schedule, stage / 3, 2 * stage / 3, np.array([float(m)]))[0])
+        return float(critical_path_s((schedule, runtime, len(stage_s), vpp), given, np.array([m]))[0])
+    return float(pipeline_s(SCHEDULES[schedule], stage / 3, 2 * stage / 3, np.array([float(m)]))[0])
 
 
 @pytest.mark.parametrize("m", [4, 16])
@@ -105,26 +105,26 @@ def test_one_stream_holds_sends_up(pp: int, schedule: str, vpp: int) -> None:
             return 2.0 if a.kind == "W" else 0.0
         return 2.0 if a.kind == "B" else 1.0
 
-    played = play(program_of(order_of(schedule, "torchtitan", pp, vpp, m), schedule, "torchtitan"), seconds)
+    played = play(program_of(order_of(schedule, "pytorch", pp, vpp, m), schedule, "pytorch"), seconds)
     busy = 3.0 * m * vpp
-    closed = _closed_form(schedule, np.full(pp, 3.0 * vpp), vpp, m, "torchtitan")
+    closed = _closed_form(schedule, np.full(pp, 3.0 * vpp), vpp, m, "pytorch")
     assert closed - busy == pytest.approx(played.total - busy, rel=0.04)
     if pp > 2:
-        ideal = play(overlapped(order_of(schedule, "torchtitan", pp, vpp, m)), seconds)
+        ideal = play(overlapped(order_of(schedule, "pytorch", pp, vpp, m)), seconds)
         assert played.total > ideal.total
 
 
-@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("runtime", ["megatron", "pytorch"])
 @pytest.mark.parametrize(("pp", "vpp", "m"), [(2, 3, 8), (4, 2, 4), (4, 3, 12), (8, 2, 16), (4, 4, 40)])
-def test_uneven_chunks_take_what_the_clock_says(framework: str, pp: int, vpp: int, m: int) -> None:
+def test_uneven_chunks_take_what_the_clock_says(runtime: Runtime, pp: int, vpp: int, m: int) -> None:
     """Random chunks, with hand-overs beside which computing slows down: exact for up to three rounds of micro-batches,
     within 2 % for more."""
     rng = np.random.default_rng(pp * vpp * m)
     forward = rng.uniform(0.7, 1.3, (3, pp, vpp))
     backward = forward * rng.uniform(1.8, 3.0, (3, 1, 1))
     given = Durations(forward, backward, 0.0 * forward, np.full(3, 0.05))
-    closed = critical_path_s(("interleaved", framework, pp, vpp), given, np.full(3, m))
-    program = program_of(order_of("interleaved", framework, pp, vpp, m), "interleaved", framework)
+    closed = critical_path_s(("interleaved", runtime, pp, vpp), given, np.full(3, m))
+    program = program_of(order_of("interleaved", runtime, pp, vpp, m), "interleaved", runtime)
     for i in range(3):
 
         def seconds(a: Action, i: int = i) -> float:
@@ -151,7 +151,7 @@ def test_one_slow_micro_batch_delays_the_step_once() -> None:
     def seconds(a: Action) -> float:
         return (1.0 if a.kind == "F" else 2.0) + (a.kind == "F" and a.micro_batch == 0)
 
-    program = overlapped(order_of("gpipe", "torchtitan", 4, 1, 8))
+    program = overlapped(order_of("gpipe", "pytorch", 4, 1, 8))
     even = play(program, lambda a: 1.0 if a.kind == "F" else 2.0)
     assert play(program, seconds).total == even.total + 4.0
 

@@ -15,6 +15,7 @@ import pytest
 import mofa
 from mofa.routing.density import induced_density
 from mofa.routing.placement import shuffled, symmetric
+from mofa.search.entry_points import step_s
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "scripts" / "micromoe_table2.py"
@@ -68,7 +69,10 @@ def test_the_steps_of_gpt_oss_in_the_docs_are_those_of_today() -> None:
     assert said is not None
     job = mofa.load_workload("gpt-oss-120b", overrides={"routing.kind": "zipf", "routing.s": 0.8})
     cluster = mofa.load_cluster("h100-hgx", 64)
-    balanced, plain = (mofa.estimate(job, cluster, said[2] + more).step_s for more in (" balancing=micro_moe", ""))
+    framework = mofa.load_framework("megatron")
+    balanced, plain = (
+        step_s(job, cluster, said[2] + more, framework=framework) for more in (" balancing=micro_moe", "")
+    )
     assert (float(said[1]), float(said[3])) == pytest.approx((balanced, plain), rel=0.01)
     assert int(said[4]) == round((float(said[3]) / float(said[1]) - 1) * 100)
 

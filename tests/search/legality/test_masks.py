@@ -57,7 +57,8 @@ def verdict(
 def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) -> str:
     import numpy as np
 
-    from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, RecomputeSpec, StrategyTable
+    from mofa.schedules import SCHEDULE_NAMES
+    from mofa.specs.strategy import BALANCING, CP_KINDS, RecomputeSpec, StrategyTable
 
     mode = RecomputeSpec.parse(strategy.recompute)
     values = {
@@ -67,7 +68,7 @@ def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) 
     row = StrategyTable(
         **values, cp_kind=np.array([CP_KINDS.index(strategy.cp_kind)]), recompute=np.array([0]),
         recompute_layers=np.array([-1]),
-        schedule=np.array([SCHEDULES.index(strategy.schedule)]),
+        schedule=np.array([SCHEDULE_NAMES.index(strategy.schedule)]),
         balancing=np.array([BALANCING.index(strategy.balancing)]), recompute_modes=(mode,),
     )  # fmt: skip
     return str(message(Job(job, cluster(gpus), spec), row)) or "nothing at all"

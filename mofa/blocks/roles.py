@@ -1,0 +1,22 @@
+"""What ops of a backward are for: roles, and the sets of them that time and memory ask for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Role = Literal["", "regather", "backward", "dgrad", "wgrad", "grad_cast", "whole", "accumulate", "sum"]
+"""What an op of a backward is for: a collective that runs again for a linear, a node of autograd's graph, a linear's
+product for its input or its weight, a cast of a weight's gradient, one of all experts' gradient in one tensor, adding a
+gradient to the parameter's, or the sum of two gradients of one tensor. Empty for all others, those of a forward among
+them."""
+WEIGHT_ROLES: frozenset[Role] = frozenset({"wgrad", "grad_cast", "whole", "accumulate"})
+"""Of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
+NODE_ROLES: frozenset[Role] = frozenset({"backward", "dgrad", "whole"})
+"""Of ops at which autograd's engine begins a node of its graph."""
+PRODUCT_ROLES: frozenset[Role] = frozenset({"dgrad", *WEIGHT_ROLES})
+"""Of a linear's products and what follows them."""
+CLAIMS = {
+    "fsdp.turn": "fsdp.next", "efsdp.turn": "efsdp.next", "fsdp.turn@": "fsdp.next@", "efsdp.turn@": "efsdp.next@",
+    "fsdp.previous": "fsdp.reduce_input",
+}  # fmt: skip
+"""Marks at which a block takes over what the block before it held, and under which name that was held."""

@@ -1,0 +1,67 @@
+"""The record of a pipeline schedule: all that other rooms may ask about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from mofa.schedules.order import Compute, Order, Placement, Program, Runtime
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What a pipeline schedule does, whatever the plan.
+
+    A schedule's file ends with its record; :data:`mofa.schedules.SCHEDULES` is the list of them.
+    """
+
+    name: str
+    order: Callable[[Runtime, int, int, int], Order]
+    """The order of a runtime's computations for pp, vpp and the number of micro-batches."""
+    program: Callable[[Order, Runtime], Program]
+    """An order with what a runtime sends and receives around it."""
+    in_flight: Callable[[int, int, int], list[list[int]]]
+    """Micro-batches whose activations each chunk of each rank holds when the first backward begins; pp, vpp, m. [-]"""
+    pytorch_name: str
+    """Its name in ``torch.distributed.pipelining``, behind ``Schedule``."""
+    chunks_per_rank: int | None
+    """Chunks of the model on each rank; None for any number from two on. [-]"""
+    placement: Placement = "loop"
+    """Where a model's chunks are: round and round over the ranks, or there and back."""
+    runs_in_megatron: bool = False
+    searched: Literal["always", "on request", "where fixed"] = "where fixed"
+    """Whether a search has it by default, where ``--with`` names it, or only where a strategy does."""
+    forwards_first: bool = False
+    """All forwards come before the first backward: everything is in flight at once."""
+    defers_weight_gradients: bool = False
+    """Backwards are split: weights' gradients are made later than inputs'."""
+    joins_exchanges: bool = False
+    """A send goes with the receive of the other direction, and computing waits for both."""
+    has_closed_form: bool = False
+    """Whether its time has a formula (:mod:`mofa.cost.step_time.bubble`); else its longest path is walked."""
+    gathers_by_chunk: bool = False
+    """Under FSDP, PyTorch gathers weights and reduces gradients chunk by chunk, not once a step."""
+    in_rounds: bool = False
+    """PyTorch works in equal rounds of about pp micro-batches (:func:`mofa.schedules.interleaved.rounds`)."""
+    repeats: Literal["", "micro-batch", "round"] = ""
+    """What its steady state repeats and a played step may leave out: a forward and a backward, or pp micro-batches in
+    all chunks; nothing where there is no such state."""
+    handed_on_tensors: int = 0
+    """Tensors of the size of a stage's input that Megatron-Core holds throughout
+    (:mod:`mofa.cost.memory.stage_inputs`). [-]"""
+
+    @property
+    def has_several_chunks(self) -> bool:
+        """Whether a rank holds more than one chunk."""
+        return self.chunks_per_rank != 1
+
+    @property
+    def wraps_around(self) -> bool:
+        """Whether the last rank sends to the first, whose next chunk follows."""
+        return self.has_several_chunks and self.placement == "loop"
+
+    @property
+    def computations(self) -> tuple[Compute, ...]:
+        """The kinds of its computations."""
+        return ("F", "I", "W") if self.defers_weight_gradients else ("F", "B")

@@ -1,0 +1,34 @@
+"""What a plan says of facts that were measured on another GPU than its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mofa.blocks.elementwise import anywhere
+from mofa.blocks.op import Gemm, Tape
+from mofa.cost.optimizer import rates_in_16_bit, steps_in_16_bit
+from mofa.cost.provenance import has_unaligned_products, weakest
+from mofa.specs.base import Fact
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.gpu_facts import facts_of
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.workload import WorkloadSpec
+
+
+def borrowed_notes(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, tapes: Sequence[Tape], precision: str
+) -> tuple[str, ...]:
+    """Which facts of :mod:`mofa.specs.gpu_facts` a plan rests on that its GPU's profile does not call measured."""
+    curves, found = cluster.gpu.curves, dict[str, list[Fact]]()
+    works = [op.work for tape in tapes for op in tape.ops if type(op.work) is Gemm]
+    if any(has_unaligned_products(work) for work in works):
+        found["unaligned_products"] = facts_of(curves.unaligned_products)
+    if steps_in_16_bit(workload, framework, precision):
+        found["optimizer_16_bit"] = list(rates_in_16_bit(framework, cluster.gpu).values())
+    if any(anywhere(op.loads > 0.0) for tape in tapes for op in tape.ops):
+        found["kernel_selection"] = facts_of(curves.kernel_selection)
+    kinds = {name: weakest(*facts) for name, facts in found.items()}
+    return tuple(
+        f"{name.replace('_', ' ')}: {kind} for {cluster.gpu.name}, as measured on another GPU (curves.{name})"
+        for name, kind in kinds.items() if kind in ("transferred", "assumed")
+    )  # fmt: skip

@@ -1,0 +1,38 @@
+"""Optimizers and the kernels that run their steps: a record of each, which others ask instead of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+OptimizerName = Literal["adamw"]
+Implementation = Literal["fused", "foreach", "te", "for-loop"]
+
+
+@dataclass(frozen=True)
+class OptimizerTraits:
+    """What an optimizer holds."""
+
+    num_moments: int
+    """Tensors of a parameter's size beside its main copy, in fp32 unless a recipe says less. [-]"""
+
+
+@dataclass(frozen=True)
+class StepKernels:
+    """How an implementation runs a step."""
+
+    op_by_op: bool = False
+    """Weight decay, two lerps, square root, division and addcdiv are kernels of their own."""
+    temporary_bytes_per_param: float = 0.0
+    """What a step holds of all parameters at once. [B/param]"""
+
+
+OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {"adamw": OptimizerTraits(num_moments=2)}
+"""AdamW: Loshchilov and Hutter 2019, arXiv 1711.05101."""
+STEP_KERNELS: Mapping[Implementation, StepKernels] = {
+    "fused": StepKernels(),
+    "te": StepKernels(),
+    "foreach": StepKernels(op_by_op=True, temporary_bytes_per_param=4.0),
+    "for-loop": StepKernels(op_by_op=True),
+}
