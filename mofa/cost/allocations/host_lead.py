@@ -13,9 +13,10 @@ import numpy as np
 
 from mofa.blocks.context import ArrayK
 from mofa.cost.allocations.allocation_trace import Life
-from mofa.cost.allocations.watchdog import QUEUE, Pace
+from mofa.cost.allocations.watchdog import Pace
 from mofa.cost.block.block_cost import BlockCost
 from mofa.cost.block.host_clock import NEVER
+from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.specs.hardware import ClusterSpec
 
 

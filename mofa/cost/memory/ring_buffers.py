@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import anywhere
-from mofa.cost.allocations.watchdog import QUEUE
 from mofa.cost.block.host_clock import NEVER
+from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import anywhere
-from mofa.cost.allocations.watchdog import QUEUE, WATCHDOG_S
+from mofa.cost.allocations.watchdog import WATCHDOG_S
+from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
