@@ -84,7 +84,7 @@ def test_padded_numbers_are_fewer() -> None:
 
 @pytest.mark.parametrize("choice_us", [100.0, 1000.0])
 def test_the_replay_waits_as_long(choice_us: float) -> None:
-    """In fp8 a backward launches 5,000 kernels, which the closed form takes to be issued evenly where the queue is full."""
+    """In fp8 a backward launches 5,000 kernels, issued evenly in the closed form where the device's queue is full."""
     for gemm, apart in (("bf16", 0.01), ("fp8-tensorwise", 0.02)):
         closed, played = step_s(choice_us=choice_us, gemm=gemm), time_of(
             estimator(choice_us=choice_us, gemm=gemm), detail=False
