@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
-from mofa.search.borderline import rows_in_doubt
+from mofa.search.borderline import borderline_rows
 from mofa.search.costing import MEMORY, Found
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import loads_of
@@ -37,7 +37,7 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
         load_workload(workload), load_cluster(cluster, gpus), framework=load_framework(framework), replay=False
     )
     facts, costed = (search.workload, search.cluster, search.framework), search.costed
-    room, loads = room_bytes(search.cluster), loads_of(search.workload, search.whole.degrees)
+    room, loads = room_bytes(search.cluster), loads_of(search.workload, search.combinations.degrees)
 
     def fitting(positions: NDArray[np.intp]) -> int:
         """How many fit."""
@@ -46,8 +46,8 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
 
     rejected = search.reasons[costed.rows] == MEMORY
     doubtful = rejected & np.isfinite(costed.step_s)
-    found = Found(search.whole, costed, search.reasons, search.short)
-    asked = rows_in_doubt(found, costed.step_s)
+    found = Found(search.combinations, costed, search.reasons, search.short)
+    asked = borderline_rows(found, costed.step_s)
     others = np.flatnonzero(rejected & ~doubtful)
     table = costed.table.take(others)
     _, least = Estimator(*facts, table, loads).device_bounds(np.arange(len(others)), table.recompute_layers)

@@ -284,7 +284,8 @@ class _Differentiator:
         self.ops.append(
             Op(f"accumulate {name} at {op.name}", "memory_bound",
                Stream(3.0 * self.tensors[total].bytes, "residual_add"), reads=(self.grads[name], given),
-               writes=(total,), present=gives, view=in_place, launches=op.rounds, rounds=op.rounds, role="sum")
+               writes=(total,), present=gives, view=in_place, launches=op.expert_loops, expert_loops=op.expert_loops,
+               role="sum")
         )  # fmt: skip
         self.grads[name] = total
 
@@ -380,7 +381,8 @@ class _Differentiator:
             self.ops.append(
                 Op(name, op.family, back.moved(), (*dys, *held, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
-                   guarded=op.guarded, rounds=op.rounds, nodes=back.nodes, pieces=op.pieces, order=back.order,
+                   guarded=op.guarded, expert_loops=op.expert_loops, nodes=back.nodes, pieces=op.pieces,
+                   order=back.order,
                    pool=back.pool, role="backward")
             )  # fmt: skip
 
@@ -425,7 +427,8 @@ class _Differentiator:
             self.ops.append(
                 Op(f"{op.name}.dgrad", op.family, dgrad, (of_grad,), (given,), launches=op.launches, present=op.present,
                    functions=op.functions, guarded=op.guarded, choices=op.choices, loads=op.loads,
-                   loops_met=op.loops_met, rounds=op.rounds, role="dgrad")
+                   loops_met=op.loops_met,
+                    expert_loops=op.expert_loops, role="dgrad")
             )  # fmt: skip
         if prepared is not None:
             self._prepare(op, prepared.late, names)
@@ -440,7 +443,7 @@ class _Differentiator:
         reads = (of_weight, *(again or kept), *((dy,) if of_weight != dy else ()))
         self.ops.append(
             Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present,
-               choices=op.choices, rounds=op.rounds, role="wgrad")
+               choices=op.choices, expert_loops=op.expert_loops, role="wgrad")
         )  # fmt: skip
         self._accumulate_weight(op, grad)
         if x:
@@ -487,6 +490,6 @@ class _Differentiator:
         self.ops.append(
             Op(f"{op.name}.accumulate", op.family if fused else "memory_bound",
                Stream(op.accumulate_bytes_per_param * op.weight_params, "te wgrad_add" if fused else "accumulate"),
-               reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, rounds=op.rounds,
+               reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, expert_loops=op.expert_loops,
                role="accumulate")
         )  # fmt: skip

@@ -7,9 +7,9 @@ from functools import cached_property, lru_cache
 
 from mofa.blocks.backward import backward
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.deferred_weight_gradients import Apart, apart
+from mofa.blocks.deferred_weight_gradients import SplitBackward, split_backward
 from mofa.blocks.hooks import through_hooks
-from mofa.blocks.lifetimes import BlockLives
+from mofa.blocks.lifetimes import BlockLifetimes
 from mofa.blocks.moeblaze import index_only
 from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
 from mofa.blocks.parts import linear, stream
@@ -53,14 +53,14 @@ class BlockTapes:
     """Whether one checkpoint of PyTorch's is around the whole block."""
 
     @cached_property
-    def apart(self) -> Apart:
+    def split_backward(self) -> SplitBackward:
         """The backward by inputs and by weights, for schedules that put the latter off."""
-        return apart(self.forward, self.backward, self.checkpointed)
+        return split_backward(self.forward, self.backward, self.checkpointed)
 
     @cached_property
-    def lives(self) -> BlockLives:
+    def lifetimes(self) -> BlockLifetimes:
         """What the block allocates, from which op to which."""
-        return BlockLives.of(self.forward, self.backward)
+        return BlockLifetimes.of(self.forward, self.backward)
 
 
 def rank_params(ctx: Context, moe: bool) -> tuple[ArrayK, ArrayK]:

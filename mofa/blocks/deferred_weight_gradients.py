@@ -21,7 +21,7 @@ KEPT = "checkpoint keeps"
 _NEVER = -1
 
 
-class Apart(NamedTuple):
+class SplitBackward(NamedTuple):
     """Both halves of a backward; of ``weights`` as a layer has them with others behind it in its chunk, and as the last
     one has them, whose graph is let go from its end."""
 
@@ -30,13 +30,13 @@ class Apart(NamedTuple):
     weights_of_last: Tape
 
 
-def apart(forward: Tape, backward: Tape, checkpointed: bool) -> Apart:
+def split_backward(forward: Tape, backward: Tape, checkpointed: bool) -> SplitBackward:
     """A backward in its halves; ``checkpointed`` where one checkpoint is around the whole block."""
     late = [op.role in WEIGHT_ROLES for op in backward.ops]
     inputs = replace(backward, ops=tuple(op for op, is_late in zip(backward.ops, late, strict=True) if not is_late))
     made = _Groups(forward, backward, checkpointed)
     weights = made.weights(last=False)
-    return Apart(inputs, weights, made.weights(last=True) if checkpointed else weights)
+    return SplitBackward(inputs, weights, made.weights(last=True) if checkpointed else weights)
 
 
 class _Groups:

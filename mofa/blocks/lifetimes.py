@@ -135,7 +135,7 @@ def _plain(mask: BoolK) -> BoolK:
 
 
 @dataclass(frozen=True)
-class BlockLives:
+class BlockLifetimes:
     """What a block allocates, by its two tapes joined; the others are positions in ``found``."""
 
     ops: tuple[Op, ...]
@@ -150,7 +150,7 @@ class BlockLives:
     """What is written on other streams that have memory of their own, by stream."""
 
     @classmethod
-    def of(cls, forward: Tape, backward: Tape) -> BlockLives:
+    def of(cls, forward: Tape, backward: Tape) -> BlockLifetimes:
         """The lives of the tensors of a block's tapes."""
         ops = forward.ops + backward.ops
         boundary, last = len(forward.ops), len(ops) - 1

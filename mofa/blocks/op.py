@@ -333,7 +333,7 @@ class Op(NamedTuple):
     """Views that it cuts its inputs into, to join them otherwise, and the same on the way back: a call each. [-]"""
     listed: FloatK = 0.0
     """Elements whose places the host writes down for the kernel, block by block. [-]"""
-    rounds: FloatK = 1.0
+    expert_loops: FloatK = 1.0
     """Times that it runs in turn with the ops next to it that run as often: experts one after the other."""
     compiled: bool = False
     """Runs inside a compiled region: its launches cost the host little."""

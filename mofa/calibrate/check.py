@@ -63,9 +63,9 @@ def check(
             raise SpecError(
                 f"mofa calibrate check: folders of different GPUs ({', '.join(gpus)}); check them one by one"
             )
-        held = [r for r in rows if r.case.split == split and judged(r)]
-        predicted, outside = _predict(curves, held, folder)
-        for row, time_s, far in zip(held, predicted, outside, strict=True):
+        judged_rows = [r for r in rows if r.case.split == split and judged(r)]
+        predicted, outside = _predict(curves, judged_rows, folder)
+        for row, time_s, far in zip(judged_rows, predicted, outside, strict=True):
             if np.isfinite(time_s):
                 family = FAMILY.get(row.case.family, row.case.family)
                 name = f"{family} {row.case.variant} {row.case.op}"

@@ -19,7 +19,7 @@ from mofa.blocks.op import Back, Collective, Gemm, Grouped, HostSync, Op, Stream
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes_chunked import rank_rows
-from mofa.cost.allocations.allocation_trace import Deed, life
+from mofa.cost.allocations.allocation_trace import OpTrace, life
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.block.tape_clock import scan
@@ -160,20 +160,20 @@ def layer_forward(shape: Shape) -> Tape:
     b.add(Op("moe.rows", "memory_bound", Stream(2 * copies * row, "gather_copies", source=t * row),
              (spread, rows_of, places), (sent,),
              (places,), functions=1, back=Back(2 * copies * row, 1, like="permute")))  # fmt: skip
-    here, held = sent, ""
+    here, frame_local = sent, ""
     if several:
         here = _dispatch(b, here, copies, rows, e, row, imbalance=rows / copies)
     out = _experts(b, here, rows, local, h, f)
     if several:
         ordered = b.tensor("unsorted", rows * row)
         out = b.add(_gather("moe.unsort", out, ordered, ("goes", "comes"), rows * row))
-        held = b.tensor("unsorted.held", rows * row, grad=False)  # a local variable of the chunk's function
-        b.add(Op("moe.hold", "memory_bound", None, (out,), (held,), view=True, launches=0))
+        frame_local = b.tensor("unsorted.held", rows * row, grad=False)  # a local variable of the chunk's function
+        b.add(Op("moe.hold", "memory_bound", None, (out,), (frame_local,), view=True, launches=0))
         back = b.tensor("back", copies * row)
         work = Collective("all_to_all", "ep", copies * row, rows / copies)
         out = b.add(Op("moe.combine", "ep", work, (out,), (back,), stream="ep", functions=1))
     kept = (out, rows_of, places, order, probs)
-    done = _combine(b, kept, (held,) if several else (), copies * row, t * row)
+    done = _combine(b, kept, (frame_local,) if several else (), copies * row, t * row)
     return b.tape((x,), (done,))
 
 
@@ -266,23 +266,23 @@ def _reserved(tapes: BlockTapes, shape: Shape) -> float:
     for size in (*static_tensors(shape).values(), *(PYTORCH_WORKSPACE,) * THREADS):
         allocator.malloc(int(size))
     lived = life(tapes)
-    held: dict[str, Block] = {}
+    blocks: dict[str, Block] = {}
     for _ in range(STEPS):
-        if lived.back in held:  # the input's gradient is let go before a step, the output after it
-            allocator.free(held.pop(lived.back))
+        if lived.back in blocks:  # the input's gradient is let go before a step, the output after it
+            allocator.free(blocks.pop(lived.back))
         for deed in (*lived.forward, *lived.backward):
-            _do(deed, allocator, held)
-        for name in [name for name in held if name != lived.back]:
-            allocator.free(held.pop(name))
+            _do(deed, allocator, blocks)
+        for name in [name for name in blocks if name != lived.back]:
+            allocator.free(blocks.pop(name))
     return float(allocator.peak_reserved)
 
 
-def _do(deed: Deed, allocator: Allocator, held: dict[str, Block]) -> None:
+def _do(deed: OpTrace, allocator: Allocator, blocks: dict[str, Block]) -> None:
     """One op's allocations and frees."""
     scratch = [allocator.malloc(item.bytes) for item in deed.scratch]
-    held.update({item.name: allocator.malloc(item.bytes) for item in deed.new})
+    blocks.update({item.name: allocator.malloc(item.bytes) for item in deed.new})
     for block in scratch:
         allocator.free(block)
     for name in deed.free:
-        if name in held:
-            allocator.free(held.pop(name))
+        if name in blocks:
+            allocator.free(blocks.pop(name))

@@ -226,7 +226,9 @@ def _column(rows: Sequence[Row], name: str) -> FloatN:
     return np.array([float(r.case.shape.get(name, 0)) for r in rows])
 
 
-def _robust(residual: Callable[[FloatN], FloatN], start: Sequence[float], *, rounds: int = 60) -> tuple[FloatN, float]:
+def _robust(
+    residual: Callable[[FloatN], FloatN], start: Sequence[float], *, max_evaluations: int = 60
+) -> tuple[FloatN, float]:
     """Least squares in the logarithms of positive parameters, outliers damped, drawn weakly to their start."""
     from scipy.optimize import least_squares  # a third of a second to load
 
@@ -237,7 +239,13 @@ def _robust(residual: Callable[[FloatN], FloatN], start: Sequence[float], *, rou
 
     bounds = (origin - 4.0, origin + 4.0)
     found = least_squares(
-        with_prior, origin, loss="soft_l1", f_scale=0.05, diff_step=[1e-3] * len(origin), max_nfev=rounds, bounds=bounds
+        with_prior,
+        origin,
+        loss="soft_l1",
+        f_scale=0.05,
+        diff_step=[1e-3] * len(origin),
+        max_nfev=max_evaluations,
+        bounds=bounds,
     )
     return np.exp(found.x), float(found.cost)
 
@@ -364,7 +372,7 @@ def _fit_attention(rows: Sequence[Row], num_sms: int) -> Fitted:
 
             start = [per_pair * block * 128 * slots, 8e-6, 1.0, 0.7, 1.0, 6e12]
             x, cost = _robust(lambda p, form=form: np.log(_attention_times(rows, form(p), sizes) / measured),  # type: ignore[misc]
-                              start, rounds=30)  # fmt: skip
+                              start, max_evaluations=30)  # fmt: skip
             if best is None or cost < best[0]:
                 best = cost, form(x)
     assert best is not None

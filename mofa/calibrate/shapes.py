@@ -94,12 +94,12 @@ def _quick(family: str, found: list[Case]) -> list[Case]:
         return [c for c in found if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]
     if family == "compiled":
         return _thin([c for c in _grid(found) if c.op in QUICK_COMPILED])
-    held = [c for c in found if c.split != "grid"][::4]
+    held_out = [c for c in found if c.split != "grid"][::4]
     if family == "memory_bound":
-        return _thin(_grid(found)) + held
+        return _thin(_grid(found)) + held_out
     if family == "attention":
-        return [c for c in _grid(found) if c.size("q") <= 32768][::4] + held
-    return _grid(found)[::4] + held
+        return [c for c in _grid(found) if c.size("q") <= 32768][::4] + held_out
+    return _grid(found)[::4] + held_out
 
 
 def _thin(found: list[Case]) -> list[Case]:
@@ -182,18 +182,18 @@ def unaligned_cases() -> list[Case]:
                 (8192, 56 + beside, 2048),
             ):
                 grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, out, inner)))
-    held: list[Item] = [
+    held_out: list[Item] = [
         (layout, "cublas", "bf16", gemm_shape(layout, tokens, out, inner))
         for out, inner in ((49155, 1536), (50257, 1600), (32001, 4096), (151646, 1024), (130044, 2048), (60, 1024))
         for tokens in (2048, 8192)
         for layout in LAYOUTS
     ]
-    return split_cases("unaligned_gemm", grid, held, len(held))
+    return split_cases("unaligned_gemm", grid, held_out, len(held_out))
 
 
 def held_gemms(rng: random.Random) -> list[Item]:
     """Dense products of the bundled workloads."""
-    held: list[Item] = []
+    held_out: list[Item] = []
     for i in range(3000):
         model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
         out, inner = rng.choice(list(linears(model, tp)))
@@ -205,8 +205,8 @@ def held_gemms(rng: random.Random) -> list[Item]:
         shape = gemm_shape(layout, tokens, out, inner)
         aligned = all(int(v) % 16 == 0 for v in shape.values()) or dtype == "bf16"
         if aligned and tokens * out * inner < 6e12:
-            held.append((layout, "cublas", dtype, shape))
-    return held
+            held_out.append((layout, "cublas", dtype, shape))
+    return held_out
 
 
 def grouped_cases() -> list[Case]:
@@ -235,7 +235,7 @@ def grouped_cases() -> list[Case]:
 
 def held_grouped(rng: random.Random) -> list[Item]:
     """Products of the bundled workloads' experts, under expert and tensor parallelism."""
-    held: list[Item] = []
+    held_out: list[Item] = []
     moes = [m for m in MODELS if m.experts]
     for i in range(1000):
         model, tp = rng.choice(moes), rng.choice((1, 1, 2, 4, 8))
@@ -248,8 +248,8 @@ def held_grouped(rng: random.Random) -> list[Item]:
         if n % 16 or k % 16 or tokens < 16 * local or local * n * k > 8e9 or tokens * n * k > 3e12 or tokens > 200000:
             continue
         loads = expert_loads(rng, tokens, local, skew)
-        held.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": str(skew), "loads": loads}))
-    return held
+        held_out.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": str(skew), "loads": loads}))
+    return held_out
 
 
 def attention_cases() -> list[Case]:
@@ -285,7 +285,7 @@ def attention_cases() -> list[Case]:
 
 def held_attention(rng: random.Random) -> list[Item]:
     """Attention of the bundled workloads over other lengths and batches."""
-    held: list[Item] = []
+    held_out: list[Item] = []
     for _ in range(1000):
         model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
         q_len = rng.choice((1024, 2048, 3072, 4096, 5120, 8192, 10240, 16384, 24576, 32768))
@@ -296,8 +296,8 @@ def held_attention(rng: random.Random) -> list[Item]:
         if heads * batch * q_len * q_len * (model.head_dim + d_v) > 4e13:
             continue
         shape = attention_shape(batch, heads, kv_heads, q_len, q_len, model.head_dim, d_v, causal)
-        held.append((rng.choice(("fwd", "bwd")), rng.choice(("flash", "cudnn")), "bf16", shape))
-    return held
+        held_out.append((rng.choice(("fwd", "bwd")), rng.choice(("flash", "cudnn")), "bf16", shape))
+    return held_out
 
 
 def attention_shape(b: int, heads: int, kv_heads: int, q: int, kv: int, d_qk: int, d_v: int, causal: int) -> Shape:
@@ -350,15 +350,15 @@ def memory_cases() -> list[Case]:
         for tokens in (2048, 4096, 8192, 16384, 65536):
             for experts, top_k in ((8, 2), (64, 6), (128, 8), (256, 8)):
                 grid.append((op, "eager", "fp32", {"tokens": tokens, "width": experts, "top_k": top_k}))
-    held = held_memory(rng, ROW_OPS, "eager", optimizer=True)
+    held_out = held_memory(rng, ROW_OPS, "eager", optimizer=True)
     fresh = held_memory(random.Random(FRESH_SEED + 3), ROW_OPS, "eager", optimizer=True)
-    return split_cases("memory_bound", grid, held, 170, fresh, 120)
+    return split_cases("memory_bound", grid, held_out, 170, fresh, 120)
 
 
 def compiled_cases() -> list[Case]:
     """Compiled for each shape, as training compiles; fewer shapes, because every one costs a compilation."""
     grid: list[Item] = []
-    held: list[Item] = []
+    held_out: list[Item] = []
     sizes = ((2048, 4096), (4096, 4096), (8192, 4096), (16384, 4096), (32768, 4096), (4096, 7168), (16384, 7168),
              (8192, 2048), (8192, 8192), (4096, 14336))  # fmt: skip
     held_sizes = ((4096, 5120), (12288, 4096), (8192, 6144), (8192, 16384), (16384, 2880), (2048, 12288), (8192, 3584))
@@ -369,14 +369,14 @@ def compiled_cases() -> list[Case]:
         for tokens, width in losses if loss else sizes[:: 1 if "norm" in op or "swiglu" in op else 2]:
             grid.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
         for tokens, width in held_losses if loss else held_sizes:
-            held.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
+            held_out.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
     fresh = held_memory(random.Random(FRESH_SEED + 4), COMPILED_OPS, "compiled", optimizer=False)
-    return split_cases("compiled", grid, held, 90, fresh, 24)
+    return split_cases("compiled", grid, held_out, 90, fresh, 24)
 
 
 def held_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, optimizer: bool) -> list[Item]:
     """Held-out shapes of memory-bound ops."""
-    held: list[Item] = []
+    held_out: list[Item] = []
     for _ in range(1500):
         model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
         tokens = rng.choice((1, 1, 2, 4)) * model.seq_len // rng.choice((1, 1, 2, 4))
@@ -385,7 +385,7 @@ def held_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, optim
             params = rng.choice(list(linears(model, tp)))
             count = rng.randint(4, 60)
             if 1e6 < params[0] * params[1] * count < 1.2e9:
-                held.append((op, variant, "fp32", {"params": params[0] * params[1] * count, "tensors": count}))
+                held_out.append((op, variant, "fp32", {"params": params[0] * params[1] * count, "tensors": count}))
             continue
         width = model.hidden
         if op in ("swiglu_fwd", "swiglu_bwd", "silu", "mul", "gelu_fwd", "gelu_bwd"):
@@ -395,8 +395,8 @@ def held_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, optim
         elif op in LOSS_OPS:
             width, tokens = model.vocab // tp, min(tokens, 8192)
         if 1e6 < tokens * width < 1.3e9:
-            held.append((op, variant, "bf16", {"tokens": tokens, "width": width}))
-    return held
+            held_out.append((op, variant, "bf16", {"tokens": tokens, "width": width}))
+    return held_out
 
 
 def copy_cases() -> list[Case]:

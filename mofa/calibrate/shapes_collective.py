@@ -22,15 +22,15 @@ def collective_cases(gpus: int) -> list[Case]:
         for op in OPS:
             for exponent in range(12, 31):
                 grid.append((op, "nccl", "bf16", collective_shape(op, 2**exponent, group)))
-    held = held_collectives(rng, gpus, (1, 2, 4, 8))
+    held_out = held_collectives(rng, gpus, (1, 2, 4, 8))
     fresh = held_collectives(random.Random(FRESH_SEED + 10), gpus, (1, 2, 3, 4, 5, 6, 8, 12))
     several = gpus > 1
-    return split_cases("collective", grid, held, 120 if several else 0, fresh, 100 if several else 0)
+    return split_cases("collective", grid, held_out, 120 if several else 0, fresh, 100 if several else 0)
 
 
 def held_collectives(rng: random.Random, gpus: int, parts: tuple[int, ...]) -> list[Item]:
     """Payloads of the bundled workloads: activations of a part of the sequence, weights or gradients of a layer."""
-    held: list[Item] = []
+    held_out: list[Item] = []
     for _ in range(2000):
         group = rng.choice(group_sizes(gpus) or [2])
         op, model = rng.choice(OPS), rng.choice(MODELS)
@@ -42,8 +42,8 @@ def held_collectives(rng: random.Random, gpus: int, parts: tuple[int, ...]) -> l
             elements = 4 * model.hidden**2 // rng.choice((1, 2, 4, 8))
         size = 2 * elements // 4096 * 4096
         if 2**20 <= size <= 2**30:
-            held.append((op, "nccl", "bf16", collective_shape(op, size, group)))
-    return held
+            held_out.append((op, "nccl", "bf16", collective_shape(op, size, group)))
+    return held_out
 
 
 def collective_shape(op: str, size: int, group: int) -> Shape:

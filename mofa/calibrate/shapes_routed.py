@@ -59,7 +59,7 @@ BYTES |= {op: product_bytes(op) for op in PRODUCTS}
 def routed_cases() -> list[Case]:
     """A grid of each op, and shapes of other widths and lengths held out."""
     grid: list[Item] = []
-    held: list[Item] = []
+    held_out: list[Item] = []
     wide = ((4096, 2048), (16384, 2048), (65536, 2048), (131072, 2048), (262144, 1024), (32768, 4096), (8192, 7168),
             (32768, 7168), (131072, 7168), (65536, 5120))  # fmt: skip
     narrow = ((4096, 768), (16384, 768), (65536, 768), (131072, 768), (8192, 2048), (32768, 2048), (131072, 2048),
@@ -69,14 +69,14 @@ def routed_cases() -> list[Case]:
     for op in (*ACTIVATIONS, *ROWS):
         sizes, others = (narrow, held_narrow) if op in ACTIVATIONS else (wide, held_wide)
         grid += [(op, "eager", "bf16", {"tokens": rows, "width": width}) for rows, width in sizes]
-        held += [(op, "eager", "bf16", {"tokens": rows, "width": width}) for rows, width in others]
+        held_out += [(op, "eager", "bf16", {"tokens": rows, "width": width}) for rows, width in others]
     tokens = ((2048, 2048), (4096, 2048), (8192, 2048), (16384, 2048), (4096, 4096), (4096, 7168), (8192, 2880))
     held_tokens = ((6144, 2048), (4096, 5120), (12288, 2880))
     for op in (*INDEXED, *PRODUCTS):
         dtype, top = ("fp32" if op.endswith("_fp32") else "bf16"), (top_of(op) if op in PRODUCTS else COPIES)
         grid += [(op, "eager", dtype, {"tokens": t * top, "width": width}) for t, width in tokens]
-        held += [(op, "eager", dtype, {"tokens": t * top, "width": width}) for t, width in held_tokens]
+        held_out += [(op, "eager", dtype, {"tokens": t * top, "width": width}) for t, width in held_tokens]
     times = ((64, 2048), (128, 2048), (256, 2048), (512, 2048), (512, 4096), (512, 7168), (1024, 2048))
     grid += [(REPEATED, "eager", "bf16", {"tokens": rows, "width": width}) for rows, width in times]
-    held += [(REPEATED, "eager", "bf16", {"tokens": 384, "width": 2880})]
-    return split_cases(FAMILY, grid, held, len(held))
+    held_out += [(REPEATED, "eager", "bf16", {"tokens": 384, "width": 2880})]
+    return split_cases(FAMILY, grid, held_out, len(held_out))

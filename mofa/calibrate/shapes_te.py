@@ -77,7 +77,7 @@ def te_cases(family: str) -> list[Case]:
 
 def gemm_cases() -> list[Case]:
     """Each product of each linear by each kind of kernel."""
-    grid, held = (
+    grid, held_out = (
         [
             (way, variant, kind, product_shape(way, *linear))
             for linear in linears
@@ -85,7 +85,7 @@ def gemm_cases() -> list[Case]:
         ]
         for linears in (LINEARS, HELD_LINEARS)
     )  # fmt: skip
-    return split_cases("te_gemm", grid, held, len(held))
+    return split_cases("te_gemm", grid, held_out, len(held_out))
 
 
 def product_shape(way: str, tokens: int, out: int, inner: int) -> Shape:
@@ -107,10 +107,10 @@ def grouped_cases() -> list[Case]:
     for experts, n, k in EXPERTS:
         for rows, skew in ROWS:
             grid += _expert_products(rng, experts, n, k, rows, skew)
-    held: list[Item] = []
+    held_out: list[Item] = []
     for experts, n, k, rows, skew in HELD_EXPERTS:
-        held += _expert_products(rng, experts, n, k, rows, skew)
-    return split_cases("te_grouped", grid, held, len(held))
+        held_out += _expert_products(rng, experts, n, k, rows, skew)
+    return split_cases("te_grouped", grid, held_out, len(held_out))
 
 
 def _expert_products(rng: random.Random, experts: int, n: int, k: int, rows: int, skew: float) -> list[Item]:
@@ -122,10 +122,10 @@ def _expert_products(rng: random.Random, experts: int, n: int, k: int, rows: int
 def cast_cases() -> list[Case]:
     """Casts with their search for the largest, transposes, norms that end in a cast."""
     grid: list[Item] = [(op, "eager", "bf16", {"tokens": t, "width": w}) for op in CASTS for t, w in CAST_SHAPES]
-    held: list[Item] = [(op, "eager", "bf16", {"tokens": t, "width": w}) for op in CASTS for t, w in HELD_CASTS]
+    held_out: list[Item] = [(op, "eager", "bf16", {"tokens": t, "width": w}) for op in CASTS for t, w in HELD_CASTS]
     grid += [(MAIN_CAST, "eager", "bf16", {"tokens": 1, "width": size}) for size in MAIN_SIZES]
-    held += [(MAIN_CAST, "eager", "bf16", {"tokens": 1, "width": size}) for size in HELD_MAIN_SIZES]
-    return split_cases("te_cast", grid, held, len(held))
+    held_out += [(MAIN_CAST, "eager", "bf16", {"tokens": 1, "width": size}) for size in HELD_MAIN_SIZES]
+    return split_cases("te_cast", grid, held_out, len(held_out))
 
 
 def sustained_cases() -> list[Case]:

@@ -115,16 +115,16 @@ def te_expert_cases() -> list[Case]:
         if item is not None:
             grid.append(item)
     grid += _model_products(rng, 110, ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b"))
-    held = _model_products(rng, 300, ("deepseek-v3", "olmoe", "gpt-oss-120b", "qwen3-30b-a3b"))
+    held_out = _model_products(rng, 300, ("deepseek-v3", "olmoe", "gpt-oss-120b", "qwen3-30b-a3b"))
     fresh = _model_products(random.Random(FRESH_SEED + 61), 200, tuple(EXPERTS))
-    return split_cases(GROUPED, grid, held, 80, fresh, 60)
+    return split_cases(GROUPED, grid, held_out, 80, fresh, 60)
 
 
 def te_attention_cases() -> list[Case]:
     """Causal attention by head sizes, grouped queries and lengths; over more keys than queries, the last query sees
     all of them, as a chunk of a sequence does whose keys and values were gathered."""
     grid: list[Item] = []
-    held: list[Item] = []
+    held_out: list[Item] = []
     sizes = ((128, 128, 32, 8), (128, 128, 16, 16), (192, 128, 16, 16), (64, 64, 64, 8))
     for op in ("fwd", "bwd"):
         for d_qk, d_v, heads, kv_heads in sizes:
@@ -134,12 +134,12 @@ def te_attention_cases() -> list[Case]:
             (128, 128, 32, 4, 4096, 2), (128, 128, 64, 8, 4096, 1), (192, 128, 64, 64, 4096, 1),
             (128, 128, 32, 8, 6144, 1), (192, 128, 16, 16, 2048, 1), (64, 64, 64, 8, 4096, 2),
         ):  # fmt: skip
-            held.append((op, VARIANT, "bf16", _attention(batch, heads, kv_heads, length, d_qk, d_v)))
+            held_out.append((op, VARIANT, "bf16", _attention(batch, heads, kv_heads, length, d_qk, d_v)))
         for (d_qk, d_v, heads, kv_heads), length in CHUNKS:
             for chunks in (2, 3, 4):
                 shape = _attention(1, heads, kv_heads, length, d_qk, d_v, chunks * length)
                 grid.append((op, VARIANT, "bf16", shape))
-    return split_cases(ATTENTION, grid, held, len(held))
+    return split_cases(ATTENTION, grid, held_out, len(held_out))
 
 
 def _attention(
@@ -158,10 +158,10 @@ def te_wgrad_cases() -> list[Case]:
         shape: Shape = {"m": log_uniform(rng, 512, 16384, 128), "n": log_uniform(rng, 512, 8192, 128), "k": tokens}
         grid.append(("wgrad", "accumulate", "bf16", shape))
     sizes = ((6144, 4096), (28672, 4096), (4096, 14336), (5120, 2048), (2048, 4096), (151936, 2048))
-    held: list[Item] = [
+    held_out: list[Item] = [
         ("wgrad", "accumulate", "bf16", {"m": m, "n": n, "k": k}) for m, n in sizes for k in (4096, 8192)
     ]
-    return split_cases(WGRAD, grid, held, len(held))
+    return split_cases(WGRAD, grid, held_out, len(held_out))
 
 
 def te_expert_host_cases() -> list[Case]:
@@ -177,23 +177,25 @@ def te_expert_host_cases() -> list[Case]:
 def te_op_cases() -> list[Case]:
     """Memory-bound ops; tokens of a permutation are its routed rows."""
     grid: list[Item] = []
-    held: list[Item] = []
+    held_out: list[Item] = []
     for op in ("rmsnorm_fwd", "rmsnorm_bwd", "layernorm_fwd", "layernorm_bwd"):
         grid += [(op, VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in NORMS]
-        held += [(op, VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in HELD_NORMS]
+        held_out += [(op, VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in HELD_NORMS]
     for op in ("rope_fwd", "rope_bwd"):
         grid += [(op, VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in HEADS]
-        held += [(op, VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in ((4096, 2048), (12288, 4096))]
+        held_out += [(op, VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in ((4096, 2048), (12288, 4096))]
     for params, tensors in ((10**8, 12), (10**8, 400), (3 * 10**8, 60), (10**9, 80), (10**9, 3000)):
         sizes: Shape = {"params": params, "tensors": tensors}
         grid += [(op, VARIANT, "fp32", sizes) for op in ("adam", "grad_norm", "grad_clip")]
-    held += [(op, VARIANT, "fp32", {"params": 6 * 10**8, "tensors": 900}) for op in ("adam", "grad_norm", "grad_clip")]
+    held_out += [
+        (op, VARIANT, "fp32", {"params": 6 * 10**8, "tensors": 900}) for op in ("adam", "grad_norm", "grad_clip")
+    ]
     for score in ROUTERS:
         for way in ("fwd", "bwd"):
             for variant in ("megatron", VARIANT):
                 grid += [(f"router_{score}_{way}", variant, "fp32", _routed(t, e, 8)) for t, e in
                          ((1024, 64), (4096, 64), (16384, 64), (4096, 128), (8192, 256))]  # fmt: skip
-                held += [(f"router_{score}_{way}", variant, "fp32", _routed(t, e, k)) for t, e, k in
+                held_out += [(f"router_{score}_{way}", variant, "fp32", _routed(t, e, k)) for t, e, k in
                          ((8192, 128, 8), (4096, 8, 2))]  # fmt: skip
     for way in ("fwd", "bwd"):
         for variant in ("megatron", VARIANT):
@@ -202,21 +204,21 @@ def te_op_cases() -> list[Case]:
         grid += [(f"router_gate_{way}", VARIANT, "fp32", {"tokens": t, "width": w, "experts": e}) for t, w, e in
                  ((1024, 2048, 64), (4096, 2048, 64), (4096, 2048, 128), (16384, 2048, 128), (4096, 7168, 256),
                   (8192, 4096, 8))]  # fmt: skip
-        held.append((f"router_gate_{way}", VARIANT, "fp32", {"tokens": 8192, "width": 2880, "experts": 32}))
+        held_out.append((f"router_gate_{way}", VARIANT, "fp32", {"tokens": 8192, "width": 2880, "experts": 32}))
     grid += [("row_map", VARIANT, "fp32", _routed(t, e, 8)) for t, e in
              ((1024, 64), (4096, 64), (16384, 64), (4096, 128), (8192, 256), (8192, 8))]  # fmt: skip
     for op in (f"{name}_{way}" for name in ("permute", "unpermute", "sort") for way in ("fwd", "bwd")):
         grid += [(op, VARIANT, "bf16", _copies(t, w, 64, TOP_K)) for t, w in PERMUTED]
-        held += [(op, VARIANT, "bf16", _copies(4096, 2048, e, k)) for e, k in ((128, 8), (64, 6))]
+        held_out += [(op, VARIANT, "bf16", _copies(4096, 2048, e, k)) for e, k in ((128, 8), (64, 6))]
     for way in ("fwd", "bwd"):
         for width in (768, 2048):
             grid += [(f"weighted_swiglu_{way}", VARIANT, "bf16", {"tokens": t, "width": width})
                      for t in (4096, 16384, 32768, 65536)]  # fmt: skip
-            held.append((f"weighted_swiglu_{way}", VARIANT, "bf16", {"tokens": 49152, "width": width}))
+            held_out.append((f"weighted_swiglu_{way}", VARIANT, "bf16", {"tokens": 49152, "width": width}))
     for op in ("mla_q_fwd", "mla_kv_fwd"):
         grid += [(op, VARIANT, "bf16", {"tokens": t, "width": 16 * (192 if op == "mla_q_fwd" else 256), "heads": 16})
                  for t in (1024, 2048, 4096, 8192, 16384)]  # fmt: skip
-    return split_cases(OPS, _by_width(grid), _by_width(held), len(held))
+    return split_cases(OPS, _by_width(grid), _by_width(held_out), len(held_out))
 
 
 def _by_width(items: list[Item]) -> list[Item]:

@@ -79,12 +79,14 @@ class Times:
         paces: dict[tuple[str, str, str, str, str], Sample] = {}
         for row in rows:
             if row.case.variant in PACES:
-                paces[row.host, row.case.op, row.case.dtype, _apart(row.case.shape), row.case.variant] = row.sample
+                paces[row.host, row.case.op, row.case.dtype, _linear_shape(row.case.shape), row.case.variant] = (
+                    row.sample
+                )
         by: dict[tuple[str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
         medians: dict[tuple[str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
         for row in rows:
             way = "layer_bwd" if row.case.variant in WAYS_BACK else "layer_fwd"
-            beside = paces.get((row.host, row.case.op, row.case.dtype, _apart(row.case.shape), way))
+            beside = paces.get((row.host, row.case.op, row.case.dtype, _linear_shape(row.case.shape), way))
             if row.case.variant not in PACES and beside is not None:
                 key = row.case.op, row.case.variant, row.case.dtype
                 by[key].append((row.case.shape, row.sample.low_s / beside.low_s))
@@ -132,7 +134,7 @@ class Times:
         return median(by[few]) - few * each, each
 
 
-def _apart(shape: Shape) -> str:
+def _linear_shape(shape: Shape) -> str:
     """A shape as one word, without what rows of parts have more."""
     return " ".join(f"{name}={value}" for name, value in shape.items() if name != "calls")
 
@@ -288,9 +290,9 @@ def _choice(times: Times, dtype: str, way: str) -> float | None:
     """
     by_linear: dict[str, list[float]] = defaultdict(list)
     for one in ONE_SCALE if dtype in ONE_SCALE else (dtype,):
-        seen = {_apart(shape): value for shape, value in times.medians.get(("grouped_seen_rows", way, one), [])}
+        seen = {_linear_shape(shape): value for shape, value in times.medians.get(("grouped_seen_rows", way, one), [])}
         for shape, value in times.medians.get(("grouped_new_rows", way, one), []):
-            if (linear := _apart(shape)) in seen:
+            if (linear := _linear_shape(shape)) in seen:
                 by_linear[linear].append((value - seen[linear]) / (CHOSEN[way] * int(shape["experts"])))
     return min(map(max, by_linear.values()), default=None)
 

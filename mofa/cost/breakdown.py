@@ -42,8 +42,8 @@ class Breakdown:
     """Seconds and bytes of n candidates.
 
     ``exposed_s`` (len(TIME_COMPONENTS), n) sums to ``step_s``; ``memory_bytes`` (len(MEMORY_COMPONENTS), n) of the
-    fullest rank sums to ``device_bytes``. ``instant`` (n,) indexes ``instants``. ``flops`` are those that run, with
-    recomputation, of all ranks together. ``checkpoint_bytes`` (n,) is what a rank of the heaviest stage saves.
+    fullest rank sums to ``device_bytes``. ``instant`` (n,) indexes ``instant_names``. ``flops`` are those that run,
+    with recomputation, of all ranks together. ``checkpoint_bytes`` (n,) is what a rank of the heaviest stage saves.
     """
 
     table: StrategyTable
@@ -58,7 +58,7 @@ class Breakdown:
     instant: NDArray[np.int64]
     fullest_stage: NDArray[np.int64]
     slowest_stage: NDArray[np.int64]
-    instants: tuple[str, ...]
+    instant_names: tuple[str, ...]
     checkpoint_bytes: FloatN
     detail: StageDetail | None = None
 

@@ -400,7 +400,7 @@ class _Collector:
         # what is alive on every stage, or on the fullest alone
         pp = most.allocated.shape[1]
         row, stage = (np.repeat(here, pp), np.tile(np.arange(pp), len(at))) if self.keep else (here, peak.fullest)
-        live = most.instants.parts(row, most.instant[row, stage], stage)
+        live = most.candidates.parts(row, most.instant[row, stage], stage)
         of_fullest = live[:, here * pp + peak.fullest] if self.keep else live
         communicators = most.communicators[here, peak.fullest]
         self.memory[:, at] = _components(rows, of_fullest, self.allocated[at], self.reserved[at], communicators)

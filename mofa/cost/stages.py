@@ -217,7 +217,7 @@ def in_flight(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> Array
 
     GPipe holds all; 1F1B ``min(m, pp - r)``; interleaved 1F1B runs ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards
     before its first backward and one with it (Narayanan et al. 2021, arXiv 2104.04473, section 2.2); where pp does not
-    divide m, PyTorch's rounds take the place of pp (:func:`mofa.schedules.interleaved.rounds`).
+    divide m, PyTorch's rounds take the place of pp (:func:`mofa.schedules.interleaved.micro_batches_per_round`).
 
     Examples
     --------

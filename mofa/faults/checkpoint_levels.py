@@ -64,15 +64,15 @@ class _Levels:
     def resume(self, k: int) -> FloatN:
         return np.asarray(np.exp(-self.restart_s[k] / self.mtbf_s))
 
-    def stretch(self, level: int, last: int) -> _Stretch:
+    def segment(self, level: int, last: int) -> _Stretch:
         """From one checkpoint of at least this level to the next one of it, the last of which is of level ``last``."""
         if level < 0:
             computes = np.exp(-self.interval_s / self.mtbf_s)
             survives = np.exp(-(self.interval_s + self.block_s[last]) / self.mtbf_s)
             return _Stretch(self.mtbf_s * (1 - survives), self.mtbf_s * (computes - survives), survives, 1 - survives)
-        inner = self.stretch(level - 1, last)
+        inner = self.segment(level - 1, last)
         if level > 0:
-            inner = self.stretch(level - 1, level - 1).repeated(self.ratios[level - 1] - 1).then(inner)
+            inner = self.segment(level - 1, level - 1).repeated(self.ratios[level - 1] - 1).then(inner)
         # a failure within goes back to this stretch's begin with the share and restart of this level, or beyond it
         mine, a = self.shares[level], self.resume(level)
         fails = sum((self.shares[k] * (1 - self.resume(k)) for k in range(level + 1)), np.zeros_like(a))
@@ -144,7 +144,7 @@ def _up(
     number = np.prod(np.broadcast_arrays(np.ones(shape), *steps), axis=0)
     mean = mean_block_s(ratios, block_s)
     with np.errstate(all="ignore"):
-        pattern = facts.stretch(top, top)
+        pattern = facts.segment(top, top)
         found = (number * interval / pattern.fixed, pattern.writing / pattern.fixed)
     plain = (interval / (interval + mean), mean / (interval + mean))
     # where all but no segment survives, what is left of 1 is rounding

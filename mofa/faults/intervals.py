@@ -168,8 +168,8 @@ def least_interval_s(
     persist = at_least_zero("checkpoint_bytes", checkpoint_bytes, "B") / above_zero(
         "write_bytes_per_s", write_bytes_per_s, "B/s", finite=False
     )
-    apart = persist / above_zero("in_flight", in_flight, "")
-    return np.maximum(apart - at_least_zero("block_s", block_s), 0.0)
+    spacing = persist / above_zero("in_flight", in_flight, "")
+    return np.maximum(spacing - at_least_zero("block_s", block_s), 0.0)
 
 
 def two_level_s(

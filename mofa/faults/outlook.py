@@ -323,8 +323,8 @@ def _writing_behind(
         wanted = [exact_s(block, rare / np.maximum(quick, LEAST_QUICK) ** power) for power in powers]
         if fast is not None:
             wanted += [_filling(w, block, persist / spec.in_flight, step, more) for w in wanted for more in (0.0, 1.0)]
-        courses = [course(_whole_steps(facts.faults, w, bound, step, facts.work_s)) for w in wanted]
-        interval, segments, parts = _best(courses)
+        outlooks = [course(_whole_steps(facts.faults, w, bound, step, facts.work_s)) for w in wanted]
+        interval, segments, parts = _best(outlooks)
     *quicker, safe = LEVELS[spec.mode]
     levels = tuple(Kept(where, block, zero if fast is None else fast, zero + 1.0) for where in quicker)
     return interval, (*levels, Kept(safe, block, persist, segments)), parts
@@ -366,15 +366,15 @@ def _filling(interval: FloatN, block: FloatN, persist: FloatN, step: FloatN, mor
     return np.where(np.isinf(interval), interval, np.ceil((persist / number - block) / step - 1e-9) * step)
 
 
-def _best(courses: list[tuple[FloatN, FloatN, dict[str, FloatN]]]) -> tuple[FloatN, FloatN, dict[str, FloatN]]:
+def _best(outlooks: list[tuple[FloatN, FloatN, dict[str, FloatN]]]) -> tuple[FloatN, FloatN, dict[str, FloatN]]:
     """Of several intervals with their segments and parts, per candidate those that are most productive."""
-    which = np.argmax([parts["productive"] for _, _, parts in courses], axis=0)
+    which = np.argmax([parts["productive"] for _, _, parts in outlooks], axis=0)
 
     def chosen(columns: list[FloatN]) -> FloatN:
         return np.asarray(np.choose(which, columns))
 
-    parts = {name: chosen([c[2][name] for c in courses]) for name in courses[0][2]}
-    return chosen([c[0] for c in courses]), chosen([c[1] for c in courses]), parts
+    parts = {name: chosen([c[2][name] for c in outlooks]) for name in outlooks[0][2]}
+    return chosen([c[0] for c in outlooks]), chosen([c[1] for c in outlooks]), parts
 
 
 def _whole_steps(faults: FaultSpec, best: FloatN, bound: FloatN, step: FloatN, work: FloatN) -> FloatN:

@@ -35,8 +35,8 @@ class Absence:
         down, replicas = self.return_s, self.num_replicas
         with np.errstate(all="ignore"):
             log_all = replicas * (np.log(down) - np.log(replicas * mtbf_s + down))
-            apart = np.exp(np.minimum(np.log(down / replicas) - log_all, 700.0))
-        return np.where(replicas > 1, np.where((down > 0) & np.isfinite(mtbf_s), apart, np.inf), mtbf_s)
+            log_ratio = np.exp(np.minimum(np.log(down / replicas) - log_all, 700.0))
+        return np.where(replicas > 1, np.where((down > 0) & np.isfinite(mtbf_s), log_ratio, np.inf), mtbf_s)
 
     def parts(
         self, interval_s: FloatN, block_s: FloatN, mtbf_s: FloatN, restart_s: FloatN, together: dict[str, FloatN]
@@ -46,11 +46,11 @@ class Absence:
         Shares of all replicas' time. While a replica is away its share counts as restarting, and a failure's half step
         and what all lose with the last of them as lost.
         """
-        apart = np.asarray(ettr(interval_s, block_s, self.all_down_mtbf_s(mtbf_s), restart_s))
+        running = np.asarray(ettr(interval_s, block_s, self.all_down_mtbf_s(mtbf_s), restart_s))
         alone = replica_ettr(
             mtbf_s, self.num_replicas, self.stall_s, self.return_s, self.step_s, together["productive"]
         )
-        productive = alone * apart
+        productive = alone * running
         with np.errstate(invalid="ignore"):
             written = np.where(np.isinf(interval_s), 0.0, productive * block_s / interval_s)
             each = np.where(np.isinf(mtbf_s), 0.0, (self.stall_s + self.return_s / self.num_replicas) / mtbf_s)

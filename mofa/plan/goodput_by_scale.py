@@ -82,9 +82,11 @@ class GoodputReport(Spec):
         """One row per scale and variant."""
         rows = []
         for point in self.points:
-            for name, found in point.variants.items():
-                fields = found.model_dump(exclude={"ledger", "num_gpus", "strategy"})
-                row = {"num_gpus": point.num_gpus, "variant": name, "job_gpus": found.num_gpus, **fields}
-                row |= {name: getattr(found.strategy, name) for name in ("tp", "cp", "pp", "vpp", "dp", "micro_batch")}
-                rows.append({**row, **found.ledger.model_dump()})
+            for name, variant in point.variants.items():
+                fields = variant.model_dump(exclude={"ledger", "num_gpus", "strategy"})
+                row = {"num_gpus": point.num_gpus, "variant": name, "job_gpus": variant.num_gpus, **fields}
+                row |= {
+                    name: getattr(variant.strategy, name) for name in ("tp", "cp", "pp", "vpp", "dp", "micro_batch")
+                }
+                rows.append({**row, **variant.ledger.model_dump()})
         return rows

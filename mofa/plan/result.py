@@ -172,8 +172,8 @@ class Plan(LongRunFigures):
         stages, back = self.memory.by_stage, SCHEDULES[self.strategy.schedule].placement == "v"
         if any(len(stage.layers_by_chunk) != self.strategy.vpp for stage in stages):
             return ()
-        turns = (stages[::-1] if back and turn % 2 else stages for turn in range(self.strategy.vpp))
-        return tuple(stage.layers_by_chunk[turn] for turn, passed in enumerate(turns) for stage in passed)
+        chunk_stages = (stages[::-1] if back and turn % 2 else stages for turn in range(self.strategy.vpp))
+        return tuple(stage.layers_by_chunk[turn] for turn, passed in enumerate(chunk_stages) for stage in passed)
 
     def to_row(self) -> dict[str, Any]:
         """The plan as one flat row: strategy columns, results, ``memory_*``, ``exposed_*`` and ``hidden_*`` parts."""

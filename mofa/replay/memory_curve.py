@@ -43,18 +43,18 @@ def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int 
     first = journal.steps[-1]
     alive = journal.by_group(first)
     total = alive.sum(axis=1)
-    found: list[tuple[float, int]] = [(0.0, 0)]
+    points: list[tuple[float, int]] = [(0.0, 0)]
     for start, end, begin_s, end_s in _passages(journal, spans):
         if end > start:
-            found.append(((begin_s + end_s) / 2, start - first + int(total[start - first : end - first].argmax())))
-        found.append((end_s, max(end - 1, first) - first))
-    time_s = np.array([t for t, _ in found])
-    events = np.array([event for _, event in found])
+            points.append(((begin_s + end_s) / 2, start - first + int(total[start - first : end - first].argmax())))
+        points.append((end_s, max(end - 1, first) - first))
+    time_s = np.array([t for t, _ in points])
+    events = np.array([event for _, event in points])
     keep = _extremes(time_s, total[events], stretches)
     time_s, events = time_s[keep], events[keep]
     marks = np.array([event for event, _ in journal.grown])
-    held = np.array([reserved for _, reserved in journal.grown])
-    reserved = held[np.maximum(np.searchsorted(marks, events + first, side="right") - 1, 0)]
+    reserved_after = np.array([reserved for _, reserved in journal.grown])
+    reserved = reserved_after[np.maximum(np.searchsorted(marks, events + first, side="right") - 1, 0)]
     return Curve(time_s, np.maximum(reserved, total[events]), alive[events], int(total[events].argmax()))
 
 
@@ -64,7 +64,11 @@ def _passages(journal: Journal, spans: Sequence[Computation]) -> Iterator[tuple[
     before = sum(1 for mark in journal.computations if mark[0] < first)
     before = next(i for i, mark in enumerate(journal.computations) if i >= before and mark[1] == "start")
     played = list(journal.spans(first))[-(len(journal.computations) - before) :]
-    gaps = {at - before: (skipped, period) for at, skipped, period in journal.left_out if at > before}
+    gaps = {
+        computation - before: (skipped, period)
+        for computation, skipped, period in journal.left_out
+        if computation > before
+    }
     order: list[int] = []
     for i in range(len(played)):
         if i in gaps:
@@ -88,10 +92,10 @@ def _passages(journal: Journal, spans: Sequence[Computation]) -> Iterator[tuple[
 
 def _extremes(time_s: NDArray[np.float64], size: NDArray[np.int64], stretches: int) -> NDArray[np.intp]:
     """Positions of the highest and the lowest of every stretch, in their order, with the first and the last."""
-    whole = max(float(time_s[-1]), 1e-12)
-    stretch = np.minimum((time_s / whole * stretches).astype(int), stretches - 1)
+    end_s = max(float(time_s[-1]), 1e-12)
+    bin_of = np.minimum((time_s / end_s * stretches).astype(int), stretches - 1)
     keep = {0, len(time_s) - 1}
-    for s in np.unique(stretch):
-        here = np.flatnonzero(stretch == s)
-        keep |= {int(here[size[here].argmax()]), int(here[size[here].argmin()])}
+    for s in np.unique(bin_of):
+        members = np.flatnonzero(bin_of == s)
+        keep |= {int(members[size[members].argmax()]), int(members[size[members].argmin()])}
     return np.array(sorted(keep))

@@ -11,7 +11,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.memory.fsdp_gathered import by_chunk, gathers_whole
 from mofa.replay.allocator.pools import LimitPassed
 from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest, play
-from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import makers_of_extremes, outside_of, rank_maker, tokens_over_mean
 from mofa.replay.rank.uneven_layers import rows_by_layer
@@ -67,7 +67,7 @@ class Replayer:
         self.context_bytes, self.communicator_bytes = outside_of(estimator)
         self.num_ranks = int(estimator.table.pp[0])
         self._played: dict[int, MemoryPlayed] = {}
-        self._repertoire = Repertoire()
+        self._recordings = SharedRecordings()
         self._others: dict[int, tuple[bool, Rank, MemoryPlayed]] = {}
         """Of pipeline ranks whether the one that reserves most has the fewest tokens, and the other end of routing."""
         self._ends: dict[int, tuple[Held, Held] | None] = {}
@@ -88,32 +88,32 @@ class Replayer:
     def _fullest_of_stage(self, r: int, limit: float = math.inf) -> MemoryPlayed:
         """As :meth:`rank`; raises :class:`LimitPassed` as soon as one of the ranks reserves more than a limit. [B]"""
         usable = self.estimator.cluster.gpu.usable_memory_bytes.value
-        room = usable - self.context_bytes - self.communicator_bytes[r]
+        capacity_left = usable - self.context_bytes - self.communicator_bytes[r]
         expandable = self.estimator.framework.allocator == "expandable"
         ends, emptiest = (tuple(make(r) for make in makers) for makers in self._makers)
-        known = self._repertoire
-        fullest = may_be_fullest(ends, capacity=int(room), expandable=expandable, repertoire=known)
+        known = self._recordings
+        fullest = may_be_fullest(ends, capacity=int(capacity_left), expandable=expandable, recordings=known)
         ranks = *fullest, *emptiest
 
-        def playing(one: Rank) -> Playing:
-            return Playing(one, capacity=int(room), expandable=expandable, repertoire=known, limit=limit)
+        def playing(rank: Rank) -> Playing:
+            return Playing(rank, capacity=int(capacity_left), expandable=expandable, recordings=known, limit=limit)
 
         def reserves(n: int) -> tuple[int, int]:
             return every[n].peak_reserved, every[n].allocated
 
         # steps with other tokens are played of the one that reserves most without them
-        tried = [playing(one) for one in ranks]
-        every = [one.told() for one in tried]
-        if self._may_not_fit(max(one.peak_reserved for one in every), room):
-            left = [playing(one) for one in ends if all(one is not other for other in fullest)]
+        tried = [playing(rank) for rank in ranks]
+        every = [rank.result() for rank in tried]
+        if self._may_not_fit(max(rank.peak_reserved for rank in every), capacity_left):
+            left = [playing(rank) for rank in ends if all(rank is not other for other in fullest)]
             tried += left
-            every += [one.told() for one in left]
+            every += [rank.result() for rank in left]
         most = max(range(len(every)), key=reserves)
         if emptiest:
             few = len(fullest)
             other = max((n for n in range(len(every)) if n != few), key=reserves) if most == few else few
             self._others[r] = most == few, tried[other].rank, every[other]
-        return every[most] if tried[most].rank.wander is None else tried[most].wandered()
+        return every[most] if tried[most].rank.routing_drift is None else tried[most].with_drawn_steps()
 
     def ends_of_routing(self, r: int) -> tuple[Held, Held] | None:
         """What the ranks of a pipeline rank with the fewest and with the most tokens hold; None where all have as many.
@@ -134,7 +134,7 @@ class Replayer:
             return None
         own = self.rank(r)
         own_is_emptiest, rank, other = self._others[r]
-        if rank.wander is not None:  # of what was compared, later steps were played of one alone
+        if rank.routing_drift is not None:  # of what was compared, later steps were played of one alone
             other = self._play(rank, r)
         few, many = (own, other) if own_is_emptiest else (other, own)
         return (

@@ -131,15 +131,19 @@ def _print_step(s: StepBalance, console: Console) -> None:
     rows = [
         [
             name, format_seconds(time_s), "" if time_s == s.before_s else f"{s.before_s / time_s - 1:+.1%}",
-            "" if held is None else format_bytes(held), "" if held is None else "yes" if fits else "no",
+            "" if memory_bytes is None else format_bytes(memory_bytes),
+            "" if memory_bytes is None else "yes" if fits else "no",
         ]
-        for name, time_s, held, fits in times
+        for name, time_s, memory_bytes, fits in times
     ]  # fmt: skip
     heads = [("step", "left"), ("time", "right"), ("throughput", "right"), ("fullest rank", "right"), ("fits", "left")]
     print_table(console, s.strategy, heads, rows)
-    for name, held, fits in (("Plain", s.before_bytes, s.fits_before), ("Scheduled", s.after_bytes, s.fits_after)):
+    for name, memory_bytes, fits in (
+        ("Plain", s.before_bytes, s.fits_before),
+        ("Scheduled", s.after_bytes, s.fits_after),
+    ):
         if not fits:
-            over = format_bytes(held - s.usable_bytes)
+            over = format_bytes(memory_bytes - s.usable_bytes)
             console.print(f"{name} does not fit: {over} over the usable {format_bytes(s.usable_bytes)}.", style="red")
 
 

@@ -138,9 +138,9 @@ def _plot_residuals(ax: Axes, points: Sequence[Mapping[str, Any]]) -> None:
             words = f"{_SPLIT_WORDS[split]}{', extrapolated' if far else ''}"
             time_us = np.array([p["measured_s"] for p in rows]) * 1e6
             ax.scatter(time_us, 100 * error, s=12, facecolors=face, edgecolors=edge, rasterized=True, label=words)
-    held = [abs(p["error"]) for p in points if p["split"] != "grid" and math.isfinite(p["error"])]
-    if held:
-        median = 100 * float(np.median(held))
+    errors = [abs(p["error"]) for p in points if p["split"] != "grid" and math.isfinite(p["error"])]
+    if errors:
+        median = 100 * float(np.median(errors))
         for side in (-median, median):
             label = f"median error of all held out, {median:.1f} %" if side > 0 else None
             ax.axhline(side, color=ACCENT, linewidth=0.8, linestyle="--", label=label)

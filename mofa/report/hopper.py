@@ -36,12 +36,12 @@ def hopper_parts(report: ValidationReport) -> list[str]:
         return []
     members = {name: [run for run in rows if set_of(run) == name] for name in SETS}
     judged = [[name if i == 0 else "", *_cells(run)] for name in SETS for i, run in enumerate(members[name])]
-    apart = [[run.id, run.model, _percent(_error(run)), why_in_no_set(run)] for run in rows if set_of(run) is None]
+    left_out = [[run.id, run.model, _percent(_error(run)), why_in_no_set(run)] for run in rows if set_of(run) is None]
     return [
         "## Published Hopper rows on Transformer Engine", WORDS,
         markdown_table(SUMMARY, [_summary(name, found) for name, found in members.items() if found]),
         markdown_table(COLUMNS, judged),
-        "Not in a set, each with the switch that keeps it out:", markdown_table(APART, apart),
+        "Not in a set, each with the switch that keeps it out:", markdown_table(APART, left_out),
         "Not predicted, by a rule on their columns:", markdown_table(LEFT_OUT, _left_out(report)),
     ]  # fmt: skip
 

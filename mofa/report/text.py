@@ -269,8 +269,8 @@ def print_peak(console: Console, memory: Memory) -> None:
         ]
 
     if fullest.tensors:
-        held = f"{format_bytes(fullest.allocated_bytes)} allocated of {format_bytes(fullest.reserved_bytes)} reserved"
-        title = f"Alive at the peak of stage {fullest.stage}: {fullest.instant} ({held})"
+        totals = f"{format_bytes(fullest.allocated_bytes)} allocated of {format_bytes(fullest.reserved_bytes)} reserved"
+        title = f"Alive at the peak of stage {fullest.stage}: {fullest.instant} ({totals})"
         print_table(console, title, columns, rows(fullest.tensors, fullest.allocated_bytes))
     full = [stage for stage in memory.by_stage if stage.out_of_memory is not None]
     for stage in full[:1]:

@@ -167,8 +167,8 @@ def choose_chunks(rows: FloatA, most: FloatA | float, bins: Sequence[int] = BINS
     >>> choose_chunks(np.array([[50.0, 101.0, 300.0, 900.0]]), 100.0).tolist()
     [[1, 2, 4, 0]]
     """
-    room = np.asarray(most, dtype=np.float64)
-    wanted = np.where(room > 0, np.ceil(rows / np.where(room > 0, room, 1.0) - 1e-9), np.inf)
+    capacity = np.asarray(most, dtype=np.float64)
+    wanted = np.where(capacity > 0, np.ceil(rows / np.where(capacity > 0, capacity, 1.0) - 1e-9), np.inf)
     sizes = np.array([0, *checked_bins(bins)])
     place = np.searchsorted(sizes[1:], np.maximum(wanted, 1.0))
     return np.asarray(np.append(sizes[1:], 0)[place], dtype=np.int64)

@@ -46,10 +46,10 @@ def induced_density(hosts: NDArray[np.bool_], loads: FloatA) -> FloatA:
     num_gpus = hosts.shape[1]
     if num_gpus > MAX_GPUS:
         raise ValueError(f"num_gpus ({num_gpus}) must be at most {MAX_GPUS}; use mofa.routing.balance.flow_density")
-    held = hosts @ (1 << np.arange(num_gpus))
+    host_sets = hosts @ (1 << np.arange(num_gpus))
     flat = np.atleast_2d(loads.reshape(-1, hosts.shape[0]))
     inside = np.zeros((1 << num_gpus, len(flat)))
-    np.add.at(inside, held, flat.T)
+    np.add.at(inside, host_sets, flat.T)
     for gpu in range(num_gpus):
         halves = inside.reshape(-1, 2, 1 << gpu, len(flat))
         halves[:, 1] += halves[:, 0]

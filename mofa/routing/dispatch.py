@@ -61,25 +61,25 @@ def route_tokens(placement: Placement, tokens: IntA, inputs: IntA, gpus_per_node
     # replicas of an expert side by side, padded with none: few columns where there are many GPUs
     count = np.bincount(experts)
     column = np.arange(len(experts)) - np.repeat(np.cumsum(count) - count, count)
-    room = np.zeros((placement.num_experts, int(count.max())), dtype=np.int64)
-    room[experts, column] = tokens
-    node = np.full(room.shape, -1)
+    capacity = np.zeros((placement.num_experts, int(count.max())), dtype=np.int64)
+    capacity[experts, column] = tokens
+    node = np.full(capacity.shape, -1)
     node[experts, column] = gpus // gpus_per_node
-    flow = np.zeros((placement.num_experts, placement.num_gpus, room.shape[1]), dtype=np.int64)
+    flow = np.zeros((placement.num_experts, placement.num_gpus, capacity.shape[1]), dtype=np.int64)
     local = np.minimum(tokens, inputs[experts, gpus])
     flow[experts, gpus, column] = local
     left = inputs.copy()
     left[experts, gpus] -= local
-    room[experts, column] -= local
+    capacity[experts, column] -= local
     for start in range(0, placement.num_gpus, gpus_per_node):
         here = slice(start, start + gpus_per_node)
-        held = node == start // gpus_per_node
-        some = np.flatnonzero(held.any(axis=1))  # experts with a replica on the node
-        matched = _in_order(left[some, here], np.where(held[some], room[some], 0))
+        on_node = node == start // gpus_per_node
+        some = np.flatnonzero(on_node.any(axis=1))  # experts with a replica on the node
+        matched = _in_order(left[some, here], np.where(on_node[some], capacity[some], 0))
         flow[some, here] += matched
         left[some, here] -= matched.sum(axis=2)
-        room[some] -= matched.sum(axis=1)
-    flow += _in_order(left, room)
+        capacity[some] -= matched.sum(axis=1)
+    flow += _in_order(left, capacity)
     return np.asarray(flow[experts, :, column].T)
 
 

@@ -194,24 +194,24 @@ def dealt(load: FloatA, counts: IntA, num_gpus: int, rng: np.random.Generator) -
     ([2, 2, 2], [3, 2, 1])
     """
     slots = int(counts.sum()) // num_gpus
-    room = np.full(slots, num_gpus)
+    free_gpus = np.full(slots, num_gpus)
     members: list[list[int]] = [[] for _ in range(slots)]
     final = counts.copy()
     left = len(counts)
     for expert in np.argsort(-counts, kind="stable"):
         left -= 1
-        slot = int(np.argmax(room))
+        slot = int(np.argmax(free_gpus))
         # every expert still to come needs a place
-        final[expert] = min(counts[expert], room[slot], max(int(room.sum()) - left, 1))
-        room[slot] -= final[expert]
+        final[expert] = min(counts[expert], free_gpus[slot], max(int(free_gpus.sum()) - left, 1))
+        free_gpus[slot] -= final[expert]
         members[slot].append(int(expert))
     copies = np.zeros((len(counts), num_gpus), dtype=np.int64)
     for slot, experts in enumerate(members):
-        while room[slot] > 0:
+        while free_gpus[slot] > 0:
             open_ = [e for e in experts if final[e] < num_gpus]
             busiest = max(open_, key=lambda e: load[e] / final[e])
             final[busiest] += 1
-            room[slot] -= 1
+            free_gpus[slot] -= 1
         copies[np.repeat(experts, final[experts]), rng.permutation(num_gpus)] = 1
     return Placement(copies)
 
@@ -243,12 +243,12 @@ def packed(load: FloatA, num_gpus: int, slots: int) -> Placement:
     counts = replica_counts(load, num_gpus * slots, num_gpus)
     each = load / counts
     copies = np.zeros((len(load), num_gpus), dtype=np.int64)
-    held, free = np.zeros(num_gpus), np.full(num_gpus, slots)
+    loads, free = np.zeros(num_gpus), np.full(num_gpus, slots)
     for expert in np.argsort(-each, kind="stable"):
         for _ in range(counts[expert]):
             # free slots first, then GPUs without the expert, then the least loaded
-            gpu = np.lexsort((held, copies[expert] > 0, free == 0))[0]
+            gpu = np.lexsort((loads, copies[expert] > 0, free == 0))[0]
             copies[expert, gpu] += 1
-            held[gpu] += each[expert]
+            loads[gpu] += each[expert]
             free[gpu] -= 1
     return Placement(copies)

@@ -108,10 +108,10 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
         ratios = ep * rank_shares(shares, ep)
         uneven[ep] = 0.0 if routing.pad_to_capacity else uneven_experts(shares, ep)
         cap = max_rank_ratio(moe, ep)
-        held = float(np.quantile(ratios, routing.memory_quantile, method="inverted_cdf"))
+        memory_ratio = float(np.quantile(ratios, routing.memory_quantile, method="inverted_cdf"))
         # The clips take away rounding alone, except for a quantile below the mean.
         time[ep] = min(max(float(ratios.max(axis=-1).mean()), least), max(cap, routing.capacity_factor or 0.0))
-        memory[ep] = min(max(held, least), max(cap, routing.capacity_factor or 0.0))
+        memory[ep] = min(max(memory_ratio, least), max(cap, routing.capacity_factor or 0.0))
         if routing.kind == "counts" and budget is None and not routing.pad_to_capacity:
             by_layer[ep] = np.quantile(ratios, routing.memory_quantile, axis=0, method="inverted_cdf")
         if budget is None and not routing.pad_to_capacity:  # else all ranks hold as many

@@ -90,8 +90,8 @@ def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> Scheduled:
     shares = shares[np.linspace(0, len(shares) - 1, min(len(shares), DRAWS)).astype(int)]
     placement = symmetric(num_experts, gpus, ep)
     density = np.maximum(max_density(placement.hosts, np.round(shares * _UNITS)) / _UNITS * gpus, 1.0)
-    held = shares @ placement.hosts
-    busiest = (np.maximum(density, 1.0)[:, None] - held).max(axis=-1)
+    hosted = shares @ placement.hosts
+    busiest = (np.maximum(density, 1.0)[:, None] - hosted).max(axis=-1)
     return Scheduled(
         time=float(density.mean()),
         memory=float(np.quantile(density, routing.memory_quantile, method="inverted_cdf")),

@@ -53,7 +53,7 @@ def megatron(pp: int, vpp: int, num_micro_batches: int, group: int | None = None
     return Order(pp, vpp, m, tuple(ranks))
 
 
-def rounds(pp: int, num_micro_batches: int) -> int:
+def micro_batches_per_round(pp: int, num_micro_batches: int) -> int:
     """Micro-batches of a round of PyTorch's multi-stage schedules.
 
     Raises
@@ -77,7 +77,7 @@ def torch(pp: int, vpp: int, num_micro_batches: int) -> Order:
     >>> torch(4, 2, 8) == megatron(4, 2, 8)
     True
     """
-    m, each = num_micro_batches, rounds(pp, num_micro_batches)
+    m, each = num_micro_batches, micro_batches_per_round(pp, num_micro_batches)
     ranks = []
     for r in range(pp):
         ranks.append(tuple(one_forward_one_backward(
@@ -119,7 +119,7 @@ def in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
     """
     if vpp == 1:
         return [[min(num_micro_batches, pp - rank)] for rank in range(pp)]
-    each, out = rounds(pp, num_micro_batches), [[0] * vpp for _ in range(pp)]
+    each, out = micro_batches_per_round(pp, num_micro_batches), [[0] * vpp for _ in range(pp)]
     for rank, chunks in enumerate(out):
         for i in range(min((pp - rank - 1) * 2 + (vpp - 1) * each + 1, num_micro_batches * vpp)):
             chunks[(i // each) % vpp] += 1

@@ -6,7 +6,7 @@ the weight gradients follow ``r`` backwards later and fill the end.
 
 from __future__ import annotations
 
-from mofa.schedules.interleaved import counters, in_flight, program, rounds
+from mofa.schedules.interleaved import counters, in_flight, micro_batches_per_round, program
 from mofa.schedules.order import Order, Runtime
 from mofa.schedules.record import Schedule
 
@@ -24,7 +24,7 @@ def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:
     >>> [f"{a.kind}{a.micro_batch}" for a in interleaved_zero_bubble(2, 1, 3).ranks[1]]
     ['F0', 'I0', 'F1', 'I1', 'W0', 'F2', 'I2', 'W1', 'W2']
     """
-    m, each = num_micro_batches, rounds(pp, num_micro_batches)
+    m, each = num_micro_batches, micro_batches_per_round(pp, num_micro_batches)
     total = m * vpp
     ranks = []
     for r in range(pp):

@@ -51,14 +51,14 @@ class Order:
 
     @cached_property
     def _ranks_of_stages(self) -> tuple[int, ...]:
-        turns = (divmod(stage, self.pp) for stage in range(self.num_stages))
-        return tuple(self.pp - 1 - at if self.placement == "v" and turn % 2 else at for turn, at in turns)
+        positions = (divmod(stage, self.pp) for stage in range(self.num_stages))
+        return tuple(self.pp - 1 - place if self.placement == "v" and turn % 2 else place for turn, place in positions)
 
     @cached_property
     def hands_over(self) -> tuple[bool, ...]:
         """Of every stage, whether the next one of the model is on another rank."""
         ranks = self._ranks_of_stages
-        return (*(here != there for here, there in pairwise(ranks)), False)
+        return (*(rank != there for rank, there in pairwise(ranks)), False)
 
     def chunk_of(self, stage: int) -> int:
         """Which of its rank's chunks a stage is."""

@@ -33,12 +33,14 @@ def check(program: Program) -> None:
 
 
 def _complete(order: Order) -> None:
-    seen = Counter(act for acts in order.ranks for act in acts)
-    for act, count in seen.items():
+    seen = Counter(action for actions in order.ranks for action in actions)
+    for action, count in seen.items():
         if count > 1:
-            raise OrderError(f"{act} runs {count} times")
-        if not (0 <= act.stage < order.num_stages and 0 <= act.micro_batch < order.num_micro_batches):
-            raise OrderError(f"{act}: there are {order.num_stages} stages and {order.num_micro_batches} micro-batches")
+            raise OrderError(f"{action} runs {count} times")
+        if not (0 <= action.stage < order.num_stages and 0 <= action.micro_batch < order.num_micro_batches):
+            raise OrderError(
+                f"{action}: there are {order.num_stages} stages and {order.num_micro_batches} micro-batches"
+            )
     for stage in range(order.num_stages):
         for i in range(order.num_micro_batches):
             split = [Action(kind, stage, i) in seen for kind in ("I", "W")]
@@ -46,19 +48,19 @@ def _complete(order: Order) -> None:
                 raise OrderError(f"{Action('F', stage, i)} never runs")
             if (Action("B", stage, i) in seen) == any(split) or any(split) != all(split):
                 raise OrderError(f"{Action('B', stage, i)}: it runs whole or as I and W, each once")
-    for r, acts in enumerate(order.ranks):
-        for act in acts:
-            if order.rank_of(act.stage) != r:
-                raise OrderError(f"{act} runs on rank {r}, but the stage is on rank {order.rank_of(act.stage)}")
+    for r, actions in enumerate(order.ranks):
+        for action in actions:
+            if order.rank_of(action.stage) != r:
+                raise OrderError(f"{action} runs on rank {r}, but the stage is on rank {order.rank_of(action.stage)}")
 
 
 def _sequence(order: Order) -> None:
     """On one rank: F before B or I, I before W."""
-    for r, acts in enumerate(order.ranks):
-        at = {act: n for n, act in enumerate(acts)}
-        for act, n in at.items():
+    for r, actions in enumerate(order.ranks):
+        position = {act: n for n, act in enumerate(actions)}
+        for act, n in position.items():
             needs = {"B": "F", "I": "F", "W": "I"}.get(act.kind)
-            if needs and at[act._replace(kind=needs)] > n:  # type: ignore[arg-type]
+            if needs and position[act._replace(kind=needs)] > n:  # type: ignore[arg-type]
                 raise OrderError(f"rank {r}: {act} waits for {act._replace(kind=needs)}, which comes later")  # type: ignore[arg-type]
 
 
@@ -67,13 +69,13 @@ def _crosses(order: Order, act: Action) -> tuple[Action, Action] | None:
     to = act.stage + step
     if not step or not 0 <= to < order.num_stages or order.rank_of(to) == order.rank_of(act.stage):
         return None
-    way = "F" if step > 0 else "B"
-    return Action(f"SEND_{way}", act.stage, act.micro_batch), Action(f"RECV_{way}", to, act.micro_batch)  # type: ignore[arg-type]
+    kind = "F" if step > 0 else "B"
+    return Action(f"SEND_{kind}", act.stage, act.micro_batch), Action(f"RECV_{kind}", to, act.micro_batch)  # type: ignore[arg-type]
 
 
 def _paired(program: Program) -> None:
     order = program.order
-    want = Counter(op for acts in order.ranks for act in acts for op in _crosses(order, act) or ())
+    want = Counter(op for actions in order.ranks for act in actions for op in _crosses(order, act) or ())
     have = Counter(op for items in program.ranks for item in items if isinstance(item, Exchange) for op in item.ops)
     for op in (want - have) + (have - want):
         raise OrderError(f"{op} is launched {have[op]} times, not {want[op]}")
@@ -126,7 +128,7 @@ def _advance(queue: list[Exchange], started: set[Action], ended: set[Action]) ->
 def _no_deadlock(program: Program) -> None:
     """Launch everything in order; an exchange starts when the one before it on its stream has ended."""
     order = program.order
-    at = [0] * order.pp
+    position = [0] * order.pp
     computed: set[Action] = set()
     started: set[Action] = set()
     ended: set[Action] = set()
@@ -143,23 +145,25 @@ def _no_deadlock(program: Program) -> None:
     while moved:
         moved = False
         for r, items in enumerate(program.ranks):
-            while at[r] < len(items):
-                item = items[at[r]]
-                if isinstance(item, Exchange) and at[r] not in launched[r]:
-                    launched[r].add(at[r])
+            while position[r] < len(items):
+                item = items[position[r]]
+                if isinstance(item, Exchange) and position[r] not in launched[r]:
+                    launched[r].add(position[r])
                     queues.setdefault((r, item.stream), []).append(item)
                     moved = True
                 if missing(item) is not None:
                     break
                 if not isinstance(item, Exchange):
                     computed.add(item)
-                at[r] += 1
+                position[r] += 1
                 moved = True
         for queue in queues.values():
             moved = _advance(queue, started, ended) or moved
     for r, items in enumerate(program.ranks):
-        if at[r] < len(items):
-            raise OrderError(f"rank {r} waits at {_name(items[at[r]])} for ever: {_why(program, r, at, started)}")
+        if position[r] < len(items):
+            raise OrderError(
+                f"rank {r} waits at {_name(items[position[r]])} for ever: {_why(program, r, position, started)}"
+            )
     for (r, stream), queue in queues.items():
         if queue:
             raise OrderError(f"rank {r}, stream {stream}: {_name(queue[0])} never ends")
@@ -169,16 +173,16 @@ def _name(item: Item) -> str:
     return " and ".join(str(op) for op in item.ops) if isinstance(item, Exchange) else str(item)
 
 
-def _why(program: Program, r: int, at: list[int], started: set[Action]) -> str:
+def _why(program: Program, r: int, position: list[int], started: set[Action]) -> str:
     """What the waiting item lacks: an op that its peer has not launched, and where the peer is."""
     order = program.order
-    for item in program.ranks[r][: at[r] + 1]:
+    for item in program.ranks[r][: position[r] + 1]:
         if not isinstance(item, Exchange):
             continue
         for op in item.ops:
             peer = _peer(op)
             if op in started and peer not in started:
                 other = order.rank_of(peer.stage)
-                here = program.ranks[other][at[other]] if at[other] < len(program.ranks[other]) else None
-                return f"{op} lacks {peer}, while rank {other} is at {_name(here) if here else 'its end'}"
+                awaited = program.ranks[other][position[other]] if position[other] < len(program.ranks[other]) else None
+                return f"{op} lacks {peer}, while rank {other} is at {_name(awaited) if awaited else 'its end'}"
     return "an earlier exchange of its stream has not ended"

@@ -54,9 +54,9 @@ def plain(order: Order) -> Program:
     torch's ``ScheduleGPipe``, whose sends are awaited only at the end of the forwards and of the backwards.
     """
     ranks: list[tuple[Item, ...]] = []
-    for acts in order.ranks:
+    for actions in order.ranks:
         out: list[Item] = []
-        for act in acts:
+        for act in actions:
             out += [Exchange(ops) for ops in (_receives(order, act),) if ops]
             out.append(act)
             out += [Exchange(ops, blocking=False) for ops in (_sends(order, act),) if ops]
@@ -70,21 +70,21 @@ def torch_one_f_one_b(order: Order) -> Program:
     Of the warm-up, in which the first ``pp - r`` forwards run, the last send waits for the first backward's receive.
     """
     ranks: list[tuple[Item, ...]] = []
-    for acts in order.ranks:
+    for actions in order.ranks:
         out: list[Item] = []
-        held: tuple[Action, ...] = ()
-        for i, act in enumerate(acts):
-            before = acts[i - 1] if i else None
+        unsent: tuple[Action, ...] = ()
+        for i, act in enumerate(actions):
+            before = actions[i - 1] if i else None
             turn = before is not None and before.kind != act.kind
-            ops = (*held, *_receives(order, act)) if turn else _receives(order, act)
-            if not turn and held:
-                out.append(Exchange(held, blocking=False))
+            ops = (*unsent, *_receives(order, act)) if turn else _receives(order, act)
+            if not turn and unsent:
+                out.append(Exchange(unsent, blocking=False))
             if ops:
                 out.append(Exchange(ops))
             out.append(act)
-            held = _sends(order, act)
-        if held:
-            out.append(Exchange(held, blocking=False))
+            unsent = _sends(order, act)
+        if unsent:
+            out.append(Exchange(unsent, blocking=False))
         ranks.append(tuple(out))
     return Program(order, tuple(ranks))
 
@@ -95,18 +95,18 @@ def megatron_one_f_one_b(order: Order) -> Program:
     Send and receive are joined in the steady state, after the first of its forwards and until the last.
     """
     ranks: list[tuple[Item, ...]] = []
-    for r, acts in enumerate(order.ranks):
+    for r, actions in enumerate(order.ranks):
         warmup = min(order.pp - r - 1, order.num_micro_batches)
         out: list[Item] = []
-        held: tuple[Action, ...] = ()
-        for i, act in enumerate(acts):
+        unsent: tuple[Action, ...] = ()
+        for i, act in enumerate(actions):
             steady = warmup < i < 2 * order.num_micro_batches - warmup
-            groups = [(*held, *_receives(order, act))] if steady else [held, _receives(order, act)]
+            groups = [(*unsent, *_receives(order, act))] if steady else [unsent, _receives(order, act)]
             out += [Exchange(ops) for ops in groups if ops]
             out.append(act)
-            held = _sends(order, act)
-        if held:
-            out.append(Exchange(held))
+            unsent = _sends(order, act)
+        if unsent:
+            out.append(Exchange(unsent))
         ranks.append(tuple(out))
     return Program(order, tuple(ranks))
 
@@ -122,13 +122,13 @@ def overlapped(order: Order) -> Program:
     """
     ranks: list[tuple[Item, ...]] = []
     streams = _Streams(order)
-    for acts in order.ranks:
-        coming: list[list[Item]] = [[] for _ in range(len(acts) + 1)]
-        for act, behind in zip(acts, _launched_behind(acts), strict=True):
+    for actions in order.ranks:
+        coming: list[list[Item]] = [[] for _ in range(len(actions) + 1)]
+        for act, behind in zip(actions, _launched_behind(actions), strict=True):
             if (need := received(order, act)) is not None:
                 coming[behind + 1].append(Exchange((need,), streams.of(need), False))
         out: list[Item] = list(coming[0])
-        for act, launched in zip(acts, coming[1:], strict=True):
+        for act, launched in zip(actions, coming[1:], strict=True):
             out.append(act)
             if (send := _send(order, act)) is not None:
                 out.append(Exchange((send,), streams.of(send), False))
@@ -137,11 +137,11 @@ def overlapped(order: Order) -> Program:
     return Program(order, tuple(ranks))
 
 
-def _launched_behind(acts: Sequence[Action]) -> list[int]:
+def _launched_behind(actions: Sequence[Action]) -> list[int]:
     """Behind which computation of its rank each one's input is begun to be received, -1 before the first."""
     last: dict[bool, int] = {}
     behind = []
-    for i, act in enumerate(acts):
+    for i, act in enumerate(actions):
         behind.append(last.get(act.kind == "F", max(i - 2, -1)))
         if act.kind != "W":
             last[act.kind == "F"] = i
@@ -180,7 +180,7 @@ def torch_runtime(order: Order) -> Program:
         If no rank can go on: the order has a cycle.
     """
     out: list[list[Item]] = [[] for _ in range(order.pp)]
-    todo = [deque(_with_shards(order, acts)) for acts in order.ranks]
+    todo = [deque(_with_shards(order, actions)) for actions in order.ranks]
     done: set[Action] = set()
     while any(todo):
         progress = False
@@ -220,14 +220,14 @@ def _local(order: Order, act: Action) -> Action | None:
     return None
 
 
-def _with_shards(order: Order, acts: tuple[Action, ...]) -> list[Action | None]:
+def _with_shards(order: Order, actions: tuple[Action, ...]) -> list[Action | None]:
     """The computations with a None for every turn that gathering, resharding and reducing take."""
     out: list[Action | None] = []
     active: list[int] = []
-    left = dict.fromkeys({a.stage for a in acts}, order.num_micro_batches)
-    for i, act in enumerate(acts):
+    left = dict.fromkeys({a.stage for a in actions}, order.num_micro_batches)
+    for i, act in enumerate(actions):
         ahead: list[int] = []
-        for later in acts[i:]:
+        for later in actions[i:]:
             if later.stage not in ahead:
                 ahead.append(later.stage)
                 if len(ahead) == 3:

@@ -24,7 +24,7 @@ LOOKED_AT = REPLAYED
 """Rows in doubt that are played: as many as are ranked again. [-]"""
 
 
-def rows_in_doubt(found: Found, key: FloatN) -> NDArray[np.intp]:
+def borderline_rows(searched: Found, key: FloatN) -> NDArray[np.intp]:
     """Positions of costed rows whose allocated memory fits, not so what they are estimated to reserve, that would be
     among the best :data:`~mofa.search.rerank.REPLAYED` otherwise.
 
@@ -38,8 +38,8 @@ def rows_in_doubt(found: Found, key: FloatN) -> NDArray[np.intp]:
     array
         The :data:`LOOKED_AT` that are least full by the estimate, the likeliest to fit, from the least full on.
     """
-    costed = found.costed
-    why = found.reason[costed.rows]
+    costed = searched.costed
+    why = searched.reason[costed.rows]
     fitting = key[why < 0]
     last = np.partition(fitting, REPLAYED - 1)[REPLAYED - 1] if len(fitting) >= REPLAYED else np.inf
     rows = np.flatnonzero((why == MEMORY) & (key < last))  # a NaN is less than nothing
@@ -47,46 +47,48 @@ def rows_in_doubt(found: Found, key: FloatN) -> NDArray[np.intp]:
 
 
 def look_again(
-    found: Found, key: FloatN, room: float, candidate: Callable[[int], Candidate], workers: Workers
+    searched: Found, key: FloatN, limit_bytes: float, candidate: Callable[[int], Candidate], workers: Workers
 ) -> None:  # fmt: skip
-    """Let the rows in doubt pass that fit when played; ``found`` says how full these are. Where nothing else fits it
+    """Let the rows in doubt pass that fit when played; ``searched`` says how full these are. Where nothing else fits it
     says of all that were played how full they are: otherwise what does not fit is not played to its end.
 
     Parameters
     ----------
     key
-        As in :func:`rows_in_doubt`.
-    room
+        As in :func:`borderline_rows`.
+    limit_bytes
         What a plan may fill. [B]
     candidate
         Gives the strategy of a costed row.
     workers
         What plays.
     """
-    costed = found.costed
-    rows = rows_in_doubt(found, key).tolist()
-    limit = room if np.any(found.reason[costed.rows] < 0) else np.inf
+    costed = searched.costed
+    rows = borderline_rows(searched, key).tolist()
+    limit = limit_bytes if np.any(searched.reason[costed.rows] < 0) else np.inf
     played = workers.map(_device_bytes, [(candidate(i), limit) for i in rows])
     for i, device in zip(rows, played, strict=True):
         if device <= limit:
-            at, costed.device_bytes[i] = costed.rows[i], device
-            found.reason[at], found.short[at] = (-1, 0.0) if device <= room else (MEMORY, device - room)
+            row, costed.device_bytes[i] = costed.rows[i], device
+            searched.reason[row], searched.short[row] = (
+                (-1, 0.0) if device <= limit_bytes else (MEMORY, device - limit_bytes)
+            )
 
 
 def fewer_layers(best: list[int], candidate: Callable[[int], Candidate], workers: Workers) -> dict[int, Candidate]:
     """Of the best rows those that fit with fewer recomputed layers than the search chose, with as many."""
     ones = [candidate(i) for i in best]
     numbers = workers.map(_fewest_layers, ones)
-    found = zip(best, ones, numbers, strict=True)
-    return {i: one.recomputing(number) for i, one, number in found if number is not None}
+    solved = zip(best, ones, numbers, strict=True)
+    return {i: candidate_row.recomputing(number) for i, candidate_row, number in solved if number is not None}
 
 
 def _device_bytes(asked: tuple[Candidate, float]) -> float:
-    one, limit = asked
+    candidate, limit = asked
     with no_collection():
-        return one.device_bytes(limit)
+        return candidate.device_bytes(limit)
 
 
-def _fewest_layers(one: Candidate) -> int | None:
+def _fewest_layers(candidate: Candidate) -> int | None:
     with no_collection():
-        return one.fewest_layers()
+        return candidate.fewest_layers()

@@ -55,16 +55,17 @@ class Costed:
             rows, table, step, device_bytes, allocated, np.full((len(TIME_COMPONENTS), len(rows)), np.nan), checkpoint
         )
 
-    def put(self, at: NDArray[np.intp], costed: Breakdown) -> None:
+    def put(self, positions: NDArray[np.intp], costed: Breakdown) -> None:
         """What rows at these positions cost."""
-        self.step_s[at], self.allocated_bytes[at] = costed.step_s, costed.allocated_bytes
-        self.exposed_s[:, at], self.checkpoint_bytes[at] = costed.exposed_s, costed.checkpoint_bytes
+        self.step_s[positions], self.allocated_bytes[positions] = costed.step_s, costed.allocated_bytes
+        self.exposed_s[:, positions], self.checkpoint_bytes[positions] = costed.exposed_s, costed.checkpoint_bytes
 
-    def take(self, at: NDArray[np.intp]) -> Costed:
+    def take(self, positions: NDArray[np.intp]) -> Costed:
         """Those at these positions."""
         return Costed(
-            self.rows[at], self.table.take(at), self.step_s[at], self.device_bytes[at], self.allocated_bytes[at],
-            self.exposed_s[:, at], self.checkpoint_bytes[at],
+            self.rows[positions], self.table.take(positions), self.step_s[positions], self.device_bytes[positions],
+            self.allocated_bytes[positions],
+            self.exposed_s[:, positions], self.checkpoint_bytes[positions],
         )  # fmt: skip
 
 
@@ -83,12 +84,12 @@ class Found:
     def with_layers(self, some: Mapping[int, Breakdown]) -> Found:
         """The same but for these positions in ``costed``, whose rows recompute and cost what is given."""
         layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
-        for i, one in some.items():
-            at = np.array([i])
-            number = one.table.recompute_layers
-            layers[costed.rows[at]] = costed.table.recompute_layers[at] = number
-            costed.device_bytes[at] = one.device_bytes
-            costed.put(at, one)
+        for i, costs in some.items():
+            positions = np.array([i])
+            number = costs.table.recompute_layers
+            layers[costed.rows[positions]] = costed.table.recompute_layers[positions] = number
+            costed.device_bytes[positions] = costs.device_bytes
+            costed.put(positions, costs)
         return replace(self, space=replace(self.space, recompute_layers=layers), costed=costed)
 
 
@@ -146,16 +147,18 @@ def cost_rows(
         if progress is not None:
             progress(sum(done), len(rows))
 
-    here = {id(task): partial(tell, number) for number, task in enumerate(tasks)}
-    found = []
-    for number, costs in enumerate(workers.map(cost_part, tasks, here=lambda part: cost_part(part, here[id(part)]))):
-        found.append(costs)
+    tell_of = {id(task): partial(tell, number) for number, task in enumerate(tasks)}
+    parts_costed = []
+    for number, costs in enumerate(
+        workers.map(cost_part, tasks, local=lambda part: cost_part(part, tell_of[id(part)]))
+    ):
+        parts_costed.append(costs)
         tell(number, len(costs.reason))
-    if not found:
+    if not parts_costed:
         return Found(space, Costed.of(rows, space.take(rows), np.zeros(0)), reason, short)
 
     def of_all(name: str) -> NDArray[np.generic]:
-        return np.concatenate([getattr(costs, name) for costs in found], axis=-1)
+        return np.concatenate([getattr(costs, name) for costs in parts_costed], axis=-1)
 
     solved = space.recompute_layers[rows] == SOLVED
     layers = space.recompute_layers.copy()
@@ -200,8 +203,8 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
     rows = np.flatnonzero(part.legal)
     limit = room_bytes(job.cluster)
     estimator = Estimator(job.workload, job.cluster, job.framework, space.take(rows), part.loads)
-    at = np.full(len(space), -1, dtype=np.intp)
-    at[rows] = np.arange(len(rows))
+    position = np.full(len(space), -1, dtype=np.intp)
+    position[rows] = np.arange(len(rows))
     device, short = np.full(len(space), np.nan), np.zeros(len(space))
     allocated, saved = np.zeros((2, len(space)))
     may_fit = np.zeros(len(space), dtype=bool)
@@ -213,9 +216,13 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
             if tell is not None:
                 tell(done + count)
 
-        found = estimator.weighed(at[some], layers[some], progress)
-        device[some], allocated[some], saved[some] = found.device_bytes, found.allocated_bytes, found.checkpoint_bytes
-        may_fit[some] = found.least_bytes <= limit
+        weighed = estimator.weighed(position[some], layers[some], progress)
+        device[some], allocated[some], saved[some] = (
+            weighed.device_bytes,
+            weighed.allocated_bytes,
+            weighed.checkpoint_bytes,
+        )
+        may_fit[some] = weighed.least_bytes <= limit
         bad = some[device[some] > limit]
         reason[bad], short[bad] = MEMORY, device[bad] - limit
 
@@ -223,12 +230,12 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
     legal, open_ = rows[~is_open], rows[is_open]
     weigh(legal, 0)
     codes = NEEDLESS, MEMORY
-    solved, layers = solve_layers(job, estimator, at, space, open_, device, limit, reason, short, codes)
+    solved, layers = solve_layers(job, estimator, position, space, open_, device, limit, reason, short, codes)
     weigh(solved, len(legal))
     timed = (reason[rows] < 0) | ((reason[rows] == MEMORY) & may_fit[rows])
     to_time = rows[timed]
     times = [
-        estimator.times(at[some], recompute_layers=layers[some])[0]
+        estimator.times(position[some], recompute_layers=layers[some])[0]
         for start in range(0, len(to_time), AT_ONCE) for some in (to_time[start : start + AT_ONCE],)
     ]  # fmt: skip
     exposed = np.concatenate(times, axis=-1) if times else np.zeros((len(TIME_COMPONENTS), 0))

@@ -77,7 +77,7 @@ class Search:
     cluster: ClusterSpec
     framework: FrameworkSpec
     reasons: NDArray[np.int64]
-    whole: Combinations
+    combinations: Combinations
     short: NDArray[np.float64]
 
     def table(self) -> pd.DataFrame:
@@ -236,15 +236,17 @@ def find_plans(
         if replay:
             workers.start(AT_WORK)
         if searched is None:
-            found = _search(job, space, progress, workers, open_degrees=not fix)
+            searched_rows = _search(job, space, progress, workers, open_degrees=not fix)
         else:
-            found = Found(searched.whole, searched.costed, searched.reasons.copy(), searched.short.copy())
-        costed, reason, short = found.costed, found.reason, found.short
+            searched_rows = Found(
+                searched.combinations, searched.costed, searched.reasons.copy(), searched.short.copy()
+            )
+        costed, reason, short = searched_rows.costed, searched_rows.reason, searched_rows.short
         key = costed.step_s
         if judge is not None:
             judge = replace(judge, workload=workload, framework=framework)
-            key = _judged(judge, found)
-        loads = loads_of(workload, found.space.degrees)
+            key = _judged(judge, searched_rows)
+        loads = loads_of(workload, searched_rows.space.degrees)
 
         def candidate(i: int) -> Candidate:
             row, mode = costed.table.take(np.array([i])), int(costed.rows[i]) % len(space.recompute)
@@ -252,19 +254,23 @@ def find_plans(
             return Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
 
         if replay:
-            look_again(found, key, room_bytes(cluster), candidate, workers)
+            look_again(searched_rows, key, room_bytes(cluster), candidate, workers)
         best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
         final = Final()
         if replay and (fewer := fewer_layers(best[:REPLAYED].tolist(), candidate, workers)):
-            found = found.with_layers({i: one.costed for i, one in fewer.items()})
-            costed = found.costed
+            searched_rows = searched_rows.with_layers(
+                {i: candidate_found.costed for i, candidate_found in fewer.items()}
+            )
+            costed = searched_rows.costed
             best = _ranked_again(costed, best, judge)
         if replay:
             order = judge.order if judge is not None else None
             final = replay_best(best.tolist(), candidate, top, replay_progress, order, workers)
     if final.changed:
-        found = found.with_layers({i: one.costed for i, one in final.changed.items()})
-        costed = found.costed
+        searched_rows = searched_rows.with_layers(
+            {i: candidate_found.costed for i, candidate_found in final.changed.items()}
+        )
+        costed = searched_rows.costed
         best = _ranked_again(costed, best, judge)
     for i, over in final.too_big.items():
         reason[costed.rows[i]], short[costed.rows[i]] = MEMORY, over
@@ -276,16 +282,16 @@ def find_plans(
         min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)
         if min_gpus is None and not len(costed.rows):
             why = int(reason.max())  # what stopped those that came furthest
-            says = CHECKS[why].message(job, found.space.take(np.flatnonzero(reason == why)[:1]))
+            says = CHECKS[why].message(job, searched_rows.space.take(np.flatnonzero(reason == why)[:1]))
             if fix:
                 raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
             note = f"{note}: {says}"
-    rejected, nearest = _rejections(reason, short, found.space, framework)
+    rejected, nearest = _rejections(reason, short, searched_rows.space, framework)
     report = PlanReport(
         workload=WorkloadSummary.of(workload),
         cluster=ClusterSummary.of(cluster),
         framework=FrameworkSummary.of(framework),
-        space=len(found.space),
+        space=len(searched_rows.space),
         searched=len(costed.rows),
         rejected=rejected,
         nearest_miss=nearest,
@@ -295,16 +301,16 @@ def find_plans(
         plans=tuple(plans),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
-    return Search(report, costed, workload, cluster, framework, reason, found.space, short)
+    return Search(report, costed, workload, cluster, framework, reason, searched_rows.space, short)
 
 
 def _as_strategy(table: Combinations, i: int, framework: FrameworkSpec) -> StrategySpec:
-    one = table.take(np.array([i]))
-    if int(one.dp[0]) < 1:
-        one = replace(one, dp=np.maximum(one.dp, 1))
-    if int(one.recompute_layers[0]) == SOLVED:
-        one = replace(one, recompute_layers=np.array([-1]))
-    return one.row(0, framework.name)
+    row = table.take(np.array([i]))
+    if int(row.dp[0]) < 1:
+        row = replace(row, dp=np.maximum(row.dp, 1))
+    if int(row.recompute_layers[0]) == SOLVED:
+        row = replace(row, recompute_layers=np.array([-1]))
+    return row.row(0, framework.name)
 
 
 def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
@@ -318,14 +324,14 @@ def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
 
 def _search(job: Job, space: Space, progress: Progress | None, workers: Workers, open_degrees: bool) -> Found:
     """Enumerate, mask, cost; ``open_degrees`` are not the user's, whose batch is then wrong if none divides it."""
-    whole = combinations(space, job.cluster, job.framework)
-    if len(whole) == 0:
+    all_rows = combinations(space, job.cluster, job.framework)
+    if len(all_rows) == 0:
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
     if open_degrees:
-        _refuse_batch(job, whole.degrees)
-    verdict = check(job, whole)
-    loads = loads_of(job.workload, whole.degrees)
-    return cost_rows(job, loads, whole, verdict.reason, verdict.short, progress, workers)
+        _refuse_batch(job, all_rows.degrees)
+    verdict = check(job, all_rows)
+    loads = loads_of(job.workload, all_rows.degrees)
+    return cost_rows(job, loads, all_rows, verdict.reason, verdict.short, progress, workers)
 
 
 def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
@@ -339,16 +345,16 @@ def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
         )
 
 
-def _judged(judge: LongRuns, found: Found) -> NDArray[np.float64]:
+def _judged(judge: LongRuns, searched_rows: Found) -> NDArray[np.float64]:
     """What is made smallest, of rows that are timed; what does not fit hosts' memory is rejected. (n,)"""
-    costed, host = found.costed, MEMORY + 1
+    costed, host = searched_rows.costed, MEMORY + 1
     timed = np.flatnonzero(np.isfinite(costed.step_s))
     some = costed.take(timed)
     key = np.full(len(costed.rows), np.nan)
     lack = judge.host_bytes_short(some.checkpoint_bytes)
     key[timed] = np.where(lack > 0, np.inf, judge.key(some))
-    full = (lack > 0) & (found.reason[some.rows] < 0)
-    found.reason[some.rows[full]], found.short[some.rows[full]] = host, lack[full]
+    full = (lack > 0) & (searched_rows.reason[some.rows] < 0)
+    searched_rows.reason[some.rows[full]], searched_rows.short[some.rows[full]] = host, lack[full]
     return key
 
 
@@ -454,8 +460,8 @@ def step_s(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec, replay: bool = True
 ) -> float:
     """The step of one strategy alone, as :func:`estimate` says it: no memory is played. [s]"""
-    one = _candidate(workload, cluster, framework, strategy)
-    return one.time.step_s if replay else float(one.estimator.times(every_stage=True)[0].sum(axis=0)[0])
+    candidate = _candidate(workload, cluster, framework, strategy)
+    return candidate.time.step_s if replay else float(candidate.estimator.times(every_stage=True)[0].sum(axis=0)[0])
 
 
 def timed_plan(
@@ -470,9 +476,9 @@ def _estimate(
     flops_convention: FlopsConvention, replay: bool, explain: bool, over_time: bool, jobs: int,
 ) -> Plan:  # fmt: skip
     check_asked({}, {}, 1, flops_convention)
-    one = _candidate(workload, cluster, framework, strategy, flops_convention)
+    candidate = _candidate(workload, cluster, framework, strategy, flops_convention)
     with Workers(jobs) as workers:
-        return one.plan(replay=replay, explain=explain, over_time=over_time, workers=workers)
+        return candidate.plan(replay=replay, explain=explain, over_time=over_time, workers=workers)
 
 
 def _candidate(

@@ -61,8 +61,8 @@ def smallest_number_of_gpus(
         if judge is not None:
             fits = _keeps(replace(judge, cluster=_most(job)), found.checkpoint_bytes, fits, num_gpus)
         for number in np.unique(num_gpus[fits]).tolist():
-            here = np.flatnonzero(fits & (num_gpus == number))
-            lean = here[np.argsort(device[here], kind="stable")][:PLAYED]
+            fitting = np.flatnonzero(fits & (num_gpus == number))
+            lean = fitting[np.argsort(device[fitting], kind="stable")][:PLAYED]
             if not replay or _plays(job, some.take(lean), number):
                 node = job.cluster.node.gpus_per_node
                 few = f"whole nodes of {node} GPUs" if number >= node else f"of the {node} GPUs of a node"

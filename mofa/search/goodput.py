@@ -170,10 +170,10 @@ class LongRuns:
             rate_factor=rate_factor, interval_s=interval_s, every=every, num_replicas=self.replicas(dp),
         )  # fmt: skip
 
-    def watts(self, found: Outlook, step_w: FloatN) -> FloatN:
+    def watts(self, outlook: Outlook, step_w: FloatN) -> FloatN:
         """Average power of everything, over all GPUs, spares included. (n,) [W]"""
         power, tdp = self.faults.power, self.cluster.gpu.tdp_w.value
-        parts = found.parts
+        parts = outlook.parts
         idle = power.idle_fraction.value * tdp
         running = step_w * (parts["productive"] + parts["lost"]) + idle * (parts["restart"] + parts["waiting"])
         running = running + power.communication_fraction.value * tdp * parts["checkpoint"]
@@ -185,12 +185,12 @@ class LongRuns:
         """What is made smallest: seconds of wall clock per productive step, or joules for ``kwh``. (n,)"""
         if set(FIGURES) <= set(self.missing()):
             return costed.step_s
-        found = self.outlook(costed.step_s, costed.checkpoint_bytes, costed.table.dp)
+        outlook = self.outlook(costed.step_s, costed.checkpoint_bytes, costed.table.dp)
         with np.errstate(divide="ignore", over="ignore"):
-            wall = costed.step_s / found.ettr
+            wall = costed.step_s / outlook.ettr
         if self.objective == "kwh":
             step_w = watts_of_steps(costed.exposed_s, self.faults.power, self.cluster.gpu.tdp_w.value)
-            wall = wall * self.watts(found, step_w)
+            wall = wall * self.watts(outlook, step_w)
         return np.asarray(wall * (self.cluster.num_gpus + self.spare_gpus))
 
     def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
@@ -204,9 +204,9 @@ class LongRuns:
         """:meth:`key` of a plan."""
         if set(FIGURES) <= set(self.missing()):
             return plan.step_s
-        found, step_w = self._of(plan)
-        wall = plan.step_s / max(float(found.ettr[0]), 1e-300)
-        weight = float(self.watts(found, step_w)[0]) if self.objective == "kwh" else 1.0
+        outlook, step_w = self._of(plan)
+        wall = plan.step_s / max(float(outlook.ettr[0]), 1e-300)
+        weight = float(self.watts(outlook, step_w)[0]) if self.objective == "kwh" else 1.0
         return wall * weight * (self.cluster.num_gpus + self.spare_gpus)
 
     def _of(self, plan: Plan) -> tuple[Outlook, FloatN]:
@@ -224,15 +224,15 @@ class LongRuns:
         unknown = dict(self.missing())
         update: dict[str, Any] = {"spare_gpus": self.spare_gpus}
         if "ettr" not in unknown:
-            found, step_w = self._of(plan)
-            update |= self._figures(plan, found, float(self.watts(found, step_w)[0]), unknown)
+            outlook, step_w = self._of(plan)
+            update |= self._figures(plan, outlook, float(self.watts(outlook, step_w)[0]), unknown)
             update["notes"] = (*plan.notes, *self._notes())
         return Plan(**{**_fields(plan), **update, "unknown": unknown})
 
-    def _figures(self, plan: Plan, found: Outlook, watts: float, unknown: dict[Figure, str]) -> dict[str, Any]:
+    def _figures(self, plan: Plan, outlook: Outlook, watts: float, unknown: dict[Figure, str]) -> dict[str, Any]:
         all_gpus = self.cluster.num_gpus + self.spare_gpus
-        parts = {name: float(found.parts[name][0]) for name in PARTS}
-        ettr, interval = parts["productive"], float(found.interval_s[0])
+        parts = {name: float(outlook.parts[name][0]) for name in PARTS}
+        ettr, interval = parts["productive"], float(outlook.interval_s[0])
         if math.isinf(interval):
             unknown["checkpoint_interval_s"] = "nothing fails, and the run has no end; no checkpoint is needed"
         detail = LongRunDetail(
@@ -240,7 +240,7 @@ class LongRuns:
             mode=self.faults.checkpoint.mode,
             recovery=self.faults.recovery,
             num_replicas=int(self.replicas(plan.strategy.dp)),
-            mtbf_s=None if math.isinf(found.mtbf_s[0]) else float(found.mtbf_s[0]),
+            mtbf_s=None if math.isinf(outlook.mtbf_s[0]) else float(outlook.mtbf_s[0]),
             spares=self.spares,
             whole_checkpoint_bytes=checkpoint_bytes(self.workload, self.framework),
             levels=tuple(
@@ -250,12 +250,12 @@ class LongRuns:
                     block_s=float(level.block_s[0]),
                     persist_s=float(level.persist_s[0]),
                 )
-                for level in found.levels
+                for level in outlook.levels
             ),
-            block_s=float(found.levels[0].block_s[0]),
-            persist_s=float(found.levels[-1].persist_s[0]),
-            safe_every=int(found.levels[-1].every[0]),
-            restart_s=float(found.restart_s[0]),
+            block_s=float(outlook.levels[0].block_s[0]),
+            persist_s=float(outlook.levels[-1].persist_s[0]),
+            safe_every=int(outlook.levels[-1].every[0]),
+            restart_s=float(outlook.restart_s[0]),
             host_bytes_per_node=float(self.times(np.array([plan.checkpoint_bytes or 0.0])).host_bytes[0]),
             watts_per_gpu=watts,
             ledger=Ledger(**parts),
@@ -275,7 +275,7 @@ class LongRuns:
             unknown |= dict.fromkeys(("days", "gpu_hours", "usd", "kwh"), why)
             return out
         hours = work / ettr / 3600 * all_gpus
-        days = self.band(found, plan)
+        days = self.band(outlook, plan)
         out |= {"days": days, "gpu_hours": hours, "kwh": watts * hours / 1000}
         if self.faults.price is not None:
             out["usd"] = hours * self.faults.price.usd_per_gpu_hour.value
@@ -300,7 +300,7 @@ class LongRuns:
             f"power: a model of shares of the TDP; overhead {overhead}, PUE {self.faults.power.pue.provenance}",
         )
 
-    def band(self, found: Outlook, plan: Plan) -> Days:
+    def band(self, outlook: Outlook, plan: Plan) -> Days:
         """Wall-clock time of a run of candidate 0, with its 10 to 90 % band.
 
         Each of many runs has a failure rate of its own (:func:`mofa.faults.duration_band.rate_factors`), at which the
@@ -309,21 +309,21 @@ class LongRuns:
         """
         assert self.faults.reliability is not None
         step_s = np.array([plan.step_s])
-        work_s, interval = float(self.work_s(step_s)[0]), found.interval_s[0]
-        mtbf, ettr = float(found.mtbf_s[0]), float(found.ettr[0])
+        work_s, interval = float(self.work_s(step_s)[0]), outlook.interval_s[0]
+        mtbf, ettr = float(outlook.mtbf_s[0]), float(outlook.ettr[0])
         if math.isinf(mtbf) or work_s <= float(interval) * 1e-6:
             return Days(**dict.fromkeys(("p10", "p50", "p90"), work_s / ettr / SECONDS_PER_DAY))
         clock = job_clock(self.faults.reliability, mtbf, self.num_nodes)
         factors = rate_factors(clock, BAND_RUNS)
-        at = self.outlook(
+        at_quantile = self.outlook(
             step_s, np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, rate_factor=factors,
-            interval_s=interval, every=[level.every[0] for level in found.levels],
+            interval_s=interval, every=[level.every[0] for level in outlook.levels],
         )  # fmt: skip
         with np.errstate(divide="ignore"):
-            mean_s = work_s / at.ettr
+            mean_s = work_s / at_quantile.ettr
         steady = replace(clock, lemon_fraction=0.0, counted_failures=None)
         longest = max(BAND_FAILURES * mtbf * ettr, 4 * float(interval))
-        low, middle, high = band_s(found.long_run(0, min(work_s, longest), steady), work_s, mean_s, factors)
+        low, middle, high = band_s(outlook.long_run(0, min(work_s, longest), steady), work_s, mean_s, factors)
         return Days(p10=low / SECONDS_PER_DAY, p50=middle / SECONDS_PER_DAY, p90=high / SECONDS_PER_DAY)
 
 

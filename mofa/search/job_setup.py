@@ -36,16 +36,16 @@ def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, Switch]:
     heads = model.attention
     grouped = isinstance(heads, GqaSpec) and heads.num_kv_heads < heads.num_heads
     experts = model.moe is not None, "experts"
-    found = {
+    refused = {
         "permute_fusion": Switch(True, *experts),
         "router_padding": Switch(False, *experts),
         "shards_head_norms": Switch(True, isinstance(heads, GqaSpec) and heads.qk_norm, "norms over heads (qk_norm)"),
         "repeats_keys": Switch(False, grouped, "keys that several query heads share"),
     }
     if framework.library is not None:
-        found["fused_rope"] = Switch(True, model.positions == "rope", "rotary embeddings (positions: rope)")
-        found["fused_swiglu"] = Switch(True, model.mlp.activation == "swiglu", "SwiGLU (mlp.activation: swiglu)")
-    return found
+        refused["fused_rope"] = Switch(True, model.positions == "rope", "rotary embeddings (positions: rope)")
+        refused["fused_swiglu"] = Switch(True, model.mlp.activation == "swiglu", "SwiGLU (mlp.activation: swiglu)")
+    return refused
 
 
 def _refuse_idle_switches(model: ModelSpec, framework: FrameworkSpec) -> None:

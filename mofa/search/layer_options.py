@@ -55,10 +55,10 @@ class LayerOptions:
     def stage_bytes(self, option: IntA) -> FloatA:
         """Memory of each stage with these options. (P,) [B]"""
         rows = np.arange(len(option))
-        kept = np.bincount(self.stage, self.kept_bytes[rows, option], len(self.stage_s))
+        kept_by_stage = np.bincount(self.stage, self.kept_bytes[rows, option], len(self.stage_s))
         live = np.zeros(len(self.stage_s))
         np.maximum.at(live, self.stage, self.live_bytes[rows, option])
-        return np.asarray(kept + np.maximum(self.around_bytes + live, self.apart_bytes))
+        return np.asarray(kept_by_stage + np.maximum(self.around_bytes + live, self.apart_bytes))
 
     def step_s(self, option: IntA) -> float:
         """``(m - 1)`` times the slowest stage and once all of them, as under plain 1F1B. [s]"""
@@ -102,20 +102,20 @@ def choose(problem: LayerOptions, time_limit_s: float = 10.0, seed: int = 0) -> 
     for row in pick:
         model.add_exactly_one(row)
     nanoseconds = np.round(problem.seconds * _NANOSECONDS).astype(np.int64)
-    kept, live = (np.ceil(b / _KIB).astype(np.int64) for b in (problem.kept_bytes, problem.live_bytes))
+    kept_kib, live = (np.ceil(b / _KIB).astype(np.int64) for b in (problem.kept_bytes, problem.live_bytes))
     limit = int(problem.limit_bytes // _KIB)
     longest = int(nanoseconds.max(axis=1).sum() + np.round(problem.stage_s * _NANOSECONDS).sum()) + 1
     slowest, total = model.new_int_var(0, longest, ""), []
     for r in range(len(problem.stage_s)):
-        here = [(i, o) for i in np.flatnonzero(problem.stage == r) for o in range(options)]
-        time = sum(int(nanoseconds[i, o]) * pick[i][o] for i, o in here) + round(problem.stage_s[r] * _NANOSECONDS)
+        on_stage = [(i, o) for i in np.flatnonzero(problem.stage == r) for o in range(options)]
+        time = sum(int(nanoseconds[i, o]) * pick[i][o] for i, o in on_stage) + round(problem.stage_s[r] * _NANOSECONDS)
         model.add(slowest >= time)
         total.append(time)
-        held = sum(int(kept[i, o]) * pick[i][o] for i, o in here)
-        model.add(held + int(np.ceil(problem.apart_bytes[r] / _KIB)) <= limit)
+        chosen_kib = sum(int(kept_kib[i, o]) * pick[i][o] for i, o in on_stage)
+        model.add(chosen_kib + int(np.ceil(problem.apart_bytes[r] / _KIB)) <= limit)
         around = int(np.ceil(problem.around_bytes[r] / _KIB))
-        for i, o in here:
-            model.add(held + around + int(live[i, o]) <= limit).only_enforce_if(pick[i][o])
+        for i, o in on_stage:
+            model.add(chosen_kib + around + int(live[i, o]) <= limit).only_enforce_if(pick[i][o])
     model.minimize((problem.micro_batches - 1) * slowest + sum(total))
     solver: Any = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s

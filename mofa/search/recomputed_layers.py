@@ -17,7 +17,7 @@ COST_AT_ONCE = 200_000
 
 
 def solve_layers(
-    job: Job, estimator: Estimator, at: NDArray[np.intp], space: Combinations, rows: NDArray[np.intp],
+    job: Job, estimator: Estimator, position: NDArray[np.intp], space: Combinations, rows: NDArray[np.intp],
     device: NDArray[np.float64], limit: float, reason: NDArray[np.int64], short: NDArray[np.float64],
     codes: tuple[int, int],
 ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:  # fmt: skip
@@ -37,8 +37,8 @@ def solve_layers(
     ]
     offset = kinds.index(("full", SOLVED))
     plain = rows + (kinds.index(("none", -1)) - offset) if ("none", -1) in kinds else None
-    whole = rows + (kinds.index(("full", -1)) - offset) if ("full", -1) in kinds else None
-    if plain is None or whole is None:
+    all_layers = rows + (kinds.index(("full", -1)) - offset) if ("full", -1) in kinds else None
+    if plain is None or all_layers is None:
         layers[rows] = 1
         return rows, layers
     largest = np.zeros(len(rows), dtype=np.int64)
@@ -48,9 +48,11 @@ def solve_layers(
         same = code == value
         first = int(np.argmax(same))
         largest[same] = _largest_chunk(job.workload, job.framework, int(pp[first]), int(vpp[first]))
-    unneeded, fits = device[plain] <= limit, device[whole] <= limit
+    unneeded, fits = device[plain] <= limit, device[all_layers] <= limit
     drop, keep = np.zeros(len(rows), dtype=bool), np.flatnonzero(~unneeded & fits)
-    number = _fewest_layers(estimator, at[rows[keep]], device[plain[keep]], device[whole[keep]], largest[keep], limit)
+    number = _fewest_layers(
+        estimator, position[rows[keep]], device[plain[keep]], device[all_layers[keep]], largest[keep], limit
+    )
     everything = number >= largest[keep]
     drop[unneeded] = True
     drop[keep[everything]] = True
@@ -58,10 +60,10 @@ def solve_layers(
     short[rows[drop]] = 1.0
     never = ~unneeded & ~fits
     reason[rows[never]] = memory
-    short[rows[never]] = (device[whole] - limit)[never]
-    kept = rows[keep[~everything]]
-    layers[kept] = number[~everything]
-    return kept, layers
+    short[rows[never]] = (device[all_layers] - limit)[never]
+    solved_rows = rows[keep[~everything]]
+    layers[solved_rows] = number[~everything]
+    return solved_rows, layers
 
 
 def more_layers(
@@ -124,11 +126,11 @@ def _fewest_layers(
         # once the line has been tried, the number before the one that fits is the likeliest to tell
         guess = np.where((high < largest)[active], width - 1, guess)
         tried = low[active] + np.clip(guess, 1, width - 1).astype(np.int64)
-        found = np.empty(len(active))
+        fewest = np.empty(len(active))
         for start in range(0, len(active), COST_AT_ONCE):
-            here = slice(start, start + COST_AT_ONCE)
-            found[here] = estimator.device_bytes(rows[active[here]], tried[here]) - limit
-        ok = found <= 0
-        high[active[ok]], under[active[ok]] = tried[ok], found[ok]
-        low[active[~ok]], over[active[~ok]] = tried[~ok], found[~ok]
+            part = slice(start, start + COST_AT_ONCE)
+            fewest[part] = estimator.device_bytes(rows[active[part]], tried[part]) - limit
+        ok = fewest <= 0
+        high[active[ok]], under[active[ok]] = tried[ok], fewest[ok]
+        low[active[~ok]], over[active[~ok]] = tried[~ok], fewest[~ok]
     return high

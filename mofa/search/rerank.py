@@ -34,7 +34,7 @@ class _Row:
 
     place: int
     row: int
-    one: Candidate
+    candidate: Candidate
     tried: int = 0
 
 
@@ -97,21 +97,21 @@ def replay_best(
     """
     out = Final()
     bar = _Bar(progress, min(len(rows), REPLAYED) + min(top, len(rows), REPLAYED))
-    found: list[_Found] = []
+    fitting_plans: list[_Found] = []
     later: list[_Row] = []
     seen = 0
     with no_collection():  # what is played of most rows is gone before it would be looked through
-        while seen < len(rows) and (not found or (len(found) < min(top, REPLAYED) and seen < PATIENCE)):
+        while seen < len(rows) and (not fitting_plans or (len(fitting_plans) < min(top, REPLAYED) and seen < PATIENCE)):
             some = [_Row(i, rows[i], candidate(rows[i])) for i in range(seen, min(seen + REPLAYED, len(rows)))]
             seen += len(some)
-            last = some[-1].one if seen < len(rows) else None
+            last = some[-1].candidate if seen < len(rows) else None
             due, later = _due(later, last, order)
-            wanted = min(top, REPLAYED) - len(found)
-            fitting, put_off = _fitting([*some, *due], last, wanted, out, bar, order, workers)
-            found += fitting
-            later += put_off
-        for _, _, row, plan in sorted(found, key=lambda item: (*item[:2], item[2].row))[:top]:
-            out.plans.append(plan if out.plans else row.one.plan(replay=True, workers=workers))
+            wanted = min(top, REPLAYED) - len(fitting_plans)
+            fitting, postponed = _fitting([*some, *due], last, wanted, out, bar, order, workers)
+            fitting_plans += fitting
+            later += postponed
+        for _, _, row, plan in sorted(fitting_plans, key=lambda item: (*item[:2], item[2].row))[:top]:
+            out.plans.append(plan if out.plans else row.candidate.plan(replay=True, workers=workers))
             out.rows.append(row.row)
     bar.end()
     return out
@@ -123,28 +123,28 @@ def _fitting(
 ) -> tuple[list[_Found], list[_Row]]:  # fmt: skip
     """The best of some rows that fit, and those that are to be looked at later, as they recompute more and come after
     the ``last`` of these; what became of others is put ``out``."""
-    workers = enough([row.one for row in rows], workers)
+    workers = enough([row.candidate for row in rows], workers)
     ranked = _ranked(rows, bar, order, workers)
-    found: list[_Found] = []
+    fitting_plans: list[_Found] = []
     later: list[_Row] = []
-    while ranked and len(found) < wanted:
-        next_ = _shared_out(ranked[: wanted - len(found)])
+    while ranked and len(fitting_plans) < wanted:
+        next_ = _shared_out(ranked[: wanted - len(fitting_plans)])
         del ranked[: len(next_)]
         changed: list[_Row] = []
-        for (value, row), plan in zip(next_, workers.map(_plan, [row.one for _, row in next_]), strict=True):
+        for (value, row), plan in zip(next_, workers.map(_plan, [row.candidate for _, row in next_]), strict=True):
             lacking = -plan.memory.free_bytes
             if plan.memory.fits:
-                found.append((value, lacking, row, plan))
+                fitting_plans.append((value, lacking, row, plan))
                 bar.step()
-            elif row.tried < MORE_LAYERS and (one := row.one.recomputing_more(lacking)) is not None:
-                changed.append(replace(row, one=one, tried=row.tried + 1))
-                out.changed[row.row] = one
+            elif row.tried < MORE_LAYERS and (with_more := row.candidate.recomputing_more(lacking)) is not None:
+                changed.append(replace(row, candidate=with_more, tried=row.tried + 1))
+                out.changed[row.row] = with_more
             else:
                 out.too_big[row.row] = lacking
-        due, put_off = _due(changed, last, order)
-        later += put_off
+        due, postponed = _due(changed, last, order)
+        later += postponed
         ranked = sorted([*ranked, *_ranked(due, bar, order, workers)], key=_key)
-    return found, later
+    return fitting_plans, later
 
 
 def _due(
@@ -154,7 +154,7 @@ def _due(
     if not rows or last is None:
         return rows, []
     slowest = _closed(last, order)
-    after = [_closed(row.one, order) > slowest for row in rows]
+    after = [_closed(row.candidate, order) > slowest for row in rows]
     return list(compress(rows, map(not_, after))), list(compress(rows, after))
 
 
@@ -163,10 +163,10 @@ def _ranked(
 ) -> list[tuple[float, _Row]]:  # fmt: skip
     """The rows by what is made smallest, their steps played."""
     ranked: list[tuple[float, _Row]] = []
-    alike = sorted(rows, key=lambda row: row.one.pipeline)  # neighbours share what is made of an order
-    for row, time in zip(alike, workers.map(_time, [row.one for row in alike]), strict=True):
-        row.one.time = time
-        value = time.step_s if order is None else order(row.one.timed())
+    alike = sorted(rows, key=lambda row: row.candidate.pipeline)  # neighbours share what is made of an order
+    for row, time in zip(alike, workers.map(_time, [row.candidate for row in alike]), strict=True):
+        row.candidate.time = time
+        value = time.step_s if order is None else order(row.candidate.timed())
         ranked.append((round(value, 12), row))
         bar.step()
     return sorted(ranked, key=_key)
@@ -176,9 +176,9 @@ def _key(ranked: tuple[float, _Row]) -> tuple[float, int]:
     return ranked[0], ranked[1].place
 
 
-def _closed(one: Candidate, order: Callable[[Plan], float] | None) -> float:
+def _closed(candidate: Candidate, order: Callable[[Plan], float] | None) -> float:
     """What is made smallest, in closed form."""
-    plan = one.in_closed_form(banded=False)
+    plan = candidate.in_closed_form(banded=False)
     return round(plan.step_s if order is None else order(plan), 12)
 
 
@@ -186,7 +186,7 @@ def _shared_out(ranked: list[tuple[float, _Row]]) -> list[tuple[float, _Row]]:
     """In an order of which other processes begin at the one end and this one at the other, the longest first, but for
     the best: that one last, so that this process has its ranks when all of them are asked for."""
     best, *others = ranked
-    others.sort(key=lambda item: -item[1].one.passes)
+    others.sort(key=lambda item: -item[1].candidate.passes)
     return [*others[::2], *others[1::2][::-1], best]
 
 
@@ -209,11 +209,11 @@ class _Bar:
             self.progress(self.expected, self.expected)
 
 
-def _time(one: Candidate) -> TimeReplayed:
+def _time(candidate: Candidate) -> TimeReplayed:
     with no_collection():
-        return one.time
+        return candidate.time
 
 
-def _plan(one: Candidate) -> Plan:
+def _plan(candidate: Candidate) -> Plan:
     with no_collection():
-        return one.plan(replay=True, explain=False)
+        return candidate.plan(replay=True, explain=False)

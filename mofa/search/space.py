@@ -126,8 +126,8 @@ def dividing(space: Space, num_gpus: int, global_batch: int) -> Space:
         (t, c, p) for t in space.tp for c in space.cp for p in space.pp
         if num_gpus % (t * c * p) == 0 and global_batch % (num_gpus // (t * c * p)) == 0
     ]  # fmt: skip
-    kept = [tuple(sorted(set(values))) for values in zip(*triples, strict=True)] or [(), (), ()]
-    return replace(space, tp=kept[0], cp=kept[1], pp=kept[2])
+    degrees = [tuple(sorted(set(values))) for values in zip(*triples, strict=True)] or [(), (), ()]
+    return replace(space, tp=degrees[0], cp=degrees[1], pp=degrees[2])
 
 
 def constrain(
@@ -170,10 +170,10 @@ def constrain(
     for name, bound in maximum.items():
         if name == "dp":
             raise SpecError("--max: dp follows from the other degrees; bound tp, cp or pp instead")
-        kept = tuple(v for v in values[name] if (v or 1) <= bound)  # type: ignore[attr-defined]
-        if not kept:
+        allowed = tuple(v for v in values[name] if (v or 1) <= bound)  # type: ignore[attr-defined]
+        if not allowed:
             raise SpecError(f"--max: {name} has no value up to {bound}; raise the bound")
-        values[name] = kept
+        values[name] = allowed
     values["recompute"] = _in_chunks(values["recompute"], chunks)  # type: ignore[arg-type]
     return Space(**values)  # type: ignore[arg-type]
 
@@ -261,8 +261,8 @@ class Combinations:
 
 def product(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
     """All rows of :func:`combinations` as a table."""
-    found = combinations(space, cluster, framework)
-    return found.take(np.arange(len(found)))
+    combined = combinations(space, cluster, framework)
+    return combined.take(np.arange(len(combined)))
 
 
 def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> Combinations:

@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 MOST = 4
 """Processes that are used where nothing else is asked for: each takes some 150 MiB. [-]"""
 
-AHEAD = 2
+TASKS_AHEAD = 2
 """Tasks that another process has: one that it does and one that waits, as long as many are open. [-]"""
 
 
@@ -66,17 +66,19 @@ class Workers:
             raise SpecError(f"jobs ({jobs!r}) must be a whole number of at least 1; correct it")
         self.jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
-        self._mine: list[multiprocessing.process.BaseProcess] = []
+        self._processes: list[multiprocessing.process.BaseProcess] = []
         self._asked = False
 
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if self._pool is None:
             return
         if kind is not None or not self._asked:  # which may not be up yet
-            for process in self._mine:
+            for process in self._processes:
                 process.terminate()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
@@ -91,11 +93,11 @@ class Workers:
         )
         for _ in range(self.jobs - 1):  # a process each, as none is up before the last one is asked for
             self._pool.submit(_load, tuple(modules))
-        self._mine = [child for child in multiprocessing.active_children() if child not in before]
+        self._processes = [child for child in multiprocessing.active_children() if child not in before]
 
     def map(
         self, function: Callable[[Task], Result], tasks: Sequence[Task],
-        here: Callable[[Task], Result] | None = None,
+        local: Callable[[Task], Result] | None = None,
     ) -> Iterator[Result]:  # fmt: skip
         """What a function gives for every task, in their order.
 
@@ -105,7 +107,7 @@ class Workers:
             What other processes call.
         tasks
             What it is given.
-        here
+        local
             What this process calls where it is another function, which gives the same and may tell of its progress.
 
         Raises
@@ -113,16 +115,16 @@ class Workers:
         Exception
             What the function raised, for the first task in the order that did.
         """
-        mine = here or function
+        own_function = local or function
         if self.jobs == 1 or len(tasks) < 2:
-            yield from map(mine, tasks)
+            yield from map(own_function, tasks)
             return
         self.start()
         shared = _Shared(self.submit, function, tasks, self.jobs - 1)
         for i in range(len(tasks)):
             while not shared.known(i) and (n := shared.taken()) >= 0:
-                shared.futures[n] = _done(mine, tasks[n])
-            yield _result(shared.futures[i], mine, tasks[i])
+                shared.futures[n] = _done(own_function, tasks[n])
+            yield _result(shared.futures[i], own_function, tasks[i])
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
         """Have a task done elsewhere."""
@@ -160,7 +162,9 @@ class _Shared(Generic[Task, Result]):
     def feed(self) -> None:
         """Give others what they can do."""
         with self.lock:
-            while self.open and self.away < self.others * (AHEAD if len(self.open) > AHEAD * self.others else 1):
+            while self.open and self.away < self.others * (
+                TASKS_AHEAD if len(self.open) > TASKS_AHEAD * self.others else 1
+            ):
                 try:
                     future = self.submit(self.function, self.tasks[self.open[0]])
                 except (BrokenProcessPool, RuntimeError):  # dead, or ended with this process

@@ -212,8 +212,8 @@ class ClusterSpec(Spec):
         spread = self.gpu.curves.host_spread
         if self.node.hosts == "own" or spread is None or num < 2:
             return 1.0
-        apart = min(spread.value * latest_of(num), 0.5)
-        return (1.0 + apart) / (1.0 - apart)
+        spread_share = min(spread.value * latest_of(num), 0.5)
+        return (1.0 + spread_share) / (1.0 - spread_share)
 
     @property
     def sync_s(self) -> float:

@@ -18,8 +18,8 @@ DEPTH = ("model", "params_b", "layers")
 """Columns in which two runs may differ, further, that differ in their layers."""
 
 
-def _setting(row: Row, apart: Sequence[str] = APART) -> tuple[tuple[str, str], ...]:
-    return tuple((c, text) for c, text in row.items() if c not in apart and not c.startswith("measured_"))
+def _setting(row: Row, own_columns: Sequence[str] = APART) -> tuple[tuple[str, str], ...]:
+    return tuple((c, text) for c, text in row.items() if c not in own_columns and not c.startswith("measured_"))
 
 
 def contradicted(rows: Sequence[Row]) -> dict[str, str]:

@@ -409,9 +409,13 @@ def _steps_before(record: Record) -> int:
 def _counted(record: Record) -> Iterator[tuple[int, int, int, int, int]]:
     """Rows of the counts: iteration, layer of the model, expert, tokens, rank."""
     model = resolve_run(record.run)[0].model
-    held = record.measured.facts.get("layers")
+    layer_names = record.measured.facts.get("layers")
     for rank, layers in enumerate(record.measured.tokens_per_expert or ()):
-        own = range(model.num_layers) if held is None else [int(name) for chunk in held[rank] for name in chunk]
+        own = (
+            range(model.num_layers)
+            if layer_names is None
+            else [int(name) for chunk in layer_names[rank] for name in chunk]
+        )
         moe = [layer for layer in own if model.is_moe_layer(layer)]
         for layer, experts in zip(moe, layers, strict=True):
             for expert, tokens in enumerate(experts):

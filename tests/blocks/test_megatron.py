@@ -241,7 +241,7 @@ def test_experts_one_after_the_other() -> None:
     assert size(local.backward, "dW:experts.fc1") == 2 * H * 2 * 256
     assert size(grouped.backward, "dW:experts.fc1") == 0
     assert first(one(local.forward, "experts.cat").work.bytes) == 2 * 2 * TOKENS * 2 * H  # type: ignore[union-attr]
-    turns = {op.name for op in (*local.forward.ops, *local.backward.ops) if first(op.rounds) == 4}
+    turns = {op.name for op in (*local.forward.ops, *local.backward.ops) if first(op.expert_loops) == 4}
     assert {"experts.fc1", "experts.activation", "experts.fc2.dgrad", "experts.fc1.accumulate"} <= turns
     assert not turns & {"experts.cat", "experts.split.backward", "moe.permute", "qkv.dgrad"}
     rows = TOKENS * 2

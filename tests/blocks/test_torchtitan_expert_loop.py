@@ -48,7 +48,7 @@ def test_a_slice_s_gradient_is_as_large_as_the_whole_weight() -> None:
 def test_the_loop_ends_behind_the_last_expert() -> None:
     """In one go from the output's product to the last sum; what adds to the parameters' gradients is behind."""
     ops = one_gpu().backward.ops
-    rounds = [float(np.max(op.rounds)) > 1 for op in ops]
+    rounds = [float(np.max(op.expert_loops)) > 1 for op in ops]
     first, last = rounds.index(True), len(rounds) - rounds[::-1].index(True)
     assert all(rounds[first:last])
     assert [ops[first].name, ops[last - 1].name] == ["experts.w2.dgrad", "experts.w1.whole"]
@@ -69,7 +69,7 @@ def test_launches_of_an_expert_are_those_of_a_profiled_step() -> None:
     tapes = one_gpu()
 
     def launches(ops: tuple[Op, ...]) -> float:
-        return sum(float(np.max(op.launches)) for op in ops if float(np.max(op.rounds)) > 1)
+        return sum(float(np.max(op.launches)) for op in ops if float(np.max(op.expert_loops)) > 1)
 
     assert launches(tapes.forward.ops) == 10 * E
     assert launches(tapes.backward.ops) == (6 + 3 * 4 + 3 + 2 + 1) * E - 3

@@ -135,7 +135,7 @@ def test_columns_add_up(name: str, kind: str) -> None:
     assert np.all(found.exposed_s >= -1e-12) and np.all(found.hidden_s >= 0) and np.all(found.memory_bytes >= -1e-3)
     assert np.all(found.allocated_bytes <= found.reserved_bytes) and np.all(found.reserved_bytes <= found.device_bytes)
     assert np.all((found.slowest_stage < rows.pp) & (found.fullest_stage < rows.pp))
-    names = [found.instants[i] for i in found.instant]
+    names = [found.instant_names[i] for i in found.instant]
     assert all(
         " of the " in n or n in ("loss forward", "loss backward", "embedding backward", "optimizer step") for n in names
     )

@@ -95,7 +95,7 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
         np.testing.assert_allclose(alike.exposed_s, row.exposed_s, atol=1e-12 * float(row.step_s[0]), **close)  # type: ignore[call-overload]
         np.testing.assert_allclose(alike.memory_bytes, row.memory_bytes, atol=1e-3, **close)  # type: ignore[call-overload]
         assert (alike.fullest_stage[0], alike.slowest_stage[0]) == (row.fullest_stage[0], row.slowest_stage[0])
-        assert alike.instants[alike.instant[0]] == row.instants[row.instant[0]]
+        assert alike.instant_names[alike.instant[0]] == row.instant_names[row.instant[0]]
         np.testing.assert_allclose(  # type: ignore[call-overload]
             together.exposed_s[:, at], row.exposed_s[:, 0], atol=1e-9 * float(row.step_s[0]), **close
         )

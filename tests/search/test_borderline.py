@@ -11,7 +11,7 @@ import pytest
 
 from mofa.cost.estimate import Estimator, Weighed
 from mofa.search import borderline
-from mofa.search.borderline import fewer_layers, rows_in_doubt
+from mofa.search.borderline import borderline_rows, fewer_layers
 from mofa.search.costing import MEMORY, NEEDLESS, Found
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import loads_of
@@ -78,15 +78,15 @@ def test_in_doubt_is_what_would_be_among_the_best() -> None:
     fits = list(range(10, 10 + REPLAYED))
     key = np.array([*fits, 9.0, 8.0, np.nan, 7.0, np.inf, 1e3], dtype=float)
     found = _found([-1] * REPLAYED + [MEMORY, MEMORY, MEMORY, NEEDLESS, MEMORY, MEMORY], [1.0] * len(key))
-    assert rows_in_doubt(found, key).tolist() == [REPLAYED, REPLAYED + 1]
+    assert borderline_rows(found, key).tolist() == [REPLAYED, REPLAYED + 1]
 
 
 def test_the_least_full_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _found([-1, MEMORY, MEMORY, MEMORY], [1.0, 5.0, 3.0, 4.0])
     key = np.array([1.0, 2.0, 3.0, 4.0])
-    assert rows_in_doubt(found, key).tolist() == [2, 3, 1]
+    assert borderline_rows(found, key).tolist() == [2, 3, 1]
     monkeypatch.setattr(borderline, "LOOKED_AT", 2)
-    assert rows_in_doubt(found, key).tolist() == [2, 3]
+    assert borderline_rows(found, key).tolist() == [2, 3]
 
 
 def test_fewer_layers_are_recomputed_where_they_fit() -> None:

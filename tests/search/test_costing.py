@@ -38,7 +38,7 @@ def costed_whole(model: str, name: str) -> Search:
 
 def assert_same(one: Search, other: Search) -> None:
     assert np.array_equal(one.reasons, other.reasons)
-    assert np.array_equal(one.whole.recompute_layers, other.whole.recompute_layers)
+    assert np.array_equal(one.combinations.recompute_layers, other.combinations.recompute_layers)
     assert np.array_equal(one.costed.rows, other.costed.rows)
     assert [plan.strategy for plan in one.report.plans] == [plan.strategy for plan in other.report.plans]
     for name in ("step_s", "device_bytes", "allocated_bytes", "checkpoint_bytes"):

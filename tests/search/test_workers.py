@@ -105,7 +105,7 @@ def test_what_is_done_here_may_be_done_by_another_function(jobs: int) -> None:
         return x * x, os.getpid()
 
     with Workers(jobs) as workers:
-        found = list(workers.map(_square, range(50), here=here))
+        found = list(workers.map(_square, range(50), local=here))
     assert [x for x, _ in found] == [x * x for x in range(50)]
     assert sorted(mine) == [i for i, (_, pid) in enumerate(found) if pid == os.getpid()]
     assert len(mine) > 0
@@ -114,6 +114,6 @@ def test_what_is_done_here_may_be_done_by_another_function(jobs: int) -> None:
 def test_processes_that_were_asked_for_nothing_are_not_waited_for() -> None:
     with Workers(2) as workers:
         workers.start(["mofa.search.entry_points", "mofa.replay.replayer"])
-        [process] = workers._mine
+        [process] = workers._processes
     assert not process.is_alive()
     assert process.exitcode != 0  # ended, not run to its end

@@ -432,7 +432,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
         base.by_python(b, since, product, ctx.local_experts)
     for i, op in enumerate(b.ops[since:], since):
         work = replace(op.work, uneven=ctx.uneven) if isinstance(op.work, Grouped) else op.work
-        b.ops[i] = op._replace(work=work, loops_met=ctx.loops_met, rounds=ctx.local_experts)
+        b.ops[i] = op._replace(work=work, loops_met=ctx.loops_met, expert_loops=ctx.local_experts)
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,

@@ -75,7 +75,7 @@ def experts_in_turn(
     y = product("w2", act, hidden, f, weights)
     for i, op in enumerate(b.ops[since:], since):
         back = op.back and op.back._replace(launches=local * op.back.launches)
-        b.ops[i] = op._replace(rounds=local, launches=local * op.launches, back=back)
+        b.ops[i] = op._replace(expert_loops=local, launches=local * op.launches, back=back)
     parts.hold(b, "experts loop", y)
     moved = 2.0 * rows * hidden * e
     joined, out = b.tensor("experts.joined", kept * hidden * e), b.tensor("experts.padded", kept * hidden * e)
@@ -114,16 +114,16 @@ def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> 
             last = f"{grad}.fp32"
             tensors[last] = Tensor(last, 4.0 * params, "grad", grad=False)
             late.append(Op(f"{name}.grad_cast", "memory_bound", Stream(CAST * params * local, "cast_up"), (grad,),
-                           (last,), launches=local, rounds=local, role="grad_cast"))  # fmt: skip
+                           (last,), launches=local, expert_loops=local, role="grad_cast"))  # fmt: skip
         whole = wide * params * local
         tensors[made] = Tensor(made, whole if lasting else 0.0, "grad", grad=False)
         late += [
-            Op(f"{name}.zeros.whole", "memory_bound", Stream(whole * local, "zero"), launches=local, rounds=local,
+            Op(f"{name}.zeros.whole", "memory_bound", Stream(whole * local, "zero"), launches=local, expert_loops=local,
                nodes=0.0, role="whole"),
-            Op(f"{name}.copy.whole", "memory_bound", Stream(2.0 * whole, "copy"), launches=local, rounds=local,
+            Op(f"{name}.copy.whole", "memory_bound", Stream(2.0 * whole, "copy"), launches=local, expert_loops=local,
                nodes=0.0, role="whole"),
             Op(f"{name}.whole", "memory_bound", Stream(3.0 * whole * (local - 1.0), "residual_add"), (last,), (made,),
-               scratch=where(local > 1, whole, 0.0), launches=local - 1.0, rounds=local, nodes=NODES,
+               scratch=where(local > 1, whole, 0.0), launches=local - 1.0, expert_loops=local, nodes=NODES,
                role="whole"),
         ]  # fmt: skip
     return [*out, *late]

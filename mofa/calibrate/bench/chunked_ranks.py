@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mofa.calibrate.bench.chunked_layer import Layer, measure_layer
-from mofa.calibrate.bench.torch_timing import Clock, summarise
+from mofa.calibrate.bench.torch_timing import GpuMonitor, summarise
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row
 from mofa.calibrate.shapes_chunked import FAMILY, OPS
@@ -61,7 +61,7 @@ def _rank(rank: int, ranks: int, port: int, cases: list[Case], folder: Path, hos
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=ranks)
     groups = {size: dist.new_group(list(range(size))) for size in sorted({c.size("ep") for c in cases} | {ranks})}
-    gpu, clock = torch.cuda.get_device_name() if device == "cuda" else "cpu", Clock(device)
+    gpu, clock = torch.cuda.get_device_name() if device == "cuda" else "cpu", GpuMonitor(device)
     torch.manual_seed(rank)
     layer: Layer | None = None
     made: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ def _worst(found: dict[str, list[float]], layer: Layer, where: str) -> dict[str,
     return dict(zip(found, values.tolist(), strict=True))
 
 
-def _append(folder: Path, case: Case, found: dict[str, list[float]], clock: Clock, gpu: str, host: str) -> None:
+def _append(folder: Path, case: Case, found: dict[str, list[float]], clock: GpuMonitor, gpu: str, host: str) -> None:
     for op in OPS:
         if op in found:
             sample: Sample = summarise(found[op], *clock.read())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mofa.calibrate.bench.torch_timing import Clock, summarise
+from mofa.calibrate.bench.torch_timing import GpuMonitor, summarise
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row
 
@@ -66,7 +66,7 @@ def _rank(rank: int, gpus: int, port: int, cases: list[Case], folder: Path, host
     largest = max(c.size("bytes") for c in cases) // 2
     source = torch.randn(largest + 2**20, device=where, dtype=torch.bfloat16)
     target = torch.empty_like(source)
-    clock = Clock(device)
+    clock = GpuMonitor(device)
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     for case in cases:
         group = groups[case.size("group")]
@@ -127,7 +127,7 @@ def _uneven(case: Case, source: torch.Tensor, target: torch.Tensor, group: Any, 
     return lambda: dist.all_to_all_single(received, data, [mine] * p, sends, group=group)
 
 
-def _time(call: Call, group: Any, where: torch.device, clock: Clock, *, budget_s: float = 0.012) -> Sample:
+def _time(call: Call, group: Any, where: torch.device, clock: GpuMonitor, *, budget_s: float = 0.012) -> Sample:
     """Slowest rank's median time of a call, in bursts that all ranks start together."""
     if where.type != "cuda":
         call()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mofa.calibrate.bench.torch_timing import Call, Clock, Pool, num_sets, summarise, time_calls
+from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, num_sets, summarise, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 from mofa.calibrate.shapes_te import (
     BLOCK,
@@ -31,7 +31,7 @@ MOST_SETS = 16
 SUSTAINED_S = 1.5
 
 
-def te_sample(case: Case, pool: Pool, clock: Clock) -> Sample:
+def te_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     """Time of one call; `Unsupported` without Transformer Engine, or where it refuses the case."""
     if pool.device != "cuda":
         raise Unsupported("Transformer Engine's kernels need a CUDA device")
@@ -180,7 +180,7 @@ def _cast(op: str, rows: int, width: int, pool: Pool) -> Call:
     return lambda: tex.quantize(x, quantizer)
 
 
-def _sustained(case: Case, pool: Pool, clock: Clock) -> Sample:
+def _sustained(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     """One kind of product, as `mofa.calibrate.bench.torch_host.sustained_sample` times others."""
     m, n, k = (case.size(x) for x in "mnk")
     way = "wgrad" if case.dtype == BLOCK_ROWS else "fwd" if case.dtype in (FAST, BLOCK) else "dgrad"

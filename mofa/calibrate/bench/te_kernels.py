@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from mofa.calibrate.bench.torch_timing import Call, Clock, Pool, num_sets, summarise, time_calls
+from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, num_sets, summarise, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 from mofa.calibrate.shapes_te_bf16 import ATTENTION, GROUPED, HOST, WGRAD
 
@@ -26,7 +26,7 @@ SET_BYTES = 3e8
 """Inputs larger than this are not rotated: each call's push the last call's out of the L2. [B]"""
 
 
-def te_bf16_sample(case: Case, pool: Pool, clock: Clock) -> Sample:
+def te_bf16_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     """Time one case of Transformer Engine's families; `Unsupported` says what cannot be run."""
     try:
         if case.family == GROUPED:
@@ -115,7 +115,7 @@ def _host_sample(case: Case, pool: Pool) -> Sample:
     return summarise(times)
 
 
-def attention_sample(case: Case, pool: Pool, clock: Clock) -> Sample:
+def attention_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     """Attention as `DotProductAttention` picks it; backward is both ways less the forward, as a graph serves once."""
     forward, both = _attention(case, pool)
     if case.op == "fwd":

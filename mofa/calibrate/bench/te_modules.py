@@ -209,16 +209,16 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
     config, around = _autocast(recipe)
     layer = _grouped(config, experts, width, width + 16 * experts)
     parameters = main_grads([layer])
-    rounds, dropped = (24, 4) if recipe == "bf16" else (16, 6)
+    num_rounds, dropped = (24, 4) if recipe == "bf16" else (16, 6)
     multiple = 1 if recipe == "bf16" else PADDED_ROWS
-    apart = [multiple * (i + 1) for i in range(rounds * experts // 2)]
-    random.Random(experts).shuffle(apart)
-    tokens = 1024 + multiple * len(apart)
+    row_counts = [multiple * (i + 1) for i in range(num_rounds * experts // 2)]
+    random.Random(experts).shuffle(row_counts)
+    tokens = 1024 + multiple * len(row_counts)
     source = _leaf(experts * tokens, width)
     beside, names = host_pace.EngineLayer(), ("grouped_new_rows", "grouped_seen_rows")
     times: dict[str, tuple[list[float], list[float], list[bool]]] = {name: ([], [], []) for name in names}
-    for turn in range(rounds):
-        moved = apart[turn * experts // 2 : (turn + 1) * experts // 2]
+    for turn in range(num_rounds):
+        moved = row_counts[turn * experts // 2 : (turn + 1) * experts // 2]
         splits = [tokens + way * n for n in moved for way in (1, -1)]
         for name in times:
             for x in (source, *parameters):
@@ -281,12 +281,12 @@ def functions(recorder: Recorder, op: str) -> None:
         chain = Chain([lambda t: bias_dropout_add_fused_train((t, None), other, 0.0)] * NUM, [x])
     elif op == "swiglu":
         sources = [_leaf(TOKENS, 1, 2 * WIDTH) for _ in range(NUM)]
-        chain = Chain([lambda t: bias_swiglu_impl(t, None)] * NUM, sources, apart=True)
+        chain = Chain([lambda t: bias_swiglu_impl(t, None)] * NUM, sources, separate=True)
     elif op == "weighted_swiglu":
         sources = [_leaf(TOKENS, 2 * WIDTH) for _ in range(NUM)]
         weights = [_leaf(TOKENS, 1, dtype=torch.float32) for _ in range(NUM)]
         steps = [lambda t, w=w: weighted_bias_swiglu_impl(t, None, w) for w in weights]
-        chain = Chain(steps, sources, weights, apart=True)
+        chain = Chain(steps, sources, weights, separate=True)
     elif op == "checkpoint":
         chain = Chain([lambda t: tensor_parallel.checkpoint(F.silu, False, t)] * NUM, [x])
     elif op == "silu":
@@ -309,17 +309,17 @@ def routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> None:
     if op in ("router_topk", "router_topk_fused"):
         fused = op.endswith("fused")
         step = lambda x: moe_utils.topk_routing_with_score_function(x, top_k, fused=fused)[0]  # noqa: E731
-        time_chain(op, Chain([step] * NUM, logits, apart=True, sizes=sizes), recorder)
+        time_chain(op, Chain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
         return
     if op == "router_scores_fused":
         step = lambda x: moe_utils.compute_routing_scores_for_aux_loss(x, top_k, "softmax", fused=True)[1]  # noqa: E731
-        time_chain(op, Chain([step] * NUM, logits, apart=True, sizes=sizes), recorder)
+        time_chain(op, Chain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
         return
     if op == "router_gate":
         weights = [_leaf(experts, WIDTH) for _ in range(NUM)]
         steps = [lambda x, w=w: moe_utils.router_gating_linear(x, w, None, torch.float32) for w in weights]
         sources = [_leaf(tokens, 1, WIDTH) for _ in range(NUM)]
-        time_chain(op, Chain(steps, sources, weights, apart=True, sizes=sizes), recorder)
+        time_chain(op, Chain(steps, sources, weights, separate=True, sizes=sizes), recorder)
         return
     with torch.no_grad():
         _, chosen = moe_utils.topk_routing_with_score_function(logits[0].detach(), top_k)
@@ -328,13 +328,13 @@ def routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> None:
     permute = partial(moe_utils.permute, num_out_tokens=tokens * top_k, fused=True)
     if op == "permute":
         steps = [lambda x, p=p: permute(x, chosen, probs=p)[0] for p in probs]
-        time_chain(op, Chain(steps, sources, probs, apart=True, sizes=sizes), recorder)
+        time_chain(op, Chain(steps, sources, probs, separate=True, sizes=sizes), recorder)
     elif op == "unpermute":
         with torch.no_grad():
             rows, _, order = permute(sources[0], chosen, probs=probs[0])
         sources = [_leaf(*rows.shape) for _ in range(NUM)]
         step = lambda x: moe_utils.unpermute(x, order, torch.Size((tokens, WIDTH)), fused=True)  # noqa: E731
-        time_chain(op, Chain([step] * NUM, sources, apart=True, sizes=sizes), recorder)
+        time_chain(op, Chain([step] * NUM, sources, separate=True, sizes=sizes), recorder)
     elif op == "sort_chunks":
         counts = torch.full((experts,), tokens // experts, device="cuda", dtype=torch.int64)
         order = torch.randperm(experts, device="cuda")
@@ -342,7 +342,7 @@ def routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> None:
         steps = [
             lambda x, w=w: moe_utils.sort_chunks_by_idxs(x, counts, order, probs=w, fused=True)[0] for w in weights
         ]
-        time_chain(op, Chain(steps, sources, weights, apart=True, sizes=sizes), recorder)
+        time_chain(op, Chain(steps, sources, weights, separate=True, sizes=sizes), recorder)
     else:
         raise ValueError(op)
 

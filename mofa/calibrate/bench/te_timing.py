@@ -30,13 +30,13 @@ neighbour was busy (:class:`mofa.host_pace.Cores`)."""
 
 @dataclass
 class Chain:
-    """One layer after the other, from ``source`` on; or ``apart``, each from a source of its own."""
+    """One layer after the other, from ``source`` on; or ``separate``, each from a source of its own."""
 
     steps: Sequence[Callable[[Any], Any]]
     sources: Sequence[torch.Tensor]
     parameters: Sequence[torch.Tensor] = ()
     around: Callable[[], Any] = contextlib.nullcontext
-    apart: bool = False
+    separate: bool = False
     before: Callable[[], None] | None = None
     """Called ahead of each burst, untimed."""
     sizes: Shape = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Chain:
     def forward(self) -> list[torch.Tensor]:
         """The roots of the graph."""
         with self.around():
-            if self.apart:
+            if self.separate:
                 return [step(x) for step, x in zip(self.steps, self.sources, strict=True)]
             x = self.sources[0]
             for step in self.steps:

@@ -19,7 +19,7 @@ from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, group
 from mofa.calibrate.bench.torch_memory import MemoryOps
 from mofa.calibrate.bench.torch_routed import routed_calls
 from mofa.calibrate.bench.torch_sequence import sequence_sample
-from mofa.calibrate.bench.torch_timing import Clock, Pool, time_calls
+from mofa.calibrate.bench.torch_timing import GpuMonitor, Pool, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 from mofa.calibrate.shapes_te import FAMILIES as TE_FAMILIES
 from mofa.calibrate.shapes_te_bf16 import TE_BF16_FAMILIES
@@ -33,7 +33,7 @@ class TorchBench:
     def __init__(self, device: str = "cuda", *, pool_gib: float = 4.0) -> None:
         self.device = device
         self.gpu = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
-        self.pool, self.clock = Pool(device, pool_gib), Clock(device)
+        self.pool, self.clock = Pool(device, pool_gib), GpuMonitor(device)
         self._memory = MemoryOps(self.pool)
 
     def measure(self, case: Case) -> Sample:

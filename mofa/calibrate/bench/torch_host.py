@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls
-from mofa.calibrate.bench.torch_timing import Call, Clock, Pool, summarise, time_calls
+from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, summarise, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 
 
-def host_sample(case: Case, pool: Pool, clock: Clock) -> Sample:
+def host_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     """Host time to issue one op, unless the op's name says otherwise. [s]"""
     device, num = pool.device, case.size("ops")
     x, y = pool.view(256, 256), pool.view(256, 256)
@@ -167,11 +167,11 @@ def _graph_launch(x: torch.Tensor, num: int) -> Sample:
     with torch.cuda.graph(graph):
         for _ in range(num):
             small.add_(0)
-    sample = time_calls([graph.replay], "cuda", Clock("cpu"))
+    sample = time_calls([graph.replay], "cuda", GpuMonitor("cpu"))
     return Sample(sample.median_s / num, sample.low_s / num, sample.high_s / num, sample.num_samples)
 
 
-def copy_sample(case: Case, pool: Pool, clock: Clock) -> Sample:
+def copy_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     """Copies within the device, to and from pinned host memory, and a file written and synced."""
     size, device = case.size("bytes"), pool.device
     if case.op == "disk_write":
@@ -215,7 +215,7 @@ def _disk_write(size: int) -> Sample:
     return summarise(times)
 
 
-def sustained_sample(case: Case, pool: Pool, clock: Clock, *, seconds: float = 2.0) -> Sample:
+def sustained_sample(case: Case, pool: Pool, clock: GpuMonitor, *, seconds: float = 2.0) -> Sample:
     """Time of one call after seconds of load, alone or between memory-bound ops; clock and power of the last half."""
     shape = dict(case.shape)
     m, n = case.size("m"), case.size("n")

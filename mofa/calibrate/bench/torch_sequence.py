@@ -92,7 +92,7 @@ def _kinds(device: str, rows: int, width: int) -> list[Call]:
 def _alone(case: Case, device: str) -> list[float]:
     """Every kind in a loop of its own: their mean."""
     calls, num = _kinds(device, case.size("rows"), case.size("width")), case.size("ops")
-    rounds = []
+    samples = []
     for _ in range(ROUNDS):
         total = 0.0
         for call in calls:
@@ -101,8 +101,8 @@ def _alone(case: Case, device: str) -> list[float]:
                 for _ in range(num):
                     call()
                 total += time.perf_counter() - before
-        rounds.append(total / num / len(calls))
-    return rounds
+        samples.append(total / num / len(calls))
+    return samples
 
 
 def _in_turn(case: Case, device: str, *, walked: int = 0) -> list[float]:
@@ -110,7 +110,7 @@ def _in_turn(case: Case, device: str, *, walked: int = 0) -> list[float]:
     calls, num = _kinds(device, case.size("rows"), case.size("width")), case.size("ops")
     memory = torch.ones(max(walked // 4, 1), dtype=torch.int32)
     calls = (calls * (num // len(calls) + 1))[:num]
-    rounds = []
+    samples = []
     for _ in range(ROUNDS):
         with _around(case.variant, device):
             took = 0.0
@@ -125,8 +125,8 @@ def _in_turn(case: Case, device: str, *, walked: int = 0) -> list[float]:
                 for call in calls:
                     call()
                 took = time.perf_counter() - before
-        rounds.append(took / num)
-    return rounds
+        samples.append(took / num)
+    return samples
 
 
 class _Norm(nn.Module):
@@ -194,7 +194,7 @@ def _layer(case: Case, device: str, *, way: str) -> list[float]:
     leaf = torch.ones(rows, width, device=device, dtype=torch.bfloat16, requires_grad=True)
     angles = torch.ones(rows, 1, HEAD, device=device)
     back = way in ("bwd", "hooked")
-    rounds = []
+    samples = []
     for _ in range(ROUNDS):
         for layer in layers:
             layer.zero_grad(set_to_none=True)
@@ -215,8 +215,8 @@ def _layer(case: Case, device: str, *, way: str) -> list[float]:
             else:
                 total.backward()
             took = time.perf_counter() - before
-        rounds.append(took / LAYERS)
-    return rounds
+        samples.append(took / LAYERS)
+    return samples
 
 
 def _launches(case: Case, device: str) -> list[float]:
@@ -246,7 +246,7 @@ def _copies(case: Case, device: str, *, way: str) -> list[float]:
         buffer = torch.zeros(ranks, params * numel // ranks, device=device, dtype=torch.bfloat16)
         sizes = [numel // ranks] * params
         call = partial(torch.split_with_sizes_copy, buffer, sizes, dim=1, out=tensors)
-    rounds = []
+    samples = []
     for _ in range(ROUNDS):
         times = []
         for _ in range(5):
@@ -254,9 +254,9 @@ def _copies(case: Case, device: str, *, way: str) -> list[float]:
             before = time.perf_counter()
             call()
             times.append(time.perf_counter() - before)
-        rounds.append(statistics.median(times))
+        samples.append(statistics.median(times))
     _synchronize(device)
-    return rounds
+    return samples
 
 
 _OPS: dict[str, Callable[[Case, str], list[float]]] = {  # of one op of the mean kind, one layer, one call

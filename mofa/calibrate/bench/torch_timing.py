@@ -55,7 +55,7 @@ class Pool:
         return data
 
 
-class Clock:
+class GpuMonitor:
     """SM clock and power through NVML, where it answers."""
 
     def __init__(self, device: str) -> None:
@@ -89,7 +89,7 @@ def num_sets(bytes_per_call: float) -> int:
 
 
 def time_calls(
-    calls: Sequence[Call], device: str, clock: Clock, *, samples: int = 7, budget_s: float = 0.012, most: int = 40
+    calls: Sequence[Call], device: str, clock: GpuMonitor, *, samples: int = 7, budget_s: float = 0.012, most: int = 40
 ) -> Sample:
     """Device time of one call, cycling through ``calls``: the median over samples of several calls each.
 

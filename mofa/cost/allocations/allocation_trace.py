@@ -35,7 +35,7 @@ class New(NamedTuple):
     """Whose tokens alone it holds, of a rank's experts; -1: of all."""
 
 
-class Deed(NamedTuple):
+class OpTrace(NamedTuple):
     """One op's allocations, scratch and frees; ``hold`` goes on to the next block, ``claim`` comes from the last one.
 
     ``grads`` are the gradients that the op adds to the parameters'; the first ones become them.
@@ -60,7 +60,7 @@ class Deed(NamedTuple):
     """What such an op reads."""
     sums: bool = False
     """Whether something is added to the gradient that the block is given, in its place."""
-    rounds: int = 1
+    expert_loops: int = 1
     """Experts that the op runs for one after the other (:mod:`mofa.cost.allocations.sequential_experts`). [-]"""
     renews: bool = False
     """Whether what lingered of the block's last backward goes here."""
@@ -77,7 +77,7 @@ class Deed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Life:
+class BlockTrace:
     """Forward and backward of one block as deeds. ``out`` and ``back`` name what each hands on, empty for nothing.
 
     ``cached`` are weight copies that autocast's cache holds until the loss is there; ``weights`` the parameters of each
@@ -85,8 +85,8 @@ class Life:
     """
 
     name: str
-    forward: tuple[Deed, ...]
-    backward: tuple[Deed, ...]
+    forward: tuple[OpTrace, ...]
+    backward: tuple[OpTrace, ...]
     out: str
     back: str
     given: str
@@ -96,7 +96,7 @@ class Life:
     """Of a pipeline's head: what the stage gave, which the schedule holds until its backward is through."""
     launches: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Kernels of the forward, of the backward by inputs and of that by weights. [-]"""
-    dry: tuple[Deed, ...] = ()
+    dry: tuple[OpTrace, ...] = ()
     """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
     reduced: frozenset[str] = frozenset()
     """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
@@ -104,21 +104,21 @@ class Life:
     """What else a stream of NCCL's uses that the allocator is told of (:class:`mofa.blocks.op.Tensor`)."""
     shelved: frozenset[str] = frozenset()
     """What PyTorch's watchdog lets go (:mod:`mofa.cost.allocations.watchdog`)."""
-    late: frozenset[str] = frozenset()
+    freed_at_end: frozenset[str] = frozenset()
     """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until
     the sum over replicas is waited for (_fsdp_param_group.py, ``AllReduceState``); of a tied head the gradient."""
-    apart: tuple[Deed, ...] = ()
+    split_backward: tuple[OpTrace, ...] = ()
     """The backward by inputs and behind it that by weights, where a checkpoint makes the block again in both."""
-    apart_last: tuple[Deed, ...] = ()
+    split_backward_of_last: tuple[OpTrace, ...] = ()
     """The same of a chunk's last block."""
     lingers: tuple[tuple[str, int], ...] = ()
     """What is alive beyond the backward's end, until a deed that renews it, as it goes then. [B]"""
     torch_products: bool = True
     """Whether its products are PyTorch's, which have a workspace for each thread."""
 
-    def of_inputs(self) -> tuple[tuple[Deed, ...], frozenset[str]]:
+    def of_inputs(self) -> tuple[tuple[OpTrace, ...], frozenset[str]]:
         """The backward by inputs alone, and what the weights' gradients need of it."""
-        both = self.apart or self.backward
+        both = self.split_backward or self.backward
         needed = frozenset(name for deed in both if deed.weight for name in deed.reads)
         return tuple(deed for deed in both if not deed.weight), needed
 
@@ -137,12 +137,12 @@ class Life:
             out.update(name for name in deed.free if name in made)
         return frozenset()
 
-    def of_weights(self, *, last: bool = False) -> tuple[Deed, ...]:
+    def of_weights(self, *, last: bool = False) -> tuple[OpTrace, ...]:
         """The weights' gradients alone; ``last`` of a chunk whose end has no weight behind it.
 
         What a checkpoint keeps to the end of the chunk's is not let go here.
         """
-        both = (self.apart_last if last else self.apart) or self.backward
+        both = (self.split_backward_of_last if last else self.split_backward) or self.backward
         return tuple(
             deed._replace(free=()) if deed.op == KEPT else deed for deed in both if deed.weight
         )  # fmt: skip
@@ -152,17 +152,17 @@ T = TypeVar("T")
 
 
 def in_order(
-    deed: Deed, scratch: Sequence[T], made: Sequence[T], gone: Sequence[T], early: Mapping[str, T]
+    op_trace: OpTrace, scratch: Sequence[T], made: Sequence[T], gone: Sequence[T], early: Mapping[str, T]
 ) -> list[T]:  # fmt: skip
     """What an op does, one after the other: its temporaries come (``scratch``) and go, its outputs are ``made``.
 
     Where it has an order of its own, inputs are let go ``early``, by their names behind a minus.
     """
-    if not deed.order:
-        return [*made, *scratch, *gone] if deed.scratch_last else [*scratch, *made, *gone]
-    outputs = {item.name: one for item, one in zip(deed.new, made, strict=True)}
+    if not op_trace.order:
+        return [*made, *scratch, *gone] if op_trace.scratch_last else [*scratch, *made, *gone]
+    outputs = {item.name: output for item, output in zip(op_trace.new, made, strict=True)}
     out: list[T] = []
-    for step in deed.order:
+    for step in op_trace.order:
         if not isinstance(step, str):
             out.append(scratch[step] if step >= 0 else gone[~step])
         elif step in early:
@@ -173,14 +173,14 @@ def in_order(
 
 
 def life(
-    block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, apart: bool = False,
+    block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, sums_apart: bool = False,
     pipelined: bool = False, puts_off: bool = False, replicated: bool = False,
     lasting: Mapping[str, tuple[Lasting, ...]] | None = None,
-) -> Life:  # fmt: skip
+) -> BlockTrace:  # fmt: skip
     """The deeds of a block, of one combination of those that its tapes have; ``pipelined`` under PyTorch's schedules.
 
-    ``apart``: nothing is added to a gradient in place, because weights' gradients are put off and keep those that they
-    read, or because PyTorch of then made a third tensor of two.
+    ``sums_apart``: nothing is added to a gradient in place, because weights' gradients are put off and keep those that
+    they read, or because PyTorch of then made a third tensor of two.
 
     ``puts_off``: the schedule runs backwards by inputs and by weights.
 
@@ -192,26 +192,40 @@ def life(
     ``lasting``: what ops take for good at a rank's first use, by their names, where layers are a library's and only the
     head's products PyTorch's.
     """
-    whole = _life(block, k, autocast, weight_first, apart, pipelined, lasting=lasting or {})
-    whole = replace(whole, torch_products=lasting is None or block.name == "head")
-    whole = replace(whole, late=frozenset(_REDUCED)) if replicated else whole
+    trace = _life(block, k, autocast, weight_first, sums_apart, pipelined, lasting=lasting or {})
+    trace = replace(trace, torch_products=lasting is None or block.name == "head")
+    trace = replace(trace, freed_at_end=frozenset(_REDUCED)) if replicated else trace
     if not puts_off:
-        return whole
-    halves, both = block.apart, []
+        return trace
+    halves, both = block.split_backward, []
     for weights in (halves.weights, halves.weights_of_last):
         tape = replace(halves.inputs, ops=(*halves.inputs.ops, *weights.ops), tensors=weights.tensors)
         behind = len(halves.inputs.ops)
         halves_of = replace(block, backward=tape)
-        both.append(_life(halves_of, k, autocast, weight_first, apart, pipelined, lasting=lasting or {}, late=behind))
-    apart_, last = both
-    return replace(whole, apart=apart_.backward, apart_last=last.backward, launches=apart_.launches)
+        both.append(
+            _life(
+                halves_of,
+                k,
+                autocast,
+                weight_first,
+                sums_apart,
+                pipelined,
+                lasting=lasting or {},
+                by_weights_from=behind,
+            )
+        )
+    of_inner, last = both
+    return replace(
+        trace, split_backward=of_inner.backward, split_backward_of_last=last.backward, launches=of_inner.launches
+    )
 
 
 def _life(
-    block: BlockTapes, k: int, autocast: bool, weight_first: bool, apart: bool, pipelined: bool, *,
-    lasting: Mapping[str, tuple[Lasting, ...]], late: int | None = None,
-) -> Life:  # fmt: skip
-    """Of the two tapes as they are; ops of the backward from ``late`` on are those by weights, else those so named."""
+    block: BlockTapes, k: int, autocast: bool, weight_first: bool, sums_apart: bool, pipelined: bool, *,
+    lasting: Mapping[str, tuple[Lasting, ...]], by_weights_from: int | None = None,
+) -> BlockTrace:  # fmt: skip
+    """Of the two tapes as they are; ops of the backward from ``by_weights_from`` on are those by weights, else those so
+    named."""
     backward = _weights_first(block.backward.ops) if weight_first else block.backward.ops
     ops = [*block.forward.ops, *backward]
     boundary = len(block.forward.ops)
@@ -225,7 +239,7 @@ def _life(
     birth: dict[str, int] = {}
     death: dict[str, int] = {}
     for i, op in enumerate(ops):
-        shared = _shared(op, k, present[i] and not (apart and op.role == "sum"), present[i])
+        shared = _shared(op, k, present[i] and not (sums_apart and op.role == "sum"), present[i])
         for name in op.reads if present[i] else ():
             death[of(name)] = i
         for name in op.writes:
@@ -259,21 +273,21 @@ def _life(
     )  # fmt: skip
     weights = block_weights(block.forward.ops, k)
     places = {name: n for n, (name, _) in enumerate(weights)}
-    deeds = [
+    op_traces = [
         _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
-              op.role in WEIGHT_ROLES if late is None else i >= boundary + late,
+              op.role in WEIGHT_ROLES if by_weights_from is None else i >= boundary + by_weights_from,
               bool(given) and present[i] and op.role == "sum" and of(op.writes[0]) == given,
               places, bool(lingers) and op.renews, lasting.get(op.name, ()) if present[i] else ())
         for i, op in enumerate(ops)
     ]  # fmt: skip
-    pieces = _pieces(deeds, weights)
-    deeds = [_cut(deed, pieces) if deed else None for deed in deeds]
-    launches = [value(op.launches, k) if here else 0.0 for op, here in zip(ops, present, strict=True)]
-    by_weights = sum(n for n, deed in zip(launches, deeds, strict=True) if deed and deed.weight)
+    pieces = _pieces(op_traces, weights)
+    op_traces = [_cut(op_trace, pieces) if op_trace else None for op_trace in op_traces]
+    launches = [value(op.launches, k) if runs else 0.0 for op, runs in zip(ops, present, strict=True)]
+    by_weights = sum(n for n, op_trace in zip(launches, op_traces, strict=True) if op_trace and op_trace.weight)
     reduced = frozenset(
         of(op.reads[0])
-        for op, here in zip(ops, present, strict=True)
-        if here
+        for op, runs in zip(ops, present, strict=True)
+        if runs
         and op.reads
         and isinstance(op.work, Collective)
         and op.work.kind == "all_reduce"
@@ -282,8 +296,9 @@ def _life(
     sent = frozenset(of(name) for name, tensor in tensors.items() if value(tensor.sent, k))
     first = next((op for op in block.forward.ops if op.module == "loss" and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
-    return Life(
-        block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
+    return BlockTrace(
+        block.name, tuple(d for d in op_traces[:boundary] if d), tuple(d for d in op_traces[boundary:] if d), out, back,
+        given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
         _dry(block, k) if pipelined else (), reduced, sent,
         frozenset(of(name) for name, tensor in tensors.items() if value(tensor.shelved, k)),
@@ -291,15 +306,15 @@ def _life(
     )  # fmt: skip
 
 
-def awaiting_embedding(head: Life) -> Life:
+def awaiting_embedding(head: BlockTrace) -> BlockTrace:
     """A head whose weight gradient stays until the embedding's of the same weight is added to it."""
     made = frozenset(
         name for deed in head.backward if deed.role == "accumulate" and deed.module == "output" for name in deed.grads
     )
-    return replace(head, late=head.late | made)
+    return replace(head, freed_at_end=head.freed_at_end | made)
 
 
-def gathering(layer: Life, embedding: Life) -> Life:
+def gathering(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
     """The first layer, whose backward gathers ahead what comes behind it: the embedding, not a layer like itself."""
     gathered = {
         item.name.replace("fsdp.gathered", "fsdp.next@"): item.bytes
@@ -308,7 +323,7 @@ def gathering(layer: Life, embedding: Life) -> Life:
     if not gathered:
         return layer
 
-    def with_its_bytes(deed: Deed) -> Deed:
+    def with_its_bytes(deed: OpTrace) -> OpTrace:
         if not any(item.name in gathered for item in deed.new):
             return deed
         return deed._replace(new=tuple(item._replace(bytes=gathered.get(item.name, item.bytes)) for item in deed.new))
@@ -316,13 +331,13 @@ def gathering(layer: Life, embedding: Life) -> Life:
     return replace(layer, backward=tuple(with_its_bytes(deed) for deed in layer.backward))
 
 
-def _pieces(deeds: list[Deed | None], weights: tuple[tuple[str, float], ...]) -> dict[str, tuple[New, ...]]:
+def _pieces(op_traces: list[OpTrace | None], weights: tuple[tuple[str, float], ...]) -> dict[str, tuple[New, ...]]:
     """FSDP copies what it gathered into a tensor for each weight."""
     out: dict[str, tuple[New, ...]] = {}
-    for deed in deeds:
-        if deed is None or not deed.frees_held:
+    for op_trace in op_traces:
+        if op_trace is None or not op_trace.frees_held:
             continue
-        for item in deed.new:
+        for item in op_trace.new:
             fits = _fitting(item, weights)
             if fits:
                 out[item.name] = fits
@@ -342,36 +357,36 @@ def _fitting(item: New, weights: tuple[tuple[str, float], ...]) -> tuple[New, ..
     return tuple(New(f"{item.name}#{i}", size, item.stream, item.kind) for i, size in enumerate(sizes))
 
 
-def _cut(deed: Deed, pieces: dict[str, tuple[New, ...]]) -> Deed:
+def _cut(op_trace: OpTrace, pieces: dict[str, tuple[New, ...]]) -> OpTrace:
     def names(group: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(n for name in group for n in ([p.name for p in pieces[name]] if name in pieces else [name]))
 
-    if not any(name in pieces for name in (*deed.free, *deed.hold, *(item.name for item in deed.new))):
-        return deed
-    new = tuple(n for item in deed.new for n in pieces.get(item.name, (item,)))
-    whole = deed._replace(new=new, free=names(deed.free), hold=names(deed.hold))
-    one = max((item.bytes for item in new), default=0)
-    if not deed.puts_experts_together or not 0 < sum(item.bytes for item in deed.scratch) <= 1.01 * one:
-        return whole
+    if not any(name in pieces for name in (*op_trace.free, *op_trace.hold, *(item.name for item in op_trace.new))):
+        return op_trace
+    new = tuple(n for item in op_trace.new for n in pieces.get(item.name, (item,)))
+    renamed = op_trace._replace(new=new, free=names(op_trace.free), hold=names(op_trace.hold))
+    largest = max((item.bytes for item in new), default=0)
+    if not op_trace.puts_experts_together or not 0 < sum(item.bytes for item in op_trace.scratch) <= 1.01 * largest:
+        return renamed
     # each of the experts' matrices is put together apart and copied, the next while the last one's parts are there
     steps: list[int | str] = []
     for i, item in enumerate(new):
         steps += [i, *([~(i - 1)] if i else []), item.name]
     scratch = tuple(item._replace(name="scratch") for item in new)
-    return whole._replace(scratch=scratch, order=(*steps, ~(len(new) - 1)))
+    return renamed._replace(scratch=scratch, order=(*steps, ~(len(new) - 1)))
 
 
-def _dry(block: BlockTapes, k: int) -> tuple[Deed, ...]:
+def _dry(block: BlockTapes, k: int) -> tuple[OpTrace, ...]:
     """A forward of which nothing is kept but its input, by the frames of Python around it, and its output."""
     forward = block.forward
     ops = tuple(op for op in forward.ops if op.module != "loss")
     loss = next((op for op in forward.ops if op.module == "loss" and op.reads), None)
     given = forward.outputs if loss is None else loss.reads[:1]
     alone = BlockTapes(block.name, replace(forward, ops=ops, outputs=given), Tape((), {}, (), ()))
-    deeds = life(alone, k).forward
+    op_traces = life(alone, k).forward
     if block.name == "head":
-        return deeds
-    return tuple(deed._replace(free=tuple(name for name in deed.free if name != "x")) for deed in deeds)
+        return op_traces
+    return tuple(op_trace._replace(free=tuple(name for name in op_trace.free if name != "x")) for op_trace in op_traces)
 
 
 def _one_node(op: Op, behind: Op) -> bool:
@@ -426,7 +441,7 @@ def _step(op: Op, n: int, of: object) -> int | str:
 def _deed(
     op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
     by_weights: bool, sums: bool, places: Mapping[str, int], renews: bool, lasting: tuple[Lasting, ...],
-) -> Deed | None:  # fmt: skip
+) -> OpTrace | None:  # fmt: skip
     assert callable(of)
     stream = STREAMS.get(op.pool or op.stream, 0)
     mark = op.work is None and value(op.launches, k) == 0
@@ -451,12 +466,12 @@ def _deed(
         # as the modules lie (_fsdp_param_group.py, ``post_backward``)
         grads = tuple(sorted(grads, key=lambda name: places.get(name.removeprefix("dW:"), -1)))
     attention = isinstance(op.work, Attention)
-    deed = Deed(
+    deed = OpTrace(
         op.name, new, pieces or _scratch(scratch, () if attention else new, stream),
         attention or op.is_embedding_gradient,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.copies_out,
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
-        int(value(op.rounds, k)), renews, lasting, op.role, op.repeated, op.module, op.origin,
+        int(value(op.expert_loops, k)), renews, lasting, op.role, op.repeated, op.module, op.origin,
         op.puts_experts_together,
         op.role in ("regather", "wgrad", "dgrad") or (not op.role and value(op.weight_params, k) > 0),
     )  # fmt: skip

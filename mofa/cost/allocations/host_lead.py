@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mofa.blocks.context import ArrayK
-from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.cost.allocations.watchdog import Pace
 from mofa.cost.block.block_cost import BlockCost
 from mofa.cost.block.host_clock import NEVER
@@ -20,7 +20,7 @@ from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.specs.hardware import ClusterSpec
 
 
-def launches(chunk: Sequence[Life]) -> dict[str, float]:
+def launches(chunk: Sequence[BlockTrace]) -> dict[str, float]:
     """Kernels of each kind of computation of a chunk. [-]"""
     forward, inputs, weights = (sum(life.launches[part] for life in chunk) for part in range(3))
     return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}

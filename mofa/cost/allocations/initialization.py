@@ -41,9 +41,9 @@ def rotations(rows: Rows) -> tuple[int, ...]:
     if not rows.framework.traits.makes_rotation_tables or rows.workload.model.positions != "rope":
         return ()
     width = a.qk_rope_head_dim if a.kind == "mla" else 2 * a.d_qk if a.qk_norm else a.d_qk
-    whole = 4 * rows.workload.batch.seq_len * int(width)
+    table_bytes = 4 * rows.workload.batch.seq_len * int(width)
     real = a.kind != "mla" and a.qk_norm
-    return (whole, whole // 4, *[whole // 2] * 3) if real else (whole, *[whole // 2] * 2)
+    return (table_bytes, table_bytes // 4, *[table_bytes // 2] * 3) if real else (table_bytes, *[table_bytes // 2] * 2)
 
 
 def built(weights: Sequence[Weight], table: Sequence[int]) -> list[Want]:
@@ -68,8 +68,8 @@ def built(weights: Sequence[Weight], table: Sequence[int]) -> list[Want]:
         out.append(Want(slot, 0, ""))
 
     for c in sorted({w.chunk for w in weights}):
-        mine = [w for w in weights if w.chunk == c]
-        for w in mine:
+        of_chunk = [w for w in weights if w.chunk == c]
+        for w in of_chunk:
             take(w.param, w.name)
         if table:
             old = take(table[0], TABLE)
@@ -77,7 +77,7 @@ def built(weights: Sequence[Weight], table: Sequence[int]) -> list[Want]:
             take(table[0], TABLE)
             for slot in (*parts, old):
                 give(slot)
-        for w in sorted(mine, key=lambda w: w.name.endswith(" embedding")):  # which is the head's, where it is one
+        for w in sorted(of_chunk, key=lambda w: w.name.endswith(" embedding")):  # which is the head's, where it is one
             if w.draft:
                 give(take(w.draft, DRAFT))
     return out

@@ -72,27 +72,27 @@ def params_of(rows: Rows, r: int, chunks: Sequence[Sequence[Module]], *, tied: b
             once |= {name for name, _ in weights if name in ENDS}
             if megatron:
                 weights = _in_order(weights, sequential=fw.experts == "sequential")
-            found = [
+            params = [
                 Param(
                     f"{piece.name} {name}", n, c, name.startswith("experts."), "norm" in name,
                     lone and name in ENDS,
                 )
                 for name, n in weights if n and not (tied and name == "output")
             ]  # fmt: skip
-            named.append((piece, c, found))
-    rest = float(rows.shards.whole(1.0)[0, r]) - sum(p.params for _, _, found in named for p in found)
+            named.append((piece, c, params))
+    rest = float(rows.shards.whole(1.0)[0, r]) - sum(p.params for _, _, params in named for p in params)
     positions = (model.max_positions or 0) * model.hidden if model.positions == "learned" else 0
     layers = [n for n, (piece, _, _) in enumerate(named) if piece.name.startswith("block ")]
     out: list[Param] = []
-    for n, (piece, c, found) in enumerate(named):
-        out += found
+    for n, (piece, c, params) in enumerate(named):
+        out += params
         if positions and piece.block == "embedding":
             own = min(float(positions), rest)
             rest -= own
             out.append(Param(f"{piece.name} positions", own, c))
         elif n in layers and rest > 0:
-            experts = any(p.expert for p in found)
-            number = max(layer_tensors(model, experts, packed=megatron)[0] - sum(not p.expert for p in found), 1)
+            experts = any(p.expert for p in params)
+            number = max(layer_tensors(model, experts, packed=megatron)[0] - sum(not p.expert for p in params), 1)
             each = rest / (len(layers) * number)
             out += [Param(f"{piece.name} norms and biases", each, c, flat=True)] * number
     return tuple(p for p in out if p.params >= 1)
@@ -107,10 +107,16 @@ def _in_order(weights: tuple[tuple[str, float], ...], *, sequential: bool) -> tu
     experts = [w for w in rest if w[0].startswith("experts.")]
     if not experts or not sequential:
         return (*first, *moved, *rest)
-    at = rest.index(experts[0])
+    first_expert = rest.index(experts[0])
     kinds = [[w for w in experts if w[0] == name] for name in dict.fromkeys(name for name, _ in experts)]
-    turns = [w for one in zip(*kinds, strict=True) for w in one]
-    return (*first, *moved, *rest[:at], *turns, *(w for w in rest[at:] if not w[0].startswith("experts.")))
+    by_expert = [w for of_expert in zip(*kinds, strict=True) for w in of_expert]
+    return (
+        *first,
+        *moved,
+        *rest[:first_expert],
+        *by_expert,
+        *(w for w in rest[first_expert:] if not w[0].startswith("experts.")),
+    )
 
 
 def owned(rows: Rows, params: Sequence[Param], r: int, data_rank: int) -> list[float]:
@@ -165,11 +171,11 @@ def buffers_of(rows: Rows, params: Sequence[Param], r: int) -> tuple[Bucketed, .
         if rows.framework.overlap_grad_reduce and data_ranks > 1 and r == 0 and c == 0:
             bucket = max(SMALLEST_BUCKET, BUCKET_PER_RANK * data_ranks)
         for experts in (False, True) if split else (False,):
-            mine = [n for n, p in enumerate(params) if p.chunk == c and (p.expert and split) is experts][::-1]
-            if mine:
+            members = [n for n, p in enumerate(params) if p.chunk == c and (p.expert and split) is experts][::-1]
+            if members:
                 ranks = expert if experts else dense
-                places, buckets = _places([params[n] for n in mine], bucket, ranks if sharded else 0)
-                out.append(Bucketed(experts, c, tuple(mine), places, buckets))
+                places, buckets = _places([params[n] for n in members], bucket, ranks if sharded else 0)
+                out.append(Bucketed(experts, c, tuple(members), places, buckets))
     return tuple(out)
 
 
@@ -178,31 +184,31 @@ def _places(params: list[Param], bucket: float, ranks: int) -> tuple[tuple[tuple
     unit, aligned = (math.lcm(ranks, ALIGNED_BUCKET), ALIGNED_PARAM) if ranks else (1, 1)
     places: list[tuple[int, int]] = []
     begun = [0]
-    at = 0
+    offset = 0
     for p in params:
-        at = -(-at // aligned) * aligned
-        if p.shared and ranks and at > begun[-1]:
-            at = -(-at // unit) * unit
-            begun.append(at)
-        places.append((at, at + round(p.params)))
-        at += round(p.params)
-        if at - begun[-1] >= bucket or (p.shared and ranks):
-            at = -(-at // unit) * unit
-            begun.append(at)
-    if at > begun[-1]:
-        begun.append(-(-at // unit) * unit)
+        offset = -(-offset // aligned) * aligned
+        if p.shared and ranks and offset > begun[-1]:
+            offset = -(-offset // unit) * unit
+            begun.append(offset)
+        places.append((offset, offset + round(p.params)))
+        offset += round(p.params)
+        if offset - begun[-1] >= bucket or (p.shared and ranks):
+            offset = -(-offset // unit) * unit
+            begun.append(offset)
+    if offset > begun[-1]:
+        begun.append(-(-offset // unit) * unit)
     return tuple(places), tuple(begun)
 
 
 def shares(buffer: Bucketed, ranks: int, rank: int) -> dict[int, float]:
     """Of each parameter of a buffer the part that a rank optimizes: it owns as much of each bucket as any other."""
     out: dict[int, float] = {}
-    at = 0
+    offset = 0
     for start, end in zip(buffer.buckets, buffer.buckets[1:], strict=False):
         size = (end - start) // ranks
         low, high = start + rank * size, start + (rank + 1) * size
-        while at < len(buffer.members) and buffer.places[at][0] < end:
-            first, last = buffer.places[at]
-            out[buffer.members[at]] = float(max(0, min(last, high) - max(first, low)))
-            at += 1
+        while offset < len(buffer.members) and buffer.places[offset][0] < end:
+            first, last = buffer.places[offset]
+            out[buffer.members[offset]] = float(max(0, min(last, high) - max(first, low)))
+            offset += 1
     return out

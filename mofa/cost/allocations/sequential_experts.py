@@ -11,12 +11,12 @@ from dataclasses import replace
 from itertools import groupby
 
 from mofa.blocks.op import KINDS
-from mofa.cost.allocations.allocation_trace import Deed, Life, New
+from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
 
 COPY = KINDS.index("weight_copy")
 
 
-def one_by_one(life: Life, shares: Sequence[float] = ()) -> Life:
+def one_by_one(trace: BlockTrace, shares: Sequence[float] = ()) -> BlockTrace:
     """A life with its experts one by one; the same where none run in turn.
 
     Parameters
@@ -45,53 +45,66 @@ def one_by_one(life: Life, shares: Sequence[float] = ()) -> Life:
     fc2 y#1 1 free h#1 x
     cat out 4 free y#0 y#1
     """
-    deeds = (*life.forward, *life.backward)
-    num = max((deed.rounds for deed in deeds), default=0)
+    op_traces = (*trace.forward, *trace.backward)
+    num = max((op_trace.expert_loops for op_trace in op_traces), default=0)
     if num < 2:
-        return life
+        return trace
     each = list(shares) or [1.0 / num] * num
-    cut = {item.name for deed in deeds if deed.rounds > 1 and not deed.weight for item in deed.new}
-    return replace(life, forward=tuple(_all(life.forward, each, cut)), backward=tuple(_all(life.backward, each, cut)))
+    cut = {
+        item.name
+        for op_trace in op_traces
+        if op_trace.expert_loops > 1 and not op_trace.weight
+        for item in op_trace.new
+    }
+    return replace(
+        trace, forward=tuple(_all(trace.forward, each, cut)), backward=tuple(_all(trace.backward, each, cut))
+    )
 
 
-def _all(deeds: Sequence[Deed], shares: Sequence[float], cut: set[str]) -> Iterator[Deed]:
-    for (loop, again), group in groupby(deeds, lambda deed: (deed.rounds > 1, deed.repeated)):
-        found = list(group)
+def _all(op_traces: Sequence[OpTrace], shares: Sequence[float], cut: set[str]) -> Iterator[OpTrace]:
+    for (loop, again), group in groupby(op_traces, lambda op_trace: (op_trace.expert_loops > 1, op_trace.repeated)):
+        loop_body = list(group)
         if not loop:
-            yield from (_whole(deed, len(shares), cut) for deed in found)
+            yield from (_all_experts(op_trace, len(shares), cut) for op_trace in loop_body)
             continue
-        back = not again and any(deed.weight for deed in found)
+        back = not again and any(op_trace.weight for op_trace in loop_body)
         order = range(len(shares))[:: -1 if back else 1]
-        freed = {name for deed in found for name in deed.free}
-        each = cut | {item.name for deed in found if deed.weight for item in deed.new if item.name in freed}
+        freed = {name for op_trace in loop_body for name in op_trace.free}
+        each = cut | {
+            item.name for op_trace in loop_body if op_trace.weight for item in op_trace.new if item.name in freed
+        }
         for expert in order:
             shared, first = expert == order[-1], expert == order[0]
-            for deed in found:
-                one = _of_one(deed, expert, shares, cut, each, shared=shared)
-                one = one if first else one._replace(lasting=())
-                yield _of_sum(one, deed, first=first) if deed.role == "whole" else one
+            for op_trace in loop_body:
+                of_expert = _of_one(op_trace, expert, shares, cut, each, shared=shared)
+                of_expert = of_expert if first else of_expert._replace(lasting=())
+                yield _of_sum(of_expert, op_trace, first=first) if op_trace.role == "whole" else of_expert
 
 
-def _whole(deed: Deed, num: int, cut: set[str]) -> Deed:
+def _all_experts(op_trace: OpTrace, num: int, cut: set[str]) -> OpTrace:
     """An op outside the loop, which lets go or reads all experts' blocks."""
 
     def names(group: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(n for name in group for n in ([f"{name}#{j}" for j in range(num)] if name in cut else [name]))
 
-    if cut.isdisjoint((*deed.free, *deed.hold, *deed.reads)):
-        return deed
-    order = tuple(step for step in deed.order if not (isinstance(step, str) and step[:1] == "-" and step[1:] in cut))
-    return deed._replace(free=names(deed.free), hold=names(deed.hold), reads=names(deed.reads), order=order)
+    if cut.isdisjoint((*op_trace.free, *op_trace.hold, *op_trace.reads)):
+        return op_trace
+    order = tuple(
+        step for step in op_trace.order if not (isinstance(step, str) and step[:1] == "-" and step[1:] in cut)
+    )
+    return op_trace._replace(
+        free=names(op_trace.free), hold=names(op_trace.hold), reads=names(op_trace.reads), order=order
+    )
 
 
-def _of_sum(one: Deed, whole: Deed, *, first: bool) -> Deed:
+def _of_sum(of_expert: OpTrace, total: OpTrace, *, first: bool) -> OpTrace:
     """A gradient of all experts' weight, of which the ``first`` one's is the sum, and later ones' are added to it."""
-    return one._replace(new=whole.new if first else (), scratch=() if first else whole.scratch)
+    return of_expert._replace(new=total.new if first else (), scratch=() if first else total.scratch)
 
 
 def _of_one(
-    deed: Deed, expert: int, shares: Sequence[float], cut: set[str], each: set[str], *, shared: bool
-) -> Deed:  # fmt: skip
+    deed: OpTrace, expert: int, shares: Sequence[float], cut: set[str], each: set[str], *, shared: bool
+) -> OpTrace:  # fmt: skip
     """An op of the loop for one expert, in which ``each`` comes or goes, and what is ``shared``. A weight's gradient is
     one expert's already; copies of weights are as large for each."""
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mofa.blocks.elementwise import value
 from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.frameworks.megatron_persistent import WORKSPACE, rotations
-from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned
 from mofa.cost.rows import Rows
 
@@ -28,7 +28,7 @@ class Weight(NamedTuple):
     main: int
     state: int
     temporary: int
-    apart: bool = False
+    own_optimizer: bool = False
     """Stepped by an optimizer of its own, behind the others': Megatron's experts under expert parallelism."""
     chunk: int = 0
     """The chunk of the rank that it belongs to."""
@@ -69,24 +69,26 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
     fsdp = fw.shards_params and rows.mode.precision == "mixed"
     megatron = static.grads_always or bool(fw.deepspeed)
     distributed = megatron and int(rows.table.zero[0]) >= 1
-    whole, sharded = float(shards.whole(1.0)[0, r]), float(shards.sharded(1.0)[0, r])
-    held, kept = sharded if fsdp else whole, sharded if fsdp or distributed else whole
+    all_params, sharded = float(shards.whole(1.0)[0, r]), float(shards.sharded(1.0)[0, r])
+    stored_params, stepped_params = sharded if fsdp else all_params, sharded if fsdp or distributed else all_params
     held_bytes = float(static.params[0, r])
     if fsdp and rows.mode.pipelined:
         held_bytes -= float(shards.whole(2.0)[0, r])
-    states = float(static.states[0, r]) / kept
+    states = float(static.states[0, r]) / stepped_params
     main, num_moments = 0.0, rows.workload.optimizer.traits.num_moments
     if megatron:
         main = max(fw.states_bytes_per_param - 4.0 * num_moments, 0.0)
     chained = megatron and int(rows.table.ep[0]) > 1
-    temporary = fw.step_kernels.temporary_bytes_per_param if megatron else float(static.step_scratch[0, r]) / kept
+    temporary = (
+        fw.step_kernels.temporary_bytes_per_param if megatron else float(static.step_scratch[0, r]) / stepped_params
+    )
     wide = 4.0 if fw.widens_gradients else 0.0
     even = [p.params / (expert if p.expert else dense) for p in params]
     own = even if fsdp or (distributed and fw.deepspeed) else [p.params for p in params]
     if distributed and not fw.deepspeed:
         own = owned(rows, params, r, data_rank)
     stored = even if fsdp else [p.params for p in params]
-    width = held_bytes / held
+    width = held_bytes / stored_params
     drafted = fw.traits.draws_weights_wide and round(width) < 4
     alone = any(p.name.endswith(" output") for p in params) or not rows.workload.model.tied_embeddings
     return tuple(
@@ -129,9 +131,9 @@ def rotation_tables(rows: Rows, layers: int, k: int = 0) -> tuple[int, ...]:
     """What the first forward keeps of rotations: a table of each chunk, or of each of ``layers`` of attention. [B]"""
     if rows.framework.library is None:
         return ()
-    found = rotations(rows.costs.context)
-    nbytes = int(value(found.table, k))
-    return (nbytes,) * (layers if found.of_layers else rows.layout.stages.vpp) if nbytes else ()
+    tables = rotations(rows.costs.context)
+    nbytes = int(value(tables.table, k))
+    return (nbytes,) * (layers if tables.of_layers else rows.layout.stages.vpp) if nbytes else ()
 
 
 def flat_buffers(rows: Rows, params: tuple[Param, ...], r: int, weights: tuple[Weight, ...]) -> tuple[FlatBuffer, ...]:
@@ -142,9 +144,9 @@ def flat_buffers(rows: Rows, params: tuple[Param, ...], r: int, weights: tuple[W
     moves = int(rows.table.zero[0]) >= 1
     out = []
     for b in buffers_of(rows, params, r):
-        stretch = b.buckets[-1] / max(sum(round(params[n].params) for n in b.members), 1)
-        held = int(stretch * sum(weights[n].param for n in b.members))
-        out.append(FlatBuffer(b.members, held if moves else 0, int(fw.grads_bytes_per_param * b.buckets[-1])))
+        padding = b.buckets[-1] / max(sum(round(params[n].params) for n in b.members), 1)
+        params_bytes = int(padding * sum(weights[n].param for n in b.members))
+        out.append(FlatBuffer(b.members, params_bytes if moves else 0, int(fw.grads_bytes_per_param * b.buckets[-1])))
     return tuple(out)
 
 
@@ -159,12 +161,12 @@ def stepped(weights: Sequence[Weight], buffers: Sequence[FlatBuffer]) -> tuple[t
         ordered = sorted((weights[n] for n in order), key=lambda w: w.flat)
     of_each: tuple[list[Weight], list[Weight]] = ([], [])
     for w in ordered:
-        of_each[w.apart].append(w)
+        of_each[w.own_optimizer].append(w)
     return tuple(tuple(of_one) for of_one in of_each if of_one)
 
 
 def ddp_buckets(
-    chunks: Sequence[Sequence[Life]], total: int, width: float, *, tied: bool
+    chunks: Sequence[Sequence[BlockTrace]], total: int, width: float, *, tied: bool
 ) -> tuple[tuple[int, ...], ...]:
     """DDP's buckets of each chunk, in the order in which its backward makes gradients: a gradient goes into the bucket
     that is being filled, which is closed once it has :data:`BUCKET` (reducer.cpp, compute_bucket_assignment_by_size).

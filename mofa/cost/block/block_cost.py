@@ -18,7 +18,7 @@ from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffers
 from mofa.blocks.op import Format, Tape
 from mofa.blocks.tapes import label, model_tapes
-from mofa.cost.block.deferred_weight_gradients import PutOff, put_off
+from mofa.cost.block.deferred_weight_gradients import Deferred, deferred
 from mofa.cost.block.durations import Machine, Timed, tape_flops, time_works
 from mofa.cost.block.host_clock import Clocks
 from mofa.cost.block.liveness import BlockMemory, block_memories, sent_and_launched, shelved
@@ -237,16 +237,16 @@ class Costs:
         )  # fmt: skip
 
     @cached_property
-    def apart(self) -> dict[str, tuple[ArrayK, ArrayK]]:
+    def split_backward(self) -> dict[str, tuple[ArrayK, ArrayK]]:
         """Both clocks of each block's backward by inputs and by weights, as zero-bubble schedules run them:
         rows of :class:`mofa.cost.block.host_clock.Clocks`. (4, K) each [s]"""
         both = {name: scan_apart(block, self.machine) for name, block in self.tapes.items()}
         return {name: (by_inputs.clocks, by_weights.clocks) for name, (by_inputs, by_weights) in both.items()}
 
     @cached_property
-    def put_off(self) -> dict[str, PutOff]:
+    def deferred(self) -> dict[str, Deferred]:
         """Memory of each block's backward by weights, as those schedules run it."""
-        return {name: put_off(block, self.machine.num_k) for name, block in self.tapes.items()}
+        return {name: deferred(block, self.machine.num_k) for name, block in self.tapes.items()}
 
 
 @dataclass(frozen=True)

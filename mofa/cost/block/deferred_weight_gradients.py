@@ -13,23 +13,23 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import stacked, where
-from mofa.blocks.lifetimes import BlockLives
+from mofa.blocks.lifetimes import BlockLifetimes
 from mofa.blocks.op import KINDS, Tape
 
 ArrayK = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class PutOff:
+class Deferred:
     """Bytes of one block and one micro-batch, (K,); by kind (len(KINDS), K). [B]
 
-    ``held`` is what a backward by inputs leaves for that by weights beside what was saved, ``before`` the most alive in
-    it, what was saved counted. ``peak`` and ``kinds`` are
-    the most alive in the latter, both counted, ``peak_of_last`` the same of a chunk's last block, with no weight behind
-    it; ``left`` is what stays of all that until the whole chunk's is through.
+    ``between_halves`` is what a backward by inputs leaves for that by weights beside what was saved, ``before`` the
+    most alive in it, what was saved counted. ``peak`` and ``kinds`` are the most alive in the latter, both counted,
+    ``peak_of_last`` the same of a chunk's last block, with no weight behind it; ``left`` is what stays of all that
+    until the whole chunk's is through.
     """
 
-    held: ArrayK
+    between_halves: ArrayK
     before: ArrayK
     left: ArrayK
     peak: ArrayK
@@ -37,25 +37,25 @@ class PutOff:
     peak_of_last: ArrayK
 
 
-def put_off(block: BlockTapes, num_k: int) -> PutOff:
+def deferred(block: BlockTapes, num_k: int) -> Deferred:
     """Of a block."""
-    halves = block.apart
+    halves = block.split_backward
     found = _alive(block.forward, halves.inputs, halves.weights, num_k)
     if halves.weights_of_last is halves.weights:
         return found
     return replace(found, peak_of_last=_alive(block.forward, halves.inputs, halves.weights_of_last, num_k).peak)
 
 
-def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> PutOff:
+def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> Deferred:
     """Of a backward's two halves, one after the other."""
     # what the backward by inputs hands on is the next block's; nothing is added to a gradient that is held
     halves = [op._replace(view=False) if op.role == "sum" else op for op in inputs.ops]
-    lives = BlockLives.of(forward, Tape((*halves, *weights.ops), weights.tensors, inputs.inputs, ()))
+    lives = BlockLifetimes.of(forward, Tape((*halves, *weights.ops), weights.tensors, inputs.inputs, ()))
     late = lives.boundary + len(inputs.ops)
     ops = lives.ops[lives.boundary :]
     if late == len(lives.ops):
         nothing = np.zeros(num_k)
-        return PutOff(nothing, nothing, nothing, nothing, np.zeros((len(KINDS), num_k)), nothing)
+        return Deferred(nothing, nothing, nothing, nothing, np.zeros((len(KINDS), num_k)), nothing)
     found = [f for f in lives.found if f.end >= lives.boundary]
     sizes = stacked([f.bytes for f in found], num_k) if found else np.zeros((0, num_k))
     start, end, since = (np.array([getattr(f, name) for f in found], dtype=int) for name in ("start", "end", "since"))
@@ -85,4 +85,4 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> PutOff:
     waits = (since >= lives.boundary) & (since < late) & (start <= late) & (end >= late)
     peak = alive[behind:].max(axis=0)
     before = alive[:behind].max(axis=0) if behind else np.zeros(num_k)
-    return PutOff(waits @ sizes, before, there[-1] @ sizes, peak, kinds, peak)
+    return Deferred(waits @ sizes, before, there[-1] @ sizes, peak, kinds, peak)

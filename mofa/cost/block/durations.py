@@ -377,17 +377,17 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             first: FloatK = product - small if type(work) in PRODUCTS else 0.0
             if op.role in NODE_ROLES:
                 first = first + engine * op.nodes
-            first = first * op.rounds
+            first = first * op.expert_loops
             # what is computed again is a forward pass again
             forward = not backward or op.repeated
             python = model if forward else 0.0
             calls = launches + op.views
             each = launches * python + where(op.dtensor, calls * dispatched, launches * small) + first
             each = each + op.functions * function + op.guarded * guarded + op.pieces * view
-            if anywhere(op.rounds > 1.0):  # what runs again and again is in the processor's caches
+            if anywhere(op.expert_loops > 1.0):  # what runs again and again is in the processor's caches
                 cold = op.functions * (function - host.loop_function_s.value)
                 cold = cold + op.guarded * (guarded - host.loop_guarded_s.value)
-                each = each - (cold - cold / maximum(op.rounds, 1.0))  # the first round finds nothing there
+                each = each - (cold - cold / maximum(op.expert_loops, 1.0))  # the first round finds nothing there
             if anywhere(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
                 each = each + op.choices * host.gemm_choice_s.value
             if type(work) is Collective and op.dtensor is not False:

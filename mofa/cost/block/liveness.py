@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, largest_of_parts, maximum, stacked, where
-from mofa.blocks.lifetimes import NUMBER, BlockLives
+from mofa.blocks.lifetimes import NUMBER, BlockLifetimes
 from mofa.blocks.op import KINDS, Tensor
 
 ArrayK = NDArray[np.float64]
@@ -88,7 +88,7 @@ def block_memory(block: BlockTapes, num_k: int, large: ArrayK | None = None) -> 
 def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | None = None) -> list[BlockMemory]:
     """As :func:`block_memory`, of several: of few combinations all in one go, as NumPy's calls are all it takes."""
     large = np.zeros((0, num_k)) if large is None else large
-    lives = [block.lives for block in blocks]
+    lives = [block.lifetimes for block in blocks]
     some = [block for block in lives if block.found]
     at_once = max(len(some), 1) if num_k < FEW else 1
     parts = [_together(some[i : i + at_once], num_k, large) for i in range(0, len(some), at_once)]
@@ -96,7 +96,7 @@ def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | Non
     return [next(memories) if block.found else _nothing(num_k, len(large)) for block in lives]
 
 
-def _together(blocks: Sequence[BlockLives], num_k: int, large: ArrayK) -> list[BlockMemory]:
+def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> list[BlockMemory]:
     """Blocks that all allocate something, in one go."""
     joined = _Joined.of(blocks, num_k)
     sizes, kept = joined.sizes, np.flatnonzero(joined.across)
@@ -145,7 +145,7 @@ class _Joined:
     """Where the forward and the backward of each block begin, and the last one ends. (2 * blocks + 1,)"""
 
     @classmethod
-    def of(cls, blocks: Sequence[BlockLives], num_k: int) -> _Joined:
+    def of(cls, blocks: Sequence[BlockLifetimes], num_k: int) -> _Joined:
         """The blocks one after the other."""
         _, kind, start, end, nbytes, since, _ = zip(*(found for b in blocks for found in b.found), strict=True)
         bounds = np.cumsum([0, *(num for b in blocks for num in (b.boundary, len(b.ops) - b.boundary))])
@@ -238,7 +238,7 @@ def _larger_at_once(joined: _Joined, sizes: ArrayK, large: ArrayK) -> tuple[Arra
 
     tensors, held = larger(sizes)
     ops, scratch = larger(joined.scratch)
-    at = _moments(joined, tensors, ops)
+    at = _instants_of(joined, tensors, ops)
     alive = joined.there(at, tensors).astype(float) @ held
     alive[np.searchsorted(at, ops)] += scratch
     kept = (joined.of_block & joined.across)[:, tensors].astype(float) @ held
@@ -250,7 +250,7 @@ def _larger_at_once(joined: _Joined, sizes: ArrayK, large: ArrayK) -> tuple[Arra
     return kept.reshape(shape), most[::2].reshape(shape), most[1::2].reshape(shape)
 
 
-def _moments(joined: _Joined, tensors: IntA, ops: IntA) -> IntA:
+def _instants_of(joined: _Joined, tensors: IntA, ops: IntA) -> IntA:
     """These ops and those at which most of some tensors is alive: before one goes, if any came since one went."""
     born, dies = np.zeros((2, len(joined.scratch)), dtype=bool)
     tapes = np.flatnonzero(np.diff(joined.bounds))
@@ -263,7 +263,7 @@ def _moments(joined: _Joined, tensors: IntA, ops: IntA) -> IntA:
     return np.flatnonzero(more)
 
 
-def _pool_slack(block: BlockLives, sizes: ArrayK, at: IntA) -> ArrayK:
+def _pool_slack(block: BlockLifetimes, sizes: ArrayK, at: IntA) -> ArrayK:
     """Memory is pooled per stream: what a communication stream held at its own peak stays reserved for it. (K,) [B]
 
     ``sizes`` begin with the block's tensors, (tensors, K); its peak is ``at`` these ops, (K,).
@@ -308,7 +308,7 @@ def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -
 
     Pieces of one tensor's life follow on each other: it is given up once, where the last of a candidate's ends.
     """
-    lives, tensors = block.lives, {**block.forward.tensors, **block.backward.tensors}
+    lives, tensors = block.lifetimes, {**block.forward.tensors, **block.backward.tensors}
     by_owner: dict[str, list[FloatK]] = {}
     for one in lives.found:
         asked = which(tensors[one.owner])

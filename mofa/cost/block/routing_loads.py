@@ -9,7 +9,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.kernels.kernel_selection import densities, most_of, new_kernels, unseen_share, wandering
+from mofa.cost.kernels.kernel_selection import (
+    densities,
+    drift_of_popularity,
+    most_of,
+    new_kernels,
+    unseen_share,
+)
 from mofa.specs.gpu_facts import KernelSelection
 
 FloatN = NDArray[np.float64]
@@ -177,7 +183,7 @@ def _unseen(
     draws = steps_before * chunks * layers * (experts // ep)
     each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
     # in a run's first steps; how far popularity moves later was not measured
-    spread = wandering(means) if drifts and np.isfinite(draws) else 0.0
+    spread = drift_of_popularity(means) if drifts and np.isfinite(draws) else 0.0
     places = [densities(mean, spread, multiple) for mean in each]
     of_ranks = [unseen_share(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
     kernels = [

@@ -43,16 +43,16 @@ def in_turn(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK
     [5.0, 0.0, 8.0]
     """
     out = list(issue)
-    if {1.0}.issuperset([op.rounds if type(op.rounds) is float else 0.0 for op in ops]):  # nearly always
+    if {1.0}.issuperset([op.expert_loops if type(op.expert_loops) is float else 0.0 for op in ops]):  # nearly always
         return out
     at = 0
     while at < len(ops):
-        rounds = ops[at].rounds
+        rounds = ops[at].expert_loops
         if not anywhere(rounds > 1.0):
             at += 1
             continue
         end = at
-        while end < len(ops) and anywhere(ops[end].rounds > 1.0):
+        while end < len(ops) and anywhere(ops[end].expert_loops > 1.0):
             end += 1
         running = [i for i in range(at, end) if ops[i].work is not None]
         if running and end < len(ops):

@@ -69,7 +69,7 @@ def scan_apart(block: BlockTapes, machine: Machine) -> tuple[PhaseTime, PhaseTim
     at = [n for n, op in enumerate(tape.ops) if op.role not in WEIGHT_ROLES]
     inputs = replace(tape, ops=tuple([tape.ops[n] for n in at]))
     by_inputs = _scanned(inputs, [seconds[n] for n in at], [issue[n] for n in at], machine, 2)
-    return by_inputs, _scanned(*_read(block.apart.weights, machine, None), machine, 2)
+    return by_inputs, _scanned(*_read(block.split_backward.weights, machine, None), machine, 2)
 
 
 def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:

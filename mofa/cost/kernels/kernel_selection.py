@@ -49,7 +49,7 @@ def unseen_share(
     draws
         Numbers that came up before, in all micro-batches so far; infinite in the middle of a long run. [-]
     spread
-        As :func:`wandering` has it. [-]
+        As :func:`drift_of_popularity` has it. [-]
     places
         :func:`densities` of all of these, where they are known.
     multiple
@@ -160,7 +160,7 @@ def most_of(mean: float, ranks: int) -> float:
     return float((1.0 - np.minimum(np.cumsum(np.exp(logs)), 1.0) ** ranks).sum())
 
 
-def wandering(means: FloatN) -> float:
+def drift_of_popularity(means: FloatN) -> float:
     """How far experts' popularity moves from step to step, a standard deviation over its mean: no further than theirs
     differ in one step, and not at all where tokens fall at random. [-]
 

@@ -101,6 +101,6 @@ def idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
 def _end(ops: tuple[Op, ...], at: int) -> int:
     """Where the loop ends that begins at an op; behind it where it is in none."""
     end = at + 1
-    while anywhere(ops[at].rounds > 1.0) and end < len(ops) and anywhere(ops[end].rounds > 1.0):
+    while anywhere(ops[at].expert_loops > 1.0) and end < len(ops) and anywhere(ops[end].expert_loops > 1.0):
         end += 1
     return end

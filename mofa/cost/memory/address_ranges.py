@@ -36,9 +36,9 @@ class Ranges:
                 if room == self._most:
                     self._most = max([left for _, left in rests], default=0)
                 return start
-        whole = -(-size // RANGE) * RANGE
-        self.lowest -= whole
-        if whole > size:
-            rests.insert(0, (self.lowest + size, whole - size))
-            self._most = max(self._most, whole - size)
+        rounded = -(-size // RANGE) * RANGE
+        self.lowest -= rounded
+        if rounded > size:
+            rests.insert(0, (self.lowest + size, rounded - size))
+            self._most = max(self._most, rounded - size)
         return self.lowest

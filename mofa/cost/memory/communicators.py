@@ -65,11 +65,11 @@ def communicators_of(rows: Rows) -> ArrayN:
     stages = rows.layout.stages
     pipeline = pipeline_of(rows.schedule_record.wraps_around, stages.pp, stages.head_stage, rows.layout.shown.stage)
     experts = rows.workload.model.moe is not None
-    found = communicator_bytes(
+    sizes = communicator_bytes(
         rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline, rows.grids.cp_kind,
         reduces_amaxes(rows.workload),
     )  # fmt: skip
-    return np.asarray(found[rows.grid])
+    return np.asarray(sizes[rows.grid])
 
 
 def pipeline_of(wraps: bool, pp: int, head_stage: int, shown: IntN) -> Pipeline:
@@ -118,18 +118,18 @@ def communicator_bytes(
     if amaxes:
         used.append(_Used(groups["tp_dp_cp"], _ranks(groups["tp_dp_cp"]) > 1))
     if framework.process_groups == "eager":
-        used = [*_eager(groups, pipeline), *(_connected(one) for one in used)]
+        used = [*_eager(groups, pipeline), *(_connected(group) for group in used)]
     total = np.zeros((len(world), len(pipeline.has_head)))
     sends = np.zeros(total.shape, dtype=bool)
-    of_groups = _group_bytes(stacked_groups([one.group for one in used]), spec).reshape(len(used), -1, 1)
-    for one, of_group in zip(used, of_groups, strict=True):
-        if one.collectives is not None:
-            total = total + one.collectives * of_group
-        if one.bare is not None and spec.per_sending_group_bytes is not None:
-            total = total + one.bare * spec.per_sending_group_bytes.value
-        if one.peers is not None:
-            total = total + _peer_bytes(one.group, one.peers, spec)
-            sends = sends | (one.peers > 0)
+    of_groups = _group_bytes(stacked_groups([group.group for group in used]), spec).reshape(len(used), -1, 1)
+    for group, of_group in zip(used, of_groups, strict=True):
+        if group.collectives is not None:
+            total = total + group.collectives * of_group
+        if group.bare is not None and spec.per_sending_group_bytes is not None:
+            total = total + group.bare * spec.per_sending_group_bytes.value
+        if group.peers is not None:
+            total = total + _peer_bytes(group.group, group.peers, spec)
+            sends = sends | (group.peers > 0)
     if experts and framework.dispatcher == "deepep":
         total = total + np.where(_ranks(groups["ep"]) > 1, DEEPEP_BUFFER_BYTES, 0.0)
     once = np.where(total > 0, spec.library_bytes.value if spec.library_bytes else 0.0, 0.0)
@@ -157,9 +157,9 @@ def _torchtitan(groups: dict[str, Group], experts: bool, pipeline: Pipeline) -> 
     used.append(_Used(groups["pp"], own("pp"), peers=np.minimum(pipeline.neighbours, _ranks(groups["pp"]) - 1)))
     if not experts:
         return used
-    sliced, apart = _ranks(groups["tp"]) > 1, _ranks(groups["ep"]) > 1
-    used += [_Used(groups[name], own(name) & apart) for name in ("etp", "edp_shard", "edp_replicate")]
-    used.append(_Used(groups["dp_cp"], own("dp_cp") & apart & ~sliced))
+    sliced, has_experts = _ranks(groups["tp"]) > 1, _ranks(groups["ep"]) > 1
+    used += [_Used(groups[name], own(name) & has_experts) for name in ("etp", "edp_shard", "edp_replicate")]
+    used.append(_Used(groups["dp_cp"], own("dp_cp") & has_experts & ~sliced))
     ep = own("ep")
     return [
         *used,
@@ -272,5 +272,5 @@ def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
 def _peer_bytes(group: Group, peers: IntN, spec: CommunicatorSpec) -> ArrayN:
     """Device memory of the connections to ranks that are sent to directly. (n, R) [B]"""
     near = np.minimum(peers, np.reshape(group.ranks_per_domain, (-1, 1)) - 1)
-    held = np.where(group.spans[:, None], np.minimum(near, MEASURED_PEERS), near)
-    return np.asarray(held * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value)
+    mapped = np.where(group.spans[:, None], np.minimum(near, MEASURED_PEERS), near)
+    return np.asarray(mapped * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value)

@@ -19,13 +19,13 @@ from mofa.blocks.tapes import label
 from mofa.cost.memory.in_flight import ROUNDS, layers_behind
 from mofa.cost.rows import Rows
 from mofa.schedules import Runtime, order_of
-from mofa.schedules.interleaved import rounds
+from mofa.schedules.interleaved import micro_batches_per_round
 
 ArrayN = NDArray[np.float64]
 FORWARD, BACKWARD = 0, 1
 
 
-class _Acts(NamedTuple):
+class _Computations(NamedTuple):
     """A rank's different computations, those of one sort one after the other: of every chunk the micro-batches in
     flight, this one counted, and whether anything lingers before it (acts, vpp); the way, the chunk and whether that
     lingers, of each sort, and where a sort begins. ``begun`` is in flight as the first backward begins. (vpp,)"""
@@ -38,7 +38,9 @@ class _Acts(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _acts(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, rank: int) -> _Acts:
+def _computations(
+    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, rank: int
+) -> _Computations:
     """Of a step behind others, at whose beginning everything lingers; without those than which another of their sort
     has no less of anything.
 
@@ -54,19 +56,19 @@ def _acts(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches:
     flying, lingers = [0] * vpp, [1] * vpp
     seen: dict[tuple[int, int, int], dict[tuple[int, ...], None]] = {}
     begun: list[int] = []
-    for act in order.ranks[rank]:
-        chunk, way = order.chunk_of(act.stage), FORWARD if act.kind == "F" else BACKWARD
-        flying[chunk] += way == FORWARD
-        if way == BACKWARD and not begun:
+    for action in order.ranks[rank]:
+        chunk, direction = order.chunk_of(action.stage), FORWARD if action.kind == "F" else BACKWARD
+        flying[chunk] += direction == FORWARD
+        if direction == BACKWARD and not begun:
             begun = list(flying)
-        seen.setdefault((way, chunk, lingers[chunk]), {})[*flying, *lingers] = None
-        flying[chunk] -= way == BACKWARD
-        lingers[chunk] = int(way == BACKWARD)
+        seen.setdefault((direction, chunk, lingers[chunk]), {})[*flying, *lingers] = None
+        flying[chunk] -= direction == BACKWARD
+        lingers[chunk] = int(direction == BACKWARD)
     sorts = sorted(seen)
     most = [_most(np.array(list(seen[sort]), dtype=float)) for sort in sorts]
     all_ = np.concatenate(most)
     starts = np.cumsum([0, *map(len, most[:-1])]).tolist()
-    return _Acts(all_[:, :vpp], all_[:, vpp:], sorts, starts, np.array(begun, dtype=float))
+    return _Computations(all_[:, :vpp], all_[:, vpp:], sorts, starts, np.array(begun, dtype=float))
 
 
 def _most(much: ArrayN) -> ArrayN:
@@ -75,7 +77,7 @@ def _most(much: ArrayN) -> ArrayN:
     return np.asarray(much[covers.sum(axis=0) == 1])
 
 
-class Lingering:
+class Retention:
     """How much more is alive at the instants of candidates than their micro-batches in flight keep; falsy for none.
 
     Of those candidates alone of which anything lingers: p of n.
@@ -86,49 +88,49 @@ class Lingering:
         costs, kinds = rows.costs, rows.layout.stages.kinds
         tapes = [[costs.tapes[label(kind, mode)].backward for kind in kinds] for mode in costs.blocks]
         names = [[tape.lingers for tape in ts] for ts in tapes]
-        self.at = np.zeros(0, dtype=np.intp)
+        self.candidates = np.zeros(0, dtype=np.intp)
         if not any(name for of_mode in names for name in of_mode):
             return
         each = self._of_tapes(names, tapes)
         has = np.asarray(each.any(axis=(1, 2)))
-        self.at = np.flatnonzero(has[rows.base] * rows.layout.any_plain + has[rows.full] * rows.layout.any_full)
-        if not len(self.at):
+        self.candidates = np.flatnonzero(has[rows.base] * rows.layout.any_plain + has[rows.full] * rows.layout.any_full)
+        if not len(self.candidates):
             return
-        self.choice = rows.layout.choice[self.at]
+        self.choice = rows.layout.choice[self.candidates]
         self.own = self._gather(each)
         self.of_chunk = self._by_chunk(*self.own) + self._of_predictions(each)
         handed = [[tuple(n for n in tape.outputs if n in tape.lingers) for tape in ts] for ts in tapes]
         self.handed_on = self._gather(self._of_tapes(handed, tapes))
         """Of that what is the gradient that the block before is given."""
         self.saved = self._gather(rows.layers.saved)
-        self.kept = self._by_chunk(*self.saved)
+        self.in_flight = self._by_chunk(*self.saved)
         self.behind = layers_behind(rows)
-        self.found = self._over_moments()
+        self.most_alive = self._over_moments()
         self.there = self._for_all(self.of_chunk.sum(axis=2) > 0.0) > 0.0
         """Which stages have any. (n, R)"""
 
     def __bool__(self) -> bool:
-        return len(self.at) > 0
+        return len(self.candidates) > 0
 
     def _gather(self, grid: ArrayN) -> tuple[ArrayN, ArrayN]:
         """As :meth:`mofa.cost.rows.Rows.gather`. (p, kinds)"""
-        rows, k = self.rows, self.rows.k[self.at]
-        return grid[rows.base[self.at], k], grid[rows.full[self.at], k]
+        rows, k = self.rows, self.rows.k[self.candidates]
+        return grid[rows.base[self.candidates], k], grid[rows.full[self.candidates], k]
 
     def _for_all(self, some: NDArray[np.generic]) -> ArrayN:
         """Of all candidates, 0 of others. (p, R) -> (n, R)"""
         out = np.zeros((len(self.rows.k), some.shape[1]))
-        out[self.at] = some
+        out[self.candidates] = some
         return out
 
     def _of_tapes(self, names: Sequence[Sequence[tuple[str, ...]]], tapes: Sequence[Sequence[Tape]]) -> ArrayN:
         """The bytes of some tensors of every mode's and kind's tape. (modes, K, kinds) [B]"""
         zero = np.zeros(self.rows.costs.boundary.shape)
-        found = [
+        by_mode = [
             [zero + sum(tape.tensors[n].bytes for n in of_one) for of_one, tape in zip(of_mode, ts, strict=True)]
             for of_mode, ts in zip(names, tapes, strict=True)
         ]
-        return np.ascontiguousarray(np.moveaxis(np.array(found), 2, 1))
+        return np.ascontiguousarray(np.moveaxis(np.array(by_mode), 2, 1))
 
     def _by_chunk(self, plain: ArrayN, full: ArrayN) -> ArrayN:
         """Something of layers, by their mode, summed over those of each chunk. (p, kinds) each -> (p, R, vpp)"""
@@ -141,11 +143,11 @@ class Lingering:
     def _of_predictions(self, each: ArrayN) -> ArrayN:
         """What lingers of multi-token-prediction layers, on the last chunk. (p, R, vpp) [B]"""
         rows, model, stages = self.rows, self.rows.workload.model, self.rows.layout.stages
-        out = np.zeros((len(self.at), len(rows.layout.shown.stage), stages.vpp))
+        out = np.zeros((len(self.candidates), len(rows.layout.shown.stage), stages.vpp))
         if model.num_mtp_layers:
             kind = stages.kinds.index(layer_kind(model, model.num_layers - 1))
-            one = model.num_mtp_layers * each[rows.mtp_mode[self.at], rows.k[self.at], kind]
-            out[:, :, -1] = one[:, None] * rows.is_head
+            of_micro_batch = model.num_mtp_layers * each[rows.mtp_mode[self.candidates], rows.k[self.candidates], kind]
+            out[:, :, -1] = of_micro_batch[:, None] * rows.is_head
         return out
 
     def _over_moments(self) -> ArrayN:
@@ -153,19 +155,22 @@ class Lingering:
         begins, in computations of either way, of every chunk, which lingers itself or not. (2, 2, p, R, vpp) [B]"""
         rows, stages = self.rows, self.rows.layout.stages
         pp, vpp = stages.pp, stages.vpp
-        num = rows.num_micro_batches[self.at]
-        each = np.array([rounds(pp, int(m)) if vpp > 1 else pp for m in num])
+        num = rows.num_micro_batches[self.candidates]
+        each = np.array([micro_batches_per_round(pp, int(m)) if vpp > 1 else pp for m in num])
         walked = np.minimum(num, ROUNDS * each)
-        out = np.full((2, 2, *self.kept.shape), -np.inf)
+        out = np.full((2, 2, *self.in_flight.shape), -np.inf)
         for m in np.unique(walked).tolist():
-            mine = np.flatnonzero(walked == m)
+            of_length = np.flatnonzero(walked == m)
             for r, rank in enumerate(rows.layout.shown.stage.tolist()):
-                found = _acts(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, rank)
-                kept = self.kept[mine, r]
-                alive = kept @ (found.flying - found.begun).T + self.of_chunk[mine, r] @ found.lingers.T
-                most = np.maximum.reduceat(alive, found.starts, axis=1)
-                for n, (way, chunk, lingers) in enumerate(found.sorts):
-                    out[way, lingers, mine, r, chunk] = most[:, n]
+                computations = _computations(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, rank)
+                in_flight = self.in_flight[of_length, r]
+                alive = (
+                    in_flight @ (computations.flying - computations.begun).T
+                    + self.of_chunk[of_length, r] @ computations.lingers.T
+                )
+                most = np.maximum.reduceat(alive, computations.starts, axis=1)
+                for n, (direction, chunk, lingers) in enumerate(computations.sorts):
+                    out[direction, lingers, of_length, r, chunk] = most[:, n]
         return out
 
     @property
@@ -173,42 +178,44 @@ class Lingering:
         """Between steps. (n, R) [B]"""
         return self._for_all(self.of_chunk.sum(axis=2))
 
-    def inside(self, kind: int, recomputed: int, way: int, *, first: bool = False) -> ArrayN:
+    def inside(self, kind: int, recomputed: int, direction: int, *, first: bool = False) -> ArrayN:
         """In the last layer of a kind, recomputed whole or not, whose own goes before most is alive, with nothing kept
         by those behind it; of a backward in the ``first`` one, where the others have nothing any more. (n, R) [B]"""
         lay = self.rows.layout
-        whole = lay.full_by_chunk[:, kind][self.choice]
-        has = whole > 0 if recomputed else lay.stages.counts[kind][lay.shown.stage] - whole > 0
+        recomputed_layers = lay.full_by_chunk[:, kind][self.choice]
+        has = recomputed_layers > 0 if recomputed else lay.stages.counts[kind][lay.shown.stage] - recomputed_layers > 0
         own, saved = (of[recomputed][:, kind, None, None] for of in (self.own, self.saved))
         if first:
-            more = saved + self.of_chunk - own - self.kept - self._given(self.handed_on[recomputed][:, kind])
-            return self._largest(has, way, more, self.of_chunk)
+            more = saved + self.of_chunk - own - self.in_flight - self._given(self.handed_on[recomputed][:, kind])
+            return self._largest(has, direction, more, self.of_chunk)
         behind = self.behind[:, :, :, kind, recomputed][self.choice]
-        more = np.zeros(self.kept.shape)
+        more = np.zeros(self.in_flight.shape)
         for other in range(len(lay.stages.kinds)):
             for of in (0, 1):
                 more -= behind[:, other, of] * self.saved[of][:, other, None, None]
-        return self._largest(has, way, more, self.of_chunk if way == FORWARD else own)
+        return self._largest(has, direction, more, self.of_chunk if direction == FORWARD else own)
 
     def _given(self, own: ArrayN) -> ArrayN:
         """The gradient that a chunk's first block is given, where that lingers of another, as does not what it hands on
         of its ``own``. (p,) -> (p, R, vpp) [B]"""
         others = self._by_chunk(*self.handed_on) > own[:, None, None]
-        return np.asarray(others * self.rows.costs.boundary[self.rows.k[self.at], None, None])
+        return np.asarray(others * self.rows.costs.boundary[self.rows.k[self.candidates], None, None])
 
-    def at_end(self, chunk: int, way: int, *, ended: bool = False) -> ArrayN:
+    def at_end(self, chunk: int, direction: int, *, ended: bool = False) -> ArrayN:
         """At the end of the model that a chunk has, in a forward, a backward or as that has ``ended``. (n, R) [B]"""
         has = np.zeros(self.of_chunk.shape, dtype=bool)
         has[:, :, chunk] = True
         if ended:
-            return self._largest(has, way, self.of_chunk - self.kept - self._given(np.zeros(1)), self.of_chunk)
-        return self._largest(has, way, 0.0, self.of_chunk if way == FORWARD else 0.0)
+            return self._largest(
+                has, direction, self.of_chunk - self.in_flight - self._given(np.zeros(1)), self.of_chunk
+            )
+        return self._largest(has, direction, 0.0, self.of_chunk if direction == FORWARD else 0.0)
 
     def _largest(
-        self, has: NDArray[np.bool_], way: int, more: ArrayN | float, gone: ArrayN | float
+        self, has: NDArray[np.bool_], direction: int, more: ArrayN | float, gone: ArrayN | float
     ) -> ArrayN:  # fmt: skip
         """The most in computations of chunks that have what it is about, with ``more`` of the chunk at hand, of which
         what lingered before is ``gone`` by then. (p, R, vpp) each -> (n, R) [B]"""
-        not_before, before = self.found[way]
+        not_before, before = self.most_alive[direction]
         alive = np.where(has, np.maximum(not_before, before - gone) + more, -np.inf).max(axis=2)
-        return self._for_all(np.where(np.isfinite(alive) & self.there[self.at], alive, 0.0))
+        return self._for_all(np.where(np.isfinite(alive) & self.there[self.candidates], alive, 0.0))

@@ -29,6 +29,6 @@ def by_chunk(rows: Rows) -> bool:
 def unsharded(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
     """Bytes of all gathered weights, and what is left of the gradients when they are reduced, as a share of ``grads``,
     the whole ones. (n, R) each [B, -]"""
-    shards, at = rows.shards, rows.grid
+    shards, grid = rows.shards, rows.grid
     each = rows.framework.grads_bytes_per_param * held_width(rows.workload, rows.mode.precision) / 4.0
-    return shards.whole(2.0)[at], shards.sharded(each)[at] / np.maximum(grads, 1.0)
+    return shards.whole(2.0)[grid], shards.sharded(each)[grid] / np.maximum(grads, 1.0)

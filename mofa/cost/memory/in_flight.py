@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.tapes import label
-from mofa.cost.block.deferred_weight_gradients import PutOff
-from mofa.cost.memory.fsdp_gathered import AHEAD, by_chunk, unsharded
+from mofa.cost.block.deferred_weight_gradients import Deferred
+from mofa.cost.memory.fsdp_gathered import CHUNKS_AHEAD, by_chunk, unsharded
 from mofa.cost.rows import Rows
 from mofa.schedules import Action, Runtime, order_of
-from mofa.schedules.interleaved import rounds
+from mofa.schedules.interleaved import micro_batches_per_round
 
 ArrayN = NDArray[np.float64]
 ROUNDS = 4
@@ -28,7 +28,7 @@ ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class RankMoments:
+class RankInFlight:
     """Moments of each rank, padded by its last: the chunk that computes (ranks, moments), micro-batches in flight,
     which chunks have gradients, micro-batches whose weights' gradients are put off, which chunks' weights are away and
     whose gradients are reduced (ranks, moments, vpp), whether the chunk's own gradients come now, and whether its
@@ -45,10 +45,10 @@ class RankMoments:
 
 
 @lru_cache(maxsize=256)
-def rank_moments(
-    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, way: str, unshards: bool = False
-) -> RankMoments:  # fmt: skip
-    """The moments of forwards (``way`` F), of backwards (B), whole or by inputs, of backwards by weights (W), or of
+def rank_in_flight(
+    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, kind: str, unshards: bool = False
+) -> RankInFlight:  # fmt: skip
+    """The moments of forwards (``kind`` F), of backwards (B), whole or by inputs, of backwards by weights (W), or of
     reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one.
 
     Examples
@@ -60,68 +60,69 @@ def rank_moments(
     (array([2., 2.]), array([0., 1.]))
     """
     order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
-    found = [
-        _of_rank(tuple((_done(a), order.chunk_of(a.stage)) for a in acts), vpp, way, unshards) for acts in order.ranks
+    of_ranks = [
+        _of_rank(tuple((_done(a), order.chunk_of(a.stage)) for a in actions), vpp, kind, unshards)
+        for actions in order.ranks
     ]
-    most = max(len(rank) for rank in found)
-    full = [rank + rank[-1:] * (most - len(rank)) for rank in found]
+    most = max(len(rank) for rank in of_ranks)
+    full = [rank + rank[-1:] * (most - len(rank)) for rank in of_ranks]
     chunk, flying, begun, waiting, away, reduced, first, split = (
         np.array([[moment[i] for moment in rank] for rank in full], dtype=float) for i in range(8)
     )
-    return RankMoments(chunk.astype(np.intp), flying, begun, waiting, away, reduced, first > 0, split > 0)
+    return RankInFlight(chunk.astype(np.intp), flying, begun, waiting, away, reduced, first > 0, split > 0)
 
 
 _Each = tuple[int, ...]
-_Moment = tuple[int, _Each, _Each, _Each, _Each, _Each, bool, bool]
+_State = tuple[int, _Each, _Each, _Each, _Each, _Each, bool, bool]
 """Chunk, in flight, gradients begun, put off, weights away, gradients reduced, whether the chunk's own come now, and
 are put off."""
 
 
-def _done(act: Action) -> str:
+def _done(action: Action) -> str:
     """What a computation is in terms of memory: the first stage has no input to differentiate by, W does it all."""
-    if act.stage == 0 and act.kind in ("I", "W"):
-        return "B" if act.kind == "W" else ""
-    return act.kind
+    if action.stage == 0 and action.kind in ("I", "W"):
+        return "B" if action.kind == "W" else ""
+    return action.kind
 
 
-def _of_rank(acts: tuple[tuple[str, int], ...], vpp: int, way: str, unshards: bool) -> list[_Moment]:
+def _of_rank(computations: tuple[tuple[str, int], ...], vpp: int, of_kind: str, unshards: bool) -> list[_State]:
     flying, begun, waiting, reduced = [0] * vpp, [0] * vpp, [0] * vpp, [0] * vpp
-    ahead = list(dict.fromkeys(chunk for _, chunk in acts))[:AHEAD]
+    ahead = list(dict.fromkeys(chunk for _, chunk in computations))[:CHUNKS_AHEAD]
     away = [int(unshards and chunk not in ahead) for chunk in range(vpp)]
-    lasts = {chunk: n for n, (_, chunk) in enumerate(acts)} if unshards else {}
-    seen: dict[_Moment, None] = {}
+    lasts = {chunk: n for n, (_, chunk) in enumerate(computations)} if unshards else {}
+    seen: dict[_State, None] = {}
 
-    def moment(chunk: int, own: bool, split: bool) -> None:
+    def add_state(chunk: int, own: bool, split: bool) -> None:
         of_each = tuple(flying), tuple(begun), tuple(waiting), tuple(away), tuple(reduced)
         seen[chunk, *of_each, own, split] = None
 
-    for n, (kind, chunk) in enumerate(acts):
+    for n, (kind, chunk) in enumerate(computations):
         flying[chunk] += kind == "F"
         away[chunk] = 0
-        if kind and ("B" if kind == "I" else kind) == way:
-            moment(chunk, kind in ("B", "W") and not begun[chunk], kind == "I")
+        if kind and ("B" if kind == "I" else kind) == of_kind:
+            add_state(chunk, kind in ("B", "W") and not begun[chunk], kind == "I")
         waiting[chunk] += (kind == "I") - (kind == "W")
         if kind in ("B", "W"):
             flying[chunk] -= 1
             begun[chunk] = 1
         if lasts.get(chunk) == n:
-            if way == "R":
-                moment(chunk, False, False)
+            if of_kind == "R":
+                add_state(chunk, False, False)
             begun[chunk], away[chunk], reduced[chunk] = 0, 1, 1
-    alike: dict[tuple[int, bool, bool], list[_Moment]] = {}
-    for one in seen:
-        alike.setdefault((one[0], one[6], one[7]), []).append(one)
-    covered = {one for ones in alike.values() for one in _covered(ones)}
-    return [one for one in seen if one not in covered]
+    alike: dict[tuple[int, bool, bool], list[_State]] = {}
+    for state in seen:
+        alike.setdefault((state[0], state[6], state[7]), []).append(state)
+    covered = {state for ones in alike.values() for state in _covered(ones)}
+    return [state for state in seen if state not in covered]
 
 
-def _covered(ones: list[_Moment]) -> Iterator[_Moment]:
+def _covered(states: list[_State]) -> Iterator[_State]:
     """Those of different moments of a chunk of which another has at least as much of everything: of a chunk's weights
     and gradients there is more before they are reduced than behind it."""
-    much = np.array([(*one[1], *one[2], *one[3], *(-n for n in one[4])) for one in ones])
-    for i, one in enumerate(ones):
+    much = np.array([(*state[1], *state[2], *state[3], *(-n for n in state[4])) for state in states])
+    for i, state in enumerate(states):
         if np.all(much >= much[i], axis=1).sum() > 1:
-            yield one
+            yield state
 
 
 def layers_behind(rows: Rows) -> ArrayN:
@@ -132,21 +133,21 @@ def layers_behind(rows: Rows) -> ArrayN:
     _, given = np.unique(lay.choice, return_index=True)
     kinds = len(stages.kinds)
     out = np.zeros((len(lay.full_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
-    for at in given.tolist():
-        spec, layers = table.recompute_modes[int(table.recompute[at])], int(table.recompute_layers[at])
+    for first in given.tolist():
+        spec, layers = table.recompute_modes[int(table.recompute[first])], int(table.recompute_layers[first])
         for r, stage in enumerate(shown.tolist()):
             seen = 0
             for c, chunk in enumerate(stages.layers[stage]):
-                held: list[tuple[int, int]] = []
+                layers_seen: list[tuple[int, int]] = []
                 for j, kind in enumerate(chunk):
                     seen += 1
-                    whole = spec.kind == "full" and (layers < 0 or j < layers)
-                    whole = whole or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
-                    held.append((kind, int(whole)))
-                for each in set(held):
-                    last = len(held) - 1 - held[::-1].index(each)
-                    for other in held[last + 1 :]:
-                        out[(int(lay.choice[at]), *other, *each, r, c)] += 1
+                    recomputed = spec.kind == "full" and (layers < 0 or j < layers)
+                    recomputed = recomputed or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
+                    layers_seen.append((kind, int(recomputed)))
+                for each in set(layers_seen):
+                    last = len(layers_seen) - 1 - layers_seen[::-1].index(each)
+                    for other in layers_seen[last + 1 :]:
+                        out[(int(lay.choice[first]), *other, *each, r, c)] += 1
     return out
 
 
@@ -157,12 +158,12 @@ class Most(NamedTuple):
     than all, or more, where something else is beside them.
     """
 
-    kept: ArrayN
+    kept_bytes: ArrayN
     grads: ArrayN
     copies: ArrayN
 
 
-class Moments:
+class InFlight:
     """The moments of candidates of one pp x vpp, and what is alive at them."""
 
     def __init__(self, rows: Rows, grads: ArrayN) -> None:
@@ -171,61 +172,63 @@ class Moments:
         self.unshards = by_chunk(rows)
         self.copies, self.reduced = unsharded(rows, grads)
         plain, full = rows.gather(rows.layers.saved)
-        kept = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
+        per_micro_batch = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
         for kind in range(len(stages.kinds) if lay.any_full else 0):
-            whole = lay.full_by_chunk[:, kind][lay.choice]
-            kept = kept + whole * (full - plain)[:, kind, None, None]
+            recomputed = lay.full_by_chunk[:, kind][lay.choice]
+            per_micro_batch = per_micro_batch + recomputed * (full - plain)[:, kind, None, None]
         # a chunk's input is in the buffer that it was received in, its output stays until its backward
-        one = rows.costs.boundary[rows.k]
-        kept[:, 0, 0] += one
-        kept[:, lay.shown.of[stages.head_stage], -1] -= one
-        self.kept = kept
+        boundary = rows.costs.boundary[rows.k]
+        per_micro_batch[:, 0, 0] += boundary
+        per_micro_batch[:, lay.shown.of[stages.head_stage], -1] -= boundary
+        self.per_micro_batch = per_micro_batch
         self.saved = plain, full
         self.puts_off = rows.schedule_record.defers_weight_gradients
-        self.held = self._put_off() if self.puts_off else np.zeros_like(kept)
+        self.deferred = self._deferred() if self.puts_off else np.zeros_like(per_micro_batch)
         # the first stage has no input to differentiate by, W does it all
         self.split = self.puts_off & ((lay.shown.stage > 0)[:, None] | (np.arange(stages.vpp) > 0))
         self.layers_behind = layers_behind(rows)
         params = rows.params.sum(axis=0)
         self.share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
         in_rounds = stages.vpp > 1 and rows.schedule_record.in_rounds
-        each = np.array([rounds(stages.pp, int(m)) if in_rounds else stages.pp for m in rows.num_micro_batches])
+        each = np.array(
+            [micro_batches_per_round(stages.pp, int(m)) if in_rounds else stages.pp for m in rows.num_micro_batches]
+        )
         self.walked = rows.num_micro_batches
         if not rows.schedule_record.forwards_first:
             self.walked = np.minimum(self.walked, ROUNDS * each)
 
-    def _put_off(self) -> ArrayN:
+    def _deferred(self) -> ArrayN:
         """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
         rows, lay, stages = self.rows, self.rows.layout, self.rows.layout.stages
-        plain, full = rows.gather(self.of_layers(lambda one: one.held))
-        held = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
+        plain, full = rows.gather(self.of_layers(lambda costs: costs.between_halves))
+        deferred = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
         for kind in range(len(stages.kinds) if lay.any_full else 0):
-            held = held + lay.full_by_chunk[:, kind][lay.choice] * (full - plain)[:, kind, None, None]
+            deferred = deferred + lay.full_by_chunk[:, kind][lay.choice] * (full - plain)[:, kind, None, None]
         last = lay.shown.of[stages.head_stage]
         head = rows.costs.head.memory  # what is above its weight goes with the loss, which is detached
-        held[:, last, -1] += (rows.costs.put_off["head"].held + head.saved - head.above)[rows.k]
+        deferred[:, last, -1] += (rows.costs.deferred["head"].between_halves + head.saved - head.above)[rows.k]
         # the output goes with the backward by inputs, as the head has none
-        held -= rows.costs.boundary[rows.k, None, None]
-        held[:, last, -1] += rows.costs.boundary[rows.k]
-        return np.asarray(held)
+        deferred -= rows.costs.boundary[rows.k, None, None]
+        deferred[:, last, -1] += rows.costs.boundary[rows.k]
+        return np.asarray(deferred)
 
-    def of_layers(self, pick: Callable[[PutOff], ArrayN]) -> ArrayN:
+    def of_layers(self, pick: Callable[[Deferred], ArrayN]) -> ArrayN:
         """Something of layers whose weights' gradients are put off. (modes, K, kinds) [B]"""
         c, kinds = self.rows.costs, self.rows.layout.stages.kinds
-        found = np.array([[pick(c.put_off[label(kind, mode)]) for kind in kinds] for mode in c.blocks])
-        return np.ascontiguousarray(np.moveaxis(found, 2, 1))
+        by_mode = np.array([[pick(c.deferred[label(kind, mode)]) for kind in kinds] for mode in c.blocks])
+        return np.ascontiguousarray(np.moveaxis(by_mode, 2, 1))
 
-    def apart(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
+    def split_backward(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
         """What is alive in the backward by inputs of a kind of layer more than in a whole one, of ``backward`` by mode,
         combination and kind, as what weights need stays and all that was saved; and what the layer has at its end, in
         each chunk. (n, R, vpp) [B]"""
         if not self.puts_off:
             nothing = np.zeros((1, 1, 1))
             return nothing, nothing
-        before, held = (self.rows.gather(grid)[recomputed][:, kind] for grid in (
-            self.of_layers(lambda one: one.before) - backward, self.of_layers(lambda one: one.held),
+        before, between_halves = (self.rows.gather(grid)[recomputed][:, kind] for grid in (
+            self.of_layers(lambda costs: costs.before) - backward, self.of_layers(lambda costs: costs.between_halves),
         ))  # fmt: skip
-        alone = held + self.saved[recomputed][:, kind]
+        alone = between_halves + self.saved[recomputed][:, kind]
         return before[:, None, None] * self.split, alone[:, None, None] * self.split
 
     def by_weights(
@@ -250,13 +253,14 @@ class Moments:
         if not np.any(there):
             return
         peak, of_last, left, kinds = (self.of_layers(pick) for pick in (
-            lambda one: one.peak, lambda one: one.peak_of_last, lambda one: one.left, lambda one: one.kinds.T,
+            lambda costs: costs.peak, lambda costs: costs.peak_of_last, lambda costs: costs.left,
+            lambda costs: costs.kinds.T,
         ))  # fmt: skip
-        held, before_last = (
+        between_halves, before_last = (
             self.rows.gather(grid)[recomputed][:, kind, None, None]
-            for grid in (self.of_layers(lambda one: one.held), peak - of_last)
+            for grid in (self.of_layers(lambda costs: costs.between_halves), peak - of_last)
         )
-        alone = self.saved[recomputed][:, kind, None, None] + held - self._more_left(left, kind, recomputed)
+        alone = self.saved[recomputed][:, kind, None, None] + between_halves - self._more_left(left, kind, recomputed)
         gone = alone + np.where(self._ends(kind, recomputed), before_last, 0.0)
         yield (
             (peak, kinds),
@@ -268,13 +272,13 @@ class Moments:
         """What layers before the last one of a kind leave of their backward by weights more than they held
         before it, in each chunk; ``left`` by mode, combination and kind. (n, R, vpp) [B]"""
         rows, lay, stages = self.rows, self.rows.layout, self.rows.layout.stages
-        held = self.of_layers(lambda one: one.held)
+        between_halves = self.of_layers(lambda costs: costs.between_halves)
         counts = stages.counts[:, lay.shown.stage]
-        whole = lay.full_by_chunk[lay.choice]
+        recomputed_layers = lay.full_by_chunk[lay.choice]
         behind = self.layers_behind[:, :, :, kind, recomputed][lay.choice]
-        of = np.stack([counts - whole, whole], axis=2) - behind
+        of = np.stack([counts - recomputed_layers, recomputed_layers], axis=2) - behind
         of[:, kind, recomputed] -= 1
-        more = [a - b - c for a, b, c in zip(rows.gather(left), rows.gather(held), self.saved, strict=True)]
+        more = [a - b - c for a, b, c in zip(rows.gather(left), rows.gather(between_halves), self.saved, strict=True)]
         return np.asarray(np.einsum("nkorc,nko->nrc", np.maximum(of, 0.0), np.stack(more, axis=2)))
 
     def _ends(self, kind: int, recomputed: int) -> NDArray[np.bool_]:
@@ -293,15 +297,15 @@ class Moments:
             "nkrc,nk->nrc", layers[:, :, 1], full))  # fmt: skip
 
     def most(
-        self, way: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0,
+        self, kind: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0,
         beside: ArrayN | float = 0.0,
     ) -> Most:  # fmt: skip
         """What is alive at the moment at which most is.
 
         Parameters
         ----------
-        way
-            Of forwards, backwards, backwards by weights or reductions, as :func:`rank_moments` has it.
+        kind
+            Of forwards, backwards, backwards by weights or reductions, as :func:`rank_in_flight` has it.
         gone
             What of the chunk at hand is not kept then; infinite where a chunk has no such op. (n, R, vpp) [B]
         ended
@@ -311,35 +315,43 @@ class Moments:
             What the op has of weights beside. (n, R, vpp) [B]
         """
         rows, lay = self.rows, self.rows.layout
-        kept, grads, copies = (np.zeros(self.grads.shape) for _ in range(3))
+        kept_bytes, grads, copies = (np.zeros(self.grads.shape) for _ in range(3))
         for m in np.unique(self.walked).tolist():
-            mine = np.flatnonzero(self.walked == m)
+            of_length = np.flatnonzero(self.walked == m)
             pp, vpp = lay.stages.pp, lay.stages.vpp
-            at = rank_moments(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, way, self.unshards)
+            states = rank_in_flight(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, kind, self.unshards)
             stage = lay.shown.stage
-            chunk, flying, begun, first = at.chunk[stage], at.flying[stage], at.begun[stage], at.first[stage]
-            own, waiting, split = np.eye(vpp)[chunk], at.waiting[stage], at.split[stage][:, :, None]
+            chunk, flying, begun, first = (
+                states.chunk[stage],
+                states.flying[stage],
+                states.begun[stage],
+                states.first[stage],
+            )
+            own, waiting, split = np.eye(vpp)[chunk], states.waiting[stage], states.split[stage][:, :, None]
             if ended:
                 flying, begun = flying - own * ~split, np.maximum(begun, own * ~split)
                 waiting = waiting + own * split
-            elif way == "W":
+            elif kind == "W":
                 begun = np.maximum(begun, own)
-            alive = np.einsum("rsc,nrc->nrs", flying, self.kept[mine])
+            alive = np.einsum("rsc,nrc->nrs", flying, self.per_micro_batch[of_length])
             if waiting.any():
-                alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.held[mine])
-            share, shape = self.share[mine], (len(mine), *chunk.shape)
+                alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.deferred[of_length])
+            share, shape = self.share[of_length], (len(of_length), *chunk.shape)
             there = np.einsum("rsc,nrc->nrs", begun, share)
-            if ended or way == "W":
-                there = there - first * np.broadcast_to(own_grads, self.grads.shape)[mine][:, :, None]
-            left = alive - np.take_along_axis(gone[mine], np.broadcast_to(chunk, shape), axis=2)
+            if ended or kind == "W":
+                there = there - first * np.broadcast_to(own_grads, self.grads.shape)[of_length][:, :, None]
+            left = alive - np.take_along_axis(gone[of_length], np.broadcast_to(chunk, shape), axis=2)
             more = np.zeros(shape)
             if self.unshards:
-                there = there + np.einsum("rsc,nrc->nrs", at.reduced[stage], share) * self.reduced[mine][:, :, None]
-                more -= np.einsum("rsc,nrc->nrs", at.away[stage], share) * self.copies[mine][:, :, None]
+                there = (
+                    there
+                    + np.einsum("rsc,nrc->nrs", states.reduced[stage], share) * self.reduced[of_length][:, :, None]
+                )
+                more -= np.einsum("rsc,nrc->nrs", states.away[stage], share) * self.copies[of_length][:, :, None]
             if np.any(beside):
-                each = np.broadcast_to(beside, self.kept.shape)[mine]
+                each = np.broadcast_to(beside, self.per_micro_batch.shape)[of_length]
                 more += np.take_along_axis(each, np.broadcast_to(chunk, shape), axis=2)
-            best = (left + there * self.grads[mine][:, :, None] + more).argmax(axis=2)[:, :, None]
-            for out, of in ((kept, left), (grads, there), (copies, more)):
-                out[mine] = np.take_along_axis(of, best, axis=2)[:, :, 0]
-        return Most(kept, np.clip(grads, 0.0, 1.0), copies)
+            best = (left + there * self.grads[of_length][:, :, None] + more).argmax(axis=2)[:, :, None]
+            for out, of in ((kept_bytes, left), (grads, there), (copies, more)):
+                out[of_length] = np.take_along_axis(of, best, axis=2)[:, :, 0]
+        return Most(kept_bytes, np.clip(grads, 0.0, 1.0), copies)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import first_largest
 from mofa.cost.memory.communicators import communicators_of
-from mofa.cost.memory.peak_candidates import Instants
+from mofa.cost.memory.peak_candidates import PeakCandidates
 from mofa.cost.memory.reserved import native_bytes, shards_waste
 from mofa.cost.rows import Rows
 
@@ -25,7 +25,7 @@ class StageBytes:
     device: ArrayN
     instant: NDArray[np.int64]
     communicators: ArrayN
-    instants: Instants
+    candidates: PeakCandidates
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Peak:
 
 def stage_bytes(rows: Rows) -> StageBytes:
     """The peak of every stage."""
-    instants = Instants(rows)
-    instants.build()
-    allocated, which = instants.largest()
-    reserved = _reserved(rows, instants, allocated, which)
+    candidates = PeakCandidates(rows)
+    candidates.build()
+    allocated, which = candidates.largest()
+    reserved = _reserved(rows, candidates, allocated, which)
     comm = communicators_of(rows)
     outside = rows.cluster.gpu.context_bytes.value + comm
-    return StageBytes(allocated, reserved, reserved + outside, which, comm, instants)
+    return StageBytes(allocated, reserved, reserved + outside, which, comm, candidates)
 
 
 def stage_peaks(rows: Rows) -> Peak:
@@ -55,10 +55,10 @@ def stage_peaks(rows: Rows) -> Peak:
 
 def fullest_of(stages: StageBytes) -> Peak:
     """Which stage is the fullest."""
-    return Peak(stages, first_largest(stages.device), tuple(one.name for one in stages.instants.all))
+    return Peak(stages, first_largest(stages.device), tuple(candidate.name for candidate in stages.candidates.all))
 
 
-def _reserved(rows: Rows, instants: Instants, allocated: ArrayN, which: NDArray[np.int64]) -> ArrayN:
+def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: NDArray[np.int64]) -> ArrayN:
     """What the allocator holds. (n, R) [B]
 
     - Requests are rounded; see :func:`mofa.cost.block.liveness.rounded_bytes`.
@@ -74,11 +74,11 @@ def _reserved(rows: Rows, instants: Instants, allocated: ArrayN, which: NDArray[
     slack = slack + np.maximum(ends, rows.most_of_layers(rows.layers.pools))
     shards = rows.framework.shards_params and rows.mode.precision == "mixed"
     if shards and not rows.mode.pipelined:
-        slack = slack + (1.0 - instants.grads_at(which)) * instants.grads
+        slack = slack + (1.0 - candidates.grads_at(which)) * candidates.grads
     if rows.framework.allocator != "expandable":
         if shards:  # under no pipeline the gradients' too
             slack = slack + shards_waste(rows) * (1.0 if rows.mode.pipelined else 2.0)
-        return native_bytes(rows, instants.alive(allocated)) + slack
+        return native_bytes(rows, candidates.alive(allocated)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
     if static.grads_always and not rows.framework.deepspeed:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
-from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Lingering
+from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
 from mofa.cost.memory.fsdp_gathered import gathers_whole, unsharded
 from mofa.cost.memory.fsdp_root import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
-from mofa.cost.memory.in_flight import Moments, Most
+from mofa.cost.memory.in_flight import InFlight, Most
 from mofa.cost.memory.persistent_buffers import lasting_bytes
 from mofa.cost.memory.reserved import Alive
 from mofa.cost.memory.stage_inputs import held_bytes
@@ -51,7 +51,7 @@ class _Instant:
     transient: Callable[[NDArray[np.intp]], ArrayN]
 
 
-class Instants:
+class PeakCandidates:
     """Builds the instants of all stages and remembers how to take each apart."""
 
     def __init__(self, rows: Rows) -> None:
@@ -63,9 +63,9 @@ class Instants:
         self.fixed = (static.params + static.states)[rows.grid] + self.buffers
         self.saved_plain, self.saved_full = rows.gather(rows.layers.saved)
         self.ends_saved = self._ends_saved()
-        acts = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
-        self.acts = acts + self.ends_saved
-        self.lingering = Lingering(rows)
+        of_layers = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+        self.activations = of_layers + self.ends_saved
+        self.retention = Retention(rows)
         self.shelved = shelved_bytes(rows)
         self.all: list[_Instant] = []
 
@@ -75,15 +75,15 @@ class Instants:
         rows = self.rows
         if rows.layout.stages.pp == 1:
             return np.zeros((self.n, 1))
-        one = rows.costs.boundary[rows.k][:, None]
+        boundary = rows.costs.boundary[rows.k][:, None]
         if rows.framework.traits.has_pytorch_modules:
-            return np.asarray(one * rows.num_micro_batches[:, None] * self._received())
+            return np.asarray(boundary * rows.num_micro_batches[:, None] * self._received())
         if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
             return self._sent()
         return (
             held_bytes(rows)[0]
             if rows.framework.traits.is_megatron_core
-            else np.asarray(one * np.full(self.num_shown, 2.0))
+            else np.asarray(boundary * np.full(self.num_shown, 2.0))
         )
 
     def _sent(self) -> ArrayN:
@@ -124,8 +124,8 @@ class Instants:
             :, None
         ] * rows.is_first
         expert = (p.routed / (t.ep * t.etp))[:, None]
-        whole = s.dense / dense_ranks + s.expert / expert_ranks
-        return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / whole, 0.0, 1.0)[rows.grid])
+        all_grads = s.dense / dense_ranks + s.expert / expert_ranks
+        return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid])
 
     def _embedding_gather(self, kind: int) -> ArrayN | float:
         """What the first block's backward prefetches more than one in the middle: the embedding, not a block. [B]"""
@@ -170,21 +170,22 @@ class Instants:
         lingers = lingers + self.shelved[not inside]
         alive = self.fixed + grads * self.grads + transient[:, None] + copies + lingers
         if minus is not None:
-            alive += self.acts - minus
+            alive += self.activations - minus
         total = np.where(where, alive, -np.inf)
         self.all.append(_Instant(name, inside, total, minus, grads, copies, lingers, kinds))
 
     def add_block(
-        self, way: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
+        self, direction: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
         where: NDArray[np.bool_], minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
         lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
-        """An instant on the ``way`` through a layer of a kind in these modes: ``peaks`` by mode, combination and kind,
-        and of what."""
+        """An instant on the ``direction`` through a layer of a kind in these modes: ``peaks`` by mode, combination and
+        kind, and of what."""
         k, (peak, kinds) = self.rows.k, peaks
         self.add(
-            f"{way} {name}", where, peak[mode, k, kind], lambda at: kinds[mode[at], k[at], kind].T, minus, grads=grads,
-            copies=copies, lingers=lingers, inside=way,
+            f"{direction} {name}", where, peak[mode, k, kind],
+            lambda positions: kinds[mode[positions], k[positions], kind].T, minus, grads=grads,
+            copies=copies, lingers=lingers, inside=direction,
         )  # fmt: skip
 
     def build(self) -> None:
@@ -198,9 +199,9 @@ class Instants:
         if np.any(rows.layers.cached):
             cached = rows.over_stages(rows.layers.cached)
         if rows.framework.traits.has_pytorch_modules and rows.layout.stages.pp > 1:
-            moments = Moments(rows, self.grads)
-            self._pipelined_layers(moments)
-            self._pipelined_ends(moments)
+            in_flight = InFlight(rows, self.grads)
+            self._pipelined_layers(in_flight)
+            self._pipelined_ends(in_flight)
         else:
             self._layers(mid, several, cached)
             self._ends(mid, cached)
@@ -212,7 +213,7 @@ class Instants:
         always, piped = rows.static.grads_always, lay.stages.pp > 1
         # DeepSpeed makes output and gradient whole for a backward, where ranks keep and send parts of them
         tp = np.where(rows.table.tp > 1, rows.table.tp, 0.0)[:, None]
-        whole = 2.0 * self._sent() * tp * bool(rows.framework.deepspeed)
+        received = 2.0 * self._sent() * tp * bool(rows.framework.deepspeed)
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         waiting = head_grads(rows)
@@ -230,18 +231,18 @@ class Instants:
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, lingers=ahead)
                 self.add_block(
-                    "backward", name, i, backward, mode, has, gone - whole, grads=mid, copies=waiting, lingers=later
+                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=waiting, lingers=later
                 )  # fmt: skip
-                if self.lingering:
+                if self.retention:
                     name = f"of the first {kind} block{label}"
-                    some = has & self.lingering.there
+                    some = has & self.retention.there
                     self.add_block("backward", name, i, backward, mode, some, own, grads=mid, lingers=first)
                 if not always and piped:  # of the second micro-batch, with the first one's gradients
                     second = has & (rows.num_micro_batches[:, None] > 1)
-                    gone = gone - whole + self._one_micro_batch()
+                    gone = gone - received + self._one_micro_batch()
                     self.add_block("backward", name, i, backward, mode, second, gone, grads=1.0)
                 if not always:
-                    done = self._one_micro_batch() - own - whole
+                    done = self._one_micro_batch() - own - received
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
                     swap = self._embedding_gather(i) + waiting
@@ -250,9 +251,9 @@ class Instants:
     def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
         """What lingers of earlier computations in a kind's last forward, last backward and first backward, and what is
         not ``gone`` at the moment at which that is most."""
-        if not self.lingering:
+        if not self.retention:
             return 0.0, 0.0, 0.0
-        inside, gone = self.lingering.inside, gone * self.lingering.there
+        inside, gone = self.retention.inside, gone * self.retention.there
         return (
             inside(kind, recomputed, FORWARD) + gone, inside(kind, recomputed, BACKWARD) + gone,
             inside(kind, recomputed, BACKWARD, first=True),
@@ -276,38 +277,41 @@ class Instants:
         behind = (plain * least + (after - plain) * recomputed).sum(axis=1)
         return behind, np.where(first[:, 0], in_last_chunk[:, kind] * self.saved_plain[:, kind, None], 0.0)
 
-    def _pipelined_layers(self, moments: Moments) -> None:
+    def _pipelined_layers(self, in_flight: InFlight) -> None:
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
         rows, lay = self.rows, self.rows.layout
         counts = lay.stages.counts[:, lay.shown.stage]
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
-            whole = lay.full_by_chunk[:, i][lay.choice]
+            recomputed_layers = lay.full_by_chunk[:, i][lay.choice]
             for recomputed, mode, saved, there in (
-                (0, rows.base, self.saved_plain, counts[i] - whole > 0), (1, rows.full, self.saved_full, whole > 0),
+                (0, rows.base, self.saved_plain, counts[i] - recomputed_layers > 0),
+                (1, rows.full, self.saved_full, recomputed_layers > 0),
             ):  # fmt: skip
                 has, label = np.asarray(there.any(axis=2)), " recomputed" * recomputed
                 if not np.any(has):
                     continue
-                more, alone = moments.apart(i, recomputed, backward[0])
-                gone = np.where(there, moments.behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
+                more, alone = in_flight.split_backward(i, recomputed, backward[0])
+                gone = np.where(there, in_flight.behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
                 name = f"of the last {kind} block{label}"
-                for way, peaks in (("forward", forward), ("backward", backward)):
-                    most = moments.most("F" if way == "forward" else "B", gone - more * (way == "backward"))
-                    self.add_block(way, name, i, peaks, mode, has, **self._at(most))
-                for peaks, on, most in moments.by_weights(i, recomputed, there, self._layer_grads(i)):
-                    self.add_block("backward", f"by weights {name}", i, peaks, mode, on, **self._at(most))
+                for direction, peaks in (("forward", forward), ("backward", backward)):
+                    most = in_flight.most(
+                        "F" if direction == "forward" else "B", gone - more * (direction == "backward")
+                    )
+                    self.add_block(direction, name, i, peaks, mode, has, **self._alive_at(most))
+                for peaks, on, most in in_flight.by_weights(i, recomputed, there, self._layer_grads(i)):
+                    self.add_block("backward", f"by weights {name}", i, peaks, mode, on, **self._alive_at(most))
                 done = np.where(there, alone - more, np.inf)
-                most = moments.most("B", done, ended=True, own_grads=self._layer_grads(i))
+                most = in_flight.most("B", done, ended=True, own_grads=self._layer_grads(i))
                 name = f"of the first {kind} block{label}"
-                self.add_block("backward", name, i, backward, mode, has, **self._at(most))
+                self.add_block("backward", name, i, backward, mode, has, **self._alive_at(most))
 
-    def _at(self, most: Most) -> dict[str, ArrayN]:
+    def _alive_at(self, most: Most) -> dict[str, ArrayN]:
         """What an instant is made of at such a moment."""
-        return {"minus": self.acts - most.kept, "grads": most.grads, "copies": most.copies}
+        return {"minus": self.activations - most.kept_bytes, "grads": most.grads, "copies": most.copies}
 
-    def _pipelined_ends(self, moments: Moments) -> None:
+    def _pipelined_ends(self, in_flight: InFlight) -> None:
         """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
         rows, stages, of = self.rows, self.rows.layout.stages, self.rows.layout.shown.of
         head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
@@ -317,20 +321,20 @@ class Instants:
         for name, forward, kinds in (
             ("loss forward", True, head.forward_kinds), ("loss backward", False, head.backward_kinds),
         ):  # fmt: skip
-            most = moments.most("F" if forward else "B", on_head)
-            self._add_end(name, rows.is_head, kinds, **self._at(most))
-        most = moments.most("B", on_first, ended=True)
-        self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, **self._at(most))
+            most = in_flight.most("F" if forward else "B", on_head)
+            self._add_end(name, rows.is_head, kinds, **self._alive_at(most))
+        most = in_flight.most("B", on_first, ended=True)
+        self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, **self._alive_at(most))
         if rows.mode.precision != "mixed":
             return
         model, tp = rows.workload.model, rows.table.tp
         p = layer_params(model, stages.kinds[0].moe)
         layer = ((p.total - p.routed) / tp + p.routed / (rows.table.ep * rows.table.etp))[:, None]
         end = embedding_params(model) / tp[:, None]
-        if moments.unshards:
+        if in_flight.unshards:
             group = np.where(on_first == 0.0, end[:, :, None], layer[:, :, None])
-            most = moments.most("R", np.zeros(on_first.shape), beside=2.0 * group)
-            self._add_nothing("reduction of gradients", **self._at(most))
+            most = in_flight.most("R", np.zeros(on_first.shape), beside=2.0 * group)
+            self._add_nothing("reduction of gradients", **self._alive_at(most))
             return
         group = np.where(rows.is_first > 0, end, layer)
         self._add_nothing("reduction of gradients", minus=None, grads=1.0, copies=2.0 * group)
@@ -343,7 +347,8 @@ class Instants:
         nothing = np.zeros((len(KINDS), self.n))
         everywhere = np.ones((1, self.num_shown), dtype=bool)
         self.add(
-            name, everywhere, nothing[0], lambda at: nothing[:, at], minus, grads=grads, copies=copies, lingers=lingers
+            name, everywhere, nothing[0], lambda positions: nothing[:, positions], minus, grads=grads, copies=copies,
+            lingers=lingers
         )  # fmt: skip
 
     def _ends(self, mid: ArrayN | float, cached: ArrayN | float) -> None:
@@ -354,12 +359,12 @@ class Instants:
         for name, kinds, copies in (
             ("loss forward", head.forward_kinds + others, cached), ("loss backward", head.backward_kinds + others, 0.0),
         ):  # fmt: skip
-            way = FORWARD if name == "loss forward" else BACKWARD
-            lingers = self.lingering.at_end(-1, way) if self.lingering else 0.0
+            direction = FORWARD if name == "loss forward" else BACKWARD
+            lingers = self.retention.at_end(-1, direction) if self.retention else 0.0
             self._add_end(name, rows.is_head, kinds, 0.0, grads=mid, copies=copies, lingers=lingers)
         gone, lingers = self._one_micro_batch(), 0.0
-        if self.lingering:
-            lingers = self.lingering.at_end(0, BACKWARD, ended=True) + self.lingering.there * gone
+        if self.retention:
+            lingers = self.retention.at_end(0, BACKWARD, ended=True) + self.retention.there * gone
         self._add_end(
             "embedding backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0, copies=tied_grads(rows),
             lingers=lingers,
@@ -373,7 +378,7 @@ class Instants:
         if gathers_whole(rows):
             gathered, grads = unsharded(rows, self.grads)
             copies = -gathered
-        lingers = self.lingering.at_rest if self.lingering else 0.0
+        lingers = self.retention.at_rest if self.retention else 0.0
         lingers = lingers + held_bytes(rows)[1]
         self._add_nothing("optimizer step", minus=None, grads=grads, copies=copies, lingers=lingers)
         self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
@@ -385,7 +390,8 @@ class Instants:
         """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""
         k = self.rows.k
         self.add(
-            name, stage[None] > 0, kinds.sum(axis=0)[k], lambda at: kinds[:, k[at]], minus, grads=grads, copies=copies,
+            name, stage[None] > 0, kinds.sum(axis=0)[k], lambda positions: kinds[:, k[positions]], minus, grads=grads,
+            copies=copies,
             lingers=lingers, inside="loss" if name.startswith("loss") else "",
         )  # fmt: skip
 
@@ -393,15 +399,15 @@ class Instants:
         """What the layers of the chunk whose backward ends keep for one micro-batch. (n, R)"""
         lay = self.rows.layout
         vpp = lay.stages.vpp
-        one = self.rows.over_stages(self.rows.layers.saved)
+        of_layers = self.rows.over_stages(self.rows.layers.saved)
         ends = self.ends_saved / np.maximum(lay.last_in_flight, 1.0)
-        return np.asarray(np.minimum(one / vpp + ends, self.acts))
+        return np.asarray(np.minimum(of_layers / vpp + ends, self.activations))
 
     def largest(self) -> tuple[ArrayN, NDArray[np.int64]]:
         """The largest of all instants and which it is: of those that only rounding tells apart, the first. (n, R)"""
         largest = self.all[0].total
-        for one in self.all[1:]:
-            largest = np.maximum(largest, one.total)
+        for candidate in self.all[1:]:
+            largest = np.maximum(largest, candidate.total)
         enough = largest - 1e-12 * np.abs(largest)
         which = np.zeros(largest.shape, dtype=np.int64)
         for i in reversed(range(len(self.all))):
@@ -412,8 +418,12 @@ class Instants:
         """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]"""
 
         def of(inside: tuple[str, ...], grads: bool) -> ArrayN:
-            found = [one.total - (0.0 if grads else one.grads * self.grads) for one in self.all if one.inside in inside]
-            return np.asarray(np.maximum.reduce(found))
+            totals = [
+                candidate.total - (0.0 if grads else candidate.grads * self.grads)
+                for candidate in self.all
+                if candidate.inside in inside
+            ]
+            return np.asarray(np.maximum.reduce(totals))
 
         forward, piped = ("forward",), self.rows.mode.pipelined
         return Alive(
@@ -425,64 +435,67 @@ class Instants:
     def grads_at(self, which: NDArray[np.int64]) -> ArrayN:
         """The part of the gradients that is there at each stage's instant. (n, R)"""
         out = np.empty(which.shape)
-        for i, one in enumerate(self.all):
-            np.copyto(out, one.grads, where=which == i)
+        for i, candidate in enumerate(self.all):
+            np.copyto(out, candidate.grads, where=which == i)
         return out
 
-    def parts(self, at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
-        """Live components of candidates ``at``, each at one instant of one stage. (len(LIVE_COMPONENTS), len(at))"""
+    def parts(self, rows_at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
+        """Live components of candidates ``rows_at``, each at one instant of one stage. (len(LIVE_COMPONENTS),
+        len(at))"""
         rows = self.rows
-        out = np.zeros((len(LIVE_COMPONENTS), len(at)))
+        out = np.zeros((len(LIVE_COMPONENTS), len(rows_at)))
         place = {name: i for i, name in enumerate(LIVE_COMPONENTS)}
-        of = rows.grid[at]
+        of = rows.grid[rows_at]
         out[place["parameters"]] = rows.static.params[of, stage]
-        out[place["gradients"]] = self.grads[at, stage]
+        out[place["gradients"]] = self.grads[rows_at, stage]
         out[place["optimizer_states"]] = rows.static.states[of, stage]
-        out[place["buffers"]] = self.buffers[at, stage]
-        acts, kept = self.acts[at, stage], self._kept(at, stage)
+        out[place["buffers"]] = self.buffers[rows_at, stage]
+        activations, in_flight = self.activations[rows_at, stage], self._in_flight_kinds(rows_at, stage)
         for i in np.unique(instant).tolist():
-            one, here = self.all[i], np.flatnonzero(instant == i)
-            where = at[here], stage[here]
-            out[place["gradients"], here] *= _at(one.grads, where)
-            live = one.transient(at[here])
-            if one.minus is not None:
-                some = acts[here]
-                left = np.clip((some - _at(one.minus, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0)
-                live = live + kept[:, here] * np.where(some > 0, left, 0.0)
-            out[_ROW[:, None], here] += live
-            out[place["activations"], here] += _at(one.lingers, where)
-            copies = _at(one.copies, where)  # less than none where weights are not gathered
-            out[place["weight_copies"], here] += np.maximum(copies, 0.0)
-            out[place["parameters"], here] += np.minimum(copies, 0.0)
+            candidate, chosen = self.all[i], np.flatnonzero(instant == i)
+            where = rows_at[chosen], stage[chosen]
+            out[place["gradients"], chosen] *= _entries(candidate.grads, where)
+            live = candidate.transient(rows_at[chosen])
+            if candidate.minus is not None:
+                some = activations[chosen]
+                left = np.clip((some - _entries(candidate.minus, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0)
+                live = live + in_flight[:, chosen] * np.where(some > 0, left, 0.0)
+            out[_ROW[:, None], chosen] += live
+            out[place["activations"], chosen] += _entries(candidate.lingers, where)
+            copies = _entries(candidate.copies, where)  # less than none where weights are not gathered
+            out[place["weight_copies"], chosen] += np.maximum(copies, 0.0)
+            out[place["parameters"], chosen] += np.minimum(copies, 0.0)
             if i == len(self.all) - 1:
-                out[place["temporaries"], here] += rows.static.step_scratch[of[here], stage[here]]
+                out[place["temporaries"], chosen] += rows.static.step_scratch[of[chosen], stage[chosen]]
         if rows.mode.amp:  # DDP's buckets, which hold gradients that are reduced
             out[place["gradients"]] += rows.static.buffers[of, stage]
             out[place["buffers"]] -= rows.static.buffers[of, stage]
         return out
 
-    def _kept(self, at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
+    def _in_flight_kinds(self, rows_at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
         """What is kept of the micro-batches in flight, by kind. (len(KINDS), len(at))"""
         rows, lay = self.rows, self.rows.layout
-        whole, k = rows.layers.saved_kinds, rows.k[at]
-        kept = np.einsum("nk,nkf->fn", lay.plain_in_flight[at, :, stage], whole[rows.base[at], k])
+        saved_kinds, k = rows.layers.saved_kinds, rows.k[rows_at]
+        in_flight = np.einsum("nk,nkf->fn", lay.plain_in_flight[rows_at, :, stage], saved_kinds[rows.base[rows_at], k])
         if lay.any_full:
-            kept = kept + np.einsum("nk,nkf->fn", lay.full_in_flight[at, :, stage], whole[rows.full[at], k])
+            in_flight = in_flight + np.einsum(
+                "nk,nkf->fn", lay.full_in_flight[rows_at, :, stage], saved_kinds[rows.full[rows_at], k]
+            )
         if rows.framework.deepspeed:
-            kept[KINDS.index("activation")] += (self._sent() * lay.last_in_flight)[at, stage]
+            in_flight[KINDS.index("activation")] += (self._sent() * lay.last_in_flight)[rows_at, stage]
         if root_holds_ends(rows):
-            kept = kept + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
+            in_flight = in_flight + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
         mtp_kinds = rows.of_mtp("saved_kinds")
         if mtp_kinds is not None:
-            weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[at, stage]
-            kept = kept + weight * mtp_kinds[at].T
+            weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[rows_at, stage]
+            in_flight = in_flight + weight * mtp_kinds[rows_at].T
         if rows.schedule_record.forwards_first:
-            before = np.maximum(lay.last_in_flight[at, stage] - 1.0, 0.0) * rows.is_head[stage]
-            kept = kept + before * rows.costs.head.memory.saved_kinds[:, rows.k[at]]
-        return np.asarray(kept)
+            before = np.maximum(lay.last_in_flight[rows_at, stage] - 1.0, 0.0) * rows.is_head[stage]
+            in_flight = in_flight + before * rows.costs.head.memory.saved_kinds[:, rows.k[rows_at]]
+        return np.asarray(in_flight)
 
 
-def _at(quantity: ArrayN | float, where: tuple[NDArray[np.intp], NDArray[np.intp]]) -> ArrayN | float:
+def _entries(quantity: ArrayN | float, where: tuple[NDArray[np.intp], NDArray[np.intp]]) -> ArrayN | float:
     """Entries of something of candidates and stages; (n, R), (n, 1) or a number."""
     if isinstance(quantity, float):
         return quantity

@@ -32,8 +32,8 @@ def _rotations(rows: Rows) -> ArrayN | float:
     """The tables of rotations that Megatron keeps; of latent attention each layer's. (n, R)"""
     if not rows.framework.library:
         return 0.0
-    found = rotations(rows.costs.context)
-    table = per_combination(found.table, len(rows.costs.persistent))[rows.k][:, None]
-    if not found.of_layers:
+    tables = rotations(rows.costs.context)
+    table = per_combination(tables.table, len(rows.costs.persistent))[rows.k][:, None]
+    if not tables.of_layers:
         return np.asarray(table * rows.layout.stages.vpp)
-    return np.asarray((table + sum(found.built)) * rows.layout.counts.sum(axis=1))
+    return np.asarray((table + sum(tables.built)) * rows.layout.counts.sum(axis=1))

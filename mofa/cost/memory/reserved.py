@@ -83,20 +83,20 @@ def native_bytes(rows: Rows, alive: Alive) -> ArrayN:
       :func:`_unsharded`.
     """
     bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_first
-    moments, widest = _moments(rows), rows.most_of_layers(rows.layers.largest)
+    late_states, widest = _late_states(rows), rows.most_of_layers(rows.layers.largest)
     if rows.framework.shards_params and rows.mode.precision == "mixed" and rows.mode.pipelined:
-        return _unsharded(rows, alive, moments, bulk)
+        return _unsharded(rows, alive, late_states, bulk)
     if not rows.static.grads_always or rows.framework.deepspeed:
-        ahead = alive.forward - moments
+        ahead = alive.forward - late_states
         return np.maximum(np.maximum(alive.most, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
     made = weights_made(rows)
     lost, pieces = holes_bytes(rows, made, alive.most)
     most, ahead = _beside_holes(rows, made, alive.buffers)
-    ahead, late = np.maximum(alive.forward - moments, ahead), late_bytes(rows)
-    layers = alive.layers + np.maximum(pieces, widest) + bulk + late
-    held = np.maximum(alive.most + np.maximum(lost, pieces), layers)
+    ahead, late_freed = np.maximum(alive.forward - late_states, ahead), late_bytes(rows)
+    layers = alive.layers + np.maximum(pieces, widest) + bulk + late_freed
+    in_pieces = np.maximum(alive.most + np.maximum(lost, pieces), layers)
     # holes take what is in pieces
-    return np.maximum(np.maximum(held, most), _with_loss(rows, alive, ahead, 0.0, late))
+    return np.maximum(np.maximum(in_pieces, most), _with_loss(rows, alive, ahead, 0.0, late_freed))
 
 
 def _bulk(memory: BlockMemory) -> ArrayN:
@@ -104,25 +104,25 @@ def _bulk(memory: BlockMemory) -> ArrayN:
     return np.asarray(memory.large_saved[-1] + memory.large_peak[-1])
 
 
-def _moments(rows: Rows) -> ArrayN:
+def _late_states(rows: Rows) -> ArrayN:
     """The states that appear at the end of the first step: Megatron's main copies are there before. (n, R) [B]"""
     main = rows.static.grads_always and not rows.framework.deepspeed
     return rows.static.states[rows.grid] * (2.0 / 3.0 if main else 1.0)
 
 
 def _with_loss(
-    rows: Rows, alive: Alive, ahead: ArrayN, pieces: ArrayN | float, late: ArrayN | float = 0.0
+    rows: Rows, alive: Alive, ahead: ArrayN, pieces: ArrayN | float, late_freed: ArrayN | float = 0.0
 ) -> ArrayN:  # fmt: skip
     """What the stage with the head reserves for its layers and the loss, -inf elsewhere. (n, R) [B]
 
     Of layers' segments, ``ahead`` of them by the first loss, none is of use to its larger tensors. Later, states and
     gradients that came behind the first loss have taken room of what the layers hold beside it; as much as does not fit
     any more goes into the loss's blocks, smallest first, none of which is whole again for the next loss: so many of its
-    largest are taken once more as hold what did not fit. So it is with what comes back ``late``.
+    largest are taken once more as hold what did not fit. So it is with what comes back ``late_freed``.
     """
     memory = rows.costs.head.memory
     bulk, largest = _bulk(memory)[rows.k][:, None], memory.largest[rows.k][:, None]
-    displaced = np.maximum(alive.loss + late - bulk - ahead, 0.0)
+    displaced = np.maximum(alive.loss + late_freed - bulk - ahead, 0.0)
     again = np.ceil(displaced / np.maximum(largest, 1.0)) * largest
     return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
 
@@ -142,7 +142,7 @@ def holes_bytes(rows: Rows, made: WeightsMade, allocated: ArrayN) -> tuple[Array
     allocated
         The peak of the live tensors. (n, R) [B]
     """
-    lay, costs, static, at = rows.layout, rows.costs, rows.static, rows.grid
+    lay, costs, static, grid = rows.layout, rows.costs, rows.static, rows.grid
     start = _start(made)
     saved, peak = rows.layers.large_saved[..., 0], rows.layers.large_peak[..., 0]
     large = rows.over_layers(saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
@@ -151,11 +151,11 @@ def holes_bytes(rows: Rows, made: WeightsMade, allocated: ArrayN) -> tuple[Array
         rows.most_of_layers(peak), (head.large_saved[0] + head.large_peak[0])[rows.k][:, None] * rows.is_head
     )
     # what is neither a buffer nor a small state may lie in the holes
-    others = allocated - (static.params + static.grads + start.small - start.waste)[at]
-    more = np.maximum(large + peak + (start.large + start.holes)[at] - others, 0.0)
+    others = allocated - (static.params + static.grads + start.small - start.waste)[grid]
+    more = np.maximum(large + peak + (start.large + start.holes)[grid] - others, 0.0)
     # pieces of holes that no tensor takes
     pieces = rows.most_of_layers(rows.layers.forward_peak)
-    return start.waste[at] + more, np.minimum(pieces, start.holes[at])
+    return start.waste[grid] + more, np.minimum(pieces, start.holes[grid])
 
 
 def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
@@ -165,8 +165,8 @@ def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[Array
     alive, which fits none of them: states and activations. The largest such sum is what is reserved if all else fits
     somewhere. Of Megatron's buffers the fp8 copies of weights come with the first forward, two in the hole of one.
     """
-    lay, static, at, layers = rows.layout, rows.static, rows.grid, rows.layers
-    fixed = (static.params + static.grads - static.buffers)[at] + buffers
+    lay, static, grid, layers = rows.layout, rows.static, rows.grid, rows.layers
+    fixed = (static.params + static.grads - static.buffers)[grid] + buffers
     most, ahead = np.zeros(fixed.shape), np.zeros(fixed.shape)
     ends = [(end.large_saved + end.large_peak, there) for end, there in
             ((rows.costs.head.memory, rows.is_head), (rows.costs.embedding.memory, rows.is_first))]  # fmt: skip
@@ -175,9 +175,9 @@ def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[Array
         peak = rows.most_of_layers(layers.large_peak[..., i])
         for large, there in ends:
             peak = np.maximum(peak, large[i, rows.k][:, None] * there)
-        held = fixed + (holes + copies)[at] + saved
-        most = np.maximum(most, held + 3.0 * states[at] + peak)
-        ahead = np.maximum(ahead, held + states[at] + rows.most_of_layers(layers.large_forward[..., i]))
+        beside = fixed + (holes + copies)[grid] + saved
+        most = np.maximum(most, beside + 3.0 * states[grid] + peak)
+        ahead = np.maximum(ahead, beside + states[grid] + rows.most_of_layers(layers.large_forward[..., i]))
     return most, ahead
 
 
@@ -230,8 +230,8 @@ def weights_made(rows: Rows) -> WeightsMade:
     shared = np.where(rows.grids.zero >= 1, shared, 1.0)
     # a rank's part of a chunk's buffer holds tensors whole, where it is no smaller than they are
     dense, expert = rows.params.max(axis=(2, 3))  # of the largest chunk: how many stages are shown is the table's
-    apart = rows.grids.ep > 1
-    buffer = np.where(weights.expert[:, None] & apart, expert, dense + np.where(apart, 0.0, expert))
+    has_experts = rows.grids.ep > 1
+    buffer = np.where(weights.expert[:, None] & has_experts, expert, dense + np.where(has_experts, 0.0, expert))
     each = rows.framework.states_bytes_per_param / 6.0
     state = each * np.minimum(hole, 2.0 * buffer / shared)
     owned = number * each * hole / shared / np.maximum(state, 1.0)
@@ -271,7 +271,7 @@ def _start(made: WeightsMade) -> _Start:
     )  # fmt: skip
 
 
-def _unsharded(rows: Rows, alive: Alive, moments: ArrayN, bulk: ArrayN) -> ArrayN:
+def _unsharded(rows: Rows, alive: Alive, late_states: ArrayN, bulk: ArrayN) -> ArrayN:
     """What FSDP's groups and all else reserve under pipelines. (n, R) [B]
 
     - The gather stream's pool keeps what two groups' gathers held at once, the reduction stream's sharded gradients.
@@ -286,37 +286,41 @@ def _unsharded(rows: Rows, alive: Alive, moments: ArrayN, bulk: ArrayN) -> Array
     - What comes while a layer's forward holds most lies in the loss's blocks as well, and all but temporaries stays: of
       these the widest is gone by the next loss.
     """
-    model, lay, table, costs, at = rows.workload.model, rows.layout, rows.grids, rows.costs, rows.grid
+    model, lay, table, costs, grid = rows.workload.model, rows.layout, rows.grids, rows.costs, rows.grid
     p = layer_params(model, lay.stages.kinds[-1].moe)
-    layer = ((p.total - p.routed) / table.tp + p.routed / (table.ep * table.etp))[at, None]
-    end = (embedding_params(model) / table.tp)[at, None]
+    layer = ((p.total - p.routed) / table.tp + p.routed / (table.ep * table.etp))[grid, None]
+    end = (embedding_params(model) / table.tp)[grid, None]
     first, head = rows.is_first > 0, rows.is_head > 0
     ends = np.where(end > layer, np.where(first, 2.0 * (end + layer), 4.0 * layer + 2.0 * end), 4.0 * layer)
     ends = ends + np.where(first & (end <= layer), 2.0 * end, 0.0)  # the first, which no layer's gather fits
-    source = 2.0 / rows.shards.dense_ranks[at] * np.where(first, np.maximum(end, layer), layer)
+    source = 2.0 / rows.shards.dense_ranks[grid] * np.where(first, np.maximum(end, layer), layer)
     pools = np.where(first | head, ends, 4.0 * layer) + source
-    pools = pools + rows.shards.sharded(rows.framework.grads_bytes_per_param)[at]
+    pools = pools + rows.shards.sharded(rows.framework.grads_bytes_per_param)[grid]
     largest, loss = (c.memory.largest[rows.k][:, None] for c in (costs.embedding, costs.head))
     widest = rows.most_of_layers(rows.layers.largest)
-    whole = whole_embedding_gradient(rows.workload, rows.framework, "mixed", True, table.tp, rows.is_first)[at]
-    whole = (4.0 * end + whole) * first
-    whole = np.where(whole > widest, whole, 0.0)
-    apart = bulk + whole + np.where(4.0 * end > largest, 4.0 * end, 0.0) * first
-    again = np.clip(moments, np.maximum(largest, whole) * first, np.maximum(apart, largest * first))
-    once = alive.layers - moments + np.maximum(apart - whole, 0.0)  # by the first step, which has no states yet
-    embedding = np.where(first, once + np.maximum(again, moments), -np.inf)
+    embedding_grads = whole_embedding_gradient(rows.workload, rows.framework, "mixed", True, table.tp, rows.is_first)[
+        grid
+    ]
+    embedding_grads = (4.0 * end + embedding_grads) * first
+    embedding_grads = np.where(embedding_grads > widest, embedding_grads, 0.0)
+    displaced = bulk + embedding_grads + np.where(4.0 * end > largest, 4.0 * end, 0.0) * first
+    again = np.clip(late_states, np.maximum(largest, embedding_grads) * first, np.maximum(displaced, largest * first))
+    once = (
+        alive.layers - late_states + np.maximum(displaced - embedding_grads, 0.0)
+    )  # by the first step, which has no states yet
+    embedding = np.where(first, once + np.maximum(again, late_states), -np.inf)
     group = np.maximum(end, layer)
     two = np.where(loss >= 4.0 * layer, 4.0 * end, 4.0 * (group + layer))
     buffer = np.where(head, np.where(loss >= 4.0 * group, 0.0, two), 8.0 * layer) * ~first
-    late = np.maximum(alive.no_grads + _apart(rows)[rows.k] * alive.grads - alive.most, 0.0)
-    held = alive.most + late + 2.0 * buffer + np.where(late > 0, loss * head, 0.0)
+    unfitting = np.maximum(alive.no_grads + _unfitting_gradients(rows)[rows.k] * alive.grads - alive.most, 0.0)
+    reserved = alive.most + unfitting + 2.0 * buffer + np.where(unfitting > 0, loss * head, 0.0)
     beside = alive.forward - widest + _bulk(costs.head.memory)[rows.k][:, None]
     loss_first = replace(alive, loss=np.maximum(alive.loss, beside))
-    held = np.maximum(held, _with_loss(rows, loss_first, alive.forward_no_grads - moments, widest))
-    return np.asarray(np.maximum(held, embedding) + pools)
+    reserved = np.maximum(reserved, _with_loss(rows, loss_first, alive.forward_no_grads - late_states, widest))
+    return np.asarray(np.maximum(reserved, embedding) + pools)
 
 
-def _apart(rows: Rows) -> ArrayN:
+def _unfitting_gradients(rows: Rows) -> ArrayN:
     """Share of each stage's unsharded gradients in blocks that are larger than any activation of a layer. (K, R) [-]"""
     weights, shown = rows.costs.weights, rows.layout.shown.stage
     largest = np.max([cost.memory.largest for blocks in rows.costs.blocks.values() for cost in blocks], axis=0)

@@ -32,18 +32,18 @@ def late_bytes(rows: Rows) -> ArrayN:
     def summed(grid: ArrayN) -> ArrayN:
         return rows.over_layers(grid, lay.plain, lay.full, "nkr,nk->nr")
 
-    found, layers = rows.layers.sent_and_launched, rows.layers
-    sent_f, sent_b, launched_f, launched_b = (summed(found[..., i]) for i in range(4))
+    sent_and_launched, layers = rows.layers.sent_and_launched, rows.layers
+    sent_f, sent_b, launched_f, launched_b = (summed(sent_and_launched[..., i]) for i in range(4))
     both = layers.forward_clocks, layers.backward_clocks
     device, host = (sum(summed(grid[..., i]) for grid in both) for i in (0, 3))
     waits = sum(summed(np.asarray(grid[..., 2] > NEVER / 2, dtype=float)) for grid in both)
     degrees, of_row = np.unique(rows.table.cp, return_inverse=True)
-    apart = np.array([rows.cluster.hosts_apart(cp) for cp in degrees.tolist()])[of_row][:, None]
-    ratio = np.where(waits > 0, 0.0, np.maximum(device / np.maximum(host, 1e-9), apart))
+    host_spread = np.array([rows.cluster.hosts_apart(cp) for cp in degrees.tolist()])[of_row][:, None]
+    ratio = np.where(waits > 0, 0.0, np.maximum(device / np.maximum(host, 1e-9), host_spread))
     turn = np.maximum(launched_f + launched_b, 1.0)
     launched = (rows.num_micro_batches[:, None] - 1.0) * turn + launched_f
     ahead = np.minimum(QUEUE, launched * (1.0 - 1.0 / np.maximum(ratio, 1.0)))
-    turns, rest = np.divmod(ahead, turn)
+    full_passes, rest = np.divmod(ahead, turn)
     of_forward = np.minimum(rest / np.maximum(launched_f, 1.0), 1.0)
     of_backward = np.maximum(rest - launched_f, 0.0) / np.maximum(launched_b, 1.0)
-    return np.asarray(turns * (sent_f + sent_b) + of_forward * sent_f + of_backward * sent_b)
+    return np.asarray(full_passes * (sent_f + sent_b) + of_forward * sent_f + of_backward * sent_b)

@@ -15,14 +15,14 @@ from mofa.schedules import Schedule
 from mofa.specs.framework import FrameworkSpec
 
 
-class Held(NamedTuple):
+class HeldInputs(NamedTuple):
     """Numbers of such tensors: all the time, and more between a step's last backward and the next step. [-]"""
 
     throughout: int = 0
     at_end: int = 0
 
 
-def held_beside(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving: int) -> Held:
+def held_beside(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving: int) -> HeldInputs:
     """What a rank holds whose chunks receive their input from another one, ``receiving`` of them.
 
     A chunk keeps the last input that it was set (``set_input_tensor``), whose gradient hangs on it, until its next
@@ -42,9 +42,9 @@ def held_beside(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
     [Held(throughout=0, at_end=0), Held(throughout=2, at_end=0)]
     """
     if not framework.traits.is_megatron_core or pp == 1:
-        return Held()
+        return HeldInputs()
     steady = schedule.handed_on_tensors if receiving else 0
-    return Held(steady, max(2 * receiving - steady, 0))
+    return HeldInputs(steady, max(2 * receiving - steady, 0))
 
 
 def held_bytes(rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -34,14 +34,14 @@ def shelved_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     took_f, took_b = np.maximum(device_f, host_f), np.maximum(device_b, host_b)
     turn = np.maximum(took_f + took_b, 1e-9)
     ratio = np.maximum((device_f + device_b) / np.maximum(host_f + host_b, 1e-9), 1.0)
-    turns = rows.num_micro_batches[:, None] - 1.0 + took_f / turn  # behind the last forward
-    lead_s = np.minimum(QUEUE / np.maximum(launched, 1.0), turns * (1.0 - 1.0 / ratio)) * turn
+    passes = rows.num_micro_batches[:, None] - 1.0 + took_f / turn  # behind the last forward
+    lead_s = np.minimum(QUEUE / np.maximum(launched, 1.0), passes * (1.0 - 1.0 / ratio)) * turn
     since = WATCHDOG_S + lead_s
 
     def within(first: ArrayN, first_s: ArrayN, second: ArrayN, second_s: ArrayN) -> ArrayN:
-        whole, rest = np.divmod(since, turn)
+        full_turns, rest = np.divmod(since, turn)
         some = first * np.minimum(rest / np.maximum(first_s, 1e-9), 1.0)
         more = second * np.maximum(rest - first_s, 0.0) / np.maximum(second_s, 1e-9)
-        return np.asarray(whole * (first + second) + some + more)
+        return np.asarray(full_turns * (first + second) + some + more)
 
     return within(forward, took_f, backward, took_b), within(backward, took_b, forward, took_f)

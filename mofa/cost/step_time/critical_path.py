@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.step_time.dependency_levels import Levels, levels_of
 from mofa.schedules import SCHEDULES, Runtime
-from mofa.schedules.interleaved import rounds
+from mofa.schedules.interleaved import micro_batches_per_round
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
@@ -144,7 +144,7 @@ def critical_path_s(
     total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)
     in_rounds = queued and SCHEDULES[schedule].in_rounds
-    per_round = np.array([rounds(pp, num) if in_rounds else pp for num in nums.tolist()])
+    per_round = np.array([micro_batches_per_round(pp, num) if in_rounds else pp for num in nums.tolist()])
     # plans of one order are walked together, however many rounds each leaves out
     kinds, kind = np.unique(np.stack([np.minimum(nums, ROUNDS * per_round), per_round]), axis=1, return_inverse=True)
     kind_of = kind.ravel()[inverse]

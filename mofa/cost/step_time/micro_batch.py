@@ -245,7 +245,7 @@ def _layers_apart(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """The clocks of layers' backwards by inputs and by weights, as :class:`mofa.cost.rows.LayerArrays` has those of
     whole ones."""
     c, kinds = rows.costs, rows.layout.stages.kinds
-    both = np.array([[c.apart[label(kind, mode)] for kind in kinds] for mode in c.blocks])
+    both = np.array([[c.split_backward[label(kind, mode)] for kind in kinds] for mode in c.blocks])
     grids = both.transpose(2, 0, 4, 1, 3)  # modes, kinds, parts, 4, K
     return grids[0], grids[1]
 
@@ -255,7 +255,7 @@ def _apart(rows: Rows, at: IntA, whole: Clocks) -> tuple[Clocks, Clocks]:
     differentiate by, and does all of it with its weights'."""
     grids, c = _layers_apart(rows), rows.costs
     parts = [
-        _clocks(rows, at, grid, [c.apart[end][n] for end in ("embedding", "head")], None, forward=False)[1]
+        _clocks(rows, at, grid, [c.split_backward[end][n] for end in ("embedding", "head")], None, forward=False)[1]
         for n, grid in enumerate(grids)
     ]
     for none, by_weights, both, nothing in zip(*parts, whole, (0.0, NEVER, NEVER, 0.0, 0.0), strict=True):

@@ -103,19 +103,19 @@ class Allocator:
         """
         pool = self._pools.get(index) or self.pool(index)
         self._searches += not pool.small
-        at = bisect_left(pool.sizes, size)
+        first = bisect_left(pool.sizes, size)
         lists = pool.lists
         try:
-            while not lists[at]:
-                at += 1
+            while not lists[first]:
+                first += 1
         except IndexError:
             block = self.grow(pool, size)
         else:
             if self.expandable:
-                block = least_expandable(pool, at)
+                block = least_expandable(pool, first)
                 pool.take(block)
             else:
-                block = lists[at].pop(0)
+                block = lists[first].pop(0)
         rest = block.size - size
         if rest > pool.most_kept:
             free = block  # the rest stays where it is, as the same free block
@@ -130,13 +130,13 @@ class Allocator:
             address = free.address = address + size
             free.size = rest
             free.freed_at = 0
-            one = pool.bins.get(rest)
-            if one is None:
-                one = pool.open(rest)
-            if one and one[-1].address > address:
-                insort(one, free, key=address_of)
+            blocks = pool.bins.get(rest)
+            if blocks is None:
+                blocks = pool.open(rest)
+            if blocks and blocks[-1].address > address:
+                insort(blocks, free, key=address_of)
             else:
-                one.append(free)
+                blocks.append(free)
         else:
             block.state = ALLOCATED
             size = block.size
@@ -154,7 +154,7 @@ class Allocator:
     def forget_bins(self) -> None:
         """Nothing is repeated from notes any more: no bin has to stay when it is empty."""
         for pool in self._pools.values():
-            pool.kept.clear()
+            pool.pinned_sizes.clear()
 
     def free(self, block: Block, streams: Sequence[int] = ()) -> None:
         """Give a block back; it can be used again once other ``streams`` that use it have finished."""
@@ -195,11 +195,11 @@ class Allocator:
         bins = pool.bins
         before, after = block.previous, block.following
         if after is not None and not after.state:
-            one = bins[after.size]
-            if len(one) < MANY:
-                one.remove(after)
+            blocks = bins[after.size]
+            if len(blocks) < MANY:
+                blocks.remove(after)
             else:
-                del one[bisect_left(one, after.address, key=address_of)]
+                del blocks[bisect_left(blocks, after.address, key=address_of)]
             after.state = ALLOCATED
             pool.spare.append(after)
             size += after.size
@@ -207,11 +207,11 @@ class Allocator:
             if after is not None:
                 after.previous = block
         if before is not None and not before.state:
-            one = bins[before.size]
-            if len(one) < MANY:
-                one.remove(before)
+            blocks = bins[before.size]
+            if len(blocks) < MANY:
+                blocks.remove(before)
             else:
-                del one[bisect_left(one, before.address, key=address_of)]
+                del blocks[bisect_left(blocks, before.address, key=address_of)]
             size += before.size
             block.state = ALLOCATED
             pool.spare.append(block)
@@ -256,15 +256,15 @@ class Allocator:
 
     def _new(self, pool: Pool, size: int) -> Block | None:
         """A block out of fresh memory, outside the lists of free blocks; None where the device has no room."""
-        whole = segment_size(size)
+        segment_bytes = segment_size(size)
         if self.expandable:
-            if self.fraction and self.capacity is not None and self.reserved + whole > self.capacity:
+            if self.fraction and self.capacity is not None and self.reserved + segment_bytes > self.capacity:
                 return None
             return extend(self, pool, size)
-        if not self.reserve(whole):
+        if not self.reserve(segment_bytes):
             return None
         self.num_segments += 1
-        return Block(pool, self.address(whole), whole, FREE)
+        return Block(pool, self.address(segment_bytes), segment_bytes, FREE)
 
     def address(self, size: int) -> int:
         """Where the device puts a new segment. [B]"""
@@ -299,19 +299,19 @@ class Allocator:
         if target <= 0:
             return
         pools = [pool for pool in self._pools.values() if not pool.small]
-        whole = [b for p in pools for b in p.blocks() if b.previous is None and b.following is None]
-        age = float(sum(self._searches - b.freed_at for b in whole))
+        free_segments = [b for p in pools for b in p.blocks() if b.previous is None and b.following is None]
+        age = float(sum(self._searches - b.freed_at for b in free_segments))
         reclaimed = 0
-        while whole and reclaimed < target:
-            mean = age / len(whole)
-            old = [b for b in whole if self._searches - b.freed_at >= mean]
+        while free_segments and reclaimed < target:
+            mean = age / len(free_segments)
+            old = [b for b in free_segments if self._searches - b.freed_at >= mean]
             if not old:
                 return
             for block in old:
                 reclaimed += block.size
                 age -= self._searches - block.freed_at
                 self._return(block)
-            whole = [b for b in whole if b not in old]
+            free_segments = [b for b in free_segments if b not in old]
 
     # -- what is there
     def fingerprint(self) -> tuple[object, ...]:
@@ -320,15 +320,18 @@ class Allocator:
         return (
             self.reserved, self._ranges.lowest,
             tuple(
-                (i, *((size, *map(address_of, one)) for size, one in zip(p.sizes, p.lists, strict=True) if one),
-                 tuple(at for at, _ in p.unmapped))
+                (i, *((size, *map(address_of, blocks)) for size, blocks in zip(p.sizes, p.lists, strict=True) if blocks),
+                 tuple(address for address, _ in p.unmapped))
                 for i, p in sorted(self._pools.items())
             ),
         )  # fmt: skip
 
     def free_bytes(self) -> dict[tuple[int, bool], int]:
         """Free bytes of the segments held, per stream and size class (small or not). [B]"""
-        return {(p.stream, p.small): sum(size * len(one) for size, one in p.bins.items()) for p in self._pools.values()}
+        return {
+            (p.stream, p.small): sum(size * len(blocks) for size, blocks in p.bins.items())
+            for p in self._pools.values()
+        }
 
     def segments(self, live: Iterable[Block] = ()) -> Iterator[Segment]:
         """The segments that hold free blocks or any of the ``live`` blocks, in order of address."""

@@ -25,9 +25,9 @@ class Device(Protocol):
         """Make a block free."""
 
 
-def least_expandable(pool: Pool, at: int) -> Block:
+def least_expandable(pool: Pool, address: int) -> Block:
     """Of free blocks that fit, one that can't grow much is preferred: its size counts with the range behind it."""
-    fitting = chain.from_iterable(islice(pool.lists, at, None))
+    fitting = chain.from_iterable(islice(pool.lists, address, None))
     block = next(fitting)
     for larger in fitting:
         if reach(larger) >= reach(block):

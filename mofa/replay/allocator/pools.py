@@ -55,12 +55,12 @@ class Pool:
     """Free blocks of one stream and size class; unmapped ranges sorted by address.
 
     Blocks of one size are a bin, the lowest address first. ``bins`` has them by size, ``sizes`` and ``lists`` the sizes
-    in order and their bins; some are empty. Those of the sizes ``kept`` stay, as requests know them. ``spare`` are
-    blocks that neighbours took in, to be used again and so ``ALLOCATED``; a rest larger than ``most_kept`` is split
+    in order and their bins; some are empty. Those of the sizes ``pinned_sizes`` stay, as requests know them. ``spare``
+    are blocks that neighbours took in, to be used again and so ``ALLOCATED``; a rest larger than ``most_kept`` is split
     off. [B]
     """
 
-    __slots__ = ("bins", "kept", "lists", "most_kept", "new", "sizes", "small", "spare", "stream", "unmapped")
+    __slots__ = ("bins", "lists", "most_kept", "new", "pinned_sizes", "sizes", "small", "spare", "stream", "unmapped")
 
     def __init__(self, stream: int, small: bool, expandable: bool = False) -> None:
         self.stream, self.small = stream, small
@@ -68,47 +68,47 @@ class Pool:
         self.bins: dict[int, list[Block]] = {}
         self.sizes: list[int] = []
         self.lists: list[list[Block]] = []
-        self.kept: set[int] = set()
+        self.pinned_sizes: set[int] = set()
         self.new = 0
         self.spare: list[Block] = []
         self.unmapped: list[tuple[int, Block]] = []
 
     def blocks(self) -> Iterator[Block]:
         """All free blocks, in the order in which they are looked through: by size, then by address."""
-        return (block for one in self.lists for block in one)
+        return (block for blocks in self.lists for block in blocks)
 
     def put(self, block: Block) -> None:
         """One more free block."""
-        one = self.bins.get(block.size)
-        if one is None:
-            one = self.open(block.size)
-        if one and one[-1].address > block.address:
-            insort(one, block, key=address_of)
+        blocks = self.bins.get(block.size)
+        if blocks is None:
+            blocks = self.open(block.size)
+        if blocks and blocks[-1].address > block.address:
+            insort(blocks, block, key=address_of)
         else:
-            one.append(block)
+            blocks.append(block)
 
     def take(self, block: Block) -> None:
         """One that is free no more."""
-        one = self.bins[block.size]
-        if len(one) < MANY:
-            one.remove(block)
+        blocks = self.bins[block.size]
+        if len(blocks) < MANY:
+            blocks.remove(block)
         else:
-            del one[bisect_left(one, block.address, key=address_of)]
+            del blocks[bisect_left(blocks, block.address, key=address_of)]
 
     def first(self, size: int) -> int:
         """The place of the first bin that holds a block of a size or larger; past the last bin where there is none."""
         lists = self.lists
-        at = bisect_left(self.sizes, size)
+        index = bisect_left(self.sizes, size)
         try:  # the end is rarely reached, and asking for the length each time took a twentieth of a play
-            while not lists[at]:
-                at += 1
+            while not lists[index]:
+                index += 1
         except IndexError:
             pass
-        return at
+        return index
 
     def bin(self, size: int) -> list[Block]:
         """The bin of a size, which stays the same list for good."""
-        self.kept.add(size)
+        self.pinned_sizes.add(size)
         return self.bins[size] if size in self.bins else self.open(size)
 
     def open(self, size: int) -> list[Block]:
@@ -116,15 +116,15 @@ class Pool:
         self.new += 1
         if self.new > MOST_EMPTY:
             self.new = 0
-            kept = self.kept
-            self.bins = {size: one for size, one in self.bins.items() if one or size in kept}
+            pinned = self.pinned_sizes
+            self.bins = {size: blocks for size, blocks in self.bins.items() if blocks or size in pinned}
             self.sizes = sorted(self.bins)
             self.lists = [self.bins[size] for size in self.sizes]
-        one = self.bins[size] = []
-        at = bisect_left(self.sizes, size)
-        self.sizes.insert(at, size)
-        self.lists.insert(at, one)
-        return one
+        blocks = self.bins[size] = []
+        index = bisect_left(self.sizes, size)
+        self.sizes.insert(index, size)
+        self.lists.insert(index, blocks)
+        return blocks
 
 
 address_of = attrgetter("address")

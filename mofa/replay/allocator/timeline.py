@@ -20,7 +20,7 @@ GROUP_OF = tuple(
 PARAMETERS, GRADIENTS, STATES, BUFFERS, ACTIVATIONS, COPIES, TEMPORARIES = range(len(GROUPS))
 
 
-class Act(NamedTuple):
+class Instruction(NamedTuple):
     """What is done to a slot: ``code`` says what, ``op`` in which op, ``group`` and ``name`` with which tensor. [B]"""
 
     code: int
@@ -37,9 +37,9 @@ OUTSIDE = -1
 """The code of an act that belongs to no tape: its ``op`` is the whole of where it happens."""
 
 
-def outside(group: int, name: str, where: str, stream: int = 0) -> Act:
+def outside(group: int, name: str, where: str, stream: int = 0) -> Instruction:
     """An act that belongs to no tape."""
-    return Act(OUTSIDE, 0, 0, stream, group, name, where)
+    return Instruction(OUTSIDE, 0, 0, stream, group, name, where)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Moment:
     tensors: tuple[Live, ...]
 
 
-Stretch = tuple[Sequence[Act], Sequence[int]]
+EventRun = tuple[Sequence[Instruction], Sequence[int]]
 """Events: what was done, and signed bytes. [B]"""
 
 
@@ -75,7 +75,7 @@ Passage = tuple[int, str, str]
 class _Events(NamedTuple):
     """All different acts in the order in which they were first done, which of them every event is, and its bytes."""
 
-    acts: list[Act]
+    instructions: list[Instruction]
     numbers: NDArray[np.int64]
     sizes: NDArray[np.int64]
 
@@ -84,18 +84,17 @@ class _Events(NamedTuple):
 class Journal:
     """Every allocation and free: acts with their signed sizes, and marks of where they happened. [B]
 
-    ``new_acts`` and ``new_sizes`` are those behind the last computation that was repeated from notes; what is in front
-    of them is ``closed``, ``num_closed`` events: one entry for a computation however often it was repeated.
+    ``new_instructions`` and ``new_sizes`` are those behind the last computation that was repeated from notes; what is
+    in front of them is ``closed``, ``num_closed`` events: one entry for a computation however often it was repeated.
     ``larger`` says by how much sizes there are larger than noted. ``new_passages`` are (event, phase, piece) of what
     was not repeated, ``noted`` the first event of each repetition, how many of those are in front of it and its own
-    passages, events counted from there;
-    ``computations`` (event, kind, chunk, micro-batch); ``left_out`` are (number of computations in front, those left
-    out, the length of what would have been repeated).
+    passages, events counted from there; ``computations`` (event, kind, chunk, micro-batch); ``left_out`` are (number of
+    computations in front, those left out, the length of what would have been repeated).
     """
 
-    new_acts: list[Act] = field(default_factory=list)
+    new_instructions: list[Instruction] = field(default_factory=list)
     new_sizes: list[int] = field(default_factory=list)
-    closed: list[Stretch] = field(default_factory=list)
+    closed: list[EventRun] = field(default_factory=list)
     num_closed: int = 0
     larger: dict[int, int] = field(default_factory=dict)
     new_passages: list[Passage] = field(default_factory=list)
@@ -112,20 +111,20 @@ class Journal:
         """How many are written down."""
         return self.num_closed + len(self.new_sizes)
 
-    def since(self, event: int) -> tuple[list[Act], list[int]]:
+    def since(self, event: int) -> tuple[list[Instruction], list[int]]:
         """Acts and sizes from an event on, none of which was repeated from notes."""
         assert event >= self.num_closed
-        return self.new_acts[event - self.num_closed :], self.new_sizes[event - self.num_closed :]
+        return self.new_instructions[event - self.num_closed :], self.new_sizes[event - self.num_closed :]
 
-    def repeated(self, acts: Sequence[Act], sizes: Sequence[int], passages: Sequence[Passage]) -> int:
+    def repeated(self, instructions: Sequence[Instruction], sizes: Sequence[int], passages: Sequence[Passage]) -> int:
         """A computation that was written down before; the event after its last."""
         self.noted.append((self.num_events, len(self.new_passages), passages))
-        if self.new_acts:
-            self.closed.append((self.new_acts, self.new_sizes))
-            self.num_closed += len(self.new_acts)
-            self.new_acts, self.new_sizes = [], []
-        self.closed.append((acts, sizes))
-        self.num_closed += len(acts)
+        if self.new_instructions:
+            self.closed.append((self.new_instructions, self.new_sizes))
+            self.num_closed += len(self.new_instructions)
+            self.new_instructions, self.new_sizes = [], []
+        self.closed.append((instructions, sizes))
+        self.num_closed += len(instructions)
         return self.num_closed
 
     def mark(self) -> tuple[int, ...]:
@@ -139,14 +138,14 @@ class Journal:
         self._read = None
 
     def _growing(self) -> tuple[list[Any], ...]:
-        return self.new_acts, self.new_sizes, self.new_passages, self.computations, self.grown, self.steps
+        return self.new_instructions, self.new_sizes, self.new_passages, self.computations, self.grown, self.steps
 
     # -- reading
     @property
-    def acts(self) -> list[Act]:
+    def instructions(self) -> list[Instruction]:
         """What was done in every event."""
         events = self._events()
-        return [events.acts[number] for number in events.numbers.tolist()]
+        return [events.instructions[number] for number in events.numbers.tolist()]
 
     @property
     def sizes(self) -> list[int]:
@@ -161,28 +160,28 @@ class Journal:
         done = 0
         for start, before, passages in self.noted:
             out += self.new_passages[done:before]
-            out += [(start + at, phase, piece) for at, phase, piece in passages]
+            out += [(start + event, phase, piece) for event, phase, piece in passages]
             done = before
         return out + self.new_passages[done:]
 
     def highest(self, start: int, end: int, before: int) -> tuple[int, int]:
         """The most that is allocated while events from ``start`` up to ``end`` happen, where ``before`` was in front of
         them, and the number of events in front of when that is so first. [B]"""
-        levels = np.cumsum(np.concatenate([[before], self._events().sizes[start:end]]))
-        at = int(levels.argmax())
-        return int(levels[at]), start + at
+        allocated = np.cumsum(np.concatenate([[before], self._events().sizes[start:end]]))
+        highest = int(allocated.argmax())
+        return int(allocated[highest]), start + highest
 
     def _events(self) -> _Events:
         """All events as arrays; an act is one object however often it is done."""
         if self._read is None or len(self._read.sizes) < self.num_events:
-            self._read = _read((*self.closed, (self.new_acts, self.new_sizes)), self.larger)
+            self._read = _read((*self.closed, (self.new_instructions, self.new_sizes)), self.larger)
         return self._read
 
-    def where(self, event: int, act: Act | None = None) -> str:
+    def where(self, event: int, act: Instruction | None = None) -> str:
         """What ran when an event happened; ``act`` is what was to be done in one that did not."""
         if act is None:
             events = self._events()
-            act = events.acts[events.numbers[event]]
+            act = events.instructions[events.numbers[event]]
         if act.code == OUTSIDE:
             return act.op
         passages = self.passages
@@ -201,12 +200,12 @@ class Journal:
         totals = np.bincount(numbers, weights=sizes).tolist()
         counts = np.bincount(numbers, weights=np.where(sizes > 0, 1, -1)).tolist()
         sums: dict[tuple[int, str], list[int]] = {}
-        for act, total, count in zip(events.acts, totals, counts, strict=False):
+        for act, total, count in zip(events.instructions, totals, counts, strict=False):
             item = sums.setdefault((act.group, act.name), [0, 0])
             item[0] += int(total)
             item[1] += int(count)
-        found = [Live(name, GROUPS[g], count, total) for (g, name), (total, count) in sums.items() if total]
-        return tuple(sorted(found, key=lambda live: (-live.bytes, live.name)))
+        tensors = [Live(name, GROUPS[g], count, total) for (g, name), (total, count) in sums.items() if total]
+        return tuple(sorted(tensors, key=lambda live: (-live.bytes, live.name)))
 
     def moment(self, event: int, reserved: int) -> Moment:
         """What was alive after an event, and where."""
@@ -219,7 +218,7 @@ class Journal:
     def by_group(self, start: int) -> NDArray[np.int64]:
         """Bytes alive by group after every event from ``start`` on. (events, groups) [B]"""
         events = self._events()
-        groups = np.array([act.group for act in events.acts], dtype=np.int64)[events.numbers]
+        groups = np.array([act.group for act in events.instructions], dtype=np.int64)[events.numbers]
         deltas = np.zeros((len(groups), len(GROUPS)), dtype=np.int64)
         deltas[np.arange(len(groups)), groups] = events.sizes
         return np.asarray(np.cumsum(deltas, axis=0)[start:])
@@ -231,21 +230,21 @@ class Journal:
             yield event, marks[i + 1][0] if i + 1 < len(marks) else self.num_events, kind, c, m
 
 
-def _read(stretches: Iterable[Stretch], larger: dict[int, int]) -> _Events:
-    acts: list[Act] = []
+def _read(stretches: Iterable[EventRun], larger: dict[int, int]) -> _Events:
+    instructions: list[Instruction] = []
     number_of: dict[int, int] = {}
     known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-    found = []
+    sizes_read = []
     for some, sizes in stretches:
         if id(some) not in known:
             ids = list(map(id, some))
             for key, act in dict(zip(ids, some, strict=True)).items():
-                if number_of.setdefault(key, len(acts)) == len(acts):
-                    acts.append(act)
+                if number_of.setdefault(key, len(instructions)) == len(instructions):
+                    instructions.append(act)
             numbers = np.fromiter(map(number_of.__getitem__, ids), dtype=np.int64, count=len(some))
             known[id(some)] = numbers, np.array(sizes, dtype=np.int64)
-        found.append(known[id(some)])
-    numbers, all_sizes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        sizes_read.append(known[id(some)])
+    numbers, all_sizes = (np.concatenate(parts) for parts in zip(*sizes_read, strict=True))
     if larger:
         all_sizes[np.array([*larger])] += np.array([*larger.values()])
-    return _Events(acts, numbers, all_sizes)
+    return _Events(instructions, numbers, all_sizes)

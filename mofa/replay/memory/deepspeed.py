@@ -14,8 +14,8 @@ from mofa.replay.rank.program import GRADIENT, INPUT
 
 if TYPE_CHECKING:
     from mofa.replay.allocator.pools import Block
-    from mofa.replay.allocator.timeline import Act
-    from mofa.replay.memory.pass_state import Kept
+    from mofa.replay.allocator.timeline import Instruction
+    from mofa.replay.memory.pass_state import Allocation
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.memory.recording import Waiting
     from mofa.replay.memory.stage_outputs import Sends
@@ -105,7 +105,7 @@ def replace(state: RankState, blocks: Sequence[Block]) -> None:
     state.grads = [(block, act) for block, (_, act) in zip(blocks, state.grads, strict=True)]
 
 
-def sent(state: RankState, output: Kept) -> Kept:
+def sent(state: RankState, output: Allocation) -> Allocation:
     """What stays of a stage's output until its backward: a rank's part (``PartitionedTensor``); all of one rank's."""
     if not state.rank.sent_bytes:
         return output
@@ -114,7 +114,7 @@ def sent(state: RankState, output: Kept) -> Kept:
     return part
 
 
-def gathered(state: RankState, sends: Sends, name: str, where: str) -> Kept:
+def gathered(state: RankState, sends: Sends, name: str, where: str) -> Allocation:
     """A tensor whose parts the tensor-parallel ranks hold, put together (``PartitionedTensor.full``).
 
     It is gathered into the flat output of torch's all-gather, copied into a flat tensor and cloned. One rank receives
@@ -129,12 +129,12 @@ def gathered(state: RankState, sends: Sends, name: str, where: str) -> Kept:
     output = state.new(size, outside(BUFFERS, "all-gather output", where))
     sends.issued(3 + size // state.rank.sent_bytes)  # zeros, the gather, a copy for each part, the clone
     sends.drop_late(output)
-    whole = state.new(size, act)
+    full = state.new(size, act)
     sends.drop_late(flat)
-    return whole
+    return full
 
 
-def restored(state: RankState, sends: Sends) -> list[Kept]:
+def restored(state: RankState, sends: Sends) -> list[Allocation]:
     """What a backward holds to its end: the output, whole again, and its gradient (``_exec_backward_pass``).
 
     The gradient is received into a buffer that stays; the ranks' part of it where there are several.
@@ -168,42 +168,42 @@ def optimize(state: RankState) -> None:
         state.drop(state.new(2 * w.param, scratch))
     wide = []
     grads = _by_group(state)
-    for members, total, mine in zip(groups_of(r.weights), totals(state), grads, strict=True):
+    for members, total, group_grads in zip(groups_of(r.weights), totals(state), grads, strict=True):
         each = [state.new(2 * r.weights[n].param, scratch) for n in members]
         wide.append(state.new(2 * total, scratch))
         state.drop_all(each)
-        state.drop_all(mine)
+        state.drop_all(group_grads)
     state.grads = []
     state.drop_all(wide)
 
 
-def _step_in_parts(state: RankState, scratch: Act) -> None:
+def _step_in_parts(state: RankState, scratch: Instruction) -> None:
     """ZeRO 1's step: the parts of all groups looked through in fp32 for what is not finite; then of one group after the
     other normed, flattened and cast, whose gradients then go; the fp32 ones of all groups stay for Adam."""
     ranks = state.rank.optimizer_ranks
     parts = [int(total / ranks) for total in totals(state)]
-    found = [_part_of(state, grads, part) for grads, part in zip(_by_group(state), parts, strict=True)]
-    for _, mine in found:
-        for size in mine:
+    by_group = [_part_of(state, grads, part) for grads, part in zip(_by_group(state), parts, strict=True)]
+    for _, part_sizes in by_group:
+        for size in part_sizes:
             state.drop(state.new(2 * size, scratch))
     wide = []
-    for part, (kept, mine) in zip(parts, found, strict=True):
-        for size in mine if state.rank.norms_gradients else ():
+    for part, (part_grads, part_sizes) in zip(parts, by_group, strict=True):
+        for size in part_sizes if state.rank.norms_gradients else ():
             state.drop(state.new(4 * size, scratch))
         flat = state.new(part, scratch)
         wide.append(state.new(2 * part, scratch))
         state.drop(flat)
-        state.drop_all(kept)
+        state.drop_all(part_grads)
     state.grads = []
     state.drop_all(wide)
 
 
-def _gather(state: RankState, scratch: Act) -> None:
+def _gather(state: RankState, scratch: Instruction) -> None:
     ranks = state.rank.optimizer_ranks
     _communicate(state, [size for total in totals(state) for size in gathers(int(total / ranks), ranks)], scratch)
 
 
-def _reduce(state: RankState, filled: list[list[int]], scratch: Act) -> None:
+def _reduce(state: RankState, filled: list[list[int]], scratch: Instruction) -> None:
     """Each bucket flat, copied to fp16 where gradients are bf16 (ZeRO's ``communication_data_type``), and reduced."""
     if not state.rank.casts_to_reduce:
         _communicate(state, [sum(bucket) for bucket in filled if len(bucket) > 1], scratch)
@@ -218,7 +218,7 @@ def _reduce(state: RankState, filled: list[list[int]], scratch: Act) -> None:
     state.drop_all(pending)
 
 
-def _communicate(state: RankState, sizes: Sequence[int], act: Act) -> None:
+def _communicate(state: RankState, sizes: Sequence[int], act: Instruction) -> None:
     """Flat tensors of collectives one after the other, each let go behind its launch.
 
     A collective runs on a stream of its own, which the allocator is told of (``recordStream``, PyTorch's
@@ -233,7 +233,7 @@ def _communicate(state: RankState, sizes: Sequence[int], act: Act) -> None:
     state.drop_all(flats)
 
 
-def _by_group(state: RankState) -> list[list[Kept]]:
+def _by_group(state: RankState) -> list[list[Allocation]]:
     """The 16-bit gradients of each group in the order of the parameters, the embedding's first: of a tied one the
     head's, which a backward makes first. Norms and biases have none of their own here."""
     first = state.grads[:1] if state.rank.tied else []
@@ -255,13 +255,13 @@ def buckets(grads: list[int]) -> list[list[int]]:
     [[600000000, 300000000], [200000000], [1200000000]]
     """
     out: list[list[int]] = []
-    held: list[int] = []
+    bucket: list[int] = []
     for size in grads:
-        if held and sum(held) + size > BUCKET:
-            out.append(held)
-            held = []
-        held.append(size)
-    return [*out, held] if held else out
+        if bucket and sum(bucket) + size > BUCKET:
+            out.append(bucket)
+            bucket = []
+        bucket.append(size)
+    return [*out, bucket] if bucket else out
 
 
 def gathers(part: int, ranks: float) -> list[int]:
@@ -270,25 +270,25 @@ def gathers(part: int, ranks: float) -> list[int]:
     return [int(part * ranks / pieces)] * pieces
 
 
-def _part_of(state: RankState, grads: list[Kept], part: int) -> tuple[list[Kept], list[int]]:
+def _part_of(state: RankState, grads: list[Allocation], part: int) -> tuple[list[Allocation], list[int]]:
     """Lets the 16-bit gradients of a group go but those that the rank's part reaches into; they, and its bytes in each.
 
     ``p.grad`` of all parameters is dropped; the list of the part's gradients holds views.
     """
     first = state.rank.optimizer_rank * part
-    held: list[Kept] = []
-    mine: list[int] = []
+    part_grads: list[Allocation] = []
+    part_sizes: list[int] = []
     seen = 0
-    for kept in grads:
-        size = kept[0].size
+    for grad in grads:
+        size = grad[0].size
         inside = min(seen + size, first + part) - max(seen, first)
         seen += size
         if inside > 0:
-            mine.append(inside)
-            held.append(kept)
+            part_sizes.append(inside)
+            part_grads.append(grad)
         else:
-            state.drop(kept)
-    return held, mine
+            state.drop(grad)
+    return part_grads, part_sizes
 
 
 def _drop_grads(state: RankState) -> None:

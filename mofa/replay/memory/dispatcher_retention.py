@@ -9,27 +9,27 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from mofa.replay.allocator.pools import Block
-from mofa.replay.memory.pass_state import Kept, Slots
+from mofa.replay.memory.pass_state import Allocation, Slots
 from mofa.replay.memory.recording import Waiting
-from mofa.replay.rank.program import Script
+from mofa.replay.rank.program import BlockProgram
 
 BLOCKS = 10_000
 """Numbers of a chunk's blocks: that of the n-th of chunk c is ``c * BLOCKS + n``."""
 
 
-class Lingering:
-    """Blocks by the number of the layer that they linger of; ``scripts`` gives those of all chunks."""
+class RetainedBlocks:
+    """Blocks by the number of the layer that they linger of; ``programs`` gives those of all chunks."""
 
-    def __init__(self, scripts: Callable[[], Sequence[Sequence[Script]]]) -> None:
-        self._scripts = scripts
-        self._kept: dict[int, list[Kept]] = {}
+    def __init__(self, programs: Callable[[], Sequence[Sequence[BlockProgram]]]) -> None:
+        self._programs = programs
+        self._allocations: dict[int, list[Allocation]] = {}
 
     @cached_property
-    def layers(self) -> list[list[tuple[int, Script]]]:
+    def layers(self) -> list[list[tuple[int, BlockProgram]]]:
         """Those of each chunk that anything may linger of, with their numbers."""
         return [
             [(c * BLOCKS + n, code) for n, code in enumerate(codes) if code.lingers]
-            for c, codes in enumerate(self._scripts())
+            for c, codes in enumerate(self._programs())
         ]
 
     @cached_property
@@ -37,29 +37,29 @@ class Lingering:
         """Whether anything may linger of any chunk."""
         return any(self.layers)
 
-    def leave(self, index: int, code: Script, slots: Slots) -> None:
+    def leave(self, index: int, code: BlockProgram, slots: Slots) -> None:
         """A layer's backward is through: what lingers is in no slot of its pass from here on."""
-        left: list[Kept] = []
+        left: list[Allocation] = []
         for act, _ in code.lingers:
             block, slots[act.slot] = slots[act.slot], None
             assert block is not None, act
             left.append((block, act))
-        self._kept[index] = left
+        self._allocations[index] = left
 
-    def renewed(self, index: int) -> list[Kept]:
+    def renewed(self, index: int) -> list[Allocation]:
         """What goes as a layer's dispatcher is renewed."""
-        return self._kept.pop(index, [])
+        return self._allocations.pop(index, [])
 
     def of(self, c: int) -> bool:
         """Whether anything lingers of a chunk: of all its layers or of none between computations."""
-        return any(index in self._kept for index, _ in self.layers[c][:1])
+        return any(index in self._allocations for index, _ in self.layers[c][:1])
 
     def waiting(self, c: int) -> list[Waiting]:
         """A chunk's, and None for what may linger and does not: always as many, in the same order."""
         out: list[Waiting] = []
         for index, code in self.layers[c]:
-            kept = self._kept.get(index)
-            blocks = [block for block, _ in kept] if kept else [None] * len(code.lingers)
+            allocations = self._allocations.get(index)
+            blocks = [block for block, _ in allocations] if allocations else [None] * len(code.lingers)
             out += [(block, size) for block, (_, size) in zip(blocks, code.lingers, strict=True)]
         return out
 
@@ -71,10 +71,13 @@ class Lingering:
         """All that lingers of a chunk: nothing, or of every layer, in that order."""
         rest = iter(blocks)
         for index, code in self.layers[c]:
-            self._kept.pop(index, None)
+            self._allocations.pop(index, None)
             if blocks:
-                self._kept[index] = [(next(rest), act) for act, _ in code.lingers]
+                self._allocations[index] = [(next(rest), act) for act, _ in code.lingers]
 
     def places(self) -> tuple[tuple[int, ...], ...]:
         """Where it lies, equal for states from which all goes alike."""
-        return tuple((index, *(block.address for block, _ in kept)) for index, kept in sorted(self._kept.items()))
+        return tuple(
+            (index, *(block.address for block, _ in allocations))
+            for index, allocations in sorted(self._allocations.items())
+        )

@@ -15,18 +15,18 @@ from mofa.replay.allocator.timeline import (
     PARAMETERS,
     STATES,
     TEMPORARIES,
-    Act,
+    Instruction,
     outside,
 )
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.dispatcher_retention import BLOCKS, Lingering
+from mofa.replay.memory.dispatcher_retention import BLOCKS, RetainedBlocks
 from mofa.replay.memory.fsdp_and_optimizer import fetch, gather, gather_ends, in_optimizer, optimize, reduce, wanted
-from mofa.replay.memory.pass_state import Kept, Pass, Slots, short_name
+from mofa.replay.memory.pass_state import Allocation, Pass, Slots, short_name
 from mofa.replay.memory.rank_state import RankState
-from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.stage_outputs import Sends
 from mofa.replay.memory.steady_state import Steady
-from mofa.replay.rank.description import Piece, Rank, Weight
+from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.program import (
     CACHE,
     CLAIM,
@@ -46,50 +46,50 @@ from mofa.replay.rank.program import (
     REPLACED,
     SHELVE,
     SUM,
-    Bound,
-    Script,
+    BlockProgram,
+    Packed,
 )
 from mofa.replay.rank.routing_drift import Drawn
 
 
-class Player:
+class StepExecutor:
     """Plays a rank's steps on an allocator and records them. Begin with :func:`mofa.replay.memory.rank_memory.play`."""
 
     def __init__(
-        self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True, repertoire: Repertoire | None = None
+        self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True, recordings: SharedRecordings | None = None
     ) -> None:
         self.state = RankState(rank, allocator)
         self.rank = rank
-        self.repertoire = repertoire or Repertoire()
-        self.held: dict[str, Kept] = {}
-        self.cache: list[Kept] = []
+        self.recordings = recordings or SharedRecordings()
+        self.handed_on: dict[str, Allocation] = {}
+        self.cache: list[Allocation] = []
         self.first = True
         self.taken: set[tuple[int, str]] = set()
         self.lasts = False
         self.received = 0
-        self.late: list[Kept] = []
+        self.freed_at_end: list[Allocation] = []
         self.drawn: Drawn | None = None
-        self.lingering = Lingering(lambda: self.scripts)
+        self.retained = RetainedBlocks(lambda: self.programs)
         self.sends = Sends(self.state)
         self.steady = self._steady(skip_rounds=skip_rounds)
 
     def _steady(self, *, skip_rounds: bool) -> Steady:
-        return Steady(self.state, self.sends, self.lingering, self.repertoire, self.play, skip_rounds=skip_rounds)
+        return Steady(self.state, self.sends, self.retained, self.recordings, self.play, skip_rounds=skip_rounds)
 
     @cached_property
-    def scripts(self) -> list[list[Script]]:
+    def programs(self) -> list[list[BlockProgram]]:
         """Those of its pieces, per chunk."""
-        return self.repertoire.scripts(self.rank)
+        return self.recordings.programs(self.rank)
 
-    def codes(self, c: int, i: int) -> list[Script]:
+    def programs_of(self, c: int, i: int) -> list[BlockProgram]:
         """The scripts of a chunk's pieces in a micro-batch."""
-        return self.scripts[c] if self.drawn is None else self.drawn.scripts(c, i)
+        return self.programs[c] if self.drawn is None else self.drawn.programs(c, i)
 
-    def wander(self) -> None:
+    def draw_tokens(self) -> None:
         """The next step has tokens of its own, as have all after it, and nothing repeats."""
         if self.drawn is None:
-            assert self.rank.wander is not None
-            self.drawn = Drawn(self.rank.wander, self.repertoire.script, self.scripts)
+            assert self.rank.routing_drift is not None
+            self.drawn = Drawn(self.rank.routing_drift, self.recordings.program, self.programs)
             self.steady = self._steady(skip_rounds=False)
             self.state.a.forget_bins()
         self.drawn.step()
@@ -122,11 +122,11 @@ class Player:
                 self.state.drop(narrow)
         self.state.look(start)
 
-    def parameter(self, w: Weight, n: int, where: str) -> Kept:
+    def parameter(self, w: Weight, n: int, where: str) -> Allocation:
         """The n-th parameter of a rank, and what is built beside it. In fp8 it is cast from a 16-bit tensor, which
         goes, and has a transposed copy."""
         wide = self.state.new(w.draft, outside(TEMPORARIES, "draft of a first value", where)) if w.draft else None
-        kept = self.state.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where))
+        allocation = self.state.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where))
         if w.transposed:
             self.state.new(w.transposed, outside(BUFFERS, f"transposed {short_name(w.name)}", where))
         if wide is not None:
@@ -134,7 +134,7 @@ class Player:
         for behind, nbytes in self.rank.built:
             if behind == n:
                 self.state.new(nbytes, outside(BUFFERS, "buffer kept for good", where))
-        return kept
+        return allocation
 
     def run_step(self) -> None:
         """Forwards and backwards of all micro-batches, then the optimizer."""
@@ -146,8 +146,8 @@ class Player:
         start = self.state.note()
         self.state.journal.computations.append((start[0], "start", 0, 0))
         if self.rank.deepspeed != "bf16":  # whose 16-bit gradients stay until the next backward
-            for kept in self.state.grads:
-                self.state.drop(kept)
+            for allocation in self.state.grads:
+                self.state.drop(allocation)
             self.state.grads = []
         self.state.begun = set()
         self.state.look(start)
@@ -173,12 +173,12 @@ class Player:
         r = self.rank
         if not any((*r.receives, *r.sends)):
             return
-        act = outside(BUFFERS, "pipeline's receive buffers", "start of the step")
+        instruction = outside(BUFFERS, "pipeline's receive buffers", "start of the step")
         for c, pieces in enumerate(r.chunks):
-            zeros = None if c in r.first_chunks else self.state.new(r.boundary_bytes, act)
+            zeros = None if c in r.first_chunks else self.state.new(r.boundary_bytes, instruction)
             self.lasting()
             x = zeros[0] if zeros is not None else None
-            for g, (piece, code) in enumerate(zip(pieces, self.scripts[c], strict=True)):
+            for g, (piece, code) in enumerate(zip(pieces, self.programs[c], strict=True)):
                 gather(self.state, c, g)
                 slots: Slots = [None] * code.num_slots
                 if zeros is None or x is not zeros[0]:
@@ -189,28 +189,30 @@ class Player:
                 self.clear(code.rest, slots)
                 x = after
             gather_ends(self.state)
-            for kept in self.held.values():
-                self.state.drop(kept)
-            self.held = {}
+            for allocation in self.handed_on.values():
+                self.state.drop(allocation)
+            self.handed_on = {}
             if x is not None:
                 self.state.drop((x, outside(ACTIVATIONS, self.sends.name(c), "end of a trial forward")))
             if zeros is not None:
                 self.state.drop(zeros)
             start = self.state.note()
             for _ in range(r.num_micro_batches if r.receives[c] else 0):
-                self.state.new(r.boundary_bytes, act)
+                self.state.new(r.boundary_bytes, instruction)
             self.state.look(start)
         start = self.state.note()
         for c in range(len(r.chunks)):
             for _ in range(r.num_micro_batches if r.sends[c] else 0):
-                self.state.new(r.boundary_bytes, act)
+                self.state.new(r.boundary_bytes, instruction)
         self.state.look(start)
 
     def between(self) -> object:
         """Equal for the ends of two steps after which all goes alike."""
-        kept = (block for block, _ in self.state.grads)
-        late = (block for items in (self.state.turned, self.state.input_grads) for _, block in sorted(items.items()))
-        return self.state.a.fingerprint(), tuple(b.address for b in (*kept, *late)), self.lingering.places()
+        grads = (block for block, _ in self.state.grads)
+        until_next_step = (
+            block for items in (self.state.turned, self.state.input_grads) for _, block in sorted(items.items())
+        )
+        return self.state.a.fingerprint(), tuple(b.address for b in (*grads, *until_next_step)), self.retained.places()
 
     def play(self, kind: str, c: int, i: int) -> None:
         """A computation op by op."""
@@ -241,7 +243,7 @@ class Player:
             )
             self.state.look(start)
 
-    def last(self, act: Act, index: int) -> None:
+    def last(self, act: Instruction, index: int) -> None:
         """Take a buffer for good, where it is the first of its name on the rank, or of the block with this index."""
         key = index if act.slot else -1, act.name
         if key not in self.taken:
@@ -261,9 +263,9 @@ class Player:
         self.lasting()
         if r.receives[c] and not r.preallocated:
             x, _ = deepspeed.gathered(self.state, self.sends, INPUT, "receive of an input")
-        at = Pass()
+        chunk_pass = Pass()
         sharded = r.gathered_params is not None and c not in self.state.unsharded
-        for g, (piece, code) in enumerate(zip(r.chunks[c], self.codes(c, i), strict=True)):
+        for g, (piece, code) in enumerate(zip(r.chunks[c], self.programs_of(c, i), strict=True)):
             if sharded:
                 gather(self.state, c, g)
             slots: Slots = [None] * code.num_slots
@@ -274,27 +276,29 @@ class Player:
             given = code.logits if code.logits >= 0 else code.out
             if given >= 0:
                 x, slots[given] = slots[given], None
-            at.slots.append(slots)
+            chunk_pass.slots.append(slots)
         gather_ends(self.state)
-        for kept in self.held.values():
-            self.state.drop(kept)
-        self.held = {}
-        for kept in self.cache:
-            self.state.drop(kept)
+        for allocation in self.handed_on.values():
+            self.state.drop(allocation)
+        self.handed_on = {}
+        for allocation in self.cache:
+            self.state.drop(allocation)
         self.cache = []
-        if x is not None and r.turns[c]:  # the next stage is here: its input buffer becomes this tensor for good
+        if (
+            x is not None and r.feeds_own_chunk[c]
+        ):  # the next stage is here: its input buffer becomes this tensor for good
             self.replace(self.state.turned, c, i, x, outside(ACTIVATIONS, INPUT, "turn of the pipeline"))
         elif x is not None and r.sends[c] and not r.preallocated:
             output = x, outside(ACTIVATIONS, INPUT, "send of an output")
             if r.deepspeed:
-                at.out = deepspeed.sent(self.state, output)[0]
+                chunk_pass.out = deepspeed.sent(self.state, output)[0]
             else:
                 self.state.drop(output)
         else:
-            at.out = x
-        self.state.passes[c, i] = at
+            chunk_pass.out = x
+        self.state.passes[c, i] = chunk_pass
 
-    def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Act) -> None:
+    def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Instruction) -> None:
         """Keep a tensor until the next step's takes its place."""
         old = where.get((c, i))
         where[c, i] = block
@@ -305,22 +309,26 @@ class Player:
         """The weights' gradients that were put off, then all that was kept for them goes."""
         self.first = c not in self.state.begun
         self.state.begun.add(c)
-        at, pieces = self.state.passes[c, i], self.rank.chunks[c]
-        for n, (code, slots) in enumerate(zip(self.scripts[c], at.slots, strict=True)):
-            acts = code.weights_of_last if n == len(pieces) - 1 else code.weights
-            self.run(code, acts, slots, "backward by weights", pieces[n], c * BLOCKS + n)
-        for code, slots in zip(self.scripts[c], at.slots, strict=True):
+        chunk_pass, pieces = self.state.passes[c, i], self.rank.chunks[c]
+        for n, (code, slots) in enumerate(zip(self.programs[c], chunk_pass.slots, strict=True)):
+            instructions = code.weights_of_last if n == len(pieces) - 1 else code.weights
+            self.run(code, instructions, slots, "backward by weights", pieces[n], c * BLOCKS + n)
+        for code, slots in zip(self.programs[c], chunk_pass.slots, strict=True):
             self.clear(code.rest, slots)
-        at.slots, at.place = [[None]], -1
+        chunk_pass.slots, chunk_pass.place = [[None]], -1
 
     def backward(self, c: int, i: int, hold: bool = False) -> None:
         r = self.rank
-        at = self.state.passes[c, i]
+        chunk_pass = self.state.passes[c, i]
         dy: Block | None = None
-        to_the_end: list[Kept] = []
-        sent = (at.out, outside(ACTIVATIONS, self.sends.name(c), "backward")) if at.out is not None else None
+        to_the_end: list[Allocation] = []
+        sent = (
+            (chunk_pass.out, outside(ACTIVATIONS, self.sends.name(c), "backward"))
+            if chunk_pass.out is not None
+            else None
+        )
         if not r.preallocated:
-            at.out = None
+            chunk_pass.out = None
         if r.deepspeed and r.sends[c]:
             assert sent is not None
             to_the_end = [*deepspeed.restored(self.state, self.sends), sent]
@@ -329,81 +337,83 @@ class Player:
         if r.sends[c] and not r.preallocated and not r.deepspeed:
             dy, _ = self.state.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
         # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
-        self.received = r.boundary_bytes if r.sends[c] and r.preallocated and not r.apart else 0
+        self.received = r.boundary_bytes if r.sends[c] and r.preallocated and not r.defers_weight_gradients else 0
         if not hold:
             self.first = c not in self.state.begun or r.deepspeed == "bf16"
             self.state.begun.add(c)
         deepspeed.before_backward(self.state)
-        for n in range(len(at.slots) - 1, -1, -1):
-            code, slots = self.codes(c, i)[n], at.slots[n]
+        for n in range(len(chunk_pass.slots) - 1, -1, -1):
+            code, slots = self.programs_of(c, i)[n], chunk_pass.slots[n]
             if dy is not None and code.given >= 0:
                 slots[code.given] = dy
             phase = "backward by inputs" if hold else "backward"
             self.run(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * BLOCKS + n)
             dy = None
             if code.lingers:
-                self.lingering.leave(c * BLOCKS + n, code, slots)
+                self.retained.leave(c * BLOCKS + n, code, slots)
             if code.back >= 0:
                 dy, slots[code.back] = slots[code.back], None
                 if dy is None and n == 0 and r.receives[c]:  # it lingers: what is received gets a copy as its gradient
                     dy, _ = self.state.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "gradient of an input"))
             self.clear(code.loose if hold else code.rest, slots)
-        for kept in self.late:
-            self.state.drop(kept)
-        self.late = []
+        for allocation in self.freed_at_end:
+            self.state.drop(allocation)
+        self.freed_at_end = []
         act = outside(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
             self.replace(self.state.input_grads, c, i, dy, act)
         elif dy is not None and not (r.preallocated and r.receives[c]):
             self.state.drop((dy, act))
             dy = None
-        for kept in self.held.values():
-            self.state.drop(kept)
-        self.held = {}
+        for allocation in self.handed_on.values():
+            self.state.drop(allocation)
+        self.handed_on = {}
         if hold:
-            if at.slots:
-                self.clear(self.scripts[c][-1].above, at.slots[-1])
+            if chunk_pass.slots:
+                self.clear(self.programs[c][-1].above, chunk_pass.slots[-1])
             if sent is not None and not r.sends[c]:  # the loss stands for it in what is put off (backward_state)
                 self.state.drop(sent)
-                at.out = None
-            at.place = -1
+                chunk_pass.out = None
+            chunk_pass.place = -1
         elif r.preallocated:  # until the schedule lets them go (Sends)
-            at.slots, at.place = [[dy]], -1
+            chunk_pass.slots, chunk_pass.place = [[dy]], -1
         else:
             del self.state.passes[c, i]
         deepspeed.after_backward(self.state)
-        for kept in to_the_end:
-            self.state.drop(kept)
+        for allocation in to_the_end:
+            self.state.drop(allocation)
 
-    def run(self, code: Script, acts: Bound, slots: Slots, phase: str, piece: Piece, index: int = 0) -> None:
+    def run(
+        self, code: BlockProgram, instructions: Packed, slots: Slots, phase: str, piece: RankBlock, index: int = 0
+    ) -> None:
         """Play a tape. What other ranks and blocks share is done by their own functions, the rest here: it is the
         innermost loop."""
         start = self.state.journal.num_events, self.state.a.allocated
         self.state.journal.new_passages.append((start[0], phase, piece.name))
         take, free = self.state.take, self.state.free
-        did, sizes = self.state.journal.new_acts.append, self.state.journal.new_sizes.append
-        carried, self.held = self.held, {}
-        for act, kind, slot, size, pool in acts:
+        did, sizes = self.state.journal.new_instructions.append, self.state.journal.new_sizes.append
+        carried, self.handed_on = self.handed_on, {}
+        for instruction, kind, slot, size, pool in instructions:
             if kind == NEW:
                 try:
                     block = take(size, pool)
                 except OutOfDeviceMemory as full:
-                    block = self.state.overflow(full, act, self.state.journal.num_events)
+                    block = self.state.overflow(full, instruction, self.state.journal.num_events)
                 slots[slot] = block
-                did(act)
+                did(instruction)
                 sizes(block.size)
                 continue
             old = slots[slot]
             if kind == FREE:
                 if old is not None:
-                    did(act)
+                    did(instruction)
                     sizes(-old.size)
                     free(old)
                     slots[slot] = None
             elif kind == PRODUCT:
                 self.workspace("backward" if phase.startswith("backward") else "forward")
             elif kind == LASTING:
-                self.last(act, index)
+                self.last(instruction, index)
             elif kind == REPLACED:
                 self.sends.replaced()
                 if (
@@ -411,59 +421,65 @@ class Player:
                 ):  # another pass's output goes, if there is one
                     self.state.notes.clean = False
             elif kind == RENEW:
-                for gone in self.lingering.renewed(index):
+                for gone in self.retained.renewed(index):
                     self.state.drop(gone)
             elif kind == SUM:
                 if old is None and self.received:
-                    slots[slot], _ = self.state.new(self.received, act)
+                    slots[slot], _ = self.state.new(self.received, instruction)
                     self.received = 0
             elif kind == CLAIM:
-                kept = carried.pop(code.claims[slot], None)
-                slots[slot] = (self.state.new(size, act) if kept is None else self.state.rename(kept, act))[0]
+                allocation = carried.pop(code.claims[slot], None)
+                slots[slot] = (
+                    self.state.new(size, instruction)
+                    if allocation is None
+                    else self.state.rename(allocation, instruction)
+                )[0]
             elif kind == DROP_CARRIED:  # but what this block takes over later on: the gradients that are being reduced
-                later = {name: kept for name, kept in carried.items() if name in code.claims.values()}
-                for name, kept in carried.items():
+                later = {name: allocation for name, allocation in carried.items() if name in code.claims.values()}
+                for name, allocation in carried.items():
                     if name not in later:
-                        self.state.drop(kept)
+                        self.state.drop(allocation)
                 carried = later
             elif old is not None:
                 if kind == HOLD:
-                    self.held[code.holds[slot]] = (old, act)
+                    self.handed_on[code.holds[slot]] = (old, instruction)
                     slots[slot] = None
                 elif kind == CACHE:
-                    self.cache.append((old, act))
+                    self.cache.append((old, instruction))
                     slots[slot] = None
                 elif kind == KEEP:
-                    self.keep(old, act, slots, index, piece)
+                    self.keep(old, instruction, slots, index, piece)
                 elif kind == LATE:
-                    self.late.append((old, act))
+                    self.freed_at_end.append((old, instruction))
                     slots[slot] = None
                 elif kind == SHELVE:
-                    self.sends.shelve((old, act))
+                    self.sends.shelve((old, instruction))
                     slots[slot] = None
                 elif kind in (FREE_REDUCED, FREE_SENT):
-                    self.sends.drop_late((old, act), sent=kind == FREE_SENT)
+                    self.sends.drop_late((old, instruction), sent=kind == FREE_SENT)
                     slots[slot] = None
-        for kept in carried.values():
-            self.state.drop(kept)
+        for allocation in carried.values():
+            self.state.drop(allocation)
         self.sends.passed(phase, piece)
         self.state.look(start)
 
-    def clear(self, acts: tuple[Act, ...], slots: Slots) -> None:
+    def clear(self, instructions: tuple[Instruction, ...], slots: Slots) -> None:
         """Free what is left in slots."""
-        for act in acts:
-            block = slots[act.slot]
+        for instruction in instructions:
+            block = slots[instruction.slot]
             if block is not None:
-                self.state.drop((block, act))
-                slots[act.slot] = None
+                self.state.drop((block, instruction))
+                slots[instruction.slot] = None
 
-    def keep(self, block: Block, act: Act, slots: Slots, index: int, piece: Piece) -> None:
+    def keep(self, block: Block, instruction: Instruction, slots: Slots, index: int, piece: RankBlock) -> None:
         """The first micro-batch's gradients become the parameters'; under FSDP's pipelines as fp32 copies."""
         if self.rank.grads_always or not self.first:
             return
-        mine = act._replace(group=GRADIENTS)
+        as_gradient = instruction._replace(group=GRADIENTS)
         if self.rank.gathered_params is not None:
-            self.state.accumulators.setdefault(index, []).append(self.state.new(2 * (act.size or block.size), mine))
-        elif not (self.rank.tied and piece.life.name == "embedding"):
-            self.state.grads.append(self.state.rename((block, act), mine))
-            slots[act.slot] = None
+            self.state.accumulators.setdefault(index, []).append(
+                self.state.new(2 * (instruction.size or block.size), as_gradient)
+            )
+        elif not (self.rank.tied and piece.trace.name == "embedding"):
+            self.state.grads.append(self.state.rename((block, instruction), as_gradient))
+            slots[instruction.slot] = None

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, Want, broadcast
 from mofa.cost.allocations.weight_buffers import stepped
-from mofa.cost.memory.fsdp_gathered import AHEAD
+from mofa.cost.memory.fsdp_gathered import CHUNKS_AHEAD
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.pass_state import short_name
 
 if TYPE_CHECKING:
-    from mofa.replay.memory.pass_state import Kept
+    from mofa.replay.memory.pass_state import Allocation
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.rank.description import Rank, Weight
 
@@ -23,14 +23,14 @@ GATHER, REDUCE = 1, 2
 
 def wanted(state: RankState, wants: Iterable[Want], where: str) -> None:
     """What is allocated and freed before there is a computation."""
-    kept: dict[int, Kept] = {}
+    allocations: dict[int, Allocation] = {}
     for slot, nbytes, name in wants:
         if not nbytes:
-            state.drop(kept.pop(slot))
+            state.drop(allocations.pop(slot))
             continue
         lasts = PARAMETERS if name not in (TABLE, DRAFT, BROADCAST) else BUFFERS if name == TABLE else TEMPORARIES
         shown = f"parameter {short_name(name)}" if lasts == PARAMETERS else name
-        kept[slot] = state.new(nbytes, outside(lasts, shown, where))
+        allocations[slot] = state.new(nbytes, outside(lasts, shown, where))
 
 
 def gather(state: RankState, c: int, g: int) -> None:
@@ -40,10 +40,10 @@ def gather(state: RankState, c: int, g: int) -> None:
     if groups is None:
         return
     start = state.note()
-    whole = _gathered(state, groups[c][g], GATHER)
+    gathered = _gathered(state, groups[c][g], GATHER)
     _let_go(state)
     state.unsharded.setdefault(c, []).append(_copied(state, groups[c][g]))
-    state.gathered = whole
+    state.gathered = gathered
     state.look(start)
 
 
@@ -59,7 +59,7 @@ def fetch(state: RankState) -> None:
     if groups is None or not state.rank.unshards:
         return
     start = state.note()
-    for c in list(dict.fromkeys(c for _, c, _ in state.rank.computations))[:AHEAD]:
+    for c in list(dict.fromkeys(c for _, c, _ in state.rank.computations))[:CHUNKS_AHEAD]:
         state.fetched[c] = [_gathered(state, weights, 0) for weights in groups[c]]
     state.look(start)
 
@@ -71,21 +71,21 @@ def awaited(state: RankState, c: int) -> None:
         return
     start = state.note()
     fetched = state.fetched.pop(c, None) or [_gathered(state, weights, 0) for weights in groups[c]]
-    for weights, whole in zip(groups[c], fetched, strict=True):
+    for weights, gathered in zip(groups[c], fetched, strict=True):
         state.unsharded.setdefault(c, []).append(_copied(state, weights))
-        state.drop(whole)
+        state.drop(gathered)
     state.look(start)
 
 
-def _gathered(state: RankState, weights: tuple[tuple[float, float], ...], stream: int) -> Kept:
+def _gathered(state: RankState, weights: tuple[tuple[float, float], ...], stream: int) -> Allocation:
     where = "gather of parameters"
     source = state.new(int(2 * sum(share for _, share in weights)), outside(BUFFERS, "all-gather input", where, stream))
-    whole = state.new(int(2 * sum(n for n, _ in weights)), outside(BUFFERS, "all-gather output", where, stream))
+    full = state.new(int(2 * sum(n for n, _ in weights)), outside(BUFFERS, "all-gather output", where, stream))
     state.drop(source)
-    return whole
+    return full
 
 
-def _copied(state: RankState, weights: tuple[tuple[float, float], ...]) -> list[Kept]:
+def _copied(state: RankState, weights: tuple[tuple[float, float], ...]) -> list[Allocation]:
     copy = outside(PARAMETERS, "gathered weights", "gather of parameters")
     return [state.new(int(2 * n), copy) for n, _ in weights]
 
@@ -108,8 +108,8 @@ def buckets(state: RankState) -> None:
         wanted(state, broadcast(state.rank.weights), "DDP's beginning")
         state.whole_buckets = [state.new(sum(sizes), act) for sizes in state.rank.buckets]
     elif state.whole_buckets and "backward" in state.threads:
-        for kept, sizes in zip(state.whole_buckets, state.rank.buckets, strict=True):
-            state.drop(kept)
+        for bucket, sizes in zip(state.whole_buckets, state.rank.buckets, strict=True):
+            state.drop(bucket)
             for size in sizes:
                 state.new(size, act)
         state.whole_buckets = []
@@ -127,16 +127,16 @@ def reduce(state: RankState, c: int) -> None:
     where = "reduction of gradients"
     sent = outside(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
     sharded = outside(GRADIENTS, "sharded gradients", where, REDUCE)
-    previous: Kept | None = None
+    previous: Allocation | None = None
     start = state.note()
     for g, (weights, copies) in enumerate(zip(groups[c], state.unsharded.pop(c), strict=True)):
-        for kept in copies:
-            state.drop(kept)
+        for copy in copies:
+            state.drop(copy)
         if previous is not None:
             state.drop(previous)
         previous = state.new(int(4 * sum(n for n, _ in weights)), sent)
-        for kept in state.accumulators.pop(c * 10_000 + g, ()):
-            state.drop(kept)
+        for copy in state.accumulators.pop(c * 10_000 + g, ()):
+            state.drop(copy)
         shares = sum(share for _, share in weights)
         summed = state.new(int(4 * shares), sharded)
         if state.rank.stored_bytes < 4.0:  # cast to the parameters' format
@@ -169,15 +169,15 @@ def optimize(state: RankState) -> None:
     widened = outside(TEMPORARIES, "fp32 copies of gradients", where)
     state.grads += [state.new(w.widened, widened) for w in in_optimizer(state.rank) if w.widened]
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
-    moments = [outside(STATES, f"Adam's {name} moments", where) for name in ("first", "second")]
+    state_kinds = [outside(STATES, f"Adam's {name} moments", where) for name in ("first", "second")]
     for w in in_optimizer(state.rank) if state.rank.flat_buffers else ():
         if w.temporary:  # clipping scales each gradient into a temporary (utils.py:1212)
             state.drop(state.new(w.state, scratch))
     for weights in in_optimizers(state.rank):
         if state.step == 1:
             for w in weights:
-                for moment in moments if w.state else ():
+                for moment in state_kinds if w.state else ():
                     state.new(w.state, moment)
         temporaries = [state.new(w.temporary, scratch) for w in weights if w.temporary]
-        for kept in temporaries:
-            state.drop(kept)
+        for temporary in temporaries:
+            state.drop(temporary)

@@ -13,9 +13,9 @@ import numpy as np
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.timeline import Journal, Moment
 from mofa.replay.garbage_collection import no_collection
-from mofa.replay.memory.executor import Player
+from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.fsdp_and_optimizer import optimize
-from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 
 NUM_STEPS = 2
@@ -55,7 +55,7 @@ class MemoryPlayed:
     @cached_property
     def peak(self) -> Moment:
         """The instant at which most is allocated."""
-        return self.journal.moment(self.highest, _at(self.journal.grown, self.highest))
+        return self.journal.moment(self.highest, _reserved_at(self.journal.grown, self.highest))
 
     @property
     def out_of_memory(self) -> Moment | None:
@@ -65,7 +65,7 @@ class MemoryPlayed:
 
 def play(
     rank: Rank, *, capacity: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
-    skip_rounds: bool = True, repertoire: Repertoire | None = None,
+    skip_rounds: bool = True, recordings: SharedRecordings | None = None,
 ) -> MemoryPlayed:  # fmt: skip
     """Play the start and ``num_steps`` steps of a rank.
 
@@ -81,14 +81,14 @@ def play(
         What the device has for the allocator; None is without end. [B]
     skip_rounds
         Whether rounds and steps that repeat are left out; they change nothing but the journal's length.
-    repertoire
+    recordings
         What was noted down of other ranks of the plan, if any; it changes nothing.
     """
     playing = Playing(
         rank, capacity=capacity, expandable=expandable, num_steps=num_steps, skip_rounds=skip_rounds,
-        repertoire=repertoire,
+        recordings=recordings,
     )  # fmt: skip
-    return playing.wandered() if rank.wander is not None else playing.told()
+    return playing.with_drawn_steps() if rank.routing_drift is not None else playing.result()
 
 
 class Playing:
@@ -100,12 +100,12 @@ class Playing:
 
     def __init__(
         self, rank: Rank, *, capacity: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
-        skip_rounds: bool = True, repertoire: Repertoire | None = None, limit: float = inf,
+        skip_rounds: bool = True, recordings: SharedRecordings | None = None, limit: float = inf,
     ) -> None:  # fmt: skip
         self.rank, self.num_steps = rank, num_steps
         self.allocator = Allocator(capacity, expandable=expandable, limit=limit)
         with no_collection():
-            self.player = player = Player(rank, self.allocator, skip_rounds=skip_rounds, repertoire=repertoire)
+            self.player = player = StepExecutor(rank, self.allocator, skip_rounds=skip_rounds, recordings=recordings)
             player.start()
             self.ready = self.allocator.allocated
             before: object = None
@@ -119,20 +119,20 @@ class Playing:
                 player.run_step()
         self.num_highest = len(player.state.highest)
 
-    def wandered(self) -> MemoryPlayed:
+    def with_drawn_steps(self) -> MemoryPlayed:
         """What these and steps with other tokens behind them gave."""
-        wander, player = self.rank.wander, self.player
-        assert wander is not None
+        drift, player = self.rank.routing_drift, self.player
+        assert drift is not None
         mark = player.state.journal.mark()
         with no_collection():
-            for _ in range(wander.steps(len(self.rank.computations)) - self.num_steps):
-                player.wander()
+            for _ in range(drift.steps(len(self.rank.computations)) - self.num_steps):
+                player.draw_tokens()
                 player.run_step()
-        told = self.told()
+        result = self.result()
         player.state.journal.cut(mark)
-        return told
+        return result
 
-    def told(self) -> MemoryPlayed:
+    def result(self) -> MemoryPlayed:
         """What was played so far gave."""
         player, allocator = self.player, self.allocator
         peak, start, before, end = max(player.state.highest[2 : self.num_highest], key=lambda item: item[0])
@@ -154,7 +154,7 @@ class Playing:
 
 def may_be_fullest(
     ranks: Sequence[Rank], *, capacity: int | None = None, expandable: bool = False,
-    repertoire: Repertoire | None = None,
+    recordings: SharedRecordings | None = None,
 ) -> Sequence[Rank]:  # fmt: skip
     """Of ranks of one stage that differ in what their optimizers own those that may reserve most.
 
@@ -168,7 +168,7 @@ def may_be_fullest(
         What the device has for the allocator; None is without end. [B]
     expandable
         Whether segments are expandable.
-    repertoire
+    recordings
         What is noted down of the plan's ranks.
 
     Notes
@@ -189,21 +189,23 @@ def may_be_fullest(
     n = int(rest.min(axis=1).argmax())
     if not np.all(rest[n] > np.delete(rest, n, axis=0)):
         return ranks
-    played = [play(rank, capacity=capacity, expandable=expandable, repertoire=repertoire) for rank in few]
-    reserved = np.array([one.peak_reserved for one in played])
-    short = any(one.retries or one.failed for one in played)
+    played = [play(rank, capacity=capacity, expandable=expandable, recordings=recordings) for rank in few]
+    reserved = np.array([memory.peak_reserved for memory in played])
+    short = any(memory.retries or memory.failed for memory in played)
     return ranks if short or np.any(reserved[n] <= np.delete(reserved, n)) else ranks[n : n + 1]
 
 
 def _of_few(rank: Rank) -> Rank:
     """The rank in a step of fewer micro-batches: those in flight and some more."""
     in_flight = next((n for n, (kind, _, _) in enumerate(rank.computations) if kind != "F"), 0)
-    return replace(rank, computations=tuple(a for a in rank.computations if a[2] < in_flight + ROUNDS), wander=None)
+    return replace(
+        rank, computations=tuple(a for a in rank.computations if a[2] < in_flight + ROUNDS), routing_drift=None
+    )
 
 
 def _at_rest(rank: Rank, expandable: bool) -> tuple[int, int]:
     """What a rank reserves when it is ready, and when its optimizer has stepped, with nothing computed before. [B]"""
-    player = Player(rank, Allocator(expandable=expandable))
+    player = StepExecutor(rank, Allocator(expandable=expandable))
     player.start()
     ready = player.state.a.reserved
     player.state.step = 1
@@ -211,6 +213,6 @@ def _at_rest(rank: Rank, expandable: bool) -> tuple[int, int]:
     return ready, player.state.a.reserved
 
 
-def _at(grown: list[tuple[int, int]], event: int) -> int:
+def _reserved_at(grown: list[tuple[int, int]], event: int) -> int:
     """The reserved bytes after an event, to the end of the passage that it belongs to."""
     return grown[max(bisect_right(grown, (event, 1 << 62)) - 1, 0)][1]

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import MIN_BLOCK, SMALL_SIZE, Block, OutOfDeviceMemory
-from mofa.replay.allocator.timeline import Act, Journal
-from mofa.replay.memory.pass_state import Kept, Pass
-from mofa.replay.memory.recording import Notes
+from mofa.replay.allocator.timeline import Instruction, Journal
+from mofa.replay.memory.pass_state import Allocation, Pass
+from mofa.replay.memory.recording import Recorder
 from mofa.replay.rank.description import Rank
 
 
@@ -26,57 +26,57 @@ class RankState:
         self.take: Callable[[int, int], Block] = allocator.take
         self.free: Callable[[Block], None] = allocator.free
         self.journal = Journal()
-        self.notes: Notes | None = None
-        self.failed: tuple[int, OutOfDeviceMemory, Act] | None = None
+        self.notes: Recorder | None = None
+        self.failed: tuple[int, OutOfDeviceMemory, Instruction] | None = None
         self.step = 0
         self.highest: list[tuple[int, int, int, int]] = []
-        self.grads: list[Kept] = []
+        self.grads: list[Allocation] = []
         self.passes: dict[tuple[int, int], Pass] = {}
-        self.accumulators: dict[int, list[Kept]] = {}
-        self.gathered: Kept | None = None
-        self.fetched: dict[int, list[Kept]] = {}
-        self.unsharded: dict[int, list[list[Kept]]] = {}
+        self.accumulators: dict[int, list[Allocation]] = {}
+        self.gathered: Allocation | None = None
+        self.fetched: dict[int, list[Allocation]] = {}
+        self.unsharded: dict[int, list[list[Allocation]]] = {}
         self.begun: set[int] = set()
         """Chunks of which a backward of this step has begun."""
         self.threads: set[str] = set()
         self.turned: dict[tuple[int, int], Block] = {}
         self.input_grads: dict[tuple[int, int], Block] = {}
-        self.whole_buckets: list[Kept] = []
+        self.whole_buckets: list[Allocation] = []
 
-    def new(self, nbytes: int, act: Act) -> Kept:
+    def new(self, nbytes: int, act: Instruction) -> Allocation:
         """Allocate what belongs to no slot."""
         try:
             size = MIN_BLOCK if nbytes <= MIN_BLOCK else (nbytes + 511) & -512
             block = self.take(size, act.stream << 1 | (size <= SMALL_SIZE))
         except OutOfDeviceMemory as full:
             block = self.overflow(full, act, self.journal.num_events)
-        self.journal.new_acts.append(act)
+        self.journal.new_instructions.append(act)
         self.journal.new_sizes.append(block.size)
         return block, act
 
-    def overflow(self, full: OutOfDeviceMemory, act: Act, event: int) -> Block:
+    def overflow(self, full: OutOfDeviceMemory, act: Instruction, event: int) -> Block:
         """The device is full: remember where that was first, and play on without end."""
         if self.failed is None:
             self.failed = (event, full, act)
         self.a.capacity = None
         return self.take(full.size, act.stream << 1 | (full.size <= SMALL_SIZE))
 
-    def drop(self, kept: Kept) -> None:
+    def drop(self, allocation: Allocation) -> None:
         """Free."""
-        block, act = kept
-        self.journal.new_acts.append(act)
+        block, act = allocation
+        self.journal.new_instructions.append(act)
         self.journal.new_sizes.append(-block.size)
         self.free(block)
 
-    def drop_all(self, many: Iterable[Kept]) -> None:
+    def drop_all(self, allocations: Iterable[Allocation]) -> None:
         """Free one after the other."""
-        for kept in many:
-            self.drop(kept)
+        for allocation in allocations:
+            self.drop(allocation)
 
-    def rename(self, kept: Kept, act: Act) -> Kept:
+    def rename(self, allocation: Allocation, act: Instruction) -> Allocation:
         """The same memory under another name."""
-        block, old = kept
-        self.journal.new_acts += (old, act)
+        block, old = allocation
+        self.journal.new_instructions += (old, act)
         self.journal.new_sizes += (-block.size, block.size)
         if self.notes is not None:
             self.notes.renamed(block)
@@ -87,7 +87,7 @@ class RankState:
         return self.journal.num_events, self.a.allocated
 
     @contextmanager
-    def noting(self, notes: Notes) -> Iterator[None]:
+    def noting(self, notes: Recorder) -> Iterator[None]:
         """While all that is taken and freed is noted down."""
         self.notes, self.take, self.free = notes, notes.take, notes.free
         try:

@@ -2,7 +2,8 @@
 
 Micro-batches allocate and free the same sizes in the same order; only the places differ, and how much larger than asked
 a block is. So from the second on a computation is a list of requests, and what is written down of it a copy of the
-first one's but for those rests. What comes out is what :class:`mofa.replay.memory.executor.Player` would have done.
+first one's but for those rests. What comes out is what :class:`mofa.replay.memory.executor.StepExecutor` would have
+done.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import accumulate
 
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import FREE, Block, Pool
-from mofa.replay.allocator.timeline import Act, Journal
+from mofa.replay.allocator.timeline import Instruction, Journal
 
 Request = tuple[int, int, list[Block], Pool]
 """Bytes (0: a free; negative: what is freed at once), a slot, the free blocks of that size, of which the first is taken
@@ -31,25 +32,25 @@ NOTHING = Block(Pool(0, False), 0, 0, FREE)
 
 
 @dataclass(frozen=True)
-class Routine:
+class Recording:
     """A computation of a chunk, to be repeated.
 
     ``slots`` are the bytes asked for by every slot up to its end, those of the pass's earlier computations first, and
-    ``kept`` those that hold something then. ``taken`` is the event at which a slot is, ``entries`` where a slot's bytes
-    are in ``sizes``, with their sign. Events are counted from the computation's first. ``rise`` is how far the sizes go
-    up, ``tops`` the numbers of events after which they are less than :data:`NEAR` lower, with how far they are up then,
-    ``net`` what they come to. ``passages`` are (event, phase, piece), ``looks`` (first event, event after the last)
-    between looks at what is reserved. ``requests`` are the ``orders`` to one allocator, none before :meth:`to` says to
-    which: many are noted down that nothing repeats, and a pool keeps the bins that requests know. ``left`` are the
-    slots of what lingers of the chunk then (:mod:`mofa.replay.memory.dispatcher_retention`). [B]
+    ``live_slots`` those that hold something then. ``taken`` is the event at which a slot is, ``entries`` where a slot's
+    bytes are in ``sizes``, with their sign. Events are counted from the computation's first. ``rise`` is how far the
+    sizes go up, ``tops`` the numbers of events after which they are less than :data:`NEAR` lower, with how far they are
+    up then, ``net`` what they come to. ``passages`` are (event, phase, piece), ``looks`` (first event, event after the
+    last) between looks at what is reserved. ``requests`` are the ``orders`` to one allocator, none before :meth:`to`
+    says to which: many are noted down that nothing repeats, and a pool keeps the bins that requests know. ``left`` are
+    the slots of what lingers of the chunk then (:mod:`mofa.replay.memory.dispatcher_retention`). [B]
     """
 
     orders: tuple[Order, ...]
     requests: tuple[Request, ...]
-    acts: tuple[Act, ...]
+    instructions: tuple[Instruction, ...]
     sizes: tuple[int, ...]
     slots: tuple[int, ...]
-    kept: tuple[int, ...]
+    live_slots: tuple[int, ...]
     freed: frozenset[int]
     taken: dict[int, int]
     entries: dict[int, tuple[tuple[int, int], ...]]
@@ -61,13 +62,13 @@ class Routine:
     places: Places
     left: tuple[int, ...]
 
-    def to(self, a: Allocator) -> Routine:
+    def to(self, a: Allocator) -> Recording:
         """The same with its requests to an allocator."""
         return replace(self, requests=_requests(self.orders, a))
 
-    def of(self, names: dict[str, str]) -> Routine:
+    def of(self, names: dict[str, str]) -> Recording:
         """The same of pieces of other ``names``."""
-        return replace(self, passages=tuple((at, phase, names[name]) for at, phase, name in self.passages))
+        return replace(self, passages=tuple((event, phase, names[name]) for event, phase, name in self.passages))
 
 
 def _requests(orders: Sequence[Order], a: Allocator) -> tuple[Request, ...]:
@@ -78,7 +79,7 @@ def _requests(orders: Sequence[Order], a: Allocator) -> tuple[Request, ...]:
     )
 
 
-class Held:
+class PassBlocks:
     """What a pass holds, by the slots of its routines; ``rests`` are how much larger than asked some blocks are. [B]"""
 
     __slots__ = ("blocks", "last", "rests")
@@ -86,7 +87,7 @@ class Held:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.rests: dict[int, int] = {}
-        self.last: Routine | None = None
+        self.last: Recording | None = None
         """The last computation of the pass."""
 
     def await_(self, waiting: Sequence[Waiting]) -> None:
@@ -100,7 +101,7 @@ class Held:
     def places(self) -> tuple[int, ...]:
         """Where it lies."""
         assert self.last is not None
-        return tuple([self.blocks[slot].address for slot in self.last.kept])
+        return tuple([self.blocks[slot].address for slot in self.last.live_slots])
 
     def slots(self) -> Iterator[list[Block | None]]:
         """The blocks of each piece's slots, and last the output."""
@@ -109,19 +110,19 @@ class Held:
             yield [self.blocks[slot] if slot >= 0 else None for slot in piece]
 
 
-class Notes:
+class Recorder:
     """Watches a computation being played: ``take`` and ``free`` stand for the allocator's."""
 
     def __init__(
-        self, allocator: Allocator, journal: Journal, held: Held | None, waiting: Sequence[Waiting]
+        self, allocator: Allocator, journal: Journal, recorded: PassBlocks | None, waiting: Sequence[Waiting]
     ) -> None:  # fmt: skip
         self.a, self.journal = allocator, journal
         self.start, self.passages = journal.num_events, len(journal.new_passages)
-        self.held = held or Held()
-        last = self.held.last
+        self.recorded = recorded or PassBlocks()
+        last = self.recorded.last
         self.asked = list(last.slots) if last else []
-        self.live = {id(self.held.blocks[slot]): slot for slot in last.kept} if last else {}
-        self.held.await_(waiting)
+        self.live = {id(self.recorded.blocks[slot]): slot for slot in last.live_slots} if last else {}
+        self.recorded.await_(waiting)
         for block, size in waiting:
             if block is not None:
                 self.live[id(block)] = len(self.asked)
@@ -139,8 +140,8 @@ class Notes:
         slot = len(self.asked)
         self.asked.append(size)
         self.live[id(block)] = slot
-        self.held.blocks.append(block)
-        self.held.rests[slot] = block.size - size
+        self.recorded.blocks.append(block)
+        self.recorded.rests[slot] = block.size - size
         self.entries.setdefault(slot, []).append((self.journal.num_events - self.start, 1))
         self.orders.append((size, slot, index))
         return block
@@ -161,45 +162,45 @@ class Notes:
         if slot < 0:
             self.clean = False
         else:
-            at = self.journal.num_events - self.start
-            self.entries.setdefault(slot, []).extend([(at - 2, -1), (at - 1, 1)])
+            event = self.journal.num_events - self.start
+            self.entries.setdefault(slot, []).extend([(event - 2, -1), (event - 1, 1)])
 
     def looked(self, start: int) -> None:
         """What is reserved was looked at, for what was done since an event."""
         self.looks.append((start - self.start, self.journal.num_events - self.start))
 
-    def routine(self, pieces: Sequence[Sequence[Block | None]], lingering: Sequence[Block]) -> Routine | None:
+    def recording(self, pieces: Sequence[Sequence[Block | None]], retained: Sequence[Block]) -> Recording | None:
         """The computation as it was played; None where it cannot be repeated.
 
-        ``pieces`` are what the pass holds now: that, what is ``lingering`` and nothing else must be what is left of it.
+        ``pieces`` are what the pass holds now: that, what is ``retained`` and nothing else must be what is left of it.
         """
-        left = tuple(self.live.get(id(block), -2) for block in lingering)
+        left = tuple(self.live.get(id(block), -2) for block in retained)
         places = tuple(tuple(-1 if b is None else self.live.get(id(b), -2) for b in piece) for piece in pieces)
-        found = [*left, *(slot for piece in places for slot in piece if slot != -1)]
-        kept = tuple(sorted(self.live.values()))
-        if not self.clean or tuple(sorted(found)) != kept:
+        in_slots = [*left, *(slot for piece in places for slot in piece if slot != -1)]
+        live_slots = tuple(sorted(self.live.values()))
+        if not self.clean or tuple(sorted(in_slots)) != live_slots:
             return None
         start = self.start
-        acts, sizes = self.journal.since(start)
+        instructions, sizes = self.journal.since(start)
         freed = []
         for slot, entries in self.entries.items():
-            for at, sign in entries:
-                sizes[at] = sign * self.asked[slot]
+            for event, sign in entries:
+                sizes[event] = sign * self.asked[slot]
             if entries[-1][1] < 0:
                 freed.append(slot)
-        self.held.rests = {slot: rest for slot, rest in self.held.rests.items() if rest and slot not in freed}
+        self.recorded.rests = {slot: rest for slot, rest in self.recorded.rests.items() if rest and slot not in freed}
         levels = list(accumulate(sizes, initial=0))
         rise = max(levels)
         orders = self._short()
-        self.held.last = Routine(
-            orders, (), tuple(acts), tuple(sizes), tuple(self.asked), kept,
+        self.recorded.last = Recording(
+            orders, (), tuple(instructions), tuple(sizes), tuple(self.asked), live_slots,
             frozenset(freed), {slot: self.entries[slot][0][0] for slot in range(self.num_before, len(self.asked))},
             {slot: tuple(entries) for slot, entries in self.entries.items()},
             rise, tuple((done, level) for done, level in enumerate(levels) if level > rise - NEAR), levels[-1],
-            tuple((at - start, phase, name) for at, phase, name in self.journal.new_passages[self.passages :]),
+            tuple((event - start, phase, name) for event, phase, name in self.journal.new_passages[self.passages :]),
             tuple(self.looks), places, left,
         )  # fmt: skip
-        return self.held.last
+        return self.recorded.last
 
     def _short(self) -> tuple[Order, ...]:
         """The requests, what is freed before its pool is asked for more having become a look for room.

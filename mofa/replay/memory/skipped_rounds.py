@@ -34,14 +34,14 @@ class Rounds:
     for :data:`LATER`.
     """
 
-    def __init__(self, acts: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...]) -> None:
-        self.acts, self.sizes = acts, sizes
+    def __init__(self, computations: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...]) -> None:
+        self.computations, self.sizes = computations, sizes
         self.size = self.start = 0
         self.states: dict[object, dict[object, int]] = {}
         self.peaks: object = None
         self.changed = 0
         self.flying = 0
-        self.chunks = len({c for _, c, _ in acts})
+        self.chunks = len({c for _, c, _ in computations})
 
     def end(self, n: int) -> bool:
         """Whether a round ends in front of computation ``n`` and another like it follows."""
@@ -59,24 +59,24 @@ class Rounds:
 
     def _like(self, n: int, size: int) -> int:
         """By how many micro-batches the ``size`` computations from ``n`` follow those before them; 0 where other."""
-        acts = self.acts
-        if n < size or n + size > len(acts):
+        computations = self.computations
+        if n < size or n + size > len(computations):
             return 0
-        shift = acts[n][2] - acts[n - size][2]
-        for (kind, c, i), (other, k, j) in zip(acts[n : n + size], acts[n - size : n], strict=True):
+        shift = computations[n][2] - computations[n - size][2]
+        for (kind, c, i), (other, k, j) in zip(computations[n : n + size], computations[n - size : n], strict=True):
             if kind != other or c != k or i - j != shift:
                 return 0
         return max(shift, 0)
 
-    def repeated(self, n: int, held: object, free: Callable[[], object]) -> tuple[int, int]:
+    def repeated(self, n: int, places_held: object, free: Callable[[], object]) -> tuple[int, int]:
         """How many computations can be left out here as the state came back, and how many those are that repeat.
 
-        The state is what is ``held`` where and what is ``free``. That takes longer to put down: behind the first
+        The state is what is ``places_held`` where and what is ``free``. That takes longer to put down: behind the first
         :data:`EAGER` rounds it is only where the former has come back.
         """
-        known = self.states.get(held)
+        known = self.states.get(places_held)
         if known is None:
-            known = self.states[held] = {}
+            known = self.states[places_held] = {}
             if len(self.states) > EAGER:
                 return 0, 0
         state = free()
@@ -93,9 +93,9 @@ class Rounds:
         """The same where ``peaks`` have not changed for so many forwards."""
         if peaks != self.peaks:
             self.peaks, self.changed = peaks, n
-        begun = max(sum(kind == "F" for kind, _, _ in self.acts[n : n + self.size]), 1)
-        rounds = -(-max(self.flying, quiet) // begun)
-        if n - self.changed < rounds * self.size:
+        begun = max(sum(kind == "F" for kind, _, _ in self.computations[n : n + self.size]), 1)
+        num_rounds = -(-max(self.flying, quiet) // begun)
+        if n - self.changed < num_rounds * self.size:
             return 0, 0
         return self._following(n, self.size), self.size
 

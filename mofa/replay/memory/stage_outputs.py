@@ -22,9 +22,9 @@ from mofa.replay.allocator.timeline import ACTIVATIONS, outside
 from mofa.replay.rank.program import GRADIENT, INPUT
 
 if TYPE_CHECKING:
-    from mofa.replay.memory.pass_state import Kept
+    from mofa.replay.memory.pass_state import Allocation
     from mofa.replay.memory.rank_state import RankState
-    from mofa.replay.rank.description import Piece
+    from mofa.replay.rank.description import RankBlock
 
 
 class Sends:
@@ -36,19 +36,19 @@ class Sends:
         self.pipelined = rank.preallocated and any((*rank.sends, *rank.receives))
         self.reduces = bool(rank.deepspeed) and not rank.launch_blocking
         """Whether what tensor parallelism sums comes back late."""
-        self.rings = any(piece.life.sent for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        self.rings = any(piece.trace.sent for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
         """Whether blocks send what comes back late."""
-        self.shelves = any(piece.life.shelved for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        self.shelves = any(piece.trace.shelved for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
         """Whether blocks leave something to PyTorch's watchdog."""
-        self.shelf: Shelf[Kept] = Shelf()
+        self.shelf: Shelf[Allocation] = Shelf()
         self.launched = 0.0
         self.waiting: deque[tuple[float, Block]] = deque()
         self.output: tuple[int, int] | None = None
         """The pass whose output the schedule has in its variable."""
-        self.lingering: Block | None = None
+        self.finished_output: Block | None = None
         """That output, where its backward is through."""
         self.gradient: Block | None = None
-        self.launches = [launches([piece.life for piece in chunk]) for chunk in rank.chunks]
+        self.launches = [launches([piece.trace for piece in chunk]) for chunk in rank.chunks]
 
     def begin(self, kind: str) -> None:
         """A computation begins.
@@ -93,11 +93,11 @@ class Sends:
             self.output = c, i
         if kind not in "BW":
             return
-        at = state.passes.pop((c, i))
-        at.unfold()
-        out, (dy,) = at.out, at.slots[0]
+        chunk_pass = state.passes.pop((c, i))
+        chunk_pass.unfold()
+        out, (dy,) = chunk_pass.out, chunk_pass.slots[0]
         if out is not None and stays and self.output == (c, i):
-            self.lingering = out
+            self.finished_output = out
         elif out is not None:
             self.let_go(out, self.name(c), sent=state.rank.sends[c])
         if stays:
@@ -105,15 +105,15 @@ class Sends:
         if dy is not None:
             self.let_go(dy, GRADIENT, sent=True)
 
-    def passed(self, phase: str, piece: Piece) -> None:
+    def passed(self, phase: str, piece: RankBlock) -> None:
         """A block is through, where something of its inside comes back late: as :meth:`before`."""
-        life = piece.life
+        trace = piece.trace
         if self.shelves:
-            issued = life.launches[0] if phase == "forward" else life.launches[1] + life.launches[2]
-            for kept in self.shelf.passed(piece.paces[phase != "forward"], issued):
-                self.state.drop(kept)
+            issued = trace.launches[0] if phase == "forward" else trace.launches[1] + trace.launches[2]
+            for allocation in self.shelf.passed(piece.paces[phase != "forward"], issued):
+                self.state.drop(allocation)
         if self.reduces or self.rings:
-            self.launched += life.launches[0] if phase == "forward" else life.launches[1] + life.launches[2]
+            self.launched += trace.launches[0] if phase == "forward" else trace.launches[1] + trace.launches[2]
             self.before()
 
     @property
@@ -121,12 +121,12 @@ class Sends:
         """Whether something that blocks let go comes back late."""
         return self.reduces or self.rings or self.shelves
 
-    def shelve(self, kept: Kept) -> None:
+    def shelve(self, allocation: Allocation) -> None:
         """Leave something to the watchdog; a first step's goes at once, whose host compiles and loads."""
         if self.shelves and self.state.step > 1:
-            self.shelf.put(kept)
+            self.shelf.put(allocation)
         else:
-            self.state.drop(kept)
+            self.state.drop(allocation)
 
     def free_late(self, block: Block, *, sent: bool = False) -> None:
         """Free what tensor parallelism has summed, or what was ``sent`` by a ring: at once, or once the device has."""
@@ -138,18 +138,18 @@ class Sends:
         block.state = WAITING
         self.waiting.append((self.launched + behind, block))
 
-    def drop_late(self, kept: Kept, *, sent: bool = False) -> None:
+    def drop_late(self, allocation: Allocation, *, sent: bool = False) -> None:
         """The same, written down."""
-        block, act = kept
-        self.state.journal.new_acts.append(act)
+        block, act = allocation
+        self.state.journal.new_instructions.append(act)
         self.state.journal.new_sizes.append(-block.size)
         self.free_late(block, sent=sent)
 
     def replaced(self) -> None:
         """The schedule's variable has another output."""
-        if self.lingering is not None:
-            self.let_go(self.lingering, self.name(0), sent=self.state.rank.sends[0])
-            self.lingering = None
+        if self.finished_output is not None:
+            self.let_go(self.finished_output, self.name(0), sent=self.state.rank.sends[0])
+            self.finished_output = None
 
     def end(self) -> None:
         """The schedule's step is through, and the host waits for the gradients' norm."""
@@ -164,7 +164,7 @@ class Sends:
     def let_go(self, block: Block, name: str, *, sent: bool) -> None:
         """Free a block: at once, or once the device has sent it."""
         state = self.state
-        state.journal.new_acts.append(outside(ACTIVATIONS, name, "end of a backward"))
+        state.journal.new_instructions.append(outside(ACTIVATIONS, name, "end of a backward"))
         state.journal.new_sizes.append(-block.size)
         behind = self.lag() if sent else 0.0
         if not behind:
@@ -176,7 +176,7 @@ class Sends:
 
     def name(self, c: int) -> str:
         """What the output of a chunk is called."""
-        return self.state.rank.chunks[c][-1].life.logits.split("#")[0] or INPUT
+        return self.state.rank.chunks[c][-1].trace.logits.split("#")[0] or INPUT
 
     def lag(self) -> float:
         """Launches that the host is ahead of its device. A first step's makes up no lead, which compiles and loads
@@ -196,9 +196,11 @@ class Sends:
         The lag stands for ``launched``: it grows with each computation until the queue is full, so that two instants
         with equal ones have none or a full queue, and all later ones are equal too.
         """
-        blocks = tuple(block.address if block is not None else -1 for block in (self.lingering, self.gradient))
+        blocks = tuple(block.address if block is not None else -1 for block in (self.finished_output, self.gradient))
         output = (self.output[0], self.output[1] - last) if self.output is not None else None
-        shelved = tuple((round(at - self.shelf.host_s, 6), kept[0].address) for at, kept in self.shelf.waiting)
+        shelved = tuple(
+            (round(host_s - self.shelf.host_s, 6), allocation[0].address) for host_s, allocation in self.shelf.waiting
+        )
         return (
             blocks,
             output,

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.cost.allocations.watchdog import Pace
 from mofa.cost.allocations.weight_buffers import FlatBuffer, Weight
-from mofa.replay.rank.routing_drift import Wander
+from mofa.replay.rank.routing_drift import RoutingDrift
 
-__all__ = ["FlatBuffer", "Piece", "Rank", "Weight"]
+__all__ = ["FlatBuffer", "Rank", "RankBlock", "Weight"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class RankBlock:
     """Something of a model that runs as one on a rank: an embedding, a layer, a head."""
 
     name: str
-    life: Life
+    trace: BlockTrace
     paces: tuple[Pace, Pace] = Pace(), Pace()
     """Of its forward and its backward."""
 
@@ -27,19 +27,19 @@ class Rank:
     """What one rank holds and does.
 
     ``chunks`` are its pieces per virtual stage, ``computations`` those of a step as (kind, chunk, micro-batch).
-    ``receives`` and ``sends`` say whether a chunk's input comes from and its output goes to another rank, ``turns``
-    whether its output goes to another chunk of the rank, ``first_chunks`` which chunk is the model's first, if any.
-    ``rotations`` are the table of each model part and what it is made of
+    ``receives`` and ``sends`` say whether a chunk's input comes from and its output goes to another rank,
+    ``feeds_own_chunk`` whether its output goes to another chunk of the rank, ``first_chunks`` which chunk is the
+    model's first, if any. ``rotations`` are the table of each model part and what it is made of
     (:func:`mofa.cost.allocations.initialization.rotations`), ``lazy_buffers`` are what the first forward takes. [B]
     """
 
     weights: tuple[Weight, ...]
-    chunks: tuple[tuple[Piece, ...], ...]
+    chunks: tuple[tuple[RankBlock, ...], ...]
     computations: tuple[tuple[str, int, int], ...]
     num_micro_batches: int
     receives: tuple[bool, ...]
     sends: tuple[bool, ...]
-    turns: tuple[bool, ...]
+    feeds_own_chunk: tuple[bool, ...]
     first_chunks: frozenset[int]
     boundary_bytes: int
     rotations: tuple[int, ...]
@@ -47,7 +47,7 @@ class Rank:
     grads_always: bool
     flat_buffers: tuple[FlatBuffer, ...]
     preallocated: bool
-    apart: bool = False
+    defers_weight_gradients: bool = False
     """Whether weights' gradients are put off, as zero-bubble schedules do."""
     round_length: int = 1
     """Forwards in a round of the schedule's steady state. [-]"""
@@ -85,5 +85,5 @@ class Rank:
     """Tensors of the boundary's size that Megatron's chunks hold from a step's last backward to the next step. [-]"""
     built: tuple[tuple[int, int], ...] = ()
     """What is taken for good while parameters are made: behind which of them, and so much. [B]"""
-    wander: Wander | None = None
+    routing_drift: RoutingDrift | None = None
     """What moves from step to step, where routers' counts are known."""

@@ -11,7 +11,7 @@ import numpy as np
 from mofa.blocks.build import layer_kind
 from mofa.blocks.elementwise import value
 from mofa.blocks.frameworks.megatron_persistent import lasting
-from mofa.cost.allocations.allocation_trace import Life, awaiting_embedding, gathering, life
+from mofa.cost.allocations.allocation_trace import BlockTrace, awaiting_embedding, gathering, life
 from mofa.cost.allocations.host_lead import ahead_of_peers, device_per_host, paces
 from mofa.cost.allocations.initialization import rotations
 from mofa.cost.allocations.parameter_tensors import Module, params_of
@@ -32,8 +32,8 @@ from mofa.cost.memory.fsdp_root import waits_for_embedding
 from mofa.cost.memory.stage_inputs import held_beside
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import ddp_width
-from mofa.replay.rank.description import Piece, Rank
-from mofa.replay.rank.routing_drift import Moving, Wander
+from mofa.replay.rank.description import Rank, RankBlock
+from mofa.replay.rank.routing_drift import Moving, RoutingDrift
 from mofa.replay.rank.uneven_layers import Routed, rows_by_layer
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Order, order_of
 
@@ -86,20 +86,20 @@ def tokens_over_mean(estimator: Estimator, r: int) -> tuple[float, ...]:
 def _layers(rows: Rows, order: Order, r: int) -> list[int]:
     """The layers of a pipeline rank, chunk by chunk."""
     stages, starts = rows.layout.stages, _first_layers(rows)
-    held = [
+    own_stages = [
         next(s for s in range(c * stages.pp, (c + 1) * stages.pp) if order.rank_of(s) == r) for c in range(stages.vpp)
     ]
-    return [starts[stage] + j for c, stage in enumerate(held) for j in range(len(stages.layers[r][c]))]
+    return [starts[stage] + j for c, stage in enumerate(own_stages) for j in range(len(stages.layers[r][c]))]
 
 
 def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
     rows = rows_of(estimator)
     fw, stages = rows.framework, rows.layout.stages
-    lives = _lives(estimator)
-    routed = Routed(estimator, lives, _lives)
-    lives = {label: one_by_one(one) for label, one in lives.items()}
+    traces = _block_traces(estimator)
+    routed = Routed(estimator, traces, _block_traces)
+    traces = {label: one_by_one(trace) for label, trace in traces.items()}
     order = order_of(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
-    return partial(_rank, rows, lives, routed, order)
+    return partial(_rank, rows, traces, routed, order)
 
 
 def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:
@@ -110,11 +110,11 @@ def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:
     return tuple(sorted({0, int(table.dp[0] * table.cp[0]) - 1}))
 
 
-def _lives(estimator: Estimator) -> dict[str, Life]:
+def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
     """The lives of all kinds of blocks."""
     fw, part = estimator.framework, estimator.parts[0]
     defers = SCHEDULES[SCHEDULE_NAMES[int(estimator.table.schedule[0])]].defers_weight_gradients
-    apart = defers or not fw.traits.adds_gradients_in_place
+    no_sums_in_place = defers or not fw.traits.adds_gradients_in_place
     pipelined = fw.traits.has_pytorch_pipelines and int(estimator.table.pp[0]) > 1
     by_autograd = (
         fw.traits.makes_weight_gradients_first or not fw.overlap_input_grads
@@ -125,7 +125,7 @@ def _lives(estimator: Estimator) -> dict[str, Life]:
             block,
             autocast=part.mode.precision == "autocast",
             weight_first=by_autograd,
-            apart=apart,
+            sums_apart=no_sums_in_place,
             pipelined=pipelined,
             puts_off=defers,
             replicated=fw.shards_params and fw.dp_replicate > 1,
@@ -148,26 +148,26 @@ def room_of(estimator: Estimator, r: int = 0) -> int:
 
 
 def _rank(
-    rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, emptiest: bool, data_rank: int, r: int
+    rows: Rows, traces: dict[str, BlockTrace], routed: Routed, order: Order, emptiest: bool, data_rank: int, r: int
 ) -> Rank:  # fmt: skip
     stages, mode, fw = rows.layout.stages, rows.mode, rows.framework
     pp, vpp = stages.pp, stages.vpp
     table = rows.table
     spec = table.recompute_modes[int(table.recompute[0])]
     base = base_mode(spec)
-    chunks: list[tuple[Piece, ...]] = []
+    chunks: list[tuple[RankBlock, ...]] = []
     costs: list[BlockCost] = []
     seen = 0
     starts = _first_layers(rows)
-    held = [next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == r) for c in range(vpp)]
+    own_stages = [next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == r) for c in range(vpp)]
     layers = _layers(rows, order, r)
     life_of, routers = routed.of_rank(layers, emptiest), routed.routers(layers, emptiest)
     of_rank: list[dict[int, Moving | None]] = []
-    for c, stage in enumerate(held):
-        pieces: list[Piece] = []
+    for c, stage in enumerate(own_stages):
+        pieces: list[RankBlock] = []
         of_rank.append({})
         if stage == 0:
-            pieces.append(Piece("the embedding", lives["embedding"], paces(rows.costs.embedding)))
+            pieces.append(RankBlock("the embedding", traces["embedding"], paces(rows.costs.embedding)))
             costs.append(rows.costs.embedding)
         for j, kind in enumerate(stages.layers[r][c]):
             seen += 1
@@ -176,28 +176,28 @@ def _rank(
             label = f"{stages.kinds[kind].name} recompute={full_mode(spec) if full else base}"
             costs.append(rows.costs.blocks[full_mode(spec) if full else base][kind])
             layer = starts[stage] + j
-            mine = life_of(label, layer)
-            mine = gathering(mine, lives["embedding"]) if layer == 0 else mine
+            trace = life_of(label, layer)
+            trace = gathering(trace, traces["embedding"]) if layer == 0 else trace
             moves = routed.moving(label, layer)
             if moves is not None and layer == 0:
-                ends = (gathering(one, lives["embedding"]) for one in (moves.some, moves.more))
+                ends = (gathering(end, traces["embedding"]) for end in (moves.some, moves.more))
                 moves = replace(moves, some=next(ends), more=next(ends))
             of_rank[-1][len(pieces)] = moves
-            pieces.append(Piece(f"block {layer}", mine, paces(costs[-1])))
+            pieces.append(RankBlock(f"block {layer}", trace, paces(costs[-1])))
         if stage == pp * vpp - 1:
             for n in range(rows.workload.model.num_mtp_layers):
                 # its entry, a layer like the last and a pass through the head; recomputed only with all layers
                 again = full_mode(spec) if spec.kind == "full" and table.recompute_layers[0] < 0 else base
                 last = layer_kind(rows.workload.model, rows.workload.model.num_layers - 1)
-                pieces.append(Piece(f"prediction {n}", lives["mtp"]))
-                pieces.append(Piece(f"the layer of prediction {n}", lives[f"{last.name} recompute={again}"]))
-                pieces.append(Piece(f"the head of prediction {n}", lives["head"]))
+                pieces.append(RankBlock(f"prediction {n}", traces["mtp"]))
+                pieces.append(RankBlock(f"the layer of prediction {n}", traces[f"{last.name} recompute={again}"]))
+                pieces.append(RankBlock(f"the head of prediction {n}", traces["head"]))
             waits = waits_for_embedding(rows)
-            head = awaiting_embedding(lives["head"]) if waits else lives["head"]
-            pieces.append(Piece("the head", head, paces(rows.costs.head)))
+            head = awaiting_embedding(traces["head"]) if waits else traces["head"]
+            pieces.append(RankBlock("the head", head, paces(rows.costs.head)))
             costs.append(rows.costs.head)
         chunks.append(tuple(pieces))
-    acts = tuple((a.kind, a.stage // pp, a.micro_batch) for a in order.ranks[r])
+    computations = tuple((a.kind, a.stage // pp, a.micro_batch) for a in order.ranks[r])
     local = [s for s in range(pp * vpp) if order.rank_of(s) == r]
     receives = tuple(s > 0 and order.rank_of(s - 1) != r for s in local)
     sends = tuple(s < pp * vpp - 1 and order.rank_of(s + 1) != r for s in local)
@@ -206,37 +206,39 @@ def _rank(
     dense_ranks, expert_ranks = float(rows.shards.dense_ranks[0, 0]), float(rows.shards.expert_ranks[0, 0])
     groups = tuple(
         tuple(
-            tuple((n, n / (expert_ranks if name.startswith("experts.") else dense_ranks)) for name, n in p.life.weights)
+            tuple(
+                (n, n / (expert_ranks if name.startswith("experts.") else dense_ranks)) for name, n in p.trace.weights
+            )
             for p in c
         )
         for c in chunks
     )
     pipelined = mode.precision == "mixed" and mode.pipelined and fw.shards_params
     tp, ds = int(table.tp[0]), fw.deepspeed
-    ratio, rings = device_per_host(costs), any(p.life.sent for c in chunks for p in c)
+    ratio, rings = device_per_host(costs), any(p.trace.sent for c in chunks for p in c)
     on_head = r == stages.head_stage
-    kept = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
-    persistent = (kept,) if kept and not fw.library else rotation_tables(rows, len(layers))
+    persistent_bytes = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
+    persistent = (persistent_bytes,) if persistent_bytes and not fw.library else rotation_tables(rows, len(layers))
     beside = held_beside(fw, rows.schedule_record, pp, sum(receives))
     tied = _tied(rows, r)
-    modules = [[Module(p.name, p.life.name, p.life.weights) for p in c] for c in chunks]
+    modules = [[Module(p.name, p.trace.name, p.trace.weights) for p in c] for c in chunks]
     params = params_of(rows, r, modules, tied=tied)
-    in_fp8 = {p.name for c in chunks for p in c if _in_fp8(p, lives)}
+    in_fp8 = {p.name for c in chunks for p in c if _in_fp8(p, traces)}
     weights = held_in_fp8(rows, weights_of(rows, params, r, data_rank), in_fp8)
     moving = tuple(tuple(of.get(n) for n in range(len(c))) for of, c in zip(of_rank, chunks, strict=True))
     # where weights' gradients are put off, or collectives' memory comes back late, two steps are played
     defers = rows.schedule_record.defers_weight_gradients
-    wander = Wander(routers, moving) if routers is not None and not (defers or ds) else None
+    drift = RoutingDrift(routers, moving) if routers is not None and not (defers or ds) else None
     return Rank(
-        weights=weights, chunks=tuple(chunks), computations=acts,
+        weights=weights, chunks=tuple(chunks), computations=computations,
         num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
-        turns=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
+        feeds_own_chunk=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
         rotations=rotations(rows),
         lazy_buffers=(*persistent, *(boundary,) * beside.throughout), built=built_beside(rows, weights, len(layers)),
         inputs_at_end=beside.at_end,
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
-        preallocated=fw.traits.has_pytorch_pipelines, apart=defers, round_length=pp * vpp, tied=tied,
+        preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers, round_length=pp * vpp, tied=tied,
         stored_bytes=rows.costs.context.stored,
         gathered_params=groups if pipelined else None, unshards=by_chunk(rows),
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
@@ -244,16 +246,16 @@ def _rank(
         output_stays=rows.schedule_record.joins_exchanges and pp > 1 and fw.traits.has_pytorch_pipelines,
         device_per_host=float(ahead_of_peers(ratio, rows.cluster, int(table.cp[0]))) if rings else ratio,
         buckets=ddp_buckets(
-            [[p.life for p in c] for c in chunks], int(rows.static.buffers[0, r]), ddp_width(rows), tied=tied
+            [[p.trace for p in c] for c in chunks], int(rows.static.buffers[0, r]), ddp_width(rows), tied=tied
         ) if fw.shards_params else (),
         sent_bytes=boundary // tp if ds and tp > 1 else 0, launch_blocking=fw.launch_blocking,
-        casts_to_reduce=fw.casts_to_reduce, wander=wander,
+        casts_to_reduce=fw.casts_to_reduce, routing_drift=drift,
     )  # fmt: skip
 
 
-def _in_fp8(piece: Piece, lives: dict[str, Life]) -> bool:
+def _in_fp8(piece: RankBlock, traces: dict[str, BlockTrace]) -> bool:
     """Whether Transformer Engine's linears are in a piece: all but the embedding, the head and a prediction's entry."""
-    return not any(piece.life is lives.get(name) for name in ("embedding", "head", "mtp"))
+    return not any(piece.trace is traces.get(name) for name in ("embedding", "head", "mtp"))
 
 
 def _tied(rows: Rows, r: int) -> bool:

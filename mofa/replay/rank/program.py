@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from mofa.blocks.frameworks.megatron_persistent import Lasting
 from mofa.blocks.op import RENEWAL
-from mofa.cost.allocations.allocation_trace import Deed, Life, New, in_order
+from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace, in_order
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size
-from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GROUP_OF, Act
+from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GROUP_OF, Instruction
 
 NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, LATE, RENEW = range(13)
 FREE_SENT, LASTING, SHELVE = 13, 14, 15
@@ -24,17 +24,26 @@ SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
 
 
-Bound = tuple[tuple[Act, int, int, int, int], ...]
+Packed = tuple[tuple[Instruction, int, int, int, int], ...]
 """Acts with their code, slot, rounded size and pool (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
 
 
-def bound(acts: Iterable[Act]) -> Bound:
+def packed(instructions: Iterable[Instruction]) -> Packed:
     """Acts as the innermost loop reads them."""
-    return tuple((act, act.code, act.slot, act.size, act.stream << 1 | (act.size <= SMALL_SIZE)) for act in acts)
+    return tuple(
+        (
+            instruction,
+            instruction.code,
+            instruction.slot,
+            instruction.size,
+            instruction.stream << 1 | (instruction.size <= SMALL_SIZE),
+        )
+        for instruction in instructions
+    )
 
 
 @dataclass(frozen=True)
-class Script:
+class BlockProgram:
     """A block's acts. Slots are numbered from 0 to ``num_slots``; -1 is none.
 
     ``inputs``, ``weights``, ``weights_of_last``, ``loose`` and ``above`` are empty where no schedule asks for them.
@@ -43,11 +52,11 @@ class Script:
     """
 
     num_slots: int
-    forward: Bound
-    backward: Bound
-    inputs: Bound
-    weights: Bound
-    weights_of_last: Bound
+    forward: Packed
+    backward: Packed
+    inputs: Packed
+    weights: Packed
+    weights_of_last: Packed
     """The same of a chunk's last block, with no weight behind it."""
     x: int
     out: int
@@ -55,20 +64,20 @@ class Script:
     back: int
     claims: dict[int, str]
     holds: dict[int, str]
-    loose: tuple[Act, ...]
-    above: tuple[Act, ...]
-    rest: tuple[Act, ...]
+    loose: tuple[Instruction, ...]
+    above: tuple[Instruction, ...]
+    rest: tuple[Instruction, ...]
     logits: int = -1
     """A pipeline's output, which the schedule holds."""
-    dry: Bound = ()
+    dry: Packed = ()
     """The forward that stages learn shapes by."""
-    lingers: tuple[tuple[Act, int], ...] = ()
+    lingers: tuple[tuple[Instruction, int], ...] = ()
     """What lets go what lingers of a backward, and the rounded sizes of that. [B]"""
 
 
 class _Slots:
-    def __init__(self, life: Life) -> None:
-        self.life = life
+    def __init__(self, trace: BlockTrace) -> None:
+        self.trace = trace
         self.index: dict[str, int] = {}
         self.groups: dict[str, int] = {}
         self.claims: dict[int, str] = {}
@@ -79,9 +88,9 @@ class _Slots:
 
     def shown(self, name: str) -> str:
         """What a tensor is called: what blocks hand on has one name for all of them."""
-        if name in ("x", self.life.out):
+        if name in ("x", self.trace.out):
             return INPUT
-        if name and name in (self.life.given, self.life.back):
+        if name and name in (self.trace.given, self.trace.back):
             return GRADIENT
         return name.split("#")[0]
 
@@ -90,15 +99,15 @@ class _Slots:
 
     def freeing(self, name: str) -> int:
         """How a tensor is let go."""
-        if name in self.life.reduced:
+        if name in self.trace.reduced:
             return FREE_REDUCED
-        if name in self.life.sent:
+        if name in self.trace.sent:
             return FREE_SENT
-        if name in self.life.shelved:
+        if name in self.trace.shelved:
             return SHELVE
-        return LATE if name in self.life.late else FREE
+        return LATE if name in self.trace.freed_at_end else FREE
 
-    def act(self, code: int, name: str, op: str, item: New | None = None) -> Act:
+    def instruction(self, code: int, name: str, op: str, item: New | None = None) -> Instruction:
         shown = self.shown_in(name, op)
         if shown in (INPUT, GRADIENT):
             self.groups[name] = ACTIVATIONS
@@ -106,96 +115,104 @@ class _Slots:
             self.groups[name] = GROUP_OF[item.kind]
         size, stream = (round_size(item.bytes), item.stream) if item is not None else (0, 0)
         expert = item.expert if item is not None else -1
-        return Act(code, self.of(name), size, stream, self.groups.get(name, ACTIVATIONS), shown, op, expert)
+        return Instruction(code, self.of(name), size, stream, self.groups.get(name, ACTIVATIONS), shown, op, expert)
 
-    def lasting(self, one: Lasting, op: str) -> Act:
+    def lasting(self, buffer: Lasting, op: str) -> Instruction:
         """A buffer for good; its slot says whether each block has its own."""
-        return Act(LASTING, int(one.each), round_size(one.bytes), 0, BUFFERS, one.name, op)
+        return Instruction(LASTING, int(buffer.each), round_size(buffer.bytes), 0, BUFFERS, buffer.name, op)
 
-    def acts(self, deeds: Iterable[Deed], freed: frozenset[str] | None, cached: frozenset[str]) -> tuple[Act, ...]:
+    def instructions(
+        self, op_traces: Iterable[OpTrace], freed: frozenset[str] | None, cached: frozenset[str]
+    ) -> tuple[Instruction, ...]:
         """``freed`` are the only names that may be freed; all where None. ``cached`` go to the cache instead."""
-        out: list[Act] = []
+        out: list[Instruction] = []
         items: dict[str, New] = {}
-        replaced = not self.life.logits or deeds is not self.life.forward
-        awaits_product, at_embedding = self.life.torch_products, self.life.name == "embedding"
-        for deed in deeds:
-            if not replaced and deed.module == "loss":
-                out.append(Act(REPLACED, 0, 0, 0, ACTIVATIONS, "", deed.op))
+        replaced = not self.trace.logits or op_traces is not self.trace.forward
+        awaits_product, at_embedding = self.trace.torch_products, self.trace.name == "embedding"
+        for op_trace in op_traces:
+            if not replaced and op_trace.module == "loss":
+                out.append(Instruction(REPLACED, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
                 replaced = True
-            scratch = [self.act(NEW, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
+            scratch = [
+                self.instruction(NEW, f"{SCRATCH}{i}", op_trace.op, item) for i, item in enumerate(op_trace.scratch)
+            ]
             made = []
-            out += [self.lasting(one, deed.op) for one in deed.lasting if not one.behind]
-            items |= {item.name: item for item in deed.new}
-            for i, item in enumerate(deed.new):
-                claimed = bool(deed.claim) and i == 0
-                made.append(self.act(CLAIM if claimed else NEW, item.name, deed.op, item))
+            out += [self.lasting(buffer, op_trace.op) for buffer in op_trace.lasting if not buffer.behind]
+            items |= {item.name: item for item in op_trace.new}
+            for i, item in enumerate(op_trace.new):
+                claimed = bool(op_trace.claim) and i == 0
+                made.append(self.instruction(CLAIM if claimed else NEW, item.name, op_trace.op, item))
                 if claimed:
-                    self.claims[self.of(item.name)] = deed.claim
-            gone = [self.act(FREE, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
+                    self.claims[self.of(item.name)] = op_trace.claim
+            gone = [
+                self.instruction(FREE, f"{SCRATCH}{i}", op_trace.op, item) for i, item in enumerate(op_trace.scratch)
+            ]
             early = {
-                f"-{name}": self.act(FREE, name, deed.op)
-                for name in deed.free
-                if f"-{name}" in deed.order and (freed is None or name in freed)
+                f"-{name}": self.instruction(FREE, name, op_trace.op)
+                for name in op_trace.free
+                if f"-{name}" in op_trace.order and (freed is None or name in freed)
             }
-            if deed.sums:
-                out.append(Act(SUM, self.of(self.life.given), 0, 0, ACTIVATIONS, GRADIENT, deed.op))
-            out += in_order(deed, scratch, made, gone, early)
-            if awaits_product and deed.is_product and not (at_embedding and not deed.role):
-                out.append(Act(PRODUCT, 0, 0, 0, ACTIVATIONS, "", deed.op))
+            if op_trace.sums:
+                out.append(Instruction(SUM, self.of(self.trace.given), 0, 0, ACTIVATIONS, GRADIENT, op_trace.op))
+            out += in_order(op_trace, scratch, made, gone, early)
+            if awaits_product and op_trace.is_product and not (at_embedding and not op_trace.role):
+                out.append(Instruction(PRODUCT, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
                 awaits_product = False
-            out += [self.lasting(one, deed.op) for one in deed.lasting if one.behind]
-            for name in deed.grads:
-                out.append(self.act(KEEP, name, deed.op, items.get(name)))
+            out += [self.lasting(buffer, op_trace.op) for buffer in op_trace.lasting if buffer.behind]
+            for name in op_trace.grads:
+                out.append(self.instruction(KEEP, name, op_trace.op, items.get(name)))
                 # it goes when a copy is there
-                if name in deed.free and name not in self.life.late and (freed is None or name in freed):
-                    out.append(self.act(FREE, name, deed.op))
-            for name in deed.hold:
-                out.append(self.act(HOLD, name, deed.op))
+                if name in op_trace.free and name not in self.trace.freed_at_end and (freed is None or name in freed):
+                    out.append(self.instruction(FREE, name, op_trace.op))
+            for name in op_trace.hold:
+                out.append(self.instruction(HOLD, name, op_trace.op))
                 self.holds[self.of(name)] = name
-            for name in deed.free:
+            for name in op_trace.free:
                 if name in cached:
-                    out.append(self.act(CACHE, name, deed.op))
-                elif (freed is None or name in freed) and name != self.life.logits:
-                    out.append(self.act(self.freeing(name), name, deed.op))
-            if deed.frees_held:
-                out.append(Act(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", deed.op))
-            if deed.renews:
-                out.append(Act(RENEW, 0, 0, 0, ACTIVATIONS, "", deed.op))
+                    out.append(self.instruction(CACHE, name, op_trace.op))
+                elif (freed is None or name in freed) and name != self.trace.logits:
+                    out.append(self.instruction(self.freeing(name), name, op_trace.op))
+            if op_trace.frees_held:
+                out.append(Instruction(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
+            if op_trace.renews:
+                out.append(Instruction(RENEW, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
         return tuple(out)
 
 
-def script(life: Life) -> Script:
+def block_program(trace: BlockTrace) -> BlockProgram:
     """The acts of a block: forward, backward, and where a schedule puts weights' gradients off the halves of that."""
-    slots = _Slots(life)
-    forward = slots.acts(life.forward, None, life.cached)
-    backward = slots.acts(life.backward, None, frozenset())
-    inputs: tuple[Act, ...] = ()
+    slots = _Slots(trace)
+    forward = slots.instructions(trace.forward, None, trace.cached)
+    backward = slots.instructions(trace.backward, None, frozenset())
+    inputs: tuple[Instruction, ...] = ()
     weights = of_last = inputs
     left: frozenset[str] = frozenset()
     above = left
-    if life.apart:
-        deeds, needed = life.of_inputs()
-        left = frozenset(item.name for deed in deeds for item in deed.new) | {life.given}
-        left, above = left - needed, life.above_weights()
-        inputs = slots.acts(deeds, left, frozenset())
-        weights, of_last = (slots.acts(life.of_weights(last=last), None, frozenset()) for last in (False, True))
-    dry = slots.acts(life.dry, None, frozenset())
+    if trace.split_backward:
+        op_traces, needed = trace.of_inputs()
+        left = frozenset(item.name for op_trace in op_traces for item in op_trace.new) | {trace.given}
+        left, above = left - needed, trace.above_weights()
+        inputs = slots.instructions(op_traces, left, frozenset())
+        weights, of_last = (
+            slots.instructions(trace.of_weights(last=last), None, frozenset()) for last in (False, True)
+        )
+    dry = slots.instructions(trace.dry, None, frozenset())
 
     def place(name: str) -> int:
         return slots.of(name) if name else -1
 
-    x, out, given, back = slots.of("x"), place(life.out), place(life.given), place(life.back)
-    loose = tuple(slots.act(FREE, name, "end") for name in sorted(left) if name)
-    let_go = tuple(slots.act(FREE, name, "end") for name in sorted(above))
-    rest = tuple(slots.act(FREE, name, "end") for name in list(slots.index))
-    lingers = tuple((slots.act(FREE, name, RENEWAL), round_size(nbytes)) for name, nbytes in life.lingers)
-    return Script(
+    x, out, given, back = slots.of("x"), place(trace.out), place(trace.given), place(trace.back)
+    loose = tuple(slots.instruction(FREE, name, "end") for name in sorted(left) if name)
+    let_go = tuple(slots.instruction(FREE, name, "end") for name in sorted(above))
+    rest = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index))
+    lingers = tuple((slots.instruction(FREE, name, RENEWAL), round_size(nbytes)) for name, nbytes in trace.lingers)
+    return BlockProgram(
         len(slots.index),
-        bound(forward),
-        bound(backward),
-        bound(inputs),
-        bound(weights),
-        bound(of_last),
+        packed(forward),
+        packed(backward),
+        packed(inputs),
+        packed(weights),
+        packed(of_last),
         x,
         out,
         given,
@@ -205,7 +222,7 @@ def script(life: Life) -> Script:
         loose,
         let_go,
         rest,
-        place(life.logits),
-        bound(dry),
+        place(trace.logits),
+        packed(dry),
         lingers,
     )

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.replay.allocator.pools import MIN_BLOCK, SMALL_SIZE
-from mofa.replay.rank.program import Bound, Script
+from mofa.replay.rank.program import BlockProgram, Packed
 
 FloatA = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ class Routers:
     copies
         Token copies that the group sends in a layer and micro-batch. [tokens]
     spread
-        How far popularity moves from step to step (:func:`mofa.cost.kernels.kernel_selection.wandering`). [-]
+        How far popularity moves from step to step (:func:`mofa.cost.kernels.kernel_selection.drift_of_popularity`). [-]
     chosen
         Experts of a token. [-]
     steps
@@ -75,17 +75,18 @@ class Routers:
 
 @dataclass(frozen=True)
 class Moving:
-    """A layer whose tokens move: its lives with ``held`` of the mean rows and with one mean more, all experts alike."""
+    """A layer whose tokens move: its lives with ``rows_over_mean`` of the mean rows and with one mean more, all experts
+    alike."""
 
-    held: float
-    some: Life
-    more: Life
+    rows_over_mean: float
+    some: BlockTrace
+    more: BlockTrace
     place: int
     """Among the layers with experts."""
 
 
 @dataclass(frozen=True)
-class Wander:
+class RoutingDrift:
     """The layers of a rank that move, by chunk and piece, and how far."""
 
     routers: Routers
@@ -101,68 +102,75 @@ class Wander:
 class Drawn:
     """The scripts of a step whose tokens are drawn."""
 
-    def __init__(self, wander: Wander, script: Callable[[Life], Script], plain: list[list[Script]]) -> None:
-        self.wander, self.plain = wander, plain
+    def __init__(
+        self, drift: RoutingDrift, program: Callable[[BlockTrace], BlockProgram], plain: list[list[BlockProgram]]
+    ) -> None:
+        self.drift, self.plain = drift, plain
         self.rng = np.random.default_rng(0)
-        self.popularity = wander.routers.shares
-        self.known: dict[tuple[int, int], list[Script]] = {}
+        self.popularity = drift.routers.shares
+        self.known: dict[tuple[int, int], list[BlockProgram]] = {}
         self.sizes: dict[tuple[int, int], _Sizes] = {}
-        self.script = script
+        self.program = program
 
     def step(self) -> None:
         """One more step begins."""
-        self.popularity = self.wander.routers.step(self.rng)
+        self.popularity = self.drift.routers.step(self.rng)
         self.known = {}
 
-    def scripts(self, c: int, i: int) -> list[Script]:
+    def programs(self, c: int, i: int) -> list[BlockProgram]:
         """Those of a chunk's pieces in a micro-batch."""
         if (c, i) not in self.known:
-            pieces = zip(self.wander.moving[c], self.plain[c], strict=True)
+            pieces = zip(self.drift.moving[c], self.plain[c], strict=True)
             self.known[c, i] = [code if moving is None else self._drawn(moving) for moving, code in pieces]
         return self.known[c, i]
 
-    def _drawn(self, moving: Moving) -> Script:
-        return self.of_tokens(moving, self.wander.routers.tokens(self.popularity[moving.place], self.rng))
+    def _drawn(self, moving: Moving) -> BlockProgram:
+        return self.of_tokens(moving, self.drift.routers.tokens(self.popularity[moving.place], self.rng))
 
-    def of_tokens(self, moving: Moving, tokens: FloatA) -> Script:
+    def of_tokens(self, moving: Moving, tokens: FloatA) -> BlockProgram:
         """A layer's whose experts get so many. (experts of a rank,) [tokens]"""
-        routers = self.wander.routers
+        routers = self.drift.routers
         rows = tokens.sum() * routers.shares.shape[1] / routers.copies
         key = id(moving.some), id(moving.more)
         if key not in self.sizes:
-            self.sizes[key] = _Sizes(self.script(moving.some), self.script(moving.more))
-        return self.sizes[key].script(rows - moving.held, tokens / max(tokens.mean(), 1e-12))
+            self.sizes[key] = _Sizes(self.program(moving.some), self.program(moving.more))
+        return self.sizes[key].program(rows - moving.rows_over_mean, tokens / max(tokens.mean(), 1e-12))
 
 
 class _Sizes:
     """Two scripts that differ in sizes alone, and any between them."""
 
-    def __init__(self, some: Script, more: Script) -> None:
+    def __init__(self, some: BlockProgram, more: BlockProgram) -> None:
         self.code = some
-        self.forward, self.backward = _Stretch(some.forward, more.forward), _Stretch(some.backward, more.backward)
+        self.forward, self.backward = (
+            _SizesBetween(some.forward, more.forward),
+            _SizesBetween(some.backward, more.backward),
+        )
 
-    def script(self, way: float, of_experts: FloatA) -> Script:
+    def program(self, fraction: float, of_experts: FloatA) -> BlockProgram:
         """So far on the way from the one to the other; experts' rows over their mean. [-], (experts of a rank,) [-]"""
         return replace(
-            self.code, forward=self.forward.bound(way, of_experts), backward=self.backward.bound(way, of_experts)
+            self.code,
+            forward=self.forward.bound(fraction, of_experts),
+            backward=self.backward.bound(fraction, of_experts),
         )
 
 
-class _Stretch:
-    def __init__(self, some: Bound, more: Bound) -> None:
-        self.acts = some
+class _SizesBetween:
+    def __init__(self, some: Packed, more: Packed) -> None:
+        self.smaller = some
         both = enumerate(zip(some, more, strict=True))
-        self.at = [n for n, (a, b) in both if b[3] and (a[3] != b[3] or a[0].expert >= 0)]
-        self.some = np.array([some[n][3] for n in self.at], dtype=float)
-        self.rise = np.array([more[n][3] for n in self.at], dtype=float) - self.some
-        self.expert = np.array([some[n][0].expert for n in self.at], dtype=int)
+        self.resized = [n for n, (a, b) in both if b[3] and (a[3] != b[3] or a[0].expert >= 0)]
+        self.some = np.array([some[n][3] for n in self.resized], dtype=float)
+        self.rise = np.array([more[n][3] for n in self.resized], dtype=float) - self.some
+        self.expert = np.array([some[n][0].expert for n in self.resized], dtype=int)
 
-    def bound(self, way: float, of_experts: FloatA) -> Bound:
+    def bound(self, fraction: float, of_experts: FloatA) -> Packed:
         share = np.where(self.expert >= 0, of_experts[np.maximum(self.expert, 0)], 1.0)
-        wanted = (self.some + way * self.rise) * share
+        wanted = (self.some + fraction * self.rise) * share
         sizes = np.maximum(np.ceil(wanted / MIN_BLOCK - 1e-3), 1.0).astype(int) * MIN_BLOCK
-        out = list(self.acts)
-        for n, size in zip(self.at, sizes.tolist(), strict=True):
-            act, kind, slot, _, pool = out[n]
-            out[n] = act, kind, slot, size, pool >> 1 << 1 | (size <= SMALL_SIZE)
+        out = list(self.smaller)
+        for n, size in zip(self.resized, sizes.tolist(), strict=True):
+            instruction, kind, slot, _, pool = out[n]
+            out[n] = instruction, kind, slot, size, pool >> 1 << 1 | (size <= SMALL_SIZE)
         return tuple(out)

@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.allocations.allocation_trace import Deed, Life, New
+from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
 from mofa.cost.allocations.sequential_experts import one_by_one
 from mofa.cost.estimate import Estimator
-from mofa.cost.kernels.kernel_selection import wandering
+from mofa.cost.kernels.kernel_selection import drift_of_popularity
 from mofa.replay.rank.routing_drift import MOST_STEPS, Moving, Routers
 
 FloatA = NDArray[np.float64]
-LivesOf = Callable[[Estimator], dict[str, Life]]
+TracesOf = Callable[[Estimator], dict[str, BlockTrace]]
 
 
 def rows_by_layer(estimator: Estimator) -> FloatA | None:
@@ -56,60 +56,60 @@ class Routed:
     ----------
     estimator
         Of one strategy.
-    lives
+    traces
         Lives by kind of block with the rows that memory must hold.
-    lives_of
+    traces_of
         Makes those of another estimator.
     """
 
-    def __init__(self, estimator: Estimator, lives: Mapping[str, Life], lives_of: LivesOf) -> None:
-        self.lives, self.estimator = lives, estimator
+    def __init__(self, estimator: Estimator, traces: Mapping[str, BlockTrace], traces_of: TracesOf) -> None:
+        self.traces, self.estimator = traces, estimator
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
         self.rows, drawn_evenly = rows_by_layer(estimator), by_chance(estimator)
         if self.rows is None and drawn_evenly is not None:
             self.rows = np.ones(drawn_evenly.shape[:2])
-        self.whole = {label: one_by_one(one) for label, one in lives.items()}
+        self.plain = {label: one_by_one(trace) for label, trace in traces.items()}
         self.shares: FloatA | None = None
         if self.rows is None:
             return
-        self.held = loads.memory.get(ep, 1.0)
+        self.rows_over_mean = loads.memory.get(ep, 1.0)
         routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
         self.place = {layer: i for i, layer in enumerate(routed)}
-        more = replace(loads, memory={**loads.memory, ep: self.held + 1.0})
+        more = replace(loads, memory={**loads.memory, ep: self.rows_over_mean + 1.0})
         given = estimator.workload, estimator.cluster, estimator.framework, estimator.table
-        self.fuller = lives_of(Estimator(*given, more))
-        self.more = {label: one_by_one(one) for label, one in self.fuller.items()}
-        self.made: dict[tuple[str, float, int], Life] = {}
+        self.fuller = traces_of(Estimator(*given, more))
+        self.more = {label: one_by_one(trace) for label, trace in self.fuller.items()}
+        self.made: dict[tuple[str, float, int], BlockTrace] = {}
         drawn = estimator.framework.experts == "sequential" or estimator.framework.balances_by == "chance"
         shares = loads.shares if drawn else None
         shares = drawn_evenly if shares is None else shares
         if shares is not None:
             self.shares = shares.reshape(len(routed), ep, -1)
 
-    def of_rank(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], Life]:
+    def of_rank(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], BlockTrace]:
         """What gives the life of a layer by its kind and number, on the rank that these layers give most tokens to, or
         the ``emptiest``: its blocks are torn as well, and it may reserve more."""
-        here = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
-        if self.rows is None or not here:
-            return lambda label, layer: self.whole[label]
-        rank = self._rank(here, emptiest)
+        places = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
+        if self.rows is None or not places:
+            return lambda label, layer: self.plain[label]
+        rank = self._rank(places, emptiest)
 
-        def of(label: str, layer: int) -> Life:
-            return self._at(label, self.place[layer], rank) if layer in self.place else self.whole[label]
+        def of(label: str, layer: int) -> BlockTrace:
+            return self._trace_of(label, self.place[layer], rank) if layer in self.place else self.plain[label]
 
         return of
 
-    def _rank(self, here: Sequence[int], emptiest: bool) -> int:
+    def _rank(self, places: Sequence[int], emptiest: bool) -> int:
         """The rank that layers, by their places, give most tokens to, or fewest."""
         assert self.rows is not None
-        totals = self.rows[list(here)].sum(axis=0)
+        totals = self.rows[list(places)].sum(axis=0)
         return int(np.argmin(totals) if emptiest else np.argmax(totals))
 
     def moving(self, label: str, layer: int) -> Moving | None:
         """A layer whose tokens move from step to step."""
         if self.rows is None or layer not in self.place or self.shares is None:
             return None
-        return Moving(self.held, self.whole[label], self.more[label], self.place[layer])
+        return Moving(self.rows_over_mean, self.plain[label], self.more[label], self.place[layer])
 
     def routers(self, layers: Sequence[int], emptiest: bool) -> Routers | None:
         """What is drawn for the rank that these layers give most tokens to, or the ``emptiest``, where its experts run
@@ -118,8 +118,8 @@ class Routed:
         In one block for all experts of torchtitan, tokens move little: of 12 such runs (fitting half, uneven tokens)
         drawn ones change one, from 1.5 % too little reserved to 1.4 % too much.
         """
-        here = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
-        if not here or self.shares is None:
+        places = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
+        if not places or self.shares is None:
             return None
         shares = self.shares
         estimator, table, moe = self.estimator, self.estimator.table, self.estimator.workload.model.moe
@@ -128,42 +128,43 @@ class Routed:
         tokens = int(table.micro_batch[0]) * estimator.workload.batch.seq_len / int(table.cp[0])
         copies = tokens * moe.top_k * ep * int(table.etp[0]) / (int(table.tp[0]) if bool(table.sp[0]) else 1)
         drifts = estimator.loads.drifts and np.isfinite(steps)
-        spread = wandering(np.asarray(copies * shares)) if drifts else 0.0
+        spread = drift_of_popularity(np.asarray(copies * shares)) if drifts else 0.0
         return Routers(
-            shares, self._rank(here, emptiest), copies, spread, moe.top_k,
+            shares, self._rank(places, emptiest), copies, spread, moe.top_k,
             int(steps) if np.isfinite(steps) else MOST_STEPS,
         )  # fmt: skip
 
-    def _at(self, label: str, place: int, rank: int) -> Life:
+    def _trace_of(self, label: str, place: int, rank: int) -> BlockTrace:
         """A layer's life by its place among those with experts, on a rank."""
         assert self.rows is not None
         rows = float(self.rows[place, rank])
         key = label, rows, place if self.shares is not None else -1
         if key not in self.made:
-            one = between(self.lives[label], self.fuller[label], rows - self.held)
+            trace = between(self.traces[label], self.fuller[label], rows - self.rows_over_mean)
             of_experts = self.shares[place, rank] if self.shares is not None else np.zeros(0)
-            self.made[key] = one_by_one(one, tuple((of_experts / max(of_experts.sum(), 1e-12)).tolist()))
+            self.made[key] = one_by_one(trace, tuple((of_experts / max(of_experts.sum(), 1e-12)).tolist()))
         return self.made[key]
 
 
-def between(some: Life, more: Life, way: float) -> Life:
-    """A life so far on the way from one to another; sizes are linear in the tokens of the experts. ``way`` [-]"""
+def between(some: BlockTrace, more: BlockTrace, fraction: float) -> BlockTrace:
+    """A life so far on the way from one to another; sizes are linear in the tokens of the experts. ``fraction`` [-]"""
 
     def sized(items: tuple[New, ...], others: tuple[New, ...]) -> tuple[New, ...]:
         return tuple(
-            New(a.name, max(int(a.bytes + way * (b.bytes - a.bytes)), 0), a.stream, a.kind, a.expert)
+            New(a.name, max(int(a.bytes + fraction * (b.bytes - a.bytes)), 0), a.stream, a.kind, a.expert)
             if a.bytes != b.bytes
             else a
             for a, b in zip(items, others, strict=True)
         )
 
-    def deeds(ours: tuple[Deed, ...], theirs: tuple[Deed, ...]) -> tuple[Deed, ...]:
+    def resized(ours: tuple[OpTrace, ...], theirs: tuple[OpTrace, ...]) -> tuple[OpTrace, ...]:
         return tuple(
             a._replace(new=sized(a.new, b.new), scratch=sized(a.scratch, b.scratch))
             for a, b in zip(ours, theirs, strict=True)
         )
 
     return replace(
-        some, forward=deeds(some.forward, more.forward), backward=deeds(some.backward, more.backward),
-        apart=deeds(some.apart, more.apart), apart_last=deeds(some.apart_last, more.apart_last),
+        some, forward=resized(some.forward, more.forward), backward=resized(some.backward, more.backward),
+        split_backward=resized(some.split_backward, more.split_backward),
+        split_backward_of_last=resized(some.split_backward_of_last, more.split_backward_of_last),
     )  # fmt: skip

@@ -95,9 +95,9 @@ class Book:
         drafts: dict[tuple[str, Phase], Draft] = {}
         for label, block in rows.costs.tapes.items():
             drafts[label, "F"] = draft(f"forward of {label}", block.forward, rows.costs.machine)
-            drafts[label, "B"] = whole = draft(f"backward of {label}", block.backward, rows.costs.machine)
+            drafts[label, "B"] = backward = draft(f"backward of {label}", block.backward, rows.costs.machine)
             if rows.schedule_record.defers_weight_gradients:
-                drafts[label, "I"], drafts[label, "W"] = _apart(whole, block, rows)
+                drafts[label, "I"], drafts[label, "W"] = _halves(backward, block, rows)
         return cls(drafts, Names.of(drafts.values()))
 
     def score(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> Score:
@@ -113,25 +113,27 @@ class Book:
         if label not in self.weights:
             lines = self.drafts[label, "B"].lines
             made = {(line.op.origin, line.op.role): n for n, line in enumerate(lines) if line.op}
-            found = []
+            weights = []
             for n, line in enumerate(self.drafts[label, "F"].lines):
                 if line.op is None or not (params := value(line.op.weight_params)):
                     continue
                 name = line.op.name
-                at = max(
+                made_at = max(
                     (made[name, role] for role in _BEFORE_REDUCTION if (name, role) in made), default=len(lines) - 1
                 )
-                found.append(Placed(n, at, params, line.op.module == "experts"))
-            self.weights[label] = tuple(found)
+                weights.append(Placed(n, made_at, params, line.op.module == "experts"))
+            self.weights[label] = tuple(weights)
         return self.weights[label]
 
 
-def _apart(whole: Draft, block: BlockTapes, rows: Rows) -> tuple[Draft, Draft]:
+def _halves(backward: Draft, block: BlockTapes, rows: Rows) -> tuple[Draft, Draft]:
     """A backward by inputs and by weights, of the whole one's lines but for what checkpoints make again."""
-    late = [line.op is not None and line.op.role in WEIGHT_ROLES for line in whole.lines]
-    halves = [tuple(line for line, of in zip(whole.lines, late, strict=True) if of is by) for by in (False, True)]
-    weights = draft("", block.apart.weights, rows.costs.machine).lines
+    by_weights = [line.op is not None and line.op.role in WEIGHT_ROLES for line in backward.lines]
+    halves = [
+        tuple(line for line, of in zip(backward.lines, by_weights, strict=True) if of is by) for by in (False, True)
+    ]
+    weights = draft("", block.split_backward.weights, rows.costs.machine).lines
     return (
-        Draft(f"{whole.name} by inputs", halves[0], whole.given, whole.out),
-        Draft(f"{whole.name} by weights", weights, "", whole.out),
+        Draft(f"{backward.name} by inputs", halves[0], backward.given, backward.out),
+        Draft(f"{backward.name} by weights", weights, "", backward.out),
     )

@@ -49,7 +49,7 @@ class Added:
     after_optimizer_s: float = 0.0
     """Gathering that nothing hides. [s]"""
 
-    def at(self, action: Action) -> Extra:
+    def extra_for(self, action: Action) -> Extra:
         """What a computation gets."""
         return self.once.setdefault(action, Extra())
 
@@ -119,8 +119,8 @@ class _Rank:
     def listing_s(self, dense: float, expert: float) -> float:
         """What the host takes to write down where gradients lie ahead of FSDP's reduction. [s]"""
         host = self.rows.cluster.slowest_host * self.rows.cluster.gpu.curves.host.listing_s.value
-        held = ((dense, "fsdp"), (expert, "efsdp"))
-        return host * sum(params / float(self.rows.groups[group].size[0]) for params, group in held) / 2**20
+        params_by_group = ((dense, "fsdp"), (expert, "efsdp"))
+        return host * sum(params / float(self.rows.groups[group].size[0]) for params, group in params_by_group) / 2**20
 
     def beside(self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str) -> Beside:
         share = self.rows.cluster.gpu.curves.overlap_slowdown.value
@@ -138,8 +138,8 @@ class _Rank:
 
     def _scale(self, expert: bool) -> float:
         named = sum(w.params for c in range(len(self.chunks)) for w in self._named(c, False) if w.expert == expert)
-        held = self.rows.shards.expert if expert else self.rows.shards.dense
-        return float(held[0, self.rank]) / named if named else 0.0
+        own_params = self.rows.shards.expert if expert else self.rows.shards.dense
+        return float(own_params[0, self.rank]) / named if named else 0.0
 
     def _named(self, chunk: int, backward: bool) -> list[_Weight]:
         labels = self.labels[chunk]
@@ -175,8 +175,8 @@ class _Rank:
 
     def last(self, chunk: int) -> Action:
         """The last computation of a chunk that makes gradients."""
-        acts, stages = reversed(self.order.ranks[self.rank]), self._stages(chunk)
-        return next(a for a in acts if a.kind in ("B", "W") and a.stage in stages)
+        computations, stages = reversed(self.order.ranks[self.rank]), self._stages(chunk)
+        return next(a for a in computations if a.kind in ("B", "W") and a.stage in stages)
 
     def first(self, chunk: int) -> Action:
         """The first forward of a chunk."""
@@ -214,16 +214,16 @@ def _buckets(weights: list[_Weight], size: float) -> list[_Bucket]:
     """As :meth:`_Rank.buckets`, of weights in the order of the backward."""
     out: list[_Bucket] = []
     for expert in (False, True):
-        held, at = 0.0, (0, 0)
+        filled, made_at = 0.0, (0, 0)
         for w in weights:
             if w.expert != expert:
                 continue
-            held, at = held + w.params, max(at, (w.piece, w.line))
-            if held >= size:
-                out.append(_Bucket(*at, 0.0 if expert else held, held if expert else 0.0))
-                held = 0.0
-        if held:
-            out.append(_Bucket(*at, 0.0 if expert else held, held if expert else 0.0))
+            filled, made_at = filled + w.params, max(made_at, (w.piece, w.line))
+            if filled >= size:
+                out.append(_Bucket(*made_at, 0.0 if expert else filled, filled if expert else 0.0))
+                filled = 0.0
+        if filled:
+            out.append(_Bucket(*made_at, 0.0 if expert else filled, filled if expert else 0.0))
     return sorted(out)
 
 
@@ -237,8 +237,8 @@ def _bucket_size(me: _Rank, chunk: int) -> float:
 def _megatron_gradients(me: _Rank, out: Added) -> None:
     scatters = int(me.rows.table.zero[0]) >= 1 and me.rows.framework.deepspeed != "bf16"
     kind: CollectiveKind = "reduce_scatter" if scatters else "all_reduce"
-    acts = me.order.ranks[me.rank]
-    backwards = [a for a in acts if a.kind in ("B", "W")]
+    computations = me.order.ranks[me.rank]
+    backwards = [a for a in computations if a.kind in ("B", "W")]
     for c in range(len(me.chunks)):
         last = me.last(c)
         for bucket in me.buckets(c, _bucket_size(me, c)):
@@ -252,9 +252,9 @@ def _megatron_gradients(me: _Rank, out: Added) -> None:
                 len(me.chunks) > 1
             ):  # as many backwards later as the rank counts, at once on all ranks (grad_sync_func)
                 later = min(backwards.index(last) + me.rank, len(backwards) - 1)
-                out.at(backwards[later]).after.append(step)
+                out.extra_for(backwards[later]).after.append(step)
             else:
-                out.at(last).behind(bucket.piece, bucket.line, step)
+                out.extra_for(last).behind(bucket.piece, bucket.line, step)
     out.end.append(awaiting(("dp.reduced",)))
 
 
@@ -280,9 +280,9 @@ def _megatron_parameters(me: _Rank, out: Added) -> None:
                 gathers.append((where, me.beside("gathering of parameters", seconds, "dp", (), name), name))
         if aligned:  # chunks 0 and 1 at the start, the others a chunk ahead, at once on all ranks (param_sync_func)
             ahead = max(forwards.index(me.first(c - 1)) - me.rank, 0) if c > 1 else 0
-            out.at(forwards[ahead]).before += [step for _, step, _ in gathers]
+            out.extra_for(forwards[ahead]).before += [step for _, step, _ in gathers]
         for n, (where, step, name) in enumerate(gathers):
-            extra = out.at(first)
+            extra = out.extra_for(first)
             if not aligned and not n:
                 extra.before.append(step)
             extra.behind(where, -1, awaiting((name,)))
@@ -298,17 +298,17 @@ def _ddp(me: _Rank, out: Added) -> None:
     width = ddp_width(me.rows)
     for c in range(len(me.chunks)):
         extra = out.backwards.setdefault(c, Extra())
-        held = 0.0
+        filled = 0.0
         weights = me.weights(c, backward=True)
         for n, w in enumerate(weights):
-            held += w.params
-            if width * held >= DDP_BUCKET or n == len(weights) - 1:
-                seconds = me.collective_s("all_reduce", width * held, "dp")
+            filled += w.params
+            if width * filled >= DDP_BUCKET or n == len(weights) - 1:
+                seconds = me.collective_s("all_reduce", width * filled, "dp")
                 if seconds:
                     extra.behind(
                         w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
                     )
-                held = 0.0
+                filled = 0.0
         # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes an fp32 parameter, played in one
         copied = 4.0 * width * sum(w.params for w in weights) / stream_rate(me.rows.cluster.gpu, "copy")
         seconds = copied if int(me.rows.groups["dp"].size[0]) > 1 else 0.0
@@ -322,8 +322,8 @@ def _replicas(me: _Rank, chunk: int, extra: Extra, after: bool = False) -> None:
     shards = me.rows.shards
     pieces = me.of_piece(chunk)
     for i, (dense, expert) in enumerate(reversed(pieces)):
-        held = dense / float(shards.dense_ranks[0, 0]) + expert / float(shards.expert_ranks[0, 0])
-        seconds = me.collective_s("all_reduce", me.rows.framework.reduced_bytes_per_param * held, "dp_replicate")
+        own_params = dense / float(shards.dense_ranks[0, 0]) + expert / float(shards.expert_ranks[0, 0])
+        seconds = me.collective_s("all_reduce", me.rows.framework.reduced_bytes_per_param * own_params, "dp_replicate")
         step = me.beside("reduction over replicas", seconds, "dp_replicate", (NOW, "fsdp.reduced"), "dp.replicated")
         if after:
             extra.after.append(step)
@@ -336,9 +336,9 @@ def _fsdp_pipelined(me: _Rank, out: Added) -> None:
     """Under pipelines FSDP gathers once a step and reduces behind a stage's last backward, group by group."""
     runtime = len(me.chunks) > 1
     for c in range(len(me.chunks)):
-        first, last = out.at(me.first(c)), out.at(me.last(c))
+        first, last = out.extra_for(me.first(c)), out.extra_for(me.last(c))
         # the runtime gathers the next three stages ahead, a single stage's pieces are gathered as the host gets there
-        ahead = out.at(me.first(max(c - 2, 0)))
+        ahead = out.extra_for(me.first(max(c - 2, 0)))
         for i, (dense, expert) in enumerate(me.of_piece(c)):
             seconds = me.seconds("all_gather", 2.0, dense, expert)
             if seconds:

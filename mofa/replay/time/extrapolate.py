@@ -26,13 +26,13 @@ SAME = 1e-9
 
 
 @dataclass(frozen=True)
-class Stretch:
+class InsertedRounds:
     """``played`` micro-batches stand for ``played + rounds * each``: so many rounds of ``each`` micro-batches are put
     in front of forward ``cut``."""
 
     played: int
     cut: int
-    rounds: int
+    num_rounds: int
     each: int = 1
 
     def marks(self, order: Order, rank: int) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ class Stretch:
         return tuple(map(order.ranks[rank].index, first))
 
 
-def stretches(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> Iterator[Stretch]:
+def stretches(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> Iterator[InsertedRounds]:
     """What may stand for a step, the shortest first; nothing where it has few micro-batches.
 
     A round of 1F1B is a forward and a backward, interleaved those of pp micro-batches in all chunks. In front of those
@@ -72,16 +72,16 @@ def stretches(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> 
             cut = fill + ALIKE + 1
             played = cut + pp + 2
             if played <= num_micro_batches // 2:
-                yield Stretch(played, cut, num_micro_batches - played)
+                yield InsertedRounds(played, cut, num_micro_batches - played)
     if schedule.repeats == "round" and num_micro_batches % pp == 0 and 2 * num_micro_batches * pp * vpp >= LONG:
         for fill in (2, 6):
             cut = fill + ALIKE + 1
             played = cut + BEHIND
             if 3 * played * pp <= 2 * num_micro_batches:
-                yield Stretch(played * pp, cut * pp, num_micro_batches // pp - played, pp)
+                yield InsertedRounds(played * pp, cut * pp, num_micro_batches // pp - played, pp)
 
 
-def lengthen(stretch: Stretch, ranks: Sequence[RankTime], spans: bool) -> bool:
+def lengthen(inserted: InsertedRounds, ranks: Sequence[RankTime], spans: bool) -> bool:
     """Put the rounds in, on all ranks, with their computations where ``spans``; False, and nothing done, where they are
     not alike yet."""
     first, *_, last = ranks[0].marks.values()
@@ -89,7 +89,7 @@ def lengthen(stretch: Stretch, ranks: Sequence[RankTime], spans: bool) -> bool:
     if not all(_alike(rank, round_s) for rank in ranks):
         return False
     for rank in ranks:
-        rank.lengthen(stretch.rounds, round_s, stretch.each, spans)
+        rank.lengthen(inserted.num_rounds, round_s, inserted.each, spans)
     return True
 
 

@@ -134,10 +134,10 @@ def _flows(played: TimeReplayed, tracks: Mapping[int, Mapping[str, int]]) -> Ite
             if not t.kind.startswith("SEND"):
                 continue
             there = t.stage + (1 if t.kind == "SEND_F" else -1)
-            found = receives.get((f"RECV_{t.kind[-1]}", there, t.micro_batch))
-            if found is None:
+            received = receives.get((f"RECV_{t.kind[-1]}", there, t.micro_batch))
+            if received is None:
                 continue
-            to, receive = found
+            to, receive = received
             number += 1
             base = {"name": "hand-over", "cat": "pp", "id": number}
             yield {**base, "ph": "s", "pid": rank, "tid": tracks[rank][_TRANSFER_TRACK[t.kind]], "ts": _us(t.start_s)}

@@ -45,7 +45,7 @@ class Played:
         return self.total / most - 1.0
 
 
-class Player(Protocol):
+class PipelineRank(Protocol):
     """What computes on a rank."""
 
     def ready(self) -> float:
@@ -73,7 +73,7 @@ _NEVER = -1.0
 """In place of a time that is not known yet."""
 
 
-def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flights:
+def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> Flights:
     """Play an order on what computes on each rank; returns every exchange, with its start and end.
 
     Raises
@@ -89,7 +89,7 @@ def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flight
     queues: list[deque[int]] = [deque() for _ in range(wiring.num_streams)]
     free = [0.0] * wiring.num_streams
     ranks = range(len(wiring.ranks))
-    at, launched_beside = [0 for _ in ranks], [0 for _ in ranks]
+    position, launched_beside = [0 for _ in ranks], [0 for _ in ranks]
     launched = [False for _ in ranks]
     waiting = deque(ranks)
     queued = [True for _ in ranks]
@@ -125,10 +125,10 @@ def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flight
                     if (following := end(other, begun)) >= 0:
                         heads.append(following)
                 continue
-            mine = peers[head]
-            for n in mine:
+            own_peers = peers[head]
+            for n in own_peers:
                 missing[n] -= 1
-            for n in (head, *mine):
+            for n in (head, *own_peers):
                 if missing[n] <= 0 and starts[n] != _NEVER and ends[n] == _NEVER:
                     begun = starts[n]
                     for peer in peers[n]:
@@ -140,7 +140,7 @@ def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flight
     def advance(r: int) -> None:
         player, items = players[r], wiring.ranks[r]
         compute, wait_until, is_ready, exchanged = player.compute, player.wait_until, player.ready, player.exchanged
-        i, beside = at[r], launched_beside[r]
+        i, beside = position[r], launched_beside[r]
         for i in range(i, len(items)):  # noqa: B020
             action, n, blocking, cause = items[i]
             if action is not None:
@@ -175,20 +175,20 @@ def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flight
             launched[r] = False
         else:
             i = len(items)
-        at[r], launched_beside[r] = i, beside
+        position[r], launched_beside[r] = i, beside
 
     while waiting:
         r = waiting.popleft()
         queued[r] = False
         advance(r)
-    if any(at[r] < len(wiring.ranks[r]) for r in ranks) or any(queues):
+    if any(position[r] < len(wiring.ranks[r]) for r in ranks) or any(queues):
         check(wiring.program)
         raise OrderError("the order waits for ever")
     return Flights(wiring, starts, ends)
 
 
 @dataclass
-class _Clock:
+class _FixedTimes:
     """Computations of known seconds, without a host."""
 
     rank: int
@@ -248,7 +248,7 @@ def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.
     >>> played.total, played.bubble_fraction
     (15.0, 0.25)
     """
-    clocks = [_Clock(r, seconds) for r in range(program.order.pp)]
+    clocks = [_FixedTimes(r, seconds) for r in range(program.order.pp)]
     flights = run(wire(program), clocks, hop_s)
     total = max(clock.now for clock in clocks)
     for clock in clocks:
@@ -274,15 +274,15 @@ def in_flight(order: Order) -> list[list[int]]:
     From the start of a forward to the end of its backward, by weights where that runs apart.
     """
     out = []
-    for acts in order.ranks:
+    for actions in order.ranks:
         now = [0] * order.vpp
         most = list(now)
-        for act in acts:
-            if act.kind == "F":
-                now[order.chunk_of(act.stage)] += 1
+        for action in actions:
+            if action.kind == "F":
+                now[order.chunk_of(action.stage)] += 1
                 if sum(now) > sum(most):
                     most = list(now)
-            elif act.kind in ("B", "W"):
-                now[order.chunk_of(act.stage)] -= 1
+            elif action.kind in ("B", "W"):
+                now[order.chunk_of(action.stage)] -= 1
         out.append(most)
     return out

@@ -17,7 +17,7 @@ from mofa.replay.time.computation_tapes import Book, Chunk, Phase
 from mofa.replay.time.data_parallel import Added, Extra, Shared
 from mofa.replay.time.kernel_runs import Sync
 from mofa.replay.time.pipeline import CAUSES
-from mofa.replay.time.stream_clocks import Clock, Relative
+from mofa.replay.time.stream_clocks import Relative, StreamClocks
 from mofa.replay.time.time_replayed import Computation, Spot
 from mofa.schedules import Action, Order
 
@@ -25,7 +25,7 @@ _PLAIN = Extra()
 
 
 @dataclass
-class Plan:
+class TimedPlan:
     """What all ranks share: the tapes of every variant of a micro-batch, and what was played already."""
 
     rows: Rows
@@ -50,7 +50,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _KindPlayed:
     """How a rank's chunk computes one kind of action: what it plays (None: nothing), and results by what precedes."""
 
     phase: Phase | None
@@ -81,18 +81,18 @@ class Mark(NamedTuple):
 class RankTime:
     """One rank: its clock, what it computes, and how its time went."""
 
-    plan: Plan
+    plan: TimedPlan
     order: Order
     rank: int
     chunks: tuple[Chunk, ...]
     added: Added
-    clock: Clock
+    clock: StreamClocks
     marked: frozenset[int] = frozenset()
     """Computations in front of which it is written down how all is, by their number."""
     uses: dict[int, list[float]] = field(default_factory=dict)
     """Of each result how often it was used, stretched by jitter; and the result."""
     results: dict[int, Result] = field(default_factory=dict)
-    ways: dict[tuple[str, int, int], _Way] = field(default_factory=dict)
+    ways: dict[tuple[str, int, int], _KindPlayed] = field(default_factory=dict)
     """By kind of action, stage and variant."""
     last: tuple[Left, float] = NOTHING, 0.0
     """What the last computation left, and when it ended."""
@@ -126,25 +126,25 @@ class RankTime:
         clock, plan = self.clock, self.plan
         start = clock.compute
         kind, stage, micro_batch = action
-        way = self.ways.get((kind, stage, micro_batch % self.num_variants)) or self._way(action)
-        if way.phase is not None:
+        played_kind = self.ways.get((kind, stage, micro_batch % self.num_variants)) or self._new_kind(action)
+        if played_kind.phase is not None:
             before = clock.host
             if self.plain and action not in self.once:
-                known = way.known
-                state = clock.settle(way.longest)
+                known = played_kind.known
+                state = clock.settle(played_kind.longest)
                 ahead = clock.host - before
                 result = known.get(state)
                 if result is None:
-                    result = known[state] = self._play(way, _PLAIN, False)
+                    result = known[state] = self._play(played_kind, _PLAIN, False)
                 self._apply(result, start, 1.0)
             else:
-                first, factor = len(self.ops), self._factor(action, way.chunk)
-                result, ahead = self._result(action, way, before)
+                first, factor = len(self.ops), self._factor(action, played_kind.chunk)
+                result, ahead = self._result(action, played_kind, before)
                 self._apply(result, start, factor)
                 if factor != 1.0:
-                    self._stretch(first, start, factor)
+                    self._slow_down(first, start, factor)
             if (
-                ahead > 0.0 and not way.waits and way.launches <= QUEUE
+                ahead > 0.0 and not played_kind.waits and way.launches <= QUEUE
             ):  # a lead that a computation has no use for lasts
                 clock.host -= ahead
         if beside and plan.hop_s:
@@ -154,11 +154,11 @@ class RankTime:
             clock.compute += slow
         clock.host += self.handing_s
         spans = self.spans
-        spans.append(Computation(kind, way.chunk, micro_batch, start, clock.compute))
+        spans.append(Computation(kind, played_kind.chunk, micro_batch, start, clock.compute))
         if self.marked and len(spans) in self.marked:
             self._mark()
 
-    def _stretch(self, first: int, start: float, factor: float) -> None:
+    def _slow_down(self, first: int, start: float, factor: float) -> None:
         """Jitter stretches what the computing stream does; the others keep their times."""
         self.ops[first:] = [
             spot if spot.stream not in ("compute", "wait") else
@@ -188,12 +188,12 @@ class RankTime:
             self.clock.synchronise(self.ahead_s)
 
     # -- computing
-    def _way(self, action: Action) -> _Way:
+    def _new_kind(self, action: Action) -> _KindPlayed:
         c, variant = action.stage // self.order.pp, action.micro_batch % self.num_variants
         phase: Phase | None = action.kind  # type: ignore[assignment]
         if action.stage == 0 and action.kind in ("I", "W"):
             phase = "B" if action.kind == "W" else None  # there is no input to differentiate by
-        way = _Way(phase, c, variant)
+        played_kind = _KindPlayed(phase, c, variant)
         if phase is not None:
             book, cache = self.plan.books[variant], self.plan.cache
             every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
@@ -202,28 +202,34 @@ class RankTime:
             scores = [book.score(p.label, phase) for p in self.chunks[c]]
             waits = any(type(step) is Sync for part in scores for step in part.steps)
             launches = sum(part.launches for part in scores)
-            way = _Way(phase, c, variant, sum(part.longest for part in scores), every, known, waits, launches)
-        self.ways[action.kind, action.stage, variant] = way
-        return way
+            way = _KindPlayed(phase, c, variant, sum(part.longest for part in scores), every, known, waits, launches)
+        self.ways[action.kind, action.stage, variant] = played_kind
+        return played_kind
 
-    def _result(self, action: Action, way: _Way, before: float) -> tuple[Result, float]:
+    def _result(self, action: Action, played_kind: _KindPlayed, before: float) -> tuple[Result, float]:
         """What a computation does that may be none of the plain ones, which are looked up, and by how much its host was
         taken to be later than it is (``before``), as it was further ahead than it needs. [s]"""
         once = self.added.once.get(action)
         watched = (self.rank, action.micro_batch) in self.plan.watched
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
             self.look_back()
-        state = self.clock.settle(way.longest if once is None else np.inf)
+        state = self.clock.settle(played_kind.longest if once is None else np.inf)
         ahead = self.clock.host - before
         if once is not None or watched or self.plan.cache is None:
-            return self._play(way, once or _PLAIN, watched), ahead
-        result = way.known.get(state)
+            return self._play(played_kind, once or _PLAIN, watched), ahead
+        result = played_kind.known.get(state)
         if result is None:
-            result = way.known[state] = self._play(way, _PLAIN, False)
+            result = played_kind.known[state] = self._play(played_kind, _PLAIN, False)
         return result, ahead
 
-    def _play(self, way: _Way, once: Extra, watched: bool) -> Result:
-        c, book, phase, every, clock = way.chunk, self.plan.books[way.variant], way.phase, way.every, self.clock
+    def _play(self, played_kind: _KindPlayed, once: Extra, watched: bool) -> Result:
+        c, book, phase, every, clock = (
+            played_kind.chunk,
+            self.plan.books[played_kind.variant],
+            played_kind.phase,
+            played_kind.every,
+            self.clock,
+        )
         assert phase is not None
         labels = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
         start = clock.compute
@@ -253,8 +259,8 @@ class RankTime:
         clock.settle(np.inf)
         now = clock.compute
         left = Left(
-            tuple((n, at - now) for n, at in clock.streams.items()),
-            tuple((n, at - now, family) for n, (at, family) in clock.ready.items()),
+            tuple((n, busy_until - now) for n, busy_until in clock.streams.items()),
+            tuple((n, busy_until - now, family) for n, (busy_until, family) in clock.ready.items()),
             tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.flying),
             tuple((begin - now, end - now) for begin, end in clock.gaps),
         )
@@ -285,9 +291,9 @@ class RankTime:
         clock = self.clock
         streams, ready, flying, gaps = left
         if streams or clock.streams:
-            clock.streams = {name: now + at for name, at in streams}
+            clock.streams = {name: now + busy_for for name, busy_for in streams}
         if ready or clock.ready:
-            clock.ready = {name: (now + at, family) for name, at, family in ready}
+            clock.ready = {name: (now + busy_for, family) for name, busy_for, family in ready}
         if flying or clock.flying:
             clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in flying]
         if gaps or clock.gaps:
@@ -304,35 +310,36 @@ class RankTime:
     def _mark(self) -> None:
         clock = self.clock
         now = clock.compute
-        needed = max((way.longest for way in self.ways.values()), default=0.0)
-        times = [max(clock.host, now - needed), *(at for _, at in sorted(clock.streams.items()))]
-        times += [at for _, (at, _) in sorted(clock.ready.items())]
-        times += [at for begin, end, *_ in (*clock.flying, *clock.gaps) for at in (begin, end)]
+        needed = max((played_kind.longest for played_kind in self.ways.values()), default=0.0)
+        times = [max(clock.host, now - needed), *(busy_until for _, busy_until in sorted(clock.streams.items()))]
+        times += [busy_until for _, (busy_until, _) in sorted(clock.ready.items())]
+        times += [busy_until for begin, end, *_ in (*clock.flying, *clock.gaps) for busy_until in (begin, end)]
         self.marks[len(self.spans)] = Mark(
-            now, tuple(at - now for at in times), (self.pp_s, self.bubble_s, self.hidden_pp_s), dict(self.idle),
+            now, tuple(busy_until - now for busy_until in times), (self.pp_s, self.bubble_s, self.hidden_pp_s),
+            dict(self.idle),
             {key: list(use) for key, use in self.uses.items()}, now - clock.host,
         )  # fmt: skip
 
-    def lengthen(self, rounds: int, round_s: float, each: int, spans: bool) -> None:
+    def lengthen(self, num_rounds: int, round_s: float, each: int, spans: bool) -> None:
         """Put so many rounds of ``each`` micro-batches, like the one in front of the last mark, there; with their
         computations where ``spans``."""
         *_, begin, end = self.marks
         before, after = self.marks[begin], self.marks[end]
         if spans:
             longer = self.spans[:end]
-            for n in range(1, rounds + 1):
+            for n in range(1, num_rounds + 1):
                 longer += _later(self.spans[begin:end], n * each, n * round_s)
-            self.spans = longer + _later(self.spans[end:], rounds * each, rounds * round_s)
-        counted = (rounds * (b - a) for a, b in zip(before.counted, after.counted, strict=True))
+            self.spans = longer + _later(self.spans[end:], num_rounds * each, num_rounds * round_s)
+        counted = (num_rounds * (b - a) for a, b in zip(before.counted, after.counted, strict=True))
         for name, more in zip(("pp_s", "bubble_s", "hidden_pp_s"), counted, strict=True):
             setattr(self, name, getattr(self, name) + more)
         for cause, seconds in after.idle.items():
-            self.idle[cause] += rounds * (seconds - before.idle[cause])
+            self.idle[cause] += num_rounds * (seconds - before.idle[cause])
         for key, use in after.uses.items():
             for i, (a, b) in enumerate(zip(before.uses.get(key, (0.0, 0.0)), use, strict=True)):
-                self.uses[key][i] += rounds * (b - a)
-        self.clock.put_off(rounds * round_s)
-        self.last = self.last[0], self.last[1] + rounds * round_s
+                self.uses[key][i] += num_rounds * (b - a)
+        self.clock.delay(num_rounds * round_s)
+        self.last = self.last[0], self.last[1] + num_rounds * round_s
 
     # -- what it came to
     def counts(self) -> NDArray[np.float64]:

@@ -62,7 +62,7 @@ def wire(program: Program) -> Wiring:
             peers.append((peer,) if peer is not None else _peers(program, item, of))
         else:
             peers.append(_peers(program, item, of))
-    partner = [mine[0] if len(mine) == 1 and len(peers[mine[0]]) == 1 else -1 for mine in peers]
+    partner = [own_peers[0] if len(own_peers) == 1 and len(peers[own_peers[0]]) == 1 else -1 for own_peers in peers]
     hands_over = program.order.hands_over
     number = 0
     ranks: list[tuple[Wire, ...]] = []

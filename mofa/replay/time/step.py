@@ -20,12 +20,12 @@ from mofa.replay.garbage_collection import no_collection
 from mofa.replay.rank.of_plan import rows_of
 from mofa.replay.time.computation_tapes import Book, chunks_of
 from mofa.replay.time.data_parallel import added
-from mofa.replay.time.extrapolate import Stretch, lengthen, stretches
+from mofa.replay.time.extrapolate import InsertedRounds, lengthen, stretches
 from mofa.replay.time.kernel_runs import FAMILY
 from mofa.replay.time.pipeline import Flights, run
-from mofa.replay.time.rank_clock import Plan, RankTime
+from mofa.replay.time.rank_clock import RankTime, TimedPlan
 from mofa.replay.time.send_recv import Wiring, wire
-from mofa.replay.time.stream_clocks import Clock
+from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.replay.time.time_replayed import Computation, TimeReplayed, Transfer
 from mofa.schedules import Order, Program, Runtime, order_of, program_of
 from mofa.schedules.order_check import OrderError, check
@@ -80,7 +80,7 @@ def time_of(
     num = int(rows.num_micro_batches[0])
     books = tuple(Book.of(rows_of(e.paced)) for e in variants) or (Book.of(rows),)
     curves = rows.cluster.gpu.curves
-    plan = Plan(
+    plan = TimedPlan(
         rows, books, _hop_seconds(rows), curves.overlap_slowdown.value,
         rows.schedule_record.joins_exchanges and stages.pp > 1 and not fw.traits.has_pytorch_modules,
         handing_seconds(rows),
@@ -88,11 +88,11 @@ def time_of(
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
     with no_collection():
-        for stretch in stretches(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
-            wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, stretch.played)
-            ranks = _ranks(plan, wiring.program.order, stretch)
+        for inserted in stretches(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
+            wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.played)
+            ranks = _ranks(plan, wiring.program.order, inserted)
             run(wiring, ranks, plan.hop_s)
-            if lengthen(stretch, ranks, spans):
+            if lengthen(inserted, ranks, spans):
                 return _finish(plan, ranks, None, spans)
         if order is None:
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, num)
@@ -103,7 +103,7 @@ def time_of(
         return _finish(plan, ranks, flights if detail else None, spans)
 
 
-def _ranks(plan: Plan, order: Order, stretch: Stretch | None = None) -> list[RankTime]:
+def _ranks(plan: TimedPlan, order: Order, inserted: InsertedRounds | None = None) -> list[RankTime]:
     """The ranks in front of a step, each as much later as its optimizer is."""
     rows = plan.rows
     sync_s = rows.cluster.sync_s
@@ -113,15 +113,15 @@ def _ranks(plan: Plan, order: Order, stretch: Stretch | None = None) -> list[Ran
     for r in range(order.pp):
         chunks = chunks_of(rows, order, r)
         extra = added(rows, plan.books[0], chunks, order, r, plan.shared)
-        marked = frozenset(stretch.marks(order, r)) if stretch is not None else frozenset[int]()
-        ranks.append(RankTime(plan, order, r, chunks, extra, Clock(sync_s, own_order=own_order), marked))
+        marked = frozenset(inserted.marks(order, r)) if inserted is not None else frozenset[int]()
+        ranks.append(RankTime(plan, order, r, chunks, extra, StreamClocks(sync_s, own_order=own_order), marked))
     ends = _ends(plan, ranks)
     for rank, seconds in zip(ranks, ends, strict=True):
         rank.clock.compute = rank.clock.host = seconds - min(ends)
     return ranks
 
 
-def _ends(plan: Plan, ranks: Sequence[RankTime]) -> list[float]:
+def _ends(plan: TimedPlan, ranks: Sequence[RankTime]) -> list[float]:
     """How long each rank's optimizer and what follows it take. [s]"""
     return [seconds + rank.added.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)]
 
@@ -144,7 +144,7 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
     return program
 
 
-def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None, spans: bool) -> TimeReplayed:
+def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: Flights | None, spans: bool) -> TimeReplayed:
     rows, optimizer = plan.rows, plan.optimizer_s
     last = _ends(plan, players)
     ends, tails = [], []

@@ -26,7 +26,7 @@ Relative = tuple[object, ...]
 
 
 @dataclass
-class Clock:
+class StreamClocks:
     """Where a rank's streams are. [s]
 
     ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.block.tape_clock.EXPOSED`,
@@ -260,12 +260,12 @@ class Clock:
             self.wait_for(("@drain",))
             del self.ready["@drain"]
 
-    def put_off(self, seconds: float) -> None:
+    def delay(self, seconds: float) -> None:
         """All of it that much later. [s]"""
         self.compute += seconds
         self.host += seconds
-        self.streams = {name: at + seconds for name, at in self.streams.items()}
-        self.ready = {name: (at + seconds, family) for name, (at, family) in self.ready.items()}
+        self.streams = {name: busy_until + seconds for name, busy_until in self.streams.items()}
+        self.ready = {name: (busy_until + seconds, family) for name, (busy_until, family) in self.ready.items()}
         self.flying = [(begin + seconds, end + seconds, *of) for begin, end, *of in self.flying]  # type: ignore[misc]
         self.gaps = [(begin + seconds, end + seconds) for begin, end in self.gaps]
         self.empty()
@@ -287,7 +287,7 @@ class Clock:
         if gaps:
             gaps = self.gaps = [gap for gap in gaps if gap[1] > since]
         if streams:
-            streams = self.streams = {name: at for name, at in streams.items() if at > since}
+            streams = self.streams = {name: busy_until for name, busy_until in streams.items() if busy_until > since}
         if ready:
             ready = self.ready = {name: made for name, made in ready.items() if made[0] > now or made[0] > since}
         if flying:
@@ -296,8 +296,8 @@ class Clock:
             return (_tenth_ns(host - now),)
         return (
             _tenth_ns(host - now),
-            tuple(sorted([(name, _tenth_ns(at - now)) for name, at in streams.items()])),
-            tuple(sorted([(name, _tenth_ns(at - now), family) for name, (at, family) in ready.items()])),
+            tuple(sorted([(name, _tenth_ns(busy_until - now)) for name, busy_until in streams.items()])),
+            tuple(sorted([(name, _tenth_ns(busy_until - now), family) for name, (busy_until, family) in ready.items()])),
             tuple([(_tenth_ns(max(start - now, 0.0)), _tenth_ns(end - now), *of) for start, end, *of in flying]),
             tuple([(_tenth_ns(start - now), _tenth_ns(end - now)) for start, end in gaps]),
         )  # fmt: skip
@@ -312,7 +312,7 @@ def _tenth_ns(seconds: float) -> int:
     (12346, -3)
     """
     scaled = seconds * 1e10
-    whole = round(scaled)
-    if abs(scaled - whole) > 0.49:  # the product's own rounding may have decided
-        whole = round(round(seconds, 10) * 1e10)
-    return whole
+    tenths = round(scaled)
+    if abs(scaled - tenths) > 0.49:  # the product's own rounding may have decided
+        tenths = round(round(seconds, 10) * 1e10)
+    return tenths

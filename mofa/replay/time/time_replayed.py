@@ -57,7 +57,7 @@ class TimeReplayed:
     ops: tuple[tuple[Spot, ...], ...] = field(default=())
 
 
-def between(one: TimeReplayed, other: TimeReplayed, share: float) -> TimeReplayed:
+def between(ranks_time: TimeReplayed, other: TimeReplayed, share: float) -> TimeReplayed:
     """Of two ways in which a step goes, on the same ranks, the mean where the other one has a ``share``; the spans,
     transfers and ops of the first.
 
@@ -73,9 +73,10 @@ def between(one: TimeReplayed, other: TimeReplayed, share: float) -> TimeReplaye
         return {name: (1.0 - share) * parts.get(name, 0.0) + share * of_other.get(name, 0.0) for name in names}
 
     return replace(
-        one, step_s=(1.0 - share) * one.step_s + share * other.step_s, exposed=mean(one.exposed, other.exposed),
-        hidden=mean(one.hidden, other.hidden), ranks=tuple(map(mean, one.ranks, other.ranks)),
-        idle=tuple(map(mean, one.idle, other.idle)),
+        ranks_time, step_s=(1.0 - share) * ranks_time.step_s + share * other.step_s,
+        exposed=mean(ranks_time.exposed, other.exposed),
+        hidden=mean(ranks_time.hidden, other.hidden), ranks=tuple(map(mean, ranks_time.ranks, other.ranks)),
+        idle=tuple(map(mean, ranks_time.idle, other.idle)),
     )  # fmt: skip
 
 

@@ -117,8 +117,8 @@ class CommunicationScheduler:
         for expert, which in enumerate(of_expert):
             for n in np.unique(self.node[self.gpus[which]]):
                 (stays,) = new(1)
-                held = which[self.node[self.gpus[which]] == n]
-                row(-infinity, 0.0, [(stays, 1.0), *((x[i], -1.0) for i in held)])
+                on_node = which[self.node[self.gpus[which]] == n]
+                row(-infinity, 0.0, [(stays, 1.0), *((x[i], -1.0) for i in on_node)])
                 stays_of[n].append(stays)
                 self._stays.append((stays, expert, int(n)))
         self._per_node = np.bincount(self.node, minlength=nodes)

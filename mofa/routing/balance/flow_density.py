@@ -60,9 +60,9 @@ def flow_density(hosts: NDArray[np.bool_], load: FloatA) -> float:
     tails = np.concatenate([np.full(num_experts, source), experts, num_experts + np.arange(num_gpus)])
     heads = np.concatenate([np.arange(num_experts), num_experts + gpus, np.full(num_gpus, sink)])
     while True:
-        room = np.full(num_gpus, int(np.ceil(density * _SCALE)))
+        capacity = np.full(num_gpus, int(np.ceil(density * _SCALE)))
         flow = SimpleMaxFlow()
-        flow.add_arcs_with_capacity(tails, heads, np.concatenate([units, np.full(len(experts), units.sum()), room]))
+        flow.add_arcs_with_capacity(tails, heads, np.concatenate([units, np.full(len(experts), units.sum()), capacity]))
         flow.solve(source, sink)
         side = np.zeros(num_experts + num_gpus + 2, dtype=bool)
         side[flow.get_source_side_min_cut()] = True

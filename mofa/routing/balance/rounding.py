@@ -56,16 +56,16 @@ def round_loads(x: FloatA, loads: IntA, experts: IntA, gpus: IntA, num_gpus: int
     left = loads - np.bincount(experts, base, num_experts).astype(np.int64)
     if not left.any():
         return base
-    held = np.bincount(gpus, base, num_gpus).astype(np.int64)
+    filled = np.bincount(gpus, base, num_gpus).astype(np.int64)
     most = float(np.bincount(gpus, x, num_gpus).max())
     source, sink = num_experts + num_gpus, num_experts + num_gpus + 1
     tails = np.concatenate([np.full(num_experts, source), experts, num_experts + np.arange(num_gpus)])
     heads = np.concatenate([np.arange(num_experts), num_experts + gpus, np.full(num_gpus, sink)])
     limit = math.ceil(most - num_gpus * _NOISE)
     while True:  # one token more only where the solver's noise hid it
-        room = np.maximum(limit - held, 0)
+        spare_tokens = np.maximum(limit - filled, 0)
         flow = SimpleMaxFlow()
-        arcs = flow.add_arcs_with_capacity(tails, heads, np.concatenate([left, np.full(len(x), 2), room]))
+        arcs = flow.add_arcs_with_capacity(tails, heads, np.concatenate([left, np.full(len(x), 2), spare_tokens]))
         flow.solve(source, sink)
         if flow.optimal_flow() == int(left.sum()):
             return np.asarray(base + flow.flows(arcs[num_experts : num_experts + len(x)]), dtype=np.int64)

@@ -125,16 +125,16 @@ def balance_step(
     report = make_report(workload.name, setup, str(workload.routing), inputs, played)
     ratio, ep, quantile = report.max_over_mean, spec.ep, workload.routing.memory_quantile
     overhead_s = scheduling_s(workload.model.moe.num_experts)
-    held = {scheme: _quantile(rows, quantile) for scheme, rows in played.known(played.rank_ratios).items()}
+    memory_ratios = {scheme: _quantile(rows, quantile) for scheme, rows in played.known(played.rank_ratios).items()}
     sent, uniform = report.sent_over_mean.model_dump(), 1.0 - 1.0 / setup.num_gpus
 
     def step(scheme: str) -> Plan:
         """The plan with the load of a scheme: scheduled in the merged group, or as plain expert parallelism."""
         if scheme.startswith("micro_moe"):
-            given = Scheduled(ratio[scheme], held[scheme], sent[scheme] / uniform, overhead_s)
+            given = Scheduled(ratio[scheme], memory_ratios[scheme], sent[scheme] / uniform, overhead_s)
             loads, table = RoutingLoads({}, {}, {ep: given}), replace(row, balancing=np.array([1]))
         else:
-            loads, table = RoutingLoads({ep: ratio[scheme]}, {ep: held["plain"]}), row
+            loads, table = RoutingLoads({ep: ratio[scheme]}, {ep: memory_ratios["plain"]}), row
         return Candidate(workload, cluster, framework, table, loads, "causal").in_closed_form(banded=False)
 
     before, after, adaptive = step("plain"), step("micro_moe"), step("micro_moe_adaptive")
@@ -205,11 +205,11 @@ def _inputs(
     if routing.kind == "counts":
         shares, note = _traced_shares(routing, workload.model, setup.num_gpus, micro_batches)
     elif redraw:
-        shares = expert_shares(routing, workload.model, micro_batches)
+        one_share = expert_shares(routing, workload.model, micro_batches)
         note = "popular experts are drawn anew for every micro-batch, which no placement by past loads can follow"
     else:
-        kept = expert_shares(routing, workload.model, 1)
-        shares = np.broadcast_to(kept, (micro_batches or MICRO_BATCHES, *kept.shape[1:]))
+        one_share = expert_shares(routing, workload.model, 1)
+        shares = np.broadcast_to(one_share, (micro_batches or MICRO_BATCHES, *one_share.shape[1:]))
         note = "popular experts stay, a layer's tokens are drawn anew (--redraw: other experts in every micro-batch)"
     return draw_inputs(shares, tokens * moe.top_k, setup.num_gpus, setup.seed), (note,)
 
@@ -222,9 +222,9 @@ def _traced_shares(
 
     assert routing.file is not None and model.moe is not None
     counts = read_counts(routing.file, model, sources=True)
-    held = len(counts.iterations)
-    if micro_batches is not None and micro_batches > held:
-        raise SpecError(f"micro-batches ({micro_batches}): the trace holds {held} iterations; ask for fewer")
+    num_iterations = len(counts.iterations)
+    if micro_batches is not None and micro_batches > num_iterations:
+        raise SpecError(f"micro-batches ({micro_batches}): the trace holds {num_iterations} iterations; ask for fewer")
     cap = 1.0 / model.moe.top_k
     if counts.by_source is None:
         shares = counts.tokens[:micro_batches]
@@ -258,6 +258,6 @@ def _migration_s(
 
 def trace_workload(workload: WorkloadSpec, trace: Path) -> WorkloadSpec:
     """The workload with the routing of a trace."""
-    kept = {"seed": workload.routing.seed, "memory_quantile": workload.routing.memory_quantile}
-    routing = type(workload.routing).model_validate({"kind": "counts", "file": str(trace), **kept})
+    settings = {"seed": workload.routing.seed, "memory_quantile": workload.routing.memory_quantile}
+    routing = type(workload.routing).model_validate({"kind": "counts", "file": str(trace), **settings})
     return workload.model_copy(update={"routing": routing})

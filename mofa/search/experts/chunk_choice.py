@@ -56,7 +56,7 @@ class _Costed:
     """Options at one load: of each kind of layer seconds, kept and live bytes (O, kinds); whole steps (O, pp), (O,)."""
 
     seconds: FloatA
-    kept: FloatA
+    kept_bytes: FloatA
     live: FloatA
     device_bytes: FloatA
     stage_s: FloatA
@@ -90,9 +90,9 @@ def choose_jointly(
     Every layer is recomputed whole or as the strategy says of layers that are not, in one of the bins of chunks; its
     memory is that of the largest of its loads, its time that of the mean: the stage with the most uneven layers sets
     the pace. What a stage holds besides is read off the strategy costed with one option for all layers: at a layer's
-    peak ``around``, elsewhere (the loss) ``apart``, each the least over the options; the largest error that this leaves
-    on any of them is added to both, stage by stage. Solved by CP-SAT (:func:`mofa.search.layer_options.choose`) with
-    its bound; the paper sets chunks alone.
+    peak ``around``, elsewhere (the loss) ``outside_layers``, each the least over the options; the largest error that
+    this leaves on any of them is added to both, stage by stage. Solved by CP-SAT
+    (:func:`mofa.search.layer_options.choose`) with its bound; the paper sets chunks alone.
     """
     if spec.vpp > 1 or spec.schedule != default_schedule(1):
         raise SpecError(
@@ -100,9 +100,9 @@ def choose_jointly(
         )
     base = base_mode(RecomputeSpec.parse(spec.recompute))
     modes = [mode.model_copy(update={"token_chunks": c}) for mode in (base, RecomputeSpec(kind="full")) for c in bins]
-    one = one_row(workload, cluster, framework, spec)
+    row = one_row(workload, cluster, framework, spec)
     table = replace(
-        one.take(np.zeros(len(modes), dtype=np.intp)), recompute=np.arange(len(modes)),
+        row.take(np.zeros(len(modes), dtype=np.intp)), recompute=np.arange(len(modes)),
         recompute_layers=np.full(len(modes), -1), recompute_modes=tuple(modes),
     )  # fmt: skip
     grid = np.linspace(1.0, max(float(ratios.max()), 1.0 + 1e-6), GRID)
@@ -116,32 +116,32 @@ def choose_jointly(
     has_experts = [i for i in range(workload.model.num_layers) if workload.model.is_moe_layer(i)]
     worst[has_experts], mean[has_experts] = ratios.max(axis=0), ratios.mean(axis=0)
 
-    def of_layers(name: str, at: FloatA) -> FloatA:
+    def of_layers(name: str, load: FloatA) -> FloatA:
         curves = np.stack([getattr(c, name) for c in costed])
         return np.array(
-            [[np.interp(at[i], grid, curves[:, o, kinds[i]]) for o in range(len(modes))] for i in range(len(stage))]
+            [[np.interp(load[i], grid, curves[:, o, kinds[i]]) for o in range(len(modes))] for i in range(len(stage))]
         )
 
-    kept, live = of_layers("kept", worst) * flight[:, None], of_layers("live", worst)
+    kept_bytes, live = of_layers("kept_bytes", worst) * flight[:, None], of_layers("live", worst)
     problem = LayerOptions(
-        stage, of_layers("seconds", mean), kept, live, np.zeros(spec.pp), np.zeros(spec.pp), np.zeros(spec.pp),
+        stage, of_layers("seconds", mean), kept_bytes, live, np.zeros(spec.pp), np.zeros(spec.pp), np.zeros(spec.pp),
         limit_bytes, m,
     )  # fmt: skip
-    around, apart, error = _rest(problem, costed[-1], kinds, flight)
+    around, outside_layers, error = _rest(problem, costed[-1], kinds, flight)
     first = replace(problem, seconds=costed[0].seconds.T[kinds])
     every = np.zeros(len(stage), dtype=np.int64)
     stage_s = np.maximum(costed[0].stage_s[0] - first.stage_seconds(every), 0.0)
     first = replace(first, stage_s=stage_s)
     beside_s = max(float(costed[0].step_s[0]) - first.step_s(every), 0.0)
-    problem = replace(problem, stage_s=stage_s, around_bytes=around + error, apart_bytes=apart + error)
-    found = choose(problem)
-    if found is None:
+    problem = replace(problem, stage_s=stage_s, around_bytes=around + error, apart_bytes=outside_layers + error)
+    choice = choose(problem)
+    if choice is None:
         return None
     same = [np.full(len(stage), o) for o in range(len(modes))]
     fitting = [o for o in same if np.all(problem.stage_bytes(o) <= limit_bytes)]
     best = min(fitting, key=problem.step_s, default=None)
     return JointChoice(
-        step_s=found.step_s + beside_s, bound_s=found.bound_s + beside_s, optimal=found.optimal,
+        step_s=choice.step_s + beside_s, bound_s=choice.bound_s + beside_s, optimal=choice.optimal,
         uniform_step_s=None if best is None else problem.step_s(best) + beside_s,
         uniform=None if best is None else str(modes[int(best[0])]), model_error_bytes=float(error.max()),
         layers=tuple(
@@ -149,7 +149,7 @@ def choose_jointly(
                 layer=i, stage=int(stage[i]), recompute=modes[o].text,
                 token_chunks=modes[o].token_chunks if workload.model.is_moe_layer(i) else 1,
             )
-            for i, o in enumerate(found.option.tolist())
+            for i, o in enumerate(choice.option.tolist())
         ),
     )  # fmt: skip
 
@@ -171,28 +171,33 @@ def _cost(
                 memory = block.memory
                 value = {
                     "seconds": block.forward.total + block.backward.total,
-                    "kept": memory.saved + memory.saved_slack,
+                    "kept_bytes": memory.saved + memory.saved_slack,
                     "live": np.maximum(memory.backward_peak - memory.saved, memory.forward_peak),
                 }[pick]
                 out[o, k] = float(np.asarray(value).reshape(-1)[0])
         return out
 
     return _Costed(
-        grid("seconds"), grid("kept"), grid("live"), costed.detail.device_bytes, costed.detail.time_s, costed.step_s
+        grid("seconds"),
+        grid("kept_bytes"),
+        grid("live"),
+        costed.detail.device_bytes,
+        costed.detail.time_s,
+        costed.step_s,
     )
 
 
 def _rest(problem: LayerOptions, costed: _Costed, kinds: list[int], flight: IntA) -> tuple[FloatA, FloatA, FloatA]:
     """What stages hold beside their layers, at a layer's peak and elsewhere, and the largest errors of that. [B]"""
-    at = replace(
-        problem, kept_bytes=costed.kept.T[kinds] * flight[:, None], live_bytes=costed.live.T[kinds]
+    layers = replace(
+        problem, kept_bytes=costed.kept_bytes.T[kinds] * flight[:, None], live_bytes=costed.live.T[kinds]
     )  # all layers at the load that was costed
     pp, options = len(problem.stage_s), len(costed.step_s)
-    kept, live = np.zeros((options, pp)), np.zeros((options, pp))
+    kept_bytes, live = np.zeros((options, pp)), np.zeros((options, pp))
     for o in range(options):
-        kept[o] = np.bincount(at.stage, at.kept_bytes[:, o], pp)
-        np.maximum.at(live[o], at.stage, at.live_bytes[:, o])
-    around = (costed.device_bytes - kept - live).min(axis=0)
-    apart = (costed.device_bytes - kept).min(axis=0)
-    modelled = kept + np.maximum(around + live, apart)
-    return around, apart, np.maximum(costed.device_bytes - modelled, 0.0).max(axis=0)
+        kept_bytes[o] = np.bincount(layers.stage, layers.kept_bytes[:, o], pp)
+        np.maximum.at(live[o], layers.stage, layers.live_bytes[:, o])
+    around = (costed.device_bytes - kept_bytes - live).min(axis=0)
+    outside_layers = (costed.device_bytes - kept_bytes).min(axis=0)
+    modelled = kept_bytes + np.maximum(around + live, outside_layers)
+    return around, outside_layers, np.maximum(costed.device_bytes - modelled, 0.0).max(axis=0)

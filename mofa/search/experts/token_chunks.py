@@ -195,9 +195,9 @@ def plan_chunks(
         memory = np.zeros_like(ratios)
         seconds = np.zeros_like(ratios)
         for c, curve in curves.items():
-            here = chunks == c
-            memory = np.where(here, curve.bytes_of(ratios, stage), memory)
-            seconds = np.where(here, curve.seconds_of(ratios, stage), seconds)
+            of_policy = chunks == c
+            memory = np.where(of_policy, curve.bytes_of(ratios, stage), memory)
+            seconds = np.where(of_policy, curve.seconds_of(ratios, stage), seconds)
         over = int((memory > limit).sum())
         steps_s = pipeline.step_s(_of_stages(seconds, stage, first.stage_s[0]))
         step_s = float(steps_s.mean())
@@ -209,8 +209,8 @@ def plan_chunks(
 
     policies = [policy(f"fixed {c}", np.full(ratios.shape, c)) for c in bins]
     policies.append(policy("mact", np.where(chosen > 0, chosen, bins[-1])))
-    late = _smallest(curves, expected, stage, limit)
-    policies.append(policy("past", np.where(late > 0, late, bins[-1])))
+    smallest_fitting = _smallest(curves, expected, stage, limit)
+    policies.append(policy("past", np.where(smallest_fitting > 0, smallest_fitting, bins[-1])))
     mean_rows = spec.micro_batch * workload.batch.seq_len * moe.top_k / spec.cp
     mean_rows /= spec.tp if spec.sp else 1
     return ChunkReport(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mofa.search.legality.named_check import FloatN, Job, one
+from mofa.search.legality.named_check import FloatN, Job, only
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -49,8 +49,8 @@ def fp8_short(job: Job, t: StrategyTable) -> FloatN:
 def fp8_message(job: Job, t: StrategyTable) -> str:
     """Which dimension of the one row of a table misses its unit by most, and what to do."""
     sizes = [(name, float(size[0]), unit) for name, size, unit in _sizes(job.workload, t)]
-    name, size, unit = max(sizes, key=lambda found: -found[1] % found[2])
+    name, size, unit = max(sizes, key=lambda size: -size[1] % size[2])
     return (
-        f"precision.gemm ({job.workload.precision.gemm}): {name} ({size:g} with {one(t, 'tp', 'cp')}) must be a "
+        f"precision.gemm ({job.workload.precision.gemm}): {name} ({size:g} with {only(t, 'tp', 'cp')}) must be a "
         f"multiple of {unit}; change the degrees or use bf16"
     )

@@ -46,7 +46,7 @@ class Smaller:
     of replicas which divide the batch into them run. The plan's other degrees stay.
     """
 
-    whole: Standing
+    all_nodes: Standing
     job: WorkloadSpec
     framework: FrameworkSpec
     costed: dict[Size, Plan | None] = field(default_factory=dict)
@@ -55,17 +55,17 @@ class Smaller:
     @property
     def plan(self) -> Plan:
         """The plan on all nodes."""
-        return self.whole.plan
+        return self.all_nodes.plan
 
     def standing_all(self, runs: LongRuns) -> Standing:
         """The plan on all nodes, whatever the long run."""
         assert runs.spares == 0
-        return self.whole
+        return self.all_nodes
 
     def sizes(self, least: int, most: int) -> list[Size]:
         """Sizes that leave ``least`` to ``most`` whole nodes to stand by."""
-        s, num_gpus = self.whole.plan.strategy, self.whole.machines.num_gpus
-        node, each = self.whole.machines.node.gpus_per_node, s.tp * s.cp
+        s, num_gpus = self.all_nodes.plan.strategy, self.all_nodes.machines.num_gpus
+        node, each = self.all_nodes.machines.node.gpus_per_node, s.tp * s.cp
         shares = divisors(self.job.batch.global_batch // s.micro_batch, s.dp)
         out = []
         for pp in range(1, s.pp + 1):
@@ -78,7 +78,7 @@ class Smaller:
     def _virtual(self, pp: int) -> list[int]:
         """Virtual stages of so deep a pipeline: up to the plan's, as far as they divide the layers, with the embedding
         and the head as layers or not; the plan's own where its schedule has them by itself."""
-        s, layers = self.whole.plan.strategy, self.job.model.num_layers
+        s, layers = self.all_nodes.plan.strategy, self.job.model.num_layers
         if s.schedule != default_schedule(s.vpp):
             return [s.vpp]
         return [v for v in range(1, s.vpp + 1) if v == 1 or (pp > 1 and -layers % (pp * v) <= 2)]
@@ -100,15 +100,15 @@ class Smaller:
         sizes = self.sizes(max(least, 1), most)
         if not sizes:
             return None
-        machines, s, plan = self.whole.machines, self.whole.plan.strategy, self.whole.plan
+        machines, s, plan = self.all_nodes.machines, self.all_nodes.plan.strategy, self.all_nodes.plan
         pp, vpp, dp = (np.array(column) for column in zip(*sizes, strict=True))
         num_gpus = s.tp * s.cp * pp * dp
         step_s = self.guessed_step_s(pp, vpp, dp)
         bytes_ = (plan.checkpoint_bytes or 0.0) * s.pp * s.dp / (pp * dp)
         spares = (machines.num_gpus - num_gpus) // machines.node.gpus_per_node
-        found = runs.outlook(step_s, bytes_, dp, spares=spares, num_gpus=num_gpus)
-        order = np.argsort(-found.ettr / step_s, kind="stable")[:TRIED]
-        standing = (one for one in (self.standing(sizes[i]) for i in order) if one is not None)
+        outlook = runs.outlook(step_s, bytes_, dp, spares=spares, num_gpus=num_gpus)
+        order = np.argsort(-outlook.ettr / step_s, kind="stable")[:TRIED]
+        standing = (smaller for smaller in (self.standing(sizes[i]) for i in order) if smaller is not None)
         return _best(runs, list(itertools.islice(standing, COSTED)))
 
     def guessed_step_s(self, pp: IntN, vpp: IntN, dp: IntN) -> FloatN:
@@ -117,7 +117,7 @@ class Smaller:
         ``t (m + (p - 1) / v)`` with t inversely proportional to the number of stages p, m micro-batches and v virtual
         stages; what comes once a step is left out.
         """
-        plan, s = self.whole.plan, self.whole.plan.strategy
+        plan, s = self.all_nodes.plan, self.all_nodes.plan.strategy
         exposed, batch = plan.time.exposed, self.job.batch.global_batch // s.micro_batch
         stage_s = (plan.step_s - sum(exposed[name] for name in ("bubble", "dp", "optimizer"))) * s.dp / batch
         return np.asarray(stage_s * s.pp / pp * (batch / dp + (pp - 1) / vpp))
@@ -125,7 +125,7 @@ class Smaller:
     def standing(self, size: Size) -> Standing | None:
         """The plan of one size, costed; None where it does not run or fit."""
         pp, vpp, dp = size
-        s, machines = self.whole.plan.strategy, self.whole.machines
+        s, machines = self.all_nodes.plan.strategy, self.all_nodes.machines
         smaller = machines.model_copy(update={"num_gpus": s.tp * s.cp * pp * dp})
         if size not in self.costed:
             schedule = s.schedule if vpp == s.vpp else default_schedule(vpp)
@@ -139,9 +139,9 @@ class Smaller:
 
     def _zero(self, pp: int, dp: int) -> int:
         """The framework's ZeRO stage at this size where the plan has the framework's; else the plan's."""
-        s = self.whole.plan.strategy
-        own, here = (int(default_zero(self.framework, d, s.cp, p)) for d, p in ((s.dp, s.pp), (dp, pp)))
-        return here if s.zero == own else s.zero
+        s = self.all_nodes.plan.strategy
+        own, smaller = (int(default_zero(self.framework, d, s.cp, p)) for d, p in ((s.dp, s.pp), (dp, pp)))
+        return smaller if s.zero == own else s.zero
 
     def _plan(self, strategy: StrategySpec, machines: ClusterSpec) -> Plan | None:
         try:
@@ -211,11 +211,11 @@ class Replanned:
         return search if search.report.plans else None
 
     def _ranked(self, search: Search, runs: LongRuns) -> Plan | None:
-        found = find_plans(
+        report = find_plans(
             search.workload, search.cluster, framework=search.framework, top=1, replay=False, judge=runs,
             searched=search, banded=False,
         )  # fmt: skip
-        return found.report.plans[0] if found.report.plans else None
+        return report.report.plans[0] if report.report.plans else None
 
 
 def runs_of(runs: LongRuns, left: Standing) -> LongRuns:
@@ -225,4 +225,4 @@ def runs_of(runs: LongRuns, left: Standing) -> LongRuns:
 
 def _best(runs: LongRuns, left: list[Standing]) -> Standing | None:
     """The one with the most effective tokens per second."""
-    return min(left, key=lambda one: runs_of(runs, one).order(one.plan), default=None)
+    return min(left, key=lambda standing: runs_of(runs, standing).order(standing.plan), default=None)

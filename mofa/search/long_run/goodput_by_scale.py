@@ -90,15 +90,15 @@ def goodput_by_scale(
         raise SpecError(f"{faults.name}: {lacks['ettr']}")
     points, stands = [], []
     base: StrategySpec | None = None
-    at = [_job_at(workload, cluster, number, numbers[0], weak) for number in numbers]
-    for i, (job, machines) in enumerate(at):
+    jobs = [_job_at(workload, cluster, number, numbers[0], weak) for number in numbers]
+    for i, (job, machines) in enumerate(jobs):
         why: str | None
         stand: Smaller | Replanned | None
         if replan:
             stand, why = _planned_anew(job, machines, framework)
         else:
             if i == 0 and strategy is None:
-                plan, why = _replicable(at, framework)
+                plan, why = _replicable(jobs, framework)
             else:
                 plan, why = _plan(job, machines, framework, base, strategy, numbers[0])
             if plan is not None and base is None:
@@ -141,26 +141,26 @@ def _job_at(
 
 
 def _replicable(
-    at: Sequence[tuple[WorkloadSpec, ClusterSpec]], framework: FrameworkSpec
+    job_at: Sequence[tuple[WorkloadSpec, ClusterSpec]], framework: FrameworkSpec
 ) -> tuple[Plan | None, str | None]:
     """The best plan at the first scale among those whose replicas the framework runs at the most GPUs it can."""
-    job, machines = at[0]
+    job, machines = job_at[0]
     try:
-        found = find_plans(job, machines, framework=framework, top=1, replay=False)
+        report = find_plans(job, machines, framework=framework, top=1, replay=False)
     except StrategyError as error:
         return None, str(error)
-    if not found.report.plans:
+    if not report.report.plans:
         return None, f"nothing fits {machines.num_gpus:,} GPUs"
-    fits = np.flatnonzero(found.reasons[found.costed.rows] < 0)
-    table = found.costed.table.take(fits)
-    for larger_job, larger in reversed(at[1:]):
+    fits = np.flatnonzero(report.reasons[report.costed.rows] < 0)
+    table = report.costed.table.take(fits)
+    for larger_job, larger in reversed(job_at[1:]):
         wider = replace(table, dp=table.dp * larger.num_gpus // machines.num_gpus)
         runs = fits[check(Job(larger_job, larger, framework), wider).reason < 0]
         if len(runs):
-            best = runs[np.argmin(found.costed.step_s[runs])]
-            strategy = found.costed.table.row(int(best), framework.name)
+            best = runs[np.argmin(report.costed.step_s[runs])]
+            strategy = report.costed.table.row(int(best), framework.name)
             return estimate(job, machines, strategy, framework=framework, replay=False), None
-    return found.report.plans[0], None
+    return report.report.plans[0], None
 
 
 def _plan(
@@ -205,7 +205,7 @@ def _no_spares(stand: Smaller | Replanned, job: WorkloadSpec, machines: ClusterS
     batch = f"global_batch ({job.batch.global_batch})"
     if isinstance(stand, Replanned):
         return f"with {by} standing by no plan is left whose replicas divide {batch} and that fits"
-    s = stand.whole.plan.strategy
+    s = stand.all_nodes.plan.strategy
     return (f"with {by} standing by no replicas of the plan (tp {s.tp}, cp {s.cp}, micro_batch {s.micro_batch}) are "
             f"left that divide {batch} and fit")  # fmt: skip
 
@@ -245,8 +245,8 @@ def _point(
 
 def _variant(runs: LongRuns, left: Standing) -> VariantPoint:
     plan, bytes_ = left.plan, np.array([left.plan.checkpoint_bytes or 0.0])
-    found = runs.of(plan)
-    ettr, interval = float(found.ettr[0]), float(found.interval_s[0])
+    outlook = runs.of(plan)
+    ettr, interval = float(outlook.ettr[0]), float(outlook.interval_s[0])
     all_gpus = runs.cluster.num_gpus + runs.spare_gpus
     return VariantPoint(
         mode=runs.faults.checkpoint.mode,
@@ -260,5 +260,5 @@ def _variant(runs: LongRuns, left: Standing) -> VariantPoint:
         checkpoint_interval_s=None if np.isinf(interval) else interval,
         effective_tokens_per_s_per_gpu=plan.tokens_per_s_per_gpu * ettr * runs.cluster.num_gpus / all_gpus,
         host_memory_fits=bool(runs.times(bytes_).host_bytes[0] <= runs.cluster.node.host_memory_bytes.value),
-        ledger=Ledger(**{part: float(found.parts[part][0]) for part in PARTS}),
+        ledger=Ledger(**{part: float(outlook.parts[part][0]) for part in PARTS}),
     )

@@ -98,16 +98,16 @@ def find_long_runs(
     judge = LongRuns(workload, without_spares(cluster, first, faults.name), framework, faults, objective, first)
     judge.check()
     alone = faults.spares is not None or set(FIGURES) <= set(judge.missing())
-    found, tried = [_found(judge, replay and alone, top=top, **options)], [first]
-    if not alone and found[0].search.report.plans:
-        scouts = _scouts(found[0], cluster, **options)
+    searches, tried = [_searched(judge, replay and alone, top=top, **options)], [first]
+    if not alone and searches[0].search.report.plans:
+        scouts = _scouts(searches[0], cluster, **options)
         tried += sorted(scout.judge.spares for scout in scouts)
-        near = sorted((s for s in scouts if s.order < found[0].order * (1 + CLOSE)), key=lambda scout: scout.order)
-        found += [_found(s.judge, False, _dividing(s.judge), top=top, **options) for s in near[:SEARCHED]]
-    best = min(found, key=lambda item: item.order)
+        near = sorted((s for s in scouts if s.order < searches[0].order * (1 + CLOSE)), key=lambda scout: scout.order)
+        searches += [_searched(s.judge, False, _dividing(s.judge), top=top, **options) for s in near[:SEARCHED]]
+    best = min(searches, key=lambda item: item.order)
     if replay and not alone:
-        best = _found(best.judge, True, best.space, top=top, searched=best.search, **options)
-    return _whole(best.search, best.judge, cluster, tried, objective, started)
+        best = _searched(best.judge, True, best.space, top=top, searched=best.search, **options)
+    return _whole_cluster(best.search, best.judge, cluster, tried, objective, started)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Found:
     space: Space | None = None
 
 
-def _found(judge: LongRuns, replay: bool, space: Space | None = None, **options: Any) -> _Found:
+def _searched(judge: LongRuns, replay: bool, space: Space | None = None, **options: Any) -> _Found:
     """The search that a judge ranks."""
     search = find_plans(
         judge.workload, judge.cluster, framework=judge.framework, replay=replay, judge=judge, space=space, **options
@@ -130,18 +130,18 @@ def _found(judge: LongRuns, replay: bool, space: Space | None = None, **options:
     return _Found(judge, search, judge.order(plans[0]) if plans else np.inf, space)
 
 
-def _scouts(whole: _Found, cluster: ClusterSpec, **options: Any) -> list[_Found]:
+def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_Found]:
     """Searches around the best plans, with the numbers of spares that may pay."""
-    judge = whole.judge
+    judge = full_search.judge
     options = {name: value for name, value in options.items() if name != "progress"}
     scouts: list[_Found] = []
-    for spares in promising_spares(judge, whole.search.report.plans[0]):
+    for spares in promising_spares(judge, full_search.search.report.plans[0]):
         smaller = replace(judge, cluster=without_spares(cluster, spares, judge.faults.name), spares=spares)
         space = _dividing(smaller)
         if not space.pp:
             continue
         try:
-            scouts.append(_found(smaller, False, around(whole.search, space), top=1, **options))
+            scouts.append(_searched(smaller, False, around(full_search.search, space), top=1, **options))
         except SpecError:
             continue  # what the user fixed does not go with fewer GPUs
         if len(scouts) == SCOUTED:
@@ -196,11 +196,11 @@ def promising_spares(judge: LongRuns, plan: Plan) -> list[int]:
     spares = spares[nodes - spares >= judge.faults.checkpoint.least_nodes]
     if len(spares) == 0:
         return []
-    found = judge.outlook(
+    outlook = judge.outlook(
         np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, spares=spares,
         num_gpus=judge.cluster.num_gpus - spares * node,
     )  # fmt: skip
-    return [int(s) for s in spares[np.argsort(-found.ettr * (nodes - spares), kind="stable")]]
+    return [int(s) for s in spares[np.argsort(-outlook.ettr * (nodes - spares), kind="stable")]]
 
 
 def estimate_long_run(
@@ -286,7 +286,7 @@ def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec
     return cluster.model_copy(update={"num_gpus": left})
 
 
-def _whole(
+def _whole_cluster(
     search: Search, judge: LongRuns, cluster: ClusterSpec, tried: list[int], objective: Objective, started: float
 ) -> Search:
     """The search as one of the whole cluster, with every plan's figures."""
@@ -305,7 +305,7 @@ def _whole(
     if least is not None and judge.spares:  # found for what computes; what is asked for includes what stands by
         least += judge.spare_gpus
         note = f"{note}, {judge.spare_gpus:,} GPUs that stand by included"
-    whole = report.model_copy(
+    joined = report.model_copy(
         update={
             "cluster": ClusterSummary.of(cluster),
             "min_gpus": least,
@@ -316,4 +316,4 @@ def _whole(
             "defaults": defaults,
         }
     )
-    return replace(search, report=type(report).model_validate(whole.model_dump()))
+    return replace(search, report=type(report).model_validate(joined.model_dump()))

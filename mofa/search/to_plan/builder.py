@@ -133,8 +133,8 @@ class Candidate:
 
     def lacks(self) -> float:
         """Bytes by which the fullest rank, played, is too big; negative: free. [B]"""
-        room = room_bytes(self.job[1])
-        return self.replayer.fullest_bytes(room) - room
+        limit_bytes = room_bytes(self.job[1])
+        return self.replayer.fullest_bytes(limit_bytes) - limit_bytes
 
     def device_bytes(self, limit: float = inf) -> float:
         """Of the fullest rank, played; what it takes so far, as soon as that is above the ``limit``. [B]"""
@@ -142,15 +142,17 @@ class Candidate:
 
     def fewest_layers(self) -> int | None:
         """Recomputed layers of a chunk that fit, played, where the search chose more; None where none do."""
-        own, room = int(self.job[3].recompute_layers[0]), room_bytes(self.job[1])
+        own, limit_bytes = int(self.job[3].recompute_layers[0]), room_bytes(self.job[1])
         if not self.solved or own < 2:
             return None
-        device = self.device_bytes(room)
-        if device > room:
+        device = self.device_bytes(limit_bytes)
+        if device > limit_bytes:
             return None
-        first = fewer_layers(self.estimator, (1.0 + LAYERS_ARE_OFF) * (room - device))
+        first = fewer_layers(self.estimator, (1.0 + LAYERS_ARE_OFF) * (limit_bytes - device))
         tried = range(first, min(first + 2, own))
-        return next((number for number in tried if self.recomputing(number).device_bytes(room) <= room), None)
+        return next(
+            (number for number in tried if self.recomputing(number).device_bytes(limit_bytes) <= limit_bytes), None
+        )
 
     def recomputing_more(self, lacking_bytes: float) -> Candidate | None:
         """What takes its place where it lacks so much memory, played; None where no number of layers is left to try."""
@@ -205,7 +207,7 @@ class Candidate:
         # others begin with the first rank, this process with the last, where it has played some already
         ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played, r))
         tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
-        stages = workers.map(_stage, tasks, here=lambda task: self.stage(*task[1:]))
+        stages = workers.map(_stage, tasks, local=lambda task: self.stage(*task[1:]))
         return self._plan(self.time, replayed_memory(closed, stages))
 
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
@@ -242,7 +244,7 @@ class Candidate:
 
 def enough(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
     """The workers, or this process alone where there is little to play."""
-    return workers if workers is not None and sum(one.passes for one in candidates) > SMALL else Workers()
+    return workers if workers is not None and sum(candidate.passes for candidate in candidates) > SMALL else Workers()
 
 
 def _stage(task: tuple[Candidate, int, Sequence[Computation]]) -> StageMemory:
@@ -352,7 +354,7 @@ def _memory(
     stages = [
         StageMemory(
             stage=r, num_layers=layers, layers_by_chunk=tuple(map(len, split.layers[r])), recomputed_layers=recomputed,
-            in_flight_micro_batches=in_flight, instant=costed.instants[instant], allocated_bytes=allocated,
+            in_flight_micro_batches=in_flight, instant=costed.instant_names[instant], allocated_bytes=allocated,
             reserved_bytes=reserved, device_bytes=device,
             by_component=dict(zip(MEMORY_COMPONENTS, parts, strict=True)),
             ranks=None if ends is None else ranks_of_stage(r, detail, ends),

@@ -23,4 +23,4 @@ def fp8_notes(workload: WorkloadSpec, cluster: ClusterSpec) -> tuple[str, ...]:
     cuda = FP8_RECIPES[recipe].least_cuda if recipe else ""
     needs = f"fp8-{recipe} needs CUDA {cuda} or later, below which Transformer Engine refuses it: assumed to be there"
     said = {old: workload.precision.gemm == OLD_FP8, stand_in: bool(missing), needs: bool(cuda)}
-    return tuple(note for note, here in said.items() if here)
+    return tuple(note for note, applies in said.items() if applies)

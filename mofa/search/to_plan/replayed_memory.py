@@ -62,10 +62,10 @@ def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
     outside = replayer.context_bytes + replayer.communicator_bytes[stage]
     few, many = (
         RankMemory(
-            tokens_over_mean=held.tokens_over_mean, allocated_bytes=held.allocated, reserved_bytes=held.reserved,
-            device_bytes=held.reserved + outside,
+            tokens_over_mean=memory.tokens_over_mean, allocated_bytes=memory.allocated, reserved_bytes=memory.reserved,
+            device_bytes=memory.reserved + outside,
         )
-        for held in ends
+        for memory in ends
     )  # fmt: skip
     return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean(stage))
 

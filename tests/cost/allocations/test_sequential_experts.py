@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from mofa.cost.allocations.allocation_trace import Deed, Life, New
+from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
 from mofa.cost.allocations.sequential_experts import COPY, one_by_one
-from mofa.replay.rank.of_plan import _lives
+from mofa.replay.rank.of_plan import _block_traces
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 
@@ -16,12 +16,14 @@ RUN = "mc4-tp2-ep2-etp2-mixtral-3l"
 
 
 @pytest.fixture(scope="module")
-def layer() -> Life:
+def layer() -> BlockTrace:
     """A layer of which a rank has four experts."""
-    return next(one for one in _lives(load(RUN).estimator).values() if any(d.rounds > 1 for d in one.forward))
+    return next(
+        one for one in _block_traces(load(RUN).estimator).values() if any(d.expert_loops > 1 for d in one.forward)
+    )
 
 
-def test_bytes_stay(layer: Life) -> None:
+def test_bytes_stay(layer: BlockTrace) -> None:
     """All experts' blocks of a tensor together have its bytes, but for rounding down."""
     shares = (0.4, 0.3, 0.2, 0.1)
     found = one_by_one(layer, shares)
@@ -36,10 +38,10 @@ def test_bytes_stay(layer: Life) -> None:
                 assert times * item.bytes - len(shares) < sums[item.name] <= times * item.bytes
 
 
-def test_everything_that_comes_goes_as_before(layer: Life) -> None:
+def test_everything_that_comes_goes_as_before(layer: BlockTrace) -> None:
     """What the block's deeds leave alive are the same tensors."""
 
-    def left(life: Life) -> Counter[str]:
+    def left(life: BlockTrace) -> Counter[str]:
         alive: Counter[str] = Counter()
         for deed in (*life.forward, *life.backward):
             alive.update(item.name.split("#")[0] for item in deed.new)
@@ -49,7 +51,7 @@ def test_everything_that_comes_goes_as_before(layer: Life) -> None:
     assert left(one_by_one(layer)) == left(layer)
 
 
-def test_backward_begins_with_the_last_expert(layer: Life) -> None:
+def test_backward_begins_with_the_last_expert(layer: BlockTrace) -> None:
     found = [d.new[0].name for d in one_by_one(layer).backward if d.op == "experts.fc1.dgrad"]
     assert found == [f"d:experts.parts#{j}" for j in (3, 2, 1, 0)]
 
@@ -63,13 +65,13 @@ def test_reserved_memory_is_as_measured() -> None:
 def test_gradients_of_slices_are_added_to_the_first() -> None:
     """Sums as large as all experts' weight come once, what later experts add to them each time; copies of weights are
     as large for each expert, whatever its tokens."""
-    copy = Deed("w1.weight_cast", (New("w1.weight16", 16, 0, COPY),), rounds=2)
-    product = Deed("w1.wgrad", (New("gW", 8, 0, 2),), free=("w1.weight16",), weight=True, rounds=2)
-    added = Deed(
-        "w1.whole", (New("dW", 16, 0, 2),), (New("scratch", 16, 0, 5),), free=("gW",), weight=True, rounds=2,
+    copy = OpTrace("w1.weight_cast", (New("w1.weight16", 16, 0, COPY),), expert_loops=2)
+    product = OpTrace("w1.wgrad", (New("gW", 8, 0, 2),), free=("w1.weight16",), weight=True, expert_loops=2)
+    added = OpTrace(
+        "w1.whole", (New("dW", 16, 0, 2),), (New("scratch", 16, 0, 5),), free=("gW",), weight=True, expert_loops=2,
         role="whole",
     )  # fmt: skip
-    one = Life("moe", (copy,), (product, added), "", "", "", frozenset(), ())
+    one = BlockTrace("moe", (copy,), (product, added), "", "", "", frozenset(), ())
     found = one_by_one(one, (0.75, 0.25))
     assert [(item.name, item.bytes, item.expert) for deed in found.forward for item in deed.new] == [
         ("w1.weight16#0", 8, -1), ("w1.weight16#1", 8, -1),

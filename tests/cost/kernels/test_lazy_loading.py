@@ -23,7 +23,7 @@ LOAD_S = 2.0
 
 
 def op(name: str, loads: object = 0.0, rounds: float = 4.0) -> Op:
-    return as_named(Op(name, "grouped_gemm", Stream(1.0), (), (name,), loads=loads, rounds=rounds))  # type: ignore[arg-type]
+    return as_named(Op(name, "grouped_gemm", Stream(1.0), (), (name,), loads=loads, expert_loops=rounds))  # type: ignore[arg-type]
 
 
 def tape(*ops: Op) -> Tape:

@@ -28,7 +28,7 @@ def component(found: Breakdown, name: str) -> float:
 
 
 def instant(found: Breakdown) -> str:
-    return found.instants[int(found.instant[0])]
+    return found.instant_names[int(found.instant[0])]
 
 
 def test_the_loss_is_the_peak_of_a_wide_vocabulary() -> None:

@@ -8,8 +8,8 @@ import pytest
 import mofa
 from mofa.cost.memory.reserved import (
     Alive,
-    _apart,
     _beside_holes,
+    _unfitting_gradients,
     _with_loss,
     holes_bytes,
     native_bytes,
@@ -35,7 +35,7 @@ def test_gradients_larger_than_any_activation(micro_batch: int, expected: float)
     Of a layer's 855 M parameters the MLP's three weights have 705 M, in fp32 blocks of 940 MB; query and output 134 M,
     of 268 MB; key and value 17 M, of 34 MB. The largest bf16 gradient has 470 MB, whatever the tokens.
     """
-    share = _apart(rows("torchtitan", f"pp=4 cp=4 dp=2 micro_batch={micro_batch}", 32))
+    share = _unfitting_gradients(rows("torchtitan", f"pp=4 cp=4 dp=2 micro_batch={micro_batch}", 32))
     assert share[0, 1] == pytest.approx(expected, abs=1e-4)
     assert np.all((share >= 0.0) & (share <= 1.0))
 

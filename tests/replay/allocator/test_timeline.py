@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.plan.memory import MemoryCurve
 from mofa.plan.result import Plan
-from mofa.replay.allocator.timeline import ACTIVATIONS, GROUPS, OUTSIDE, Act, Journal
+from mofa.replay.allocator.timeline import ACTIVATIONS, GROUPS, OUTSIDE, Instruction, Journal
 from mofa.report.memory_over_time import plot_memory_over_time
 
 
@@ -104,8 +104,8 @@ def test_a_plan_that_runs_out_says_where() -> None:
 
 
 def test_a_journal_by_hand() -> None:
-    def act(name: str, group: int = ACTIVATIONS, code: int = OUTSIDE) -> Act:
-        return Act(code, 0, 0, 0, group, name, f"op of {name}")
+    def act(name: str, group: int = ACTIVATIONS, code: int = OUTSIDE) -> Instruction:
+        return Instruction(code, 0, 0, 0, group, name, f"op of {name}")
 
     journal = Journal([act("a"), act("b"), act("a", code=0), act("a"), act("w", 0)], [512, 1024, 512, -512, 2048])
     journal.new_passages.append((2, "forward", "block 3"))

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import mofa
-from mofa.cost.allocations.allocation_trace import Deed, Life, New
+from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
 from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
 from mofa.replay.allocator.caching import Allocator
@@ -18,7 +18,7 @@ from mofa.replay.memory.rank_memory import play
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.skipped_rounds import Rounds
 from mofa.replay.memory.stage_outputs import Sends
-from mofa.replay.rank.description import Piece, Rank, Weight
+from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.of_plan import ranks_of
 from mofa.search.one_strategy import one_row
 from mofa.specs.framework import DEEPSPEED
@@ -28,20 +28,20 @@ MIB = 1 << 20
 
 def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
     """A block that keeps 30 MiB and makes a 16-bit gradient of 200 MiB for its one weight."""
-    block = Life(
+    block = BlockTrace(
         "toy",
-        (Deed("forward", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",)),),
+        (OpTrace("forward", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",)),),
         (
-            Deed("dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",)),
-            Deed("wgrad", (New("dW", 200 * MIB, 0, 2),), free=("kept", "d")),
-            Deed("w.accumulate", grads=("dW",), free=("dW",)),
+            OpTrace("dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",)),
+            OpTrace("wgrad", (New("dW", 200 * MIB, 0, 2),), free=("kept", "d")),
+            OpTrace("w.accumulate", grads=("dW",), free=("dW",)),
         ),
         "out", "", "", frozenset(), (("w", 100.0 * MIB),),
     )  # fmt: skip
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
     weight = Weight("w", 200 * MIB, 0, 0, 0)
     return Rank(
-        (weight,), ((Piece("block 0", block),),), acts, num, (False,), (sent > 0,), (False,), frozenset({0}), sent,
+        (weight,), ((RankBlock("block 0", block),),), acts, num, (False,), (sent > 0,), (False,), frozenset({0}), sent,
         (), (), grads_always=False, flat_buffers=(), preallocated=False, deepspeed=deepspeed, optimizer_ranks=ranks,
         sent_bytes=sent // 4,
     )  # fmt: skip
@@ -89,7 +89,9 @@ def _several(deepspeed: str, ranks: float, num: int) -> Rank:
 def _optimizer(rank: Rank) -> list[int]:
     """Sizes of what the second step's optimizer allocates and frees. [MiB]"""
     journal = play(rank).journal
-    sizes = [size // MIB for act, size in zip(journal.acts, journal.sizes, strict=True) if act.op == "optimizer step"]
+    sizes = [
+        size // MIB for act, size in zip(journal.instructions, journal.sizes, strict=True) if act.op == "optimizer step"
+    ]
     return sizes[len(sizes) // 2 :]
 
 
@@ -126,8 +128,8 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
     """The device takes ten times as long as the host: 30 MiB that were summed are not free when a backward begins,
     and are when a forward does, whose micro-batch the host waits to load; in the first step too."""
     toy = _toy("zero1", 2)
-    block = replace(toy.chunks[0][0].life, reduced=frozenset({"kept"}), launches=(10.0, 10.0, 0.0))
-    rank = replace(toy, chunks=((Piece("block 0", block),),), device_per_host=10.0)
+    block = replace(toy.chunks[0][0].trace, reduced=frozenset({"kept"}), launches=(10.0, 10.0, 0.0))
+    rank = replace(toy, chunks=((RankBlock("block 0", block),),), device_per_host=10.0)
 
     def waits(rank: Rank, step: int) -> list[int]:
         state = RankState(rank, Allocator(None))
@@ -184,7 +186,7 @@ def _sends(sent_bytes: int) -> list[int]:
     rank = replace(_toy("zero1", 2, 3, 40 * MIB), computations=acts, sent_bytes=sent_bytes)
     journal = play(rank).journal
     around = ("send of an output", "receive of a gradient", "backward")
-    return [size // MIB for act, size in zip(journal.acts, journal.sizes, strict=True) if act.op in around]
+    return [size // MIB for act, size in zip(journal.instructions, journal.sizes, strict=True) if act.op in around]
 
 
 def test_a_part_of_what_is_sent_stays_until_the_backward_has_ended() -> None:
@@ -204,8 +206,10 @@ def test_without_tensor_parallelism_the_whole_output_stays() -> None:
 def test_bf16_gradients_are_reduced_in_a_16_bit_copy() -> None:
     """200 MiB for the 400 MiB of fp32 gradients, then the gather's output of one bucket, 200 MiB."""
     journal = play(_toy("bf16", 2)).journal
-    where = [act.name for act in journal.acts if act.op == "optimizer step"]
-    sizes = [size // MIB for act, size in zip(journal.acts, journal.sizes, strict=True) if act.op == "optimizer step"]
+    where = [act.name for act in journal.instructions if act.op == "optimizer step"]
+    sizes = [
+        size // MIB for act, size in zip(journal.instructions, journal.sizes, strict=True) if act.op == "optimizer step"
+    ]
     assert where[0] == "16-bit gradients to reduce"
     assert sizes[:4] == [200, -200, 200, -200]
 
@@ -216,7 +220,7 @@ def test_two_gradients_were_a_third_tensor(name: str, allocated: int) -> None:
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48)
     machines, framework = mofa.load_cluster("a100-hgx", 48), mofa.load_framework(name)
     row = one_row(job, machines, framework, {"tp": 4, "pp": 12})
-    block = ranks_of(Estimator(job, machines, framework, row))[0].chunks[0][-1].life
+    block = ranks_of(Estimator(job, machines, framework, row))[0].chunks[0][-1].trace
     sums = [item for deed in block.backward if deed.op == "accumulate mid at mlp_norm" for item in deed.new]
     assert len(sums) == allocated
 
@@ -266,7 +270,7 @@ def test_an_optimizer_alone_says_what_follows_from_it(optimizer: str) -> None:
     assert alone.data_parallel == ("ddp" if optimizer == "zero0" else "distributed-optimizer")
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48, overrides={"model": {"num_layers": 12}})
     row = one_row(job, mofa.load_cluster("a100-hgx", 48), alone, {"tp": 4, "pp": 12})
-    block = ranks_of(Estimator(job, mofa.load_cluster("a100-hgx", 48), alone, row))[0].chunks[0][-1].life
+    block = ranks_of(Estimator(job, mofa.load_cluster("a100-hgx", 48), alone, row))[0].chunks[0][-1].trace
     assert any(new.name == "dW:mlp.fc2" for deed in block.backward for new in deed.new)
     for field, value in (("fuses_wgrad_accumulation", True), ("grads_bytes_per_param", 4)):
         with pytest.raises(

@@ -19,10 +19,10 @@ from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.op import RENEWAL
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
-from mofa.cost.memory.dispatcher_retention import Lingering
+from mofa.cost.memory.dispatcher_retention import Retention
 from mofa.cost.memory.peak import stage_bytes
 from mofa.replay.memory.rank_memory import MemoryPlayed, play
-from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import Rounds
 from mofa.replay.rank.of_plan import ranks_of, rows_of
 from mofa.search.job_setup import loads_of
@@ -149,8 +149,8 @@ def test_at_the_optimizers_step_all_of_it_is_there() -> None:
     """A micro-batch of 4 x 4096 tokens, 512 wide: two tensors in bf16 of each layer, in every chunk."""
     for pp, vpp in ((1, 1), (2, 4)):
         rows = rows_of(_estimator(pp, vpp, 8, "full"))
-        assert Lingering(rows).at_rest.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
-    assert not Lingering(rows_of(_estimator(1, 1, 8, "selective")))
+        assert Retention(rows).at_rest.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
+    assert not Retention(rows_of(_estimator(1, 1, 8, "selective")))
 
 
 def test_rows_without_anything_that_lingers_stay_as_they_are() -> None:
@@ -164,11 +164,11 @@ def test_rows_without_anything_that_lingers_stay_as_they_are() -> None:
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (2, 2)])
 def test_repeating_what_lingers_is_playing_it(pp: int, vpp: int) -> None:
     """Every event, forwards and backwards in turn and of a tail, and of a rank that knows another's notes."""
-    ranks, known = ranks_of(_estimator(pp, vpp, 12, "full", layers=8)), Repertoire()
+    ranks, known = ranks_of(_estimator(pp, vpp, 12, "full", layers=8)), SharedRecordings()
     for rank in (*ranks, *ranks):
         whole = play(rank, skip_rounds=False)
         with mock.patch.object(Rounds, "end", return_value=False):
-            for short in (play(rank), play(rank, repertoire=known)):
+            for short in (play(rank), play(rank, recordings=known)):
                 for field in ("acts", "sizes", "passages", "computations", "grown", "steps"):
                     assert getattr(short.journal, field) == getattr(whole.journal, field), field
                 assert len(short.journal.noted) > len(rank.computations)  # of two steps more than half are repeated

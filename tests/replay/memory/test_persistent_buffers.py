@@ -10,7 +10,7 @@ import mofa
 from mofa.blocks.frameworks.megatron_persistent import GROUPED_STREAMS, WORKSPACE, lasting, rotations
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.memory.executor import Player
+from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.rank_memory import play
 from mofa.replay.rank.of_plan import rank_maker, ranks_of
 from mofa.replay.replayer import Replayer
@@ -54,7 +54,7 @@ def test_rotations_are_a_table_of_the_ranks_positions() -> None:
 
 def test_a_second_micro_batch_takes_nothing_for_good() -> None:
     (rank,) = ranks_of(llama())
-    player = Player(rank, Allocator(), skip_rounds=False)
+    player = StepExecutor(rank, Allocator(), skip_rounds=False)
     player.start()
     assert (0, "dummy gradient of 25165824") not in player.taken
     player.run_step()
@@ -79,7 +79,7 @@ def test_a_second_micro_batch_takes_nothing_for_good() -> None:
 )
 def test_what_is_held_is_as_measured_to_the_mebibyte(name: str, ready: int, between: int) -> None:
     run = load(name)
-    played = play(replace(rank_maker(run.estimator)(0), wander=None))
+    played = play(replace(rank_maker(run.estimator)(0), routing_drift=None))
     assert abs(played.ready - run.ready) <= ready * MIB
     assert abs(played.between_steps - run.between) <= between * MIB
 

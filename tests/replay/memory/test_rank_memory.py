@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.allocations.allocation_trace import Deed, Life, New, life
+from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace, life
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.memory.fsdp_root import tied_grads
 from mofa.cost.memory.peak import stage_bytes
@@ -20,10 +20,10 @@ from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import OutOfDeviceMemory
 from mofa.replay.memory.rank_memory import MemoryPlayed, play
 from mofa.replay.memory.rank_state import RankState
-from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import QUIET, Rounds
 from mofa.replay.memory.stage_outputs import Sends
-from mofa.replay.rank.description import Piece, Rank, Weight
+from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.of_plan import ranks_of, room_of, rows_of
 from mofa.replay.time.step import time_of
 from mofa.schedules import order_of
@@ -39,7 +39,7 @@ BLOCKS = [
 ]  # fmt: skip
 
 
-def _in_order(deed: Deed) -> int:
+def _in_order(deed: OpTrace) -> int:
     """The most that a deed's outputs and temporaries hold together, its inputs staying to its end."""
     new, scratch = {item.name: item.bytes for item in deed.new}, [item.bytes for item in deed.scratch]
     if not deed.order:
@@ -54,11 +54,11 @@ def _in_order(deed: Deed) -> int:
     return max(most, now + sum(new.values()))
 
 
-def _peaks(one: Life, x: int) -> tuple[int, int, int]:
+def _peaks(one: BlockTrace, x: int) -> tuple[int, int, int]:
     """Most alive in the forward and in the backward, and what stays in between but the output; every byte as it is."""
     alive: dict[str, int] = {}
 
-    def run(deeds: tuple[Deed, ...]) -> int:
+    def run(deeds: tuple[OpTrace, ...]) -> int:
         most, held = 0, []
         for deed in deeds:
             most = max(most, sum(alive.values()) + _in_order(deed))
@@ -109,7 +109,7 @@ def _said(played: MemoryPlayed) -> tuple[object, ...]:
 def _differences(one: MemoryPlayed, other: MemoryPlayed) -> list[str]:
     """In which of all that is told of them two plays differ."""
     told = [] if _said(one) == _said(other) else ["what is said"]
-    fields = ("acts", "sizes", "passages", "computations", "grown", "steps")
+    fields = ("instructions", "sizes", "passages", "computations", "grown", "steps")
     return told + [field for field in fields if getattr(one.journal, field) != getattr(other.journal, field)]
 
 
@@ -247,10 +247,10 @@ def test_repeating_from_notes_is_playing(part: int) -> None:
 )
 def test_what_another_rank_noted_down_is_what_is_played(name: str) -> None:
     """Of a plan's ranks, played one after the other; the second time all of it is known."""
-    known = Repertoire()
+    known = SharedRecordings()
     ranks = ranks_of(load(name).estimator)
     for rank in (*ranks, *ranks):
-        assert _differences(play(rank, repertoire=known), play(rank)) == [], name
+        assert _differences(play(rank, recordings=known), play(rank)) == [], name
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
@@ -342,14 +342,14 @@ def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
     toy = _toy(1)
     weights = (
         Weight("block 0 w", 20 * MIB, 0, 20 * MIB, 100 * MIB),
-        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, apart=True),
+        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, own_optimizer=True),
     )
     states = (4 * 20 + 2 * 20) * MIB  # two moments of each, the parameters
     gradient = 20 * MIB
     one = play(replace(toy, weights=weights))
     assert one.peak.where == "optimizer step"
     assert one.peak.allocated == 64 * MIB + states + gradient + 200 * MIB
-    together = play(replace(toy, weights=(weights[0], weights[1]._replace(apart=False))))
+    together = play(replace(toy, weights=(weights[0], weights[1]._replace(own_optimizer=False))))
     assert together.peak.allocated == one.peak.allocated + 100 * MIB
 
 
@@ -398,20 +398,20 @@ def test_a_deep_interleaved_pipeline_is_quick() -> None:
 
 def _toy(num: int) -> Rank:
     """One block that keeps 30 MiB, needs 50 more in its backward, and makes a gradient of 20 MiB."""
-    block = Life(
+    block = BlockTrace(
         "toy",
-        (Deed("w", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",), is_product=True),),
+        (OpTrace("w", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",), is_product=True),),
         (
-            Deed("w.dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",), role="dgrad", is_product=True),
-            Deed("w.wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d"), role="wgrad", is_product=True),
-            Deed("w.accumulate", grads=("dW",), free=("dW",), role="accumulate"),
+            OpTrace("w.dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",), role="dgrad", is_product=True),
+            OpTrace("w.wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d"), role="wgrad", is_product=True),
+            OpTrace("w.accumulate", grads=("dW",), free=("dW",), role="accumulate"),
         ),
         "out", "", "", frozenset(), (("w", 10.0),),
     )  # fmt: skip
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
     weight = Weight("w", 20 * MIB, 0, 20 * MIB, 0)
     return Rank(
-        (weight,), ((Piece("block 0", block),),), acts, num, (False,), (False,), (False,),
+        (weight,), ((RankBlock("block 0", block),),), acts, num, (False,), (False,), (False,),
         frozenset({0}), 0, (), (), grads_always=False,
         flat_buffers=(), preallocated=False,
     )  # fmt: skip
@@ -436,12 +436,13 @@ def test_what_is_let_go_late_stays_until_the_backward_ends(late: bool) -> None:
     """As a shard group's reduced gradients do where the groups are replicated: behind all that the block asks for."""
     toy = _toy(1)
     deeds = (
-        Deed("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), Deed("fsdp.accumulate", free=("fsdp.reduced",)),
-        Deed("next", (New("y", 8 * MIB, 0, 0),), free=("y",)),
+        OpTrace("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), OpTrace("fsdp.accumulate", free=("fsdp.reduced",)),
+        OpTrace("next", (New("y", 8 * MIB, 0, 0),), free=("y",)),
     )  # fmt: skip
-    block = Life("dense", (), deeds, "", "", "", frozenset(), (), late=frozenset({"fsdp.reduced"} if late else ()))
-    journal = play(replace(toy, chunks=((Piece("block 0", block),),))).journal
-    events = zip(journal.acts, journal.sizes, strict=True)
+    reduced = frozenset({"fsdp.reduced"} if late else ())
+    block = BlockTrace("dense", (), deeds, "", "", "", frozenset(), (), freed_at_end=reduced)
+    journal = play(replace(toy, chunks=((RankBlock("block 0", block),),))).journal
+    events = zip(journal.instructions, journal.sizes, strict=True)
     own = [size // MIB for act, size in events if act.name in ("fsdp.reduced", "y")]
     assert own == ([4, 8, -8, -4] if late else [4, -4, 8, -8]) * 2
 
@@ -493,8 +494,7 @@ def test_gradients_that_are_being_reduced_stay_as_large_as_they_are() -> None:
         mofa.load_framework("torchtitan"), "dp=2 micro_batch=1",
     )  # fmt: skip
     journal = play(ranks_of(estimator)[0]).journal
-    taken = [
-        size for act, size in zip(journal.acts, journal.sizes, strict=True) if act.name == "fsdp.previous" and size > 0
-    ]
+    events = zip(journal.instructions, journal.sizes, strict=True)
+    taken = [size for act, size in events if act.name == "fsdp.previous" and size > 0]
     head, layer = 4 * (128256 * 4096 + 4096), 4 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096)
     assert taken[:3] == pytest.approx([head, layer, layer], rel=0.001)

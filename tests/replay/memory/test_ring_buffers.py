@@ -81,4 +81,4 @@ def test_rounds_left_out_change_nothing() -> None:
 def test_no_other_exchange_sends() -> None:
     for kind in ("allgather", "a2a"):
         (rank,) = ranks_of(of(kind))
-        assert not any(piece.life.sent for chunk in rank.chunks for piece in chunk)
+        assert not any(piece.trace.sent for chunk in rank.chunks for piece in chunk)

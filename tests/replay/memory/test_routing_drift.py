@@ -9,7 +9,7 @@ import pytest
 
 from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play
-from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import rank_maker
 from mofa.replay.rank.routing_drift import MOST_STEPS, Drawn, Routers
@@ -41,19 +41,25 @@ def test_popularity_moves_as_far_as_it_says() -> None:
 
 def test_without_a_move_sizes_stay(rank: Rank) -> None:
     """The script that is drawn at the rows and shares of the one that it is drawn from is that one."""
-    assert rank.wander is not None
-    known = Repertoire()
-    moving = next(m for chunk in rank.wander.moving for m in chunk if m is not None)
-    drawn = Drawn(rank.wander, known.script, known.scripts(rank))
-    experts = rank.wander.routers.shares.shape[2]
-    tokens = np.full(experts, moving.held * rank.wander.routers.copies / experts / rank.wander.routers.shares.shape[1])
-    same, base = drawn.of_tokens(moving, tokens), known.script(moving.some)
+    assert rank.routing_drift is not None
+    known = SharedRecordings()
+    moving = next(m for chunk in rank.routing_drift.moving for m in chunk if m is not None)
+    drawn = Drawn(rank.routing_drift, known.program, known.programs(rank))
+    experts = rank.routing_drift.routers.shares.shape[2]
+    tokens = np.full(
+        experts,
+        moving.rows_over_mean
+        * rank.routing_drift.routers.copies
+        / experts
+        / rank.routing_drift.routers.shares.shape[1],
+    )
+    same, base = drawn.of_tokens(moving, tokens), known.program(moving.some)
     assert same.forward == base.forward
     assert same.backward == base.backward
 
 
 def test_only_what_is_reserved_changes(rank: Rank) -> None:
-    with_, without = play(rank), play(replace(rank, wander=None))
+    with_, without = play(rank), play(replace(rank, routing_drift=None))
     assert with_.allocated == without.allocated
     assert with_.journal.num_events == without.journal.num_events
     assert with_.journal.grown == without.journal.grown
@@ -62,9 +68,9 @@ def test_only_what_is_reserved_changes(rank: Rank) -> None:
 
 
 def test_long_steps_are_not_played_again(rank: Rank) -> None:
-    assert rank.wander is not None
-    assert 2 < rank.wander.steps(len(rank.computations)) <= MOST_STEPS
-    assert rank.wander.steps(1_000) == 0  # of more than two layers
+    assert rank.routing_drift is not None
+    assert 2 < rank.routing_drift.steps(len(rank.computations)) <= MOST_STEPS
+    assert rank.routing_drift.steps(1_000) == 0  # of more than two layers
 
 
 def test_reserved_memory_is_as_measured() -> None:
@@ -82,6 +88,6 @@ def test_grouped_experts_that_chance_chooses_reserve_more(balances_by: str) -> N
     e = run.estimator
     framework = e.framework.model_copy(update={"balances_by": balances_by})
     drawn = rank_maker(Estimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
-    assert (drawn.wander is not None) is (balances_by == "chance")
+    assert (drawn.routing_drift is not None) is (balances_by == "chance")
     error = play(drawn).peak_reserved / run.reserved - 1
     assert abs(error) < 0.02 if balances_by == "chance" else error < -0.05

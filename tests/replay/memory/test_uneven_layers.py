@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play
@@ -35,12 +35,12 @@ def uneven(*of_rank: float) -> NDArray[np.float64]:
     return np.tile(np.array(of_rank), (len(ROUTED), 1))
 
 
-def sizes(life: Life) -> list[int]:
+def sizes(life: BlockTrace) -> list[int]:
     return [item.bytes for deed in (*life.forward, *life.backward) for item in (*deed.new, *deed.scratch)]
 
 
-def layers(rank: Rank) -> list[Life]:
-    return [p.life for chunk in rank.chunks for p in chunk if p.name.startswith("block ")]
+def layers(rank: Rank) -> list[BlockTrace]:
+    return [p.trace for chunk in rank.chunks for p in chunk if p.name.startswith("block ")]
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "megatron"])

@@ -82,7 +82,7 @@ def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
     job = load_workload("deepseek-v3", global_batch=3840)
     estimator = estimator_of(job, load_cluster("h200-hgx", 512), load_framework("megatron"), strategy)
     makers = makers_of_ends(estimator)
-    ends, last = (tuple(replace(make(r), wander=None) for make in makers) for r in (6, 15))
+    ends, last = (tuple(replace(make(r), routing_drift=None) for make in makers) for r in (6, 15))
     assert len(ends) == 2 and may_be_fullest(last) == last
     (fuller,) = may_be_fullest(ends)
     other = next(rank for rank in ends if rank is not fuller)

@@ -18,7 +18,7 @@ from mofa.replay.rank.of_plan import rows_of
 from mofa.replay.time.extrapolate import lengthen
 from mofa.replay.time.kernel_runs import Names, Sync, draft, score
 from mofa.replay.time.step import time_of
-from mofa.replay.time.stream_clocks import Clock
+from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.schedules import Action, Order, order_of
 from mofa.schedules.order import Kind
 from mofa.schedules.order_check import OrderError
@@ -183,7 +183,7 @@ def test_blocking_launches_are_issued_run_and_waited_for_in_turn() -> None:
     (label,) = [name for name in part.tapes if name.startswith("dense")]
     tape = part.tapes[label].forward
     drafted = draft("forward", tape, part.machine)
-    clock = Clock(sync_s)
+    clock = StreamClocks(sync_s)
     clock.play(score(drafted, Names.of([drafted])), "")
     launches = sum(float(np.asarray(op.launches)) for op in tape.ops if op.work is not None and bool(op.present))
     busy = sum(line.seconds + line.issue for line in drafted.lines)
@@ -237,7 +237,7 @@ def test_an_order_of_ones_own() -> None:
 
 def test_the_host_waits_for_what_it_reads_of_another_stream_alone() -> None:
     """The counts came at 3 s, computing is under way until 100 s, a wait takes 20 s; what is over long since, none."""
-    clock = Clock(sync_s=20.0, compute=100.0, host=2.0, ready={"counts": (3.0, -1)})
+    clock = StreamClocks(sync_s=20.0, compute=100.0, host=2.0, ready={"counts": (3.0, -1)})
     clock.steps([Sync("sync", 0.5, ("counts",))])
     assert clock.host == 23.5
     clock.steps([Sync("sync", 0.0, ("gone",))])
