@@ -32,11 +32,11 @@ def one_by_one(trace: BlockTrace, shares: Sequence[float] = ()) -> BlockTrace:
 
     Examples
     --------
-    >>> from mofa.cost.allocations.allocation_trace import Deed, Life, New
-    >>> up = Deed("fc1", (New("h", 12, 0, 0),), rounds=2)
-    >>> down = Deed("fc2", (New("y", 4, 0, 0),), free=("h", "x"), rounds=2)
-    >>> cat = Deed("cat", (New("out", 4, 0, 0),), free=("y",))
-    >>> one = Life("moe", (up, down, cat), (), "out", "", "", frozenset(), ())
+    >>> from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
+    >>> up = OpTrace("fc1", (New("h", 12, 0, 0),), expert_loops=2)
+    >>> down = OpTrace("fc2", (New("y", 4, 0, 0),), free=("h", "x"), expert_loops=2)
+    >>> cat = OpTrace("cat", (New("out", 4, 0, 0),), free=("y",))
+    >>> one = BlockTrace("moe", (up, down, cat), (), "out", "", "", frozenset(), ())
     >>> for deed in one_by_one(one, [0.75, 0.25]).forward:
     ...     print(deed.op, *(f"{item.name} {item.bytes}" for item in deed.new), "free", *deed.free)
     fc1 h#0 9 free

@@ -36,7 +36,8 @@ def in_turn(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK
     issue takes 6 ms each the device still computes the last millisecond's when all 12 are issued.
 
     >>> from mofa.blocks.op import Stream
-    >>> ops = [Op(name, "grouped_gemm", Stream(1.0), rounds=r) for name, r in (("a", 4.0), ("b", 4.0), ("cat", 1.0))]
+    >>> loops = {"a": 4.0, "b": 4.0, "cat": 1.0}
+    >>> ops = [Op(name, "grouped_gemm", Stream(1.0), expert_loops=n) for name, n in loops.items()]
     >>> in_turn(ops, [4.0, 4.0, 1.0], [2.0, 2.0, 1.0])
     [0.5, 0.0, 4.5]
     >>> in_turn(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])

@@ -49,7 +49,7 @@ def unseen_share(
     draws
         Numbers that came up before, in all micro-batches so far; infinite in the middle of a long run. [-]
     spread
-        As :func:`drift_of_popularity` has it. [-]
+        As :func:`popularity_drift` has it. [-]
     places
         :func:`densities` of all of these, where they are known.
     multiple
@@ -160,13 +160,13 @@ def most_of(mean: float, ranks: int) -> float:
     return float((1.0 - np.minimum(np.cumsum(np.exp(logs)), 1.0) ** ranks).sum())
 
 
-def drift_of_popularity(means: FloatN) -> float:
+def popularity_drift(means: FloatN) -> float:
     """How far experts' popularity moves from step to step, a standard deviation over its mean: no further than theirs
     differ in one step, and not at all where tokens fall at random. [-]
 
     Examples
     --------
-    >>> [round(wandering(np.array(means)), 2) for means in ([1010.0, 990.0], [1050.0, 950.0], [400.0, 1600.0])]
+    >>> [round(popularity_drift(np.array(means)), 2) for means in ([1010.0, 990.0], [1050.0, 950.0], [400.0, 1600.0])]
     [0.0, 0.04, 0.18]
     """
     mean = max(float(np.mean(means)), 1.0)

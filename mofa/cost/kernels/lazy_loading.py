@@ -62,7 +62,7 @@ def loading(
     Two products in a loop that takes the device 8 ms and the host 4, and a kernel loaded in 2 ms: it costs the device
     half a millisecond, and nothing of the host's time is the device's.
 
-    >>> ops = tuple(Op(name, "grouped_gemm", Stream(1.0), rounds=4.0, loads=0.5) for name in ("a", "b"))
+    >>> ops = tuple(Op(name, "grouped_gemm", Stream(1.0), expert_loops=4.0, loads=0.5) for name in ("a", "b"))
     >>> tape, took, issued = loading(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0, drained=True)
     >>> [op.name for op in tape.ops]
     ['a.waits', 'a.loads', 'a.loaded', 'a', 'b']

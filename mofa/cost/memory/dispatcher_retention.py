@@ -48,7 +48,7 @@ def _computations(
     --------
     Two micro-batches on one GPU: before a backward nothing lingers.
 
-    >>> found = _acts("1f1b", "megatron", 1, 1, 2, 0)
+    >>> found = _computations("1f1b", "megatron", 1, 1, 2, 0)
     >>> found.sorts
     [(0, 0, 1), (1, 0, 0)]
     """

@@ -320,7 +320,7 @@ class Allocator:
         return (
             self.reserved, self._ranges.lowest,
             tuple(
-                (i, *((size, *map(address_of, blocks)) for size, blocks in zip(p.sizes, p.lists, strict=True) if blocks),
+                (i, *((size, *map(address_of, free)) for size, free in zip(p.sizes, p.lists, strict=True) if free),
                  tuple(address for address, _ in p.unmapped))
                 for i, p in sorted(self._pools.items())
             ),

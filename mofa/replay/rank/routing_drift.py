@@ -37,7 +37,7 @@ class Routers:
     copies
         Token copies that the group sends in a layer and micro-batch. [tokens]
     spread
-        How far popularity moves from step to step (:func:`mofa.cost.kernels.kernel_selection.drift_of_popularity`). [-]
+        How far popularity moves from step to step (:func:`mofa.cost.kernels.kernel_selection.popularity_drift`). [-]
     chosen
         Experts of a token. [-]
     steps

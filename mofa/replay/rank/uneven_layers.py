@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
 from mofa.cost.allocations.sequential_experts import one_by_one
 from mofa.cost.estimate import Estimator
-from mofa.cost.kernels.kernel_selection import drift_of_popularity
+from mofa.cost.kernels.kernel_selection import popularity_drift
 from mofa.replay.rank.routing_drift import MOST_STEPS, Moving, Routers
 
 FloatA = NDArray[np.float64]
@@ -128,7 +128,7 @@ class Routed:
         tokens = int(table.micro_batch[0]) * estimator.workload.batch.seq_len / int(table.cp[0])
         copies = tokens * moe.top_k * ep * int(table.etp[0]) / (int(table.tp[0]) if bool(table.sp[0]) else 1)
         drifts = estimator.loads.drifts and np.isfinite(steps)
-        spread = drift_of_popularity(np.asarray(copies * shares)) if drifts else 0.0
+        spread = popularity_drift(np.asarray(copies * shares)) if drifts else 0.0
         return Routers(
             shares, self._rank(places, emptiest), copies, spread, moe.top_k,
             int(steps) if np.isfinite(steps) else MOST_STEPS,

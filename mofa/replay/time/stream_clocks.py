@@ -297,7 +297,7 @@ class StreamClocks:
         return (
             _tenth_ns(host - now),
             tuple(sorted([(name, _tenth_ns(busy_until - now)) for name, busy_until in streams.items()])),
-            tuple(sorted([(name, _tenth_ns(busy_until - now), family) for name, (busy_until, family) in ready.items()])),
+            tuple(sorted([(name, _tenth_ns(until - now), family) for name, (until, family) in ready.items()])),
             tuple([(_tenth_ns(max(start - now, 0.0)), _tenth_ns(end - now), *of) for start, end, *of in flying]),
             tuple([(_tenth_ns(start - now), _tenth_ns(end - now)) for start, end in gaps]),
         )  # fmt: skip

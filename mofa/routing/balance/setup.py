@@ -58,11 +58,11 @@ class Setup:
                 f"placement: is of {shape[0]} experts on {shape[1]} GPUs, the group has {self.num_experts} on "
                 f"{self.num_gpus}; pass one of the same group"
             )
-        per_gpu = placement.copies.sum(axis=0)
-        if per_gpu.max() > self.slots:
-            gpu = int(per_gpu.argmax())
+        has = placement.copies.sum(axis=0)
+        if has.max() > self.slots:
+            gpu = int(has.argmax())
             raise SpecError(
-                f"placement: GPU {gpu} has {per_gpu[gpu]} replicas, and a GPU holds {self.slots}; put some on another GPU"
+                f"placement: GPU {gpu} has {has[gpu]} replicas, and a GPU holds {self.slots}; put some on another GPU"
             )
 
     @property
