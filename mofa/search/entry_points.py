@@ -57,7 +57,7 @@ class Search:
         The job, the machines and the framework that were searched for, with what ``with_`` changed.
     reasons
         Of every strategy the index of the first check that it failed, or -1; shape (n,).
-    whole
+    combinations
         All strategies that were looked at; n rows, of which the costed ones are part.
     short
         By how much each missed that check, in the check's unit; shape (n,).
