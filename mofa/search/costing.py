@@ -245,7 +245,7 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
         layers[rows],
         device[rows],
         timed,
-        np.concatenate([one.sum(axis=0) for one in times]) if times else np.zeros(0),
+        np.concatenate([parts.sum(axis=0) for parts in times]) if times else np.zeros(0),
         allocated[to_time],
         exposed,
         saved[to_time],

@@ -55,11 +55,11 @@ def smallest_number_of_gpus(
     for rows in _growing(_num_gpus(table)):
         some = table.take(rows)
         estimator = Estimator(job.workload, job.cluster, job.framework, some, loads_of(job.workload, some))
-        found = estimator.weighed(np.arange(len(some)), some.recompute_layers)
-        device, num_gpus = found.device_bytes, _num_gpus(some)
-        fits = (found.least_bytes if replay else device) <= limit
+        weighed = estimator.weighed(np.arange(len(some)), some.recompute_layers)
+        device, num_gpus = weighed.device_bytes, _num_gpus(some)
+        fits = (weighed.least_bytes if replay else device) <= limit
         if judge is not None:
-            fits = _keeps(replace(judge, cluster=_most(job)), found.checkpoint_bytes, fits, num_gpus)
+            fits = _keeps(replace(judge, cluster=_most(job)), weighed.checkpoint_bytes, fits, num_gpus)
         for number in np.unique(num_gpus[fits]).tolist():
             fitting = np.flatnonzero(fits & (num_gpus == number))
             lean = fitting[np.argsort(device[fitting], kind="stable")][:PLAYED]

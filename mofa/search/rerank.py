@@ -30,7 +30,7 @@ MORE_LAYERS = 3
 
 @dataclass
 class _Row:
-    """A row with its place in closed form, what stands for it, and how many did before that."""
+    """A row: its place by the closed form, its candidate, and how many candidates were tried before."""
 
     place: int
     row: int
@@ -39,7 +39,7 @@ class _Row:
 
 
 _Found = tuple[float, float, _Row, Plan]
-"""What is made smallest, the bytes that the plan lacks (negative: free), its row, itself."""
+"""The quantity made smallest, the bytes that the plan lacks (negative: free), its row, and the plan."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ def _key(ranked: tuple[float, _Row]) -> tuple[float, int]:
 
 
 def _closed(candidate: Candidate, order: Callable[[Plan], float] | None) -> float:
-    """What is made smallest, in closed form."""
+    """The quantity that the search makes smallest, in closed form."""
     plan = candidate.in_closed_form(banded=False)
     return round(plan.step_s if order is None else order(plan), 12)
 
@@ -197,14 +197,14 @@ class _Bar:
         self.progress, self.expected, self.done = progress, expected, 0
 
     def step(self) -> None:
-        """One more is played."""
+        """Count one more that is played."""
         self.done += 1
         self.expected = max(self.expected, self.done)
         if self.progress is not None:
             self.progress(self.done, self.expected)
 
     def end(self) -> None:
-        """All is."""
+        """Show the count as complete."""
         if self.progress is not None and self.done:
             self.progress(self.expected, self.expected)
 

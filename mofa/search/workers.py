@@ -160,7 +160,7 @@ class _Shared(Generic[Task, Result]):
             return self.open.pop() if self.open else -1
 
     def feed(self) -> None:
-        """Give others what they can do."""
+        """Give tasks to the other processes, as many as they can take."""
         with self.lock:
             while self.open and self.away < self.others * (
                 TASKS_AHEAD if len(self.open) > TASKS_AHEAD * self.others else 1

@@ -175,7 +175,7 @@ class Retention:
 
     @property
     def at_rest(self) -> ArrayN:
-        """Between steps. (n, R) [B]"""
+        """Bytes retained between steps. (n, R) [B]"""
         return self._for_all(self.of_chunk.sum(axis=2))
 
     def inside(self, kind: int, recomputed: int, direction: int, *, first: bool = False) -> ArrayN:

@@ -26,7 +26,7 @@ class RetainedBlocks:
 
     @cached_property
     def layers(self) -> list[list[tuple[int, BlockProgram]]]:
-        """Those of each chunk that anything may linger of, with their numbers."""
+        """The layers of each chunk whose dispatchers may retain tensors, with their numbers."""
         return [
             [(c * BLOCKS + n, code) for n, code in enumerate(codes) if code.lingers]
             for c, codes in enumerate(self._programs())
@@ -34,11 +34,11 @@ class RetainedBlocks:
 
     @cached_property
     def possible(self) -> bool:
-        """Whether anything may linger of any chunk."""
+        """Whether any dispatcher of the rank may retain tensors."""
         return any(self.layers)
 
     def leave(self, index: int, code: BlockProgram, slots: Slots) -> None:
-        """A layer's backward is through: what lingers is in no slot of its pass from here on."""
+        """Move what the dispatcher retains out of the pass, whose layer's backward is through."""
         left: list[Allocation] = []
         for act, _ in code.lingers:
             block, slots[act.slot] = slots[act.slot], None
@@ -47,15 +47,15 @@ class RetainedBlocks:
         self._allocations[index] = left
 
     def renewed(self, index: int) -> list[Allocation]:
-        """What goes as a layer's dispatcher is renewed."""
+        """Give up and return what a layer's dispatcher retained."""
         return self._allocations.pop(index, [])
 
     def of(self, c: int) -> bool:
-        """Whether anything lingers of a chunk: of all its layers or of none between computations."""
+        """Whether a chunk's dispatchers retain tensors: between computations all of them do, or none."""
         return any(index in self._allocations for index, _ in self.layers[c][:1])
 
     def waiting(self, c: int) -> list[Waiting]:
-        """A chunk's, and None for what may linger and does not: always as many, in the same order."""
+        """The retained blocks of a chunk, None where there is none now; always as many, in one order."""
         out: list[Waiting] = []
         for index, code in self.layers[c]:
             allocations = self._allocations.get(index)
@@ -64,11 +64,11 @@ class RetainedBlocks:
         return out
 
     def blocks(self, c: int) -> list[Block]:
-        """A chunk's, in that order."""
+        """The retained blocks of a chunk that are there, in the same order."""
         return [block for block, _ in self.waiting(c) if block is not None]
 
     def replace(self, c: int, blocks: Sequence[Block]) -> None:
-        """All that lingers of a chunk: nothing, or of every layer, in that order."""
+        """Put the retained blocks of a chunk in place: none, or those of every layer, in the same order."""
         rest = iter(blocks)
         for index, code in self.layers[c]:
             self._allocations.pop(index, None)
@@ -76,7 +76,7 @@ class RetainedBlocks:
                 self._allocations[index] = [(next(rest), act) for act, _ in code.lingers]
 
     def places(self) -> tuple[tuple[int, ...], ...]:
-        """Where it lies, equal for states from which all goes alike."""
+        """The addresses of all retained blocks: equal for states from which all goes alike."""
         return tuple(
             (index, *(block.address for block, _ in allocations))
             for index, allocations in sorted(self._allocations.items())

@@ -78,15 +78,15 @@ class StepExecutor:
 
     @cached_property
     def programs(self) -> list[list[BlockProgram]]:
-        """Those of its pieces, per chunk."""
+        """The programs of the rank's blocks, per chunk."""
         return self.recordings.programs(self.rank)
 
     def programs_of(self, c: int, i: int) -> list[BlockProgram]:
-        """The scripts of a chunk's pieces in a micro-batch."""
+        """The programs of a chunk's blocks in a micro-batch."""
         return self.programs[c] if self.drawn is None else self.drawn.programs(c, i)
 
     def draw_tokens(self) -> None:
-        """The next step has tokens of its own, as have all after it, and nothing repeats."""
+        """Draw the tokens of the next step. From here on no computation repeats another."""
         if self.drawn is None:
             assert self.rank.routing_drift is not None
             self.drawn = Drawn(self.rank.routing_drift, self.recordings.program, self.programs)
@@ -207,7 +207,7 @@ class StepExecutor:
         self.state.look(start)
 
     def between(self) -> object:
-        """Equal for the ends of two steps after which all goes alike."""
+        """A fingerprint of the state between steps: after equal ones, steps go alike."""
         grads = (block for block, _ in self.state.grads)
         until_next_step = (
             block for items in (self.state.turned, self.state.input_grads) for _, block in sorted(items.items())
@@ -215,7 +215,7 @@ class StepExecutor:
         return self.state.a.fingerprint(), tuple(b.address for b in (*grads, *until_next_step)), self.retained.places()
 
     def play(self, kind: str, c: int, i: int) -> None:
-        """A computation op by op."""
+        """Play a computation op by op."""
         if (c, i) in self.state.passes:
             self.state.passes[c, i].unfold()
         if kind == "F":
@@ -251,7 +251,7 @@ class StepExecutor:
             self.state.new(act.size, act)
 
     def lasting(self) -> None:
-        """What the first forward takes for good."""
+        """Take what the first forward keeps for good."""
         if self.state.step == 1 and not self.lasts:
             self.lasts = True
             for nbytes in self.rank.lazy_buffers:
@@ -306,7 +306,7 @@ class StepExecutor:
             self.state.drop((old, act))
 
     def backward_weights(self, c: int, i: int) -> None:
-        """The weights' gradients that were put off, then all that was kept for them goes."""
+        """Compute deferred weight gradients, then free what was kept for them."""
         self.first = c not in self.state.begun
         self.state.begun.add(c)
         chunk_pass, pieces = self.state.passes[c, i], self.rank.chunks[c]
@@ -386,8 +386,7 @@ class StepExecutor:
     def run(
         self, code: BlockProgram, instructions: Packed, slots: Slots, phase: str, piece: RankBlock, index: int = 0
     ) -> None:
-        """Play a tape. What other ranks and blocks share is done by their own functions, the rest here: it is the
-        innermost loop."""
+        """Run a block's program. This is the innermost loop: what is rare is in functions of its own."""
         start = self.state.journal.num_events, self.state.a.allocated
         self.state.journal.new_passages.append((start[0], phase, piece.name))
         take, free = self.state.take, self.state.free
@@ -472,7 +471,7 @@ class StepExecutor:
                 slots[instruction.slot] = None
 
     def keep(self, block: Block, instruction: Instruction, slots: Slots, index: int, piece: RankBlock) -> None:
-        """The first micro-batch's gradients become the parameters'; under FSDP's pipelines as fp32 copies."""
+        """Keep the first micro-batch's gradient as the parameter's; under FSDP's pipelines as an fp32 copy."""
         if self.rank.grads_always or not self.first:
             return
         as_gradient = instruction._replace(group=GRADIENTS)

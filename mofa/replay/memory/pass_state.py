@@ -1,4 +1,4 @@
-"""What a rank holds between computations, and what is played for each piece of it."""
+"""What a rank holds of a forward until its backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mofa.replay.memory.recording import PassBlocks
 
 Slots = list[Block | None]
 Allocation = tuple[Block, Instruction]
-"""A block and the act by which it came."""
+"""A block of memory, and the instruction that allocated it."""
 
 
 class Pass:
@@ -27,7 +27,7 @@ class Pass:
         self.place = -1
 
     def placed(self, numbers: dict[object, int]) -> int:
-        """The number of where it lies, as ``numbers`` have it: two passes with the same one hold the same addresses."""
+        """A number for the addresses that the pass holds: equal for two passes that hold the same."""
         if self.place < 0:
             if self.recorded is not None:
                 where: object = self.recorded.places
@@ -38,7 +38,7 @@ class Pass:
         return self.place
 
     def unfold(self) -> None:
-        """Take the slots out of ``held``, to be played op by op."""
+        """Put the recorded blocks back into slots, so that the pass can be played op by op."""
         if self.recorded is not None:
             *self.slots, (self.out,) = self.recorded.slots()
             self.recorded = None

@@ -44,7 +44,7 @@ class RankState:
         self.whole_buckets: list[Allocation] = []
 
     def new(self, nbytes: int, act: Instruction) -> Allocation:
-        """Allocate what belongs to no slot."""
+        """Allocate memory that belongs to no slot."""
         try:
             size = MIN_BLOCK if nbytes <= MIN_BLOCK else (nbytes + 511) & -512
             block = self.take(size, act.stream << 1 | (size <= SMALL_SIZE))
@@ -55,7 +55,7 @@ class RankState:
         return block, act
 
     def overflow(self, full: OutOfDeviceMemory, act: Instruction, event: int) -> Block:
-        """The device is full: remember where that was first, and play on without end."""
+        """Remember where the device was full first, and play on without a capacity."""
         if self.failed is None:
             self.failed = (event, full, act)
         self.a.capacity = None
@@ -74,7 +74,7 @@ class RankState:
             self.drop(allocation)
 
     def rename(self, allocation: Allocation, act: Instruction) -> Allocation:
-        """The same memory under another name."""
+        """Give memory another name."""
         block, old = allocation
         self.journal.new_instructions += (old, act)
         self.journal.new_sizes += (-block.size, block.size)
@@ -83,12 +83,12 @@ class RankState:
         return block, act
 
     def note(self) -> tuple[int, int]:
-        """Where the journal and the allocated memory stand, before something is done."""
+        """The number of events so far and the allocated bytes, before something is done."""
         return self.journal.num_events, self.a.allocated
 
     @contextmanager
     def noting(self, notes: Recorder) -> Iterator[None]:
-        """While all that is taken and freed is noted down."""
+        """Record every allocation and free inside the context."""
         self.notes, self.take, self.free = notes, notes.take, notes.free
         try:
             yield
@@ -96,7 +96,7 @@ class RankState:
             self.notes, self.take, self.free = None, self.a.take, self.a.free
 
     def look(self, start: tuple[int, int]) -> None:
-        """Whether what was done since then went higher than anything in this step."""
+        """Note the peak of what was done since ``start``, if it is the step's highest."""
         peak = self.a.peak_allocated
         if peak > self.highest[-1][0]:
             self.highest[-1] = (peak, *start, self.journal.num_events)

@@ -91,7 +91,7 @@ class PassBlocks:
         """The last computation of the pass."""
 
     def await_(self, waiting: Sequence[Waiting]) -> None:
-        """Have what lingers of the chunk in the next slots."""
+        """Put what is retained of the chunk into the next slots."""
         for block, size in waiting:
             if block is not None and block.size > size:
                 self.rests[len(self.blocks)] = block.size - size
@@ -99,7 +99,7 @@ class PassBlocks:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where it lies."""
+        """The addresses of the blocks that the pass holds."""
         assert self.last is not None
         return tuple([self.blocks[slot].address for slot in self.last.live_slots])
 
@@ -147,7 +147,7 @@ class Recorder:
         return block
 
     def free(self, block: Block) -> None:
-        """Free; what is written down of it has been."""
+        """Free a block; the journal has it already."""
         slot = self.live.pop(id(block), -1)
         if slot < 0:
             self.clean = False
@@ -157,7 +157,7 @@ class Recorder:
         self.a.free(block)
 
     def renamed(self, block: Block) -> None:
-        """Its bytes were taken from one name and given to another."""
+        """Note that a block's bytes went from one name to another."""
         slot = self.live.get(id(block), -1)
         if slot < 0:
             self.clean = False
@@ -166,7 +166,7 @@ class Recorder:
             self.entries.setdefault(slot, []).extend([(event - 2, -1), (event - 1, 1)])
 
     def looked(self, start: int) -> None:
-        """What is reserved was looked at, for what was done since an event."""
+        """Note that reserved memory was looked at, for what was done since an event."""
         self.looks.append((start - self.start, self.journal.num_events - self.start))
 
     def recording(self, pieces: Sequence[Sequence[Block | None]], retained: Sequence[Block]) -> Recording | None:

@@ -12,34 +12,39 @@ Which = tuple[str, int, bool]
 
 
 class SharedRecordings:
-    """Of one plan and kind of allocator: ranks that hold equal lives do the same in a computation, whatever they own
-    of the optimizer, and in steps of however many micro-batches."""
+    """Recordings of one plan and one kind of allocator.
+
+    Ranks that hold equal blocks do the same in a computation. What they own of the optimizer does not matter, nor how
+    many micro-batches a step has.
+    """
 
     def __init__(self) -> None:
-        self._programs: dict[int, tuple[BlockTrace, BlockProgram]] = {}  # lives stay, so that their ids do
+        self._programs: dict[
+            int, tuple[BlockTrace, BlockProgram]
+        ] = {}  # traces are kept, so that no other object gets their id
         self._recordings: dict[object, tuple[tuple[str, ...], Recording]] = {}
 
     def program(self, trace: BlockTrace) -> BlockProgram:
-        """A block's."""
+        """The program of a block's trace, made once."""
         if id(trace) not in self._programs:
             self._programs[id(trace)] = trace, block_program(trace)
         return self._programs[id(trace)][1]
 
     def programs(self, rank: Rank) -> list[list[BlockProgram]]:
-        """Those of a rank's pieces, per chunk."""
+        """The programs of a rank's blocks, per chunk."""
         return [[self.program(piece.trace) for piece in chunk] for chunk in rank.chunks]
 
     def keep(self, recording: Recording, rank: Rank, which: Which) -> None:
-        """A computation that can be repeated."""
+        """Remember a computation that can be repeated."""
         names = tuple(piece.name for piece in rank.chunks[which[1]])
         self._recordings[self._key(rank, which)] = names, recording
 
     def knows(self, rank: Rank, which: Which) -> bool:
-        """Whether a computation was noted down, of whichever rank."""
+        """Whether the computation was recorded, on whichever rank."""
         return self._key(rank, which) in self._recordings
 
     def recording(self, rank: Rank, which: Which) -> Recording:
-        """It, of this rank's pieces."""
+        """The recorded computation, under the names of this rank's blocks."""
         c = which[1]
         names, recording = self._recordings[self._key(rank, which)]
         own_names = (piece.name for piece in rank.chunks[c])

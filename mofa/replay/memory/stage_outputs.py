@@ -77,12 +77,12 @@ class Sends:
         self.launched = 0.0
 
     def before(self) -> None:
-        """What the device is through with can be used again."""
+        """Give back what the device is through with."""
         while self.waiting and self.waiting[0][0] <= self.launched:
             self.state.a.join(self.waiting.popleft()[1])
 
     def after(self, kind: str, c: int, i: int) -> None:
-        """A computation is through."""
+        """End a computation."""
         state = self.state
         if not state.rank.preallocated:
             return
@@ -139,7 +139,7 @@ class Sends:
         self.waiting.append((self.launched + behind, block))
 
     def drop_late(self, allocation: Allocation, *, sent: bool = False) -> None:
-        """The same, written down."""
+        """Free as :meth:`free_late` does, and write it into the journal."""
         block, act = allocation
         self.state.journal.new_instructions.append(act)
         self.state.journal.new_sizes.append(-block.size)
@@ -185,7 +185,7 @@ class Sends:
         return lag(self.launched, self.state.rank.device_per_host) if leads else 0.0
 
     def moved(self, shift: int) -> None:
-        """So many micro-batches were left out."""
+        """Shift the numbers of micro-batches by those that were left out."""
         if self.output is not None:
             self.output = self.output[0], self.output[1] + shift
 

@@ -83,8 +83,10 @@ class Steady:
         self.sends.end()
 
     def _places_held(self, last: int) -> object:
-        """Equal for two ends of rounds at which the same lies in the same places; ``last`` is the micro-batch of the
-        last act."""
+        """A fingerprint of the end of a round: equal where the same lies in the same places.
+
+        ``last`` is the micro-batch of the last computation.
+        """
         state = self.state
         if state.turned or state.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
@@ -124,14 +126,14 @@ class Steady:
         self.played.add((kind, c))
 
     def _blocks_outside(self, kind: str, c: int) -> list[Waiting]:
-        """What a computation finds, or leaves, of others than its pass, always as much in the same order."""
+        """Blocks outside its pass that a computation finds or leaves; always as many, in one order."""
         state = self.state
         if self.retained.possible:
             return self.retained.waiting(c)
         return deepspeed.waiting(state) if kind == "B" else []
 
     def _leave(self, kind: str, c: int, blocks: list[Block]) -> None:
-        """That is there behind a computation that was repeated."""
+        """Put these blocks in place behind a computation that was repeated."""
         state = self.state
         if self.retained.possible:
             self.retained.replace(c, blocks)
@@ -139,7 +141,7 @@ class Steady:
             deepspeed.replace(state, blocks)
 
     def _repeat(self, which: Which, recording: Recording, i: int) -> None:
-        """A computation from the notes of an earlier one."""
+        """Repeat a computation from a recording."""
         state = self.state
         kind, c, _ = which
         chunk_pass = state.passes.get((c, i))
@@ -166,7 +168,7 @@ class Steady:
             chunk_pass.place = -1
 
     def _note_down(self, which: Which, i: int) -> None:
-        """A computation op by op, to be repeated later if nothing but its own pass and what lingers is touched."""
+        """Play a computation and record it; it can be repeated if it touched only its pass and what is retained."""
         state = self.state
         kind, c, _ = which
         chunk_pass = state.passes.get((c, i))

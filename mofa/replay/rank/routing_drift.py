@@ -87,7 +87,7 @@ class Moving:
 
 @dataclass(frozen=True)
 class RoutingDrift:
-    """The layers of a rank that move, by chunk and piece, and how far."""
+    """The layers of a rank whose tokens change from step to step, by chunk and block."""
 
     routers: Routers
     moving: tuple[tuple[Moving | None, ...], ...]
@@ -100,7 +100,7 @@ class RoutingDrift:
 
 
 class Drawn:
-    """The scripts of a step whose tokens are drawn."""
+    """The programs of a step whose tokens are drawn."""
 
     def __init__(
         self, drift: RoutingDrift, program: Callable[[BlockTrace], BlockProgram], plain: list[list[BlockProgram]]
@@ -113,12 +113,12 @@ class Drawn:
         self.program = program
 
     def step(self) -> None:
-        """One more step begins."""
+        """Begin a step, with popularity of its own."""
         self.popularity = self.drift.routers.step(self.rng)
         self.known = {}
 
     def programs(self, c: int, i: int) -> list[BlockProgram]:
-        """Those of a chunk's pieces in a micro-batch."""
+        """The programs of a chunk's blocks in a micro-batch."""
         if (c, i) not in self.known:
             pieces = zip(self.drift.moving[c], self.plain[c], strict=True)
             self.known[c, i] = [code if moving is None else self._drawn(moving) for moving, code in pieces]
@@ -128,7 +128,7 @@ class Drawn:
         return self.of_tokens(moving, self.drift.routers.tokens(self.popularity[moving.place], self.rng))
 
     def of_tokens(self, moving: Moving, tokens: FloatA) -> BlockProgram:
-        """A layer's whose experts get so many. (experts of a rank,) [tokens]"""
+        """The program of a layer whose experts get these tokens. (experts of a rank,) [tokens]"""
         routers = self.drift.routers
         rows = tokens.sum() * routers.shares.shape[1] / routers.copies
         key = id(moving.some), id(moving.more)
@@ -138,7 +138,7 @@ class Drawn:
 
 
 class _Sizes:
-    """Two scripts that differ in sizes alone, and any between them."""
+    """Programs between two that differ in sizes alone."""
 
     def __init__(self, some: BlockProgram, more: BlockProgram) -> None:
         self.code = some

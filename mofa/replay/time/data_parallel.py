@@ -50,7 +50,7 @@ class Added:
     """Gathering that nothing hides. [s]"""
 
     def extra_for(self, action: Action) -> Extra:
-        """What a computation gets."""
+        """What is added to a computation; made where it is not there yet."""
         return self.once.setdefault(action, Extra())
 
 
