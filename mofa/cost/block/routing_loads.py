@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from mofa.cost.kernels.kernel_selection import (
     densities,
-    drift_of_popularity,
     most_of,
     new_kernels,
+    popularity_drift,
     unseen_share,
 )
 from mofa.specs.gpu_facts import KernelSelection
@@ -183,7 +183,7 @@ def _unseen(
     draws = steps_before * chunks * layers * (experts // ep)
     each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
     # in a run's first steps; how far popularity moves later was not measured
-    spread = drift_of_popularity(means) if drifts and np.isfinite(draws) else 0.0
+    spread = popularity_drift(means) if drifts and np.isfinite(draws) else 0.0
     places = [densities(mean, spread, multiple) for mean in each]
     of_ranks = [unseen_share(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
     kernels = [

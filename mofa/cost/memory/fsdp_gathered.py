@@ -9,7 +9,7 @@ from mofa.cost.optimizer import held_width
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
-AHEAD = 3
+CHUNKS_AHEAD = 3
 """Chunks that PyTorch's schedules of several a rank gather ahead (schedules.py, ``_add_unshard_reshard``).
 
 A fourth one's weights are taken to be gathered in front of its first forward, and none to go before its last backward.

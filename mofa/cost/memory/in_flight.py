@@ -55,7 +55,7 @@ def rank_in_flight(
     --------
     Rank 0 of two in 1F1B: of the second forward on two are in flight, first without gradients, later with them.
 
-    >>> backward = rank_moments("1f1b", "pytorch", 2, 1, 4, "B")
+    >>> backward = rank_in_flight("1f1b", "pytorch", 2, 1, 4, "B")
     >>> backward.flying[0, :, 0], backward.begun[0, :, 0]
     (array([2., 2.]), array([0., 1.]))
     """

@@ -59,9 +59,9 @@ def stretches(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> 
     >>> from mofa.schedules.interleaved import INTERLEAVED
     >>> from mofa.schedules.one_f_one_b import ONE_F_ONE_B
     >>> next(iter(stretches(ONE_F_ONE_B, 16, 1, 240)))
-    Stretch(played=38, cut=20, rounds=202, each=1)
+    InsertedRounds(played=38, cut=20, num_rounds=202, each=1)
     >>> next(iter(stretches(INTERLEAVED, 16, 4, 512)))
-    Stretch(played=144, cut=96, rounds=23, each=16)
+    InsertedRounds(played=144, cut=96, num_rounds=23, each=16)
     >>> list(stretches(ONE_F_ONE_B, 16, 1, 40)), list(stretches(GPIPE, 16, 1, 240))
     ([], [])
     >>> list(stretches(INTERLEAVED, 16, 2, 208)), list(stretches(INTERLEAVED, 16, 4, 520))

@@ -57,7 +57,7 @@ class TimeReplayed:
     ops: tuple[tuple[Spot, ...], ...] = field(default=())
 
 
-def between(ranks_time: TimeReplayed, other: TimeReplayed, share: float) -> TimeReplayed:
+def between(first: TimeReplayed, other: TimeReplayed, share: float) -> TimeReplayed:
     """Of two ways in which a step goes, on the same ranks, the mean where the other one has a ``share``; the spans,
     transfers and ops of the first.
 
@@ -73,10 +73,10 @@ def between(ranks_time: TimeReplayed, other: TimeReplayed, share: float) -> Time
         return {name: (1.0 - share) * parts.get(name, 0.0) + share * of_other.get(name, 0.0) for name in names}
 
     return replace(
-        ranks_time, step_s=(1.0 - share) * ranks_time.step_s + share * other.step_s,
-        exposed=mean(ranks_time.exposed, other.exposed),
-        hidden=mean(ranks_time.hidden, other.hidden), ranks=tuple(map(mean, ranks_time.ranks, other.ranks)),
-        idle=tuple(map(mean, ranks_time.idle, other.idle)),
+        first, step_s=(1.0 - share) * first.step_s + share * other.step_s,
+        exposed=mean(first.exposed, other.exposed),
+        hidden=mean(first.hidden, other.hidden), ranks=tuple(map(mean, first.ranks, other.ranks)),
+        idle=tuple(map(mean, first.idle, other.idle)),
     )  # fmt: skip
 
 
