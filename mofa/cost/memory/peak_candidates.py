@@ -179,8 +179,7 @@ class PeakCandidates:
         where: NDArray[np.bool_], minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
         lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
-        """An instant on the ``direction`` through a layer of a kind in these modes: ``peaks`` by mode, combination and
-        kind, and of what."""
+        """Add an instant inside a kind of layer; ``peaks`` are by mode, combination and kind."""
         k, (peak, kinds) = self.rows.k, peaks
         self.add(
             f"{direction} {name}", where, peak[mode, k, kind],
@@ -391,8 +390,7 @@ class PeakCandidates:
         k = self.rows.k
         self.add(
             name, stage[None] > 0, kinds.sum(axis=0)[k], lambda positions: kinds[:, k[positions]], minus, grads=grads,
-            copies=copies,
-            lingers=lingers, inside="loss" if name.startswith("loss") else "",
+            copies=copies, lingers=lingers, inside="loss" if name.startswith("loss") else "",
         )  # fmt: skip
 
     def _one_micro_batch(self) -> ArrayN:

@@ -39,7 +39,7 @@ def held_beside(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
     >>> [held_beside(megatron, INTERLEAVED, 2, chunks) for chunks in (1, 2)]
     [HeldInputs(throughout=3, at_end=0), HeldInputs(throughout=3, at_end=1)]
     >>> [held_beside(megatron, ONE_F_ONE_B, 2, chunks) for chunks in (0, 1)]
-    [Held(throughout=0, at_end=0), Held(throughout=2, at_end=0)]
+    [HeldInputs(throughout=0, at_end=0), HeldInputs(throughout=2, at_end=0)]
     """
     if not framework.traits.is_megatron_core or pp == 1:
         return HeldInputs()
