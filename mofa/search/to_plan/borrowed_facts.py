@@ -19,15 +19,15 @@ def borrowed_notes(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, tapes: Sequence[Tape], precision: str
 ) -> tuple[str, ...]:
     """Which facts of :mod:`mofa.specs.gpu_facts` a plan rests on that its GPU's profile does not call measured."""
-    curves, facts = cluster.gpu.curves, dict[str, list[Fact]]()
+    curves, borrowed = cluster.gpu.curves, dict[str, list[Fact]]()
     works = [op.work for tape in tapes for op in tape.ops if type(op.work) is Gemm]
     if any(has_unaligned_products(work) for work in works):
-        facts["unaligned_products"] = facts_of(curves.unaligned_products)
+        borrowed["unaligned_products"] = facts_of(curves.unaligned_products)
     if steps_in_16_bit(workload, framework, precision):
-        facts["optimizer_16_bit"] = list(rates_in_16_bit(framework, cluster.gpu).values())
+        borrowed["optimizer_16_bit"] = list(rates_in_16_bit(framework, cluster.gpu).values())
     if any(anywhere(op.loads > 0.0) for tape in tapes for op in tape.ops):
-        facts["kernel_selection"] = facts_of(curves.kernel_selection)
-    kinds = {name: weakest(*facts) for name, facts in facts.items()}
+        borrowed["kernel_selection"] = facts_of(curves.kernel_selection)
+    kinds = {name: weakest(*facts) for name, facts in borrowed.items()}
     return tuple(
         f"{name.replace('_', ' ')}: {kind} for {cluster.gpu.name}, as measured on another GPU (curves.{name})"
         for name, kind in kinds.items() if kind in ("transferred", "assumed")
