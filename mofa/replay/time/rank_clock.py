@@ -61,7 +61,7 @@ class _KindPlayed:
     every: Extra = field(default_factory=Extra)
     known: dict[Relative, Result] = field(default_factory=dict)
     waits: bool = False
-    """Whether the host waits for the device on the way."""
+    """Whether the host waits for the device on the played_kind."""
     launches: float = 0.0
 
 
@@ -144,7 +144,7 @@ class RankTime:
                 if factor != 1.0:
                     self._slow_down(first, start, factor)
             if (
-                ahead > 0.0 and not played_kind.waits and way.launches <= QUEUE
+                ahead > 0.0 and not played_kind.waits and played_kind.launches <= QUEUE
             ):  # a lead that a computation has no use for lasts
                 clock.host -= ahead
         if beside and plan.hop_s:
@@ -202,7 +202,9 @@ class RankTime:
             scores = [book.score(p.label, phase) for p in self.chunks[c]]
             waits = any(type(step) is Sync for part in scores for step in part.steps)
             launches = sum(part.launches for part in scores)
-            way = _KindPlayed(phase, c, variant, sum(part.longest for part in scores), every, known, waits, launches)
+            played_kind = _KindPlayed(
+                phase, c, variant, sum(part.longest for part in scores), every, known, waits, launches
+            )
         self.ways[action.kind, action.stage, variant] = played_kind
         return played_kind
 
