@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play
-from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.of_plan import outside_of, ranks_of
 from mofa.replay.time.step import time_of
 from mofa.schedules import SCHEDULE_NAMES
@@ -252,8 +252,8 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
     detail = closed.detail
     assert detail is not None
     expandable = case.job.framework.allocator == "expandable"
-    known = Repertoire()
-    ranks = [play(rank, expandable=expandable, repertoire=known) for rank in ranks_of(estimator)]
+    recordings = SharedRecordings()
+    ranks = [play(rank, expandable=expandable, recordings=recordings) for rank in ranks_of(estimator)]
     context, communicators = outside_of(estimator)
     reserved = max(rank.peak_reserved for rank in ranks)
     device = context + max(rank.peak_reserved + held for rank, held in zip(ranks, communicators, strict=True))

@@ -205,7 +205,7 @@ def _inputs(
     if routing.kind == "counts":
         shares, note = _traced_shares(routing, workload.model, setup.num_gpus, micro_batches)
     elif redraw:
-        one_share = expert_shares(routing, workload.model, micro_batches)
+        shares = expert_shares(routing, workload.model, micro_batches)
         note = "popular experts are drawn anew for every micro-batch, which no placement by past loads can follow"
     else:
         one_share = expert_shares(routing, workload.model, 1)

@@ -120,8 +120,8 @@ def test_views_that_a_tensor_is_cut_into_cost_a_call_each() -> None:
 def test_experts_in_turn_pay_for_each_and_find_their_code_in_caches() -> None:
     """Forward of four experts 4 (15 + 4 + 12) + 18 and 4 (15 + 12 + 40) + 18 + 30, the first one's code in no cache;
     back 4 (5 + 4 + 3 + 12) + 18. Once more as forward."""
-    product = op("experts.fc1", Gemm(1, 1, 1), launches=4, functions=4.0, rounds=4.0)
-    activation = op("experts.activation", launches=4, functions=4.0, guarded=4.0, rounds=4.0)
+    product = op("experts.fc1", Gemm(1, 1, 1), launches=4, functions=4.0, expert_loops=4.0)
+    activation = op("experts.activation", launches=4, functions=4.0, guarded=4.0, expert_loops=4.0)
     back, again = as_named(product, "experts.fc1.dgrad"), as_named(product, "experts.fc1~")
     assert issued(product, activation) == pytest.approx([142.0, 316.0])
     assert issued(again, back) == pytest.approx([142.0, 114.0])

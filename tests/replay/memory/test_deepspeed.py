@@ -255,7 +255,7 @@ def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, sho
     assert len([kind for _, kind, _, _ in whole.journal.computations if kind == "B"]) == 2 * 16
     assert len(repeated.journal.noted) > 2 * 2 * (16 - 4) and not whole.journal.noted
     assert (repeated.out_of_memory is None) == (not short) and repeated.out_of_memory == whole.out_of_memory
-    for field in ("acts", "sizes", "passages", "computations", "grown", "steps"):
+    for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
         assert getattr(repeated.journal, field) == getattr(whole.journal, field), field
     for field in ("allocated", "peak_reserved", "between_steps", "first_step_peak", "retries", "missing_bytes"):
         assert getattr(repeated, field) == getattr(whole, field), field

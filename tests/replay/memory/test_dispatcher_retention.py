@@ -169,7 +169,7 @@ def test_repeating_what_lingers_is_playing_it(pp: int, vpp: int) -> None:
         whole = play(rank, skip_rounds=False)
         with mock.patch.object(Rounds, "end", return_value=False):
             for short in (play(rank), play(rank, recordings=known)):
-                for field in ("acts", "sizes", "passages", "computations", "grown", "steps"):
+                for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
                     assert getattr(short.journal, field) == getattr(whole.journal, field), field
                 assert len(short.journal.noted) > len(rank.computations)  # of two steps more than half are repeated
         assert play(rank).peak_reserved == whole.peak_reserved

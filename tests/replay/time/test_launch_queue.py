@@ -8,7 +8,7 @@ import pytest
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.replay.time.kernel_runs import FAMILY, Kernel, Run
-from mofa.replay.time.stream_clocks import Clock
+from mofa.replay.time.stream_clocks import StreamClocks
 
 Given = tuple[float, float, int]
 """Device and host seconds of a kind of kernel, and how many there are."""
@@ -49,7 +49,7 @@ DENSE: list[Given] = 200 * [(1.0, 0.1, 1)]
     ],
 )
 def test_a_clock_waits_for_the_queue_as_launch_by_launch(kernels: list[Given], ahead_s: float) -> None:
-    clock = Clock(0.0, host=-ahead_s)
+    clock = StreamClocks(0.0, host=-ahead_s)
     for one in kernels:
         clock.steps([run_of([one])])
     device, host = launch_by_launch(kernels, ahead_s)
@@ -58,7 +58,7 @@ def test_a_clock_waits_for_the_queue_as_launch_by_launch(kernels: list[Given], a
 
 
 def test_a_host_that_waited_for_the_device_has_an_empty_queue() -> None:
-    clock = Clock(0.0, host=-20.0)
+    clock = StreamClocks(0.0, host=-20.0)
     clock.steps([run_of(LOSS_THEN_EXPERTS)])
     clock.synchronise()
     assert (clock.launched, len(clock.queue)) == (0.0, 0)
