@@ -50,7 +50,7 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
     asked = borderline_rows(found, costed.step_s)
     others = np.flatnonzero(rejected & ~doubtful)
     table = costed.table.take(others)
-    _, least = Estimator(*facts, table, loads).device_bounds(np.arange(len(others)), table.recompute_layers)
+    least = Estimator(*facts, table, loads).weighed(np.arange(len(others)), table.recompute_layers).least_bytes
     near = others[least <= (1.0 + NEAR) * room]
     some = np.random.default_rng(0).choice(near, min(sample, len(near)), replace=False)
     print(

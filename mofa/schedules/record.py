@@ -13,7 +13,7 @@ from mofa.schedules.order import Compute, Order, Placement, Program, Runtime
 class Schedule:
     """What a pipeline schedule does, whatever the plan.
 
-    A schedule's file ends with its record; :data:`mofa.schedules.SCHEDULES` is the list of them.
+    A schedule's file ends with its record; ``mofa.schedules.SCHEDULES`` is the list of them.
     """
 
     name: str
@@ -43,7 +43,8 @@ class Schedule:
     gathers_by_chunk: bool = False
     """Under FSDP, PyTorch gathers weights and reduces gradients chunk by chunk, not once a step."""
     in_rounds: bool = False
-    """PyTorch works in equal rounds of about pp micro-batches (:func:`mofa.schedules.interleaved.rounds`)."""
+    """PyTorch works in equal rounds of about pp micro-batches
+    (:func:`mofa.schedules.interleaved.micro_batches_per_round`)."""
     repeats: Literal["", "micro-batch", "round"] = ""
     """What its steady state repeats and a played step may leave out: a forward and a backward, or pp micro-batches in
     all chunks; nothing where there is no such state."""

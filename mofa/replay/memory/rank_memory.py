@@ -95,7 +95,7 @@ class Playing:
     """A rank whose steps of equal tokens are played, as :func:`play` has them; of several that of one is played on.
 
     As soon as it reserves more than a ``limit``, :class:`~mofa.replay.allocator.pools.LimitPassed` is raised, here or
-    in :meth:`wandered`. [B]
+    in :meth:`with_drawn_steps`. [B]
     """
 
     def __init__(
