@@ -7,6 +7,7 @@ were equally fast it took 1.2 to 1.5 times as long (docs/calibration.md, "The ho
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import threading
@@ -94,8 +95,12 @@ class Cores:
 
 def _threads(name: str) -> list[int]:
     """Numbers of this process's threads whose names begin so."""
-    tasks = Path("/proc/self/task").iterdir()
-    return [int(task.name) for task in tasks if (task / "comm").read_text().startswith(name)]
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if (task / "comm").read_text().startswith(name):
+                found.append(int(task.name))
+    return found
 
 
 def small_op_s(num_ops: int = 100) -> float:

@@ -73,7 +73,8 @@ class Clocks(NamedTuple):
 
     def through_queue(self) -> Clocks:
         """The same with no more launches ahead of the device than its queue takes: the rest is issued once the device
-        has begun. Where the host waits for the device on the way, it is never so far ahead.
+        has begun. Launches are taken to be spread evenly over the issue, ``(1 - QUEUE / kernels) host_s``. Where the
+        host waits for the device on the way, it is never so far ahead.
 
         Examples
         --------

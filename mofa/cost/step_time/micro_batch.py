@@ -135,9 +135,9 @@ class Passes:
     regained_s: ArrayN | float
     late: LateHost | None
     waited_s: ArrayN | None = None
+    """Forward and backward of a stage that had to wait for others, where known. (n, R) [s]"""
     more_s: ArrayN | None = None
     """What backwards by inputs and by weights take more than whole ones. (n, R) [s]"""
-    """Forward and backward of a stage that had to wait for others, where known. (n, R) [s]"""
 
     def of_stages(self) -> tuple[ArrayN, ArrayN]:
         """Forward and backward of all chunks of a stage. (n, R) each [s]"""

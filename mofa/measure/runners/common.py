@@ -106,11 +106,13 @@ class _Paces:
         names += ["cpu_ops_s", "step_ops_s", "step_back_ops_s"]
         self.read: dict[str, list[float]] = {name: [] for name in names}
         self._cores = host_pace.Cores(torch.cuda.current_device(), torch.cuda.device_count())
+        self._sampled = bool(training.layers)
         self._sampler = host_pace.StepSampler(training.layers)
 
     def look(self) -> None:
-        """Read all of them on the two quietest cores and on the two loudest."""
-        for move in (self._cores.choose, self._cores.loudest):
+        """Read all of them on the two quietest cores; where steps are sampled also on the two loudest, to see how each
+        work goes with an addition."""
+        for move in (self._cores.choose, self._cores.loudest) if self._sampled else (self._cores.choose,):
             move()
             self.read["host_issues_s"].append(host_pace.small_op_s())
             self.read["host_backs_s"].append(host_pace.small_back_s())

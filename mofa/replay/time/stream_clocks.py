@@ -154,8 +154,10 @@ class StreamClocks:
             self.queue.append((self.enqueued, launches, start, self.compute))
 
     def _issue(self, begun: float, issue_s: float, launches: float) -> float:
-        """When the host has issued so many launches from ``begun`` on, evenly: as each waits until the one that is
-        :data:`QUEUE` ahead of it is under way. [s]"""
+        """When the host has issued so many launches, spread evenly from ``begun`` on. [s]
+
+        Each waits until the launch that is :data:`QUEUE` ahead of it is under way.
+        """
         first = self.launched - QUEUE
         self.launched += launches
         if first + launches <= 0.0:
