@@ -17,6 +17,7 @@ python scripts/blind.py predict reference_runs/blind_h100_host.csv reference_run
 python scripts/blind.py predict reference_runs/blind_te.csv reference_runs/plans/te-{1gpu,2gpu}.yaml
 python scripts/blind.py predict reference_runs/blind_te_near.csv reference_runs/plans/te-near.yaml
 python scripts/blind.py predict reference_runs/blind_te_traced.csv reference_runs/plans/te-traced.yaml
+python scripts/blind.py predict reference_runs/blind_te_four.csv reference_runs/plans/te-4gpu.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
