@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -26,6 +27,11 @@ from mofa.specs.host import LayerPace
 FAMILY = "te_host"
 BF16 = "bf16"
 DENSE, MOE, MOE_EXPERTS = "model_dense", "model_moe8", 8
+ONE_GPU_EXPERTS = {MOE: MOE_EXPERTS, "model_moe64": 64, "model_moe128": 128}
+"""Models by the experts of each layer."""
+EXCHANGED_EXPERTS = {"model_ep2_moe8": 4, "model_ep2_moe64": 32}
+"""The same over two ranks, by the experts on each."""
+OF_EXPERTS = {**ONE_GPU_EXPERTS, **EXCHANGED_EXPERTS}
 ATTENTION = "TEDotProductAttention.forward"
 CALLED = {
     "linear": ("column_linear", DENSE, "TELinear.forward"),
@@ -41,6 +47,11 @@ CALLED = {
     "sort_chunks": ("sort_chunks", MOE, "sort_chunks_by_idxs"),
 }  # fmt: skip
 """Modules by the chain in which they are timed, and the model and the method or function that its layers call."""
+DENSE_CALLS = {
+    "SelfAttention.get_query_key_value_tensors": 1, "TELayerNormColumnParallelLinear.forward": 1, "TELinear.forward": 2,
+    "fused_apply_rotary_pos_emb": 2, ATTENTION: 1, "bias_swiglu_impl": 1, "bias_dropout_add_fused_train": 2,
+}  # fmt: skip
+"""What a dense layer calls, without what these call."""
 IN_FP8 = ("linear", "norm_linear")
 """Modules that compute in fp8, which layers of a dense model have. Grouped linears do too."""
 SPLIT_NODES = 5.0
@@ -68,9 +79,7 @@ class Times:
     """Rows by what they timed, each over the layer beside it. [-]"""
 
     by: dict[tuple[str, str, str], list[tuple[Shape, float]]]
-    """By low quantiles of both."""
-    medians: dict[tuple[str, str, str], list[tuple[Shape, float]]] = field(default_factory=dict)
-    """The same by medians."""
+    """By medians of both: low quantiles of a ratio are moments at which the layer happened to be slow."""
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Times:
@@ -83,15 +92,13 @@ class Times:
                     row.sample
                 )
         by: dict[tuple[str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
-        medians: dict[tuple[str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
         for row in rows:
             way = "layer_bwd" if row.case.variant in WAYS_BACK else "layer_fwd"
             beside = paces.get((row.host, row.case.op, row.case.dtype, _linear_shape(row.case.shape), way))
             if row.case.variant not in PACES and beside is not None:
                 key = row.case.op, row.case.variant, row.case.dtype
-                by[key].append((row.case.shape, row.sample.low_s / beside.low_s))
-                medians[key].append((row.case.shape, row.sample.median_s / beside.median_s))
-        return cls(dict(by), dict(medians))
+                by[key].append((row.case.shape, row.sample.median_s / beside.median_s))
+        return cls(dict(by))
 
     def one(self, op: str, variant: str, dtype: str = BF16, **sizes: int) -> float | None:
         """The median of what was timed of an op, of shapes with these sizes."""
@@ -100,8 +107,18 @@ class Times:
         return median(found) if found else None
 
     def call(self, model: str, method: str, dtype: str = BF16) -> float | None:
-        """A method's call in a model's forward pass."""
-        return self.one(model, f"call:{method}", dtype, micro_batches=1)
+        """A method's call in a model, without what the clocks around calls take."""
+        found = self.one(model, f"call:{method}", dtype, micro_batches=1)
+        return None if found is None else found * self.unclocked
+
+    @cached_property
+    def unclocked(self) -> float:
+        """What a dense layer takes forward over its calls, one by one; 1 where these leave something. [-]"""
+        whole = self.within(DENSE, "forward")
+        calls = [(self.one(DENSE, f"call:{method}", micro_batches=1), times) for method, times in DENSE_CALLS.items()]
+        if whole is None or any(call is None for call, _ in calls):
+            return 1.0
+        return min(whole / sum(call * times for call, times in calls if call is not None), 1.0)
 
     def layer(self, model: str, part: str, dtype: str = BF16) -> float | None:
         """What a layer more of a model adds to a part of its step."""
@@ -179,6 +196,8 @@ def modules_of(times: Times) -> dict[str, Ways]:
     """
     back = cold_backward(times)
     found: dict[str, Ways] = {}
+    if ways := _grouped(times, cold_forward(times), back):
+        found["grouped_linear"] = ways
     for dtype in (BF16, *FP8):
         end, ahead = "" if dtype == BF16 else f" {dtype}", cold_forward(times, dtype)
         for name, (chain, model, method) in CALLED.items():
@@ -188,9 +207,8 @@ def modules_of(times: Times) -> dict[str, Ways]:
             called = times.call(model, method, dtype) or (None if alone is None else ahead * alone)
             behind = times.one(chain, "bwd", dtype, **_chosen(chain))
             _put(found, name + end, called, None if behind is None else back * behind)
-        if ways := _grouped(times, dtype, ahead, back):
-            found["grouped_linear" + end] = ways
-        _put(found, "kernel_choice" + end, *(_choice(times, dtype, way) for way in CHOSEN))
+        chosen = [_choice(times, dtype, way) for way in CHOSEN]
+        _put(found, "kernel_choice" + end, _times(chosen[0], cold_forward(times)), _times(chosen[1], back))
         if dtype != BF16:
             _put_forward(found, "fp8_context" + end, times.one("fp8_context", "fwd", dtype))
     if ways := _over_experts(times, "fp8_padding", BF16, cold_forward(times), back, {}):
@@ -199,10 +217,20 @@ def modules_of(times: Times) -> dict[str, Ways]:
     _dense(times, found, back)
     _latent(times, found)
     _experts(times, found, back)
+    for dtype in FP8:
+        if ways := _grouped_in(times, dtype, found.get("grouped_linear", {})):
+            found[f"grouped_linear {dtype}"] = ways
     _parallel(times, found)
+    if "linear" in found:
+        found["amax"] = {"forward_s": AMAX, "backward_s": AMAX}
     return found
 
 
+AMAX = 0.048
+"""Reduction of a cast's largest element, which Transformer Engine issues from C++ (Float8CurrentScalingQuantizer in
+pytorch/csrc/quantizer.cpp). As the part of any collective from the question whether its stream is captured to the event
+behind its kernel: 67 us on the quiet thread of te4-tp4-llama8b-16l-traced (fitting half), where a layer takes 1.41 ms.
+[-]"""
 TENSOR_PARALLEL, COLLECTIVES = "model_tp2_dense", (4.0, 6.0)
 """A dense layer under tensor and sequence parallelism, and the collectives that its linears launch each way: inputs are
 gathered once more for weights' gradients. [-]"""
@@ -235,6 +263,10 @@ def _parallel(times: Times, found: dict[str, Ways]) -> None:
     _put(found, "exchanged_attention", ahead.get(EXCHANGED), behind)
 
 
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
+
+
 def _put(found: dict[str, Ways], module: str, forward: float | None, backward: float | None) -> None:
     if forward is not None and backward is not None:
         found[module] = {"forward_s": max(forward, 0.0), "backward_s": max(backward, 0.0)}
@@ -246,13 +278,25 @@ def _put_forward(found: dict[str, Ways], module: str, forward: float | None) -> 
         found[module] = {"forward_s": forward}
 
 
-def _grouped(times: Times, dtype: str, ahead: float, back: float) -> Ways:
-    """A line over the number of experts, of chains, as much longer as other modules are in layers.
+def _grouped(times: Times, ahead: float, back: float) -> Ways:
+    """A line over the number of experts: forward where layers call it, else of chains, as much longer as other modules
+    are in layers.
 
     In te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, 128 experts' takes 3.6 ms forward under
     the profiler, with which the step is no longer: 0.7 before its first product, 12 us for each, 0.7 behind the last.
     """
-    return _over_experts(times, "grouped_linear", dtype, ahead, back, {"fused": 1})
+    chains = _over_experts(times, "grouped_linear", BF16, ahead, back, {"fused": 1})
+    called = {n: value for model, n in OF_EXPERTS.items() if (value := times.call(model, "TEGroupedLinear.forward"))}
+    if chains and (line := _line(called)) is not None:
+        chains["forward_s"], chains["forward_each_s"] = line
+    return chains
+
+
+def _grouped_in(times: Times, dtype: str, plain: Mapping[str, float]) -> Ways:
+    """The same in fp8: what it takes longer in layers than in chains, such as hooks of parameters, it does as in bf16
+    (``plain``), once and for each expert."""
+    chains, beside = (_over_experts(times, "grouped_linear", one, 1.0, 1.0, {"fused": 1}) for one in (dtype, BF16))
+    return {name: max(value + plain.get(name, 0.0) - beside.get(name, 0.0), 0.0) for name, value in chains.items()}
 
 
 PADDED_AND_CUT = 2.0
@@ -283,15 +327,14 @@ ONE_SCALE = ("fp8-delayed", "fp8-tensorwise")
 def _choice(times: Times, dtype: str, way: str) -> float | None:
     """What each product of a grouped linear takes longer, each way, whose number of rows was never there.
 
-    The mean of a linear's experts, by the medians of both: by low quantiles the way back would be 0.64 of the way
-    forward, where it is 0.93 in te2-ep2-moonlight-9l-skewed-traced (fitting half; a product of a known shape takes 9.0
-    times as long with a choice forward, 9.5 and 7.3 for the gradients). The least of linears counts, as in others
-    kernels are loaded besides.
+    The mean of a linear's experts, in chains. The way back is 0.93 of the way forward in
+    te2-ep2-moonlight-9l-skewed-traced (fitting half; a product of a known shape takes 9.0 times as long with a choice
+    forward, 9.5 and 7.3 for the gradients). The least of linears counts, as in others kernels are loaded besides.
     """
     by_linear: dict[str, list[float]] = defaultdict(list)
     for one in ONE_SCALE if dtype in ONE_SCALE else (dtype,):
-        seen = {_linear_shape(shape): value for shape, value in times.medians.get(("grouped_seen_rows", way, one), [])}
-        for shape, value in times.medians.get(("grouped_new_rows", way, one), []):
+        seen = {_linear_shape(shape): value for shape, value in times.by.get(("grouped_seen_rows", way, one), [])}
+        for shape, value in times.by.get(("grouped_new_rows", way, one), []):
             if (linear := _linear_shape(shape)) in seen:
                 by_linear[linear].append((value - seen[linear]) / (CHOSEN[way] * int(shape["experts"])))
     return min(map(max, by_linear.values()), default=None)
@@ -345,7 +388,7 @@ def _dense(times: Times, found: dict[str, Ways], back: float) -> None:
     own = _rest(made, _sum(found, "forward_s", {"norm_linear": 1.0}))
     _put(found, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
     whole = _sum(found, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})
-    _put_forward(found, "layer", _rest(times.layer(DENSE, "forward"), whole))
+    _put_forward(found, "layer", _rest(times.within(DENSE, "forward"), whole))
     ahead = times.call(DENSE, "GPTModel._preprocess")
     _put(found, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
     if ahead is not None and "norm" in found:
@@ -381,11 +424,39 @@ def _experts(times: Times, found: dict[str, Ways], back: float) -> None:
     ahead, behind_all = (_sum(found, f"{way}_s", MOE_LAYER) for way in ("forward", "backward"))
     if ahead is None or behind_all is None:
         return
-    layer, gradients = times.call(MOE, "TransformerLayer.forward"), times.within(MOE, "backward")
+    layer = times.within(MOE, "forward")
     _put_forward(found, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
-    more = _rest(gradients, behind_all + 2.0 * _of_members(grouped, "backward", MOE_EXPERTS))
-    for name in [name for name in found if name.split()[0] == "grouped_linear"]:
-        found[name]["backward_s"] += (more or 0.0) / 2.0  # what else is there, such as the hooks of parameters
+    backs = _backs_of_products(times, behind_all, ONE_GPU_EXPERTS)
+    if (line := _line(backs)) is not None:
+        grouped["backward_s"], grouped["backward_each_s"] = line
+    elif MOE_EXPERTS in backs:  # what else is there, such as the hooks of parameters
+        more = backs[MOE_EXPERTS] - _of_members(grouped, "backward", MOE_EXPERTS)
+        grouped["backward_s"] += max(more, 0.0)
+    _exchanges(times, found, behind_all)
+
+
+def _backs_of_products(times: Times, others: float, models: Mapping[str, int]) -> dict[int, float]:
+    """What a grouped linear takes back with the hooks of its parameters, by its experts: half of what is left of a
+    layer's way back without the others."""
+    layers = {n: times.within(model, "backward") for model, n in models.items()}
+    return {n: (layer - others) / 2.0 for n, layer in layers.items() if layer is not None and layer > others}
+
+
+EXCHANGES = (4.0, 3.0)
+"""Collectives of a layer's experts, each way: forward their counts as well as tokens, weights and outputs. [-]"""
+PARTS_OF_EXCHANGE = ("MoELayer.preprocess", "MoELayer.dispatch", "MoELayer.combine")
+
+
+def _exchanges(times: Times, found: dict[str, Ways], others: float) -> None:
+    """A collective between ranks with experts of a layer: what its dispatcher takes longer over two of them."""
+    called = [[times.call(model, part) for part in PARTS_OF_EXCHANGE] for model in (MOE, *EXCHANGED_EXPERTS)]
+    known = [sum(parts) for parts in called if None not in parts]  # type: ignore[arg-type]
+    backs = _backs_of_products(times, others, EXCHANGED_EXPERTS)
+    if len(known) < len(called) or not backs:
+        return
+    ahead = max(median(known[1:]) - known[0], 0.0)
+    behind = median(2.0 * (back - _of_members(found["grouped_linear"], "backward", n)) for n, back in backs.items())
+    _put(found, "exchange", ahead / EXCHANGES[0], behind / EXCHANGES[1])
 
 
 def _of_members(ways: Ways, way: str, members: int) -> float:

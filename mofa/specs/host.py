@@ -10,10 +10,10 @@ from pydantic import AfterValidator, Field
 from mofa.specs.base import Fact, PositiveSecondsFact, SecondsFact, ShareFact, Spec
 
 Module = Literal[
-    "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "exchanged_attention", "experts",
-    "fp8_context", "fp8_padding", "gathered_attention", "grouped_linear", "head", "kernel_choice", "latent_attention",
-    "layer", "linear", "moe_layer", "norm", "norm_linear", "permute", "rope", "router", "self_attention",
-    "sort_chunks", "swiglu", "unpermute", "weighted_swiglu",
+    "amax", "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "exchange", "exchanged_attention",
+    "experts", "fp8_context", "fp8_padding", "gathered_attention", "grouped_linear", "head", "kernel_choice",
+    "latent_attention", "layer", "linear", "moe_layer", "norm", "norm_linear", "permute", "rope", "router",
+    "self_attention", "sort_chunks", "swiglu", "unpermute", "weighted_swiglu",
 ]  # fmt: skip
 MODULES: tuple[Module, ...] = get_args(Module)
 """Modules and functions of Transformer Engine and Megatron-Core, whose host time is mostly Python.
@@ -23,7 +23,8 @@ micro-batch. ``norm_linear`` is a norm with its linear, ``grouped_linear`` the l
 are these; members of ``attention`` are the steps of a ring, and what it takes longer where keys and values are gathered
 or heads exchanged are ``gathered_attention`` and ``exchanged_attention``. ``self_attention``, ``latent_attention``,
 ``experts``, ``moe_layer`` and ``layer`` are what those modules do beside the others that they call; ``dispatch`` counts
-tokens and copies the counts to the host, and a ``collective`` is one launched within a module. ``fp8_context`` is what
+tokens and copies the counts to the host, a ``collective`` is one launched within a module, an ``exchange`` one between
+ranks with a layer's experts, and ``amax`` a reduction of the largest element by a cast. ``fp8_context`` is what
 Megatron enters around each layer, ``fp8_padding`` fills up the rows of its members, the experts, or cuts them again.
 ``kernel_choice`` is what a product of a grouped linear takes longer whose shape the library does not remember.
 """

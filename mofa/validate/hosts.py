@@ -19,6 +19,7 @@ from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import build
 from mofa.specs.host import LayerPace
+from mofa.validate.step_pace import is_paced, slowest_layer, slowest_op_s
 
 HOSTS = "hosts.yaml"
 """File of machines beside the folder of records."""
@@ -69,52 +70,17 @@ def known_hosts(references: Path | None = None) -> dict[str, float]:
 def layer_pace(record: Record) -> LayerPace | None:
     """A small layer of Transformer Engine on a run's slowest host; None of a run that did not time one.
 
-    Where small additions were timed within the steps, it is what the layer takes at their pace (:func:`at_pace`), each
-    way by its own thread's, in the median step. Else it is the median of what was read between steps.
+    Where small additions were timed within the steps, what :func:`mofa.validate.step_pace.slowest_layer` says. Else the
+    median of what was read between steps, of the slowest rank.
     """
-    ranks = [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
-    return max(map(_layer_pace, ranks), key=sum, default=None)
+    if is_paced(record):
+        return slowest_layer(record)
+    timed = [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
+    return max(map(_read_between_steps, timed), key=sum, default=None)
 
 
-def _layer_pace(rank: RankMemory) -> LayerPace:
-    if not rank.step_ops_s or not rank.layer_ops_s:
-        return LayerPace(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s))
-    return LayerPace(
-        statistics.median(at_pace(rank.layer_ops_s, rank.layer_issues_s, rank.step_ops_s)),
-        statistics.median(at_pace(rank.layer_back_ops_s, rank.layer_backs_s, rank.step_back_ops_s)),
-    )
-
-
-def at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequence[float]) -> list[float]:
-    """What work takes at other moments, at which only a small addition was timed. [s]
-
-    Parameters
-    ----------
-    read_ops_s, read_s
-        The addition and the work, timed together. [s]
-    ops_s
-        The addition at each of the other moments. [s]
-
-    Returns
-    -------
-    list[float]
-        By the line through the readings whose slope is the median of all pairs' (Theil and Sen): an addition is slowed
-        by 1.9 where a core's neighbour is busy, a layer's Python by 1.4 to 1.7. By their ratio where the line falls, as
-        it may where all readings were alike.
-
-    Examples
-    --------
-    >>> at_pace([1e-6, 2e-6], [1e-3, 1.5e-3], [3e-6])
-    [0.002]
-    """
-    ratio = statistics.median(s / op_s for op_s, s in zip(read_ops_s, read_s, strict=True))
-    if max(read_ops_s) == min(read_ops_s):
-        return [ratio * op_s for op_s in ops_s]
-    line = theilslopes(read_s, read_ops_s)
-    slope, start = float(line.slope), float(line.intercept)
-    if not 0 < slope <= 1.5 * ratio:
-        slope, start = ratio, 0.0
-    return [start + slope * op_s for op_s in ops_s]
+def _read_between_steps(rank: RankMemory) -> LayerPace:
+    return LayerPace(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s))
 
 
 def unexplained_spread(record: Record) -> float:
@@ -148,15 +114,13 @@ def machine_of(record: Record) -> Machine:
 def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, str] | None:
     """Issue of one small op on the host of a run, and where it is from; None where only the GPU's profile knows. [s]
 
-    What was timed among its steps, where it was. Else what the runs of its machine on as many GPUs measured, by their
-    median: of one machine single runs measure from 6.4 to 11 us right after their steps, as hosts change within
-    seconds. A run of several GPUs says what its slowest rank measured, for which the others wait in its steps as well.
-    Else the record's own, else what else its machine is known by.
+    What was timed within its steps, where it was, else among them. Else what the runs of its machine on as many GPUs
+    measured, by their median: of one machine single runs measure from 6.4 to 11 us right after their steps, as hosts
+    change within seconds. A run of several GPUs says what its slowest rank measured, for which the others wait in its
+    steps as well. Else the record's own, else what else its machine is known by.
     """
-    ranks = record.measured.ranks
-    if ranks and all(rank.step_ops_s and rank.host_issues_s for rank in ranks):
-        paces = (at_pace(rank.cpu_ops_at_issues_s, rank.host_issues_s, rank.step_ops_s) for rank in ranks)
-        return max(map(statistics.median, paces)), "timed within its steps"
+    if is_paced(record):
+        return slowest_op_s(record), "timed within its steps"
     if record.environment.host_issues_s:
         return statistics.fmean(record.environment.host_issues_s), "timed among its steps"
     mark = record.environment.host

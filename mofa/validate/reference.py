@@ -28,8 +28,16 @@ from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import format_seconds
-from mofa.validate.hosts import MachineHost, host_op_s, layer_pace, machine_of, read_hosts, unexplained_spread
+from mofa.validate.hosts import (
+    MachineHost,
+    host_op_s,
+    layer_pace,
+    machine_of,
+    read_hosts,
+    unexplained_spread,
+)
 from mofa.validate.spread import Spread
+from mofa.validate.step_pace import is_paced
 
 Switch = Literal["tp_overlap", "layout"]
 """Tensor-parallel communication beside products (Transformer Engine's user buffers); layers that are laid out over
@@ -71,6 +79,8 @@ class Repeat:
     notes: tuple[str, ...] = ()
     layer: LayerPace | None = None
     """A small layer of Transformer Engine on its host; None where it was not timed."""
+    shares_hosts: bool = True
+    """As of :class:`Reference`."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,8 @@ class Reference:
     layer: LayerPace | None = None
     """A small layer of Transformer Engine on the run's host; None where it was not timed."""
     shares_hosts: bool = False
-    """Whether it was measured on a virtual machine, whose processor others use as well."""
+    """Whether ranks may have slower hosts than its: on a virtual machine, whose processor others use as well, unless
+    the slowest is known."""
     skewed: bool = False
     """Whether its tokens were made to fall unevenly on experts; counts of untouched routers are not."""
     repeats: tuple[Repeat, ...] = ()
@@ -113,7 +124,7 @@ class Reference:
         run = self.run.model_dump(exclude={"id"})
         if isinstance(run["model"], dict):
             run["model"] = {key: value for key, value in run["model"].items() if key not in ("name", "source")}
-        return repr((run, self.base_dir, self.nvls, self.host_op_s, self.layer))
+        return repr((run, self.base_dir, self.nvls, self.host_op_s, self.layer, self.shares_hosts))
 
     def resolve(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
         """Everything that the run names, on its own host."""
@@ -127,7 +138,10 @@ class Reference:
 
     def repeated(self, repeat: Repeat) -> Reference:
         """One of its repeats as a run of its own: on its host, with its tokens."""
-        return replace(self, run=repeat.run, host_op_s=repeat.host_op_s, layer=repeat.layer, repeats=())
+        return replace(
+            self, run=repeat.run, host_op_s=repeat.host_op_s, layer=repeat.layer, shares_hosts=repeat.shares_hosts,
+            repeats=(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -276,7 +290,7 @@ def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], 
         nvls=record.environment.settings.get("NCCL_NVLS_ENABLE") != "0",
         host_op_s=_host(record, machines),
         layer=layer_pace(record),
-        shares_hosts=True,
+        shares_hosts=not is_paced(record),
         skewed=record.run.routing.kind != "balanced",
         gpu=record.environment.gpu,
         rests_on=(host, *_routing_note(record)),
@@ -330,8 +344,9 @@ def _repeat(record: Record, same: Sequence[Record], machines: Sequence[MachineHo
     step_s = record.measured.step_time_s if why is None else None
     notes = (*((why,) if why else ()), _host_note(record, machines))
     return Repeat(
-        record.run.id, step_s, _host(record, machines), with_counts(record, scratch), notes, layer_pace(record)
-    )
+        record.run.id, step_s, _host(record, machines), with_counts(record, scratch), notes, layer_pace(record),
+        not is_paced(record),
+    )  # fmt: skip
 
 
 def _read(path: Path) -> tuple[Record, str]:

@@ -114,7 +114,7 @@ CHAINED = ("norm", "permute", "unpermute", "sort_chunks", "weighted_swiglu", "ro
 CALLS = ("RMSNorm.forward", "permute", "unpermute", "sort_chunks_by_idxs", "weighted_bias_swiglu_impl")
 EXPERTS = {
     **dict.fromkeys(CALLS, 70), "MoELayer.route": 300, "MoELayer.preprocess": 270, "TEGroupedMLP.forward": 500,
-    "TransformerLayer.forward": 3240,
+    "MoELayer.dispatch": 20, "MoELayer.combine": 10,
 }  # fmt: skip
 
 
@@ -123,8 +123,8 @@ def test_a_layer_of_experts_is_met_as_a_whole() -> None:
     linears'. The counts' 270 - 70, the experts' 500 - 70 - 2 (140 + 8 x 7)."""
     rows = [row for op in CHAINED for row in case(op, 50, 100, experts=8)]
     rows += [
-        *model("model_moe8", 1, EXPERTS, backward=ENDS_BACK + 4480),
-        *model("model_moe8", 2, EXPERTS, backward=ENDS_BACK + 2 * 4480),
+        *model("model_moe8", 1, EXPERTS, forward=ENDS + 3240, backward=ENDS_BACK + 4480),
+        *model("model_moe8", 2, EXPERTS, forward=ENDS + 2 * 3240, backward=ENDS_BACK + 2 * 4480),
     ]
     found = modules_of(Times.of([*ROWS, *rows]))
     assert found["dispatch"] == pytest.approx({"forward_s": 20.0})
@@ -136,10 +136,54 @@ def test_a_layer_of_experts_is_met_as_a_whole() -> None:
         assert others + products + own.get(f"{way}_s", 0.0) == pytest.approx(layer)
 
 
+def test_experts_are_met_where_layers_have_several_numbers_of_them() -> None:
+    """Forward 40 and 2 each where it is called; back half of what layers of 8 and 64 take beside all else, 50 and 4
+    each. In fp8 what its chains take longer than those in bf16. Over two ranks, the dispatcher's calls take 40 longer
+    of four collectives, and the way back 60 of three."""
+    others = sum(
+        n * known.get("backward_s", 0.0) for name, n in MOE_LAYER.items() if (known := with_experts([]).get(name))
+    )
+    rows = []
+    for op, n in (("model_moe8", 8), ("model_moe64", 64)):
+        back = ENDS_BACK + 10 * others + 2 * (50 + 4 * n)
+        rows += model(op, 1, {**EXPERTS, "TEGroupedLinear.forward": 40 + 2 * n}, forward=ENDS + 3240, backward=back)
+    for op, n in (("model_ep2_moe8", 4), ("model_ep2_moe64", 32)):
+        calls = {**EXPERTS, "TEGroupedLinear.forward": 40 + 2 * n, "MoELayer.dispatch": 60}
+        rows += model(op, 1, calls, backward=ENDS_BACK + 10 * others + 2 * (50 + 4 * n) + 60)
+    for n in (8, 64):
+        rows += case("grouped_linear", 130 + 6 * n, 230 + 15 * n, "fp8-blockwise", experts=n, first=1, fused=1)
+    found = with_experts(rows)
+    line = {"forward_s": 4.0, "forward_each_s": 0.2, "backward_s": 5.0, "backward_each_s": 0.4}
+    assert found["grouped_linear"] == pytest.approx(line)
+    more = {"forward_s": 3.0, "forward_each_s": 0.1, "backward_s": 3.0, "backward_each_s": 0.3}
+    assert found["grouped_linear fp8-blockwise"] == pytest.approx({name: line[name] + more[name] for name in line})
+    assert found["exchange"] == pytest.approx({"forward_s": 1.0, "backward_s": 2.0})
+
+
+def with_experts(rows: list[Row]) -> dict[str, dict[str, float]]:
+    chains = [row for op in CHAINED for row in case(op, 50, 100, experts=8)]
+    models = [] if rows else model("model_moe8", 1, EXPERTS, forward=ENDS + 3240, backward=ENDS_BACK + 4480)
+    return modules_of(Times.of([*ROWS, *chains, *models, *rows]))
+
+
+def test_clocks_around_calls_are_no_part_of_them() -> None:
+    """Where a dense layer's calls are together longer than the layer, each is as much shorter."""
+    calls = {**DENSE, "fused_apply_rotary_pos_emb": 28, "bias_dropout_add_fused_train": 84}
+    assert Times.of([*ROWS[:-16], *model("model_dense", 2, calls, forward=4000)]).unclocked == 1.0
+    together = 400 + 210 + 2 * 140 + 2 * 28 + 280 + 98 + 2 * 84
+    rows = [
+        *model("model_dense", 2, calls, forward=together + 1000),
+        *model("model_dense", 4, calls, forward=2 * together),
+    ]
+    times = Times.of(rows)
+    assert times.unclocked == pytest.approx((together - 1000) / 2 / together)
+    assert times.call("model_dense", "TELinear.forward") == pytest.approx(14.0 * times.unclocked)
+
+
 def test_choices_are_what_new_numbers_of_rows_take_longer() -> None:
     """Eight experts' 8 products 480 us longer forward and 16 back 1440; 32's twice as long each, with kernels that are
     loaded. Products with one scale a tensor are chosen for once, by the recipe that comes first; never below nothing.
-    What was not timed with known numbers is left out."""
+    What was not timed with known numbers is left out. All as much longer as modules are in layers."""
     rows = [
         *case("grouped_seen_rows", 200, 300, experts=8, width=1024),
         *case("grouped_new_rows", 680, 1740, experts=8, width=1024),
@@ -154,10 +198,10 @@ def test_choices_are_what_new_numbers_of_rows_take_longer() -> None:
         *case("grouped_new_rows", 340, 290, "fp8-blockwise", experts=8, width=1024),
     ]
     found = modules_of(Times.of([*ROWS, *rows]))
-    assert found["kernel_choice"] == pytest.approx({"forward_s": 6.0, "backward_s": 9.0})
-    assert found["kernel_choice fp8-delayed"] == pytest.approx({"forward_s": 5.0, "backward_s": 10.0})
+    assert found["kernel_choice"] == pytest.approx({"forward_s": 1.4 * 6.0, "backward_s": BACK * 9.0})
+    assert found["kernel_choice fp8-delayed"] == pytest.approx({"forward_s": 1.4 * 5.0, "backward_s": BACK * 10.0})
     assert found["kernel_choice fp8-tensorwise"] == found["kernel_choice fp8-delayed"]
-    assert found["kernel_choice fp8-blockwise"] == pytest.approx({"forward_s": 0.5, "backward_s": 0.0})
+    assert found["kernel_choice fp8-blockwise"] == pytest.approx({"forward_s": 1.4 * 0.5, "backward_s": 0.0})
     assert "kernel_choice" not in modules_of(Times.of(ROWS))
 
 

@@ -144,7 +144,7 @@ def cast_gradient(
     before: tuple[Op, ...] = ()
     if recipe.reduces_amax and gathers is not False:
         amax = b.tensor(f"{base}.amax", AMAX_BYTES, grad=False)
-        before = (_reduce_amax(base, GRADIENT, amax, gathers),)
+        before = (_reduce_amax(ctx, base, GRADIENT, amax, gathers),)
         sources = (GRADIENT, amax)
     row = b.tensor(f"{base}.fp8", _held(recipe, elements), grad=False)
     if _one_copy(ctx):
@@ -299,12 +299,13 @@ def _reduced_amax(b: TapeBuilder, ctx: Context, x: str, name: str, gathers: Bool
     if not recipe_of(ctx).reduces_amax or gathers is False:
         return ()
     amax = b.tensor(f"{name}.amax", AMAX_BYTES, grad=False)
-    return (b.add(_reduce_amax(name, x, amax, gathers)),)
+    return (b.add(_reduce_amax(ctx, name, x, amax, gathers)),)
 
 
-def _reduce_amax(name: str, x: str, amax: str, gathers: BoolK) -> Op:
+def _reduce_amax(ctx: Context, name: str, x: str, amax: str, gathers: BoolK) -> Op:
     work = Collective("all_reduce", "tp", AMAX_BYTES)
-    return Op(f"{name}.amax", "tp", work, (x,), (amax,), present=gathers, stream="tp")
+    by = call(ctx, "amax")
+    return Op(f"{name}.amax", "tp", work, (x,), (amax,), present=gathers, stream="tp", call=by)
 
 
 def _gathered(

@@ -406,6 +406,10 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     return out
 
 
+WITH_THEIR_COLLECTIVES = ("attention", "amax")
+"""Modules whose collectives are part of what they take."""
+
+
 class Calls:
     """What a host takes for calls of modules, met in the order in which ops are issued.
 
@@ -424,9 +428,9 @@ class Calls:
         call = op.call
         assert call is not None
         name, format_ = call.module, call.format
-        apart = type(op.work) is Collective and name != "attention"
+        apart = type(op.work) is Collective and name not in WITH_THEIR_COLLECTIVES
         if apart:
-            name = "collective"
+            name = "exchange" if op.work.group == "ep" else "collective"
         fact = self.host.module(name, format_)
         if fact is None:
             return None

@@ -1,0 +1,136 @@
+"""How fast the slowest host of a run was, where every rank timed small additions within its steps.
+
+A core whose neighbour is busy with another tenant's work issues 1.4 to 1.9 times as slowly as one whose neighbour is
+quiet. Which it is changes at random from pass to pass, for each of a rank's two issuing threads by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy.stats import theilslopes
+
+from mofa.measure.records import Record
+from mofa.specs.host import LayerPace
+
+QUIET_AND_BUSY, QUIET_AND_BUSY_BACK = (1.2, 2.1), (1.1, 1.95)
+"""An addition within steps over the fastest between them, where the core's neighbour is quiet and where it is busy, on
+the way forward and back. Of 1,408 means over steps of each way a tenth is below 2.6 and 2.4 us and a tenth above 4.4
+and 4.1; of 1,574 readings between steps 17 % are at 1.9 us and 60 % at 3.3, and hardly any in the middle. [-]"""
+
+
+def is_paced(record: Record) -> bool:
+    """Whether every rank timed small additions within its steps, and what it issues beside some.
+
+    Then the slowest host is known, and no spread between ranks comes on top.
+    """
+    ranks = record.measured.ranks
+    return bool(ranks) and all(r.step_ops_s and r.layer_ops_s and r.cpu_ops_at_issues_s for r in ranks)
+
+
+@dataclass(frozen=True)
+class Way:
+    """What the ranks of a run timed on one way, each on the thread that goes it."""
+
+    read_ops_s: Sequence[float]
+    """The addition beside the work, between steps, of all ranks. [s]"""
+    read_s: Sequence[float]
+    """The work. [s]"""
+    steps_ops_s: Sequence[Sequence[float]]
+    """The addition within each step, in the mean, by rank. [s]"""
+    levels: tuple[float, float] = QUIET_AND_BUSY
+
+    def by_rank(self) -> list[list[float]]:
+        """What the work takes in each step of each rank. [s]"""
+        return [at_pace(self.read_ops_s, self.read_s, ops_s) for ops_s in self.steps_ops_s]
+
+    def of_slowest(self) -> list[float]:
+        """What it takes in each step where ranks wait in every pass for the one that is the slowest in it. [s]
+
+        A core's neighbour is quiet or busy for a whole pass (layers of one pass differ by 8 %, passes of a rank by
+        half: te4-ep4-qwen30b-12l-traced). A step's mean says in what share of its passes it was busy; in those in which
+        any rank's was, all wait.
+
+        Examples
+        --------
+        Half of the passes of either rank are busy: in three of four at least one rank is.
+
+        >>> Way([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0)).of_slowest()
+        [17.5]
+        """
+        quiet, busy = (level * min(self.read_ops_s) for level in self.levels)
+        slowest = []
+        for paces in zip(*self.steps_ops_s, strict=True):
+            all_quiet = math.prod(1.0 - min(max((pace - quiet) / (busy - quiet), 0.0), 1.0) for pace in paces)
+            slowest.append(max(*paces, busy + (quiet - busy) * all_quiet))
+        return at_pace(self.read_ops_s, self.read_s, slowest)
+
+
+def slowest_layer(record: Record) -> LayerPace:
+    """A small layer of Transformer Engine on a paced run's slowest host, each way, in the median step.
+
+    Ranks with experts of one layer wait for each other in every pass: the host that waits for the counts of its tokens
+    waits for all hosts. Others catch up until the step ends, so that the rank counts that is the slowest in both ways
+    together.
+    """
+    ranks = record.measured.ranks
+    ahead = Way(
+        [op_s for rank in ranks for op_s in rank.layer_ops_s], [s for rank in ranks for s in rank.layer_issues_s],
+        [rank.step_ops_s for rank in ranks],
+    )  # fmt: skip
+    back = Way(
+        [op_s for rank in ranks for op_s in rank.layer_back_ops_s], [s for rank in ranks for s in rank.layer_backs_s],
+        [rank.step_back_ops_s for rank in ranks], QUIET_AND_BUSY_BACK,
+    )  # fmt: skip
+    if record.run.strategy.get("ep", 1) > 1:
+        return LayerPace(statistics.median(ahead.of_slowest()), statistics.median(back.of_slowest()))
+    by_step = zip(zip(*ahead.by_rank(), strict=True), zip(*back.by_rank(), strict=True), strict=True)
+    slowest = [max(zip(*step, strict=True), key=sum) for step in by_step]
+    return LayerPace(*map(statistics.median, zip(*slowest, strict=True)))
+
+
+def slowest_op_s(record: Record) -> float:
+    """Issue of one small op on a paced run's slowest host, in the median step. [s]"""
+    ranks = record.measured.ranks
+    way = Way(
+        [op_s for rank in ranks for op_s in rank.cpu_ops_at_issues_s],
+        [s for rank in ranks for s in rank.host_issues_s],
+        [rank.step_ops_s for rank in ranks],
+    )
+    slowest: list[float] = [max(step) for step in zip(*way.by_rank(), strict=True)]
+    return statistics.median(slowest)
+
+
+def at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequence[float]) -> list[float]:
+    """What work takes at other moments, at which only a small addition was timed. [s]
+
+    Parameters
+    ----------
+    read_ops_s, read_s
+        The addition and the work, timed together. [s]
+    ops_s
+        The addition at each of the other moments. [s]
+
+    Returns
+    -------
+    list[float]
+        By the line through the readings whose slope is the median of all pairs' (Theil and Sen): an addition is slowed
+        by 1.9 where a core's neighbour is busy, a layer's Python by 1.4 to 1.7. By their ratio where the line falls, as
+        it may where all readings were alike.
+
+    Examples
+    --------
+    >>> at_pace([1e-6, 2e-6], [1e-3, 1.5e-3], [3e-6])
+    [0.002]
+    """
+    ratio = statistics.median(s / op_s for op_s, s in zip(read_ops_s, read_s, strict=True))
+    if max(read_ops_s) == min(read_ops_s):
+        return [ratio * op_s for op_s in ops_s]
+    line = theilslopes(read_s, read_ops_s)
+    slope, start = float(line.slope), float(line.intercept)
+    if not 0 < slope <= 1.5 * ratio:
+        slope, start = ratio, 0.0
+    return [start + slope * op_s for op_s in ops_s]
