@@ -64,6 +64,7 @@ SETS = (
     "blind_te_near",
     "blind_te_traced",
     "blind_te",
+    "blind_te_four",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"

@@ -426,37 +426,37 @@ def _experts(times: Times, found: dict[str, Ways], back: float) -> None:
         return
     layer = times.within(MOE, "forward")
     _put_forward(found, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
-    backs = _backs_of_products(times, behind_all, ONE_GPU_EXPERTS)
+    backs = _products(times, behind_all, ONE_GPU_EXPERTS)
     if (line := _line(backs)) is not None:
         grouped["backward_s"], grouped["backward_each_s"] = line
     elif MOE_EXPERTS in backs:  # what else is there, such as the hooks of parameters
         more = backs[MOE_EXPERTS] - _of_members(grouped, "backward", MOE_EXPERTS)
         grouped["backward_s"] += max(more, 0.0)
-    _exchanges(times, found, behind_all)
+    own = found.get("moe_layer", {}).get("forward_s", 0.0)
+    _exchanges(times, found, {"forward": ahead + own, "backward": behind_all})
 
 
-def _backs_of_products(times: Times, others: float, models: Mapping[str, int]) -> dict[int, float]:
-    """What a grouped linear takes back with the hooks of its parameters, by its experts: half of what is left of a
-    layer's way back without the others."""
-    layers = {n: times.within(model, "backward") for model, n in models.items()}
+def _products(times: Times, others: float, models: Mapping[str, int], part: str = "backward") -> dict[int, float]:
+    """What a grouped linear takes, by its experts: half of what is left of a layer without the others. Back with the
+    hooks of its parameters."""
+    layers = {n: times.within(model, part) for model, n in models.items()}
     return {n: (layer - others) / 2.0 for n, layer in layers.items() if layer is not None and layer > others}
 
 
-EXCHANGES = (4.0, 3.0)
+EXCHANGES = {"forward": 4.0, "backward": 3.0}
 """Collectives of a layer's experts, each way: forward their counts as well as tokens, weights and outputs. [-]"""
-PARTS_OF_EXCHANGE = ("MoELayer.preprocess", "MoELayer.dispatch", "MoELayer.combine")
 
 
-def _exchanges(times: Times, found: dict[str, Ways], others: float) -> None:
-    """A collective between ranks with experts of a layer: what its dispatcher takes longer over two of them."""
-    called = [[times.call(model, part) for part in PARTS_OF_EXCHANGE] for model in (MOE, *EXCHANGED_EXPERTS)]
-    known = [sum(parts) for parts in called if None not in parts]  # type: ignore[arg-type]
-    backs = _backs_of_products(times, others, EXCHANGED_EXPERTS)
-    if len(known) < len(called) or not backs:
-        return
-    ahead = max(median(known[1:]) - known[0], 0.0)
-    behind = median(2.0 * (back - _of_members(found["grouped_linear"], "backward", n)) for n, back in backs.items())
-    _put(found, "exchange", ahead / EXCHANGES[0], behind / EXCHANGES[1])
+def _exchanges(times: Times, found: dict[str, Ways], others: Mapping[str, float]) -> None:
+    """A collective between ranks with experts of a layer, each way, with what the dispatcher does for it: what a layer
+    over two of them takes longer."""
+
+    def each(way: str) -> float | None:
+        halves = _products(times, others[way], EXCHANGED_EXPERTS, way)
+        more = [2.0 * (half - _of_members(found["grouped_linear"], way, n)) for n, half in halves.items()]
+        return median(more) / EXCHANGES[way] if more else None
+
+    _put(found, "exchange", each("forward"), each("backward"))
 
 
 def _of_members(ways: Ways, way: str, members: int) -> float:

@@ -65,7 +65,7 @@ class Way:
         slowest = []
         for paces in zip(*self.steps_ops_s, strict=True):
             all_quiet = math.prod(1.0 - min(max((pace - quiet) / (busy - quiet), 0.0), 1.0) for pace in paces)
-            slowest.append(max(*paces, busy + (quiet - busy) * all_quiet))
+            slowest.append(max(max(paces), busy + (min(quiet, max(paces)) - busy) * all_quiet))
         return at_pace(self.read_ops_s, self.read_s, slowest)
 
 

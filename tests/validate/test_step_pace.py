@@ -1,0 +1,81 @@
+"""The slowest host of a run whose ranks timed small additions within its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mofa.measure.records import Record, read_records
+from mofa.validate.reference import measured_references
+from mofa.validate.step_pace import Way, at_pace, is_paced, slowest_layer, slowest_op_s
+
+ROOT = Path(__file__).parents[2] / "reference_runs" / "measured"
+
+
+@pytest.fixture(scope="module")
+def paced() -> dict[str, Record]:
+    return {record.run.id: record for record in read_records(ROOT) if is_paced(record)}
+
+
+LINE = ([2e-6, 4e-6], [1e-3, 2e-3])
+"""A layer takes half a millisecond for each microsecond of an addition."""
+
+
+def of_ranks(record: Record, *ranks: tuple[list[float], list[float]]) -> Record:
+    """A record whose ranks' additions within steps were these forward and back."""
+    ops_s, layers_s = LINE
+    between: dict[str, Any] = {
+        "layer_ops_s": ops_s, "layer_issues_s": layers_s, "layer_back_ops_s": ops_s, "layer_backs_s": layers_s,
+        "cpu_ops_at_issues_s": ops_s, "host_issues_s": [8e-6, 16e-6],
+    }  # fmt: skip
+    first = record.measured.ranks[0]
+    made = [
+        first.model_copy(update={"rank": i, **between, "step_ops_s": ahead, "step_back_ops_s": back})
+        for i, (ahead, back) in enumerate(ranks)
+    ]
+    return record.model_copy(update={"measured": record.measured.model_copy(update={"ranks": made})})
+
+
+def test_ranks_catch_up_until_a_step_ends(paced: dict[str, Record]) -> None:
+    """Of 3 + 2 and 2 + 4 ms the second rank's step is the slowest, each way as it is; an op is the slowest forward."""
+    run = of_ranks(paced["te2-tp2-nosp-phi3mini-16l-quiet"], ([6e-6] * 3, [4e-6] * 3), ([4e-6] * 3, [8e-6] * 3))
+    assert slowest_layer(run) == pytest.approx((2e-3, 4e-3))
+    assert slowest_op_s(run) == pytest.approx(24e-6)
+
+
+def test_ranks_with_experts_of_a_layer_wait_for_the_slowest_of_each_pass(paced: dict[str, Record]) -> None:
+    """Two hosts that are busy in half of their passes: in three of four one of them is."""
+    quiet, busy = 1.2 * 2e-6, 2.1 * 2e-6
+    half, half_back = (quiet + busy) / 2, (1.1 + 1.95) * 2e-6 / 2
+    run = of_ranks(paced["te2-ep2-olmoe-10l-quiet"], *[([half] * 3, [half_back] * 3)] * 2)
+    most, most_back = quiet + 0.75 * (busy - quiet), 1e-6 * (2.2 + 0.75 * 1.7)
+    assert slowest_layer(run) == pytest.approx((500 * most, 500 * most_back))
+    alone = of_ranks(paced["te2-ep2-olmoe-10l-quiet"], ([half] * 3, [half_back] * 3))
+    assert slowest_layer(alone) == pytest.approx((500 * half, 500 * half_back))
+
+
+def test_a_pass_is_never_faster_than_a_rank_s_mean() -> None:
+    """Beyond a busy neighbour's pace, and where all are quiet, ranks' own means count."""
+    way = Way(*LINE, [[9e-6, 2e-6], [3e-6, 2.2e-6]])
+    assert way.of_slowest() == pytest.approx([4.5e-3, 1.1e-3])
+
+
+def test_lines_that_fall_give_way_to_a_ratio() -> None:
+    assert at_pace([2e-6, 4e-6], [2e-3, 1e-3], [3e-6]) == pytest.approx([3e-6 * (1e3 + 250) / 2])
+
+
+def test_no_spread_is_added_to_a_slowest_host_that_is_known(tmp_path: Path) -> None:
+    """A run over two GPUs that was paced within its steps, and a start of it that was not."""
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    for name in ("te2-ep2-olmoe-10l", "te2-ep2-olmoe-10l-quiet"):
+        (folder / f"{name}.yaml").symlink_to(ROOT / f"{name}.yaml")
+    scratch = tmp_path / "counts"
+    scratch.mkdir()
+    (run,) = measured_references(folder, scratch)[0]
+    slowest = {run.repeated(repeat).resolve()[1].slowest_host for repeat in run.repeats if repeat.id.endswith("quiet")}
+    assert slowest == {1.0}
+    others = [run.repeated(repeat) for repeat in run.repeats if not repeat.id.endswith("quiet")]
+    assert all(other.resolve()[1].slowest_host > 1.1 for other in others)
