@@ -16,7 +16,7 @@ import yaml
 
 from mofa.calibrate.fit import Curves
 from mofa.calibrate.folder import fit_folder
-from mofa.calibrate.measurements import Row, read_rows
+from mofa.calibrate.measurements import read_rows, rows_of_first
 from mofa.calibrate.profile import OF_TE as TE_LIBRARY
 from mofa.calibrate.profile import (
     SMALL_OPS,
@@ -56,7 +56,8 @@ ADDING = (
     "long as on the H100 (6 bytes at 4.77 TB/s)"
 )
 TE_HOST = ("h100-te-host-quiet", "h100-2gpu-te-host-quiet", "h100-2gpu-te-host-layer", "h100-te-host-layer")
-"""Folders of the host under Transformer Engine: times over a small layer beside them, which hold for every host."""
+"""Folders of the host under Transformer Engine: times over a small layer beside them, which hold for every host. First
+those on quiet cores; what they lack is from before cores were chosen."""
 H100_EIGHT = "h100-8gpu-simumax"
 H100_RELEASES = {"2.1": "h100-torch-2.1"}
 """Folders of the kernels of other releases of PyTorch; today's, timed in turn with them, are in ``-beside``."""
@@ -247,20 +248,10 @@ def machines() -> dict[str, float]:
     return {host: float(np.median(values)) for host, values in found.items()}
 
 
-def rows_of_modules() -> list[Row]:
-    """Times of modules by what was timed on quiet cores; before cores were chosen, of what was not timed since."""
-    found: list[Row] = []
-    for name in TE_HOST:
-        timed = {row.case.op for row in found}
-        rows = read_rows(ROOT / "measurements" / name, families=["te_host"])
-        found += [row for row in rows if row.case.op not in timed]
-    return found
-
-
 def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     """``host`` with what calls of modules take it, by the small layer beside which they were timed. That layer takes so
     many small ops, each way, as ranks of the fitting half read both among their steps."""
-    rows = rows_of_modules()
+    rows = rows_of_first([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
     records = read_records(ROOT / "reference_runs" / "measured")
     ranks = [r for one in records if one.split == "fitting" for r in one.measured.ranks if r.layer_issues_s]
     read = [[np.median(r.layer_issues_s), np.median(r.layer_backs_s)] / np.median(r.host_issues_s) for r in ranks]

@@ -95,6 +95,15 @@ def read_rows(folder: Path, *, families: Iterable[str] | None = None) -> list[Ro
     return rows
 
 
+def rows_of_first(folders: Iterable[Path], *, families: Iterable[str]) -> list[Row]:
+    """Rows of several folders: each op's from the first of them that has any."""
+    wanted, found = tuple(families), list[Row]()
+    for folder in folders:
+        timed = {row.case.op for row in found}
+        found += [row for row in read_rows(folder, families=wanted) if row.case.op not in timed]
+    return found
+
+
 def read_file(path: Path) -> list[Row]:
     """The rows of one CSV; see `read_rows`."""
     try:

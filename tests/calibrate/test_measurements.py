@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.measurements import COLUMNS, append_row, read_environment, read_rows
+from mofa.calibrate.measurements import COLUMNS, append_row, read_environment, read_rows, rows_of_first
 from mofa.errors import SpecError
 
 CASE = Case("gemm", "fwd", "cublas", "bf16", "grid", {"m": 4096, "n": 512, "k": 64})
@@ -25,6 +25,21 @@ def test_row_comes_back_as_written(tmp_path: Path) -> None:
     assert row.case.shape == CASE.shape
     assert row.sample.median_s == pytest.approx(1.2345678e-4, rel=1e-5)
     assert (row.sample.sm_mhz, row.sample.power_w, row.gpu, row.host) == (1980.0, None, "Some GPU", "host-1")
+
+
+def test_the_first_folder_that_timed_an_op_says_it(tmp_path: Path) -> None:
+    late, early = tmp_path / "late", tmp_path / "early"
+    for folder, op in ((late, "fwd"), (early, "fwd"), (early, "bwd")):
+        folder.mkdir(exist_ok=True)
+        append_row(
+            folder,
+            Case("gemm", op, "cublas", "bf16", "grid", CASE.shape),
+            Sample(1e-4, 1e-4, 1e-4, 7),
+            "G",
+            folder.name,
+        )
+    found = rows_of_first([late, early], families=(name for name in ["gemm"]))
+    assert [(row.case.op, row.host) for row in found] == [("fwd", "late"), ("bwd", "early")]
 
 
 @pytest.mark.parametrize(
