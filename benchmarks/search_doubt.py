@@ -16,7 +16,7 @@ from mofa.search.borderline import borderline_rows
 from mofa.search.costing import MEMORY, Found
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import loads_of
-from mofa.search.to_plan.builder import Candidate, room_bytes
+from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
 SEARCHES = (
@@ -37,12 +37,12 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
         load_workload(workload), load_cluster(cluster, gpus), framework=load_framework(framework), replay=False
     )
     facts, costed = (search.workload, search.cluster, search.framework), search.costed
-    room, loads = room_bytes(search.cluster), loads_of(search.workload, search.combinations.degrees)
+    limit, loads = memory_limit_bytes(search.cluster), loads_of(search.workload, search.combinations.degrees)
 
     def fitting(positions: NDArray[np.intp]) -> int:
         """How many fit."""
         rows = (costed.table.take(positions[i : i + 1]) for i in range(len(positions)))
-        return sum(Candidate(*facts, row, loads, "causal").device_bytes(room) <= room for row in rows)
+        return sum(Candidate(*facts, row, loads, "causal").device_bytes(limit) <= limit for row in rows)
 
     rejected = search.reasons[costed.rows] == MEMORY
     doubtful = rejected & np.isfinite(costed.step_s)
@@ -51,7 +51,7 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
     others = np.flatnonzero(rejected & ~doubtful)
     table = costed.table.take(others)
     least = Estimator(*facts, table, loads).weighed(np.arange(len(others)), table.recompute_layers).least_bytes
-    near = others[least <= (1.0 + NEAR) * room]
+    near = others[least <= (1.0 + NEAR) * limit]
     some = np.random.default_rng(0).choice(near, min(sample, len(near)), replace=False)
     print(
         f"{framework}, {workload} on {gpus} {cluster}: {np.sum(rejected):,} of {len(costed.rows):,} rows too full, "

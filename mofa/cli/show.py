@@ -157,7 +157,7 @@ def _list_hardware(json: bool) -> None:
             "gpus_per_domain": c.node.gpus_per_domain,
             "peak_bf16_flops_per_s": c.gpu.peak_flops_per_s["bf16"].value,
             "memory_bytes": c.gpu.memory_bytes.value,
-            "usable_memory_bytes": c.gpu.usable_memory_bytes.value,
+            "capacity_bytes": c.gpu.capacity_bytes.value,
             "intra_bytes_per_s": c.node.intra.bandwidth_bytes_per_s.value,
             "nic_bytes_per_s_per_gpu": c.nic_bandwidth_per_gpu_bytes_per_s,
         }
@@ -166,9 +166,9 @@ def _list_hardware(json: bool) -> None:
     if json:
         _print_json({"nodes": records, "gpus": list(bundled("gpus"))})
         return
-    units = {"peak_bf16_flops_per_s": "FLOP/s", "memory_bytes": "B", "usable_memory_bytes": "B",
+    units = {"peak_bf16_flops_per_s": "FLOP/s", "memory_bytes": "B", "capacity_bytes": "B",
              "intra_bytes_per_s": "B/s", "nic_bytes_per_s_per_gpu": "B/s"}  # fmt: skip
-    headings = ("node", "GPU", "a node", "a domain", "bf16 peak", "memory", "usable", "link a GPU", "NICs a GPU")
+    headings = ("node", "GPU", "a node", "a domain", "bf16 peak", "memory", "capacity", "link a GPU", "NICs a GPU")
     rows = [[str(v) if k not in units else quantity_text(v, units[k]) for k, v in r.items()] for r in records]
     columns = [(heading, "left" if i < 2 else "right") for i, heading in enumerate(headings)]
     _print_table("Bundled nodes (bandwidths per direction)", columns, rows)

@@ -153,7 +153,7 @@ class Memory(Spec):
     allocated_bytes: float = Field(ge=0, description="Peak of that rank's live tensors. [B]")
     reserved_bytes: float = Field(ge=0, description="Peak of what the caching allocator holds. [B]")
     device_bytes: float = Field(ge=0, description="Reserved plus CUDA context plus communicators. [B]")
-    margin_bytes: float = Field(ge=0, description="Safety margin that a plan must leave free. [B]")
+    margin_bytes: float = Field(ge=0, description="What a plan must not fill of the capacity. [B]")
     peak_bytes: float = Field(ge=0, description="Equal to device_bytes. [B]")
     capacity_bytes: float = Field(gt=0, description="Memory that CUDA reports for the device. [B]")
     fits: bool = Field(description="Whether device_bytes + margin_bytes <= capacity_bytes.")
@@ -188,8 +188,13 @@ class Memory(Spec):
         return self
 
     @property
+    def limit_bytes(self) -> float:
+        """What a plan may fill: the capacity less the margin. [B]"""
+        return self.capacity_bytes - self.margin_bytes
+
+    @property
     def free_bytes(self) -> float:
-        """What is left after the margin; negative where the plan does not fit. [B]"""
+        """What the rank leaves of the limit; negative where the plan does not fit. [B]"""
         return self.capacity_bytes - self.device_bytes - self.margin_bytes
 
     def to_frame(self) -> pd.DataFrame:

@@ -277,7 +277,7 @@ class ClusterSummary(Spec):
     @classmethod
     def of(cls, cluster: ClusterSpec) -> Self:
         """The summary of a cluster."""
-        capacity = cluster.gpu.usable_memory_bytes
+        capacity = cluster.gpu.capacity_bytes
         return cls(
             name=cluster.name,
             gpu=cluster.gpu.name,

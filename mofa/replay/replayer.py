@@ -87,16 +87,15 @@ class Replayer:
 
     def _fullest_of_stage(self, r: int, limit: float = math.inf) -> MemoryPlayed:
         """As :meth:`rank`; raises :class:`LimitPassed` as soon as one of the ranks reserves more than a limit. [B]"""
-        usable = self.estimator.cluster.gpu.usable_memory_bytes.value
-        capacity_left = usable - self.context_bytes - self.communicator_bytes[r]
+        room = self.room_bytes(r)
         expandable = self.estimator.framework.allocator == "expandable"
         ends, emptiest = (tuple(make(r) for make in makers) for makers in self._makers)
         known = self._recordings
-        fullest = may_be_fullest(ends, capacity=int(capacity_left), expandable=expandable, recordings=known)
+        fullest = may_be_fullest(ends, room=int(room), expandable=expandable, recordings=known)
         ranks = *fullest, *emptiest
 
         def playing(rank: Rank) -> Playing:
-            return Playing(rank, capacity=int(capacity_left), expandable=expandable, recordings=known, limit=limit)
+            return Playing(rank, room=int(room), expandable=expandable, recordings=known, limit=limit)
 
         def reserves(n: int) -> tuple[int, int]:
             return every[n].peak_reserved, every[n].allocated
@@ -104,7 +103,7 @@ class Replayer:
         # steps with other tokens are played of the one that reserves most without them
         tried = [playing(rank) for rank in ranks]
         every = [rank.result() for rank in tried]
-        if self._may_not_fit(max(rank.peak_reserved for rank in every), capacity_left):
+        if self._may_not_fit(max(rank.peak_reserved for rank in every), room):
             left = [playing(rank) for rank in ends if all(rank is not other for other in fullest)]
             tried += left
             every += [rank.result() for rank in left]
@@ -157,13 +156,16 @@ class Replayer:
         )
 
     def _play(self, rank: Rank, r: int) -> MemoryPlayed:
-        room = self.estimator.cluster.gpu.usable_memory_bytes.value - self.context_bytes - self.communicator_bytes[r]
-        return play(rank, capacity=int(room), expandable=self.estimator.framework.allocator == "expandable")
+        return play(rank, room=int(self.room_bytes(r)), expandable=self.estimator.framework.allocator == "expandable")
+
+    def room_bytes(self, r: int) -> float:
+        """What the capacity leaves the allocator of a pipeline rank, beside context and communicators. [B]"""
+        return self.estimator.cluster.gpu.capacity_bytes.value - self.context_bytes - self.communicator_bytes[r]
 
     def _may_not_fit(self, reserved: int, room: float) -> bool:
         """Whether what was played so far fits, but with the margin of a plan would not if it were the emptier end."""
-        usable = self.estimator.cluster.gpu.usable_memory_bytes.value
-        return room - (load_residuals().device_memory.value + ENDS_DIFFER) * usable < reserved <= room
+        capacity = self.estimator.cluster.gpu.capacity_bytes.value
+        return room - (load_residuals().device_memory.value + ENDS_DIFFER) * capacity < reserved <= room
 
     def device_bytes(self, r: int, limit: float = math.inf) -> float:
         """Reserved memory, context and communicators of a pipeline rank; what it takes so far, as soon as that is above

@@ -143,8 +143,8 @@ def _print_step(s: StepBalance, console: Console) -> None:
         ("Scheduled", s.after_bytes, s.fits_after),
     ):
         if not fits:
-            over = format_bytes(memory_bytes - s.usable_bytes)
-            console.print(f"{name} does not fit: {over} over the usable {format_bytes(s.usable_bytes)}.", style="red")
+            over = format_bytes(memory_bytes - s.limit_bytes)
+            console.print(f"{name} does not fit: {over} over the limit of {format_bytes(s.limit_bytes)}.", style="red")
 
 
 def save_balance(report: BalanceReport, placement: Placement, directory: Path) -> list[Path]:

@@ -52,10 +52,8 @@ def plot_memory_over_time(plan: Plan, stage: int, *, label: str | None = None, a
         area.set(facecolor=fills[name].colour, edgecolor=fills[name].edge, hatch=fills[name].hatch)
     ax.plot(time_s, np.asarray(curve.reserved_bytes) / GIB, color=INK, linewidth=1.2, label="reserved")
     outside = of.device_bytes - of.reserved_bytes
-    capacity_gib = (plan.memory.capacity_bytes - outside) / GIB
-    ax.axhline(
-        capacity_gib, color=ACCENT, linewidth=1.2, label=f"room beside context and communicators {capacity_gib:.1f} GiB"
-    )
+    room_gib = (plan.memory.capacity_bytes - outside) / GIB
+    ax.axhline(room_gib, color=ACCENT, linewidth=1.2, label=f"room beside context and communicators {room_gib:.1f} GiB")
     top = sum(size[curve.peak] for size in sizes)
     ax.plot([time_s[curve.peak]], [top], marker="v", color=INK, linestyle="none")
     early = time_s[curve.peak] < time_s[-1] / 2
@@ -69,7 +67,7 @@ def plot_memory_over_time(plan: Plan, stage: int, *, label: str | None = None, a
         },
     )  # fmt: skip
     ax.set_xlim(0.0, float(time_s[-1]))
-    ax.set_ylim(0.0, max(capacity_gib, top, max(curve.reserved_bytes) / GIB) / LABELLED)
+    ax.set_ylim(0.0, max(room_gib, top, max(curve.reserved_bytes) / GIB) / LABELLED)
     ax.set_xlabel("time in the step [s]")
     ax.set_ylabel("memory of the allocator [GiB]")
     ax.set_title(

@@ -61,7 +61,7 @@ def plot_pareto(
     capacity_bytes
         Memory that the device offers. [B]
     margin_bytes
-        What a plan must leave free. [B]
+        What a plan must not fill of the capacity. [B]
     chosen
         The plan to mark.
     ax
@@ -92,8 +92,8 @@ def plot_pareto(
         ax.plot([x], [y], "*", color=ACCENT, markersize=15, markeredgecolor="white", label="chosen plan", zorder=5)
     ax.axvline(capacity_bytes / GIB, color=ACCENT, linewidth=1.2, label=f"capacity {capacity_bytes / GIB:.1f} GiB")
     if margin_bytes:
-        usable = (capacity_bytes - margin_bytes) / GIB
-        ax.axvline(usable, color=ACCENT, linewidth=1.0, linestyle="--", label=f"capacity − margin {usable:.1f} GiB")
+        limit = (capacity_bytes - margin_bytes) / GIB
+        ax.axvline(limit, color=ACCENT, linewidth=1.0, linestyle="--", label=f"limit {limit:.1f} GiB")
     ax.set_xlim(left=0.0)
     ax.set_ylim(bottom=0.0)
     ax.set_xlabel("memory of the fullest rank [GiB]")

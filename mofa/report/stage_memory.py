@@ -46,8 +46,8 @@ def plot_stage_memory(plan: Plan, *, label: str | None = None, ax: Axes | None =
         )
     capacity = plan.memory.capacity_bytes / GIB
     ax.axhline(capacity, color=ACCENT, linewidth=1.2, label=f"capacity {capacity:.1f} GiB")
-    usable = capacity - plan.memory.margin_bytes / GIB
-    ax.axhline(usable, color=ACCENT, linewidth=1.0, linestyle="--", label="capacity − margin")
+    limit = plan.memory.limit_bytes / GIB
+    ax.axhline(limit, color=ACCENT, linewidth=1.0, linestyle="--", label="limit")
     step = max(1, len(stages) // 16)
     ax.set_xticks(x[::step], [str(stage.stage) for stage in stages[::step]])
     ax.set_xlabel("pipeline stage (above each bar: its layers)")

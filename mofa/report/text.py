@@ -88,7 +88,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     _print_split(console, estimate)
     if not estimate.memory.fits:
         short = format_bytes(-estimate.memory.free_bytes)
-        _say(console, f"Does not fit: {short} short of the usable capacity.\n", "bold red")
+        _say(console, f"Does not fit: {short} over the limit.\n", "bold red")
     from mofa.plan.long_run import NO_FAULTS
 
     if set(estimate.unknown.values()) != {NO_FAULTS}:
@@ -116,12 +116,11 @@ def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: boo
         ("TFLOP/s/GPU", "right"),
         ("MFU", "right"),
         ("peak GiB", "right"),
-        ("of usable", "right"),
+        ("limit GiB", "right"),
     ]
     rows = []
     for i, plan in enumerate(plans, start=1):
         memory = plan.memory
-        usable_bytes = memory.capacity_bytes - memory.margin_bytes
         row = [
             str(i),
             strategy_text(plan.strategy, moe=moe),
@@ -130,7 +129,7 @@ def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: boo
             f"{plan.tflops_per_gpu:.1f}",
             f"{plan.mfu:.1%}",
             f"{memory.device_bytes / GIB:.2f}",
-            f"{usable_bytes / GIB:.2f}",
+            f"{memory.limit_bytes / GIB:.2f}",
         ]
         if with_days:
             days = plan.days_without_failures

@@ -15,7 +15,7 @@ from mofa.cost.estimate import Estimator
 from mofa.search.legality.masks import CHECKS, Job
 from mofa.search.recomputed_layers import solve_layers
 from mofa.search.space import SOLVED, Combinations
-from mofa.search.to_plan.builder import room_bytes
+from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.search.workers import Workers
 from mofa.specs.strategy import StrategyTable
 
@@ -201,7 +201,7 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
     """
     job, space = part.job, part.space
     rows = np.flatnonzero(part.legal)
-    limit = room_bytes(job.cluster)
+    limit = memory_limit_bytes(job.cluster)
     estimator = Estimator(job.workload, job.cluster, job.framework, space.take(rows), part.loads)
     position = np.full(len(space), -1, dtype=np.intp)
     position[rows] = np.arange(len(rows))

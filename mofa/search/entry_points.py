@@ -25,7 +25,7 @@ from mofa.search.legality.masks import CHECKS, Job, check
 from mofa.search.request import check_asked, checked_facts
 from mofa.search.rerank import PATIENCE, REPLAYED, Final, replay_best
 from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space
-from mofa.search.to_plan.builder import Candidate, room_bytes
+from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -254,7 +254,7 @@ def find_plans(
             return Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
 
         if replay:
-            look_again(searched_rows, key, room_bytes(cluster), candidate, workers)
+            look_again(searched_rows, key, memory_limit_bytes(cluster), candidate, workers)
         best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
         final = Final()
         if replay and (fewer := fewer_layers(best[:REPLAYED].tolist(), candidate, workers)):
@@ -274,7 +274,7 @@ def find_plans(
         best = _ranked_again(costed, best, judge)
     for i, over in final.too_big.items():
         reason[costed.rows[i]], short[costed.rows[i]] = MEMORY, over
-        costed.device_bytes[i] = room_bytes(cluster) + over
+        costed.device_bytes[i] = memory_limit_bytes(cluster) + over
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
     plans += [candidate(i).in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None

@@ -14,7 +14,7 @@ from mofa.schedules import default_schedule
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job, check
 from mofa.search.space import MAX_PP, Space, default_space, divisors, product
-from mofa.search.to_plan.builder import Candidate, room_bytes
+from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.specs.complete import default_zero
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_mtp_params, num_params
@@ -50,7 +50,7 @@ def smallest_number_of_gpus(
     judge
         Whose checkpoints must fit the hosts' memory, and have as many nodes as they need.
     """
-    limit = room_bytes(job.cluster)
+    limit = memory_limit_bytes(job.cluster)
     table = rows_on_any_number(job, replace(_leanest(constrained(_any_number(job))), dp=dp))
     for rows in _growing(_num_gpus(table)):
         some = table.take(rows)
@@ -86,8 +86,8 @@ def _keeps(
 
 def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
     """Legal strategies of a space on part of a node or whole nodes, by rising number of GPUs, tp x cp x pp x dp."""
-    node, usable = job.cluster.node.gpus_per_node, job.cluster.gpu.usable_memory_bytes.value
-    least = 2.0 * (num_params(job.workload.model) + num_mtp_params(job.workload.model)) / max(usable, 1.0)
+    node, capacity = job.cluster.node.gpus_per_node, job.cluster.gpu.capacity_bytes.value
+    least = 2.0 * (num_params(job.workload.model) + num_mtp_params(job.workload.model)) / max(capacity, 1.0)
     degrees = product(replace(space, dp=None), _most(job), job.framework)
     ranks = degrees.tp * degrees.cp * degrees.pp
     tables = []
@@ -138,7 +138,8 @@ def _plays(job: Job, table: StrategyTable, num_gpus: int) -> bool:
     """Whether one of these strategies fits when its memory is played out."""
     cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), loads_of(job.workload, table)
     rows = (table.take(slice(i, i + 1)) for i in range(len(table)))
-    room = room_bytes(cluster)
+    limit = memory_limit_bytes(cluster)
     return any(
-        Candidate(job.workload, cluster, job.framework, row, loads, "causal").device_bytes(room) <= room for row in rows
+        Candidate(job.workload, cluster, job.framework, row, loads, "causal").device_bytes(limit) <= limit
+        for row in rows
     )

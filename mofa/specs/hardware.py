@@ -31,8 +31,8 @@ class GpuSpec(Spec):
     """Dense peak rates per format."""
     memory_bytes: SizeFact
     """What the datasheet says."""
-    usable_memory_bytes: SizeFact
-    """Total that CUDA reports."""
+    capacity_bytes: SizeFact
+    """What the driver leaves of it: the total that CUDA reports."""
     memory_bandwidth_bytes_per_s: BytesPerSFact
     num_sms: CountFact
     l2_bytes: BytesFact
@@ -49,10 +49,10 @@ class GpuSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        usable, memory = self.usable_memory_bytes.value, self.memory_bytes.value
-        if usable > memory:
+        capacity, memory = self.capacity_bytes.value, self.memory_bytes.value
+        if capacity > memory:
             raise ValueError(
-                f"usable_memory_bytes ({format_bytes(usable)}) must be at most memory_bytes ({format_bytes(memory)}); "
+                f"capacity_bytes ({format_bytes(capacity)}) must be at most memory_bytes ({format_bytes(memory)}); "
                 "correct one of them (the GB of a datasheet's memory are GiB)"
             )
         return self

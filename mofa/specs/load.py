@@ -31,8 +31,9 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
 from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import override, parse_set, parse_strategy, refuse_no_mapping
+from mofa.specs.renamed import gpu_of_today, overrides_of_today
 from mofa.specs.run import RunSpec
-from mofa.specs.scaling import rescaled_gpu, rescaled_host, rescaled_node
+from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -123,7 +124,7 @@ def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str
         GPUs, in whole nodes where it is more than one. [-]
     overrides
         Dotted paths below the cluster, such as ``{"gpu.memory_bytes": "96 GiB"}``. A fact set to a bare value becomes
-        assumed; setting a GPU's memory alone scales its usable memory with it.
+        assumed; setting a GPU's memory alone scales its capacity with it.
 
     Returns
     -------
@@ -157,6 +158,7 @@ def _bundled_cluster(name: str, num_gpus: int) -> ClusterSpec:
 def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None) -> ClusterSpec:
     path, where = find_file(name_or_path, "nodes", "mofa show hardware lists them")
     refuse_no_mapping(overrides, where)
+    overrides = overrides_of_today(overrides) if overrides else None
     if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
         said = short(str(overrides["num_gpus"]))
         raise SpecError(f"{where}: num_gpus is set to {said}, but the GPUs asked for are {num_gpus}; say it once")
@@ -170,7 +172,7 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     texts = node_text, read_text(gpu_path, f"gpus/{file}")
     if not overrides and type(num_gpus) is int:
         return _as_written(where, f"gpus/{file}", *texts, num_gpus)
-    node, gpu = yaml_mapping(texts[0], where), yaml_mapping(texts[1], f"gpus/{file}")
+    node, gpu = yaml_mapping(texts[0], where), gpu_of_today(yaml_mapping(texts[1], f"gpus/{file}"))
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     changed = override(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
@@ -178,11 +180,11 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     if overrides and isinstance(changed.get("node"), dict):
         changed = {**changed, "node": rescaled_node(changed["node"], node)}
     given = {str(key) for key in overrides or {}}
-    scales = "gpu.memory_bytes" in given and not any(key.startswith("gpu.usable_memory_bytes") for key in given)
+    scales = "gpu.memory_bytes" in given and not any(key.startswith("gpu.capacity_bytes") for key in given)
     if scales and isinstance(changed.get("gpu"), dict):  # all of it, until it can be scaled
-        changed["gpu"] = {**changed["gpu"], "usable_memory_bytes": changed["gpu"]["memory_bytes"]}
+        changed["gpu"] = {**changed["gpu"], "capacity_bytes": changed["gpu"]["memory_bytes"]}
     cluster = build(ClusterSpec, changed, _changed(where, overrides))
-    return _with_usable_memory_scaled(cluster, build(ClusterSpec, raw, where)) if scales else cluster
+    return capacity_scaled(cluster, build(ClusterSpec, raw, where)) if scales else cluster
 
 
 @lru_cache(maxsize=32)
@@ -197,7 +199,7 @@ def _gpu_of(text: str, where: str) -> str:
 @lru_cache(maxsize=64)
 def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_gpus: int) -> ClusterSpec:
     """A cluster with nothing changed; one text is parsed once, which takes longer than many estimates."""
-    node, gpu = _mapping(node_text, where), _mapping(gpu_text, gpu_where)
+    node, gpu = _mapping(node_text, where), gpu_of_today(_mapping(gpu_text, gpu_where))
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     return build(ClusterSpec, override(raw, None, where), where)
 
@@ -206,18 +208,6 @@ def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_g
 def _mapping(text: str, where: str) -> dict[str, Any]:
     """What a text says, not to be changed: runs on other numbers of GPUs read the same two."""
     return yaml_mapping(text, where)
-
-
-def _with_usable_memory_scaled(cluster: ClusterSpec, before: ClusterSpec) -> ClusterSpec:
-    ratio = cluster.gpu.memory_bytes.value / before.gpu.memory_bytes.value
-    usable = before.gpu.usable_memory_bytes.model_copy(
-        update={
-            "value": before.gpu.usable_memory_bytes.value * ratio,
-            "provenance": "assumed",
-            "source": "set by the user: scaled with memory_bytes",
-        }
-    )
-    return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"usable_memory_bytes": usable})})
 
 
 def load_framework(

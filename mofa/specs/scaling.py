@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil, log2
 from typing import Any
 
+from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import way_factors
 from mofa.specs.products import FALLBACK
 from mofa.units import parse_quantity
@@ -208,6 +209,19 @@ def _unless_set(host: Mapping[str, Any], own: Mapping[str, Any], scaled: Mapping
 def _device(curves: Mapping[str, Any]) -> dict[str, Any]:
     """What of curves is the GPU's own: a host is no fact of its datasheet."""
     return {key: item for key, item in curves.items() if key not in ("host", "hosts")}
+
+
+def capacity_scaled(cluster: ClusterSpec, before: ClusterSpec) -> ClusterSpec:
+    """A cluster whose GPU's memory the user changed, with the share of it before that the driver left."""
+    ratio = cluster.gpu.memory_bytes.value / before.gpu.memory_bytes.value
+    capacity = before.gpu.capacity_bytes.model_copy(
+        update={
+            "value": before.gpu.capacity_bytes.value * ratio,
+            "provenance": "assumed",
+            "source": "set by the user: scaled with memory_bytes",
+        }
+    )
+    return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"capacity_bytes": capacity})})
 
 
 def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_it_says_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main((*wide, "--strategy", "pp=4 ep=4 recompute=selective:moe_act", "--json")) == 0
     step = json.loads(capsys.readouterr().out)["step"]
     assert not step["fits_before"] and step["fits_after"]
-    assert step["after_bytes"] < step["usable_bytes"] < step["before_bytes"]
+    assert step["after_bytes"] < step["limit_bytes"] < step["before_bytes"]
 
 
 def test_popular_experts_stay_unless_redrawn(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ def cluster(num_gpus: int = 8, node: str = "h100-hgx", memory_gib: float | None 
     """A bundled cluster on shared hosts, the profile's own, with as much memory a GPU as asked."""
     out = load_cluster(node, num_gpus).on_shared_hosts()
     if memory_gib is not None:
-        out = out.model_copy(update={"gpu": with_facts(out.gpu, usable_memory_bytes=memory_gib * 2.0**30)})
+        out = out.model_copy(update={"gpu": with_facts(out.gpu, capacity_bytes=memory_gib * 2.0**30)})
     return out
 
 

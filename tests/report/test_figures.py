@@ -44,7 +44,7 @@ def test_pareto_draws_every_plan_the_front_the_chosen_one_and_the_capacity() -> 
     assert np.asarray(ax.collections[0].get_offsets()).shape[0] == len(table)
     labels = ax.get_legend_handles_labels()[1]
     assert labels[0] == "50 plans that fit"
-    assert labels[2:] == ["chosen plan", "capacity 79.1 GiB", "capacity − margin 78.1 GiB"]
+    assert labels[2:] == ["chosen plan", "capacity 79.1 GiB", "limit 78.1 GiB"]
 
 
 def test_exposed_bars_sum_to_the_step_and_hidden_ones_are_hatched() -> None:

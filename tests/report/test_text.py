@@ -68,5 +68,5 @@ def test_an_estimate_that_is_too_big_says_by_how_much() -> None:
     print_estimate(make_estimate("a-run", 100.0), make_console(file))
     text = file.getvalue()
     assert "a-run" in text
-    assert "Does not fit: 23.27 GiB short" in text  # 100 - 0.97 * 79.1
+    assert "Does not fit: 23.27 GiB over the limit" in text  # 100 - 0.97 * 79.1
     assert "Memory per pipeline stage" in text

@@ -17,7 +17,7 @@ from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import loads_of
 from mofa.search.one_strategy import one_row
 from mofa.search.rerank import REPLAYED
-from mofa.search.to_plan.builder import Candidate, margin_bytes, room_bytes
+from mofa.search.to_plan.builder import Candidate, margin_bytes, memory_limit_bytes
 from mofa.search.workers import Workers
 from mofa.specs.hardware import ClusterSpec
 from tests.cost.toy import cluster, framework, workload
@@ -45,7 +45,7 @@ def test_what_fits_when_played_is_not_lost() -> None:
     played, estimated = one.device_bytes(), float(one.costed.device_bytes[0])
     assert played < 0.95 * estimated
     machines = with_room((played + estimated) / 2)
-    assert played < room_bytes(machines) < estimated
+    assert played < memory_limit_bytes(machines) < estimated
     options: dict[str, Any] = {"framework": TITAN, "fix": {**FIX, "schedule": "interleaved"}}
     by_estimate = find_plans(JOB, machines, replay=False, **options)
     assert by_estimate.report.rejected["memory"] == 1 and not by_estimate.report.plans
@@ -65,7 +65,7 @@ def test_what_does_not_fit_when_played_says_by_how_much() -> None:
     machines = with_room((allocated + cached + played) / 2)
     found = find_plans(JOB, machines, framework=TITAN, fix={**FIX, "schedule": "interleaved"})
     assert not found.report.plans
-    assert found.report.nearest_miss["memory"].short_by == pytest.approx(played - room_bytes(machines))
+    assert found.report.nearest_miss["memory"].short_by == pytest.approx(played - memory_limit_bytes(machines))
     assert found.table()["step_s"].isna().all()
 
 
@@ -115,7 +115,7 @@ def test_the_number_solved_by_a_high_estimate_is_lowered(monkeypatch: pytest.Mon
 
     def too_high(self: Estimator, *args: Any) -> Weighed:
         found = right(self, *args)
-        return replace(found, device_bytes=found.device_bytes + 0.1 * room_bytes(machines))
+        return replace(found, device_bytes=found.device_bytes + 0.1 * memory_limit_bytes(machines))
 
     monkeypatch.setattr(Estimator, "weighed", too_high)
     by_estimate = find_plans(JOB, machines, replay=False, **options)

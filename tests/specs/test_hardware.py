@@ -188,15 +188,15 @@ def test_a_curve_without_a_default_and_an_unknown_kernel_name_are_refused() -> N
 @pytest.mark.parametrize("name", GPUS)
 def test_cuda_reports_a_little_less_than_the_datasheet(name: str) -> None:
     spec = gpu(name)
-    assert 0.98 < spec.usable_memory_bytes.value / spec.memory_bytes.value < 1.0
+    assert 0.98 < spec.capacity_bytes.value / spec.memory_bytes.value < 1.0
 
 
-def test_no_more_is_usable_than_there_is() -> None:
+def test_the_capacity_is_no_more_than_the_memory() -> None:
     data = raw("gpus", "h100-sxm")
-    data["usable_memory_bytes"]["value"] = data["memory_bytes"]["value"]
-    assert GpuSpec.model_validate(data).usable_memory_bytes.value == 80 * GIB
-    data["usable_memory_bytes"]["value"] = "160 GiB"
-    with pytest.raises(ValidationError, match=r"usable_memory_bytes \(160.00 GiB\) .* memory_bytes \(80.00 GiB\)"):
+    data["capacity_bytes"]["value"] = data["memory_bytes"]["value"]
+    assert GpuSpec.model_validate(data).capacity_bytes.value == 80 * GIB
+    data["capacity_bytes"]["value"] = "160 GiB"
+    with pytest.raises(ValidationError, match=r"capacity_bytes \(160.00 GiB\) .* memory_bytes \(80.00 GiB\)"):
         GpuSpec.model_validate(data)
 
 
@@ -208,7 +208,7 @@ def test_efficiencies_are_marked_assumed_until_measured(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bf16_tflops", "fp8_tflops", "usable_gib"),
+    ("name", "bf16_tflops", "fp8_tflops", "capacity_gib"),
     [
         ("a100-80gb", 312, None, 79.25),
         ("h100-sxm", 989.4, 1978.9, 79.10),
@@ -219,21 +219,21 @@ def test_efficiencies_are_marked_assumed_until_measured(name: str) -> None:
         ("gb200", 2500, 5000, 184.31),
     ],
 )
-def test_dense_peaks_and_capacity(name: str, bf16_tflops: float, fp8_tflops: float | None, usable_gib: float) -> None:
+def test_dense_peaks_and_capacity(name: str, bf16_tflops: float, fp8_tflops: float | None, capacity_gib: float) -> None:
     """NVIDIA's datasheets, sparse figures halved; capacity as CUDA reports it."""
     spec = gpu(name)
     assert spec.peak_flops_per_s["bf16"].value == pytest.approx(bf16_tflops * 1e12)
     assert ("fp8" in spec.peak_flops_per_s) == (fp8_tflops is not None)
     if fp8_tflops is not None:
         assert spec.peak_flops_per_s["fp8"].value == pytest.approx(fp8_tflops * 1e12)
-    assert spec.usable_memory_bytes.value == pytest.approx(usable_gib * GIB)
+    assert spec.capacity_bytes.value == pytest.approx(capacity_gib * GIB)
 
 
 def test_capacity_without_a_run_takes_the_h200s_ratio() -> None:
     h200, h800 = gpu("h200-sxm"), gpu("h800")
-    ratio = h200.usable_memory_bytes.value / h200.memory_bytes.value
-    assert h800.usable_memory_bytes.value == pytest.approx(h800.memory_bytes.value * ratio, rel=1e-4)
-    assert h800.usable_memory_bytes.provenance == "assumed"
+    ratio = h200.capacity_bytes.value / h200.memory_bytes.value
+    assert h800.capacity_bytes.value == pytest.approx(h800.memory_bytes.value * ratio, rel=1e-4)
+    assert h800.capacity_bytes.provenance == "assumed"
 
 
 @pytest.mark.parametrize(

@@ -224,9 +224,26 @@ def test_cluster_memory_set_by_the_user() -> None:
     after = load_cluster("h100-hgx", 16, {"gpu.memory_bytes": "96 GiB"})
     assert after.gpu.memory_bytes.value == 96 * 2**30
     assert (after.gpu.memory_bytes.provenance, after.gpu.memory_bytes.source) == ("assumed", "set by the user")
-    share = before.gpu.usable_memory_bytes.value / before.gpu.memory_bytes.value
-    assert after.gpu.usable_memory_bytes.value == pytest.approx(share * 96 * 2**30)
-    assert after.gpu.usable_memory_bytes.provenance == "assumed"
+    share = before.gpu.capacity_bytes.value / before.gpu.memory_bytes.value
+    assert after.gpu.capacity_bytes.value == pytest.approx(share * 96 * 2**30)
+    assert after.gpu.capacity_bytes.provenance == "assumed"
+
+
+def test_a_capacity_by_its_earlier_name(tmp_path: Path) -> None:
+    """Files and options of users that call the GPU's fact ``usable_memory_bytes`` mean the same."""
+    given: dict[str, object] = {"gpu.capacity_bytes": "70 GiB", "gpu.memory_bytes": "96 GiB"}
+    earlier: dict[str, object] = {"gpu.usable_memory_bytes": "70 GiB", "gpu.memory_bytes": "96 GiB"}
+    assert load_cluster("h100-hgx", 8, earlier) == load_cluster("h100-hgx", 8, given)
+    profiles = data_dir("hardware_profiles")
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "gpus").mkdir()
+    node = _file(tmp_path / "nodes", (profiles / "nodes" / "h20-hgx.yaml").read_text(), "h20-hgx.yaml")
+    text = (profiles / "gpus" / "h20.yaml").read_text()
+    _file(tmp_path / "gpus", text.replace("\ncapacity_bytes:", "\nusable_memory_bytes:"), "h20.yaml")
+    assert load_cluster(node, 8) == load_cluster("h20-hgx", 8)
+    assert load_cluster(node, 8, given) == load_cluster("h20-hgx", 8, given)
+    _file(tmp_path / "gpus", f"{text}\nusable_memory_bytes: 70 GiB\n", "h20.yaml")
+    assert "usable_memory_bytes" in _refused(lambda: load_cluster(node, 8))
 
 
 def test_cluster_errors() -> None:
@@ -234,10 +251,10 @@ def test_cluster_errors() -> None:
     assert "did you mean h100-hgx?" in _refused(lambda: load_cluster("h100-hgk", 8))
     assert "num_gpus (0)" in _refused(lambda: load_cluster("h100-hgx", 0))
     assert "has no unit" in _refused(lambda: load_cluster("h100-hgx", 8, {"gpu.memory_bytes": 96}))
-    said = _refused(lambda: load_cluster("h100-hgx", 8, {"gpu.usable_memory_bytes": "160 GiB"}))
-    assert "gpu.usable_memory_bytes (160.00 GiB) must be at most memory_bytes (80.00 GiB); correct one" in said
-    smaller = load_cluster("h100-hgx", 8, {"gpu.memory_bytes": "40 GiB"}).gpu  # scales what is usable, no contradiction
-    assert 0.98 < smaller.usable_memory_bytes.value / smaller.memory_bytes.value < 1.0
+    said = _refused(lambda: load_cluster("h100-hgx", 8, {"gpu.capacity_bytes": "160 GiB"}))
+    assert "gpu.capacity_bytes (160.00 GiB) must be at most memory_bytes (80.00 GiB); correct one" in said
+    smaller = load_cluster("h100-hgx", 8, {"gpu.memory_bytes": "40 GiB"}).gpu  # scales the capacity, no contradiction
+    assert 0.98 < smaller.capacity_bytes.value / smaller.memory_bytes.value < 1.0
     assert "did you mean memory_bytes?" in _refused(lambda: load_cluster("h100-hgx", 8, {"gpu.memory_byte": "9 GiB"}))
     said = _refused(lambda: load_cluster("h100-hgx", 8, {"intra.bandwidth_bytes_per_s": "400 GB/s"}))
     assert said.endswith("intra is no field here; did you mean node.intra?")

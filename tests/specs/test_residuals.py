@@ -33,7 +33,7 @@ def test_residuals_are_measured_and_say_by_what() -> None:
 
 def test_the_margin_is_the_residual_of_the_capacity() -> None:
     machines = mofa.load_cluster("h100-hgx", 8)
-    capacity = machines.gpu.usable_memory_bytes.value
+    capacity = machines.gpu.capacity_bytes.value
     assert margin_bytes(machines) == load_residuals().device_memory.value * capacity
 
 

@@ -38,7 +38,7 @@ def toy_gpu() -> GpuSpec:
                 "bf16": _fact("1000 TFLOP/s"), "fp8": _fact("2000 TFLOP/s"), "fp32": _fact("60 TFLOP/s"),
             },
             "memory_bytes": _fact("80 GiB"),
-            "usable_memory_bytes": _fact("80 GiB"),
+            "capacity_bytes": _fact("80 GiB"),
             "memory_bandwidth_bytes_per_s": _fact("5 TB/s"),
             "num_sms": _fact(128),
             "l2_bytes": _fact("50 MiB"),

@@ -12,7 +12,7 @@ from mofa.replay.allocator.pools import FREE, UNMAPPED, Block, Pool, page_size, 
 class Device(Protocol):
     """What an allocator has of its device; see :class:`mofa.replay.allocator.caching.Allocator`. [B]"""
 
-    capacity: int | None
+    room: int | None
     reserved: int
 
     def address(self, size: int) -> int:
@@ -64,7 +64,7 @@ def _range(a: Device, pool: Pool, size: int) -> Block:
                 break
             piece = piece.following
     page = page_size(pool)
-    space = 1 << 40 if a.capacity is None else -(-a.capacity * 9 // 8 // page) * page
+    space = 1 << 40 if a.room is None else -(-a.room * 9 // 8 // page) * page
     block = Block(pool, a.address(space), space, UNMAPPED)
     insort(pool.unmapped, (block.address, block), key=lambda item: item[0])
     return block

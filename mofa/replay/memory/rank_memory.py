@@ -64,7 +64,7 @@ class MemoryPlayed:
 
 
 def play(
-    rank: Rank, *, capacity: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
+    rank: Rank, *, room: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
     skip_rounds: bool = True, recordings: SharedRecordings | None = None,
 ) -> MemoryPlayed:  # fmt: skip
     """Play the start and ``num_steps`` steps of a rank.
@@ -77,7 +77,7 @@ def play(
 
     Parameters
     ----------
-    capacity
+    room
         What the device has for the allocator; None is without end. [B]
     skip_rounds
         Whether rounds and steps that repeat are left out; they change nothing but the journal's length.
@@ -85,7 +85,7 @@ def play(
         What was noted down of other ranks of the plan, if any; it changes nothing.
     """
     playing = Playing(
-        rank, capacity=capacity, expandable=expandable, num_steps=num_steps, skip_rounds=skip_rounds,
+        rank, room=room, expandable=expandable, num_steps=num_steps, skip_rounds=skip_rounds,
         recordings=recordings,
     )  # fmt: skip
     return playing.with_drawn_steps() if rank.routing_drift is not None else playing.result()
@@ -99,11 +99,11 @@ class Playing:
     """
 
     def __init__(
-        self, rank: Rank, *, capacity: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
+        self, rank: Rank, *, room: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
         skip_rounds: bool = True, recordings: SharedRecordings | None = None, limit: float = inf,
     ) -> None:  # fmt: skip
         self.rank, self.num_steps = rank, num_steps
-        self.allocator = Allocator(capacity, expandable=expandable, limit=limit)
+        self.allocator = Allocator(room, expandable=expandable, limit=limit)
         with no_collection():
             self.player = player = StepExecutor(rank, self.allocator, skip_rounds=skip_rounds, recordings=recordings)
             player.start()
@@ -145,7 +145,7 @@ class Playing:
                 journal.step_of(event), journal.where(event, act), journal_then.allocated, full.reserved,
                 journal_then.alive, journal_then.tensors,
             )  # fmt: skip
-            missing = max(full.reserved + full.wanted - full.capacity, 0)
+            missing = max(full.reserved + full.wanted - full.room, 0)
         return MemoryPlayed(
             peak, allocator.peak_reserved, allocator.allocated, self.ready, max(h[0] for h in player.state.highest[:2]),
             allocator.num_retries, missing, journal, (start, end, before), failed,
@@ -153,7 +153,7 @@ class Playing:
 
 
 def may_be_fullest(
-    ranks: Sequence[Rank], *, capacity: int | None = None, expandable: bool = False,
+    ranks: Sequence[Rank], *, room: int | None = None, expandable: bool = False,
     recordings: SharedRecordings | None = None,
 ) -> Sequence[Rank]:  # fmt: skip
     """Of ranks of one stage that differ in what their optimizers own those that may reserve most.
@@ -164,7 +164,7 @@ def may_be_fullest(
 
     Parameters
     ----------
-    capacity
+    room
         What the device has for the allocator; None is without end. [B]
     expandable
         Whether segments are expandable.
@@ -180,7 +180,7 @@ def may_be_fullest(
     decides (40 to 480 micro-batches, of random plans and DeepSeek-V3's best on 2,048 GPUs, at whose ends up to 9 %
     differ) playing both whole gave the same rank in all; of 1,462 of a wider draw in all but four, where up to 1.2
     % less is then said to be reserved. With ranks of several chunks it failed in two of 81: they are played whole.
-    So no verdict is left to it: near the capacity all ends are played (:class:`mofa.replay.replayer.Replayer`).
+    So no verdict is left to it: near the limit all ends are played (:class:`mofa.replay.replayer.Replayer`).
     """
     few = [_of_few(rank) for rank in ranks]
     if len(ranks) < 2 or len(ranks[0].chunks) > 1 or SHORTER * len(few[0].computations) > len(ranks[0].computations):
@@ -189,7 +189,7 @@ def may_be_fullest(
     n = int(rest.min(axis=1).argmax())
     if not np.all(rest[n] > np.delete(rest, n, axis=0)):
         return ranks
-    played = [play(rank, capacity=capacity, expandable=expandable, recordings=recordings) for rank in few]
+    played = [play(rank, room=room, expandable=expandable, recordings=recordings) for rank in few]
     reserved = np.array([memory.peak_reserved for memory in played])
     short = any(memory.retries or memory.failed for memory in played)
     return ranks if short or np.any(reserved[n] <= np.delete(reserved, n)) else ranks[n : n + 1]

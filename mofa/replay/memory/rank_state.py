@@ -55,10 +55,10 @@ class RankState:
         return block, act
 
     def overflow(self, full: OutOfDeviceMemory, act: Instruction, event: int) -> Block:
-        """Remember where the device was full first, and play on without a capacity."""
+        """Remember where the device was full first, and play on without end."""
         if self.failed is None:
             self.failed = (event, full, act)
-        self.a.capacity = None
+        self.a.room = None
         return self.take(full.size, act.stream << 1 | (full.size <= SMALL_SIZE))
 
     def drop(self, allocation: Allocation) -> None:

@@ -142,9 +142,9 @@ def outside_of(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
 
 
 def room_of(estimator: Estimator, r: int = 0) -> int:
-    """What the device has for the allocator of a pipeline rank: all but the context and the communicators. [B]"""
+    """What the capacity leaves the allocator of a pipeline rank, beside context and communicators. [B]"""
     context, communicators = outside_of(estimator)
-    return int(estimator.cluster.gpu.usable_memory_bytes.value - context - communicators[r])
+    return int(estimator.cluster.gpu.capacity_bytes.value - context - communicators[r])
 
 
 def _rank(

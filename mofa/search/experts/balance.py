@@ -105,7 +105,7 @@ class StepBalance(Spec):
     before_bytes: float = Field(gt=0, description="Memory of the fullest rank before. [B]")
     after_bytes: float = Field(gt=0, description="Memory of the fullest rank after. [B]")
     adaptive_bytes: float = Field(gt=0, description="Memory of the fullest rank on adaptive placements. [B]")
-    usable_bytes: float = Field(gt=0, description="What a rank can use: the capacity less the margin. [B]")
+    limit_bytes: float = Field(gt=0, description="What a plan may fill of a GPU: the capacity less the margin. [B]")
     fits_before: bool = Field(description="Whether the fullest rank fits before.")
     fits_after: bool = Field(description="Whether the fullest rank fits after.")
     fits_adaptive: bool = Field(description="Whether the fullest rank fits on adaptive placements.")
@@ -114,7 +114,7 @@ class StepBalance(Spec):
 class BalanceReport(Spec):
     """What ``mofa balance --json`` prints."""
 
-    schema_version: Literal["1.0"] = Field(default="1.0", description="Version of this contract.")
+    schema_version: Literal["2.0"] = Field(default="2.0", description="Version of this contract.")
     group: GroupSummary
     max_over_mean: dict[str, float] = Field(
         description="Tokens of the fullest GPU over the mean, averaged over layers and micro-batches: plain, "

@@ -146,7 +146,7 @@ def balance_step(
         payback_steps=None if migration_s is None or gained_s <= 0 else migration_s / gained_s,
         eplb_s=step("eplb").step_s, capacity_s=step("capacity").step_s, balanced_s=balanced.step_s,
         overhead_s=overhead_s, before_bytes=before.memory.device_bytes, after_bytes=after.memory.device_bytes,
-        usable_bytes=before.memory.capacity_bytes - before.memory.margin_bytes, fits_before=before.memory.fits,
+        limit_bytes=before.memory.limit_bytes, fits_before=before.memory.fits,
         fits_after=after.memory.fits, adaptive_bytes=adaptive.memory.device_bytes, fits_adaptive=adaptive.memory.fits,
     )  # fmt: skip
     adapted = report.adaptive.model_copy(update={"migration_s": migration_s})

@@ -22,7 +22,7 @@ from mofa.schedules import SCHEDULES
 from mofa.search.experts.chunk_choice import JointChoice, choose_jointly
 from mofa.search.job_setup import with_numerics
 from mofa.search.one_strategy import one_row
-from mofa.search.to_plan.builder import room_bytes
+from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.specs.base import Spec
 from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import FrameworkSpec
@@ -62,7 +62,7 @@ class ChunkReport(Spec):
     strategy: str = Field(description="The strategy.")
     routing: str = Field(description="How tokens fall on experts.")
     bins: tuple[int, ...] = Field(description="Numbers of chunks that may be chosen. [-]")
-    limit_bytes: float = Field(gt=0, description="Usable memory less the margin. [B]")
+    limit_bytes: float = Field(gt=0, description="What a plan may fill of a GPU: the capacity less the margin. [B]")
     tokens_per_gpu: float = Field(gt=0, description="Of a step. [tokens]")
     max_rows: dict[str, tuple[float, ...]] = Field(
         description="Rows of a rank that fit, per number of chunks and stage; at most the most that occur. [rows]"
@@ -182,7 +182,7 @@ def plan_chunks(
     grid = np.linspace(1.0, top, GRID)
     curves = {c: _costed(workload, cluster, framework, spec, c, grid) for c in bins}
     stage = _stages_of(workload, framework, spec)
-    limit = room_bytes(cluster)
+    limit = memory_limit_bytes(cluster)
     chosen = _smallest(curves, ratios, stage, limit)
     expected = np.minimum(seen_before(ratios, window, headroom), top)
     tokens = workload.batch.seq_len * workload.batch.global_batch / cluster.num_gpus

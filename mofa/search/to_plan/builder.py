@@ -50,13 +50,13 @@ SMALL = 10_000
 
 
 def margin_bytes(cluster: ClusterSpec) -> float:
-    """What a plan leaves free for what the model does not see: the 99 % quantile of measured residuals. [B]"""
-    return load_residuals().device_memory.value * cluster.gpu.usable_memory_bytes.value
+    """What a plan must not fill, for what the model does not see: the 99 % quantile of measured residuals. [B]"""
+    return load_residuals().device_memory.value * cluster.gpu.capacity_bytes.value
 
 
-def room_bytes(cluster: ClusterSpec) -> float:
-    """Device memory that a plan may fill. [B]"""
-    return cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
+def memory_limit_bytes(cluster: ClusterSpec) -> float:
+    """What a plan may fill of a GPU: the capacity less the margin. [B]"""
+    return cluster.gpu.capacity_bytes.value - margin_bytes(cluster)
 
 
 _numbers = count()
@@ -133,7 +133,7 @@ class Candidate:
 
     def lacks(self) -> float:
         """Bytes by which the fullest rank, played, is too big; negative: free. [B]"""
-        limit_bytes = room_bytes(self.job[1])
+        limit_bytes = memory_limit_bytes(self.job[1])
         return self.replayer.fullest_bytes(limit_bytes) - limit_bytes
 
     def device_bytes(self, limit: float = inf) -> float:
@@ -142,7 +142,7 @@ class Candidate:
 
     def fewest_layers(self) -> int | None:
         """Recomputed layers of a chunk that fit, played, where the search chose more; None where none do."""
-        own, limit_bytes = int(self.job[3].recompute_layers[0]), room_bytes(self.job[1])
+        own, limit_bytes = int(self.job[3].recompute_layers[0]), memory_limit_bytes(self.job[1])
         if not self.solved or own < 2:
             return None
         device = self.device_bytes(limit_bytes)
@@ -338,7 +338,7 @@ def _recomputes(row: StrategyTable) -> bool:
 def _memory(
     cluster: ClusterSpec, costed: Breakdown, split: Stages, ends: Ends | None
 ) -> Memory:  # fmt: skip
-    capacity, margin = cluster.gpu.usable_memory_bytes.value, margin_bytes(cluster)
+    capacity, margin = cluster.gpu.capacity_bytes.value, margin_bytes(cluster)
     detail = costed.detail
     assert detail is not None
     of_stages = zip(
@@ -465,7 +465,7 @@ def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpe
     margin = load_residuals().device_memory
     notes = [
         f"memory margin of {margin.value:.1%} of the capacity, {margin.provenance}: {margin.source}",
-        f"capacity {cluster.gpu.usable_memory_bytes.provenance}: {cluster.gpu.usable_memory_bytes.source}",
+        f"capacity {cluster.gpu.capacity_bytes.provenance}: {cluster.gpu.capacity_bytes.source}",
         f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
         reserved,
     ]

@@ -248,10 +248,10 @@ def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, sho
     row = one_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
     rank = ranks_of(Estimator(job, cluster, framework, row))[stage]
     whole = play(rank, skip_rounds=False)
-    capacity = whole.peak_reserved - short
-    whole = play(rank, skip_rounds=False, capacity=capacity)
+    room = whole.peak_reserved - short
+    whole = play(rank, skip_rounds=False, room=room)
     with mock.patch.object(Rounds, "end", return_value=False):
-        repeated = play(rank, capacity=capacity)
+        repeated = play(rank, room=room)
     assert len([kind for _, kind, _, _ in whole.journal.computations if kind == "B"]) == 2 * 16
     assert len(repeated.journal.noted) > 2 * 2 * (16 - 4) and not whole.journal.noted
     assert (repeated.out_of_memory is None) == (not short) and repeated.out_of_memory == whole.out_of_memory

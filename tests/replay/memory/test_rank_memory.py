@@ -262,11 +262,11 @@ def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, ex
     rank = replace(ranks_of(load(name).estimator)[0], computations=acts, num_micro_batches=24)
     full = play(rank, expandable=expandable, skip_rounds=False).peak_reserved
     outcomes = set()
-    for capacity in (full + (100 << 20), full - (300 << 20), full - (1 << 30), full // 2):
+    for room in (full + (100 << 20), full - (300 << 20), full - (1 << 30), full // 2):
         with mock.patch.object(Rounds, "end", return_value=False):
-            short = play(rank, capacity=capacity, expandable=expandable)
-        whole = play(rank, capacity=capacity, expandable=expandable, skip_rounds=False)
-        assert _differences(short, whole) == [], f"{capacity} B"
+            short = play(rank, room=room, expandable=expandable)
+        whole = play(rank, room=room, expandable=expandable, skip_rounds=False)
+        assert _differences(short, whole) == [], f"{room} B"
         assert short.out_of_memory == whole.out_of_memory
         assert short.missing_bytes == whole.missing_bytes
         outcomes.add((whole.out_of_memory is None, whole.retries > 0))
@@ -328,7 +328,7 @@ def test_full_device_plays_on() -> None:
     """Half the memory: it says where there was no room, what was alive and how much was missing, and goes on."""
     run = load("tt1-llama-8l")
     (whole,) = _played(run)
-    (played,) = [play(rank, capacity=whole.peak_reserved // 2) for rank in ranks_of(run.estimator)]
+    (played,) = [play(rank, room=whole.peak_reserved // 2) for rank in ranks_of(run.estimator)]
     assert played.out_of_memory is not None
     assert whole.out_of_memory is None
     assert played.missing_bytes > 0
@@ -359,7 +359,7 @@ def test_what_is_missing_is_what_the_device_is_asked_for() -> None:
     allocator.malloc(40 * MIB)
     with pytest.raises(OutOfDeviceMemory) as full:
         allocator.malloc(2 * MIB)
-    assert full.value.reserved + full.value.wanted - full.value.capacity == 15 * MIB
+    assert full.value.reserved + full.value.wanted - full.value.room == 15 * MIB
 
 
 def test_a_run_that_ran_out_of_memory() -> None:
@@ -367,7 +367,7 @@ def test_a_run_that_ran_out_of_memory() -> None:
     one retry, where 0.32 GiB were missing. Played, 0.3 % less is reserved until then. Those that just fitted have room.
     """
     run = load("tt1-llama-32l-full-oom")
-    (played,) = [play(rank, capacity=int(0.997 * room_of(run.estimator))) for rank in ranks_of(run.estimator)]
+    (played,) = [play(rank, room=int(0.997 * room_of(run.estimator))) for rank in ranks_of(run.estimator)]
     assert played.out_of_memory is not None
     assert played.out_of_memory.where == "forward of the head: loss.cross_entropy"
     assert played.out_of_memory.step == 2
@@ -376,7 +376,7 @@ def test_a_run_that_ran_out_of_memory() -> None:
     assert 0 < played.missing_bytes < 7.83 * 2**30
     for name in ("mc1-llama-21l-fits", "tt1-llama-24l-fits"):
         fits = load(name)
-        (played,) = [play(rank, capacity=room_of(fits.estimator)) for rank in ranks_of(fits.estimator)]
+        (played,) = [play(rank, room=room_of(fits.estimator)) for rank in ranks_of(fits.estimator)]
         assert played.out_of_memory is None
 
 

@@ -72,7 +72,7 @@ def test_each_data_parallel_rank_has_another_part() -> None:
     room = room_of(run.estimator)
     for d, measured in enumerate(ranks):
         (rank,) = ranks_of(run.estimator, d)
-        assert play(rank, capacity=room).peak_reserved == pytest.approx(measured["peak_reserved_bytes"], rel=3e-3)
+        assert play(rank, room=room).peak_reserved == pytest.approx(measured["peak_reserved_bytes"], rel=3e-3)
     assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=3e-3)
 
 
@@ -89,10 +89,10 @@ def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
     assert play(fuller).peak_reserved > play(other).peak_reserved
     short = tuple(replace(rank, computations=rank.computations[:40]) for rank in ends)
     assert may_be_fullest(short) == short
-    assert may_be_fullest(ends, capacity=20 << 30) == ends
+    assert may_be_fullest(ends, room=20 << 30) == ends
 
 
-def test_near_the_capacity_both_ends_of_the_shards_are_played() -> None:
+def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
     """The stage of above, as though the rule took the emptier end: found out where it may not fit, and only there."""
     strategy = "tp=2 sp=true pp=16 ep=16 micro_batch=1 recompute=selective:core_attn+layernorm+mlp"
     job, megatron = load_workload("deepseek-v3", global_batch=3840), load_framework("megatron")
@@ -102,13 +102,13 @@ def test_near_the_capacity_both_ends_of_the_shards_are_played() -> None:
     def wrong(ranks: Sequence[Rank], **_: object) -> Sequence[Rank]:
         return (ranks[int(np.argmin(reserved))],)
 
-    usable = nodes.gpu.usable_memory_bytes.value
+    capacity = nodes.gpu.capacity_bytes.value
     for share, found in ((0.94, max(reserved)), (0.5, min(reserved))):
         one = Replayer(estimator_of(job, nodes, megatron, strategy))
-        one.context_bytes = usable * share - one.communicator_bytes[14] - min(reserved)
+        one.context_bytes = capacity * share - one.communicator_bytes[14] - min(reserved)
         with mock.patch("mofa.replay.replayer.may_be_fullest", wrong):
             assert one.rank(14).peak_reserved == found
-    assert min(reserved) < max(reserved) < min(reserved) + ENDS_DIFFER * usable
+    assert min(reserved) < max(reserved) < min(reserved) + ENDS_DIFFER * capacity
 
 
 @pytest.mark.parametrize(
