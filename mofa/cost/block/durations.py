@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
+from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
-from mofa.blocks.roles import NODE_ROLES
 from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.kernels.fitted_forms import missed_bytes
@@ -21,7 +20,6 @@ from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.specs.curves import Curve, PoweredCurve, slowest_of
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.host import HostCurve
 from mofa.specs.power import mixed_clock
 
 ArrayK = NDArray[np.float64]
@@ -310,144 +308,6 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     launch_s = curves.stream_like("", False).form.launch_s
     floor_s = np.maximum(launches * launch_s, np.array([[form.launch_s] for form in like]))
     return np.where(busy, moved / rate + extra + floor_s, 0.0)
-
-
-def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
-    """As :func:`host_seconds`, as one array. (len(ops), K) [s]"""
-    return stacked(host_seconds(ops, machine), machine.num_k)
-
-
-def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
-    """Host time to issue each op. (K,) each [s]
-
-    Eager: a small op's issue for each launch, a product's for its first; in the forward pass what the model's Python
-    adds for each launch, in the backward pass what autograd's engine adds for each op; functions of Python around it.
-    Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
-    dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
-    op-level checkpoint every op passes its mode, under PyTorch's every saved tensor its hooks, and Megatron's is a
-    function; FSDP's are issued by hooks, which write down where large gradients
-    lie (``Op.listed``), Megatron's additions of gradients too.
-    Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
-    host's profile has as a whole pays for that instead, once (:class:`Calls`). All of it on the slowest of all hosts.
-    """
-    return machine.once("host", ops, lambda: _host_seconds(ops, machine))
-
-
-def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
-    host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host
-    small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
-    model, view = host.model_op_s.value, host.view_s.value
-    dispatched = host.dtensor_op_s.value + host.dtensor_hook_s.value
-    function, guarded = host.function_s.value, host.guarded_call_s.value
-    listed = host.listing_s.value / 2**20
-    backward = any(op.role in NODE_ROLES for op in ops)
-    # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
-    hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
-    out: list[FloatK] = [0.0] * len(ops)
-    inside: BoolK = False
-    modules = Calls(host)
-    for i, op in enumerate(ops):
-        work, launches = op.work, op.launches
-        if op.call is not None and host.modules:
-            called_s = modules.issue_s(op, forward=not backward or op.repeated)
-            if called_s is not None:
-                out[i] = where(op.present, slowest * called_s, 0.0)
-                continue
-        if hooked and op.role == "accumulate":
-            hook_s = slowest * (small + host.grad_hook_s.value)
-            out[i] = where(op.present, maximum(launches, 1.0) * hook_s, 0.0)
-            continue
-        if type(work) is HostSync or not anywhere(launches):
-            continue
-        if op.compiled:
-            again = not backward or op.repeated
-            begins = host.compiled_module_s.value if again else host.compiled_node_s.value
-            kernel = host.compiled_op_s.value + host.compiled_model_op_s.value
-            if op.module == "loss":
-                begins = host.compiled_call_s.value
-                kernel = host.compiled_op_s.value
-            each = launches * kernel + where(inside, 0.0, begins)
-            if again and type(work) is Attention:
-                each = each + host.compiled_attention_s.value
-        elif op.is_sharding:
-            each = host.shard_hook_s.value
-            if anywhere(op.listed):
-                each = each + op.listed * listed
-        else:
-            first: FloatK = product - small if type(work) in PRODUCTS else 0.0
-            if op.role in NODE_ROLES:
-                first = first + engine * op.nodes
-            first = first * op.expert_loops
-            # what is computed again is a forward pass again
-            forward = not backward or op.repeated
-            python = model if forward else 0.0
-            calls = launches + op.views
-            each = launches * python + where(op.dtensor, calls * dispatched, launches * small) + first
-            each = each + op.functions * function + op.guarded * guarded + op.pieces * view
-            if anywhere(op.expert_loops > 1.0):  # what runs again and again is in the processor's caches
-                cold = op.functions * (function - host.loop_function_s.value)
-                cold = cold + op.guarded * (guarded - host.loop_guarded_s.value)
-                each = each - (cold - cold / maximum(op.expert_loops, 1.0))  # the first round finds nothing there
-            if anywhere(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
-                each = each + op.choices * host.gemm_choice_s.value
-            if type(work) is Collective and op.dtensor is not False:
-                each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
-            if op.selective and forward:
-                each = each + calls * host.selective_op_s.value
-            if anywhere(op.checkpoints):
-                each = each + op.checkpoints * host.checkpoint_s.value
-        if anywhere(op.hooked) and (not backward or op.repeated):
-            each = each + op.hooked * (host.unpacked_s.value if backward else host.packed_s.value)
-        # the region begins or ends for whom the op runs; autograd adds a module's gradients once its backward has run
-        if inside is not op.compiled and op.role != "accumulate":
-            runs: BoolK = (launches > 0) & op.present
-            inside = (inside | runs) if op.compiled else (inside & opposite(runs))
-        out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
-    return out
-
-
-WITH_THEIR_COLLECTIVES = ("attention", "amax")
-"""Modules whose collectives are part of what they take."""
-
-
-class Calls:
-    """What a host takes for calls of modules, met in the order in which ops are issued.
-
-    A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its
-    seconds hold the launches of all of them. A collective that a module launches comes on top, and so do kernels that
-    the library chooses anew, and what a checkpoint of Megatron's does ahead of an op that it repeats.
-    """
-
-    def __init__(self, host: HostCurve) -> None:
-        self.host = host
-        self.begun: dict[tuple[int, bool], BoolK] = {}
-        """Whether a call has been paid for, by its ``id`` and whether it is the module's forward."""
-
-    def issue_s(self, op: Op, *, forward: bool) -> FloatK | None:
-        """Seconds of an op that a call issues, where it is present; None where its module was not timed. [s]"""
-        call = op.call
-        assert call is not None
-        name, format_ = call.module, call.format
-        apart = type(op.work) is Collective and name not in WITH_THEIR_COLLECTIVES
-        if apart:
-            name = "exchange" if op.work.group == "ep" else "collective"
-        fact = self.host.module(name, format_)
-        if fact is None:
-            return None
-        once, each = fact.seconds(forward=forward)
-        if apart:
-            return once
-        begun = self.begun.get((id(call), forward), False)
-        seconds = where(begun, 0.0, call.times * (once + call.members * each))
-        self.begun[id(call), forward] = begun | op.present
-        if anywhere(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
-            seconds = seconds + op.choices * self.choice_s(format_, forward=forward)
-        return seconds + op.checkpoints * self.host.checkpoint_s.value
-
-    def choice_s(self, format_: str, *, forward: bool) -> float:
-        """Choice of a kernel within a module; where that was not timed, within PyTorch's product. [s]"""
-        fact = self.host.module("kernel_choice", format_)
-        return self.host.gemm_choice_s.value if fact is None else fact.seconds(forward=forward)[0]
 
 
 def tape_flops(tape: Tape, num_k: int) -> ArrayK:

@@ -16,8 +16,9 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, stacked, where
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
-from mofa.cost.block.durations import Machine, Timed, device_seconds, host_seconds
+from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
+from mofa.cost.block.host_issue import host_seconds
 from mofa.cost.block.launch_blocking import blocking
 from mofa.cost.block.sequential_experts import in_turn
 from mofa.cost.block.streams import NOTHING, Ready, Streams, through

@@ -14,7 +14,8 @@ import numpy as np
 
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import COMM_FAMILIES, Collective, HostSync, Op, Stream, Tape
-from mofa.cost.block.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.block.durations import Machine, op_seconds
+from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.launch_blocking import on_one_stream, waits_behind
 from mofa.cost.block.sequential_experts import in_turn
 from mofa.cost.block.streams import OWN_ORDER

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.op import Attention, Collective, Gemm, Op, Stream
-from mofa.cost.block.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.block.durations import Machine, op_seconds
+from mofa.cost.block.host_issue import issue_seconds
 from tests.blocks.roles import as_named
 from tests.cost.toy import alike, cluster, framework, with_facts
 

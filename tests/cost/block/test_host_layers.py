@@ -14,7 +14,8 @@ import pytest
 
 from mofa.blocks.hooks import saved_tensors
 from mofa.blocks.tapes import BlockTapes
-from mofa.cost.block.durations import Machine, host_seconds
+from mofa.cost.block.durations import Machine
+from mofa.cost.block.host_issue import host_seconds
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.files import load_yaml
 from mofa.specs.load import load_runs, resolve_run

@@ -11,7 +11,8 @@ import pytest
 
 from mofa.blocks.backward import Recompute
 from mofa.blocks.op import Call, Collective, Gemm, Grouped, Op, Stream, Tape
-from mofa.cost.block.durations import Machine, issue_seconds
+from mofa.cost.block.durations import Machine
+from mofa.cost.block.host_issue import issue_seconds
 from mofa.specs.base import Fact
 from mofa.specs.host import MODULES, LayerPace, ModuleCall
 from mofa.specs.scaling import rescaled_host

@@ -17,7 +17,8 @@ from mofa.blocks.op import Attention, Gemm, Op, Stream, Way
 from mofa.calibrate.cases import Case
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes_routed import BY_BYTES, BYTES
-from mofa.cost.block.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.block.durations import Machine, op_seconds
+from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, stream_s, unaligned_gemm_s
 from mofa.cost.kernels.topology import Group

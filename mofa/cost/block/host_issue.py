@@ -1,0 +1,185 @@
+"""Host time to issue every op of a tape, over all K candidates at once."""
+
+from __future__ import annotations
+
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, stacked, where
+from mofa.blocks.op import Attention, Collective, HostSync, Op
+from mofa.blocks.roles import NODE_ROLES
+from mofa.cost.block.durations import PRODUCTS, ArrayK, Machine
+from mofa.specs.host import HostCurve
+
+
+def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
+    """As :func:`host_seconds`, as one array. (len(ops), K) [s]"""
+    return stacked(host_seconds(ops, machine), machine.num_k)
+
+
+def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+    """Host time to issue each op. (K,) each [s]
+
+    Eager: a small op's issue for each launch, a product's for its first; in the forward pass what the model's Python
+    adds for each launch, in the backward pass what autograd's engine adds for each op; functions of Python around it.
+    Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
+    dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
+    op-level checkpoint every op passes its mode, under PyTorch's every saved tensor its hooks, and Megatron's is a
+    function; FSDP's are issued by hooks, which write down where large gradients
+    lie (``Op.listed``), Megatron's additions of gradients too.
+    Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
+    host's profile has as a whole pays for that instead, once (:class:`Calls`). All of it on the slowest of all hosts.
+    """
+    return machine.once("host", ops, lambda: _host_seconds(ops, machine))
+
+
+def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+    host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host
+    backward = any(op.role in NODE_ROLES for op in ops)
+    # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
+    hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
+    hook_s = slowest * (host.eager_op_s.value + host.grad_hook_s.value)
+    packing_s = host.unpacked_s.value if backward else host.packed_s.value
+    modules, eager, regions = Calls(host), EagerOps(host), CompiledRegions(host)
+    out: list[FloatK] = [0.0] * len(ops)
+    for i, op in enumerate(ops):
+        forward = not backward or op.repeated  # what is computed again is a forward pass again
+        launches = op.launches
+        if op.call is not None and host.modules:
+            called_s = modules.issue_s(op, forward=forward)
+            if called_s is not None:
+                out[i] = where(op.present, slowest * called_s, 0.0)
+                continue
+        if hooked and op.role == "accumulate":
+            out[i] = where(op.present, maximum(launches, 1.0) * hook_s, 0.0)
+            continue
+        if type(op.work) is HostSync or not anywhere(launches):
+            continue
+        if op.compiled:
+            each = regions.issue_s(op, forward=forward)
+        elif op.is_sharding:
+            each = _sharding_s(op, host)
+        else:
+            each = eager.issue_s(op, forward=forward)
+        if forward and anywhere(op.hooked):
+            each = each + op.hooked * packing_s
+        # autograd adds a module's gradients once its backward has run, which ends no region
+        if regions.inside is not op.compiled and op.role != "accumulate":
+            regions.begin_or_end(op)
+        out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
+    return out
+
+
+def _sharding_s(op: Op, host: HostCurve) -> FloatK:
+    """An op of FSDP's, which hooks issue and which may write down where large gradients lie. [s]"""
+    each = host.shard_hook_s.value
+    return each + op.listed * (host.listing_s.value / 2**20) if anywhere(op.listed) else each
+
+
+class EagerOps:
+    """What a host takes for ops that PyTorch launches one by one, with the Python around them."""
+
+    def __init__(self, host: HostCurve) -> None:
+        self.host = host
+        self.small_s, self.product_s = host.eager_op_s.value, host.linear_op_s.value
+        self.engine_s, self.model_s, self.view_s = host.backward_op_s.value, host.model_op_s.value, host.view_s.value
+        self.dispatch_s = host.dtensor_op_s.value + host.dtensor_hook_s.value
+        self.function_s, self.guarded_s = host.function_s.value, host.guarded_call_s.value
+
+    def issue_s(self, op: Op, *, forward: bool) -> FloatK:
+        """Seconds of an op that launches kernels. (K,) [s]"""
+        work, launches = op.work, op.launches
+        first: FloatK = self.product_s - self.small_s if type(work) in PRODUCTS else 0.0
+        if op.role in NODE_ROLES:
+            first = first + self.engine_s * op.nodes
+        first = first * op.expert_loops
+        python = self.model_s if forward else 0.0
+        calls = launches + op.views
+        each = launches * python + where(op.dtensor, calls * self.dispatch_s, launches * self.small_s) + first
+        each = each + op.functions * self.function_s + op.guarded * self.guarded_s + op.pieces * self.view_s
+        if anywhere(op.expert_loops > 1.0):
+            each = each - self._cached_s(op)
+        if anywhere(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
+            each = each + op.choices * self.host.gemm_choice_s.value
+        if type(work) is Collective and op.dtensor is not False:
+            each = each + where(op.dtensor, self.host.redistribute_s.value, 0.0)
+        if op.selective and forward:
+            each = each + calls * self.host.selective_op_s.value
+        if anywhere(op.checkpoints):
+            each = each + op.checkpoints * self.host.checkpoint_s.value
+        return each
+
+    def _cached_s(self, op: Op) -> FloatK:
+        """What loops over experts save: what runs again and again is in the processor's caches. (K,) [s]"""
+        cold = op.functions * (self.function_s - self.host.loop_function_s.value)
+        cold = cold + op.guarded * (self.guarded_s - self.host.loop_guarded_s.value)
+        return cold - cold / maximum(op.expert_loops, 1.0)  # the first round finds nothing there
+
+
+class CompiledRegions:
+    """What a host takes for compiled ops, met in the order in which ops are issued.
+
+    Each kernel is launched; the first of a region calls it. Any other op that runs ends the region.
+    """
+
+    def __init__(self, host: HostCurve) -> None:
+        self.host = host
+        self.inside: BoolK = False
+        """Whether the op before was compiled, by candidate."""
+
+    def issue_s(self, op: Op, *, forward: bool) -> FloatK:
+        """Seconds of a compiled op. (K,) [s]"""
+        host = self.host
+        begins_s = host.compiled_module_s.value if forward else host.compiled_node_s.value
+        kernel_s = host.compiled_op_s.value + host.compiled_model_op_s.value
+        if op.module == "loss":
+            begins_s, kernel_s = host.compiled_call_s.value, host.compiled_op_s.value
+        each = op.launches * kernel_s + where(self.inside, 0.0, begins_s)
+        return each + host.compiled_attention_s.value if forward and type(op.work) is Attention else each
+
+    def begin_or_end(self, op: Op) -> None:
+        """Begin the region for whom the op runs, or end it if the op is not compiled."""
+        runs: BoolK = (op.launches > 0) & op.present
+        self.inside = (self.inside | runs) if op.compiled else (self.inside & opposite(runs))
+
+
+WITH_THEIR_COLLECTIVES = ("attention", "amax")
+"""Modules whose collectives are part of what they take."""
+
+
+class Calls:
+    """What a host takes for calls of modules, met in the order in which ops are issued.
+
+    A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its
+    seconds hold the launches of all of them. A collective that a module launches comes on top, and so do kernels that
+    the library chooses anew, and what a checkpoint of Megatron's does ahead of an op that it repeats.
+    """
+
+    def __init__(self, host: HostCurve) -> None:
+        self.host = host
+        self.begun: dict[tuple[int, bool], BoolK] = {}
+        """Whether a call has been paid for, by its ``id`` and whether it is the module's forward."""
+
+    def issue_s(self, op: Op, *, forward: bool) -> FloatK | None:
+        """Seconds of an op that a call issues, where it is present; None where its module was not timed. [s]"""
+        call = op.call
+        assert call is not None
+        name, format_ = call.module, call.format
+        work = op.work
+        on_top = isinstance(work, Collective) and name not in WITH_THEIR_COLLECTIVES
+        if isinstance(work, Collective) and on_top:
+            name = "exchange" if work.group == "ep" else "collective"
+        fact = self.host.module(name, format_)
+        if fact is None:
+            return None
+        once, each = fact.seconds(forward=forward)
+        if on_top:
+            return once
+        begun = self.begun.get((id(call), forward), False)
+        seconds = where(begun, 0.0, call.times * (once + call.members * each))
+        self.begun[id(call), forward] = begun | op.present
+        if anywhere(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
+            seconds = seconds + op.choices * self.choice_s(format_, forward=forward)
+        return seconds + op.checkpoints * self.host.checkpoint_s.value
+
+    def choice_s(self, format_: str, *, forward: bool) -> float:
+        """Choice of a kernel within a module; where that was not timed, within PyTorch's product. [s]"""
+        fact = self.host.module("kernel_choice", format_)
+        return self.host.gemm_choice_s.value if fact is None else fact.seconds(forward=forward)[0]
