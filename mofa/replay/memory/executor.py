@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from mofa.cost.allocations.initialization import built
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import Block, OutOfDeviceMemory
@@ -12,21 +11,19 @@ from mofa.replay.allocator.timeline import (
     ACTIVATIONS,
     BUFFERS,
     GRADIENTS,
-    PARAMETERS,
-    STATES,
-    TEMPORARIES,
     Instruction,
     outside,
 )
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.dispatcher_retention import BLOCKS, RetainedBlocks
-from mofa.replay.memory.fsdp_and_optimizer import fetch, gather, gather_ends, in_optimizer, optimize, reduce, wanted
-from mofa.replay.memory.pass_state import Allocation, Pass, Slots, short_name
+from mofa.replay.memory.fsdp_and_optimizer import fetch, gather, gather_ends, optimize, reduce
+from mofa.replay.memory.pass_state import Allocation, Pass, Slots
+from mofa.replay.memory.rank_start import start
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.stage_outputs import Sends
 from mofa.replay.memory.steady_state import Steady
-from mofa.replay.rank.description import Rank, RankBlock, Weight
+from mofa.replay.rank.description import Rank, RankBlock
 from mofa.replay.rank.program import (
     CACHE,
     CLAIM,
@@ -50,6 +47,9 @@ from mofa.replay.rank.program import (
     Packed,
 )
 from mofa.replay.rank.routing_drift import Drawn
+
+WITHOUT_SLOT = frozenset((PRODUCT, LASTING, REPLACED, RENEW))
+"""Instructions that do nothing to a slot of their block."""
 
 
 class StepExecutor:
@@ -97,44 +97,8 @@ class StepExecutor:
     # -- a step
     def start(self) -> None:
         """Parameters, then what the framework keeps beside them."""
-        r, where = self.rank, "start"
         self.state.highest.append((0, 0, 0, 0))
-        start = self.state.note()
-        if r.deepspeed:
-            deepspeed.start(self.state)
-            return
-        if r.preallocated:
-            wanted(self.state, built(r.weights, r.rotations), where)
-            self.state.look(start)
-            return
-        params = [self.parameter(w, n, where) for n, w in enumerate(r.weights)]
-        for flat in r.flat_buffers:
-            if flat.params:
-                self.state.new(flat.params, outside(PARAMETERS, "buffer of the parameters", where))
-            self.state.new(flat.grads, outside(GRADIENTS, "buffer of the gradients", where))
-            for n in flat.weights if flat.params else ():  # copied into it, the tensors are let go
-                self.state.drop(params[n])
-        copy = outside(TEMPORARIES, "copy of a parameter", where)
-        for w in in_optimizer(r):
-            if w.main:  # made of a copy (distrib_optimizer.py: clone().float())
-                narrow = self.state.new(w.main // 2, copy)
-                self.state.new(w.main, outside(STATES, f"fp32 copy of {short_name(w.name)}", where))
-                self.state.drop(narrow)
-        self.state.look(start)
-
-    def parameter(self, w: Weight, n: int, where: str) -> Allocation:
-        """The n-th parameter of a rank, and what is built beside it. In fp8 it is cast from a 16-bit tensor, which
-        goes, and has a transposed copy."""
-        wide = self.state.new(w.draft, outside(TEMPORARIES, "draft of a first value", where)) if w.draft else None
-        allocation = self.state.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where))
-        if w.transposed:
-            self.state.new(w.transposed, outside(BUFFERS, f"transposed {short_name(w.name)}", where))
-        if wide is not None:
-            self.state.drop(wide)
-        for behind, nbytes in self.rank.built:
-            if behind == n:
-                self.state.new(nbytes, outside(BUFFERS, "buffer kept for good", where))
-        return allocation
+        start(self.state)
 
     def run_step(self) -> None:
         """Forwards and backwards of all micro-batches, then the optimizer."""
@@ -320,28 +284,56 @@ class StepExecutor:
     def backward(self, c: int, i: int, hold: bool = False) -> None:
         r = self.rank
         chunk_pass = self.state.passes[c, i]
-        dy: Block | None = None
+        sent = self.output_of(c, chunk_pass)
         to_the_end: list[Allocation] = []
-        sent = (
-            (chunk_pass.out, outside(ACTIVATIONS, self.sends.name(c), "backward"))
-            if chunk_pass.out is not None
-            else None
-        )
-        if not r.preallocated:
-            chunk_pass.out = None
         if r.deepspeed and r.sends[c]:
             assert sent is not None
             to_the_end = [*deepspeed.restored(self.state, self.sends), sent]
         elif sent is not None and not r.preallocated:
             self.state.drop(sent)
-        if r.sends[c] and not r.preallocated and not r.deepspeed:
-            dy, _ = self.state.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
-        # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
-        self.received = r.boundary_bytes if r.sends[c] and r.preallocated and not r.defers_weight_gradients else 0
+        dy = self.received_gradient(c)
         if not hold:
             self.first = c not in self.state.begun or r.deepspeed == "bf16"
             self.state.begun.add(c)
         deepspeed.before_backward(self.state)
+        dy = self.back_through_blocks(c, i, dy, hold=hold)
+        for allocation in self.freed_at_end:
+            self.state.drop(allocation)
+        self.freed_at_end = []
+        dy = self.input_gradient(c, i, dy, hold=hold)
+        for allocation in self.handed_on.values():
+            self.state.drop(allocation)
+        self.handed_on = {}
+        if hold:
+            self.keep_for_weights(c, chunk_pass, sent)
+        elif r.preallocated:  # until the schedule lets them go (Sends)
+            chunk_pass.slots, chunk_pass.place = [[dy]], -1
+        else:
+            del self.state.passes[c, i]
+        deepspeed.after_backward(self.state)
+        for allocation in to_the_end:
+            self.state.drop(allocation)
+
+    def output_of(self, c: int, chunk_pass: Pass) -> Allocation | None:
+        """What a forward left of its output; only a preallocated pipeline leaves it to the pass."""
+        out = chunk_pass.out
+        if not self.rank.preallocated:
+            chunk_pass.out = None
+        return None if out is None else (out, outside(ACTIVATIONS, self.sends.name(c), "backward"))
+
+    def received_gradient(self, c: int) -> Block | None:
+        """The gradient of a chunk's output, where it is received in new memory."""
+        r = self.rank
+        dy: Block | None = None
+        if r.sends[c] and not r.preallocated and not r.deepspeed:
+            dy, _ = self.state.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
+        # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
+        self.received = r.boundary_bytes if r.sends[c] and r.preallocated and not r.defers_weight_gradients else 0
+        return dy
+
+    def back_through_blocks(self, c: int, i: int, dy: Block | None, *, hold: bool) -> Block | None:
+        """Run a chunk's blocks from the last to the first; returns the gradient of its input."""
+        r, chunk_pass = self.rank, self.state.passes[c, i]
         for n in range(len(chunk_pass.slots) - 1, -1, -1):
             code, slots = self.programs_of(c, i)[n], chunk_pass.slots[n]
             if dy is not None and code.given >= 0:
@@ -356,32 +348,26 @@ class StepExecutor:
                 if dy is None and n == 0 and r.receives[c]:  # it lingers: what is received gets a copy as its gradient
                     dy, _ = self.state.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "gradient of an input"))
             self.clear(code.loose if hold else code.rest, slots)
-        for allocation in self.freed_at_end:
-            self.state.drop(allocation)
-        self.freed_at_end = []
-        act = outside(ACTIVATIONS, GRADIENT, "end of a backward")
+        return dy
+
+    def input_gradient(self, c: int, i: int, dy: Block | None, *, hold: bool) -> Block | None:
+        """Keep or free the gradient of a chunk's input; returns it where the pass still has it."""
+        r, act = self.rank, outside(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
             self.replace(self.state.input_grads, c, i, dy, act)
         elif dy is not None and not (r.preallocated and r.receives[c]):
             self.state.drop((dy, act))
-            dy = None
-        for allocation in self.handed_on.values():
-            self.state.drop(allocation)
-        self.handed_on = {}
-        if hold:
-            if chunk_pass.slots:
-                self.clear(self.programs[c][-1].above, chunk_pass.slots[-1])
-            if sent is not None and not r.sends[c]:  # the loss stands for it in what is put off (backward_state)
-                self.state.drop(sent)
-                chunk_pass.out = None
-            chunk_pass.place = -1
-        elif r.preallocated:  # until the schedule lets them go (Sends)
-            chunk_pass.slots, chunk_pass.place = [[dy]], -1
-        else:
-            del self.state.passes[c, i]
-        deepspeed.after_backward(self.state)
-        for allocation in to_the_end:
-            self.state.drop(allocation)
+            return None
+        return dy
+
+    def keep_for_weights(self, c: int, chunk_pass: Pass, sent: Allocation | None) -> None:
+        """Free what a backward by inputs leaves and the one by weights does not read."""
+        if chunk_pass.slots:
+            self.clear(self.programs[c][-1].above, chunk_pass.slots[-1])
+        if sent is not None and not self.rank.sends[c]:  # the loss stands for it in what is put off (backward_state)
+            self.state.drop(sent)
+            chunk_pass.out = None
+        chunk_pass.place = -1
 
     def run(
         self, code: BlockProgram, instructions: Packed, slots: Slots, phase: str, piece: RankBlock, index: int = 0
@@ -409,58 +395,66 @@ class StepExecutor:
                     sizes(-old.size)
                     free(old)
                     slots[slot] = None
-            elif kind == PRODUCT:
-                self.workspace("backward" if phase.startswith("backward") else "forward")
-            elif kind == LASTING:
-                self.last(instruction, index)
-            elif kind == REPLACED:
-                self.sends.replaced()
-                if (
-                    self.state.notes is not None and self.rank.output_stays
-                ):  # another pass's output goes, if there is one
-                    self.state.notes.clean = False
-            elif kind == RENEW:
-                for gone in self.retained.renewed(index):
-                    self.state.drop(gone)
+            elif kind in WITHOUT_SLOT:
+                self.take_or_let_go(kind, instruction, phase, index)
             elif kind == SUM:
                 if old is None and self.received:
                     slots[slot], _ = self.state.new(self.received, instruction)
                     self.received = 0
             elif kind == CLAIM:
-                allocation = carried.pop(code.claims[slot], None)
-                slots[slot] = (
-                    self.state.new(size, instruction)
-                    if allocation is None
-                    else self.state.rename(allocation, instruction)
-                )[0]
-            elif kind == DROP_CARRIED:  # but what this block takes over later on: the gradients that are being reduced
-                later = {name: allocation for name, allocation in carried.items() if name in code.claims.values()}
-                for name, allocation in carried.items():
-                    if name not in later:
-                        self.state.drop(allocation)
-                carried = later
-            elif old is not None:
-                if kind == HOLD:
-                    self.handed_on[code.holds[slot]] = (old, instruction)
-                    slots[slot] = None
-                elif kind == CACHE:
-                    self.cache.append((old, instruction))
-                    slots[slot] = None
-                elif kind == KEEP:
+                slots[slot] = self.claim(carried.pop(code.claims[slot], None), instruction, size)
+            elif kind == DROP_CARRIED:
+                carried = self.drop_carried(carried, code)
+            elif kind == KEEP:
+                if old is not None:
                     self.keep(old, instruction, slots, index, piece)
-                elif kind == LATE:
-                    self.freed_at_end.append((old, instruction))
-                    slots[slot] = None
-                elif kind == SHELVE:
-                    self.sends.shelve((old, instruction))
-                    slots[slot] = None
-                elif kind in (FREE_REDUCED, FREE_SENT):
-                    self.sends.drop_late((old, instruction), sent=kind == FREE_SENT)
-                    slots[slot] = None
+            elif old is not None:
+                self.leave_slot(kind, (old, instruction), code.holds.get(slot, ""))
+                slots[slot] = None
         for allocation in carried.values():
             self.state.drop(allocation)
         self.sends.passed(phase, piece)
         self.state.look(start)
+
+    def take_or_let_go(self, kind: int, instruction: Instruction, phase: str, index: int) -> None:
+        """What an instruction takes or lets go that is in none of the block's slots."""
+        if kind == PRODUCT:
+            self.workspace("backward" if phase.startswith("backward") else "forward")
+        elif kind == LASTING:
+            self.last(instruction, index)
+        elif kind == REPLACED:
+            self.sends.replaced()
+            if self.state.notes is not None and self.rank.output_stays:  # another pass's output goes, if there is one
+                self.state.notes.clean = False
+        elif kind == RENEW:
+            for gone in self.retained.renewed(index):
+                self.state.drop(gone)
+
+    def claim(self, carried: Allocation | None, instruction: Instruction, size: int) -> Block:
+        """What the block before handed on, by its new name; new memory where it did not."""
+        taken = self.state.new(size, instruction) if carried is None else self.state.rename(carried, instruction)
+        return taken[0]
+
+    def drop_carried(self, carried: dict[str, Allocation], code: BlockProgram) -> dict[str, Allocation]:
+        """Free what the block before handed on, but what this block takes over later: gradients being reduced."""
+        later = {name: allocation for name, allocation in carried.items() if name in code.claims.values()}
+        for name, allocation in carried.items():
+            if name not in later:
+                self.state.drop(allocation)
+        return later
+
+    def leave_slot(self, kind: int, allocation: Allocation, name: str) -> None:
+        """Who has a tensor from here on that leaves its slot: the next block by a name, or who frees it later."""
+        if kind == HOLD:
+            self.handed_on[name] = allocation
+        elif kind == CACHE:
+            self.cache.append(allocation)
+        elif kind == LATE:
+            self.freed_at_end.append(allocation)
+        elif kind == SHELVE:
+            self.sends.shelve(allocation)
+        elif kind in (FREE_REDUCED, FREE_SENT):
+            self.sends.drop_late(allocation, sent=kind == FREE_SENT)
 
     def clear(self, instructions: tuple[Instruction, ...], slots: Slots) -> None:
         """Free what is left in slots."""

@@ -1,0 +1,57 @@
+"""What a rank allocates before its first step: parameters, and what the framework keeps beside them."""
+
+from __future__ import annotations
+
+from mofa.cost.allocations.initialization import built
+from mofa.replay.allocator.timeline import BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
+from mofa.replay.memory import deepspeed
+from mofa.replay.memory.fsdp_and_optimizer import in_optimizer, wanted
+from mofa.replay.memory.pass_state import Allocation, short_name
+from mofa.replay.memory.rank_state import RankState
+from mofa.replay.rank.description import Weight
+
+WHERE = "start"
+
+
+def start(state: RankState) -> None:
+    """Allocate parameters, then what the framework keeps beside them."""
+    r = state.rank
+    begun = state.note()
+    if r.deepspeed:
+        deepspeed.start(state)
+        return
+    if r.preallocated:
+        wanted(state, built(r.weights, r.rotations), WHERE)
+        state.look(begun)
+        return
+    params = [_parameter(state, w, n) for n, w in enumerate(r.weights)]
+    for flat in r.flat_buffers:
+        if flat.params:
+            state.new(flat.params, outside(PARAMETERS, "buffer of the parameters", WHERE))
+        state.new(flat.grads, outside(GRADIENTS, "buffer of the gradients", WHERE))
+        for n in flat.weights if flat.params else ():  # copied into it, the tensors are let go
+            state.drop(params[n])
+    copy = outside(TEMPORARIES, "copy of a parameter", WHERE)
+    for w in in_optimizer(r):
+        if w.main:  # made of a copy (distrib_optimizer.py: clone().float())
+            narrow = state.new(w.main // 2, copy)
+            state.new(w.main, outside(STATES, f"fp32 copy of {short_name(w.name)}", WHERE))
+            state.drop(narrow)
+    state.look(begun)
+
+
+def _parameter(state: RankState, w: Weight, n: int) -> Allocation:
+    """The n-th parameter of a rank, and what is built beside it.
+
+    In fp8 it is cast from a 16-bit tensor, which goes, and has a transposed copy.
+    """
+    wide = state.new(w.draft, outside(TEMPORARIES, "draft of a first value", WHERE)) if w.draft else None
+    allocation = state.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", WHERE))
+    if w.transposed:
+        state.new(w.transposed, outside(BUFFERS, f"transposed {short_name(w.name)}", WHERE))
+    if wide is not None:
+        state.drop(wide)
+    for behind, nbytes in state.rank.built:
+        if behind == n:
+            state.new(nbytes, outside(BUFFERS, "buffer kept for good", WHERE))
+    return allocation
