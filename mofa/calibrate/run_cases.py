@@ -71,36 +71,80 @@ def run(
         raise SpecError(f"--families: unknown {', '.join(unknown)}; choose from {', '.join(FAMILIES)}")
     bench = open_bench(device)
     found = num_gpus(bench) if gpus is None else gpus
-    usual = ONE_GPU_FAMILIES if found < 2 else SEVERAL_GPU_FAMILIES
-    wanted = families or (*usual, *(TE_BF16_FAMILIES if bench.environment().get("transformer_engine") else ()))
-    chosen = [family for family in FAMILIES if family in wanted]
     on_host = str(bench.environment().get("device")) == "cpu"
-    of_layers = 0 if on_host else found
-    todo = [
-        c
-        for family in chosen
-        for c in cases(
-            family,
-            quick=quick,
-            full=full,
-            gpus=of_layers if family == LAYERS else found,
-            fresh=fresh or fresh_only,
-        )
-        if c.split == "fresh" or not fresh_only
-    ]
+    every = _cases_of(
+        _families_of(bench, found, families), quick=quick, full=full, gpus=found, layer_gpus=0 if on_host else found,
+        fresh=fresh or fresh_only,
+    )  # fmt: skip
+    todo = [c for c in every if c.split == "fresh" or not fresh_only]
     host = host_id(str(bench.environment().get("gpu_ids", "")))
     done = prepare(out, bench, host)
     left = [c for c in todo if c.key not in done]
     counts = {"measured": 0, "kept": len(todo) - len(left), "unsupported": 0, "left": 0}
-    started = time.monotonic()
+    tell = progress or _tell_nobody
     single = [c for c in left if c.family not in SPAWNED]
+    several = [c for c in left if c.family in ("collective", "overlap")]
+    layers = [c for c in left if c.family == LAYERS]
+    skipped = _measure_singly(single, bench, out, host, limit_s, counts, len(left), tell)
+    if several and not counts["left"] and found > 1:
+        _measure_several(
+            several,
+            todo,
+            out,
+            host,
+            found,
+            lambda rows: tell(len(single) + rows, len(left), f"collectives on {found} GPUs"),
+        )
+        counts["measured"] += len(several)
+    if layers and not counts["left"]:
+
+        def passed(rows: int) -> None:
+            tell(len(left) - len(layers) + min(rows, len(layers)), len(left), "MoE layers in token chunks")
+
+        ran = _measure_layers(layers, out, host, "cpu" if on_host else "cuda", passed)
+        counts["measured" if ran else "unsupported"] += len(layers)
+    if skipped:
+        (out / "unsupported.txt").write_text("\n".join(skipped) + "\n", encoding="utf-8")
+    tell(len(left), len(left), "done")
+    return counts
+
+
+def _tell_nobody(done: int, total: int, what: str) -> None:
+    """Progress that nobody asked for."""
+
+
+def _families_of(bench: Bench, gpus: int, named: Sequence[str] | None) -> list[str]:
+    """The families to measure: those named, else the usual ones of so many GPUs and of what is installed."""
+    usual = ONE_GPU_FAMILIES if gpus < 2 else SEVERAL_GPU_FAMILIES
+    wanted = named or (*usual, *(TE_BF16_FAMILIES if bench.environment().get("transformer_engine") else ()))
+    return [family for family in FAMILIES if family in wanted]
+
+
+def _cases_of(
+    families: Sequence[str], *, quick: bool, full: bool, gpus: int, layer_gpus: int, fresh: bool
+) -> list[Case]:  # fmt: skip
+    """Every case of some families; whole layers are measured on ``layer_gpus``."""
+    return [
+        case
+        for family in families
+        for case in cases(
+            family, quick=quick, full=full, gpus=layer_gpus if family == LAYERS else gpus, fresh=fresh
+        )
+    ]  # fmt: skip
+
+
+def _measure_singly(
+    single: Sequence[Case], bench: Bench, out: Path, host: str, limit_s: float | None, counts: dict[str, int],
+    num_left: int, tell: Progress,
+) -> list[str]:  # fmt: skip
+    """Time cases in this process until the limit, and count them; returns those that do not run here, and why."""
+    started = time.monotonic()
     skipped: list[str] = []
     for i, case in enumerate(single):
         if limit_s is not None and time.monotonic() - started > limit_s:
-            counts["left"] = len(left) - i
+            counts["left"] = num_left - i
             break
-        if progress is not None:
-            progress(i, len(left), f"{case.family} {case.op} {case.shape_text[:60]}")
+        tell(i, num_left, f"{case.family} {case.op} {case.shape_text[:60]}")
         try:
             sample = bench.measure(case)
         except Unsupported as error:
@@ -109,35 +153,20 @@ def run(
             continue
         append_row(out, case, sample, bench.gpu, host)
         counts["measured"] += 1
-    several = [c for c in left if c.family in ("collective", "overlap")]
-    if several and not counts["left"] and found > 1:
-        if progress is not None:
-            progress(len(single), len(left), f"collectives on {found} GPUs")
-        from mofa.calibrate.bench.collectives import measure_collectives
-        from mofa.calibrate.bench.nccl_choice import write_choices
+    return skipped
 
-        def came(rows: int) -> None:
-            if progress is not None:
-                progress(len(single) + min(rows, len(several)), len(left), f"collectives on {found} GPUs")
 
-        measure_collectives(several, out, host, found, progress=came)
-        counts["measured"] += len(several)
-        if any(c.family == "collective" for c in several):
-            write_choices([c for c in todo if c.family == "collective"], out, found)
-    layers = [c for c in left if c.family == LAYERS]
-    if layers and not counts["left"]:
+def _measure_several(
+    several: Sequence[Case], todo: Sequence[Case], out: Path, host: str, gpus: int, came: Callable[[int], None]
+) -> None:  # fmt: skip
+    """Time collectives, a process per GPU, and write down which algorithms NCCL chose for all of them."""
+    from mofa.calibrate.bench.collectives import measure_collectives
+    from mofa.calibrate.bench.nccl_choice import write_choices
 
-        def passed(done: int) -> None:
-            if progress is not None:
-                progress(len(left) - len(layers) + min(done, len(layers)), len(left), "MoE layers in token chunks")
-
-        ran = _measure_layers(layers, out, host, "cpu" if on_host else "cuda", passed)
-        counts["measured" if ran else "unsupported"] += len(layers)
-    if skipped:
-        (out / "unsupported.txt").write_text("\n".join(skipped) + "\n", encoding="utf-8")
-    if progress is not None:
-        progress(len(left), len(left), "done")
-    return counts
+    came(0)
+    measure_collectives(several, out, host, gpus, progress=lambda rows: came(min(rows, len(several))))
+    if any(c.family == "collective" for c in several):
+        write_choices([c for c in todo if c.family == "collective"], out, gpus)
 
 
 def _measure_layers(layers: Sequence[Case], out: Path, host: str, device: str, progress: Callable[[int], None]) -> bool:
