@@ -262,70 +262,94 @@ def test_an_absent_collective_hands_its_input_on() -> None:
     assert parts(time, 1)["tp"] == pytest.approx(8.0)
 
 
+class OneCandidate:
+    """Host, streams and tensors of one candidate, moved on op by op."""
+
+    def __init__(self, k: int, times: Times, slowdown: float) -> None:
+        self.k, self.times, self.slowdown = k, times, slowdown
+        self.host, self.clocks, self.ready = 0.0, {"compute": 0.0}, dict[str, tuple[float, str]]()
+        self.communicators = dict[str, float]()
+        # what computing would have lost beside communication, and from which loss on streams and tensors don't move
+        self.loss, self.since = 0.0, dict[str, float]()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a repetition: nothing of it is exposed or hidden yet."""
+        self.exposed, self.busy = dict.fromkeys(EXPOSED, 0.0), dict.fromkeys(HIDDEN, 0.0)
+        self.regained = dict.fromkeys(HIDDEN, 0.0)
+
+    def at(self, value: Any) -> Any:
+        return np.broadcast_to(np.asarray(value), (NUM_K,))[self.k]
+
+    def play(self, o: Op) -> None:
+        present = bool(self.at(o.present))
+        device, issue = (float(self.at(v)) for v in self.times.get(o.name, (0.0, 0.0)))
+        if isinstance(o.work, HostSync):
+            self.host = max(self.host, self.clocks["compute"]) + SYNC_S if present else self.host
+            return
+        self.host += issue if present else 0.0
+        if not present or (o.work is None and o.stream == "compute"):
+            for name in o.writes:
+                self.ready[name] = self.ready.get(o.reads[0], (0.0, ""))
+                self.since[name] = self.since.get(o.reads[0], np.inf)
+            return
+        if o.family in self.busy:
+            self.busy[o.family] += device
+        if o.stream == "compute":
+            self.compute(o, device)
+        else:
+            self.communicate(o, device)
+        for name in o.writes:
+            self.ready[name] = (self.clocks[o.stream], "" if o.stream == "compute" else o.family)
+
+    def compute(self, o: Op, device: float) -> None:
+        """Wait for what is read of other streams and for the host, then compute."""
+        for name in o.reads:
+            when, family = self.ready.get(name, (0.0, ""))
+            if family:
+                late = max(when - self.clocks["compute"], 0.0)
+                back = max(min(late, self.loss - self.since[name]), 0.0)
+                self.exposed[family] += late
+                self.regained[family] += back
+                self.loss -= back
+                self.clocks["compute"] += late
+        if device > 0:
+            self.exposed["host_idle"] += max(self.host - self.clocks["compute"], 0.0)
+            self.clocks["compute"] = max(self.clocks["compute"], self.host)
+        self.exposed[o.family] += device
+        self.clocks["compute"] += device
+        self.loss += self.slowdown * device
+        self.since.update(dict.fromkeys(o.writes, np.inf))
+
+    def communicate(self, o: Op, device: float) -> None:
+        """Start behind what is read, the stream and the communicator, whichever is last."""
+        group = "world" if bool(self.at(shared(NUM_K))) else o.work.group  # type: ignore[union-attr]
+        launch = self.host if o.stream in OWN_ORDER else max(self.host, self.clocks["compute"])
+        queues = [(self.ready[name][0], self.since.get(name, np.inf)) for name in o.reads if name in self.ready]
+        queues += [(self.clocks.get(o.stream, 0.0), self.since.get(o.stream, 0.0))]
+        queues += [(self.communicators.get(group, 0.0), self.since.get("@" + group, 0.0))]
+        start, last = launch, self.loss
+        for free, fixed in queues:
+            if free > start:
+                start, last = free, min(fixed, self.loss)  # what is computed moves with all that is lost
+        last = max(last, self.loss - (start - launch))
+        self.since.update(dict.fromkeys((o.stream, "@" + group, *o.writes), last))
+        self.clocks[o.stream] = self.communicators[group] = start + device
+
+
 def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float) -> dict[str, dict[str, float]]:
     """The same rules for one candidate, op by op: what the last of ``repeat`` repetitions exposes and hides."""
-
-    def at(value: Any) -> Any:
-        return np.broadcast_to(np.asarray(value), (NUM_K,))[k]
-
-    host, clocks, ready = 0.0, {"compute": 0.0}, dict[str, tuple[float, str]]()
-    communicators = dict[str, float]()
-    # what computing would have lost beside communication, and from which loss on streams and tensors don't move
-    loss, since = 0.0, dict[str, float]()
+    candidate = OneCandidate(k, times, slowdown)
     for _ in range(repeat):
-        exposed, busy = dict.fromkeys(EXPOSED, 0.0), dict.fromkeys(HIDDEN, 0.0)
-        regained = dict.fromkeys(HIDDEN, 0.0)
+        candidate.begin()
         for o in ops:
-            present = bool(at(o.present))
-            device, issue = (float(at(v)) for v in times.get(o.name, (0.0, 0.0)))
-            if isinstance(o.work, HostSync):
-                host = max(host, clocks["compute"]) + SYNC_S if present else host
-                continue
-            host += issue if present else 0.0
-            if not present or (o.work is None and o.stream == "compute"):
-                for name in o.writes:
-                    ready[name] = ready.get(o.reads[0], (0.0, ""))
-                    since[name] = since.get(o.reads[0], np.inf)
-                continue
-            if o.family in busy:
-                busy[o.family] += device
-            if o.stream == "compute":
-                for name in o.reads:
-                    when, family = ready.get(name, (0.0, ""))
-                    if family:
-                        late = max(when - clocks["compute"], 0.0)
-                        back = max(min(late, loss - since[name]), 0.0)
-                        exposed[family] += late
-                        regained[family] += back
-                        loss -= back
-                        clocks["compute"] += late
-                if device > 0:
-                    exposed["host_idle"] += max(host - clocks["compute"], 0.0)
-                    clocks["compute"] = max(clocks["compute"], host)
-                exposed[o.family] += device
-                clocks["compute"] += device
-                loss += slowdown * device
-                since.update(dict.fromkeys(o.writes, np.inf))
-            else:
-                group = "world" if bool(at(shared(NUM_K))) else o.work.group  # type: ignore[union-attr]
-                launch = host if o.stream in OWN_ORDER else max(host, clocks["compute"])
-                queues = [(ready[name][0], since.get(name, np.inf)) for name in o.reads if name in ready]
-                queues += [(clocks.get(o.stream, 0.0), since.get(o.stream, 0.0))]
-                queues += [(communicators.get(group, 0.0), since.get("@" + group, 0.0))]
-                start, last = launch, loss
-                for free, fixed in queues:
-                    if free > start:
-                        start, last = free, min(fixed, loss)  # what is computed moves with all that is lost
-                last = max(last, loss - (start - launch))
-                since.update(dict.fromkeys((o.stream, "@" + group, *o.writes), last))
-                clocks[o.stream] = communicators[group] = start + device
-            for name in o.writes:
-                ready[name] = (clocks[o.stream], "" if o.stream == "compute" else o.family)
+            candidate.play(o)
+    exposed, busy = candidate.exposed, candidate.busy
     hidden = {name: max(busy[name] - exposed[name], 0.0) for name in HIDDEN}
     computing, total, alone = sum(exposed[name] for name in COMPUTING), sum(exposed.values()), dict(exposed)
     for name in HIDDEN:  # of what runs beside computing or other waits, the share beside computing
         lost = slowdown * hidden[name] * computing / max(total - alone[name], 1e-12)
-        exposed[name] += max(lost - regained[name], 0.0)  # but for what makes waits the shorter
+        exposed[name] += max(lost - candidate.regained[name], 0.0)  # but for what makes waits the shorter
     return {"exposed": exposed, "hidden": hidden}
 
 
