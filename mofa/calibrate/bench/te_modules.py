@@ -21,6 +21,7 @@ TOKENS, WIDTH, HEADS = 128, 256, 4
 NUM = 16
 """Modules in a chain."""
 Todo = list[tuple[str, Callable[[], None]]]
+Timing = tuple[str, Callable[..., None], tuple[Any, ...], dict[str, Any]]
 EXPERTS = (1, 2, 4, 8, 16, 32, 64, 128)
 RECIPES = {"fp8-delayed": ("delayed", "hybrid"), "fp8-tensorwise": ("tensorwise", "hybrid"),
            "fp8-blockwise": ("blockwise", "e4m3")}  # fmt: skip
@@ -419,57 +420,63 @@ def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str
         print(f"{label_of(op, dtype, shape):58s} {sample.median_s * 1e6:8.1f} us", flush=True)
 
 
+LINEARS = {"column_linear": _column, "row_linear": _row, "norm_linear": _norm_linear,
+           "duplicated_linear": _duplicated}  # fmt: skip
+
+
 def alone(recorder: Recorder) -> Todo:
     """Cases of one GPU."""
-    todo: Todo = []
-    kinds = {
-        "column_linear": _column,
-        "row_linear": _row,
-        "norm_linear": _norm_linear,
-        "duplicated_linear": _duplicated,
-    }
+    cases = [*_dense_cases(), *_expert_cases(), *_fp8_cases()]
+    cases += [_case("ddp", hooks, wrapped=wrapped) for wrapped in (False, True)]
+    cases += [_case("fused_adam", adam, tensors) for tensors in (10, 50, 200, 600)]
+    return [(name, partial(call, recorder, *args, **named)) for name, call, args, named in cases]
 
-    def add(name: str, call: Callable[..., None], *args: Any, **named: Any) -> None:
-        todo.append((name, partial(call, recorder, *args, **named)))
 
-    for op in ("silu", "torch_linear"):
-        add(op, functions, op)
-    for op, make in kinds.items():
-        add(op, linears, op, make, "bf16", first=True, fused=True)
-    add("column_linear", linears, "column_linear", _column, "bf16", first=True, fused=False)
-    add("norm", linears, "norm", _norm, "bf16", first=True, fused=True)
-    for groups in (2, 4):
-        add("attention", attention, groups)
-    for op in ("rope", "bias_dropout_add", "swiglu", "weighted_swiglu", "checkpoint"):
-        add(op, functions, op)
-    for experts in EXPERTS:
-        add("grouped", grouped, experts, "bf16", first=True, fused=True)
-    for experts in (8, 64):
-        add("grouped", grouped, experts, "bf16", first=True, fused=False)
-    for recipe in ("bf16", "fp8-delayed", "fp8-blockwise"):  # current scaling's products are those of delayed scaling
-        for experts in (8, 32):
-            add("new_rows", new_rows, experts, recipe)
-    for recipe in ("bf16", "fp8-tensorwise"):
-        add("new_rows", new_rows, 8, recipe, 2048)
-    for op in ("router_gate", "router_topk", "router_topk_fused", "router_scores_fused", "permute", "unpermute",
-               "sort_chunks"):  # fmt: skip
-        for experts in (8, 64):
-            add(op, routing, op, experts)
+def _case(name: str, call: Callable[..., None], *args: Any, **named: Any) -> Timing:
+    return name, call, args, named
+
+
+def _dense_cases() -> list[Timing]:
+    """What a layer without experts calls, in bf16."""
+    return [
+        *(_case(op, functions, op) for op in ("silu", "torch_linear")),
+        *(_case(op, linears, op, make, "bf16", first=True, fused=True) for op, make in LINEARS.items()),
+        _case("column_linear", linears, "column_linear", _column, "bf16", first=True, fused=False),
+        _case("norm", linears, "norm", _norm, "bf16", first=True, fused=True),
+        *(_case("attention", attention, groups) for groups in (2, 4)),
+        *(_case(op, functions, op) for op in ("rope", "bias_dropout_add", "swiglu", "weighted_swiglu", "checkpoint")),
+    ]
+
+
+def _expert_cases() -> list[Timing]:
+    """Experts' products, choices of kernels for new numbers of rows, and what takes tokens to experts and back."""
+    routed = ("router_gate", "router_topk", "router_topk_fused", "router_scores_fused", "permute", "unpermute",
+              "sort_chunks")  # fmt: skip
+    return [
+        *(_case("grouped", grouped, experts, "bf16", first=True, fused=True) for experts in EXPERTS),
+        *(_case("grouped", grouped, experts, "bf16", first=True, fused=False) for experts in (8, 64)),
+        *(  # current scaling's products are those of delayed scaling
+            _case("new_rows", new_rows, experts, recipe)
+            for recipe in ("bf16", "fp8-delayed", "fp8-blockwise")
+            for experts in (8, 32)
+        ),
+        *(_case("new_rows", new_rows, 8, recipe, 2048) for recipe in ("bf16", "fp8-tensorwise")),
+        *(_case(op, routing, op, experts) for op in routed for experts in (8, 64)),
+    ]
+
+
+def _fp8_cases() -> list[Timing]:
+    """Contexts, linears, experts and padding of fp8, each recipe in a first micro-batch and in a later one."""
+    cases: list[Timing] = []
     for recipe in RECIPES:
-        add("fp8_context", contexts, recipe)
+        cases.append(_case("fp8_context", contexts, recipe))
         for op in ("column_linear", "norm_linear"):
             for first in (True, False):
-                add(f"fp8_{op}", linears, op, kinds[op], recipe, first=first, fused=True)
+                cases.append(_case(f"fp8_{op}", linears, op, LINEARS[op], recipe, first=first, fused=True))
         for experts in (8, 64):
             for first in (True, False):
-                add("fp8_grouped", grouped, experts, recipe, first=first, fused=True)
-    for experts in (8, 64):
-        add("fp8_padding", padding, experts)
-    for wrapped in (False, True):
-        add("ddp", hooks, wrapped=wrapped)
-    for tensors in (10, 50, 200, 600):
-        add("fused_adam", adam, tensors)
-    return todo
+                cases.append(_case("fp8_grouped", grouped, experts, recipe, first=first, fused=True))
+    return cases + [_case("fp8_padding", padding, experts) for experts in (8, 64)]
 
 
 def _tensor_parallel(recorder: Recorder, op: str, make: Callable[[Any], Any]) -> None:
