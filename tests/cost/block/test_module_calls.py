@@ -204,9 +204,19 @@ def test_a_layer_of_experts_calls_its_modules() -> None:
         "norm": 1, "router": 1, "permute": 1, "unpermute": 1, "sort_chunks": 2, "grouped_linear": 2,
         "weighted_swiglu": 1,
     }  # fmt: skip
-    own = {"layer": 1, "moe_layer": 1, "experts": 1, "dispatch": 1, "collective": 4}
+    own = {"layer": 1, "moe_layer": 1, "experts": 1, "dispatch": 1, "exchange": 4}
     assert called(found.forward) == {**both, **own}
-    assert called(found.backward) == {**both, "collective": 3}
+    assert called(found.backward) == {**both, "exchange": 3}
+
+
+def test_casts_reduce_their_largest_elements_as_calls_of_their_own() -> None:
+    """Under tensor parallelism with one scale a tensor: two inputs forward and two gradients back, beside the linears'
+    collectives."""
+    ctx = in_fp8(context(llama(), framework("megatron"), tp=2, sp=True), "tensorwise")
+    found = build(ctx)
+    assert called(found.forward)["amax"] == called(found.backward)["amax"] == 2
+    assert called(found.forward)["collective"] == 4
+    assert called(build(in_fp8(ctx, "blockwise")).forward)["amax"] == 0
 
 
 @pytest.mark.parametrize(("recipe", "contexts"), [("blockwise", 1), ("tensorwise", 1), ("delayed", 0)])
