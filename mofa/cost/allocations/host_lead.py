@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from mofa.blocks.context import ArrayK
 from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.cost.allocations.watchdog import Pace
 from mofa.cost.block.block_cost import BlockCost
@@ -34,20 +31,23 @@ def device_per_host(costs: Sequence[BlockCost], k: int = 0) -> float:
     return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
 
 
-def ahead_of_peers(ratio: ArrayK, cluster: ClusterSpec, ranks: int) -> ArrayK:
-    """The same of a ring's fastest rank, whose device waits for its peers and so for their hosts. [-]
-
-    A step is as long as the slowest host of the ring takes, or the device; only at its end do hosts meet. A host that
-    waits within a pass (``ratio`` 0) has no lead.
-    """
-    return np.where(ratio > 0, np.maximum(ratio, cluster.hosts_apart(ranks)), 0.0)
-
-
 def paces(cost: BlockCost, k: int = 0) -> tuple[Pace, Pace]:
     """What device and host take for a block's forward and backward."""
     forward, backward = (
-        Pace(float(phase.clocks[0, k]), float(phase.clocks[3, k])) for phase in (cost.forward, cost.backward)
+        Pace(float(phase.clocks[0, k]), float(phase.clocks[3, k]), bool(phase.clocks[2, k] > NEVER / 2))
+        for phase in (cost.forward, cost.backward)
     )
+    return forward, backward
+
+
+def beside_peers(passes: tuple[Pace, Pace], cluster: ClusterSpec, ranks: int) -> tuple[Pace, Pace]:
+    """The same of the fastest of so many hosts whose devices exchange tensors in each layer.
+
+    Its device waits for its peers, and so for their hosts: a pass takes it no less than the slowest host
+    (:meth:`mofa.specs.hardware.ClusterSpec.hosts_apart`). Only at a step's end do hosts meet.
+    """
+    apart = cluster.hosts_apart(ranks)
+    forward, backward = (pace._replace(device_s=max(pace.device_s, pace.host_s * apart)) for pace in passes)
     return forward, backward
 
 

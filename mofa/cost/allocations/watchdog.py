@@ -24,10 +24,12 @@ class Pace(NamedTuple):
 
     device_s: float = 0.0
     host_s: float = 0.0
+    waits: bool = False
+    """Whether the host waits for the device on the way: it has no lead behind such a pass."""
 
 
 class Shelf(Generic[T]):
-    """Items of passes that were given up, and when each may be let go.
+    """Items of passes that were given up, and when each may be let go: ``held_s`` behind their block's end.
 
     A block's collectives end with it. In a first step, whose host compiles and loads, all is let go at once.
 
@@ -46,7 +48,8 @@ class Shelf(Generic[T]):
     ['b']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held_s: float = WATCHDOG_S) -> None:
+        self.held_s = held_s
         self.host_s = self.device_s = self.launched = 0.0
         self.queued: deque[tuple[float, float]] = deque()
         self.fresh: list[T] = []
@@ -65,12 +68,27 @@ class Shelf(Generic[T]):
         while self.queued[0][0] <= self.launched - QUEUE:
             self.host_s = max(self.host_s, self.queued.popleft()[1])
         self.device_s = max(device_s, self.host_s)
-        self.waiting.extend((self.device_s + WATCHDOG_S, item) for item in self.fresh)
+        self.waiting.extend((self.device_s + self.held_s, item) for item in self.fresh)
         self.fresh.clear()
+        if pace.waits:
+            self.synchronized()
+        return self.due()
+
+    def due(self) -> list[T]:
+        """What can be let go by now."""
         gone = []
         while self.waiting and self.waiting[0][0] <= self.host_s:
             gone.append(self.waiting.popleft()[1])
         return gone
+
+    def ahead(self) -> list[tuple[float, T]]:
+        """What waits, and for how long from now. [s]"""
+        return [(round(at_s - self.host_s, 6), item) for at_s, item in self.waiting]
+
+    def lead(self) -> tuple[object, ...]:
+        """Equal for two instants from which both clocks run alike."""
+        queued = ((self.launched - launched, round(at_s - self.host_s, 6)) for launched, at_s in self.queued)
+        return round(self.device_s - self.host_s, 6), *queued
 
     def synchronized(self) -> None:
         """The host waits for the device."""

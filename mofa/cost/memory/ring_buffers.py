@@ -21,9 +21,12 @@ ArrayN = NDArray[np.float64]
 def late_bytes(rows: Rows) -> ArrayN:
     """What layers have let go of rings and the allocator has not back, as a step's last loss comes. (n, R) [B]
 
-    The device is behind by as many launches as the queue takes, or by what it is slower than its host since the step
-    began; what was let go since then waits. Takes a pass's buffers to be spread evenly over its launches, and all
-    chunks of a stage to run before the loss.
+    A pass takes the device as long as the slowest host of its peers at least
+    (:func:`mofa.cost.allocations.host_lead.beside_peers`). By what the device is slower than its host, forward ``f``
+    and backward ``b``, the host gains a lead of ``max(n (f + b) + f, n (f + b), f, 0)`` over ``n`` micro-batches and a
+    forward, as it never falls behind the device. What was let go in the device's last so many seconds waits, and no
+    more than in the launches that the queue takes. Takes a pass's buffers to be spread evenly over it, and all chunks
+    of a stage to run before the loss.
     """
     lay = rows.layout
     if not anywhere(rows.costs.context.cp_ring & (rows.costs.context.cp > 1)):
@@ -35,15 +38,29 @@ def late_bytes(rows: Rows) -> ArrayN:
     sent_and_launched, layers = rows.layers.sent_and_launched, rows.layers
     sent_f, sent_b, launched_f, launched_b = (summed(sent_and_launched[..., i]) for i in range(4))
     both = layers.forward_clocks, layers.backward_clocks
-    device, host = (sum(summed(grid[..., i]) for grid in both) for i in (0, 3))
     waits = sum(summed(np.asarray(grid[..., 2] > NEVER / 2, dtype=float)) for grid in both)
-    degrees, of_row = np.unique(rows.table.cp, return_inverse=True)
-    host_spread = np.array([rows.cluster.hosts_apart(cp) for cp in degrees.tolist()])[of_row][:, None]
-    ratio = np.where(waits > 0, 0.0, np.maximum(device / np.maximum(host, 1e-9), host_spread))
-    turn = np.maximum(launched_f + launched_b, 1.0)
-    launched = (rows.num_micro_batches[:, None] - 1.0) * turn + launched_f
-    ahead = np.minimum(QUEUE, launched * (1.0 - 1.0 / np.maximum(ratio, 1.0)))
-    full_passes, rest = np.divmod(ahead, turn)
-    of_forward = np.minimum(rest / np.maximum(launched_f, 1.0), 1.0)
-    of_backward = np.maximum(rest - launched_f, 0.0) / np.maximum(launched_b, 1.0)
-    return np.asarray(full_passes * (sent_f + sent_b) + of_forward * sent_f + of_backward * sent_b)
+    peers, of_row = np.unique(rows.table.tp * rows.table.cp, return_inverse=True)
+    apart = np.array([rows.cluster.hosts_apart(num) for num in peers.tolist()])[of_row][:, None]
+    (device_f, host_f), (device_b, host_b) = ((summed(grid[..., 0]), summed(grid[..., 3])) for grid in both)
+    device_f, device_b = np.maximum(device_f, host_f * apart), np.maximum(device_b, host_b * apart)
+    head_device, head_host = (
+        sum(
+            np.asarray(phase.clocks[i])[rows.k][:, None]
+            for phase in (rows.costs.head.forward, rows.costs.head.backward)
+        )
+        * rows.is_head
+        for i in (0, 3)
+    )
+    forward_s, backward_s = device_f - host_f, device_b - host_b + head_device - head_host
+    before_s = (rows.num_micro_batches[:, None] - 1.0) * (forward_s + backward_s)
+    lead_s = np.maximum(np.maximum(before_s + forward_s, before_s), np.maximum(forward_s, 0.0))
+
+    def recent(amount: ArrayN | float, forward: ArrayN, backward: ArrayN) -> ArrayN:
+        """What was let go in the last ``amount`` of passes that take so much each, the last one a forward."""
+        full_turns, rest = np.divmod(amount, np.maximum(forward + backward, 1e-9))
+        of_forward = np.minimum(rest / np.maximum(forward, 1e-9), 1.0)
+        of_backward = np.maximum(rest - forward, 0.0) / np.maximum(backward, 1e-9)
+        return np.asarray(full_turns * (sent_f + sent_b) + of_forward * sent_f + of_backward * sent_b)
+
+    waiting = np.minimum(recent(lead_s, device_f, device_b + head_device), recent(QUEUE, launched_f, launched_b))
+    return np.where(waits > 0, 0.0, waiting)

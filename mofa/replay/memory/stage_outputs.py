@@ -7,7 +7,9 @@ until the next one takes their place: the last stage holds one micro-batch's log
 
 NCCL's sends and collectives use their tensors on a stream of their own, which the allocator is told of
 (``recordStream``): memory that is let go comes back only once the device has got that far, and the host is ahead of it
-by up to as many launches as the device's queue takes.
+by up to as many launches as the device's queue takes. A ring's host gains that lead in backwards and loses it in
+forwards, so that both clocks run from pass to pass: in ``te4-tp2-cp2-llama8b-12l-16k-traced`` 480 to 880 MiB wait
+behind the first backward, and 96 to 272 at the next loss.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class Sends:
         self.shelves = any(piece.trace.shelved for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
         """Whether blocks leave something to PyTorch's watchdog."""
         self.shelf: Shelf[Allocation] = Shelf()
+        self.ring: Shelf[Block] = Shelf(held_s=0.0)
+        """What rings let go, until the device has passed its block."""
         self.launched = 0.0
         self.waiting: deque[tuple[float, Block]] = deque()
         self.output: tuple[int, int] | None = None
@@ -108,12 +112,16 @@ class Sends:
     def passed(self, phase: str, piece: RankBlock) -> None:
         """A block is through, where something of its inside comes back late: as :meth:`before`."""
         trace = piece.trace
-        if self.shelves:
-            issued = trace.launches[0] if phase == "forward" else trace.launches[1] + trace.launches[2]
-            for allocation in self.shelf.passed(piece.paces[phase != "forward"], issued):
-                self.state.drop(allocation)
-        if self.reduces or self.rings:
-            self.launched += trace.launches[0] if phase == "forward" else trace.launches[1] + trace.launches[2]
+        if not self.late_inside:
+            return
+        issued = trace.launches[0] if phase == "forward" else trace.launches[1] + trace.launches[2]
+        pace = piece.paces[phase != "forward"]
+        for allocation in self.shelf.passed(pace, issued) if self.shelves else ():
+            self.state.drop(allocation)
+        for block in self.ring.passed(pace, issued) if self.rings else ():
+            self.state.a.join(block)
+        if self.reduces:
+            self.launched += issued
             self.before()
 
     @property
@@ -130,7 +138,12 @@ class Sends:
 
     def free_late(self, block: Block, *, sent: bool = False) -> None:
         """Free what tensor parallelism has summed, or what was ``sent`` by a ring: at once, or once the device has."""
-        behind = self.lag() if (self.rings if sent else self.reduces) else 0.0
+        if sent and self.rings and self.state.step > 1:
+            self.state.a.allocated -= block.size
+            block.state = WAITING
+            self.ring.put(block)
+            return
+        behind = self.lag() if self.reduces and not sent else 0.0
         if not behind:
             self.state.free(block)
             return
@@ -159,6 +172,9 @@ class Sends:
             self.gradient = None
         self.output = None
         self.shelf.synchronized()
+        self.ring.synchronized()
+        for block in self.ring.due():
+            self.state.a.join(block)
         self.wait()
 
     def let_go(self, block: Block, name: str, *, sent: bool) -> None:
@@ -198,13 +214,14 @@ class Sends:
         """
         blocks = tuple(block.address if block is not None else -1 for block in (self.finished_output, self.gradient))
         output = (self.output[0], self.output[1] - last) if self.output is not None else None
-        shelved = tuple(
-            (round(host_s - self.shelf.host_s, 6), allocation[0].address) for host_s, allocation in self.shelf.waiting
-        )
+        shelved = tuple((at_s, allocation[0].address) for at_s, allocation in self.shelf.ahead())
+        sent = tuple((at_s, block.address) for at_s, block in self.ring.ahead())
         return (
             blocks,
             output,
             self.lag(),
             shelved,
+            sent,
+            self.ring.lead(),
             tuple((limit - self.launched, block.address) for limit, block in self.waiting),
         )

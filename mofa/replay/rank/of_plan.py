@@ -12,7 +12,7 @@ from mofa.blocks.build import layer_kind
 from mofa.blocks.elementwise import value
 from mofa.blocks.frameworks.megatron_persistent import lasting
 from mofa.cost.allocations.allocation_trace import BlockTrace, awaiting_embedding, gathering, life
-from mofa.cost.allocations.host_lead import ahead_of_peers, device_per_host, paces
+from mofa.cost.allocations.host_lead import beside_peers, device_per_host, paces
 from mofa.cost.allocations.initialization import rotations
 from mofa.cost.allocations.parameter_tensors import Module, params_of
 from mofa.cost.allocations.sequential_experts import one_by_one
@@ -215,7 +215,9 @@ def _rank(
     )
     pipelined = mode.precision == "mixed" and mode.pipelined and fw.shards_params
     tp, ds = int(table.tp[0]), fw.deepspeed
-    ratio, rings = device_per_host(costs), any(p.trace.sent for c in chunks for p in c)
+    if any(p.trace.sent for c in chunks for p in c):
+        peers = int(table.tp[0] * table.cp[0])
+        chunks = [tuple(replace(p, paces=beside_peers(p.paces, rows.cluster, peers)) for p in c) for c in chunks]
     on_head = r == stages.head_stage
     persistent_bytes = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
     persistent = (persistent_bytes,) if persistent_bytes and not fw.library else rotation_tables(rows, len(layers))
@@ -244,7 +246,7 @@ def _rank(
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
         output_stays=rows.schedule_record.joins_exchanges and pp > 1 and fw.traits.has_pytorch_pipelines,
-        device_per_host=float(ahead_of_peers(ratio, rows.cluster, int(table.cp[0]))) if rings else ratio,
+        device_per_host=device_per_host(costs),
         buckets=ddp_buckets(
             [[p.trace for p in c] for c in chunks], int(rows.static.buffers[0, r]), ddp_width(rows), tied=tied
         ) if fw.shards_params else (),
