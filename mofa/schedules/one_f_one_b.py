@@ -50,6 +50,6 @@ ONE_F_ONE_B = Schedule(
     "1f1b", _order, _program, _in_flight, "1F1B", chunks_per_rank=1, runs_in_megatron=True, searched="always",
     joins_exchanges=True, has_closed_form=True, repeats="micro-batch",
     # in a forward the input of the backward before it, which hangs on the output's graph, and that one's gradient; in a
-    # backward the gradient alone, which is taken to be as many
+    # backward the gradient alone (mofa/replay/memory/received_inputs.py)
     handed_on_tensors=2,
 )  # fmt: skip

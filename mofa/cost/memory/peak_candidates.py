@@ -16,7 +16,7 @@ from mofa.cost.memory.fsdp_root import gathers_ends, head_grads, root_holds_ends
 from mofa.cost.memory.in_flight import InFlight, Most
 from mofa.cost.memory.persistent_buffers import lasting_bytes
 from mofa.cost.memory.reserved import Alive
-from mofa.cost.memory.stage_inputs import held_bytes
+from mofa.cost.memory.stage_inputs import held_bytes, let_go_bytes
 from mofa.cost.memory.watchdog_held import shelved_bytes
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
@@ -66,7 +66,7 @@ class PeakCandidates:
         of_layers = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         self.activations = of_layers + self.ends_saved
         self.retention = Retention(rows)
-        self.shelved = shelved_bytes(rows)
+        self.shelved, self.let_go = shelved_bytes(rows), let_go_bytes(rows)
         self.all: list[_Instant] = []
 
     def _pipeline_buffers(self) -> ArrayN:
@@ -80,11 +80,9 @@ class PeakCandidates:
             return np.asarray(boundary * rows.num_micro_batches[:, None] * self._received())
         if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
             return self._sent()
-        return (
-            held_bytes(rows)[0]
-            if rows.framework.traits.is_megatron_core
-            else np.asarray(boundary * np.full(self.num_shown, 2.0))
-        )
+        if rows.framework.traits.is_megatron_core:
+            return held_bytes(rows)[0]
+        return np.asarray(boundary * np.full(self.num_shown, 2.0))
 
     def _sent(self) -> ArrayN:
         """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
@@ -168,6 +166,8 @@ class PeakCandidates:
         Inside of layers, at the loss, is behind a forward; outside of all is behind a backward.
         """
         lingers = lingers + self.shelved[not inside]
+        if inside or name.endswith(" backward"):
+            lingers = lingers - self.let_go[inside == "backward" or name.endswith(" backward")]
         alive = self.fixed + grads * self.grads + transient[:, None] + copies + lingers
         if minus is not None:
             alive += self.activations - minus

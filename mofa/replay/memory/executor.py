@@ -20,6 +20,7 @@ from mofa.replay.memory.fsdp_and_optimizer import fetch, gather, gather_ends, op
 from mofa.replay.memory.pass_state import Allocation, Pass, Slots
 from mofa.replay.memory.rank_start import start
 from mofa.replay.memory.rank_state import RankState
+from mofa.replay.memory.received_inputs import ReceivedInputs
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.stage_outputs import Sends
 from mofa.replay.memory.steady_state import Steady
@@ -71,10 +72,12 @@ class StepExecutor:
         self.drawn: Drawn | None = None
         self.retained = RetainedBlocks(lambda: self.programs)
         self.sends = Sends(self.state)
+        self.received_inputs = ReceivedInputs(self.state)
         self.steady = self._steady(skip_rounds=skip_rounds)
 
     def _steady(self, *, skip_rounds: bool) -> Steady:
-        return Steady(self.state, self.sends, self.retained, self.recordings, self.play, skip_rounds=skip_rounds)
+        found = self.sends, self.retained, self.received_inputs
+        return Steady(self.state, *found, self.recordings, self.play, skip_rounds=skip_rounds)
 
     @cached_property
     def programs(self) -> list[list[BlockProgram]]:
@@ -119,6 +122,7 @@ class StepExecutor:
             self.prepare()
         else:
             fetch(self.state)
+        self.received_inputs.step_begins()
         self.steady.compute()
         start = self.state.note()
         if self.state.unsharded:
@@ -176,7 +180,8 @@ class StepExecutor:
         until_next_step = (
             block for items in (self.state.turned, self.state.input_grads) for _, block in sorted(items.items())
         )
-        return self.state.a.fingerprint(), tuple(b.address for b in (*grads, *until_next_step)), self.retained.places()
+        held = tuple(b.address for b in (*grads, *until_next_step))
+        return self.state.a.fingerprint(), held, self.retained.places(), self.received_inputs.places()
 
     def play(self, kind: str, c: int, i: int) -> None:
         """Play a computation op by op."""
@@ -227,6 +232,8 @@ class StepExecutor:
         self.lasting()
         if r.receives[c] and not r.preallocated:
             x, _ = deepspeed.gathered(self.state, self.sends, INPUT, "receive of an input")
+            if r.keeps_received:
+                self.received_inputs.forward_begins()
         chunk_pass = Pass()
         sharded = r.gathered_params is not None and c not in self.state.unsharded
         for g, (piece, code) in enumerate(zip(r.chunks[c], self.programs_of(c, i), strict=True)):
@@ -242,6 +249,7 @@ class StepExecutor:
                 x, slots[given] = slots[given], None
             chunk_pass.slots.append(slots)
         gather_ends(self.state)
+        self.received_inputs.graph_goes()
         for allocation in self.handed_on.values():
             self.state.drop(allocation)
         self.handed_on = {}
@@ -296,6 +304,8 @@ class StepExecutor:
             self.first = c not in self.state.begun or r.deepspeed == "bf16"
             self.state.begun.add(c)
         deepspeed.before_backward(self.state)
+        if r.keeps_received:
+            self.received_inputs.backward_begins(chunk_pass.slots[0], self.programs_of(c, i)[0])
         dy = self.back_through_blocks(c, i, dy, hold=hold)
         for allocation in self.freed_at_end:
             self.state.drop(allocation)
@@ -355,6 +365,9 @@ class StepExecutor:
         r, act = self.rank, outside(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
             self.replace(self.state.input_grads, c, i, dy, act)
+        elif dy is not None and r.keeps_received:
+            self.received_inputs.backward_ends(dy)
+            return None
         elif dy is not None and not (r.preallocated and r.receives[c]):
             self.state.drop((dy, act))
             return None
@@ -396,7 +409,7 @@ class StepExecutor:
                     free(old)
                     slots[slot] = None
             elif kind in WITHOUT_SLOT:
-                self.take_or_let_go(kind, instruction, phase, index)
+                self.take_or_let_go(kind, instruction, phase, index, code)
             elif kind == SUM:
                 if old is None and self.received:
                     slots[slot], _ = self.state.new(self.received, instruction)
@@ -416,7 +429,9 @@ class StepExecutor:
         self.sends.passed(phase, piece)
         self.state.look(start)
 
-    def take_or_let_go(self, kind: int, instruction: Instruction, phase: str, index: int) -> None:
+    def take_or_let_go(
+        self, kind: int, instruction: Instruction, phase: str, index: int, code: BlockProgram
+    ) -> None:  # fmt: skip
         """What an instruction takes or lets go that is in none of the block's slots."""
         if kind == PRODUCT:
             self.workspace("backward" if phase.startswith("backward") else "forward")
@@ -427,8 +442,10 @@ class StepExecutor:
             if self.state.notes is not None and self.rank.output_stays:  # another pass's output goes, if there is one
                 self.state.notes.clean = False
         elif kind == RENEW:
+            received = code.x if phase == "forward" and index % BLOCKS == 0 else -1
             for gone in self.retained.renewed(index):
-                self.state.drop(gone)
+                if gone[1].slot != received or not self.received_inputs.outlives(gone[0]):
+                    self.state.drop(gone)
 
     def claim(self, carried: Allocation | None, instruction: Instruction, size: int) -> Block:
         """What the block before handed on, by its new name; new memory where it did not."""

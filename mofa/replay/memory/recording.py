@@ -36,13 +36,14 @@ class Recording:
     """A computation of a chunk, to be repeated.
 
     ``slots`` are the bytes asked for by every slot up to its end, those of the pass's earlier computations first, and
-    ``live_slots`` those that hold something then. ``taken`` is the event at which a slot is, ``entries`` where a slot's
+    ``live_slots`` those that the pass holds then. ``taken`` is the event at which a slot is, ``entries`` where a slot's
     bytes are in ``sizes``, with their sign. Events are counted from the computation's first. ``rise`` is how far the
     sizes go up, ``tops`` the numbers of events after which they are less than :data:`NEAR` lower, with how far they are
     up then, ``net`` what they come to. ``passages`` are (event, phase, piece), ``looks`` (first event, event after the
     last) between looks at what is reserved. ``requests`` are the ``orders`` to one allocator, none before :meth:`to`
     says to which: many are noted down that nothing repeats, and a pool keeps the bins that requests know. ``left`` are
-    the slots of what lingers of the chunk then (:mod:`mofa.replay.memory.dispatcher_retention`). [B]
+    the slots of what lingers of the chunk then (:mod:`mofa.replay.memory.dispatcher_retention`), and of what
+    it received (:mod:`mofa.replay.memory.received_inputs`), -1 for nothing. [B]
     """
 
     orders: tuple[Order, ...]
@@ -169,14 +170,14 @@ class Recorder:
         """Note that reserved memory was looked at, for what was done since an event."""
         self.looks.append((start - self.start, self.journal.num_events - self.start))
 
-    def recording(self, pieces: Sequence[Sequence[Block | None]], retained: Sequence[Block]) -> Recording | None:
+    def recording(self, pieces: Sequence[Sequence[Block | None]], retained: Sequence[Block | None]) -> Recording | None:
         """The computation as it was played; None where it cannot be repeated.
 
         ``pieces`` are what the pass holds now: that, what is ``retained`` and nothing else must be what is left of it.
         """
-        left = tuple(self.live.get(id(block), -2) for block in retained)
+        left = tuple(-1 if block is None else self.live.get(id(block), -2) for block in retained)
         places = tuple(tuple(-1 if b is None else self.live.get(id(b), -2) for b in piece) for piece in pieces)
-        in_slots = [*left, *(slot for piece in places for slot in piece if slot != -1)]
+        in_slots = [slot for piece in (left, *places) for slot in piece if slot != -1]
         live_slots = tuple(sorted(self.live.values()))
         if not self.clean or tuple(sorted(in_slots)) != live_slots:
             return None
@@ -193,7 +194,8 @@ class Recorder:
         rise = max(levels)
         orders = self._short()
         self.recorded.last = Recording(
-            orders, (), tuple(instructions), tuple(sizes), tuple(self.asked), live_slots,
+            orders, (), tuple(instructions), tuple(sizes), tuple(self.asked),
+            tuple(slot for slot in live_slots if slot not in left),
             frozenset(freed), {slot: self.entries[slot][0][0] for slot in range(self.num_before, len(self.asked))},
             {slot: tuple(entries) for slot, entries in self.entries.items()},
             rise, tuple((done, level) for done, level in enumerate(levels) if level > rise - NEAR), levels[-1],

@@ -7,8 +7,9 @@ from mofa.replay.memory.recording import Recording
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.program import BlockProgram, block_program
 
-Which = tuple[str, int, bool]
-"""A kind of computation, its chunk, and whether it retains any (:mod:`mofa.replay.memory.dispatcher_retention`)."""
+Which = tuple[str, int, bool, tuple[bool, ...]]
+"""A kind of computation, its chunk, whether it retains any (:mod:`mofa.replay.memory.dispatcher_retention`), and what
+there is of a received input (:mod:`mofa.replay.memory.received_inputs`)."""
 
 
 class SharedRecordings:
@@ -53,6 +54,6 @@ class SharedRecordings:
     @staticmethod
     def _key(rank: Rank, which: Which) -> object:
         """Equal for computations that do the same behind the first of their kind."""
-        kind, c, retains = which
+        kind, c, *finds = which
         ends = rank.receives[c], rank.sends[c], rank.feeds_own_chunk[c], c in rank.first_chunks
-        return kind, retains, ends, *(id(piece.trace) for piece in rank.chunks[c])
+        return kind, *finds, ends, *(id(piece.trace) for piece in rank.chunks[c])

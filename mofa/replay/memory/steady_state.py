@@ -17,6 +17,7 @@ from mofa.replay.memory.skipped_rounds import LATER, LONG, Rounds
 if TYPE_CHECKING:
     from mofa.replay.memory.dispatcher_retention import RetainedBlocks
     from mofa.replay.memory.rank_state import RankState
+    from mofa.replay.memory.received_inputs import ReceivedInputs
     from mofa.replay.memory.shared_recordings import SharedRecordings
     from mofa.replay.memory.stage_outputs import Sends
 
@@ -28,11 +29,11 @@ class Steady:
     """Leads a rank through the computations of its steps; ``play`` plays a kind, chunk and micro-batch op by op."""
 
     def __init__(
-        self, state: RankState, sends: Sends, retained: RetainedBlocks, recordings: SharedRecordings,
-        play: Callable[[str, int, int], None], *, skip_rounds: bool,
+        self, state: RankState, sends: Sends, retained: RetainedBlocks, received_inputs: ReceivedInputs,
+        recordings: SharedRecordings, play: Callable[[str, int, int], None], *, skip_rounds: bool,
     ) -> None:  # fmt: skip
         self.state, self.sends, self.retained, self.recordings = state, sends, retained, recordings
-        self.play = play
+        self.received_inputs, self.play = received_inputs, play
         rank = state.rank
         kinds = len({k for k, _, _ in rank.computations})
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
@@ -92,7 +93,8 @@ class Steady:
             return object()
         passes = [(c, i - last, chunk_pass.placed(self.places)) for (c, i), chunk_pass in state.passes.items()]
         gradients = tuple([block.address for block, _ in deepspeed.waiting(state) if block is not None])
-        return self.sends.fingerprint(last), self.retained.places(), gradients, *passes
+        received = self.received_inputs.places()
+        return self.sends.fingerprint(last), self.retained.places(), received, gradients, *passes
 
     def _computation(self, kind: str, c: int, i: int) -> None:
         state = self.state
@@ -112,7 +114,7 @@ class Steady:
             self.play(kind, c, i)
             self.played.add((kind, c))
             return
-        which = kind, c, self.retained.possible and self.retained.of(c)
+        which = kind, c, self.retained.possible and self.retained.of(c), self.received_inputs.present()
         recording = self.recordings_of.get(which)
         known = recording is None and self.recordings.knows(state.rank, which)
         if known and (kind, c) in self.played:
@@ -127,23 +129,26 @@ class Steady:
 
     def _blocks_outside(self, kind: str, c: int) -> list[Waiting]:
         """Blocks outside its pass that a computation finds or leaves; always as many, in one order."""
-        state = self.state
+        state, received = self.state, self.received_inputs.waiting()
         if self.retained.possible:
-            return self.retained.waiting(c)
-        return deepspeed.waiting(state) if kind == "B" else []
+            return [*self.retained.waiting(c), *received]
+        return [*(deepspeed.waiting(state) if kind == "B" else ()), *received]
 
-    def _leave(self, kind: str, c: int, blocks: list[Block]) -> None:
+    def _leave(self, kind: str, c: int, blocks: list[Block | None]) -> None:
         """Put these blocks in place behind a computation that was repeated."""
-        state = self.state
+        if self.state.rank.keeps_received:
+            self.received_inputs.replace(*blocks[-2:])
+            blocks = blocks[:-2]
+        left = [block for block in blocks if block is not None]
         if self.retained.possible:
-            self.retained.replace(c, blocks)
-        else:
-            deepspeed.replace(state, blocks)
+            self.retained.replace(c, left)
+        elif kind == "B":
+            deepspeed.replace(self.state, left)
 
     def _repeat(self, which: Which, recording: Recording, i: int) -> None:
         """Repeat a computation from a recording."""
         state = self.state
-        kind, c, _ = which
+        kind, c, *_ = which
         chunk_pass = state.passes.get((c, i))
         if chunk_pass is None:
             chunk_pass = state.passes[c, i] = Pass()
@@ -159,7 +164,7 @@ class Steady:
             recorded.await_(outside)
         start, before, end = repeat(recording, recorded, state.a, state.journal, state.overflow)
         if outside:
-            self._leave(kind, c, [recorded.blocks[slot] for slot in recording.left])
+            self._leave(kind, c, [recorded.blocks[slot] if slot >= 0 else None for slot in recording.left])
         if state.a.peak_allocated > state.highest[-1][0]:
             state.highest[-1] = (state.a.peak_allocated, start, before, end)
         if kind in "BW" and not state.rank.preallocated:
@@ -170,7 +175,7 @@ class Steady:
     def _note_down(self, which: Which, i: int) -> None:
         """Play a computation and record it; it can be repeated if it touched only its pass and what is retained."""
         state = self.state
-        kind, c, _ = which
+        kind, c, *_ = which
         chunk_pass = state.passes.get((c, i))
         if chunk_pass is not None and chunk_pass.recorded is None:
             self.play(kind, c, i)
@@ -187,7 +192,7 @@ class Steady:
         with state.noting(recorder):
             self.play(kind, c, i)
         chunk_pass = state.passes.get((c, i))
-        left = [block for block, _ in self._blocks_outside(kind, c) if block is not None]
+        left = [block for block, _ in self._blocks_outside(kind, c)]
         recording = recorder.recording([*chunk_pass.slots, [chunk_pass.out]] if chunk_pass is not None else (), left)
         if recording is not None:
             self.recordings_of[which] = recording

@@ -81,6 +81,8 @@ class Rank:
     """Whether the host waits behind each launch."""
     casts_to_reduce: bool = False
     """DeepSpeed's ZeRO 1: whether gradients are copied to another type to be reduced."""
+    keeps_received: bool = False
+    """Whether Megatron's 1F1B holds what it received beyond a backward (:mod:`mofa.replay.memory.received_inputs`)."""
     inputs_at_end: int = 0
     """Tensors of the boundary's size that Megatron's chunks hold from a step's last backward to the next step. [-]"""
     built: tuple[tuple[int, int], ...] = ()

@@ -222,6 +222,8 @@ def _rank(
     persistent_bytes = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
     persistent = (persistent_bytes,) if persistent_bytes and not fw.library else rotation_tables(rows, len(layers))
     beside = held_beside(fw, rows.schedule_record, pp, sum(receives))
+    keeps_received = beside.throughout > 0 and vpp == 1
+    held_throughout = 0 if keeps_received else beside.throughout
     tied = _tied(rows, r)
     modules = [[Module(p.name, p.trace.name, p.trace.weights) for p in c] for c in chunks]
     params = params_of(rows, r, modules, tied=tied)
@@ -237,8 +239,8 @@ def _rank(
         feeds_own_chunk=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
         rotations=rotations(rows),
-        lazy_buffers=(*persistent, *(boundary,) * beside.throughout), built=built_beside(rows, weights, len(layers)),
-        inputs_at_end=beside.at_end,
+        lazy_buffers=(*persistent, *(boundary,) * held_throughout), built=built_beside(rows, weights, len(layers)),
+        keeps_received=keeps_received, inputs_at_end=beside.at_end,
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
         preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers, round_length=pp * vpp, tied=tied,
         stored_bytes=rows.costs.context.stored,
