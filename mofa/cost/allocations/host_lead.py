@@ -46,8 +46,10 @@ def beside_peers(passes: tuple[Pace, Pace], cluster: ClusterSpec, ranks: int) ->
     Its device waits for its peers, and so for their hosts: a pass takes it no less than the slowest host
     (:meth:`mofa.specs.hardware.ClusterSpec.hosts_apart`). Only at a step's end do hosts meet.
     """
-    apart = cluster.hosts_apart(ranks)
-    forward, backward = (pace._replace(device_s=max(pace.device_s, pace.host_s * apart)) for pace in passes)
+    slowest_by_fastest = cluster.hosts_apart(ranks)
+    forward, backward = (
+        pace._replace(device_s=max(pace.device_s, pace.host_s * slowest_by_fastest)) for pace in passes
+    )
     return forward, backward
 
 

@@ -40,9 +40,12 @@ def late_bytes(rows: Rows) -> ArrayN:
     both = layers.forward_clocks, layers.backward_clocks
     waits = sum(summed(np.asarray(grid[..., 2] > NEVER / 2, dtype=float)) for grid in both)
     peers, of_row = np.unique(rows.table.tp * rows.table.cp, return_inverse=True)
-    apart = np.array([rows.cluster.hosts_apart(num) for num in peers.tolist()])[of_row][:, None]
+    slowest_by_fastest = np.array([rows.cluster.hosts_apart(num) for num in peers.tolist()])[of_row][:, None]
     (device_f, host_f), (device_b, host_b) = ((summed(grid[..., 0]), summed(grid[..., 3])) for grid in both)
-    device_f, device_b = np.maximum(device_f, host_f * apart), np.maximum(device_b, host_b * apart)
+    device_f, device_b = (
+        np.maximum(device_f, host_f * slowest_by_fastest),
+        np.maximum(device_b, host_b * slowest_by_fastest),
+    )
     head_device, head_host = (
         sum(
             np.asarray(phase.clocks[i])[rows.k][:, None]

@@ -76,8 +76,8 @@ class StepExecutor:
         self.steady = self._steady(skip_rounds=skip_rounds)
 
     def _steady(self, *, skip_rounds: bool) -> Steady:
-        found = self.sends, self.retained, self.received_inputs
-        return Steady(self.state, *found, self.recordings, self.play, skip_rounds=skip_rounds)
+        beside = self.sends, self.retained, self.received_inputs
+        return Steady(self.state, *beside, self.recordings, self.play, skip_rounds=skip_rounds)
 
     @cached_property
     def programs(self) -> list[list[BlockProgram]]:
@@ -180,8 +180,8 @@ class StepExecutor:
         until_next_step = (
             block for items in (self.state.turned, self.state.input_grads) for _, block in sorted(items.items())
         )
-        held = tuple(b.address for b in (*grads, *until_next_step))
-        return self.state.a.fingerprint(), held, self.retained.places(), self.received_inputs.places()
+        addresses = tuple(b.address for b in (*grads, *until_next_step))
+        return self.state.a.fingerprint(), addresses, self.retained.places(), self.received_inputs.places()
 
     def play(self, kind: str, c: int, i: int) -> None:
         """Play a computation op by op."""

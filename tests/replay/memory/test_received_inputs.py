@@ -15,7 +15,7 @@ from tests.replay.runs import load
 
 
 def test_the_next_loss_does_not_find_its_hole() -> None:
-    """Received inputs and their gradients come and go, and some are cut from the hole of the loss, which takes a new one.
+    """Received inputs and their gradients come and go. Some are cut from the loss's hole, so that it takes a new one.
 
     Recorded so in te2-pp2-qwen14b-6l-eager-beginning-traced. Held from the first forward on, 6.1 % were missing.
     """
