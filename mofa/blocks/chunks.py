@@ -20,6 +20,7 @@ from mofa.blocks.op import (
     Tensor,
     Work,
 )
+from mofa.blocks.parts import marks_local_of
 
 CHUNK = "token_chunk"
 """Regions of chunks begin with this: each is a checkpoint of its own, whatever else is recomputed."""
@@ -31,10 +32,13 @@ DISPATCH = ("moe.dispatch", "moe.dispatch_weights")
 """With overlap, a chunk's ops up to the last of these are issued before the experts of the chunk before."""
 
 
-def without_frame(forward: Tape) -> Tape:
-    """A layer's forward tape without what the module of its experts holds until it returns: where the way of the tokens
-    is another function's."""
-    ops = tuple(op for op in forward.ops if not op.name.startswith("moe has ") and op.name != "moe returns")
+def without_module_locals(forward: Tape) -> Tape:
+    """A layer's forward tape without the marks of the expert module's local variables.
+
+    Such marks (:func:`mofa.blocks.parts.hold`) keep tensors alive until the module returns. In token chunks another
+    function moves the tokens, and nothing is held so long.
+    """
+    ops = tuple(op for op in forward.ops if not marks_local_of(op, "moe"))
     return replace(forward, ops=ops)
 
 
@@ -71,7 +75,7 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
     names = [op.name for op in forward.ops]
     if chunks < 2 or not set(FIRST).intersection(names):
         return forward
-    forward = without_frame(forward)
+    forward = without_module_locals(forward)
     names = [op.name for op in forward.ops]
     start, end = min(names.index(name) for name in FIRST if name in names), names.index(LAST)
     body = forward.ops[start : end + 1]

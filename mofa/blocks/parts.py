@@ -54,6 +54,11 @@ def leave_frame(b: TapeBuilder, frame: str, present: BoolK = True) -> None:
         b.add(Op(f"{frame} returns", "memory_bound", None, held, (), launches=0, present=present))
 
 
+def marks_local_of(op: Op, frame: str) -> bool:
+    """Whether an op is one of these marks: it begins to hold a module's local variable, or the module returns at it."""
+    return op.name.startswith(f"{frame} has ") or op.name == f"{frame} returns"
+
+
 def made_again_behind(b: TapeBuilder, name: str, out: str, x: str) -> str:
     """A module's output, at whose gradient ``x`` is made again where Megatron discards it.
 

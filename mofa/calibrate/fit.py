@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row
-from mofa.calibrate.ratios import clocks, copies, overlaps, slowdown, sustained
+from mofa.calibrate.ratios import clocks, copies, overlap_slowdown, overlaps, sustained
 from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
 from mofa.calibrate.shapes_te import CHECKS, TO_FP32
@@ -139,7 +139,7 @@ def fit_curves(
         modules=modules_of(Times.of(by.get("te_host", []))),
         layer_in_small_ops=layer_in_small_ops(by.get("te_host", [])),
         copy_bytes_per_s=copy_rates,
-        overlap=overlaps(by.get("overlap", [])), overlap_slowdown=slowdown(by.get("overlap", [])),
+        overlap=overlaps(by.get("overlap", [])), overlap_slowdown=overlap_slowdown(by.get("overlap", [])),
     )  # fmt: skip
 
 

@@ -67,10 +67,11 @@ def overlaps(rows: Sequence[Row]) -> dict[str, float]:
     return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
 
 
-def slowdown(rows: Sequence[Row]) -> float:
-    """Median of what computing loses while a collective runs, over the collective's time alone.
+def overlap_slowdown(rows: Sequence[Row]) -> float:
+    """The share of its rate that computing loses while a collective runs beside it; the median over kernels. [-]
 
-    Of kernels that the collective outlasts: beside a longer one it runs a part of the time that was not recorded.
+    The compute time lost is taken over the collective's time alone. Only kernels that the collective outlasts count:
+    beside a longer kernel, how long both ran together was not recorded.
     """
     times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
     found = []

@@ -34,7 +34,7 @@ def check_not_negative(what: str, parts: Mapping[Any, float]) -> None:
 
 
 class LiveTensors(Spec):
-    """Tensors of one name that are alive together."""
+    """One row of the list of live tensors: all of one name and kind at an instant, with their number and bytes."""
 
     name: str = Field(description="What they are, as the block that makes them calls them.")
     kind: str = Field(description="One of the keys of by_component.")

@@ -225,9 +225,12 @@ def _at_least_typical(fact: Fact) -> Fact:
 
 
 class HostRange(Spec):
-    """How fast machines of one kind issue work, over the one that ``GpuCurves.host`` stands for. [-]"""
+    """How host speed spreads over machines of one kind: quantiles of a small op's time, over the typical host's. [-]
+
+    The typical host is the one that ``GpuCurves.host`` describes.
+    """
 
     fast: ShareFact
-    """10 % quantile of what their small ops take. [-]"""
+    """10 % quantile: one host in ten takes less. [-]"""
     slow: Annotated[Fact, AfterValidator(_at_least_typical)]
-    """90 % quantile. [-]"""
+    """90 % quantile: one host in ten takes more. [-]"""

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockKind, BlockTapes, block_forward
-from mofa.blocks.chunks import chunked, without_frame
+from mofa.blocks.chunks import chunked, without_module_locals
 from mofa.blocks.op import Collective, Grouped, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.block.liveness import block_memory
@@ -73,7 +73,7 @@ def test_full_recomputation_does_not_repeat_what_follows_the_chunks() -> None:
 @pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL])
 def test_memory_is_a_part_that_stays_and_a_part_over_the_chunks(recompute: Recompute) -> None:
     """MemFine's A + B / c (moe.md A.9) out of lifetimes, where the experts' rows dominate."""
-    forward = without_frame(block_forward(SKEWED, primitives(SKEWED), BlockKind(True)))
+    forward = without_module_locals(block_forward(SKEWED, primitives(SKEWED), BlockKind(True)))
     peak = {}
     for c in (1, 2, 4, 8):
         tape = chunked(forward, c)

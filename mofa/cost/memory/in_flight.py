@@ -1,8 +1,9 @@
-"""What a pipeline rank holds from computation to computation where its gradients appear one chunk after the other.
+"""Bytes of in-flight micro-batches and gradients of a pipeline rank under PyTorch, chunk by chunk.
 
-PyTorch's FSDP under pipelines makes a chunk's unsharded gradients in its first backward. With few micro-batches most is
-in flight before they are there; with many both meet. The moments at which most can be alive are those of the schedule's
-own order at which no other of the same chunk has more of every chunk in flight and as many chunks' gradients.
+PyTorch's FSDP under pipelines makes a chunk's unsharded gradients in its first backward. With few micro-batches, most
+activations are in flight before these gradients are there; with many, both are alive at once. Candidates for the peak
+are moments of the schedule's order. One drops out if another of the same chunk has as much in flight of every chunk,
+and as many chunks' gradients.
 """
 
 from __future__ import annotations

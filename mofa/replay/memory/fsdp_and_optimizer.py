@@ -96,10 +96,10 @@ def _let_go(state: RankState) -> None:
         state.gathered = None
 
 
-def buckets(state: RankState) -> None:
-    """DDP's buckets: made at the first forward, all gradients in one; made anew at the first behind a backward.
+def allocate_ddp_buckets(state: RankState) -> None:
+    """Allocate DDP's gradient buckets: one for all gradients at the first forward, the final ones after a backward.
 
-    ``bucket_cap_mb`` holds from then on, for the order in which gradients became ready
+    The final buckets follow ``bucket_cap_mb`` and the order in which gradients became ready
     (torch/nn/parallel/distributed.py, ``_ddp_init_helper``; csrc/distributed/c10d/reducer.cpp, ``rebuild_buckets``).
     """
     act = outside(GRADIENTS, "bucket of gradients", "DDP's buckets")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mofa.replay.allocator.pools import Block
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.fsdp_and_optimizer import awaited, buckets, reduce
+from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, awaited, reduce
 from mofa.replay.memory.pass_state import Pass
 from mofa.replay.memory.recording import PassBlocks, Recorder, Recording, Waiting
 from mofa.replay.memory.repeated import repeat
@@ -100,7 +100,7 @@ class Steady:
         state = self.state
         state.journal.computations.append((state.journal.num_events, kind, c, i))
         if kind == "F" and state.rank.buckets:
-            buckets(state)
+            allocate_ddp_buckets(state)
         if kind == "F" and state.rank.unshards:
             awaited(state, c)
         self.sends.begin(kind)

@@ -34,7 +34,7 @@ from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import ddp_width
 from mofa.replay.rank.description import Rank, RankBlock
 from mofa.replay.rank.routing_drift import Moving, RoutingDrift
-from mofa.replay.rank.uneven_layers import Routed, rows_by_layer
+from mofa.replay.rank.uneven_layers import UnevenLayers, rows_by_layer
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Order, order_of
 
 
@@ -96,7 +96,7 @@ def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
     rows = rows_of(estimator)
     fw, stages = rows.framework, rows.layout.stages
     traces = _block_traces(estimator)
-    routed = Routed(estimator, traces, _block_traces)
+    routed = UnevenLayers(estimator, traces, _block_traces)
     traces = {label: one_by_one(trace) for label, trace in traces.items()}
     order = order_of(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
     return partial(_rank, rows, traces, routed, order)
@@ -148,7 +148,8 @@ def room_of(estimator: Estimator, r: int = 0) -> int:
 
 
 def _rank(
-    rows: Rows, traces: dict[str, BlockTrace], routed: Routed, order: Order, emptiest: bool, data_rank: int, r: int
+    rows: Rows, traces: dict[str, BlockTrace], routed: UnevenLayers, order: Order, emptiest: bool, data_rank: int,
+    r: int,
 ) -> Rank:  # fmt: skip
     stages, mode, fw = rows.layout.stages, rows.mode, rows.framework
     pp, vpp = stages.pp, stages.vpp

@@ -49,15 +49,15 @@ def by_chance(estimator: Estimator) -> FloatA | None:
     return np.full((model.num_moe_layers, ep, experts // ep), 1.0 / experts)
 
 
-class Routed:
-    """The lives of the layers of one strategy, each with the tokens that its own experts get on one rank.
+class UnevenLayers:
+    """Allocation traces of a strategy's layers, each sized by the tokens that its own experts get on one rank.
 
     Parameters
     ----------
     estimator
         Of one strategy.
     traces
-        Lives by kind of block with the rows that memory must hold.
+        By kind of block, with the rows that memory must hold.
     traces_of
         Makes those of another estimator.
     """
@@ -87,8 +87,10 @@ class Routed:
             self.shares = shares.reshape(len(routed), ep, -1)
 
     def of_rank(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], BlockTrace]:
-        """What gives the life of a layer by its kind and number, on the rank that these layers give most tokens to, or
-        the ``emptiest``: its blocks are torn as well, and it may reserve more."""
+        """A function from a layer's kind and number to its trace, on the rank that gets most tokens of these layers.
+
+        With ``emptiest``, on the rank that gets fewest: its blocks are torn as well, and it may reserve more.
+        """
         places = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
         if self.rows is None or not places:
             return lambda label, layer: self.plain[label]
@@ -135,7 +137,7 @@ class Routed:
         )  # fmt: skip
 
     def _trace_of(self, label: str, place: int, rank: int) -> BlockTrace:
-        """A layer's life by its place among those with experts, on a rank."""
+        """The trace of a layer with experts, by its place among these, on a rank."""
         assert self.rows is not None
         rows = float(self.rows[place, rank])
         key = label, rows, place if self.shares is not None else -1
@@ -147,7 +149,7 @@ class Routed:
 
 
 def between(some: BlockTrace, more: BlockTrace, fraction: float) -> BlockTrace:
-    """A life so far on the way from one to another; sizes are linear in the tokens of the experts. ``fraction`` [-]"""
+    """A trace between two others, ``fraction`` [-] of the way: sizes are linear in the tokens of the experts."""
 
     def sized(items: tuple[New, ...], others: tuple[New, ...]) -> tuple[New, ...]:
         return tuple(

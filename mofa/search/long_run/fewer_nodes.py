@@ -13,7 +13,7 @@ from mofa.plan.result import Plan
 from mofa.schedules import default_schedule
 from mofa.search.entry_points import Search, estimate, find_plans
 from mofa.search.goodput import LongRuns
-from mofa.search.long_run.spare_nodes import SCOUTED, around, promising_spares, without_spares
+from mofa.search.long_run.spare_nodes import SCOUTED, promising_spares, space_near_best, without_spares
 from mofa.search.space import MAX_PP, default_space, dividing, divisors
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
@@ -206,7 +206,7 @@ class Replanned:
         space = dividing(default_space(job, smaller, framework), smaller.num_gpus, job.batch.global_batch)
         if not space.pp:
             return None
-        near = around(self.search, space)
+        near = space_near_best(self.search, space)
         search = find_plans(job, smaller, framework=framework, top=1, replay=False, space=near, banded=False)
         return search if search.report.plans else None
 

@@ -67,10 +67,15 @@ def find_long_runs(
 
     Notes
     -----
-    Where ``faults.spares`` is absent, all GPUs compute first, and the closed forms say of every number of spares at
-    once what it would give with the best plan's step (:func:`promising_spares`). The most promising of those that leave
-    GPUs which degrees and batch divide are searched in the degrees of the best plans (:func:`around`), and the best two
-    of these wholly. The best of the closed forms decides, and is played out where ``replay`` asks for it.
+    Where ``faults.spares`` is absent, the number of spares is chosen in four steps:
+
+    1. A search without spares: all GPUs compute.
+    2. Closed forms rate every number of spares with the step of its best plan (:func:`promising_spares`). Numbers
+       that leave GPUs which no degrees and batch divide drop out.
+    3. The most promising are searched near the best plans (:func:`space_near_best`).
+    4. The best two of these are searched in the whole space.
+
+    The best by closed form wins, and is replayed where ``replay`` asks for it.
 
     References
     ----------
@@ -141,7 +146,7 @@ def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_
         if not space.pp:
             continue
         try:
-            scouts.append(_searched(smaller, False, around(full_search.search, space), top=1, **options))
+            scouts.append(_searched(smaller, False, space_near_best(full_search.search, space), top=1, **options))
         except SpecError:
             continue  # what the user fixed does not go with fewer GPUs
         if len(scouts) == SCOUTED:
@@ -155,12 +160,12 @@ def _dividing(judge: LongRuns) -> Space:
     return dividing(space, judge.cluster.num_gpus, judge.workload.batch.global_batch)
 
 
-def around(search: Search, space: Space) -> Space:
-    """The part of a space near the best plans of a search, with any pipeline.
+def space_near_best(search: Search, space: Space) -> Space:
+    """The part of a strategy space near the best plans of a search, with any pipeline.
 
-    Tensor and context parallelism and micro-batches up to theirs, because fewer GPUs may divide the batch where more
-    did not; experts and recomputation as theirs, or none; virtual stages any where they have some, because a pipeline
-    of another depth divides the layers into others.
+    Tensor and context parallelism and micro-batches go up to those of the best plans: fewer GPUs may divide the batch
+    where more did not. Degrees of experts are theirs; recomputation is theirs or none. Virtual stages are free where
+    the best plans have some, because a pipeline of another depth splits the layers otherwise.
     """
     costed, reasons = search.costed, search.reasons
     fits = np.flatnonzero(reasons[costed.rows] < 0)

@@ -28,7 +28,13 @@ from mofa.routing.scheduled import scheduling_s
 from mofa.search.recomputed_layers import fewer_layers, more_layers
 from mofa.search.to_plan.borrowed_facts import borrowed_notes
 from mofa.search.to_plan.fp8_notes import fp8_notes
-from mofa.search.to_plan.replayed_memory import Ends, ends_of, ranks_of_stage, replayed_memory, replayed_stage
+from mofa.search.to_plan.replayed_memory import (
+    RankRange,
+    emptiest_and_fullest,
+    ranks_of_stage,
+    replayed_memory,
+    replayed_stage,
+)
 from mofa.search.to_plan.replayed_time import DUST, stage_times
 from mofa.search.to_plan.step_band import HOST_BOUND, band_of
 from mofa.search.workers import Workers
@@ -178,7 +184,7 @@ class Candidate:
     @cached_property
     def closed(self) -> Memory:
         """Its memory in closed form."""
-        return _memory(self.job[1], self.sized, self.estimator.stages(), ends_of(self.estimator))
+        return _memory(self.job[1], self.sized, self.estimator.stages(), emptiest_and_fullest(self.estimator))
 
     def timed(self) -> Plan:
         """The plan whose time was played, its memory in closed form; without a band."""
@@ -187,7 +193,9 @@ class Candidate:
     def in_closed_form(self, *, banded: bool = True) -> Plan:
         """The plan of which nothing was played; its band costs two more estimates."""
         return self._plan(
-            None, _memory(self.job[1], self.costed, self.estimator.stages(), ends_of(self.estimator)), banded=banded
+            None,
+            _memory(self.job[1], self.costed, self.estimator.stages(), emptiest_and_fullest(self.estimator)),
+            banded=banded,
         )
 
     def plan(
@@ -336,7 +344,7 @@ def _recomputes(row: StrategyTable) -> bool:
 
 
 def _memory(
-    cluster: ClusterSpec, costed: Breakdown, split: Stages, ends: Ends | None
+    cluster: ClusterSpec, costed: Breakdown, split: Stages, rank_range: RankRange | None
 ) -> Memory:  # fmt: skip
     capacity, margin = cluster.gpu.capacity_bytes.value, margin_bytes(cluster)
     detail = costed.detail
@@ -357,7 +365,7 @@ def _memory(
             in_flight_micro_batches=in_flight, instant=costed.instant_names[instant], allocated_bytes=allocated,
             reserved_bytes=reserved, device_bytes=device,
             by_component=dict(zip(MEMORY_COMPONENTS, parts, strict=True)),
-            ranks=None if ends is None else ranks_of_stage(r, detail, ends),
+            ranks=None if rank_range is None else ranks_of_stage(r, detail, rank_range),
         )
         for r, (layers, recomputed, in_flight, instant, allocated, reserved, device, parts) in enumerate(of_stages)
     ]  # fmt: skip

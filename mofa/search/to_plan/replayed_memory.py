@@ -20,12 +20,15 @@ NAMED = 15
 """Kinds of tensors that are named; the rest is put together. [-]"""
 
 
-class Ends(NamedTuple):
-    """Tokens over the mean of the ranks with the fewest and with the most, and the memory of the former. [-]"""
+class RankRange(NamedTuple):
+    """The range over expert-parallel ranks under uneven routing: tokens at both ends, memory at the emptiest."""
 
     fewest: float
+    """Tokens of the emptiest rank over the mean. [-]"""
     most: float
-    emptier: StageDetail
+    """Tokens of the fullest rank over the mean. [-]"""
+    emptiest: StageDetail
+    """Memory of the emptiest rank, by stage."""
 
 
 def replayed_stage(closed: StageMemory, replayer: Replayer, curve: Curve | None = None) -> StageMemory:
@@ -55,7 +58,7 @@ def replayed_stage(closed: StageMemory, replayer: Replayer, curve: Curve | None 
 
 
 def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
-    """What the ranks of a stage differ by, played."""
+    """How the ranks of a stage differ in memory, by replay; None where they are alike."""
     ends = replayer.ends_of_routing(stage)
     if ends is None:
         return None
@@ -70,8 +73,8 @@ def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
     return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean(stage))
 
 
-def ends_of(estimator: Estimator) -> Ends | None:
-    """The ends of routing of one strategy in closed form; None where ranks are alike."""
+def emptiest_and_fullest(estimator: Estimator) -> RankRange | None:
+    """The emptiest and the fullest expert-parallel rank of one strategy, in closed form; None where all are alike."""
     ep = int(estimator.table.ep[0])
     least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
     if least is None:
@@ -79,17 +82,17 @@ def ends_of(estimator: Estimator) -> Ends | None:
     emptier = type(estimator)(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
     detail = emptier.sized().detail
     assert detail is not None
-    return Ends(least.memory[ep], estimator.loads.memory[ep], detail)
+    return RankRange(least.memory[ep], estimator.loads.memory[ep], detail)
 
 
-def ranks_of_stage(stage: int, detail: StageDetail, ends: Ends) -> StageRanks | None:
-    """What the ranks of a stage differ by in closed form, None where it has no experts."""
+def ranks_of_stage(stage: int, detail: StageDetail, span: RankRange) -> StageRanks | None:
+    """How the ranks of a stage differ in memory, in closed form; None where the stage has no experts."""
 
     def rank(tokens: float, of: StageDetail) -> RankMemory:
         names = ("allocated_bytes", "reserved_bytes", "device_bytes")
         return RankMemory(tokens_over_mean=tokens, **{name: float(getattr(of, name)[0, stage]) for name in names})
 
-    few, many = rank(ends.fewest, ends.emptier), rank(ends.most, detail)
+    few, many = rank(span.fewest, span.emptiest), rank(span.most, detail)
     return None if few.allocated_bytes == many.allocated_bytes else StageRanks(emptiest=few, fullest=many)
 
 
