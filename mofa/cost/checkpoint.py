@@ -28,10 +28,11 @@ def saved_bytes_per_param(workload: WorkloadSpec, framework: FrameworkSpec) -> f
     MLPerf Storage v2.0, Submission_guidelines.md, table 2: 105 GB, 912 GB and 5.29 TB for 8B, 70B and 405B, 13 bytes a
     parameter.
     """
-    moments = 4.0 if workload.precision.moments == "bf16" else 8.0
+    num_moments = workload.optimizer.traits.num_moments
+    moments = (2.0 if workload.precision.moments == "bf16" else 4.0) * num_moments
     if not framework.traits.has_pytorch_modules:
         return 2.0 + 4.0 + moments
-    return 6.0 if workload.precision.params == "bf16" else 4.0 + moments
+    return 2.0 + 2.0 * num_moments if workload.precision.params == "bf16" else 4.0 + moments
 
 
 def checkpoint_bytes(workload: WorkloadSpec, framework: FrameworkSpec) -> float:

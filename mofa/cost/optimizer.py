@@ -13,6 +13,7 @@ from mofa.cost.kernels.compute import stream_rate
 from mofa.specs.base import Fact
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, GpuSpec
+from mofa.specs.optimizers import ADAM_MOMENTS_BYTES
 from mofa.specs.workload import WorkloadSpec
 
 ArrayN = NDArray[np.float64]
@@ -94,8 +95,9 @@ def static_bytes(
     """
     params, grads = framework.params_bytes_per_param, framework.grads_bytes_per_param
     # moments are held in half the bytes where the recipe says bf16
-    less = 2.0 * workload.optimizer.traits.num_moments if workload.precision.moments == "bf16" else 0.0
-    states = framework.states_bytes_per_param - less
+    num_moments = workload.optimizer.traits.num_moments
+    less = 2.0 * num_moments if workload.precision.moments == "bf16" else 0.0
+    states = framework.states_bytes_per_param - ADAM_MOMENTS_BYTES + 4.0 * num_moments - less
     zeros = np.zeros_like(shards.dense)
     if not framework.traits.has_pytorch_modules:
         sharded = np.where(zero >= 1, shards.sharded(states), shards.whole(states))
@@ -137,7 +139,7 @@ def static_bytes(
     if precision == "uniform":
         each = held_width(workload, precision)
         return StaticBytes(
-            shards.whole(each), shards.whole(each), shards.whole(2 * each),
+            shards.whole(each), shards.whole(each), shards.whole(num_moments * each),
             np.where(apart & amp, shards.whole(each), zeros), shards.whole(temporary * each / 4), False,
         )  # fmt: skip
     narrow = held_width(workload, precision) / 4.0  # everything in training.dtype

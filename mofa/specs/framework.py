@@ -165,7 +165,7 @@ class FrameworkSpec(Spec):
     reduced_bytes_per_param: float = 4.0
     """Of gradients as FSDP, or Megatron over data-parallel ranks, sums them. [B/param]"""
     states_bytes_per_param: float
-    """Optimizer states with the main copy of the parameters, before sharding. [B/param]"""
+    """Adam's states with the main copy of the parameters, before sharding. [B/param]"""
     shards_params: bool
     """FSDP: parameters and gradients live sharded over dp*cp, gathered per block."""
     flat_params: bool = False

@@ -30,7 +30,7 @@ from mofa.specs.from_mapping import build
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
 from mofa.specs.model import ModelSpec
-from mofa.specs.overrides import override, parse_set, parse_strategy, refuse_no_mapping
+from mofa.specs.overrides import override, parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu
 from mofa.specs.renamed import gpu_of_today, overrides_of_today
 from mofa.specs.run import RunSpec
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
@@ -157,7 +157,7 @@ def _bundled_cluster(name: str, num_gpus: int) -> ClusterSpec:
 
 def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None) -> ClusterSpec:
     path, where = find_file(name_or_path, "nodes", "mofa show hardware lists them")
-    refuse_no_mapping(overrides, where)
+    refuse_other_gpu(overrides, where)
     overrides = overrides_of_today(overrides) if overrides else None
     if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
         said = short(str(overrides["num_gpus"]))

@@ -14,8 +14,13 @@ Implementation = Literal["fused", "foreach", "te", "for-loop"]
 class OptimizerTraits:
     """What an optimizer holds."""
 
-    num_moments: int
-    """Tensors of a parameter's size beside its main copy, in fp32 unless a recipe says less. [-]"""
+    moments: tuple[str, ...]
+    """Names of its tensors of a parameter's size beside the main copy, in fp32 unless a recipe says less."""
+
+    @property
+    def num_moments(self) -> int:
+        """How many these are. [-]"""
+        return len(self.moments)
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,13 @@ class StepKernels:
     """What a step holds of all parameters at once. [B/param]"""
 
 
-OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {"adamw": OptimizerTraits(num_moments=2)}
+OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
+    "adamw": OptimizerTraits(("Adam's first moments", "Adam's second moments")),
+}
 """AdamW: Loshchilov and Hutter 2019, arXiv 1711.05101."""
+ADAM_MOMENTS_BYTES = 8.0
+"""Adam's two fp32 moments, which frameworks' ``states_bytes_per_param`` count; other optimizers replace them. [B/param]
+"""
 STEP_KERNELS: Mapping[Implementation, StepKernels] = {
     "fused": StepKernels(),
     "te": StepKernels(),

@@ -24,6 +24,16 @@ def refuse_no_mapping(changes: object, where: str) -> None:
         )
 
 
+def refuse_other_gpu(changes: Mapping[str, object] | None, where: str) -> None:
+    """Refuse changes of a cluster that are no mapping, or that name another GPU: its file is the node's to name."""
+    refuse_no_mapping(changes, where)
+    if changes and "node.gpu" in changes:
+        raise SpecError(
+            f"{where}: node.gpu ({short(str(changes['node.gpu']))}) cannot be set, as the GPU is read with the node; "
+            "copy the node's file and change gpu there"
+        )
+
+
 def override(raw: Mapping[str, Any], changes: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
     """A raw mapping with values at dotted paths replaced.
 

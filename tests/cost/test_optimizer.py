@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mofa.cost.breakdown import MEMORY_COMPONENTS, Breakdown
+from mofa.cost.checkpoint import saved_bytes_per_param
 from mofa.cost.estimate import estimate_table
 from mofa.cost.kernels.compute import stream_rate
 from mofa.cost.optimizer import (
@@ -20,6 +21,8 @@ from mofa.cost.optimizer import (
     static_bytes,
 )
 from mofa.cost.step_time.data_parallel import gathers_per_step
+from mofa.specs.load import load_cluster, load_workload
+from mofa.specs.optimizers import OptimizerTraits
 from mofa.specs.params import layer_params, num_params
 from mofa.specs.workload import WorkloadSpec
 from tests.cost.toy import cluster, framework, llama, moe_llama, table, with_facts, workload
@@ -134,6 +137,31 @@ def test_bf16_moments_take_half() -> None:
     job = workload(llama(), precision={"moments": "bf16"})
     assert total(static(ranks=4, job=job)) / 1e9 == pytest.approx(6 + 8 / 4)
     assert total(static("torchtitan", ranks=4, job=job)) / 1e9 == pytest.approx(12 / 4)
+
+
+def test_an_optimizer_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lion's record names one moment: 4 bytes a parameter less in states and in checkpoints, half of it in bf16."""
+    spec, narrow = framework("megatron"), JOB.model_copy(
+        update={"precision": JOB.precision.model_copy(update={"moments": "bf16"})}
+    )  # fmt: skip
+    assert [saved_bytes_per_param(job, spec) for job in (JOB, narrow)] == [14, 10]
+    monkeypatch.setattr("mofa.specs.workload.OPTIMIZERS", {"adamw": OptimizerTraits(("moments",))})
+    assert [float(static(zero=0, job=job).states[0, 0]) / 1e9 for job in (JOB, narrow)] == [4 + 4, 4 + 2]
+    assert float(static("torchtitan", precision="autocast").states[0, 0]) / 1e9 == 4
+    assert [saved_bytes_per_param(job, spec) for job in (JOB, narrow)] == [2 + 4 + 4, 2 + 4 + 2]
+
+
+def test_the_replay_has_the_moments_that_the_record_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed form and replay of a rank agree on the states of an optimizer of one moment."""
+    from mofa.search.entry_points import estimate
+
+    monkeypatch.setattr("mofa.specs.workload.OPTIMIZERS", {"adamw": OptimizerTraits(("Lion's moments",))})
+    job, machines = load_workload("llama3-8b", overrides={"batch.global_batch": 8}), load_cluster("h100-hgx", 8)
+    played, closed = (estimate(job, machines, "tp=2 recompute=full", replay=replay).memory for replay in (True, False))
+    states = [memory.by_component["optimizer_states"] for memory in (played, closed)]
+    assert states[0] == pytest.approx(states[1], rel=1e-3) == 8 * num_params(job.model) / 8
+    names = {tensors.name for tensors in played.by_stage[0].tensors if tensors.kind == "optimizer_states"}
+    assert "Lion's moments" in names and not any("Adam" in name for name in names)
 
 
 def test_foreach_needs_a_copy_while_it_steps() -> None:

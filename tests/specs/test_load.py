@@ -275,6 +275,8 @@ def test_a_users_node_finds_its_gpu_beside_it_or_bundled(tmp_path: Path) -> None
     assert load_cluster(path, 8).gpu == load_cluster("h20-hgx", 8).gpu
     bad = _file(tmp_path / "nodes", node.replace(f"gpu: {gpu_name}", "gpu: h1000"), "bad.yaml")
     assert "gpu (h1000) is unknown" in _refused(lambda: load_cluster(bad, 8))
+    said = _refused(lambda: load_cluster("h100-hgx", 8, {"node.gpu": "h20"}))
+    assert "node.gpu (h20) cannot be set" in said
 
 
 def test_frameworks() -> None:

@@ -15,6 +15,7 @@ from mofa.blocks.frameworks.megatron_persistent import WORKSPACE, rotations
 from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned
 from mofa.cost.rows import Rows
+from mofa.specs.optimizers import ADAM_MOMENTS_BYTES
 
 BUCKET = 100 * 2**20
 """Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""
@@ -77,7 +78,7 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
     states = float(static.states[0, r]) / stepped_params
     main, num_moments = 0.0, rows.workload.optimizer.traits.num_moments
     if megatron:
-        main = max(fw.states_bytes_per_param - 4.0 * num_moments, 0.0)
+        main = max(fw.states_bytes_per_param - ADAM_MOMENTS_BYTES, 0.0)
     chained = megatron and int(rows.table.ep[0]) > 1
     temporary = (
         fw.step_kernels.temporary_bytes_per_param if megatron else float(static.step_scratch[0, r]) / stepped_params
@@ -93,7 +94,7 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
     alone = any(p.name.endswith(" output") for p in params) or not rows.workload.model.tied_embeddings
     return tuple(
         Weight(
-            p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / num_moments * own[n]),
+            p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / max(num_moments, 1) * own[n]),
             int(temporary * own[n]), chained and p.expert, p.chunk, p.flat, int(wide * own[n]),
             int(4 * stored[n]) if drafted and not p.flat and not (alone and p.name.endswith(" embedding")) else 0,
         )

@@ -107,7 +107,8 @@ def _bulk(memory: BlockMemory) -> ArrayN:
 def _late_states(rows: Rows) -> ArrayN:
     """The states that appear at the end of the first step: Megatron's main copies are there before. (n, R) [B]"""
     main = rows.static.grads_always and not rows.framework.deepspeed
-    return rows.static.states[rows.grid] * (2.0 / 3.0 if main else 1.0)
+    num_moments = rows.workload.optimizer.traits.num_moments
+    return rows.static.states[rows.grid] * (num_moments / (num_moments + 1.0) if main else 1.0)
 
 
 def _with_loss(
@@ -143,7 +144,7 @@ def holes_bytes(rows: Rows, made: WeightsMade, allocated: ArrayN) -> tuple[Array
         The peak of the live tensors. (n, R) [B]
     """
     lay, costs, static, grid = rows.layout, rows.costs, rows.static, rows.grid
-    start = _start(made)
+    start = _start(made, 1.0 + rows.workload.optimizer.traits.num_moments)
     saved, peak = rows.layers.large_saved[..., 0], rows.layers.large_peak[..., 0]
     large = rows.over_layers(saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     head = costs.head.memory
@@ -168,6 +169,7 @@ def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[Array
     lay, static, grid, layers = rows.layout, rows.static, rows.grid, rows.layers
     fixed = (static.params + static.grads - static.buffers)[grid] + buffers
     most, ahead = np.zeros(fixed.shape), np.zeros(fixed.shape)
+    num_states = 1.0 + rows.workload.optimizer.traits.num_moments
     ends = [(end.large_saved + end.large_peak, there) for end, there in
             ((rows.costs.head.memory, rows.is_head), (rows.costs.embedding.memory, rows.is_first))]  # fmt: skip
     for i, (holes, states, copies) in enumerate(_by_size(rows, made), start=1):
@@ -176,7 +178,7 @@ def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[Array
         for large, there in ends:
             peak = np.maximum(peak, large[i, rows.k][:, None] * there)
         beside = fixed + (holes + copies)[grid] + saved
-        most = np.maximum(most, beside + 3.0 * states[grid] + peak)
+        most = np.maximum(most, beside + num_states * states[grid] + peak)
         ahead = np.maximum(ahead, beside + states[grid] + rows.most_of_layers(layers.large_forward[..., i]))
     return most, ahead
 
@@ -254,17 +256,20 @@ class _Start:
     """Larger states, that find a hole and that find none."""
 
 
-def _start(made: WeightsMade) -> _Start:
-    """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids."""
+def _start(made: WeightsMade, num_states: float) -> _Start:
+    """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids.
+
+    ``num_states`` counts main copy and moments. [-]
+    """
     hole, state, room, layers = block_bytes(made.hole), made.state, made.room, made.layers
     is_small = state <= SMALL
-    needed = 3.0 * made.owned * made.taken
+    needed = num_states * made.owned * made.taken
     large = np.zeros((hole.shape[1], layers.shape[1]))
     w, some = np.nonzero((state > SMALL) & (state > hole))  # where states are hardly shared out
     if len(w):
         wider = made.staged(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
         np.add.at(large, some, np.maximum(needed[w, some, None] * layers[made.kind[w]] - wider, 0.0))
-    waste = np.where(is_small, needed - 3.0 * made.owned * state, 0.0)
+    waste = np.where(is_small, needed - num_states * made.owned * state, 0.0)
     return _Start(
         made.staged(room), made.staged(np.where(is_small, needed, 0.0)), made.staged(waste),
         made.staged(np.where(is_small, 0.0, needed)) - large, large,

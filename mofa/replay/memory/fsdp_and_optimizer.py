@@ -169,7 +169,7 @@ def optimize(state: RankState) -> None:
     widened = outside(TEMPORARIES, "fp32 copies of gradients", where)
     state.grads += [state.new(w.widened, widened) for w in in_optimizer(state.rank) if w.widened]
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
-    state_kinds = [outside(STATES, f"Adam's {name} moments", where) for name in ("first", "second")]
+    state_kinds = [outside(STATES, name, where) for name in state.rank.moments]
     for w in in_optimizer(state.rank) if state.rank.flat_buffers else ():
         if w.temporary:  # clipping scales each gradient into a temporary (utils.py:1212)
             state.drop(state.new(w.state, scratch))

@@ -8,6 +8,7 @@ from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.cost.allocations.watchdog import Pace
 from mofa.cost.allocations.weight_buffers import FlatBuffer, Weight
 from mofa.replay.rank.routing_drift import RoutingDrift
+from mofa.specs.optimizers import OPTIMIZERS
 
 __all__ = ["FlatBuffer", "Rank", "RankBlock", "Weight"]
 
@@ -87,5 +88,7 @@ class Rank:
     """Tensors of the boundary's size that Megatron's chunks hold from a step's last backward to the next step. [-]"""
     built: tuple[tuple[int, int], ...] = ()
     """What is taken for good while parameters are made: behind which of them, and so much. [B]"""
+    moments: tuple[str, ...] = OPTIMIZERS["adamw"].moments
+    """The optimizer's tensors of each weight beside its main copy, by name."""
     routing_drift: RoutingDrift | None = None
     """What moves from step to step, where routers' counts are known."""

@@ -246,6 +246,7 @@ def _rank(
         preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers, round_length=pp * vpp, tied=tied,
         stored_bytes=rows.costs.context.stored,
         gathered_params=groups if pipelined else None, unshards=by_chunk(rows),
+        moments=rows.workload.optimizer.traits.moments,
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
         output_stays=rows.schedule_record.joins_exchanges and pp > 1 and fw.traits.has_pytorch_pipelines,
