@@ -1,9 +1,10 @@
-"""Rows about which the closed form's memory may be wrong: replayed where they would be among the best.
+"""Borderline rows: the closed form may be wrong about their memory, so that it is replayed before rows are ranked.
 
-All rows of a search are weighed at once, by an estimate of reserved memory that is up to a quarter off. What it lets
-pass is played, so that nothing too full is called fitting. What it rejects though no more is *allocated* than fits, or
-what recomputes more layers by it than it has to, is in doubt, and its memory is played before rows are ranked. That
-takes a tenth of a second to a second a row; a row that is too full is played no further than until it is.
+A search estimates the reserved memory of all rows at once, up to a quarter off. Rows that pass are replayed later, so
+that none which is too full is said to fit. Two kinds of rows are borderline, if they would be among the best: those
+that are rejected although what they *allocate* fits, and those that recompute more layers than they may have to.
+
+A replay takes a tenth of a second to a second a row. It ends as soon as a row is known to be too full.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from mofa.search.workers import Workers
 
 FloatN = NDArray[np.float64]
 LOOKED_AT = REPLAYED
-"""Rows in doubt that are played: as many as are ranked again. [-]"""
+"""Borderline rows that are replayed: as many as are ranked again. [-]"""
 
 
 def borderline_rows(searched: Found, key: FloatN) -> NDArray[np.intp]:
-    """Positions of costed rows whose allocated memory fits, not so what they are estimated to reserve, that would be
-    among the best :data:`~mofa.search.rerank.REPLAYED` otherwise.
+    """Positions of costed rows whose allocated memory fits and whose estimated reserved memory does not.
+
+    Only rows that would otherwise be among the best :data:`~mofa.search.rerank.REPLAYED`.
 
     Parameters
     ----------
@@ -36,7 +38,7 @@ def borderline_rows(searched: Found, key: FloatN) -> NDArray[np.intp]:
     Returns
     -------
     array
-        The :data:`LOOKED_AT` that are least full by the estimate, the likeliest to fit, from the least full on.
+        At most :data:`LOOKED_AT`, the least full by the estimate first: they are the likeliest to fit.
     """
     costed = searched.costed
     why = searched.reason[costed.rows]
@@ -49,8 +51,10 @@ def borderline_rows(searched: Found, key: FloatN) -> NDArray[np.intp]:
 def look_again(
     searched: Found, key: FloatN, limit_bytes: float, candidate: Callable[[int], Candidate], workers: Workers
 ) -> None:  # fmt: skip
-    """Let the rows in doubt pass that fit when played; ``searched`` says how full these are. Where nothing else fits it
-    says of all that were played how full they are: otherwise what does not fit is not played to its end.
+    """Let borderline rows pass that fit by replay, and note their memory in ``searched``.
+
+    If no other row fits, the memory of all replayed rows is noted. Otherwise the replay of a row that does not fit ends
+    early.
 
     Parameters
     ----------
@@ -76,7 +80,7 @@ def look_again(
 
 
 def fewer_layers(best: list[int], candidate: Callable[[int], Candidate], workers: Workers) -> dict[int, Candidate]:
-    """Of the best rows those that fit with fewer recomputed layers than the search chose, with as many."""
+    """Those of the best rows that fit with fewer recomputed layers than the search chose, with that number."""
     ones = [candidate(i) for i in best]
     numbers = workers.map(_fewest_layers, ones)
     solved = zip(best, ones, numbers, strict=True)

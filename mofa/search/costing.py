@@ -1,4 +1,5 @@
-"""What the legal rows of a search cost: their memory, and their time where they fit; in parts that share no block."""
+"""Cost the legal rows of a search: memory of all, time of those that fit. Many rows are costed in parts that share no
+block."""
 
 from __future__ import annotations
 
@@ -22,21 +23,21 @@ from mofa.specs.strategy import StrategyTable
 FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
 NEEDLESS, MEMORY = len(CHECKS), len(CHECKS) + 1
-"""Why a row is rejected that all checks let pass: as few recomputed layers as another row's fit, or nothing does."""
+"""Reasons for rejecting a row that passes all checks: it says the same as another row, or its memory does not fit."""
 AT_ONCE = 200_000
 """Rows timed in one call. [-]"""
 MANY = 40_000
 """Rows above which they are costed in parts, by all processes. [-]"""
 PARTS = 1
-"""Parts for each process: what parts share (small arrays, levels of pipelines) is done in each. [-]"""
+"""Parts for each process. More would repeat what parts share: small arrays, dependency levels of pipelines. [-]"""
 
 
 @dataclass(frozen=True)
 class Costed:
     """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (13, n)
 
-    Of rows that cannot fit only ``device_bytes`` is there; all else is NaN: nobody asks how fast they would be. What is
-    too big but allocates no more than fits is in doubt (:mod:`mofa.search.borderline`), and timed too.
+    Rows that cannot fit have ``device_bytes`` alone; all else is NaN, as nobody asks how fast they would be. Rows that
+    are too big but allocate no more than fits are borderline (:mod:`mofa.search.borderline`) and timed too.
     """
 
     rows: NDArray[np.intp]
@@ -49,19 +50,19 @@ class Costed:
 
     @classmethod
     def of(cls, rows: NDArray[np.intp], table: StrategyTable, device_bytes: FloatN) -> Costed:
-        """Rows whose memory is known, nothing else."""
+        """Rows of which the memory alone is known."""
         step, allocated, checkpoint = (np.full(len(rows), np.nan) for _ in range(3))
         return cls(
             rows, table, step, device_bytes, allocated, np.full((len(TIME_COMPONENTS), len(rows)), np.nan), checkpoint
         )
 
     def put(self, positions: NDArray[np.intp], costed: Breakdown) -> None:
-        """What rows at these positions cost."""
+        """Set what the rows at these positions cost."""
         self.step_s[positions], self.allocated_bytes[positions] = costed.step_s, costed.allocated_bytes
         self.exposed_s[:, positions], self.checkpoint_bytes[positions] = costed.exposed_s, costed.checkpoint_bytes
 
     def take(self, positions: NDArray[np.intp]) -> Costed:
-        """Those at these positions."""
+        """The rows at these positions."""
         return Costed(
             self.rows[positions], self.table.take(positions), self.step_s[positions], self.device_bytes[positions],
             self.allocated_bytes[positions],
@@ -73,7 +74,7 @@ class Costed:
 class Found:
     """A space whose rows were checked and costed.
 
-    ``reason`` is why each row is rejected, -1 where it fits, and ``short`` how far it missed. (n,)
+    ``reason`` is the index of the check that rejects a row, -1 where it fits. ``short`` is by how much it missed. (n,)
     """
 
     space: Combinations
@@ -82,7 +83,7 @@ class Found:
     short: FloatN
 
     def with_layers(self, some: Mapping[int, Breakdown]) -> Found:
-        """The same but for these positions in ``costed``, whose rows recompute and cost what is given."""
+        """A copy in which the rows at these positions in ``costed`` recompute so many layers and cost what is given."""
         layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
         for i, costs in some.items():
             positions = np.array([i])
@@ -105,9 +106,9 @@ class Part:
 
 @dataclass(frozen=True)
 class PartCosts:
-    """What became of the legal rows of a part, in their order, and what those that are ``timed`` cost, in theirs.
+    """Verdicts on the legal rows of a part, in their order, and the costs of the ``timed`` ones, in theirs.
 
-    ``device_bytes`` is NaN where no number of recomputed layers was worth weighing.
+    ``device_bytes`` is NaN where no number of recomputed layers was worth costing.
     """
 
     reason: IntN
@@ -130,11 +131,11 @@ def cost_rows(
     Parameters
     ----------
     reason, short
-        What the checks say; what memory says of the rows that they let pass is put there too. (n,)
+        Results of the checks. Rows that pass them and do not fit are marked there as well. (n,)
     progress
         Told rows done and rows in all.
     workers
-        Take parts where there are many rows. The rows cost the same.
+        Cost parts in other processes where there are many rows. The results are the same.
     """
     legal = reason < 0
     rows = np.flatnonzero(legal)
@@ -175,8 +176,10 @@ def cost_rows(
 
 
 def split(space: Combinations, legal: NDArray[np.bool_], parts: int) -> list[NDArray[np.intp]]:
-    """Degrees that have legal rows in parts of about as many rows: by tp and cp, on which all blocks depend, so that no
-    block is costed in two of them."""
+    """Degrees with legal rows, cut into parts of about equally many rows.
+
+    Parts differ in tp and cp, on which all blocks depend: no block is costed in two parts.
+    """
     each = legal.reshape(-1, len(space.recompute)).sum(axis=1)
     some = np.flatnonzero(each)
     if parts == 1 or len(some) == 0:
@@ -195,9 +198,9 @@ def _of_degrees(legal: NDArray[np.bool_], degrees: NDArray[np.intp], space: Comb
 
 
 def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCosts:
-    """Weigh all legal rows of a part, solve how many layers they recompute where that is open, time what may fit.
+    """Cost the memory of a part's legal rows, solve for their recomputed layers where open, and time what may fit.
 
-    ``tell`` is told how many rows are weighed.
+    ``tell`` is called with the number of rows whose memory is known.
     """
     job, space = part.job, part.space
     rows = np.flatnonzero(part.legal)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 AT_WORK = ("mofa.search.costing", "mofa.replay.replayer")
-"""What other processes load while this one begins."""
+"""Modules that worker processes import while this one begins."""
 DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 
 
@@ -52,13 +52,13 @@ class Search:
     report
         The best plans, what was rejected and why: what ``mofa plan --json`` prints.
     costed
-        What was costed, a column for each quantity; shape (c,). :meth:`table` shows it as a data frame.
+        The costed rows, a column for each quantity; shape (c,). :meth:`table` shows it as a data frame.
     workload, cluster, framework
-        The job, the machines and the framework that were searched for, with what ``with_`` changed.
+        The job, the machines and the framework of the search, with what ``with_`` changed.
     reasons
         Of every strategy the index of the first check that it failed, or -1; shape (n,).
     combinations
-        All strategies that were looked at; n rows, of which the costed ones are part.
+        All n strategies that were checked, the costed rows among them.
     short
         By how much each missed that check, in the check's unit; shape (n,).
 
@@ -86,7 +86,7 @@ class Search:
         Returns
         -------
         pandas.DataFrame
-            One row per costed strategy. Of rows that do not fit all but their ``device_bytes`` is NaN.
+            One row per costed strategy. Rows that do not fit have ``device_bytes``; their other quantities are NaN.
         """
         import pandas as pd
 
@@ -123,7 +123,7 @@ class Search:
 def _rejections(
     reason: NDArray[np.int64], short: NDArray[np.float64], space: Combinations, framework: FrameworkSpec
 ) -> tuple[dict[str, int], dict[str, NearestMiss]]:
-    """How many candidates each check turned away, and the nearest miss of each."""
+    """How many candidates each check rejected, and the nearest miss of each."""
     names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
     units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
     rejected, nearest = {}, {}
@@ -171,26 +171,26 @@ def find_plans(
     fix, maximum
         Columns with one value, such as ``{"tp": 2}``; upper bounds of degrees.
     with_, without
-        What may change numerics or is left out by default; what is not to be searched.
+        Options to search that may change numerics or are off by default; options not to search.
     flops_convention
         Whether TFLOP/s and MFU halve causal attention.
     progress
         Told rows done and rows in all.
     replay
-        Whether the steps of the best :data:`~mofa.search.rerank.REPLAYED` are played out and ranked again by that, and
-        the memory of what is returned.
+        Whether the best :data:`~mofa.search.rerank.REPLAYED` rows are ranked again by their replayed steps, and the
+        memory of the returned plans is replayed.
     replay_progress
         Told plans played and plans to play.
     judge
-        Ranks by a whole run with its failures in place of a step;
+        Ranks by a whole run with its failures, not by a step;
         :func:`mofa.search.long_run.spare_nodes.find_long_runs` makes it.
     space
-        What is searched under the constraints, in place of everything that the framework offers; where nothing of it
-        fits, how many GPUs would do is not looked for.
+        The space to search under the constraints, in place of all that the framework offers. If nothing in it fits, the
+        fewest GPUs that would do are not sought.
     searched
-        A search of the same job under the same constraints, not played out, whose costs are taken over.
+        A search of the same job under the same constraints, without replay, whose costs are reused.
     banded
-        Whether plans that are not played out have a band, which takes two more estimates of each.
+        Whether plans without a replay have a band, which takes two more estimates of each.
     jobs
         Processes that cost and play, this one counted; see :mod:`mofa.search.workers`. The result is the same. [-]
 
@@ -210,8 +210,8 @@ def find_plans(
     Notes
     -----
     The objective is tokens per second and GPU at the fixed global batch, seq_len * global_batch / (step_s * GPUs).
-    Among equals the smaller memory wins. All legal strategies of the space are costed in closed form, so that no better
-    one of them is overlooked but by an error of these forms.
+    Among equals the smaller memory wins. All legal strategies of the space are costed in closed form. A better one is
+    missed only by an error of these forms.
 
     Examples
     --------
@@ -323,7 +323,8 @@ def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
 
 
 def _search(job: Job, space: Space, progress: Progress | None, workers: Workers, open_degrees: bool) -> Found:
-    """Enumerate, mask, cost; ``open_degrees`` are not the user's, whose batch is then wrong if none divides it."""
+    """Enumerate, mask, cost. If the degrees are ``open_degrees``, not the user's, and none divides the batch, the batch
+    is refused."""
     all_rows = combinations(space, job.cluster, job.framework)
     if len(all_rows) == 0:
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
@@ -335,7 +336,7 @@ def _search(job: Job, space: Space, progress: Progress | None, workers: Workers,
 
 
 def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
-    """Refuse a global batch that none of the degrees that make up the GPUs can share."""
+    """Refuse a global batch that no product of degrees over these GPUs divides."""
     batch, num_gpus = job.workload.batch.global_batch, job.cluster.num_gpus
     dp = degrees.dp[degrees.tp * degrees.cp * degrees.pp * degrees.dp == num_gpus]
     if len(dp) and np.all(batch % dp > 0):
@@ -346,7 +347,7 @@ def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
 
 
 def _judged(judge: LongRuns, searched_rows: Found) -> NDArray[np.float64]:
-    """What is made smallest, of rows that are timed; what does not fit hosts' memory is rejected. (n,)"""
+    """The key to minimise, of timed rows; rows whose checkpoints exceed the hosts' memory are rejected. (n,)"""
     costed, host = searched_rows.costed, MEMORY + 1
     timed = np.flatnonzero(np.isfinite(costed.step_s))
     some = costed.take(timed)
@@ -359,8 +360,10 @@ def _judged(judge: LongRuns, searched_rows: Found) -> NDArray[np.float64]:
 
 
 def _rank(costed: Costed, key: NDArray[np.float64], reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:
-    """Positions in ``costed`` of the rows that fit with the smallest key, the step's time or what ``judge`` makes
-    smallest; among equals the smaller memory, then the first."""
+    """Positions in ``costed`` of the fitting rows with the smallest key: the step's time, or the key of ``judge``.
+
+    Among equals the smaller memory comes first, then the earlier row.
+    """
     fits = np.flatnonzero(reason[costed.rows] < 0)
     if len(fits) > 20 * top:
         value = key[fits]
@@ -370,7 +373,7 @@ def _rank(costed: Costed, key: NDArray[np.float64], reason: NDArray[np.int64], t
 
 
 def _ranked_again(costed: Costed, best: NDArray[np.intp], judge: LongRuns | None) -> NDArray[np.intp]:
-    """The best rows in the order of what they cost by now."""
+    """The best rows, ordered by their costs as they are now."""
     some = costed.take(best)
     return best[np.argsort(np.round(some.step_s if judge is None else judge.key(some), 12), kind="stable")]
 
@@ -412,11 +415,11 @@ def estimate(
     flops_convention
         Whether TFLOP/s, MFU and HFU count causal attention half (``causal``) or whole (``full``).
     replay
-        Whether it is played out op by op; else the closed forms of the search, in some milliseconds.
+        Whether the step is replayed op by op; else the search's closed forms are used, in some milliseconds.
     explain
-        Whether the memory of all pipeline ranks is played; else that of the fullest.
+        Whether the memory of all pipeline ranks is replayed; else that of the fullest.
     over_time
-        Whether what is played of all is told over time as well.
+        Whether the replayed memory is also given over time.
     jobs
         Processes that play, this one counted; see :mod:`mofa.search.workers`. The result is the same. [-]
 
@@ -459,7 +462,7 @@ def estimate(
 def step_s(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec, replay: bool = True
 ) -> float:
-    """The step of one strategy alone, as :func:`estimate` says it: no memory is played. [s]"""
+    """The step time of one strategy as :func:`estimate` gives it, without a replay of memory. [s]"""
     candidate = _candidate(workload, cluster, framework, strategy)
     return candidate.time.step_s if replay else float(candidate.estimator.times(every_stage=True)[0].sum(axis=0)[0])
 
@@ -467,7 +470,7 @@ def step_s(
 def timed_plan(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec
 ) -> Plan:  # fmt: skip
-    """What :func:`estimate` says of one strategy, with its memory in closed form: none is played."""
+    """The plan that :func:`estimate` gives for one strategy, with its memory in closed form, not replayed."""
     return _candidate(workload, cluster, framework, strategy).timed()
 
 
@@ -485,7 +488,7 @@ def _candidate(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec | None, strategy: object,
     flops_convention: FlopsConvention = "causal",
 ) -> Candidate:  # fmt: skip
-    """What was asked for, checked."""
+    """The strategy that was asked for, as a checked candidate."""
     from mofa.search.one_strategy import one_row
 
     framework = checked_facts(workload, cluster, framework)

@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 MOST_GPUS = 131_072
 PLAYED = 8
-"""Strategies of a number of GPUs that are played out to see whether one fits, those of the least memory. [-]"""
+"""Strategies replayed for one number of GPUs to see whether any fits: those of the least memory. [-]"""
 FIRST_ROWS, MOST_ROWS = 512, 32_768
-"""Rows weighed at first, four times as many each time that nothing fits, and at most. [-]"""
+"""Rows costed at first, and at most; four times as many each time that none fits. [-]"""
 
 
 def smallest_number_of_gpus(
     job: Job, constrained: Callable[[Space], Space], dp: int | None = None, *, replay: bool = False,
     judge: LongRuns | None = None,
 ) -> tuple[int | None, str]:  # fmt: skip
-    """The fewest GPUs, of a node or in whole nodes, on which a strategy of the constrained space fits; what that means.
+    """The fewest GPUs on which a strategy of the constrained space fits, and a sentence that says so.
 
-    Every number of GPUs is looked at on which tp, cp and pp of the space and a dp that divides the batch make part of
-    a node or whole nodes, from the smallest on. The space is narrowed to what needs the least memory: micro_batch 1
-    and full recomputation where it has them, vpp 1. With ``replay`` a strategy fits only where its memory, played out,
-    does.
+    Numbers of GPUs are tried from the smallest on. A number counts if it is part of a node or whole nodes, and a
+    product of the space's tp, cp, pp and a dp that divides the batch. The space is narrowed to what needs the least
+    memory: micro_batch 1 and full recomputation where it has them, vpp 1. With ``replay``, a strategy fits only if its
+    replayed memory does.
 
     Parameters
     ----------
     constrained
-        What the user's constraints make of a space.
+        Applies the user's constraints to a space.
     dp
-        The one that the user wants; any where absent.
+        Data parallelism that the user wants; any where absent.
     judge
         Whose checkpoints must fit the hosts' memory, and have as many nodes as they need.
     """
@@ -73,7 +73,7 @@ def smallest_number_of_gpus(
 def _keeps(
     judge: LongRuns, checkpoint_bytes: NDArray[np.float64], fits: NDArray[np.bool_], num_gpus: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Of the rows that fit, those whose nodes have room for what checkpoints keep there, and are enough. (n,)"""
+    """Which fitting rows have enough nodes, with enough host memory, for what checkpoints keep there. (n,)"""
     spec, node = judge.faults.checkpoint, judge.cluster.node.gpus_per_node
     if spec.mode == "blocking":
         return fits
@@ -103,7 +103,7 @@ def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
 
 
 def _any_number(job: Job) -> Space:
-    """The default space without what belongs to one number of GPUs."""
+    """The default space without values that belong to one number of GPUs."""
     space = default_space(job.workload, _most(job), job.framework)
     return replace(space, pp=tuple(range(1, min(MAX_PP, job.workload.model.num_layers) + 1)))
 
@@ -126,7 +126,7 @@ def _num_gpus(table: StrategyTable) -> NDArray[np.int64]:
 
 
 def _growing(num_gpus: NDArray[np.int64]) -> Iterator[slice]:
-    """Rows in parts that grow, each number of GPUs in one of them. ``num_gpus`` rises. (n,)"""
+    """Parts of rows that grow in size; all rows of a number of GPUs are in one part. ``num_gpus`` rises. (n,)"""
     start, size = 0, FIRST_ROWS
     while start < len(num_gpus):
         end = int(np.searchsorted(num_gpus, num_gpus[min(start + size, len(num_gpus)) - 1], side="right"))
@@ -135,7 +135,7 @@ def _growing(num_gpus: NDArray[np.int64]) -> Iterator[slice]:
 
 
 def _plays(job: Job, table: StrategyTable, num_gpus: int) -> bool:
-    """Whether one of these strategies fits when its memory is played out."""
+    """Whether one of these strategies fits by replay."""
     cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), loads_of(job.workload, table)
     rows = (table.take(slice(i, i + 1)) for i in range(len(table)))
     limit = memory_limit_bytes(cluster)

@@ -1,4 +1,4 @@
-"""Plans by what a long run of each takes: failures, checkpoints and spares join the strategy in the choice."""
+"""Rank plans by a long run of each: by its failures, checkpoints and spares, not by the step alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ACTIVITIES: dict[str, tuple[str, ...]] = {
     "communication": ("tp", "cp", "ep", "pp", "dp"),
     "idle": ("host_idle", "bubble"),
 }
-"""What a GPU does in each part of a step, for its power."""
+"""Activities of a GPU in each part of a step, which decide its power."""
 
 
 def watts_of_steps(exposed_s: FloatN, power: PowerSpec, tdp_w: float) -> FloatN:
@@ -70,9 +70,9 @@ def watts_of_steps(exposed_s: FloatN, power: PowerSpec, tdp_w: float) -> FloatN:
 
 @dataclass(frozen=True)
 class LongRuns:
-    """Judges the plans of one job by the whole run: the job's cluster leaves the spares out.
+    """Rates the plans of one job by the whole run; the job's cluster is without the spares.
 
-    ``spares`` are whole nodes that stand by, beside ``cluster``; 0 leaves replacements to the scheduler.
+    ``spares`` are idle whole nodes beside ``cluster``. With 0 the scheduler provides replacements.
     """
 
     workload: WorkloadSpec
@@ -84,7 +84,7 @@ class LongRuns:
 
     @property
     def spare_gpus(self) -> int:
-        """GPUs that stand by. [-]"""
+        """GPUs of the spare nodes. [-]"""
         return self.spares * self.cluster.node.gpus_per_node
 
     @property
@@ -93,7 +93,7 @@ class LongRuns:
         return max(self.cluster.num_gpus // self.cluster.node.gpus_per_node, 1)
 
     def missing(self) -> dict[Figure, str]:
-        """Figures that the facts at hand leave unknown, with the reason."""
+        """Figures that cannot be known from these facts, with the reason."""
         faults, why = self.faults, None
         if faults.reliability is None:
             why = NO_FAULTS
@@ -113,7 +113,7 @@ class LongRuns:
         return out
 
     def _no_replicas(self) -> str | None:
-        """Why no data-parallel replica can go on alone, whatever the plan; None where it can.
+        """Why no data-parallel replica can continue without the others, whatever the plan; None where it can.
 
         References
         ----------
@@ -129,7 +129,7 @@ class LongRuns:
         return None
 
     def replicas(self, dp: ArrayLike) -> NDArray[np.int64]:
-        """Data-parallel replicas that each hold all states and go on without one another; 1 where all restart. (n,)"""
+        """Data-parallel replicas that can continue without one another; 1 where a failure restarts all. (n,)"""
         ranks = np.asarray(dp, dtype=np.int64)
         if self.faults.recovery == "checkpoint":
             return np.ones_like(ranks)
@@ -160,7 +160,8 @@ class LongRuns:
         spares: ArrayLike | None = None, rate_factor: ArrayLike = 1.0, interval_s: ArrayLike | None = None,
         every: Sequence[ArrayLike] | None = None,
     ) -> Outlook:  # fmt: skip
-        """What a long run of each candidate expects, of the job's GPUs and spares or of one number per candidate."""
+        """The expected long run of each candidate, on the job's GPUs and spares or on a number of them per
+        candidate."""
         node = min(self.cluster.node.gpus_per_node, self.cluster.num_gpus)
         ranks = np.asarray(self.cluster.num_gpus if num_gpus is None else num_gpus)
         return outlook(
@@ -182,7 +183,7 @@ class LongRuns:
         return np.asarray((gpus + power.node_overhead_w_per_gpu.value) * power.pue.value)
 
     def key(self, costed: Costed) -> FloatN:
-        """What is made smallest: seconds of wall clock per productive step, or joules for ``kwh``. (n,)"""
+        """The key to minimise: wall-clock seconds of a productive step, or joules for ``kwh``. (n,)"""
         if set(FIGURES) <= set(self.missing()):
             return costed.step_s
         outlook = self.outlook(costed.step_s, costed.checkpoint_bytes, costed.table.dp)
@@ -194,7 +195,8 @@ class LongRuns:
         return np.asarray(wall * (self.cluster.num_gpus + self.spare_gpus))
 
     def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
-        """Host memory that a node's checkpoints lack, by what a rank of the heaviest stage saves. (n,) [B]"""
+        """Host memory that a node lacks for its checkpoints, if each rank saves as much as the heaviest stage's. (n,)
+        [B]"""
         if set(FIGURES) <= set(self.missing()):
             return np.zeros_like(per_rank_bytes)
         need = self.times(per_rank_bytes).host_bytes
@@ -220,7 +222,7 @@ class LongRuns:
         return self.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp)
 
     def finished(self, plan: Plan) -> Plan:
-        """The plan with the figures of its long run, as far as they are known."""
+        """The plan with the known figures of its long run."""
         unknown = dict(self.missing())
         update: dict[str, Any] = {"spare_gpus": self.spare_gpus}
         if "ettr" not in unknown:

@@ -1,4 +1,4 @@
-"""A job as it is searched: what ``--with`` changes of it, and its routing loads."""
+"""A job before its search: the changes of ``--with``, refusals of what is not modelled, and routing loads."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
 
 
 class Switch(NamedTuple):
-    """A framework's switch that acts on what not all models have."""
+    """A framework's switch that acts on something that some models lack."""
 
     usual: bool
-    """With which it changes nothing."""
+    """The value with which it changes nothing."""
     has: bool
-    """Whether the model has it."""
+    """Whether the model has what it acts on."""
     needs: str
     """What it acts on, in words."""
 
 
 def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, Switch]:
-    """Switches by field, of those that a framework has."""
+    """A framework's switches by field."""
     heads = model.attention
     grouped = isinstance(heads, GqaSpec) and heads.num_kv_heads < heads.num_heads
     experts = model.moe is not None, "experts"
@@ -59,12 +59,12 @@ def _refuse_idle_switches(model: ModelSpec, framework: FrameworkSpec) -> None:
 def with_numerics(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, words: Sequence[str]
 ) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec]:
-    """The job with what ``--with`` names (number formats, the dispatcher), on GPUs that run the kernels of its PyTorch.
+    """The job with the number formats and dispatcher of ``--with``, on GPUs with the kernels of its PyTorch version.
 
     Raises
     ------
     SpecError
-        If the GPU or the framework does not have it.
+        If the GPU or the framework lacks what is named.
     """
     precision = _asked_precision(workload.precision, words)
     _refuse_precision(precision, cluster, framework)

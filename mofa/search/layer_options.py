@@ -1,4 +1,4 @@
-"""One option for each layer, under the memory of its pipeline stage: CP-SAT, with the bound of what is possible."""
+"""Choose one option for each layer within the memory of its pipeline stage, by CP-SAT with a lower bound."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class LayerOptions:
     seconds
         Forward and backward of a micro-batch. (L, O) [s]
     kept_bytes
-        Kept between them, of all micro-batches in flight. (L, O) [B]
+        Kept between forward and backward, of all micro-batches in flight. (L, O) [B]
     live_bytes
-        At the layer's own peak beyond what is kept. (L, O) [B]
+        At the layer's own peak, beyond the kept bytes. (L, O) [B]
     stage_s
-        What else a stage does for a micro-batch. (P,) [s]
+        Time of a stage outside its layers, for a micro-batch. (P,) [s]
     around_bytes, apart_bytes
-        What else a stage holds at a layer's peak, and at instants outside of layers. (P,), (P,) [B]
+        What a stage holds beside its layers: at a layer's peak, and outside of layers. (P,), (P,) [B]
     limit_bytes
         Memory of a stage. [B]
     micro_batches
@@ -68,7 +68,7 @@ class LayerOptions:
 
 @dataclass(frozen=True)
 class Choice:
-    """The options chosen, their step, and the shortest step that may be possible. (L,), [s], [s]"""
+    """The chosen options, their step, and a lower bound of all steps. (L,), [s], [s]"""
 
     option: IntA
     step_s: float

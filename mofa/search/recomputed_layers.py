@@ -1,4 +1,4 @@
-"""How many layers of each chunk to recompute whole: as few as fit, and more or fewer where others know better."""
+"""How many layers of each chunk to recompute whole: as few as fit in closed form, and more or fewer after a replay."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def solve_layers(
 ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:  # fmt: skip
     """Choose how many layers of each chunk to recompute: as few as fit, between none and all of them.
 
-    Rows where none is needed, or all, say the same as those ends: needless. What is left, and the numbers of all rows
-    of the space.
+    Rows that need none, or all, equal the rows of these modes and are marked needless. Returns the rows that remain,
+    and the number of recomputed layers of every row of the space.
     """
     needless, memory = codes
     if len(rows) == 0:
@@ -69,9 +69,9 @@ def solve_layers(
 def more_layers(
     workload: WorkloadSpec, framework: FrameworkSpec, estimator: Estimator, lacking_bytes: float
 ) -> int | None:
-    """How many layers of a chunk to recompute in place of those of a strategy that lacks so much memory when played.
+    """More recomputed layers of a chunk, for a strategy that lacks so much memory when replayed.
 
-    One more at least, and no more than save what it lacks in closed form, so that no number is passed over that fits.
+    At least one more, and at most as many as save the missing bytes in closed form: no number that fits is skipped.
 
     Parameters
     ----------
@@ -94,9 +94,9 @@ def more_layers(
 
 
 def fewer_layers(estimator: Estimator, free_bytes: float) -> int:
-    """The fewest layers of a chunk to recompute, one at least, in place of those of a strategy that leaves so much
-    free, if each takes what it does in closed form: its own where that is not less.
+    """The fewest layers of a chunk to recompute, for a strategy that leaves so much memory free when replayed.
 
+    One at least; the strategy's own number if no fewer do. Assumes that each layer takes its bytes in closed form.
     ``estimator`` as in :func:`more_layers`.
     """
     numbers = np.arange(1, int(estimator.table.recompute_layers[0]) + 1)
@@ -115,8 +115,8 @@ def _fewest_layers(
 ) -> NDArray[np.int64]:  # fmt: skip
     """The fewest recomputed layers of a chunk that fit, of ``largest``, where ``none`` does not fit and ``all_`` does.
 
-    Memory falls by about the same amount with every layer, so that the straight line between what is known at both
-    ends tells where to look; it stops where a number fits and the one before it does not.
+    Every layer saves about equally much memory, so that a straight line between two known numbers says which to try
+    next. It ends where a number fits and the one before it does not.
     """
     low, high = np.zeros(len(rows), dtype=np.int64), largest.copy()
     over, under = none - limit, all_ - limit

@@ -1,4 +1,4 @@
-"""What a search or an estimate is asked for, checked: facts of the right kind, constraints, conventions."""
+"""Check the arguments of a search or an estimate: facts of the right kind, constraints, conventions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def checked_facts(workload: object, cluster: object, framework: object) -> Frame
 
 
 def check_asked(fix: Mapping[str, object], maximum: Mapping[str, int], top: int, convention: str) -> None:
-    """Refuse constraints that are none.
+    """Refuse constraints with unknown names or values of a wrong type.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Re-rank the best rows of a search by replay.
 
-Their steps are played and they are ranked again; of what is returned the memory is played too. A row that does not fit
-recomputes more layers if it can and is ranked anew, or is dropped.
+The steps of these rows are replayed and ranked, then the memory of the best. A row that does not fit recomputes more
+layers, if it can, and is ranked anew. Else it is dropped.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from mofa.replay.time.time_replayed import TimeReplayed
 
 REPLAYED = 30
-"""Rows whose steps are played and that are ranked again by them. [-]"""
+"""Rows that are ranked again by their replayed steps. [-]"""
 PATIENCE = 2 * REPLAYED
-"""Rows looked at where too few of them fit, as long as one has been found to. [-]"""
+"""Rows replayed at most where too few fit, as long as one does. [-]"""
 MORE_LAYERS = 3
-"""Larger numbers of recomputed layers that take the place of a row that the closed form found to fit. [-]"""
+"""Larger numbers of recomputed layers that are tried for one row. [-]"""
 
 
 @dataclass
@@ -39,14 +39,14 @@ class _Row:
 
 
 _Found = tuple[float, float, _Row, Plan]
-"""The quantity made smallest, the bytes that the plan lacks (negative: free), its row, and the plan."""
+"""The key to minimise, the bytes that the plan lacks (negative: free), its row, and the plan."""
 
 
 @dataclass
 class Final:
     """The plans, best first, and their ``rows``; which rows do not fit, with the bytes that they lack. [B]
 
-    ``changed`` are the rows that recompute more layers than the search chose, those that still do not fit among them.
+    ``changed`` are the rows that recompute more layers than the search chose, whether or not they fit.
     """
 
     plans: list[Plan] = field(default_factory=list)
@@ -63,32 +63,32 @@ def replay_best(
     order: Callable[[Plan], float] | None = None,
     workers: Workers | None = None,
 ) -> Final:
-    """Play the steps of the first :data:`REPLAYED` rows, rank them by that, and play the memory of the best that fit.
+    """Replay the steps of the first :data:`REPLAYED` rows, rank by them, and replay the memory of the best that fit.
 
     Parameters
     ----------
     rows
-        From the best on, as the closed forms rank them.
+        In the order of the closed forms, the best first.
     candidate
         Gives the strategy of a row.
     top
-        How many plans are wanted. Of the best all ranks are played, of the others the fullest.
+        How many plans are wanted. All ranks of the best plan are replayed, the fullest of the others.
     progress
-        Told how many rows are played and how many there are to play.
+        Called with the number of replayed rows, and of rows to replay.
     order
-        What is made smallest; the time of a step where absent.
+        The key to minimise; the time of a step where absent.
     workers
-        What plays; this process alone where absent.
+        Processes that replay; this one alone where absent.
 
     Notes
     -----
-    Memory is played in the order of the steps until ``top`` plans are found to fit, so that which plans are returned is
-    what playing all of it would give. Where fewer of these rows fit, more are looked at, :data:`REPLAYED` at a time:
-    :data:`PATIENCE` in all, and on to the last row where none does.
+    Memory is replayed in the order of the steps until ``top`` plans fit: the same plans come out as if all memory were
+    replayed. If fewer rows fit, more are replayed, :data:`REPLAYED` at a time. That ends at :data:`PATIENCE` rows, or
+    at the last row where none fits.
 
-    Where the number of layers that a row recomputes was solved and its replay finds them too few, the row goes on with
-    more (:func:`mofa.search.recomputed_layers.more_layers`), :data:`MORE_LAYERS` times at most: it is ranked anew among
-    these rows, or among those that are looked at later if the closed form finds it slower than all of these.
+    The search may have solved for too few recomputed layers, by the replay. Then the row goes on with more
+    (:func:`mofa.search.recomputed_layers.more_layers`), :data:`MORE_LAYERS` times at most. It is ranked anew among
+    these rows, or later if the closed form finds it slower than all of these.
 
     Examples
     --------
@@ -121,8 +121,10 @@ def _fitting(
     rows: Sequence[_Row], last: Candidate | None, wanted: int, out: Final, bar: _Bar,
     order: Callable[[Plan], float] | None, workers: Workers | None,
 ) -> tuple[list[_Found], list[_Row]]:  # fmt: skip
-    """The best of some rows that fit, and those that are to be looked at later, as they recompute more and come after
-    the ``last`` of these; what became of others is put ``out``."""
+    """The best fitting rows, and rows for later: they recompute more now and come after the ``last`` of these rows.
+
+    Verdicts on the others are added to ``out``.
+    """
     workers = enough([row.candidate for row in rows], workers)
     ranked = _ranked(rows, bar, order, workers)
     fitting_plans: list[_Found] = []
@@ -150,7 +152,7 @@ def _fitting(
 def _due(
     rows: list[_Row], last: Candidate | None, order: Callable[[Plan], float] | None
 ) -> tuple[list[_Row], list[_Row]]:
-    """The rows that the closed form puts before the last one looked at, all where it is None, and the others."""
+    """The rows that the closed form ranks before the last replayed one, all where it is None; and the other rows."""
     if not rows or last is None:
         return rows, []
     slowest = _closed(last, order)
@@ -161,7 +163,7 @@ def _due(
 def _ranked(
     rows: Sequence[_Row], bar: _Bar, order: Callable[[Plan], float] | None, workers: Workers
 ) -> list[tuple[float, _Row]]:  # fmt: skip
-    """The rows by what is made smallest, their steps played."""
+    """The rows ranked by the key to minimise, after a replay of their steps."""
     ranked: list[tuple[float, _Row]] = []
     alike = sorted(rows, key=lambda row: row.candidate.pipeline)  # neighbours share what is made of an order
     for row, time in zip(alike, workers.map(_time, [row.candidate for row in alike]), strict=True):
@@ -177,27 +179,29 @@ def _key(ranked: tuple[float, _Row]) -> tuple[float, int]:
 
 
 def _closed(candidate: Candidate, order: Callable[[Plan], float] | None) -> float:
-    """The quantity that the search makes smallest, in closed form."""
+    """The key to minimise, in closed form."""
     plan = candidate.in_closed_form(banded=False)
     return round(plan.step_s if order is None else order(plan), 12)
 
 
 def _shared_out(ranked: list[tuple[float, _Row]]) -> list[tuple[float, _Row]]:
-    """In an order of which other processes begin at the one end and this one at the other, the longest first, but for
-    the best: that one last, so that this process has its ranks when all of them are asked for."""
+    """Rows in an order for :class:`Workers`: others begin at the front with the longest, this process at the back.
+
+    The best row comes last, so that this process has its ranks when all of them are asked for.
+    """
     best, *others = ranked
     others.sort(key=lambda item: -item[1].candidate.passes)
     return [*others[::2], *others[1::2][::-1], best]
 
 
 class _Bar:
-    """Counts what is played."""
+    """A count of replayed rows for a progress bar."""
 
     def __init__(self, progress: Callable[[int, int], None] | None, expected: int) -> None:
         self.progress, self.expected, self.done = progress, expected, 0
 
     def step(self) -> None:
-        """Count one more that is played."""
+        """Count one more replayed row."""
         self.done += 1
         self.expected = max(self.expected, self.done)
         if self.progress is not None:

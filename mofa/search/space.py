@@ -23,9 +23,9 @@ MAX_PP = 64
 MAX_VPP = 16
 MAX_MICRO_BATCH = 16
 MIN_CP_TOKENS = 1024
-"""Context parallelism is searched down to this many tokens of a sequence per rank; --fix cp goes on. [tokens]"""
+"""Fewest tokens of a sequence on a rank for which context parallelism is searched; ``--fix cp`` goes below. [tokens]"""
 SOLVED = -2
-"""``recompute_layers`` of rows whose number of recomputed layers is yet to be solved."""
+"""``recompute_layers`` of rows whose number of recomputed layers is still to be solved for."""
 
 ON_REQUEST = tuple(name for name, schedule in SCHEDULES.items() if schedule.searched == "on request")
 """Schedules that ``--with`` adds."""
@@ -55,7 +55,7 @@ class Space:
     zero: int | None
     balancing: tuple[str, ...] = ("none",)
     dp: int | None = None
-    """What tp, cp and pp must leave; any where absent."""
+    """Data parallelism that tp, cp and pp must leave; any where absent."""
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:
@@ -118,9 +118,9 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
 
 
 def dividing(space: Space, num_gpus: int, global_batch: int) -> Space:
-    """The space without values of tp, cp and pp that no data parallelism completes to these GPUs and divides the batch.
+    """The space without values of tp, cp and pp for which no dp completes these GPUs and divides the batch.
 
-    Nothing legal is lost: what is left out fails the first or the batch's check whatever else it has.
+    Nothing legal is lost: strategies with these values fail the first check or the batch's.
     """
     triples = [
         (t, c, p) for t in space.tp for c in space.cp for p in space.pp
@@ -179,7 +179,7 @@ def constrain(
 
 
 def _refuse_contradictions(fix: Mapping[str, object], without: Sequence[str]) -> None:
-    """Refuse a value that is asked for and left out."""
+    """Refuse a value that is both asked for and excluded."""
     for word in without:
         asked = {"recompute": "recompute", "selective": "recompute", "full": "recompute"}.get(word, word)
         if asked not in fix:
@@ -197,7 +197,8 @@ def _refuse_contradictions(fix: Mapping[str, object], without: Sequence[str]) ->
 def _in_chunks(
     modes: tuple[tuple[RecomputeSpec, int], ...], chunks: tuple[int, ...]
 ) -> tuple[tuple[RecomputeSpec, int], ...]:
-    """Every mode in every number of token chunks; the number of recomputed layers is solved without chunks alone."""
+    """Every recomputation mode in every number of token chunks; only modes without chunks solve for recomputed
+    layers."""
     return tuple(
         (spec.model_copy(update={"token_chunks": c}), n) for c in chunks for spec, n in modes if c == 1 or n != SOLVED
     )
@@ -227,10 +228,10 @@ def _fixed(name: str, value: object) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Combinations:
-    """Strategies that are every row of ``degrees``, (c,), in each of M modes of recomputation, which vary fastest.
+    """All strategies of a space: each row of ``degrees``, (c,), in each of M recomputation modes, which vary fastest.
 
-    Row ``i`` of all ``c * M`` has the degrees ``i // M``; it is made when it is asked for: a space of a million rows
-    would be 100 MB.
+    Row ``i`` of all ``c * M`` has the degrees ``i // M``. Rows are made when asked for: a table of a million rows would
+    take 100 MB.
     """
 
     degrees: StrategyTable
@@ -266,7 +267,7 @@ def product(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> Str
 
 
 def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> Combinations:
-    """All combinations of a space; those that say the same twice are left out.
+    """All combinations of a space without duplicates.
 
     dp = gpus / (tp * cp * pp), floored where it does not divide: the first check rejects those.
     """

@@ -1,4 +1,4 @@
-"""Processes that take tasks off this one's hands.
+"""Worker processes that share tasks with this one.
 
 How to use it::
 
@@ -7,15 +7,16 @@ How to use it::
         for result in workers.map(function, tasks):
             ...                             # in the order of the tasks, whoever did them
 
-``function`` is one of a module (or a ``functools.partial`` of one), and it, the tasks and the results are pickled: give
-it facts and get numbers, not estimators. It has to give the same whoever calls it. What many tasks need is best made in
-the function and kept by ``lru_cache``. This process works as well: it starts with the last task while the others start
-with the first, so that nothing waits for processes to come up, and work that is done before they are up stays here.
+``function`` is defined in a module, or a ``functools.partial`` of such. It, its tasks and results are pickled: pass
+facts and return numbers, not estimators. It must give the same result in every process. What many tasks need is made in
+the function and kept by ``lru_cache``.
 
-Processes are started afresh (``spawn``), never forked from one that may have threads. As always then, a script that
-asks for more than one must guard what it does by ``if __name__ == "__main__"``. An error that a task raises is raised
-here, and at any exception, Ctrl-C among them, the processes are ended; one that dies (out of memory, perhaps) leaves
-its tasks to this process.
+This process works as well: it starts with the last task, the others with the first. So nothing waits for processes to
+start, and short work is done before they have.
+
+Processes are spawned, never forked from one that may have threads. A script that asks for more than one must therefore
+guard its code by ``if __name__ == "__main__"``. An error of a task is raised here. Any exception, Ctrl-C among them,
+ends the processes. The tasks of one that dies, perhaps out of memory, are done here.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 MOST = 4
-"""Processes that are used where nothing else is asked for: each takes some 150 MiB. [-]"""
+"""Default number of processes: each takes some 150 MiB. [-]"""
 
 TASKS_AHEAD = 2
-"""Tasks that another process has: one that it does and one that waits, as long as many are open. [-]"""
+"""Tasks given to another process at once: one runs and one waits, while many are open. [-]"""
 
 
 def cores(most: int = MOST) -> int:
@@ -52,7 +53,7 @@ def cores(most: int = MOST) -> int:
 
 
 class Workers:
-    """So many processes, this one counted.
+    """A number of processes, this one counted.
 
     Examples
     --------
@@ -84,7 +85,7 @@ class Workers:
         self._pool = None
 
     def start(self, modules: Sequence[str] = ()) -> None:
-        """Bring the processes up, and go on at once; they import what they are told to."""
+        """Start the processes without waiting for them; they import the modules that were named."""
         if self.jobs == 1 or self._pool is not None:
             return
         before = set(multiprocessing.active_children())
@@ -99,21 +100,21 @@ class Workers:
         self, function: Callable[[Task], Result], tasks: Sequence[Task],
         local: Callable[[Task], Result] | None = None,
     ) -> Iterator[Result]:  # fmt: skip
-        """What a function gives for every task, in their order.
+        """Results of a function for all tasks, in the tasks' order.
 
         Parameters
         ----------
         function
-            What other processes call.
+            The function that other processes call.
         tasks
-            What it is given.
+            Its arguments, one each.
         local
-            What this process calls where it is another function, which gives the same and may tell of its progress.
+            The function that this process calls instead, with the same results; it may report progress.
 
         Raises
         ------
         Exception
-            What the function raised, for the first task in the order that did.
+            The error of the first task, in their order, that raised one.
         """
         own_function = local or function
         if self.jobs == 1 or len(tasks) < 2:
@@ -127,16 +128,16 @@ class Workers:
             yield _result(shared.futures[i], own_function, tasks[i])
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
-        """Have a task done elsewhere."""
+        """Give a task to another process."""
         assert self._pool is not None
         self._asked = True
         return self._pool.submit(function, task)
 
 
 class _Shared(Generic[Task, Result]):
-    """Tasks of which this process takes the last open one, and others are given the first whenever one is done.
+    """Tasks shared between processes: this one takes the last open task, others get the first whenever they are done.
 
-    While many are open, others have one that waits as well; the last ones are given to who can begin.
+    While many are open, each other process has a waiting task too. The last tasks go to whichever process is free.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class _Shared(Generic[Task, Result]):
                 future.add_done_callback(self.back)
 
     def back(self, future: Future[Result]) -> None:
-        """One that was given away is done, or its process dead."""
+        """Handle the end of a task that another process had, or that process's death."""
         with self.lock:
             self.away -= 1
         if not future.cancelled() and not isinstance(future.exception(), BrokenProcessPool):
@@ -182,7 +183,7 @@ class _Shared(Generic[Task, Result]):
 
 
 def _done(function: Callable[[Task], Result], task: Task) -> Future[Result]:
-    """What came of a task that is done here; its error waits for its turn."""
+    """The outcome of a task done here; an error is raised at the task's turn."""
     future: Future[Result] = Future()
     try:
         future.set_result(function(task))
@@ -199,13 +200,13 @@ def _result(future: Future[Result], function: Callable[[Task], Result], task: Ta
 
 
 def _load(modules: Sequence[str]) -> None:
-    """In a process: import what will be asked for."""
+    """In a worker process: import the modules that will be needed."""
     for name in modules:
         importlib.import_module(name)
 
 
 def _begin() -> None:
-    """In a process: end quietly at Ctrl-C, which reaches all of them, and when the one that started it is gone."""
+    """In a worker process: end quietly at Ctrl-C, which reaches all of them, or when the parent process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
