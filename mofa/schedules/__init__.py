@@ -24,7 +24,7 @@ __all__ = [
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule for schedule in (ONE_F_ONE_B, INTERLEAVED, GPIPE, ZBV, INTERLEAVED_ZERO_BUBBLE)
 }
-"""All schedules by name. Tables of strategies have the place in this list."""
+"""All schedules by name. Tables of strategies hold the position in this list."""
 SCHEDULE_NAMES = tuple(SCHEDULES)
 
 
@@ -46,7 +46,7 @@ def order_of(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batch
     Raises
     ------
     ValueError
-        If the schedule can't be with this vpp or these micro-batches.
+        If the schedule does not exist with this vpp or these micro-batches.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"there is no schedule {schedule}")

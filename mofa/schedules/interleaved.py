@@ -13,15 +13,15 @@ from mofa.schedules.record import Schedule
 
 
 def megatron(pp: int, vpp: int, num_micro_batches: int, group: int | None = None) -> Order:
-    """Megatron-Core 0.16.1: groups of ``microbatch_group_size_per_vp_stage`` micro-batches, pp where not said.
+    """Megatron-Core 0.16.1: groups of ``microbatch_group_size_per_vp_stage`` micro-batches, pp if ``group`` is absent.
 
-    The last group is smaller where the group does not divide the micro-batches (``schedules.get_schedule_table``);
-    ``2 (pp - r - 1) + (vpp - 1) group`` chunk forwards come before the first backward and one with it.
+    The last group is smaller if the group does not divide the micro-batches (``schedules.get_schedule_table``). Rank r
+    runs ``2 (pp - r - 1) + (vpp - 1) group`` chunk forwards ahead; one more precedes its first backward.
 
     Raises
     ------
     ValueError
-        If the group or what is left for the last one is one that Megatron refuses (schedules.py:996-1015).
+        If Megatron refuses the group's size or the last group's (schedules.py:996-1015).
 
     Examples
     --------
@@ -110,7 +110,7 @@ def program(order: Order, runtime: Runtime) -> Program:
 def in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
     """Micro-batches that each chunk of each rank holds when the first backward begins: by rank and chunk.
 
-    ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards come before a rank's first backward and one with it.
+    Rank r runs ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards ahead; one more precedes its first backward.
 
     Examples
     --------

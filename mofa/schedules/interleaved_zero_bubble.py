@@ -1,7 +1,7 @@
-"""Interleaved 1F1B with weight gradients apart: PyTorch 2.11's ``ScheduleInterleavedZeroBubble`` (ZB-1P in rounds).
+"""Interleaved 1F1B with deferred weight gradients: PyTorch 2.11's ``ScheduleInterleavedZeroBubble`` (ZB-1P in rounds).
 
-Qi et al. 2024, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2: the backward by inputs goes on at once,
-the weight gradients follow ``r`` backwards later and fill the end.
+Qi et al. 2024, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2: the backward by inputs runs at once;
+the weight gradients follow ``r`` backwards later and fill the bubble at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:
     Raises
     ------
     ValueError
-        If the micro-batches don't fit into rounds.
+        If the micro-batches do not fill whole rounds.
 
     Examples
     --------

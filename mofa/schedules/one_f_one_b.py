@@ -1,8 +1,8 @@
 """1F1B: a rank runs ``pp - r - 1`` forwards ahead, then a forward and a backward in turn.
 
 Narayanan et al. 2019 (PipeDream-Flush), arXiv 2006.09503, and 2021, arXiv 2104.04473, section 2.2. Megatron's
-``forward_backward_pipelining_without_interleaving`` and torch's ``Schedule1F1B`` compute in the same order; what they
-send when differs (:mod:`mofa.schedules.point_to_point`).
+``forward_backward_pipelining_without_interleaving`` and torch's ``Schedule1F1B`` compute in the same order. They differ
+in what they send when (:mod:`mofa.schedules.point_to_point`).
 """
 
 from __future__ import annotations

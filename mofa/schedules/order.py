@@ -1,4 +1,4 @@
-"""What a pipeline schedule is: per rank, the order of its computations and of what it sends and receives."""
+"""Types of a pipeline schedule: per rank, the order of its computations, sends and receives."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Compute = Literal["F", "B", "I", "W"]
 Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 Placement = Literal["loop", "v"]
 Runtime = Literal["megatron", "pytorch"]
-"""Whose code runs a pipeline: Megatron-Core's (DeepSpeed's is taken alike) or ``torch.distributed.pipelining``."""
+"""Whose code runs a pipeline: Megatron-Core's (DeepSpeed's counts as the same) or ``torch.distributed.pipelining``."""
 
 
 class Action(NamedTuple):
-    """One computation of a stage on a micro-batch, or the send or receive of what it makes or needs.
+    """One computation of a stage on a micro-batch, or the send of its result, or the receive of its input.
 
     ``stage`` counts along the model over all ranks: stage 0 has the embedding. ``SEND_F`` names the stage that sends,
     ``RECV_F`` the one that receives.
@@ -56,12 +56,12 @@ class Order:
 
     @cached_property
     def hands_over(self) -> tuple[bool, ...]:
-        """Of every stage, whether the next one of the model is on another rank."""
+        """For every stage, whether the model's next stage is on another rank."""
         ranks = self._ranks_of_stages
         return (*(rank != there for rank, there in pairwise(ranks)), False)
 
     def chunk_of(self, stage: int) -> int:
-        """Which of its rank's chunks a stage is."""
+        """The number of a stage among its rank's chunks."""
         return stage // self.pp
 
 

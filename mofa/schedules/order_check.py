@@ -1,6 +1,6 @@
 """Check that an order can run: every forward before its backward, weight gradients after it, and no deadlock.
 
-Independent of how orders are made: it reads a :class:`~mofa.schedules.Program` alone.
+It reads a :class:`~mofa.schedules.Program` alone, independent of how orders are made.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from mofa.schedules.order import Action, Exchange, Item, Kind, Order, Program
 
 
 class OrderError(ValueError):
-    """An order that can't be; the message names the op that waits and for what."""
+    """An order that cannot run; the message names the op that waits and for what."""
 
 
 def check(program: Program) -> None:
     """Check an order and its sends and receives.
 
-    Every stage runs each micro-batch forward once and then backward once, whole or by inputs and by weights; a
-    computation comes after those that make its input; sends and receives pair up; launched in order on their streams,
-    all of them end (a send ends when its receive has been launched, and the other way round).
+    - Every stage runs each micro-batch forward once, then backward once: whole, or by inputs and then by weights.
+    - A computation comes after those that make its input.
+    - Sends and receives pair up. Launched in order on their streams, all end: a send once its receive is launched, and
+      the other way round.
 
     Raises
     ------
@@ -98,7 +99,7 @@ def _peer(op: Action) -> Action:
 
 
 def _inputs_of(order: Order, act: Action) -> list[Action]:
-    """What a computation waits for: a receive, or any of the computations on its own rank that make its input."""
+    """What a computation waits for: a receive, or one of the computations on its own rank that can make its input."""
     step = {"F": -1, "B": 1, "I": 1}.get(act.kind, 0)
     source = act.stage + step
     if not step or not 0 <= source < order.num_stages:
@@ -110,7 +111,7 @@ def _inputs_of(order: Order, act: Action) -> list[Action]:
 
 
 def _advance(queue: list[Exchange], started: set[Action], ended: set[Action]) -> bool:
-    """Start the first exchange of a stream, and end those whose peers have started; whether anything happened."""
+    """Start the first exchange of a stream, and end those whose peers have started. True if anything changed."""
     moved = False
     while queue:
         head = queue[0]
@@ -126,7 +127,8 @@ def _advance(queue: list[Exchange], started: set[Action], ended: set[Action]) ->
 
 
 def _no_deadlock(program: Program) -> None:
-    """Launch everything in order; an exchange starts when the one before it on its stream has ended."""
+    """Raise if launching everything in order gets stuck. An exchange starts when the one before it on its stream
+    ended."""
     order = program.order
     position = [0] * order.pp
     computed: set[Action] = set()
@@ -174,7 +176,7 @@ def _name(item: Item) -> str:
 
 
 def _why(program: Program, r: int, position: list[int], started: set[Action]) -> str:
-    """What the waiting item lacks: an op that its peer has not launched, and where the peer is."""
+    """What a waiting item lacks: the op that its peer has not launched, and the item at which the peer is."""
     order = program.order
     for item in program.ranks[r][: position[r] + 1]:
         if not isinstance(item, Exchange):

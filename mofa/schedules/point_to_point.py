@@ -1,4 +1,4 @@
-"""What each framework sends and receives around an order's computations, in the order in which it launches them."""
+"""Sends and receives of each framework around an order's computations, in the order of their launch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mofa.schedules.order import Action, Exchange, Item, Order, Program
 
 
 def sent(order: Order, action: Action) -> tuple[Action, Action] | None:
-    """The send and the receive that a computation's result needs; None where its reader is on the same rank."""
+    """Send and receive of a computation's result; None where its reader is on the same rank."""
     kind, stage, micro_batch = action
     if kind == "F":
         if order.hands_over[stage]:
@@ -20,7 +20,7 @@ def sent(order: Order, action: Action) -> tuple[Action, Action] | None:
 
 
 def received(order: Order, action: Action) -> Action | None:
-    """The receive that a computation needs; None where its input is made on the same rank or there is none."""
+    """The receive that a computation needs; None where it has no input or its own rank makes that."""
     kind, stage, micro_batch = action
     if kind == "F":
         if stage and order.hands_over[stage - 1]:
@@ -31,7 +31,7 @@ def received(order: Order, action: Action) -> Action | None:
 
 
 def _send(order: Order, action: Action) -> Action | None:
-    """The first of :func:`sent`."""
+    """The send of a computation's result, the first of :func:`sent`."""
     kind, stage, micro_batch = action
     if kind == "F":
         return Action("SEND_F", stage, micro_batch) if order.hands_over[stage] else None
@@ -51,7 +51,7 @@ def _receives(order: Order, action: Action) -> tuple[Action, ...]:
 def plain(order: Order) -> Program:
     """A receive before each computation, which waits for it, and a send after it, for which nothing waits.
 
-    torch's ``ScheduleGPipe``, whose sends are awaited only at the end of the forwards and of the backwards.
+    This is torch's ``ScheduleGPipe``: sends are awaited only at the end of the forwards and of the backwards.
     """
     ranks: list[tuple[Item, ...]] = []
     for actions in order.ranks:
@@ -67,7 +67,7 @@ def plain(order: Order) -> Program:
 def torch_one_f_one_b(order: Order) -> Program:
     """torch's ``Schedule1F1B``: in the steady state a send goes with the receive of the other direction, in one launch.
 
-    Of the warm-up, in which the first ``pp - r`` forwards run, the last send waits for the first backward's receive.
+    The first ``pp - r`` forwards are the warm-up. Its last send is launched with the first backward's receive.
     """
     ranks: list[tuple[Item, ...]] = []
     for actions in order.ranks:
@@ -90,9 +90,9 @@ def torch_one_f_one_b(order: Order) -> Program:
 
 
 def megatron_one_f_one_b(order: Order) -> Program:
-    """Megatron's 1F1B: every exchange is awaited, and so is the device (``batch_p2p_sync``).
+    """Megatron's 1F1B: the host waits for every exchange and for the device (``batch_p2p_sync``).
 
-    Send and receive are joined in the steady state, after the first of its forwards and until the last.
+    In the steady state, a send goes with a receive: from after its first forward until its last computation.
     """
     ranks: list[tuple[Item, ...]] = []
     for r, actions in enumerate(order.ranks):
@@ -114,11 +114,12 @@ def megatron_one_f_one_b(order: Order) -> Program:
 def overlapped(order: Order) -> Program:
     """Sends and receives beside computing: Megatron's interleaved schedule with ``overlap_p2p_comm``, or an ideal link.
 
-    Behind a forward its result is sent and the next forward's input received, so that both run beside the backward
-    between them; backwards likewise. The first backward's input is received from behind the last forward of the warm-up
-    on (Megatron-Core 0.16.1, pipeline_parallel/schedules.py, ``pp_post_forward`` and ``pp_post_backward``). Each
-    direction between two ranks has its own stream here; Megatron orders them by even and odd ranks on communicators of
-    each pair.
+    After a forward, its result is sent and the next forward's input received. Both run beside the backward in between;
+    after backwards likewise. The receive of the first backward's input is launched after the last forward of the
+    warm-up (Megatron-Core 0.16.1, pipeline_parallel/schedules.py, ``pp_post_forward`` and ``pp_post_backward``).
+
+    Here each direction between two ranks has its own stream. Megatron orders them by even and odd ranks, on a
+    communicator of each pair.
     """
     ranks: list[tuple[Item, ...]] = []
     streams = _Streams(order)
@@ -138,7 +139,7 @@ def overlapped(order: Order) -> Program:
 
 
 def _launched_behind(actions: Sequence[Action]) -> list[int]:
-    """Behind which computation of its rank each one's input is begun to be received, -1 before the first."""
+    """For each computation, the index of the one after which its receive is launched; -1 is before all."""
     last: dict[bool, int] = {}
     behind = []
     for i, act in enumerate(actions):
@@ -149,14 +150,14 @@ def _launched_behind(actions: Sequence[Action]) -> list[int]:
 
 
 class _Streams:
-    """The stream of one direction between two ranks, for forwards or backwards."""
+    """Names of streams: one for each direction between two ranks, for forwards or backwards."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.named: dict[tuple[str, int], str] = {}
 
     def of(self, op: Action) -> str:
-        """That of a send or a receive."""
+        """The stream of a send or a receive."""
         kind, stage, _ = op
         name = self.named.get((kind, stage))
         if name is None:
@@ -170,9 +171,9 @@ class _Streams:
 def torch_runtime(order: Order) -> Program:
     """PyTorch's multi-stage runtime: a send follows its computation, and the receiver's list gets the receive then.
 
-    Follows ``_add_send_recv``: ranks take turns in placing their next computation, and one whose input was not made
-    yet passes. The turns that FSDP's gathers and reductions take (``_add_unshard_reshard``) are taken here too. All of
-    a rank's sends and receives run one after the other on one stream.
+    As in ``_add_send_recv``, ranks take turns to place their next computation; a rank passes if its input is not made
+    yet. FSDP's gathers and reductions take turns too (``_add_unshard_reshard``). A rank's sends and receives run one
+    after the other on one stream.
 
     Raises
     ------
@@ -212,7 +213,7 @@ def torch_runtime(order: Order) -> Program:
 
 
 def _local(order: Order, act: Action) -> Action | None:
-    """The computation on the same rank whose result another needs."""
+    """The computation of the neighbouring stage whose result this one needs, where both are on one rank."""
     if act.kind == "F" and act.stage:
         return Action("F", act.stage - 1, act.micro_batch)
     if act.kind in ("B", "I") and act.stage < order.num_stages - 1:
@@ -221,7 +222,7 @@ def _local(order: Order, act: Action) -> Action | None:
 
 
 def _with_shards(order: Order, actions: tuple[Action, ...]) -> list[Action | None]:
-    """The computations with a None for every turn that gathering, resharding and reducing take."""
+    """The computations, with a None for every turn of FSDP: to gather, reshard or reduce."""
     out: list[Action | None] = []
     active: list[int] = []
     left = dict.fromkeys({a.stage for a in actions}, order.num_micro_batches)

@@ -1,4 +1,4 @@
-"""The record of a pipeline schedule: all that other rooms may ask about it."""
+"""The record of a pipeline schedule: all that other packages may ask about it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Schedule:
 
     name: str
     order: Callable[[Runtime, int, int, int], Order]
-    """The order of a runtime's computations for pp, vpp and the number of micro-batches."""
+    """Makes the order of a runtime's computations from runtime, pp, vpp and the number of micro-batches."""
     program: Callable[[Order, Runtime], Program]
-    """An order with what a runtime sends and receives around it."""
+    """Adds a runtime's sends and receives to an order."""
     in_flight: Callable[[int, int, int], list[list[int]]]
-    """Micro-batches whose activations each chunk of each rank holds when the first backward begins; pp, vpp, m. [-]"""
+    """Micro-batches in flight on each chunk of each rank when the first backward begins, from pp, vpp and m. [-]"""
     pytorch_name: str
-    """Its name in ``torch.distributed.pipelining``, behind ``Schedule``."""
+    """Its class in ``torch.distributed.pipelining`` without the leading ``Schedule``."""
     chunks_per_rank: int | None
     """Chunks of the model on each rank; None for any number from two on. [-]"""
     placement: Placement = "loop"
-    """Where a model's chunks are: round and round over the ranks, or there and back."""
+    """Placement of a model's chunks: round and round over the ranks (``loop``), or there and back (``v``)."""
     runs_in_megatron: bool = False
     searched: Literal["always", "on request", "where fixed"] = "where fixed"
-    """Whether a search has it by default, where ``--with`` names it, or only where a strategy does."""
+    """Whether a search includes it by default, where ``--with`` names it, or only where a strategy is fixed to it."""
     forwards_first: bool = False
     """All forwards come before the first backward: everything is in flight at once."""
     defers_weight_gradients: bool = False
@@ -39,15 +39,15 @@ class Schedule:
     joins_exchanges: bool = False
     """A send goes with the receive of the other direction, and computing waits for both."""
     has_closed_form: bool = False
-    """Whether its time has a formula (:mod:`mofa.cost.step_time.bubble`); else its longest path is walked."""
+    """Whether its time has a formula (:mod:`mofa.cost.step_time.bubble`); else its critical path is computed."""
     gathers_by_chunk: bool = False
     """Under FSDP, PyTorch gathers weights and reduces gradients chunk by chunk, not once a step."""
     in_rounds: bool = False
     """PyTorch works in equal rounds of about pp micro-batches
     (:func:`mofa.schedules.interleaved.micro_batches_per_round`)."""
     repeats: Literal["", "micro-batch", "round"] = ""
-    """What its steady state repeats and a played step may leave out: a forward and a backward, or pp micro-batches in
-    all chunks; nothing where there is no such state."""
+    """Unit that its steady state repeats, and a replay may skip. ``micro-batch`` is a forward and a backward, ``round``
+    pp micro-batches in all chunks; empty without a steady state."""
     handed_on_tensors: int = 0
     """Tensors of the size of a stage's input that Megatron-Core holds throughout
     (:mod:`mofa.cost.memory.stage_inputs`). [-]"""
@@ -59,7 +59,7 @@ class Schedule:
 
     @property
     def wraps_around(self) -> bool:
-        """Whether the last rank sends to the first, whose next chunk follows."""
+        """Whether the last rank sends to the first, which holds the next chunk."""
         return self.has_several_chunks and self.placement == "loop"
 
     @property

@@ -1,8 +1,8 @@
-"""ZB-V: two chunks a rank, placed there and back, weight gradients apart (PyTorch 2.11's ``ScheduleZBVZeroBubble``).
+"""ZB-V: two chunks a rank, placed there and back, deferred weight gradients (PyTorch 2.11's ``ScheduleZBVZeroBubble``).
 
-Qi et al. 2024, arXiv 2401.10241, section 6, and "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362: no
-bubble but filling where forward, backward by inputs and by weights take equally long; a rank holds at most ``2 pp``
-chunk activations, as 1F1B's first rank.
+Qi et al. 2024, arXiv 2401.10241, section 6, and "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362. If
+forward, backward by inputs and backward by weights take equally long, the only bubble is the filling. A rank holds at
+most ``2 pp`` chunk activations, as 1F1B's first rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mofa.schedules.record import Schedule
 
 
 def zbv(pp: int, num_micro_batches: int) -> Order:
-    """The order of every rank; made for ``max(2 pp - 1, m)`` micro-batches and cut to those that there are.
+    """The order of every rank: made for ``max(2 pp - 1, m)`` micro-batches, then cut to the m that exist.
 
     Examples
     --------

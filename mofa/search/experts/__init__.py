@@ -1,1 +1,1 @@
-"""Choices for layers of experts: token chunks, replicas, and what their routing load is like."""
+"""Searches for layers with experts: token chunks, replicas, and statistics of the routing load."""

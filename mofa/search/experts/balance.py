@@ -1,4 +1,4 @@
-"""What token scheduling over replicas does to a load: the result's types, and the plays behind ``mofa balance``."""
+"""Token scheduling over replicas of experts: the simulation behind ``mofa balance``, and its result types."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Seconds(Spec):
 
 
 class GroupSummary(Spec):
-    """What was balanced."""
+    """The group of experts that was balanced."""
 
     name: str = Field(description="The workload, or 'experts' where there is none.")
     experts: int = Field(gt=0, description="Experts of a layer. [-]")
@@ -64,7 +64,7 @@ class Movement(Spec):
 
 
 class Adaptive(Spec):
-    """Placements that follow the loads."""
+    """Replica placements that are changed as the loads change."""
 
     new_placements: int = Field(ge=0, description="Over all layers and micro-batches. [-]")
     settled_max_over_mean: float | None = Field(
@@ -78,7 +78,7 @@ class Adaptive(Spec):
 
 
 class LayerBalance(Spec):
-    """One layer, averaged over the micro-batches. [-]"""
+    """Results of one layer, averaged over micro-batches. [-]"""
 
     layer: int = Field(ge=0, description="Index among the layers with experts, from 0. [-]")
     max_over_mean: dict[str, float] = Field(description="Fullest GPU over the mean, by scheme. [-]")
@@ -142,7 +142,7 @@ class BalanceReport(Spec):
 
 
 def ordered_shares(routing: RoutingSpec, num_experts: int) -> FloatA:
-    """Shares of a distribution with the experts in order of their popularity; of the preset twelve layers. (L, E)
+    """Experts' shares of the tokens, the most popular first; twelve layers of a preset. (L, E)
 
     >>> ordered_shares(RoutingSpec(kind="zipf", s=1), 4).round(2).tolist()
     [[0.48, 0.24, 0.16, 0.12]]
@@ -169,7 +169,7 @@ def balance_experts(
     micro_batches
         How many. [-]
     trace
-        Counts to play instead of drawing; where they say from which source rank, GPUs have those.
+        Recorded counts to use instead of draws. Where they name source ranks, GPUs get these ranks' tokens.
     progress
         Told layers done and in all.
 
@@ -205,7 +205,7 @@ def balance_experts(
 def make_report(
     name: str, setup: Setup, routing: str, inputs: IntA, played: Played, *, notes: tuple[str, ...] = ()
 ) -> BalanceReport:
-    """The report of a play."""
+    """The report of a simulation."""
     warm, ratio = played.warm_solve_s, played.known(played.max_over_mean)
     if inputs.shape[0] == 1:
         notes = (*notes, "one micro-batch has no past: replicas by past loads are plain, no placement follows loads")

@@ -1,4 +1,4 @@
-"""The step of a strategy with its routing played out: plain expert parallelism against scheduled replicas."""
+"""The step of a strategy under simulated routing: plain expert parallelism against scheduled replicas."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FloatA = NDArray[np.float64]
 MICRO_BATCHES = 20
-"""Played by default: placements that follow loads are looked at twice."""
+"""Default number of simulated micro-batches: adaptive placements are checked twice in these. [-]"""
 OVERHEAD_NOTE = (
     "steps by the closed form; overhead of scheduling: solving as measured on one core, the rest of the dispatch as "
     "published (MicroMoE, figure 9), not overlapped; the time of new placements is not in the steps"
@@ -109,10 +109,12 @@ def balance_step(
 
     Notes
     -----
-    Each step is costed with the loads that were played: of a layer and micro-batch the fullest rank, averaged, for time
-    and, for the all-to-all, the tokens that the busiest rank exchanges; for memory the routing's quantile over layers,
-    micro-batches and ranks. Placing a layer's experts anew moves, to each GPU, their weights and its part of the
-    optimizer's states over the network between nodes, all layers of a stage one after the other.
+    Each step is costed with the simulated loads. Compute time takes the load of the fullest rank, averaged over layers
+    and micro-batches. The all-to-all takes the tokens that the busiest rank exchanges. Memory takes the routing's
+    quantile over layers, micro-batches and ranks.
+
+    A new placement of a layer's experts sends each GPU their weights, and its part of the optimizer's states, over the
+    network between nodes. The layers of a stage move one after the other.
     """
     from mofa.routing.balance.token_scheduling import play
 
@@ -129,7 +131,7 @@ def balance_step(
     sent, uniform = report.sent_over_mean.model_dump(), 1.0 - 1.0 / setup.num_gpus
 
     def step(scheme: str) -> Plan:
-        """The plan with the load of a scheme: scheduled in the merged group, or as plain expert parallelism."""
+        """The plan under one scheme's load: scheduled in the merged group, or plain expert parallelism."""
         if scheme.startswith("micro_moe"):
             given = Scheduled(ratio[scheme], memory_ratios[scheme], sent[scheme] / uniform, overhead_s)
             loads, table = RoutingLoads({}, {}, {ep: given}), replace(row, balancing=np.array([1]))
@@ -162,7 +164,7 @@ def step_setup(
     Raises
     ------
     StrategyError
-        If the strategy cannot have any.
+        If the strategy cannot have scheduled replicas.
     """
     _, spec = _rows(workload, cluster, framework, strategy)
     assert workload.model.moe is not None
@@ -172,7 +174,7 @@ def step_setup(
 def _rows(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: str
 ) -> tuple[StrategyTable, StrategySpec]:
-    """The plain strategy, checked that it can be balanced."""
+    """The strategy without replicas, checked that it could have them."""
     if workload.model.moe is None:
         raise SpecError(f"{workload.name}: has no experts to balance; name a model that has")
     given = parse_strategy(strategy)
@@ -188,7 +190,7 @@ def _rows(
 def _inputs(
     workload: WorkloadSpec, setup: Setup, tokens: int, micro_batches: int | None, redraw: bool
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Tokens of every GPU for every expert, and what must be said of them. (I, L, E, G)"""
+    """Tokens of every GPU for every expert, (I, L, E, G), and notes for the report."""
     from mofa.routing.balance.inputs import draw_inputs
 
     moe, routing = workload.model.moe, workload.routing

@@ -1,4 +1,4 @@
-"""Recomputation and token chunks chosen together, for each layer of each pipeline stage."""
+"""Choose recomputation and token chunks together, for each layer of each pipeline stage."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from mofa.specs.workload import WorkloadSpec
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
 GRID = 3
-"""Loads at which the options are costed; between them straight lines."""
+"""Number of loads at which options are costed; costs between them are interpolated linearly. [-]"""
 
 
 class LayerChoice(Spec):
-    """What one layer does."""
+    """Recomputation and token chunks of one layer."""
 
     layer: int = Field(ge=0, description="Index of the layer, from 0. [-]")
     stage: int = Field(ge=0, description="Pipeline stage. [-]")
@@ -53,7 +53,8 @@ class JointChoice(Spec):
 
 @dataclass(frozen=True)
 class _Costed:
-    """Options at one load: of each kind of layer seconds, kept and live bytes (O, kinds); whole steps (O, pp), (O,)."""
+    """Costs of the options at one load: seconds, kept and live bytes by kind of layer (O, kinds); steps (O, pp),
+    (O,)."""
 
     seconds: FloatA
     kept_bytes: FloatA
@@ -87,12 +88,15 @@ def choose_jointly(
 
     Notes
     -----
-    Every layer is recomputed whole or as the strategy says of layers that are not, in one of the bins of chunks; its
-    memory is that of the largest of its loads, its time that of the mean: the stage with the most uneven layers sets
-    the pace. What a stage holds besides is read off the strategy costed with one option for all layers: at a layer's
-    peak ``around``, elsewhere (the loss) ``outside_layers``, each the least over the options; the largest error that
-    this leaves on any of them is added to both, stage by stage. Solved by CP-SAT
-    (:func:`mofa.search.layer_options.choose`) with its bound; the paper sets chunks alone.
+    An option of a layer is a number of chunks, and recomputation: whole, or as the strategy says of other layers. A
+    layer's memory is that at its largest load, its time that at its mean load. So the stage with the most uneven layers
+    sets the pace.
+
+    What a stage holds beside its layers comes from costing the strategy with one option for all layers. It is
+    ``around`` at a layer's peak and ``outside_layers`` elsewhere, such as at the loss; each is the least over the
+    options. The largest error of this, over the options, is added to both, stage by stage.
+
+    CP-SAT solves it (:func:`mofa.search.layer_options.choose`) and gives a bound; the paper sets chunks alone.
     """
     if spec.vpp > 1 or spec.schedule != default_schedule(1):
         raise SpecError(
@@ -188,7 +192,7 @@ def _cost(
 
 
 def _rest(problem: LayerOptions, costed: _Costed, kinds: list[int], flight: IntA) -> tuple[FloatA, FloatA, FloatA]:
-    """What stages hold beside their layers, at a layer's peak and elsewhere, and the largest errors of that. [B]"""
+    """Bytes of stages beside their layers, at a layer's peak and elsewhere, and the largest errors of these. [B]"""
     layers = replace(
         problem, kept_bytes=costed.kept_bytes.T[kinds] * flight[:, None], live_bytes=costed.live.T[kinds]
     )  # all layers at the load that was costed

@@ -1,4 +1,4 @@
-"""What a routing load is like, and which distribution is nearest: what ``mofa show routing`` prints."""
+"""Statistics of a routing load and the nearest distributions, as ``mofa show routing`` prints them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FittedDistribution(Spec):
 
 
 class Capacity(Spec):
-    """What a bound on the load would do."""
+    """Copies that a bound on experts would drop, and micro-batches that a budget of ranks would run twice."""
 
     factor: float = Field(gt=0, description="Multiple of an even share. [-]")
     dropped_fraction: float = Field(ge=0, le=1, description="Copies dropped by a capacity per expert. [-]")

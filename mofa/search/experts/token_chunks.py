@@ -1,4 +1,4 @@
-"""Token chunks of a strategy on a routing load: how many each layer needs in each iteration, and what they cost."""
+"""Token chunks of a strategy under a routing load: how many each layer needs per iteration, and their cost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
 GRID = 4
-"""Loads at which memory and time are costed; between them they are taken as straight lines."""
+"""Number of loads at which memory and time are costed; between them both are interpolated linearly. [-]"""
 
 
 class Policy(Spec):
@@ -143,18 +143,20 @@ def plan_chunks(
     iterations
         How many; all of a trace, or enough for the routing's samples.
     window, headroom
-        Of the controller that sees past iterations alone: it expects the largest load of so many, times so much.
+        Of the controller that knows past iterations alone. It expects the largest load of the last ``window`` ones,
+        times ``headroom``.
     joint
-        Whether recomputation and chunks of every layer are chosen together besides, for the whole run.
+        Whether to choose recomputation and chunks of every layer together as well, once for the whole run.
 
     Notes
     -----
-    For every bin the strategy is costed with its token chunks at a few loads from balanced to the largest that occurs;
-    memory of every stage and time are straight lines between. A layer gets the smallest bin with which its stage fits
-    (MACT), all layers of a stage taken to be as loaded as it; where no bin fits, the largest is costed. A stage's time
-    is the sum over its layers, each with its own load and chunks; the slowest stage sets the pace of a step, the others
-    count once as the pipeline fills: ``m max_r t_r + (sum_r t_r - max_r t_r) / v``, plus what the step with even loads
-    takes beyond that. A load of every micro-batch of an iteration is the iteration's.
+    For every bin, the strategy is costed at a few loads, from balanced to the largest that occurs. Memory of stages and
+    time are interpolated linearly between these. A layer gets the smallest bin with which its stage fits (MACT), as if
+    all layers of the stage had its load. Where no bin fits, the largest is costed.
+
+    A stage's time is the sum over its layers, each with its own load and chunks. The slowest stage sets the pace; the
+    others count once, while the pipeline fills: ``m max_r t_r + (sum_r t_r - max_r t_r) / v``. What the step with even
+    loads takes beyond that is added. All micro-batches of an iteration have the iteration's load.
 
     References
     ----------
@@ -240,9 +242,9 @@ def _costed(
 
 
 def _of_stages(seconds: FloatA, stage: IntA, without: FloatA) -> FloatA:
-    """Each stage's time: as its time goes with the sum over layers, the mean over them of what all like one would take.
+    """Time of each stage: the mean, over its layers, of the stage's time if all its layers were like that one.
 
-    A stage ``without`` layers with experts takes that. (I, L), (L,), (pp,) -> (I, pp) [s]
+    A stage without layers of experts takes ``without``. (I, L), (L,), (pp,) -> (I, pp) [s]
     """
     columns = [seconds[:, stage == r].mean(axis=1) if (stage == r).any() else np.full(len(seconds), t)
                for r, t in enumerate(without)]  # fmt: skip
@@ -269,8 +271,8 @@ def _smallest(curves: dict[int, _Curves], ratios: FloatA, stage: IntA, limit: fl
 def _most(curve: _Curves, limit: float) -> FloatA:
     """The largest load over the mean up to which each stage fits, at most the grid's last; 0 where none does. (pp,)
 
-    Reserved memory may fall again with more rows, as blocks are used again: a load that fits behind one that does not
-    is no bound.
+    Reserved memory may fall with more rows, as blocks are reused. So a load that fits above one that does not is no
+    bound.
     """
     fine = np.linspace(curve.grid[0], curve.grid[-1], 2001)
     most = []

@@ -1,4 +1,4 @@
-"""Which ways of context parallelism a framework's attention can go, and what to do where it can't."""
+"""Which kinds of context parallelism a framework's attention has, and what to do where it lacks one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from mofa.specs.strategy import CP_KINDS, StrategyTable
 
 FloatN = NDArray[np.float64]
 RING, A2A = CP_KINDS.index("ring"), CP_KINDS.index("a2a")
-"""Of ``StrategyTable.cp_kind``."""
+"""Values of ``StrategyTable.cp_kind``."""
 
 
 def ranks_too_many(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable) -> FloatN:
     """Ranks of context parallelism above one where the framework cannot run it, 0 where it can. (n,)
 
-    Transformer Engine exchanges heads only in whole ones, of queries and of keys and values, has no ring under a
-    window, and with sinks nothing but the exchange of heads (2.20.2, context_parallel.py, ``attn_forward_func_with_cp``
-    and ``AttnFuncWithCPAndQKVOA2A``). torchtitan has neither windows nor sinks then (gpt_oss/model/args.py).
+    Transformer Engine exchanges whole heads only, of queries and of keys and values. It has no ring under a window;
+    with sinks it has the exchange of heads alone (2.20.2, context_parallel.py, ``attn_forward_func_with_cp``
+    and ``AttnFuncWithCPAndQKVOA2A``). torchtitan has neither windows nor sinks under context parallelism
+    (gpt_oss/model/args.py).
     """
     a, alone = model.attention, np.asarray(t.cp - 1, dtype=float)
     if not framework.traits.has_context_parallelism:
@@ -36,14 +37,14 @@ def ranks_too_many(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable)
 
 
 def _uneven(model: ModelSpec, t: StrategyTable) -> NDArray[np.int64]:
-    """What is left of a tensor-parallel rank's heads, or key-value heads, when cp divides them. (n,) [heads]"""
+    """Remainder of a tensor-parallel rank's heads, or key-value heads, divided by cp. (n,) [heads]"""
     a = model.attention
     heads, kv_heads = (np.maximum(n // t.tp, 1) for n in (a.num_heads, a.num_kv_heads))
     return np.asarray(heads % t.cp + kv_heads % t.cp)
 
 
 def what_to_do(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable) -> str:
-    """Why the one strategy's context parallelism is not to be had, and what to do, in words."""
+    """Message for a table of one row: why it cannot have its context parallelism, and what to do."""
     a = model.attention
     if not framework.traits.has_context_parallelism:
         return "needs Transformer Engine's attention; use framework megatron or cp=1"

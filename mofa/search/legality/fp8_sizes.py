@@ -1,4 +1,4 @@
-"""What fp8 products ask of the sizes of a model's linear layers, on each tensor-parallel rank."""
+"""Sizes of linear layers that fp8 products demand, on each tensor-parallel rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ INNER, OUTER = 16, 8
 
 
 def _sizes(workload: WorkloadSpec, t: StrategyTable) -> Iterator[tuple[str, FloatN, int]]:
-    """Name, size on a rank and unit of every dimension of the layers' products. (n,) [elements]"""
+    """Name, size on a rank, and unit to be a multiple of, for every dimension of the layers' products. (n,)
+    [elements]"""
     model, a = workload.model, workload.model.attention
     tokens = t.micro_batch * workload.batch.seq_len / t.cp
     yield "tokens of a micro-batch on a rank", tokens, OUTER
@@ -37,7 +38,7 @@ def _sizes(workload: WorkloadSpec, t: StrategyTable) -> Iterator[tuple[str, Floa
 
 
 def fp8_short(job: Job, t: StrategyTable) -> FloatN:
-    """Elements by which the worst dimension misses its unit; 0 where fp8 products run, or none are asked for. (n,)"""
+    """Elements that the worst dimension lacks to a multiple of its unit; 0 where fp8 runs or is not asked for. (n,)"""
     short = np.zeros(len(t))
     if not job.workload.precision.fp8_recipe:
         return short
@@ -47,7 +48,7 @@ def fp8_short(job: Job, t: StrategyTable) -> FloatN:
 
 
 def fp8_message(job: Job, t: StrategyTable) -> str:
-    """Which dimension of the one row of a table misses its unit by most, and what to do."""
+    """Message for a table of one row: the dimension that misses its unit by most, and what to do."""
     sizes = [(name, float(size[0]), unit) for name, size, unit in _sizes(job.workload, t)]
     name, size, unit = max(sizes, key=lambda size: -size[1] % size[2])
     return (

@@ -60,7 +60,7 @@ def _experts(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _sharding(job: Job, t: StrategyTable) -> NDArray[np.int64]:
-    """The part of dp that experts may be spread over: torchtitan's replicas each hold all of them."""
+    """The part of dp over which experts may be spread: each replica of torchtitan's holds all experts."""
     if not job.framework.traits.has_pytorch_modules:
         return t.dp
     if job.framework.data_parallel == "ddp":
@@ -148,7 +148,8 @@ def micro_batches(job: Job, t: StrategyTable) -> NDArray[np.int64]:
 
 
 def _interleaving(job: Job, t: StrategyTable) -> FloatN:
-    """Rounds of micro-batches: of pp in Megatron, in PyTorch ``max(1, m // pp)`` that are equally long."""
+    """Micro-batches by which rounds miss: Megatron's have pp each; PyTorch's are ``max(1, m // pp)`` of equal
+    length."""
     m = micro_batches(job, t)
     short = np.where(m < t.pp, t.pp - m, remainder(m, t.pp))
     if job.framework.traits.has_pytorch_modules:  # pipelining/schedules.py, ScheduleInterleaved1F1B and -ZeroBubble
@@ -189,18 +190,19 @@ def _recompute(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _puts_off(t: StrategyTable) -> BoolN:
-    """Where the schedule puts weights' gradients off.
+    """Where the schedule defers weight gradients.
 
     PyTorch then differentiates a block once for its input and once more for each weight
     (:mod:`mofa.blocks.deferred_weight_gradients`). Checkpoints that keep some ops' outputs raise at the second
-    (utils/checkpoint.py: "Trying to backward an extra time"). A compiled block is one node, whose whole backward each
-    of them runs: with a checkpoint not modelled.
+    (utils/checkpoint.py: "Trying to backward an extra time"). A compiled block is one node: each differentiation runs
+    its whole backward. With a checkpoint that is not modelled.
     """
     return np.array([s.defers_weight_gradients for s in SCHEDULES.values()])[t.schedule]
 
 
 def _once_only(job: Job, spec: RecomputeSpec) -> bool:
-    """Whether a recomputation can't be repeated for each weight whose gradient is put off, or is not known to be."""
+    """Whether a recomputation cannot be repeated for each deferred weight gradient, or is not known to be
+    repeatable."""
     return spec.kind == "ops" or (spec.kind != "none" and job.framework.compile)
 
 
@@ -279,9 +281,9 @@ def _balancing(job: Job, t: StrategyTable) -> FloatN:
 
 
 def balancing_lacks(job: Job, t: StrategyTable) -> str | None:
-    """What keeps replicas of a row's experts from being scheduled, with values and what to change; None where nothing.
+    """Why replicas of a row's experts cannot be scheduled, with values and what to change; None where they can.
 
-    Of the row as it stands without balancing, in the words of who did not ask for it by name.
+    The row itself is without balancing; the words suit a user who did not ask for it by name.
     """
     moe, fw = job.workload.model.moe, job.framework
     if not _balancing(job, replace(t, balancing=np.ones_like(t.balancing)))[0]:
@@ -308,27 +310,28 @@ def _mtp(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _rotary(job: Job, t: StrategyTable) -> FloatN:
-    """Eager rotary embeddings of latent attention under Transformer Engine, which have no tape."""
+    """Refuses eager rotary embeddings of latent attention under Transformer Engine: they have no tape."""
     eager = job.framework.layers == "transformer-engine" and not job.framework.fused_rope
     return np.full(len(t), float(eager and job.workload.model.attention.kind == "mla"))
 
 
 def _tied(job: Job, t: StrategyTable) -> FloatN:
-    """A stage of torchtitan is a module of its own, which must have both (qwen3/model/model.py, init_weights)."""
+    """Tied embeddings: a stage of torchtitan is a module that must have both weights (qwen3/model/model.py,
+    init_weights)."""
     if not job.framework.traits.has_pytorch_modules or not job.workload.model.tied_embeddings:
         return np.zeros(len(t))
     return np.asarray(t.pp - 1, dtype=float)
 
 
 def _of_replicas(job: Job) -> str:
-    """Words behind dp where it counts without its replicas."""
+    """Words after dp where replicas do not count."""
     fw = job.framework
     replicated = fw.traits.has_pytorch_modules and (fw.dp_replicate > 1 or fw.data_parallel == "ddp")
     return " (without replicas)" if replicated else ""
 
 
 def _of_deepspeed(job: Job) -> str:
-    """Words behind the framework's name where DeepSpeed's pipeline engine takes its schedules."""
+    """Words after the framework's name where DeepSpeed's pipeline engine decides its schedules."""
     fw = job.framework
     options = {"deepspeed": fw.deepspeed, "splits_layers": "" if fw.splits_layers == "even" else fw.splits_layers}
     said = " and ".join(f"{name}: {value}" for name, value in options.items() if value)
@@ -434,14 +437,14 @@ CHECKS: tuple[Check, ...] = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """First failed check of each row, -1 for none, and how far it missed. (n,)"""
+    """Index of the first failed check of each row, -1 for none, and by how much it missed. (n,)"""
 
     reason: NDArray[np.int64]
     short: FloatN
 
 
 def check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = ()) -> Verdict:
-    """Apply all checks ``but`` some, by reason; of combinations most look at the degrees alone."""
+    """Apply all checks ``but`` those of some names. Of combinations, most checks read the degrees alone."""
     if isinstance(table, StrategyTable):
         degrees, in_modes = table, [table]
     else:

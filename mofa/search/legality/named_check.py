@@ -1,4 +1,4 @@
-"""A named check of legality, and the job that it is given."""
+"""A named legality check, and the job that it checks strategies against."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ FloatN = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Check:
-    """One reason for rejection. ``short`` gives, per row, how far it is from passing: 0 passes. [unit]"""
+    """One reason for rejection. ``short`` gives by how much each row misses: 0 passes. [unit]"""
 
     reason: str
     unit: str
     short: Callable[[Job, StrategyTable], FloatN]
     message: Callable[[Job, StrategyTable], str]
-    """What is wrong with the one row of a table, with values, and what to do."""
+    """Message for a table of one row: what is wrong, with values, and what to do."""
     of_mode: bool = False
-    """Whether it asks for the recomputation."""
+    """Whether it depends on the recomputation mode."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What strategies are checked against."""
+    """The job and machines that strategies are checked against."""
 
     workload: WorkloadSpec
     cluster: ClusterSpec
@@ -40,10 +40,10 @@ class Job:
 
 
 def remainder(value: FloatN | NDArray[np.int64] | int, divisor: NDArray[np.int64]) -> FloatN:
-    """How much is missing to the next multiple; 0 where it divides."""
+    """How much a number lacks to the next multiple; 0 where it is one."""
     return np.asarray(-np.asarray(value) % np.maximum(divisor, 1), dtype=float)
 
 
 def only(t: StrategyTable, *names: str) -> str:
-    """Values of a row's degrees, in words."""
+    """Values of a row's degrees as text, such as ``tp (4) x pp (2)``."""
     return " x ".join(f"{name} ({int(getattr(t, name)[0])})" for name in names)

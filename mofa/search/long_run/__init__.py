@@ -1,1 +1,1 @@
-"""Searches over long runs: spare nodes, numbers of GPUs, and what moves the result."""
+"""Searches over long runs: spare nodes, numbers of GPUs, and the facts to which results are sensitive."""

@@ -1,4 +1,4 @@
-"""A plan on fewer nodes, the rest of which stand by: at the same global batch, to the sequence."""
+"""A plan on fewer nodes, with the others as spares, at exactly the same global batch."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from mofa.specs.workload import WorkloadSpec
 FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
 COSTED, TRIED = 48, 1000
-"""Most sizes of a plan that are costed, and most that are tried for them: those with the highest guesses. [-]"""
+"""Most sizes of a plan that are costed, and that are considered for costing: those with the best guesses. [-]"""
 Size = tuple[int, int, int]
 """Pipeline stages, virtual ones of each and replicas of a plan. [-]"""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A plan on the machines that compute, and the nodes beside them that stand by."""
+    """A plan on the computing machines, and the number of spare nodes beside them."""
 
     plan: Plan
     machines: ClusterSpec
@@ -42,15 +42,15 @@ class Standing:
 class Smaller:
     """Sizes of one plan on fewer nodes of its machines: it gives up replicas, pipeline stages or both.
 
-    Every replica takes the same number of whole micro-batches, as Megatron and torchtitan demand, so that only numbers
-    of replicas which divide the batch into them run. The plan's other degrees stay.
+    Megatron and torchtitan demand the same number of whole micro-batches of each replica. So only numbers of replicas
+    run that divide the batch so. The plan's other degrees stay.
     """
 
     all_nodes: Standing
     job: WorkloadSpec
     framework: FrameworkSpec
     costed: dict[Size, Plan | None] = field(default_factory=dict)
-    """Plans by size, kept for the next way to keep checkpoints; None where it does not run or fit."""
+    """Plans by size, reused for other checkpoint modes; None where a size does not run or fit."""
 
     @property
     def plan(self) -> Plan:
@@ -58,12 +58,12 @@ class Smaller:
         return self.all_nodes.plan
 
     def standing_all(self, runs: LongRuns) -> Standing:
-        """The plan on all nodes, whatever the long run."""
+        """The plan on all nodes, the same for every long run."""
         assert runs.spares == 0
         return self.all_nodes
 
     def sizes(self, least: int, most: int) -> list[Size]:
-        """Sizes that leave ``least`` to ``most`` whole nodes to stand by."""
+        """Sizes that leave ``least`` to ``most`` whole nodes as spares."""
         s, num_gpus = self.all_nodes.plan.strategy, self.all_nodes.machines.num_gpus
         node, each = self.all_nodes.machines.node.gpus_per_node, s.tp * s.cp
         shares = divisors(self.job.batch.global_batch // s.micro_batch, s.dp)
@@ -76,8 +76,10 @@ class Smaller:
         return out
 
     def _virtual(self, pp: int) -> list[int]:
-        """Virtual stages of so deep a pipeline: up to the plan's, as far as they divide the layers, with the embedding
-        and the head as layers or not; the plan's own where its schedule has them by itself."""
+        """Virtual stages for a pipeline depth: up to the plan's, where they divide the layers.
+
+        Embedding and head may count as layers. A schedule that fixes its virtual stages keeps them.
+        """
         s, layers = self.all_nodes.plan.strategy, self.job.model.num_layers
         if s.schedule != default_schedule(s.vpp):
             return [s.vpp]
@@ -89,13 +91,13 @@ class Smaller:
         Parameters
         ----------
         runs
-            Of all nodes, none of which stands by.
+            The long run on all nodes, without spares.
         least, most
-            Nodes that stand by. [nodes]
+            Spare nodes. [nodes]
 
         Notes
         -----
-        The closed forms of all sizes at once, with :meth:`guessed_step_s`, say which ``COSTED`` are costed.
+        Closed forms rate all sizes at once by :meth:`guessed_step_s`; the best ``COSTED`` of them are costed.
         """
         sizes = self.sizes(max(least, 1), most)
         if not sizes:
@@ -112,10 +114,10 @@ class Smaller:
         return _best(runs, list(itertools.islice(standing, COSTED)))
 
     def guessed_step_s(self, pp: IntN, vpp: IntN, dp: IntN) -> FloatN:
-        """A step's time at other sizes, by the plan's own stages and micro-batches. (n,) [s]
+        """Guessed time of a step at other sizes, from the plan's own stages and micro-batches. (n,) [s]
 
-        ``t (m + (p - 1) / v)`` with t inversely proportional to the number of stages p, m micro-batches and v virtual
-        stages; what comes once a step is left out.
+        ``t (m + (p - 1) / v)``: m micro-batches, v virtual stages, p stages, and t inversely proportional to p. What
+        comes once a step is left out.
         """
         plan, s = self.all_nodes.plan, self.all_nodes.plan.strategy
         exposed, batch = plan.time.exposed, self.job.batch.global_batch // s.micro_batch
@@ -138,7 +140,7 @@ class Smaller:
         return None if plan is None else Standing(plan, smaller, spares)
 
     def _zero(self, pp: int, dp: int) -> int:
-        """The framework's ZeRO stage at this size where the plan has the framework's; else the plan's."""
+        """ZeRO stage at this size: the framework's default if the plan has that, else the plan's."""
         s = self.all_nodes.plan.strategy
         own, smaller = (int(default_zero(self.framework, d, s.cp, p)) for d, p in ((s.dp, s.pp), (dp, pp)))
         return smaller if s.zero == own else s.zero
@@ -153,15 +155,15 @@ class Smaller:
 
 @dataclass(frozen=True)
 class Replanned:
-    """Plans of their own for every way to keep checkpoints, on all nodes or on fewer of them.
+    """New plans for every checkpoint mode, on all nodes or on fewer.
 
-    What costs time is searched once: another way to keep checkpoints ranks the same costs by other long runs.
+    The costly part, a search, is done once: other checkpoint modes rank the same costs by other long runs.
     """
 
     search: Search
     machines: ClusterSpec
     smaller: dict[int, Search | None] = field(default_factory=dict)
-    """Searches by the nodes that stand by; None where the rest has no legal plan."""
+    """Searches by number of spare nodes; None where the other nodes have no legal plan."""
 
     @property
     def plan(self) -> Plan:
@@ -169,12 +171,13 @@ class Replanned:
         return self.search.report.plans[0]
 
     def standing_all(self, runs: LongRuns) -> Standing:
-        """The best plan on all nodes over its long run; the fastest step where host memory lets none run."""
+        """The best plan on all nodes by its long run; the one with the fastest step if host memory suffices for
+        none."""
         ranked = self._ranked(self.search, runs)
         return Standing(ranked or self.plan, self.machines)
 
     def best(self, runs: LongRuns, least: int, most: int) -> Standing | None:
-        """The best plan with some nodes standing by: of the most promising numbers that leave something to run."""
+        """The best plan with spare nodes, of the most promising numbers of spares that leave a plan to run."""
         left: list[Standing] = []
         for spares in self._numbers(runs, least, most):
             smaller = without_spares(self.machines, spares, "spares")
@@ -187,8 +190,11 @@ class Replanned:
         return _best(runs, left)
 
     def _numbers(self, runs: LongRuns, least: int, most: int) -> list[int]:
-        """Numbers of spare nodes whose rest degrees and batch divide: the most promising or, from as many as are asked
-        for, the smallest; and half of all nodes, which runs whatever runs on all."""
+        """Numbers of spare nodes whose other nodes suit degrees and batch: the most promising ones.
+
+        If a least number is asked for, the smallest from there on instead. Half of all nodes is tried too: what runs on
+        all runs there.
+        """
         nodes, node = runs.num_nodes, self.machines.node.gpus_per_node
         asked = range(least, most + 1) if least else promising_spares(runs, self.plan)
         space = default_space(self.search.workload, self.machines, self.search.framework)
@@ -201,7 +207,7 @@ class Replanned:
         return [*numbers, half] if more else numbers
 
     def _searched(self, smaller: ClusterSpec) -> Search | None:
-        """What runs on fewer GPUs, searched around the best plans of all."""
+        """A search on fewer GPUs, near the best plans on all."""
         job, framework = self.search.workload, self.search.framework
         space = dividing(default_space(job, smaller, framework), smaller.num_gpus, job.batch.global_batch)
         if not space.pp:
@@ -219,7 +225,7 @@ class Replanned:
 
 
 def runs_of(runs: LongRuns, left: Standing) -> LongRuns:
-    """The long runs of what computes."""
+    """The long runs of the computing machines."""
     return replace(runs, cluster=left.machines, spares=left.spares)
 
 

@@ -1,4 +1,4 @@
-"""Goodput against scale: one plan replicated, or planned anew, under several ways to keep checkpoints."""
+"""Goodput against scale: one plan replicated, or a new plan at each scale, under several checkpoint modes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ VARIANTS: tuple[tuple[str, CheckpointMode, bool], ...] = (
     ("blocking", "blocking", False), ("async", "async", False), ("async, spares", "async", True),
     ("peer replicas", "peer", False), ("peer replicas, spares", "peer", True),
 )  # fmt: skip
-"""Name, mode of the checkpoints, and whether nodes stand by: as many as the profile says, or pay most."""
+"""Name, checkpoint mode, and whether there are spare nodes: as many as the profile says, or as pays most."""
 GOES_ON = "replicas go on"
 """Name of the variant of ``recovery: replica``, as the profile keeps checkpoints."""
 
 
 def variants_of(faults: FaultSpec) -> list[tuple[str, FaultSpec, bool]]:
-    """Variants of a profile: the usual ones, its own way to keep checkpoints where that is another, and its recovery.
+    """Variants for a profile: the usual ones, the profile's own checkpoint mode if it is another, and its recovery.
 
     Examples
     --------
@@ -65,18 +65,18 @@ def goodput_by_scale(
     Parameters
     ----------
     cluster
-        Gives the nodes; its number of GPUs is replaced.
+        The nodes; the number of GPUs is replaced by ``numbers``.
     faults
-        With reliability, restarts and storage. Its checkpoint mode and spares are what the sensitivity is of; the
-        variants have their own.
+        Needs reliability, restarts and storage. Sensitivities use its checkpoint mode and spares; the variants have
+        their own.
     numbers
         GPUs of the cluster, spares included, rising. [-]
     strategy
-        The plan at the first number; where absent the best there that can be replicated to the most GPUs.
+        The plan at the first number. Where absent: the best there among those that replicate to the most GPUs.
     weak
         Whether the global batch grows with the GPUs; else it is fixed.
     replan
-        Whether a plan is sought at every number; else the first one's dp is multiplied.
+        Whether to search a plan at every number; else the first plan's dp is multiplied.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def _job_at(
 def _replicable(
     job_at: Sequence[tuple[WorkloadSpec, ClusterSpec]], framework: FrameworkSpec
 ) -> tuple[Plan | None, str | None]:
-    """The best plan at the first scale among those whose replicas the framework runs at the most GPUs it can."""
+    """The best plan at the first scale, of those that the framework can replicate to the most GPUs."""
     job, machines = job_at[0]
     try:
         report = find_plans(job, machines, framework=framework, top=1, replay=False)
@@ -194,12 +194,12 @@ def _planned_anew(
 
 
 def _most_spares(runs: LongRuns) -> int:
-    """Nodes that may stand by: copies need as many nodes that compute. [nodes]"""
+    """Most spare nodes: checkpoints' copies need a least number of computing nodes. [nodes]"""
     return runs.num_nodes - runs.faults.checkpoint.least_nodes
 
 
 def _no_spares(stand: Smaller | Replanned, job: WorkloadSpec, machines: ClusterSpec, asked: int | None) -> str:
-    """Why nothing runs beside so many nodes that stand by."""
+    """Why no plan runs beside so many spare nodes."""
     nodes = max(machines.num_gpus // machines.node.gpus_per_node, 1)
     by = f"{asked} of {nodes} nodes" if asked else "any node"
     batch = f"global_batch ({job.batch.global_batch})"

@@ -25,11 +25,11 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "storage read rate": ("storage.read_bytes_per_s",),
     "bytes of a checkpoint": (),
 }
-"""Facts that each key factor multiplies; a mean time to failure is divided."""
+"""Facts that each factor multiplies; a mean time to failure is divided by it."""
 
 
 def sensitivities(runs: LongRuns, plan: Plan) -> tuple[tuple[Sensitivity, ...], float]:
-    """ETTR with each factor halved and doubled, at the best interval of each, the strongest first; and as it is. [-]"""
+    """ETTR with each factor halved and doubled, at each one's best interval, the strongest first; and unchanged. [-]"""
 
     def ettr(faults: FaultSpec, by_bytes: float = 1.0) -> float:
         changed = replace(runs, faults=faults)

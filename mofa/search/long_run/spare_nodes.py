@@ -1,4 +1,4 @@
-"""How many nodes of a cluster stand by: the search is made for several numbers, and the best plan wins."""
+"""How many nodes of a cluster to keep as spares: search for several numbers and take the best plan."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
 
 MOST_SPARES = 0.25
-"""Share of the nodes that may stand by. [-]"""
+"""Largest share of the nodes that may be spares. [-]"""
 SCOUTED, NEAR = 16, 20
-"""Numbers of spares that are searched around the best plans without, and how many of these plans. [-]"""
+"""Numbers of spares searched near the best plans without spares, and how many such plans. [-]"""
 SEARCHED, CLOSE = 2, 0.02
-"""Numbers of spares that are searched wholly, and how far behind they may lie before. [-]"""
+"""Numbers of spares searched in the whole space, and how far their scouted plan may be behind the best. [-]"""
 
 
 def find_long_runs(
@@ -45,11 +45,11 @@ def find_long_runs(
     workload, cluster, framework
         The job, all machines with the spares among them, the framework.
     faults
-        What fails, what a restart takes, how checkpoints are kept, what it costs. What it lacks leaves figures unknown,
-        and without reliability, restarts or storage plans are ranked by their steps.
+        Rates of failures, times of restarts, checkpoints, prices. A figure that needs a missing fact is unknown.
+        Without reliability, restarts or storage, plans are ranked by their steps.
     objective
-        ``tokens`` per second and GPU, ``days``, ``usd`` or ``kwh`` of the whole run. All GPUs are paid for, so that the
-        first three rank alike.
+        ``tokens`` per second and GPU, ``days``, ``usd`` or ``kwh`` of the whole run. The first three rank alike, as all
+        GPUs are paid for.
     top
         How many plans to return. [-]
     replay, options
@@ -58,7 +58,7 @@ def find_long_runs(
     Returns
     -------
     Search
-        The report of the whole cluster, whose plans carry the figures of the long run, and the table of what computes.
+        The report for the whole cluster, with long-run figures in every plan, and the table for the computing nodes.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def find_long_runs(
 
 @dataclass(frozen=True)
 class _Found:
-    """A search with some number of spares, what its best plan comes to, and the space that it was made in."""
+    """A search with one number of spares, the key of its best plan, and the space that was searched."""
 
     judge: LongRuns
     search: Search
@@ -126,7 +126,7 @@ class _Found:
 
 
 def _searched(judge: LongRuns, replay: bool, space: Space | None = None, **options: Any) -> _Found:
-    """The search that a judge ranks."""
+    """A search ranked by a judge."""
     search = find_plans(
         judge.workload, judge.cluster, framework=judge.framework, replay=replay, judge=judge, space=space, **options
     )
@@ -136,7 +136,7 @@ def _searched(judge: LongRuns, replay: bool, space: Space | None = None, **optio
 
 
 def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_Found]:
-    """Searches around the best plans, with the numbers of spares that may pay."""
+    """Searches near the best plans, with the promising numbers of spares."""
     judge = full_search.judge
     options = {name: value for name, value in options.items() if name != "progress"}
     scouts: list[_Found] = []
@@ -155,7 +155,7 @@ def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_
 
 
 def _dividing(judge: LongRuns) -> Space:
-    """What a job can have on its GPUs."""
+    """The space of strategies that a job can have on its GPUs."""
     space = default_space(judge.workload, judge.cluster, judge.framework)
     return dividing(space, judge.cluster.num_gpus, judge.workload.batch.global_batch)
 
@@ -187,14 +187,14 @@ def space_near_best(search: Search, space: Space) -> Space:
 
 
 def promising_spares(judge: LongRuns, plan: Plan) -> list[int]:
-    """Numbers of spare nodes, the most promising first, by the closed forms of all of them at once.
+    """Numbers of spare nodes, the most promising first, by closed forms of all numbers at once.
 
     Parameters
     ----------
     judge
-        Of all GPUs, none of which stands by.
+        Rates runs on all GPUs, without spares.
     plan
-        The best of these, whose tokens per second and GPU and whose checkpoint fewer GPUs are taken to have too.
+        The best plan there. Fewer GPUs are assumed to have its tokens per second and GPU, and its checkpoint.
     """
     node, nodes = judge.cluster.node.gpus_per_node, judge.num_nodes
     spares = np.arange(1, int(MOST_SPARES * nodes) + 1)
@@ -219,14 +219,14 @@ def estimate_long_run(
     replay: bool = True,
     jobs: int = 1,
 ) -> Plan:
-    """Predict a long run of one strategy: its step, and what failures, checkpoints and restarts leave of the time.
+    """Predict a long run of one strategy: its step, and the productive time beside failures, checkpoints and restarts.
 
     Parameters
     ----------
     workload, framework
         The job with its tokens, and the framework; the workload's own or ``megatron`` where absent.
     cluster
-        All machines; ``faults.spares`` of its nodes stand by, none where that is absent.
+        All machines; ``faults.spares`` of the nodes are spares, none where that is absent.
     faults
         What fails, what a restart takes, how checkpoints are kept, what it costs.
     strategy, flops_convention, replay
@@ -280,7 +280,7 @@ def estimate_long_run(
 
 
 def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec:
-    """The cluster that the job runs on, without the nodes that stand by."""
+    """The cluster that the job runs on, without the spare nodes."""
     node = cluster.node.gpus_per_node
     left = cluster.num_gpus - spares * node
     if left < min(node, cluster.num_gpus):
@@ -294,7 +294,7 @@ def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec
 def _whole_cluster(
     search: Search, judge: LongRuns, cluster: ClusterSpec, tried: list[int], objective: Objective, started: float
 ) -> Search:
-    """The search as one of the whole cluster, with every plan's figures."""
+    """The search as one of the whole cluster, with the long-run figures of every plan."""
     report = search.report
     by = {"tokens": "effective_tokens_per_s_per_gpu"}.get(objective, objective)
     known = "ettr" not in judge.missing()

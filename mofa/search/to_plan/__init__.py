@@ -1,1 +1,1 @@
-"""From a costed row to the plan that is shown."""
+"""Turn a costed row into the plan that reports show."""

@@ -1,4 +1,4 @@
-"""What a plan says of facts that were measured on another GPU than its own."""
+"""Notes of a plan on facts that were measured on another GPU than its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from mofa.specs.workload import WorkloadSpec
 def borrowed_notes(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, tapes: Sequence[Tape], precision: str
 ) -> tuple[str, ...]:
-    """Which facts of :mod:`mofa.specs.gpu_facts` a plan rests on that its GPU's profile does not call measured."""
+    """Notes on the facts of :mod:`mofa.specs.gpu_facts` that a plan uses and its GPU's profile does not call
+    measured."""
     curves, borrowed = cluster.gpu.curves, dict[str, list[Fact]]()
     works = [op.work for tape in tapes for op in tape.ops if type(op.work) is Gemm]
     if any(has_unaligned_products(work) for work in works):

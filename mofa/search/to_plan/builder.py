@@ -1,4 +1,4 @@
-"""From costed rows to plans: the numbers of one strategy as the contract gives them."""
+"""Build plans from costed rows: the numbers of one strategy in the form of the JSON contract."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from mofa.replay.time.time_replayed import Computation, TimeReplayed
 
 SMALL = 10_000
-"""Passes of layers and chunks below which playing is quicker (a second or less) than bringing up processes. [-]"""
+"""Passes of layers and chunks below which a replay (a second or less) is quicker than starting processes. [-]"""
 
 
 def margin_bytes(cluster: ClusterSpec) -> float:
-    """What a plan must not fill, for what the model does not see: the 99 % quantile of measured residuals. [B]"""
+    """Memory that a plan leaves free for errors of the prediction: the 99 % quantile of measured residuals. [B]"""
     return load_residuals().device_memory.value * cluster.gpu.capacity_bytes.value
 
 
@@ -69,14 +69,16 @@ _numbers = count()
 
 
 LAYERS_ARE_OFF = 0.1
-"""How much less than in closed form a layer may take, as a share, that is not recomputed any more: one more of them is
-tried where this lets it fit. [-]"""
+"""Share by which a layer that is no longer recomputed may take less than in closed form. [-]
+
+If one more such layer fits by that share, it is tried.
+"""
 
 
 class Candidate:
-    """One strategy (a table of one row) that can be costed in detail: by the closed forms, or played out.
+    """One strategy, a table of one row, that can be costed in detail by closed forms or by replay.
 
-    Where it is sent to another process, the facts go, and the step's time where that is known; not what was played.
+    Sent to another process, it takes its facts along, and the step's time where known; no replayed results.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Candidate:
 
     @cached_property
     def estimator(self) -> Estimator:
-        """Its costs."""
+        """The estimator of its costs."""
         workload, cluster, framework, row = self.job
         return Estimator(workload, cluster, framework, row, self.loads)
 
@@ -120,34 +122,37 @@ class Candidate:
 
     @cached_property
     def sized(self) -> Breakdown:
-        """The same but for its time, which is not asked of a row that is played."""
+        """Its row in closed form without time, which a replay gives."""
         known = self.__dict__.get("costed")
         return known if isinstance(known, Breakdown) else self.estimator.sized()
 
     @cached_property
     def replayer(self) -> Replayer:
-        """Its ranks, to be played."""
+        """The replayer of its ranks."""
         from mofa.replay.replayer import Replayer
 
         return Replayer(self.estimator)
 
     @cached_property
     def time(self) -> TimeReplayed:
-        """Its step, played, without the spans of single computations, which only the best of many is asked for: those
-        of 30 are a quarter of a million objects that Python's cycle collector would look through."""
+        """Its replayed step without the spans of single computations.
+
+        Spans are asked for of the best plan only. Those of 30 plans are a quarter of a million objects for Python's
+        cycle collector to visit.
+        """
         return self.replayer.step()
 
     def lacks(self) -> float:
-        """Bytes by which the fullest rank, played, is too big; negative: free. [B]"""
+        """Bytes that the fullest rank lacks by replay; negative: free. [B]"""
         limit_bytes = memory_limit_bytes(self.job[1])
         return self.replayer.fullest_bytes(limit_bytes) - limit_bytes
 
     def device_bytes(self, limit: float = inf) -> float:
-        """Of the fullest rank, played; what it takes so far, as soon as that is above the ``limit``. [B]"""
+        """Device memory of the fullest rank by replay, or a lower bound as soon as that exceeds ``limit``. [B]"""
         return self.replayer.fullest_bytes(limit, exact=False)
 
     def fewest_layers(self) -> int | None:
-        """Recomputed layers of a chunk that fit, played, where the search chose more; None where none do."""
+        """Fewest recomputed layers of a chunk that fit by replay, below the search's choice; None if there are none."""
         own, limit_bytes = int(self.job[3].recompute_layers[0]), memory_limit_bytes(self.job[1])
         if not self.solved or own < 2:
             return None
@@ -161,7 +166,8 @@ class Candidate:
         )
 
     def recomputing_more(self, lacking_bytes: float) -> Candidate | None:
-        """What takes its place where it lacks so much memory, played; None where no number of layers is left to try."""
+        """The candidate with more recomputed layers to try if a replay lacks so much memory; None where none is
+        left."""
         workload, _, framework, _ = self.job
         number = more_layers(workload, framework, self.estimator, lacking_bytes) if self.solved else None
         if number is None:
@@ -169,13 +175,13 @@ class Candidate:
         return self.recomputing(number)
 
     def recomputing(self, layers: int) -> Candidate:
-        """The same with another number of recomputed layers."""
+        """The candidate with another number of recomputed layers."""
         workload, cluster, framework, row = self.job
         row = replace(row, recompute_layers=np.array([layers]))
         return Candidate(workload, cluster, framework, row, self.loads, self.convention, solved=True)
 
     def stage(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
-        """The memory of a rank, played; over the time of a step where its computations' ``spans`` are given."""
+        """The replayed memory of a rank, also over the time of a step where its computations' ``spans`` are given."""
         from mofa.replay.memory_curve import memory_curve
 
         curve = memory_curve(self.replayer.rank(r).journal, spans) if spans else None
@@ -187,11 +193,11 @@ class Candidate:
         return _memory(self.job[1], self.sized, self.estimator.stages(), emptiest_and_fullest(self.estimator))
 
     def timed(self) -> Plan:
-        """The plan whose time was played, its memory in closed form; without a band."""
+        """The plan with replayed time and memory in closed form, without a band."""
         return self._plan(self.time, self.closed, banded=False)
 
     def in_closed_form(self, *, banded: bool = True) -> Plan:
-        """The plan of which nothing was played; its band costs two more estimates."""
+        """The plan without any replay; its band costs two more estimates."""
         return self._plan(
             None,
             _memory(self.job[1], self.costed, self.estimator.stages(), emptiest_and_fullest(self.estimator)),
@@ -201,8 +207,7 @@ class Candidate:
     def plan(
         self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: Workers | None = None
     ) -> Plan:
-        """All that is known of it; ``explain``: every rank is played, and has its memory ``over_time``, else the
-        fullest alone."""
+        """The plan by replay of the fullest rank; with ``explain`` of every rank, and with memory ``over_time``."""
         if not replay:
             return self.in_closed_form()
         closed = self.closed
@@ -219,7 +224,7 @@ class Candidate:
         return self._plan(self.time, replayed_memory(closed, stages))
 
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
-        """The closed form's step on a cluster that differs in its host alone. [s]"""
+        """The step in closed form on a cluster with another host. [s]"""
         workload, own, framework, row = self.job
         if cluster is not own:
             exposed, _ = Estimator(workload, cluster, framework, row, self.loads).times()
@@ -242,7 +247,7 @@ class Candidate:
         return plan.model_copy(update={"notes": plan.notes + notes, "library_fraction": under})
 
     def _library_fraction(self, plan: Plan) -> dict[str, float] | None:
-        """Fraction of the step on what was measured under the framework's library, by component. [-]"""
+        """Fraction of the step that rests on facts measured under the framework's library, by component. [-]"""
         library = self.job[2].library
         if library is None:
             return None
@@ -251,12 +256,12 @@ class Candidate:
 
 
 def enough(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
-    """The workers, or this process alone where there is little to play."""
+    """The workers, or this process alone where there is little to replay."""
     return workers if workers is not None and sum(candidate.passes for candidate in candidates) > SMALL else Workers()
 
 
 def _stage(task: tuple[Candidate, int, Sequence[Computation]]) -> StageMemory:
-    """A rank of a candidate, in another process that is sent one rank of it after the other."""
+    """Memory of a rank of a candidate, for a process that gets one rank after the other."""
     candidate, r, spans = task
     if _last.get("number") != candidate.number:
         _last.update(number=candidate.number, candidate=candidate)
@@ -266,7 +271,7 @@ def _stage(task: tuple[Candidate, int, Sequence[Computation]]) -> StageMemory:
 
 
 _last: dict[str, object] = {}
-"""The candidate whose ranks were asked for last, so that it is costed once."""
+"""The last candidate asked for, kept so that it is costed once."""
 
 
 def _plan(
@@ -314,7 +319,7 @@ def _plan(
 
 
 def _host_notes(cluster: ClusterSpec, step_s: float, host_idle_s: float) -> tuple[str, ...]:
-    """Which host a step rests on that waits for it."""
+    """Note on the host that a host-bound step rests on."""
     if host_idle_s <= HOST_BOUND * step_s:
         return ()
     host, hosts = cluster.gpu.curves.host, cluster.gpu.curves.hosts
@@ -335,7 +340,7 @@ def _us(seconds: float) -> str:
 
 
 def _without_dust(parts: dict[str, float], step_s: float) -> dict[str, float]:
-    """Parts of which no more is left than sums of floats leave are nothing."""
+    """Set parts to zero that are rounding errors of sums."""
     return {name: seconds if seconds > DUST * step_s else 0.0 for name, seconds in parts.items()}
 
 
@@ -405,14 +410,14 @@ def _provenance(
 
 @lru_cache(maxsize=1024)
 def _crossing(degrees: tuple[int, int, int, int, int, int], node: Placement) -> dict[str, bool]:
-    """Which kinds of communication leave their fast domain."""
+    """Kinds of communication that leave the fast domain."""
     groups = process_groups(*degrees, node)
     names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
     return {name: bool(np.any(groups[group].spans)) for name, group in names.items()}
 
 
 def _routing_note(routing: RoutingSpec) -> str:
-    """What the loads of the ranks rest on."""
+    """Note on the source of the ranks' loads."""
     note = f"routing: {routing}"
     if routing.kind == "preset":
         note += " (assumed: reconstructed from three statistics of each layer)"
@@ -425,7 +430,7 @@ def _routing_note(routing: RoutingSpec) -> str:
 
 
 def _balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...]:
-    """What scheduling tokens over replicas rests on."""
+    """Note on what token scheduling over replicas assumes."""
     if workload.model.moe is None or not row.balancing[0]:
         return ()
     overhead = format_seconds(scheduling_s(workload.model.moe.num_experts))
@@ -437,7 +442,7 @@ def _balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ..
 
 
 def _copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
-    """What dispatch by index saves."""
+    """Note on the memory that dispatch by index saves."""
     model = workload.model
     shared = int(row.ep[0]) * int(row.etp[0]) > 1
     if model.moe is None or framework.routed_copies == "materialised" or shared:
@@ -454,7 +459,7 @@ def _copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: Strategy
 
 
 def _alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
-    """Which sizes of matrix products are slower on tensor cores than predicted."""
+    """Note on matrix products whose sizes are slower on tensor cores than predicted."""
     if not sizes:
         return ()
     named = "; ".join(f"{size} of {', '.join(names)}" for size, names in sizes.items())

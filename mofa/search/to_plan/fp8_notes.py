@@ -1,4 +1,4 @@
-"""What a plan says of its fp8 products: how they were read, what stands in for them, what they need."""
+"""Notes of a plan on its fp8 products: how the format was read, which rates stand in, what they need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mofa.specs.workload import OLD_FP8, WorkloadSpec
 
 
 def fp8_notes(workload: WorkloadSpec, cluster: ClusterSpec) -> tuple[str, ...]:
-    """How the old spelling is read, whose rates stand in for kernels that were not measured, and the CUDA it needs."""
+    """Notes on how the old spelling is read, on rates that stand in for unmeasured kernels, and on the CUDA needed."""
     recipe = workload.precision.fp8_recipe
     old = (
         "precision.gemm: fp8 is read as fp8-delayed, Megatron-Core's default recipe and what it stood for; say "

@@ -1,4 +1,4 @@
-"""The memory of a replay, as the contract gives it."""
+"""The memory of a replay in the form of the JSON contract."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mofa.replay.replayer import Replayer
 
 NAMED = 15
-"""Kinds of tensors that are named; the rest is put together. [-]"""
+"""Most names in a list of live tensors; the rest is summed up by kind. [-]"""
 
 
 class RankRange(NamedTuple):
@@ -32,7 +32,7 @@ class RankRange(NamedTuple):
 
 
 def replayed_stage(closed: StageMemory, replayer: Replayer, curve: Curve | None = None) -> StageMemory:
-    """The memory of a pipeline rank, played out, with its curve where it is given."""
+    """The replayed memory of a pipeline rank, with its curve over time where given."""
     rank = replayer.rank(closed.stage)
     parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
     parts["allocator_slack"] = float(rank.peak_reserved - rank.allocated)
@@ -97,7 +97,7 @@ def ranks_of_stage(stage: int, detail: StageDetail, span: RankRange) -> StageRan
 
 
 def replayed_memory(closed: Memory, played: Iterable[StageMemory]) -> Memory:
-    """The memory of a plan with what the replay knows better than the closed form of some of its ranks."""
+    """The memory of a plan, with replayed ranks in place of their closed form."""
     known = {stage.stage: stage for stage in played}
     stages = [known.get(stage.stage, stage) for stage in closed.by_stage]
     fullest = max(stages, key=lambda stage: (stage.device_bytes, -stage.stage))
@@ -115,7 +115,7 @@ def replayed_memory(closed: Memory, played: Iterable[StageMemory]) -> Memory:
 
 
 def _tensors(live: Sequence[Live]) -> tuple[LiveTensors, ...]:
-    """The largest by name, the rest of each kind together; they sum to what is allocated."""
+    """The largest tensors by name, the others summed by kind; all sum to the allocated bytes."""
     named = [LiveTensors(name=t.name, kind=t.group, count=t.count, bytes=float(t.bytes)) for t in live[:NAMED]]
     rest: dict[str, list[int]] = {}
     for t in live[NAMED:]:

@@ -1,4 +1,4 @@
-"""The clock of every rank of a replay, as the contract gives it."""
+"""The clock of every rank of a replay, in the form of the JSON contract."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 DUST = 1e-9
-"""Of a step: what is shorter is rounding. [-]"""
+"""Share of a step below which a time is a rounding error. [-]"""
 
 
 def stage_times(played: TimeReplayed | None) -> tuple[StageTime, ...]:

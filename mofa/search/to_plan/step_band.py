@@ -1,4 +1,4 @@
-"""The band of a step: where 8 in 10 would lie, by residuals of runs like it and by how far hosts are apart."""
+"""The band of a step: where 8 of 10 would lie, by residuals of similar runs and the spread of hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mofa.specs.residuals import ALL, Circumstances, load_residuals
 from mofa.specs.workload import WorkloadSpec
 
 HOST_BOUND = 0.02
-"""Share of the step that a device waits for its host from which the step says something of the host. [-]"""
+"""Share of a step that a device waits for its host, from which the step counts as host-bound. [-]"""
 MOST_EXPERTS = 0.5
 """Share of a model's FLOPs in routed experts from which it counts as mostly experts. [-]"""
 
@@ -21,7 +21,7 @@ MOST_EXPERTS = 0.5
 def circumstances_of(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, host_idle_fraction: float
 ) -> Circumstances:
-    """What the residual of a step goes by.
+    """Circumstances of a step on which its residual depends.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def circumstances_of(
 
 
 def num_nodes(cluster: ClusterSpec) -> int:
-    """Nodes that a cluster takes, the last one perhaps in part. [-]"""
+    """Number of nodes of a cluster, the last one perhaps in part. [-]"""
     return -(-cluster.num_gpus // cluster.node.gpus_per_node)
 
 
@@ -50,16 +50,16 @@ def band_of(
 ) -> Band:  # fmt: skip
     """The band of a step.
 
-    The residuals of the narrowest group of runs that it belongs to, as :mod:`mofa.validate.bands` fits them. Where the
-    host is not known, the lower end starts from the step on a fast host and the upper from that on a slow one
-    (``curves.hosts``). A step of which something was never measured has the smallest and the largest residual of all.
+    It comes from the residuals of the narrowest group of runs to which the step belongs (:mod:`mofa.validate.bands`).
+    For an unknown host, the lower end starts from the step on a fast host, the upper from that on a slow one
+    (``curves.hosts``). A step with unmeasured parts has the smallest and the largest residual of all runs.
 
     Parameters
     ----------
     step_s, host_idle_s
-        The step as predicted, and what the device waits for its host in it. [s]
+        The predicted step, and the time in it that the device waits for its host. [s]
     on_host
-        The closed form's step on a cluster with another host. [s]
+        Gives the step in closed form on a cluster with another host. [s]
     """
     circumstances = circumstances_of(workload, cluster, framework, host_idle_s / step_s)
     known = load_residuals().step
@@ -82,7 +82,7 @@ def band_of(
 def _hosts_s(
     cluster: ClusterSpec, step_s: float, on_host: Callable[[ClusterSpec], float]
 ) -> tuple[float, float] | None:
-    """The step on a fast and on a slow host, in proportion to the closed form's; None where the host is known. [s]"""
+    """The step on a fast and on a slow host, scaled as in closed form; None where the host is known. [s]"""
     hosts, own_s = cluster.gpu.curves.hosts, cluster.gpu.curves.host.eager_op_s.value
     if hosts is None:
         return None
