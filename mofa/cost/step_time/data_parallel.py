@@ -122,7 +122,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     reduces, gathers = reduces[rows.grid], np.where(zero >= 1, gathers, 0.0)[rows.grid]
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     size = np.maximum(40e6, 1e6 * s.dense_ranks[:, 0])
-    buckets = np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0)[rows.grid]
+    buckets = _at_once(rows, np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0))[rows.grid]
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
     held = np.zeros_like(fwd)
@@ -168,6 +168,16 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - fwd[:, 0] / vpp)
         once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return Outside(exposed, hidden, held, once, on_path, in_passing if vpp > 1 else 0.0)
+
+
+def _at_once(rows: Rows, buckets: ArrayN) -> ArrayN:
+    """In how many parts the first rank's first chunk reduces its gradients: in ``buckets``, but those of a layer's
+    experts come together, as one product makes them. (g,) [-]"""
+    stages, shards = rows.layout.stages, rows.shards
+    layers = sum(int(stages.counts[k, 0, 0]) for k, kind in enumerate(stages.kinds) if kind.moe)
+    experts = shards.expert[:, 0] / stages.vpp / max(layers, 1)
+    whole = (shards.dense + shards.expert)[:, 0] / stages.vpp
+    return np.minimum(buckets, whole / np.maximum(experts, 1.0))
 
 
 def gathers_per_step(rows: Rows) -> ArrayN:
