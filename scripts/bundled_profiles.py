@@ -39,6 +39,7 @@ from mofa.specs.host import LayerPace
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, slower_host, transferred_curves
 from mofa.units import parse_quantity
+from mofa.validate.step_pace import layer_in_small_ops
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
@@ -250,17 +251,13 @@ def machines() -> dict[str, float]:
 
 def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     """``host`` with what calls of modules take it, by the small layer beside which they were timed. That layer takes so
-    many small ops, each way, as ranks of the fitting half read both among their steps."""
+    many small ops, each way, as runs of the fitting half read of both on quiet cores."""
     rows = rows_of_first([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
-    records = read_records(ROOT / "reference_runs" / "measured")
-    ranks = [r for one in records if one.split == "fitting" for r in one.measured.ranks if r.layer_issues_s]
-    read = [[np.median(r.layer_issues_s), np.median(r.layer_backs_s)] / np.median(r.host_issues_s) for r in ranks]
-    ahead, back = np.median(read, axis=0)
+    records = [one for one in read_records(ROOT / "reference_runs" / "measured") if one.split == "fitting"]
+    ahead, back = layer_in_small_ops(records)
     op_s = si(host["eager_op_s"], "s")
-    layer = LayerPace(float(ahead * op_s), float(back * op_s))
-    said = (
-        f"{ahead:.3g} small ops forward and {back:.3g} back: medians of {len(ranks)} ranks of runs of the fitting half"
-    )
+    layer = LayerPace(ahead * op_s, back * op_s)
+    said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: medians over runs of the fitting half"
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
     return {**host, **layer_facts(layer, said), "modules": module_facts(modules_of(Times.of(rows)), layer, source)}
 

@@ -432,31 +432,31 @@ def _experts(times: Times, found: dict[str, Ways], back: float) -> None:
     elif MOE_EXPERTS in backs:  # what else is there, such as the hooks of parameters
         more = backs[MOE_EXPERTS] - _of_members(grouped, "backward", MOE_EXPERTS)
         grouped["backward_s"] += max(more, 0.0)
-    own = found.get("moe_layer", {}).get("forward_s", 0.0)
-    _exchanges(times, found, {"forward": ahead + own, "backward": behind_all})
+    _exchanges(times, found, behind_all)
 
 
-def _products(times: Times, others: float, models: Mapping[str, int], part: str = "backward") -> dict[int, float]:
-    """What a grouped linear takes, by its experts: half of what is left of a layer without the others. Back with the
-    hooks of its parameters."""
-    layers = {n: times.within(model, part) for model, n in models.items()}
+def _products(times: Times, others: float, models: Mapping[str, int]) -> dict[int, float]:
+    """What a grouped linear takes back with the hooks of its parameters, by its experts: half of what is left of a
+    layer's way back without the others."""
+    layers = {n: times.within(model, "backward") for model, n in models.items()}
     return {n: (layer - others) / 2.0 for n, layer in layers.items() if layer is not None and layer > others}
 
 
-EXCHANGES = {"forward": 4.0, "backward": 3.0}
+EXCHANGES = (4.0, 3.0)
 """Collectives of a layer's experts, each way: forward their counts as well as tokens, weights and outputs. [-]"""
+PARTS_OF_EXCHANGE = ("MoELayer.preprocess", "MoELayer.dispatch", "MoELayer.combine")
 
 
-def _exchanges(times: Times, found: dict[str, Ways], others: Mapping[str, float]) -> None:
-    """A collective between ranks with experts of a layer, each way, with what the dispatcher does for it: what a layer
-    over two of them takes longer."""
-
-    def each(way: str) -> float | None:
-        halves = _products(times, others[way], EXCHANGED_EXPERTS, way)
-        more = [2.0 * (half - _of_members(found["grouped_linear"], way, n)) for n, half in halves.items()]
-        return median(more) / EXCHANGES[way] if more else None
-
-    _put(found, "exchange", each("forward"), each("backward"))
+def _exchanges(times: Times, found: dict[str, Ways], others: float) -> None:
+    """A collective between ranks with experts of a layer: what its dispatcher's calls take longer over two of them, and
+    a layer's way back. Forward a whole layer would hold what one rank waits for the other. Back the least of models
+    counts: of few experts the line over their number says too little."""
+    called = [[times.call(model, part) for part in PARTS_OF_EXCHANGE] for model in (MOE, *EXCHANGED_EXPERTS)]
+    known = [sum(part for part in parts if part is not None) for parts in called if None not in parts]
+    halves = _products(times, others, EXCHANGED_EXPERTS)
+    if len(known) == len(called) and halves:
+        behind = min(2.0 * (half - _of_members(found["grouped_linear"], "backward", n)) for n, half in halves.items())
+        _put(found, "exchange", (median(known[1:]) - known[0]) / EXCHANGES[0], behind / EXCHANGES[1])
 
 
 def _of_members(ways: Ways, way: str, members: int) -> float:

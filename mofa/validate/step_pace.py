@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scipy.stats import theilslopes
@@ -90,6 +90,36 @@ def slowest_layer(record: Record) -> LayerPace:
     by_step = zip(zip(*ahead.by_rank(), strict=True), zip(*back.by_rank(), strict=True), strict=True)
     slowest = [max(zip(*step, strict=True), key=sum) for step in by_step]
     return LayerPace(*map(statistics.median, zip(*slowest, strict=True)))
+
+
+QUIET = 1.25
+"""An addition between steps over the fastest of a run, up to which the core's neighbour is quiet. [-]"""
+
+
+def layer_in_small_ops(records: Iterable[Record]) -> LayerPace:
+    """A small layer of Transformer Engine, each way, over a small op, on cores whose neighbours are quiet: medians of
+    all readings of runs. [-]
+
+    Raises
+    ------
+    ValueError
+        If no rank read either there.
+    """
+    read: dict[str, list[float]] = {"issue": [], "back": [], "op": []}
+    for record in records:
+        ranks = [rank for rank in record.measured.ranks if rank.layer_ops_s and rank.cpu_ops_at_issues_s]
+        for rank in ranks:
+            timed = {
+                "issue": (rank.layer_ops_s, rank.layer_issues_s), "back": (rank.layer_back_ops_s, rank.layer_backs_s),
+                "op": (rank.cpu_ops_at_issues_s, rank.host_issues_s),
+            }  # fmt: skip
+            fastest = min(op_s for other in ranks for op_s in other.layer_ops_s)
+            for name, (ops_s, seconds) in timed.items():
+                read[name] += [s for op_s, s in zip(ops_s, seconds, strict=True) if op_s <= QUIET * fastest]
+    if not all(read.values()):
+        raise ValueError("no run has readings on quiet cores")
+    op_s = statistics.median(read["op"])
+    return LayerPace(statistics.median(read["issue"]) / op_s, statistics.median(read["back"]) / op_s)
 
 
 def slowest_op_s(record: Record) -> float:
