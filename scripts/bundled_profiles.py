@@ -32,14 +32,15 @@ from mofa.calibrate.profile import (
 from mofa.calibrate.published_kernels import fit_others
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
 from mofa.calibrate.shapes_te import MAIN_CAST
-from mofa.calibrate.te_host_facts import Times, layer_facts, module_facts, modules_of
+from mofa.calibrate.te_host_facts import layer_facts, module_facts, modules_of
+from mofa.calibrate.te_host_times import Times
 from mofa.cost.kernels.fitted_forms import bus_share
 from mofa.measure.records import read_records
 from mofa.specs.host import LayerPace
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, slower_host, transferred_curves
 from mofa.units import parse_quantity
-from mofa.validate.step_pace import layer_in_small_ops
+from mofa.validate.step_pace import layer_over_op
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
@@ -254,7 +255,7 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     many small ops, each way, as runs of the fitting half read of both on quiet cores."""
     rows = rows_of_first([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
     records = [one for one in read_records(ROOT / "reference_runs" / "measured") if one.split == "fitting"]
-    ahead, back = layer_in_small_ops(records)
+    ahead, back = layer_over_op(records)
     op_s = si(host["eager_op_s"], "s")
     layer = LayerPace(ahead * op_s, back * op_s)
     said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: medians over runs of the fitting half"

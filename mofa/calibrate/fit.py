@@ -17,7 +17,8 @@ from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
 from mofa.calibrate.shapes_te import CHECKS, TO_FP32
 from mofa.calibrate.shapes_te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
-from mofa.calibrate.te_host_facts import Times, layer_in_small_ops, modules_of
+from mofa.calibrate.te_host_facts import layer_in_small_ops, modules_of
+from mofa.calibrate.te_host_times import Times
 from mofa.calibrate.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.kernels.fitted_forms import (

@@ -13,26 +13,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from mofa.calibrate.cases import Sample, Shape
 from mofa.calibrate.measurements import Row
+from mofa.calibrate.te_host_times import ATTENTION, BF16, DENSE, FAMILY, PACES, QUERIES, Times, linear_shape
 from mofa.specs.host import LayerPace
 
-FAMILY = "te_host"
-BF16 = "bf16"
-DENSE, MOE, MOE_EXPERTS = "model_dense", "model_moe8", 8
+MOE, MOE_EXPERTS = "model_moe8", 8
 ONE_GPU_EXPERTS = {MOE: MOE_EXPERTS, "model_moe64": 64, "model_moe128": 128}
 """Models by the experts of each layer."""
 EXCHANGED_EXPERTS = {"model_ep2_moe8": 4, "model_ep2_moe64": 32}
 """The same over two ranks, by the experts on each."""
 OF_EXPERTS = {**ONE_GPU_EXPERTS, **EXCHANGED_EXPERTS}
-ATTENTION = "TEDotProductAttention.forward"
 CALLED = {
     "linear": ("column_linear", DENSE, "TELinear.forward"),
     "norm_linear": ("norm_linear", DENSE, "TELayerNormColumnParallelLinear.forward"),
@@ -47,18 +42,13 @@ CALLED = {
     "sort_chunks": ("sort_chunks", MOE, "sort_chunks_by_idxs"),
 }  # fmt: skip
 """Modules by the chain in which they are timed, and the model and the method or function that its layers call."""
-DENSE_CALLS = {
-    "SelfAttention.get_query_key_value_tensors": 1, "TELayerNormColumnParallelLinear.forward": 1, "TELinear.forward": 2,
-    "fused_apply_rotary_pos_emb": 2, ATTENTION: 1, "bias_swiglu_impl": 1, "bias_dropout_add_fused_train": 2,
-}  # fmt: skip
-"""What a dense layer calls, without what these call."""
 IN_FP8 = ("linear", "norm_linear")
 """Modules that compute in fp8, which layers of a dense model have. Grouped linears do too."""
 SPLIT_NODES = 5.0
 """Plain nodes of autograd's between a linear and attention: the split, views and the reshape of queries. [-]"""
 FP8 = ("fp8-blockwise", "fp8-delayed", "fp8-tensorwise")
-QK_NORM, QUERIES = "model_qk_norm", "SelfAttention.get_query_key_value_tensors"
-"""A model with norms over heads, and the method that calls them."""
+QK_NORM = "model_qk_norm"
+"""A model with norms over heads."""
 LATENT = "model_latent"
 LATENT_LAYER = {
     "norm": 1.0, "linear": 4.0, "norm_linear": 3.0, "rope": 2.0, "attention": 1.0, "swiglu": 1.0,
@@ -66,94 +56,6 @@ LATENT_LAYER = {
 }  # fmt: skip
 """A dense layer with latent attention, but for that one's own Python."""
 DENSE_LAYER = {"norm_linear": 2.0, "linear": 2.0, "rope": 2.0, "attention": 1.0, "swiglu": 1.0, "bias_dropout_add": 2.0}
-
-
-PACES = ("small_op", "layer_fwd", "layer_bwd")
-"""Variants of rows that say how fast the host was."""
-WAYS_BACK = ("bwd", "backward")
-"""Variants of rows that autograd's thread issued."""
-
-
-@dataclass(frozen=True)
-class Times:
-    """Rows by what they timed, each over the layer beside it. [-]"""
-
-    by: dict[tuple[str, str, str], list[tuple[Shape, float]]]
-    """By medians of both: low quantiles of a ratio are moments at which the layer happened to be slow."""
-
-    @classmethod
-    def of(cls, rows: Iterable[Row]) -> Times:
-        """Of rows of any number of folders; other families are left out."""
-        rows = [row for row in rows if row.case.family == FAMILY]
-        paces: dict[tuple[str, str, str, str, str], Sample] = {}
-        for row in rows:
-            if row.case.variant in PACES:
-                paces[row.host, row.case.op, row.case.dtype, _linear_shape(row.case.shape), row.case.variant] = (
-                    row.sample
-                )
-        by: dict[tuple[str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
-        for row in rows:
-            way = "layer_bwd" if row.case.variant in WAYS_BACK else "layer_fwd"
-            beside = paces.get((row.host, row.case.op, row.case.dtype, _linear_shape(row.case.shape), way))
-            if row.case.variant not in PACES and beside is not None:
-                key = row.case.op, row.case.variant, row.case.dtype
-                by[key].append((row.case.shape, row.sample.median_s / beside.median_s))
-        return cls(dict(by))
-
-    def one(self, op: str, variant: str, dtype: str = BF16, **sizes: int) -> float | None:
-        """The median of what was timed of an op, of shapes with these sizes."""
-        some = self.by.get((op, variant, dtype), [])
-        found = [value for shape, value in some if all(shape.get(k) == v for k, v in sizes.items())]
-        return median(found) if found else None
-
-    def call(self, model: str, method: str, dtype: str = BF16) -> float | None:
-        """A method's call in a model, without what the clocks around calls take."""
-        found = self.one(model, f"call:{method}", dtype, micro_batches=1)
-        return None if found is None else found * self.unclocked
-
-    @cached_property
-    def unclocked(self) -> float:
-        """What a dense layer takes forward over its calls, one by one; 1 where these leave something. [-]"""
-        whole = self.within(DENSE, "forward")
-        calls = [(self.one(DENSE, f"call:{method}", micro_batches=1), times) for method, times in DENSE_CALLS.items()]
-        if whole is None or any(call is None for call, _ in calls):
-            return 1.0
-        return min(whole / sum(call * times for call, times in calls if call is not None), 1.0)
-
-    def layer(self, model: str, part: str, dtype: str = BF16) -> float | None:
-        """What a layer more of a model adds to a part of its step."""
-        line = self._by_layers(model, part, dtype)
-        return None if line is None else line[1]
-
-    def ends(self, model: str, part: str) -> float | None:
-        """What a part of a model's step takes beside its layers."""
-        line = self._by_layers(model, part, BF16)
-        return None if line is None else line[0]
-
-    def within(self, model: str, part: str) -> float | None:
-        """What a layer of a model takes of a part whose ends take what a dense model's do: the middle of its sizes.
-
-        The difference of two sizes, two layers apart, is as uncertain as a whole layer where the host's pace changes.
-        """
-        ends, found = self.ends(DENSE, part), self.by.get((model, part, BF16), [])
-        each = [(value - (ends or 0.0)) / int(shape["layers"]) for shape, value in found if shape["micro_batches"] == 1]
-        return None if ends is None or not each else median(each)
-
-    def _by_layers(self, model: str, part: str, dtype: str) -> tuple[float, float] | None:
-        by: dict[int, list[float]] = defaultdict(list)
-        for shape, value in self.by.get((model, part, dtype), []):
-            if shape["micro_batches"] == 1:
-                by[int(shape["layers"])].append(value)
-        if len(by) < 2:
-            return None
-        few, many = min(by), max(by)
-        each = (median(by[many]) - median(by[few])) / (many - few)
-        return median(by[few]) - few * each, each
-
-
-def _linear_shape(shape: Shape) -> str:
-    """A shape as one word, without what rows of parts have more."""
-    return " ".join(f"{name}={value}" for name, value in shape.items() if name != "calls")
 
 
 Ways = dict[str, float]
@@ -333,9 +235,9 @@ def _choice(times: Times, dtype: str, way: str) -> float | None:
     """
     by_linear: dict[str, list[float]] = defaultdict(list)
     for one in ONE_SCALE if dtype in ONE_SCALE else (dtype,):
-        seen = {_linear_shape(shape): value for shape, value in times.by.get(("grouped_seen_rows", way, one), [])}
+        seen = {linear_shape(shape): value for shape, value in times.by.get(("grouped_seen_rows", way, one), [])}
         for shape, value in times.by.get(("grouped_new_rows", way, one), []):
-            if (linear := _linear_shape(shape)) in seen:
+            if (linear := linear_shape(shape)) in seen:
                 by_linear[linear].append((value - seen[linear]) / (CHOSEN[way] * int(shape["experts"])))
     return min(map(max, by_linear.values()), default=None)
 

@@ -96,7 +96,7 @@ QUIET = 1.25
 """An addition between steps over the fastest of a run, up to which the core's neighbour is quiet. [-]"""
 
 
-def layer_in_small_ops(records: Iterable[Record]) -> LayerPace:
+def layer_over_op(records: Iterable[Record]) -> LayerPace:
     """A small layer of Transformer Engine, each way, over a small op, on cores whose neighbours are quiet: medians of
     all readings of runs. [-]
 

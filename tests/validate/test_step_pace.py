@@ -9,7 +9,7 @@ import pytest
 
 from mofa.measure.records import Record, read_records
 from mofa.validate.reference import measured_references
-from mofa.validate.step_pace import Way, at_pace, is_paced, layer_in_small_ops, slowest_layer, slowest_op_s
+from mofa.validate.step_pace import Way, at_pace, is_paced, layer_over_op, slowest_layer, slowest_op_s
 
 ROOT = Path(__file__).parents[2] / "reference_runs" / "measured"
 
@@ -69,9 +69,9 @@ def test_lines_that_fall_give_way_to_a_ratio() -> None:
 def test_a_layer_is_so_many_small_ops_on_quiet_cores(paced: dict[str, Record]) -> None:
     """Readings at 4 us are of a core whose neighbour is busy: 1 ms over 8 us is left."""
     run = of_ranks(paced["te2-ep2-olmoe-10l-quiet"], ([3e-6] * 3, [3e-6] * 3))
-    assert layer_in_small_ops([run]) == pytest.approx((125.0, 125.0))
+    assert layer_over_op([run]) == pytest.approx((125.0, 125.0))
     with pytest.raises(ValueError, match="no run"):
-        layer_in_small_ops([])
+        layer_over_op([])
 
 
 def test_no_spread_is_added_to_a_slowest_host_that_is_known(tmp_path: Path) -> None:
