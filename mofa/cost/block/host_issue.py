@@ -142,6 +142,8 @@ class CompiledRegions:
 
 WITH_THEIR_COLLECTIVES = ("attention", "amax")
 """Modules whose collectives are part of what they take."""
+LIKE_COLLECTIVES = ("exchange", "amax")
+"""What takes as long as any module's collective in profiles that were made before these were timed."""
 
 
 class Calls:
@@ -167,6 +169,8 @@ class Calls:
         if isinstance(work, Collective) and on_top:
             name = "exchange" if work.group == "ep" else "collective"
         fact = self.host.module(name, format_)
+        if fact is None and name in LIKE_COLLECTIVES:
+            fact = self.host.module("collective", format_)
         if fact is None:
             return None
         once, each = fact.seconds(forward=forward)

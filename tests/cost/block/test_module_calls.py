@@ -219,6 +219,22 @@ def test_casts_reduce_their_largest_elements_as_calls_of_their_own() -> None:
     assert called(build(in_fp8(ctx, "blockwise")).forward)["amax"] == 0
 
 
+def test_older_profiles_take_every_collective_for_one() -> None:
+    """Of 30 us forward and 20 back: four of experts forward and three back, two of casts and four of linears."""
+    names: tuple[str, ...] = MODULES
+    free = {name: (0.0, 0.0, 0.0, 0.0) for name in names if name not in ("exchange", "amax")}
+    one = {"collective": (30.0, 20.0, 0.0, 0.0)}
+    experts = build(context(llama(moe=EXPERTS), framework("megatron"), ep=2), moe=True)
+    casts = build(in_fp8(context(llama(), framework("megatron"), tp=2, sp=True), "tensorwise"))
+
+    def us(ops: tuple[Op, ...]) -> float:
+        return sum(issued(ops, {**free, **one})) - sum(issued(ops, free))
+
+    assert us(experts.forward.ops) == pytest.approx(4 * 30.0)
+    assert us(experts.backward.ops) == pytest.approx(3 * 20.0)
+    assert us(casts.forward.ops) == pytest.approx((2 + 4) * 30.0)
+
+
 @pytest.mark.parametrize(("recipe", "contexts"), [("blockwise", 1), ("tensorwise", 1), ("delayed", 0)])
 def test_fp8_enters_contexts_and_fills_up_experts_rows(recipe: str, contexts: int) -> None:
     """Rows and their probabilities are filled up and results cut, and so are their gradients. Delayed scaling has one
