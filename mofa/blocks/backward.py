@@ -11,23 +11,10 @@ from typing import NamedTuple
 
 from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, opposite, where
-from mofa.blocks.op import (
-    BACK_FORMATS,
-    GRADIENT,
-    RENEWAL,
-    Attention,
-    Collective,
-    CollectiveKind,
-    Gemm,
-    Grouped,
-    HostSync,
-    Op,
-    Stream,
-    Tape,
-    Tensor,
-)
+from mofa.blocks.op import GRADIENT, RENEWAL, Op, Tape, Tensor
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, without_dead_tail
 from mofa.blocks.roles import WEIGHT_ROLES
+from mofa.blocks.work import BACK_FORMATS, Attention, Collective, CollectiveKind, Gemm, Grouped, HostSync, Stream
 
 DUAL: dict[CollectiveKind, CollectiveKind] = {
     "all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_reduce": "all_reduce",
@@ -335,7 +322,7 @@ class _Differentiator:
         elif isinstance(op.work, Attention):
             back = op.back
             self.ops.append(
-                Op(name, op.family, replace(op.work, backward=True), (*dys, *saved), given,
+                Op(name, op.family, op.work.back(), (*dys, *saved), given,
                    scratch=back.scratch if back else 0.0, launches=back.launches if back else 1, present=op.present,
                    stream=op.stream, functions=op.functions, guarded=op.guarded, role="backward")
             )  # fmt: skip

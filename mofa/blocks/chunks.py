@@ -6,21 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mofa.blocks.elementwise import FloatK
-from mofa.blocks.op import (
-    Attention,
-    Back,
-    Collective,
-    Gemm,
-    Grouped,
-    HostSync,
-    Op,
-    Prepared,
-    Stream,
-    Tape,
-    Tensor,
-    Work,
-)
+from mofa.blocks.op import Back, Op, Prepared, Tape, Tensor
 from mofa.blocks.parts import marks_local_of
+from mofa.blocks.work import Attention, Collective, Gemm, Grouped, HostSync, Stream, Work
 
 CHUNK = "token_chunk"
 """Regions of chunks begin with this: each is a checkpoint of its own, whatever else is recomputed."""

@@ -9,7 +9,8 @@ from typing import Literal
 
 from mofa.blocks.elementwise import BoolK, FloatK, maximum, opposite, where
 from mofa.blocks.fp8 import Fp8Recipe
-from mofa.blocks.op import Format, Tape, TapeBuilder
+from mofa.blocks.op import Tape, TapeBuilder
+from mofa.blocks.work import Format
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.gpu_facts import LayerKernels, load_unmeasured
 from mofa.specs.model import ModelSpec

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mofa.blocks.elementwise import BoolK, FloatK
-from mofa.blocks.op import Gemm, Grouped, Op, Stream, Tape, Tensor
+from mofa.blocks.op import Op, Tape, Tensor
 from mofa.blocks.roles import WEIGHT_ROLES
+from mofa.blocks.work import Gemm, Grouped, Stream
 
 KEPT = "checkpoint keeps"
 """The op behind a block's backward by weights that reads what stays until the whole chunk's is through."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mofa.blocks.op import BACK_FORMATS, Format
+from mofa.blocks.work import BACK_FORMATS, Format
 
 BLOCK = 128.0
 """Elements that share a scale, along a row or a column; of weights a square of them. [-]"""
@@ -36,7 +36,7 @@ class Fp8Recipe:
 
     name: Literal["delayed", "tensorwise", "blockwise"]
     product: Format
-    """Kind of the forward's product; the backward's follow from it (:data:`mofa.blocks.op.BACK_FORMATS`)."""
+    """Kind of the forward's product; the backward's follow from it (:data:`mofa.blocks.work.BACK_FORMATS`)."""
     row_cast: str
     """Measured op of a cast to the row-wise copy alone; with the search for the largest where that is a kernel."""
     both_cast: str

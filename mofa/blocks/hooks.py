@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mofa.blocks.op import Attention, Gemm, Grouped, Op, Stream, Tape
+from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import OUTSIDE
+from mofa.blocks.work import Attention, Gemm, Grouped, Stream
 
 ATTENTION_SAVES = 7
 """Tensors that autograd saves of a fused attention: query, key, value, output, logsumexp and two of its random numbers

@@ -8,7 +8,8 @@ from typing import Literal
 
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, anywhere, everywhere, opposite, where
-from mofa.blocks.op import Back, FloatK, Op, Stream, Tape
+from mofa.blocks.op import Back, FloatK, Op, Tape
+from mofa.blocks.work import Stream
 
 INDEX_BYTES = 4.0
 INDEX = "moe.index_lists"

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, where
-from mofa.blocks.op import (
-    RENEWAL,
-    Attention,
-    Back,
-    Backend,
-    Collective,
-    Family,
-    FloatK,
-    Gemm,
-    Op,
-    Prepared,
-    Stream,
-    TapeBuilder,
-)
+from mofa.blocks.op import RENEWAL, Back, Family, FloatK, Op, Prepared, TapeBuilder
+from mofa.blocks.work import Attention, Backend, Collective, Gemm, Stream
 
 
 def stream(

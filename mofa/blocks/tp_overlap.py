@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
-from mofa.blocks.op import Collective, Gemm, Op, Tape, Tensor
+from mofa.blocks.op import Op, Tape, Tensor
+from mofa.blocks.work import Collective, Gemm
 
 SPLITS = 4
 """Pieces of a product whose result is reduced as it is made: ``num_splits`` of every ``PipelineOverlapCfg`` in NeMo's

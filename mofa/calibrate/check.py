@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.op import Way
+from mofa.blocks.work import Way
 from mofa.calibrate.cases import Split
 from mofa.calibrate.fit import Curves, predict
 from mofa.calibrate.folder import bundled_gpu, fit_folder

@@ -15,8 +15,9 @@ import numpy as np
 from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.chunks import chunked
-from mofa.blocks.op import Back, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape, TapeBuilder
+from mofa.blocks.op import Back, Op, Tape, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes_chunked import rank_rows
 from mofa.cost.allocations.allocation_trace import OpTrace, life

@@ -299,6 +299,7 @@ def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: 
     return grouped_gemm_s(
         loads, _column(rows, "n"), _column(rows, "k"), layout, form, num_sms=num_sms, groups=_groups(rows),
         element_bytes=ELEMENT_BYTES[rows[0].case.dtype],
+        added_bytes=np.array([ADDED_BYTES if r.case.variant == TO_FP32 else 0.0 for r in rows]),
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from mofa.specs.hardware import ClusterSpec, NodeSpec
 from mofa.specs.load import load_cluster
 
 if TYPE_CHECKING:
-    from mofa.blocks.op import CollectiveKind
+    from mofa.blocks.work import CollectiveKind
 
 NAMES = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
          "alltoall": "all_to_all", "all_to_all": "all_to_all", "sendrecv": "send_recv"}  # fmt: skip

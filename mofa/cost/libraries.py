@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pydantic import BaseModel
 
 from mofa.blocks.build import layer_kind
-from mofa.blocks.op import Attention, Gemm, Grouped, Op, Stream
+from mofa.blocks.op import Op
 from mofa.blocks.tapes import label
+from mofa.blocks.work import Attention, Gemm, Grouped, Stream
 from mofa.cost.block.block_cost import Costs
 from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
 from mofa.specs.base import Fact, Library, Spec

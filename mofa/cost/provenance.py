@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from mofa.blocks.elementwise import PLAIN, FloatK
-from mofa.blocks.op import Attention, Gemm, Grouped, GroupedKernel, Stream, Tape
+from mofa.blocks.op import Tape
+from mofa.blocks.work import Attention, Gemm, Grouped, GroupedKernel, Stream
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import Curve

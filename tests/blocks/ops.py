@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mofa.blocks.op import Op, Stream, Tape
+from mofa.blocks.op import Op, Tape
+from mofa.blocks.work import Stream
 
 
 def one(tape: Tape, name: str) -> Op:

@@ -13,8 +13,9 @@ from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.context import Context, Primitives
 from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.blocks.frameworks import megatron, megatron_local
-from mofa.blocks.op import Gemm, Grouped, Op, Tape
+from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.blocks.work import Gemm, Grouped
 from mofa.specs.framework import FrameworkSpec, implied
 from mofa.specs.model import ModelSpec
 

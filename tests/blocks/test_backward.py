@@ -10,8 +10,9 @@ import pytest
 from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.frameworks.recompute import modes
-from mofa.blocks.op import Back, Gemm, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.blocks.work import Gemm, Stream
 from mofa.cost.allocations.allocation_trace import life
 from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec

@@ -10,8 +10,9 @@ import pytest
 from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockKind, BlockTapes, block_forward
 from mofa.blocks.chunks import chunked, without_module_locals
-from mofa.blocks.op import Collective, Grouped, Tape
+from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.blocks.work import Collective, Grouped
 from mofa.cost.block.liveness import block_memory
 from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 

@@ -13,8 +13,9 @@ from mofa.blocks.build import BlockKind, BlockTapes, block, head
 from mofa.blocks.frameworks import megatron
 from mofa.blocks.frameworks.megatron_persistent import WORKSPACE
 from mofa.blocks.frameworks.recompute import modes, unsupported
-from mofa.blocks.op import Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
+from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
 from mofa.cost.allocations.allocation_trace import life
 from mofa.errors import SpecError
 from mofa.specs.load import load_framework

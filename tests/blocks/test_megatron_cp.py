@@ -11,7 +11,8 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.elementwise import value
-from mofa.blocks.op import CP_POOL, Attention, Collective, Tape
+from mofa.blocks.op import CP_POOL, Tape
+from mofa.blocks.work import Attention, Collective
 from mofa.cost.allocations.allocation_trace import STREAMS, life
 from tests.blocks.small import context, framework, kept, llama, primitives, size
 

@@ -9,7 +9,8 @@ import pytest
 
 import mofa
 from mofa.blocks.build import BlockTapes, head
-from mofa.blocks.op import Op, Stream, Tape
+from mofa.blocks.op import Op, Tape
+from mofa.blocks.work import Stream
 from mofa.cost.allocations.allocation_trace import life
 from mofa.cost.block.liveness import block_memory
 from mofa.errors import SpecError

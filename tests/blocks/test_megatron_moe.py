@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.op import Collective, Gemm, Grouped, HostSync, Tape
+from mofa.blocks.op import Tape
+from mofa.blocks.work import Collective, Gemm, Grouped, HostSync
 from tests.blocks.ops import moved, one
 from tests.blocks.small import build, context, framework, kept, llama, size
 

@@ -12,7 +12,8 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.fp8 import FP8_RECIPES
-from mofa.blocks.op import Collective, HostSync, Tape
+from mofa.blocks.op import Tape
+from mofa.blocks.work import Collective, HostSync
 from mofa.errors import SpecError
 from mofa.specs.from_mapping import build as build_spec
 from mofa.specs.load import load_framework, resolve_run

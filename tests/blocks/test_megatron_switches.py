@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.op import Attention, Stream
+from mofa.blocks.work import Attention, Stream
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import build, context, framework, kept, llama
 

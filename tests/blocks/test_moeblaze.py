@@ -14,7 +14,8 @@ from mofa.blocks.build import BlockKind, BlockTapes, block, block_forward
 from mofa.blocks.chunks import chunked
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.moeblaze import published_saved_bytes, routing_buffer_bytes
-from mofa.blocks.op import Grouped, Stream, Tape
+from mofa.blocks.op import Tape
+from mofa.blocks.work import Grouped, Stream
 from mofa.errors import SpecError, StrategyError
 from mofa.units import MIB
 from tests.blocks.small import EXPERTS, context, framework, kept, llama, primitives, size

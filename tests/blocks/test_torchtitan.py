@@ -14,8 +14,9 @@ import pytest
 from mofa.blocks.build import BlockKind, BlockTapes, block, embedding, head
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks.torchtitan import PRIMITIVES, kept_outputs
-from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream
+from mofa.blocks.op import Op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.blocks.work import Collective, Gemm, HostSync, Stream
 from mofa.cost.block.block_cost import cached_bytes
 from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec

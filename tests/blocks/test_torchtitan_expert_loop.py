@@ -9,8 +9,9 @@ import pytest
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.op import Grouped, Op, Stream
+from mofa.blocks.op import Op
 from mofa.blocks.recomputation import Recompute
+from mofa.blocks.work import Grouped, Stream
 from mofa.replay.replayer import Replayer
 from tests.blocks.small import EXPERTS, framework, llama
 from tests.blocks.test_torchtitan import TOKENS, D, context, layer, ops_named

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.context import Context
-from mofa.blocks.op import Collective, Stream
+from mofa.blocks.work import Collective, Stream
 from mofa.calibrate.shapes_routed import product_bytes
 from tests.blocks.small import EXPERTS, LATENT, llama
 from tests.blocks.test_torchtitan import TOKENS, D, context, layer, ops_named

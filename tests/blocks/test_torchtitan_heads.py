@@ -9,7 +9,8 @@ import pytest
 
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.frameworks.torchtitan import PRIMITIVES
-from mofa.blocks.op import Attention, Collective, Tape
+from mofa.blocks.op import Tape
+from mofa.blocks.work import Attention, Collective
 from mofa.errors import SpecError
 from mofa.specs.load import load_framework
 from tests.blocks.ops import moved, one

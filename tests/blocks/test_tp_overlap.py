@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from mofa.blocks.frameworks import persistent_buffers
-from mofa.blocks.op import Collective, Gemm, Op, Tape
+from mofa.blocks.op import Op, Tape
 from mofa.blocks.tp_overlap import overlapped
+from mofa.blocks.work import Collective, Gemm
 from mofa.cost.block.tape_clock import scan
 from tests.blocks.small import build, context, framework, in_fp8, llama
 from tests.cost.block.test_tape_clock import SLOWDOWN, machine, timed

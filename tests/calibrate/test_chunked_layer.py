@@ -9,8 +9,9 @@ import pytest
 
 from mofa.blocks.backward import backward
 from mofa.blocks.chunks import chunked
-from mofa.blocks.op import Collective, Grouped, Tape
+from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import Recompute
+from mofa.blocks.work import Collective, Grouped
 from mofa.calibrate.cases import Sample, Shape
 from mofa.calibrate.chunked_check import LayerScore, score_layers, summarise_layers
 from mofa.calibrate.chunked_layer import REGION, layer_forward, predict_layer, static_tensors

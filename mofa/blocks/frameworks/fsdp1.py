@@ -11,8 +11,9 @@ from dataclasses import replace
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.frameworks import torchtitan
 from mofa.blocks.frameworks.torchtitan_linear import linear
-from mofa.blocks.op import Back, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.parts import biased
+from mofa.blocks.work import Stream
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:

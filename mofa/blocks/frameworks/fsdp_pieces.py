@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
-from mofa.blocks.op import Collective, CollectiveKind, Op, Stream, TapeBuilder, Tensor
+from mofa.blocks.op import Op, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.roles import Role
+from mofa.blocks.work import Collective, CollectiveKind, Stream
 from mofa.specs.params import layer_params
 
 GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"

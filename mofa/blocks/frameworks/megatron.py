@@ -28,7 +28,7 @@ from mofa.blocks.frameworks.megatron_mlp import mlp
 from mofa.blocks.frameworks.megatron_moe import moe
 from mofa.blocks.frameworks.megatron_persistent import workspaces
 from mofa.blocks.frameworks.megatron_rope import unfused_rope
-from mofa.blocks.op import Back, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.parts import (
     embedding_backward_scratch,
     hold,
@@ -41,6 +41,7 @@ from mofa.blocks.parts import (
     tp_reduce,
 )
 from mofa.blocks.tp_overlap import buffer_bytes
+from mofa.blocks.work import Stream
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:

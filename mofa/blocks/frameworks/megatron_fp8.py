@@ -15,7 +15,8 @@ from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, everywhere, opposite, where
 from mofa.blocks.fp8 import FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.frameworks.megatron_calls import call
-from mofa.blocks.op import GRADIENT, Back, Collective, FloatK, Op, Prepared, Stream, TapeBuilder
+from mofa.blocks.op import GRADIENT, Back, FloatK, Op, Prepared, TapeBuilder
+from mofa.blocks.work import Collective, Stream
 
 VIEW = Back(0.0, 0)
 AMAX_BYTES = 4.0

@@ -8,8 +8,9 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.frameworks import megatron_fp8 as fp8
 from mofa.blocks.frameworks.megatron_calls import begin, call, issue, one_module
-from mofa.blocks.op import Back, Collective, FloatK, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
 from mofa.blocks.parts import HEAD, biased, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
+from mofa.blocks.work import Collective, Stream
 
 
 class WeightGrad(TypedDict, total=False):

@@ -17,21 +17,9 @@ from mofa.blocks.frameworks import megatron_linear as base
 from mofa.blocks.frameworks import megatron_mlp, megatron_moe
 from mofa.blocks.frameworks.megatron_local_dispatch import gathered_counts, permute, router, sort, unpermute
 from mofa.blocks.frameworks.megatron_rope import turn, unfused_rope
-from mofa.blocks.op import (
-    READS,
-    WRITES,
-    Attention,
-    Back,
-    Collective,
-    FloatK,
-    Gemm,
-    Grouped,
-    Op,
-    Order,
-    Stream,
-    TapeBuilder,
-)
+from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, TapeBuilder
 from mofa.blocks.parts import attention_backward_scratch, hold, leave_frame, linear, stream, tp_copy, tp_reduce
+from mofa.blocks.work import Attention, Collective, Gemm, Grouped, Stream
 
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
-from mofa.blocks.op import Back, Collective, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, Op, TapeBuilder
+from mofa.blocks.work import Collective, Stream
 
 
 def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:

@@ -26,20 +26,9 @@ from mofa.blocks.frameworks.megatron_permute import (
     unsort,
 )
 from mofa.blocks.frameworks.micro_moe import schedule
-from mofa.blocks.op import (
-    Back,
-    Call,
-    Collective,
-    FloatK,
-    Grouped,
-    GroupedKernel,
-    HostSync,
-    Op,
-    Prepared,
-    Stream,
-    TapeBuilder,
-)
+from mofa.blocks.op import Back, Call, FloatK, Op, Prepared, TapeBuilder
 from mofa.blocks.parts import hold, leave_frame, linear, made_again_behind, renew, stream
+from mofa.blocks.work import Collective, Grouped, GroupedKernel, HostSync, Stream
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
 
@@ -285,8 +274,8 @@ def _products(
 ) -> str:  # fmt: skip
     """A product of each expert with its rows: ``shape`` is (rows, features out, features in).
 
-    fp8's on several streams were measured whole, without what they add to main gradients. Kernels that are loaded are
-    the forward product's and the input gradient's alike, hardly ever the weight gradient's.
+    Products on several streams were measured with what they add to main gradients. Kernels that are loaded are the
+    forward product's and the input gradient's alike, hardly ever the weight gradient's.
     """
     x, saves, ready = operand
     rows, n, k = shape
@@ -294,8 +283,8 @@ def _products(
     grads, params = weight_grad(ctx), local * n * k
     apart, added = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
     kernel: GroupedKernel = ctx.framework.grouped_kernel if ctx.fp8 is None else "one"
-    # what kernels on several streams add to the main gradients was measured with them
-    within = added if kernel == "multi-stream" and not sequential and not apart else 0.0
+    streamed = kernel == "multi-stream" or ctx.fp8 is not None
+    within = added if streamed and not sequential and not apart else 0.0
     work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=sequential, kernel=kernel, added_bytes=within)
     return b.add(
         Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1, prepared=ready,

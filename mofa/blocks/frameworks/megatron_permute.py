@@ -12,7 +12,8 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.fp8 import FILLED_ROWS
 from mofa.blocks.frameworks.megatron_calls import call
-from mofa.blocks.op import Back, FloatK, HostSync, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
+from mofa.blocks.work import HostSync, Stream
 
 WEIGHT = 4.0
 """Bytes of a row's probability, fp32 as the router computes. [B]"""

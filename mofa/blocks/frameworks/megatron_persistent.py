@@ -11,7 +11,8 @@ from typing import NamedTuple
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, value
 from mofa.blocks.fp8 import weight_copies
-from mofa.blocks.op import Grouped, Op
+from mofa.blocks.op import Op
+from mofa.blocks.work import Grouped
 from mofa.specs.model import MlaSpec
 
 WORKSPACE = 32 * 2**20 + 1024

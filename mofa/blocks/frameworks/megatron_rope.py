@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mofa.blocks.context import Context
-from mofa.blocks.op import WRITES, Back, FloatK, Op, Order, Stream, TapeBuilder
+from mofa.blocks.op import WRITES, Back, FloatK, Op, Order, TapeBuilder
 from mofa.blocks.parts import hold
+from mofa.blocks.work import Stream
 
 
 def turn(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_dim: float, *, pairs: bool) -> str:

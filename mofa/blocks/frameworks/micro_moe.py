@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import anywhere
-from mofa.blocks.op import Collective, HostSync, Op, Stream, TapeBuilder
+from mofa.blocks.op import Op, TapeBuilder
+from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.specs.strategy import MERGED_GROUPS
 
 

@@ -31,22 +31,9 @@ from mofa.blocks.frameworks.torchtitan_linear import (
 from mofa.blocks.frameworks.torchtitan_loss import cross_entropy
 from mofa.blocks.frameworks.torchtitan_moe import moe
 from mofa.blocks.frameworks.torchtitan_ring import ring_attention
-from mofa.blocks.op import (
-    READS,
-    WRITES,
-    Attention,
-    Back,
-    Collective,
-    FloatK,
-    Gemm,
-    HostSync,
-    Op,
-    Order,
-    Stream,
-    Tape,
-    TapeBuilder,
-)
+from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
+from mofa.blocks.work import Attention, Collective, Gemm, HostSync, Stream
 from mofa.specs.model import ModelSpec
 
 

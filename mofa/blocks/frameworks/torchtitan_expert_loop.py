@@ -12,7 +12,8 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
 from mofa.blocks.frameworks.torchtitan_ffn import gated
 from mofa.blocks.frameworks.torchtitan_linear import CAST, autocast, cast, weight_copy
-from mofa.blocks.op import Back, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder, Tensor
+from mofa.blocks.op import Back, FloatK, Op, TapeBuilder, Tensor
+from mofa.blocks.work import Grouped, HostSync, Stream
 
 NODES = 3.0
 """Nodes of autograd's graph from a slice's product to its weight: a cast (a view without autocast), a transposition, a

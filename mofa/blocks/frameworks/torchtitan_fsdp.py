@@ -32,8 +32,9 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     marker,
 )
 from mofa.blocks.frameworks.torchtitan_root import ROOT, backward_of_end, root_holds_ends, wrap_end
-from mofa.blocks.op import Op, Stream, Tape, TapeBuilder
+from mofa.blocks.op import Op, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
+from mofa.blocks.work import Stream
 from mofa.specs.framework import PythonFunctions
 
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import FloatK, anywhere
-from mofa.blocks.op import Back, Collective, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, Op, TapeBuilder
+from mofa.blocks.work import Collective, Stream
 
 
 def ranks_of_heads(ctx: Context) -> FloatK:

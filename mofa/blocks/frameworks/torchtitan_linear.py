@@ -12,7 +12,8 @@ from collections.abc import Callable
 from mofa.blocks import parts
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import anywhere, opposite, where
-from mofa.blocks.op import Back, BoolK, Collective, FloatK, Gemm, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, BoolK, FloatK, Op, TapeBuilder
+from mofa.blocks.work import Collective, Gemm, Stream
 
 CAST = 6.0
 """Bytes an element that a cast between bf16 and fp32 moves. [B]"""

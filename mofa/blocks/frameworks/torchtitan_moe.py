@@ -24,7 +24,8 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     weight_copy,
     weight_grad_bytes,
 )
-from mofa.blocks.op import WRITES, Back, BoolK, Collective, FloatK, Grouped, HostSync, Op, Order, Stream, TapeBuilder
+from mofa.blocks.op import WRITES, Back, BoolK, FloatK, Op, Order, TapeBuilder
+from mofa.blocks.work import Collective, Grouped, HostSync, Stream
 
 
 def moe(b: TapeBuilder, ctx: Context, h: str) -> str:

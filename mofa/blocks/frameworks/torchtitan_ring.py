@@ -9,7 +9,8 @@ from __future__ import annotations
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import maximum, where
-from mofa.blocks.op import Back, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, Op, TapeBuilder
+from mofa.blocks.work import Stream
 
 
 def ring_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:

@@ -201,26 +201,29 @@ def grouped(recorder: Recorder, experts: int, recipe: str, *, first: bool, fused
     time_chain("grouped_linear", chain, recorder)
 
 
-def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int = 1024) -> None:
+def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int = 1024, fresh: int = 0) -> None:
     """A grouped linear whose experts get numbers of tokens that none had before, and then the same once more.
 
     Numbers lie around one mean in pairs, so that all rounds take the same bytes; in fp8 they are padded as Megatron
-    does. The output's width is the case's own, and not the input's: no product of another case or way has its shape.
+    does. Where only ``fresh`` experts get new ones, these lie among others whose numbers stay. The output's width is
+    the case's own, and not the input's: no product of another case or way has its shape.
     """
     config, around = _autocast(recipe)
-    layer = _grouped(config, experts, width, width + 16 * experts)
+    layer = _grouped(config, experts, width, width + 16 * (100 * bool(fresh) + experts + fresh))
     parameters = main_grads([layer])
     num_rounds, dropped = (24, 4) if recipe == "bf16" else (16, 6)
     multiple = 1 if recipe == "bf16" else PADDED_ROWS
-    row_counts = [multiple * (i + 1) for i in range(num_rounds * experts // 2)]
+    each = (fresh or experts) // 2
+    row_counts = [multiple * (i + 1) for i in range(num_rounds * each)]
     random.Random(experts).shuffle(row_counts)
     tokens = 1024 + multiple * len(row_counts)
     source = _leaf(experts * tokens, width)
     beside, names = host_pace.EngineLayer(), ("grouped_new_rows", "grouped_seen_rows")
     times: dict[str, tuple[list[float], list[float], list[bool]]] = {name: ([], [], []) for name in names}
     for turn in range(num_rounds):
-        moved = row_counts[turn * experts // 2 : (turn + 1) * experts // 2]
-        splits = [tokens + way * n for n in moved for way in (1, -1)]
+        moved = row_counts[turn * each : (turn + 1) * each]
+        splits, new = [tokens] * experts, [tokens + way * n for n in moved for way in (1, -1)]
+        splits[:: experts // len(new)] = new
         for name in times:
             for x in (source, *parameters):
                 x.grad = None
@@ -239,7 +242,7 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
             torch.cuda.synchronize()
             times[name][2].append(settled and recorder.cores.still_quiet())
     recorder.cores.release()
-    sizes = {"ops": 1, "experts": experts, "width": width}
+    sizes = {"ops": 1, "experts": experts, "width": width} | ({"fresh": fresh} if fresh else {})
     for name, (forward, backward, quiet) in times.items():
         ahead = recorder.row(name, "fwd", recipe, sizes, [forward[i] for i in that_count(forward, quiet, dropped)])
         behind = recorder.row(name, "bwd", recipe, sizes, [backward[i] for i in that_count(backward, quiet, dropped)])
@@ -461,6 +464,7 @@ def _expert_cases() -> list[Timing]:
             for experts in (8, 32)
         ),
         *(_case("new_rows", new_rows, 8, recipe, 2048) for recipe in ("bf16", "fp8-tensorwise")),
+        *(_case("some_new_rows", new_rows, 32, "bf16", 1024, fresh) for fresh in (4, 8, 16)),
         *(_case(op, routing, op, experts) for op in routed for experts in (8, 64)),
     ]
 

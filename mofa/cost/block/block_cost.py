@@ -16,8 +16,9 @@ from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, anywhere, maximum, per_combination, stacked, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffers
-from mofa.blocks.op import Format, Tape
+from mofa.blocks.op import Tape
 from mofa.blocks.tapes import label, model_tapes
+from mofa.blocks.work import Format
 from mofa.cost.block.deferred_weight_gradients import Deferred, deferred
 from mofa.cost.block.durations import Machine, Timed, tape_flops, time_works
 from mofa.cost.block.host_clock import Clocks

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
-from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
+from mofa.blocks.op import Op, Tape
+from mofa.blocks.work import Attention, Collective, Gemm, Grouped, HostSync, Stream
 from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.kernels.fitted_forms import missed_bytes

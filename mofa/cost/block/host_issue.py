@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, stacked, where
-from mofa.blocks.op import Attention, Collective, HostSync, Op
+from mofa.blocks.op import Op
 from mofa.blocks.roles import NODE_ROLES
+from mofa.blocks.work import Attention, Collective, HostSync
 from mofa.cost.block.durations import PRODUCTS, ArrayK, Machine
 from mofa.specs.host import HostCurve
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mofa.blocks.elementwise import FloatK, anywhere
-from mofa.blocks.op import HostSync, Op, Tape
+from mofa.blocks.op import Op, Tape
+from mofa.blocks.work import HostSync
 from mofa.cost.block.durations import Machine
 
 

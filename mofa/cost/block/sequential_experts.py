@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mofa.blocks.elementwise import FloatK, anywhere, maximum, minimum, where
-from mofa.blocks.op import Grouped, Op
+from mofa.blocks.op import Op
+from mofa.blocks.work import Grouped
 
 BETWEEN = 0.5826
 """How far beyond a level steps of a standard deviation of 1 are found that go on in time: -zeta(1/2) / sqrt(2 pi)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, minimum, opposite, where
-from mofa.blocks.op import Collective, Op
+from mofa.blocks.op import Op
+from mofa.blocks.work import Collective
 from mofa.cost.block.durations import Machine
 
 OWN_ORDER = ("fsdp_gather",)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, stacked, where
-from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
+from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
+from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.host_issue import host_seconds

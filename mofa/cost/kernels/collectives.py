@@ -11,7 +11,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.op import CollectiveKind, FloatK
+from mofa.blocks.op import FloatK
+from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels import fitted_forms
 from mofa.cost.kernels.topology import Group
 from mofa.specs.curves import CollectiveForm

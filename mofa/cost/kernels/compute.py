@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.blocks.op import GroupedKernel, Way
+from mofa.blocks.work import GroupedKernel, Way
 from mofa.cost.kernels import fitted_forms
 from mofa.cost.kernels.multi_stream import balanced_multi_stream_s
 from mofa.specs.gpu_facts import UnalignedProducts
@@ -206,7 +206,8 @@ def grouped_gemm_s(
     ``rows`` are those of the slowest rank; within it the experts are taken as equally popular, their counts scatter as
     those of tokens routed one by one. ``wgrad`` is the weight gradient, which reduces over the rows of an expert: it
     takes the longer, the more they are ``uneven`` (their standard deviation over their mean [-]). ``sequential`` runs
-    one kernel per expert, ``kernel`` says how others run (:class:`mofa.blocks.op.Grouped`). [s]
+    one kernel per expert, ``kernel`` says how others run, ``added_bytes`` what a weight gradient moves beyond one
+    element (:class:`mofa.blocks.work.Grouped`). [s]
 
     Examples
     --------
@@ -231,7 +232,7 @@ def grouped_gemm_s(
     curve = gpu.curves.grouped_product(format_)
     time_s = fitted_forms.balanced_grouped_gemm_s(
         rows, groups, n, k, curve.form, num_sms=gpu.num_sms.value, wgrad=wgrad, sustained=curve.sustained,
-        element_bytes=ELEMENT_BYTES[format_], scattered=True, uneven=uneven,
+        element_bytes=ELEMENT_BYTES[format_], scattered=True, uneven=uneven, added_bytes=added_bytes,
     )  # fmt: skip
     return np.where(rows > 0, time_s, 0.0)
 

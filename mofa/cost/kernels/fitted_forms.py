@@ -93,6 +93,7 @@ def grouped_gemm_s(
     groups: ArrayLike,
     sustained: float = 1.0,
     element_bytes: float = 2.0,
+    added_bytes: ArrayLike = 0.0,
 ) -> FloatN:
     """Time of the products of all experts in one kernel.
 
@@ -106,6 +107,8 @@ def grouped_gemm_s(
         0 forward, 1 input gradient, 2 weight gradient.
     groups
         Experts of each row; their zeros count as groups too.
+    added_bytes
+        What a weight gradient moves beyond one element, where it is added to a wider one. [B]
 
     Notes
     -----
@@ -141,13 +144,14 @@ def grouped_gemm_s(
         steps[turns] = _round_robin(
             tiles[turns] / form.cluster, length[turns] + overhead[:, None], max(int(num_sms // form.cluster), 1)
         )
-    return _grouped_total(steps, tokens, groups, n, k, small, tile_m * tile_n, form, num_sms, sustained, element_bytes)
+    moved = _grouped_bytes(tokens, groups, n, k, element_bytes, np.where(layout == 2, added_bytes, 0.0))
+    return _grouped_total(steps, moved, groups, small, tile_m * tile_n, form, num_sms, sustained)
 
 
 def balanced_grouped_gemm_s(
     tokens: ArrayLike, groups: ArrayLike, n: ArrayLike, k: ArrayLike, form: GroupedForm, *, num_sms: float,
     wgrad: bool = False, sustained: float = 1.0, element_bytes: float = 2.0, scattered: bool = False,
-    uneven: ArrayLike = 0.0,
+    uneven: ArrayLike = 0.0, added_bytes: ArrayLike = 0.0,
 ) -> FloatN:  # fmt: skip
     """As :func:`grouped_gemm_s` with the same tokens for every expert, in closed form; ``wgrad`` is layout 2.
 
@@ -177,7 +181,16 @@ def balanced_grouped_gemm_s(
     if wgrad:
         part = np.mod(tiles / (groups * num_sms), 1.0)
         steps = steps + BUSIEST * np.sqrt(groups * part * (1.0 - part)) * np.asarray(uneven) * each
-    return _grouped_total(steps, tokens, groups, n, k, small, tile_m * tile_n, form, num_sms, sustained, element_bytes)
+    moved = _grouped_bytes(tokens, groups, n, k, element_bytes, added_bytes if wgrad else 0.0)
+    return _grouped_total(steps, moved, groups, small, tile_m * tile_n, form, num_sms, sustained)
+
+
+def _grouped_bytes(
+    tokens: FloatN, groups: FloatN, n: FloatN, k: FloatN, element_bytes: float, added_bytes: ArrayLike
+) -> FloatN:
+    """Bytes of an operand's rows, the result's and the weights or their gradients. [B]"""
+    moved: FloatN = element_bytes * tokens * (n + k) + (element_bytes + np.asarray(added_bytes)) * groups * n * k
+    return moved
 
 
 def _grouped_tile(
@@ -263,12 +276,12 @@ def _grouped_steps(
 
 
 def _grouped_total(
-    steps: FloatN, tokens: FloatN, groups: FloatN, n: FloatN, k: FloatN, small: NDArray[np.bool_], tile: FloatN,
-    form: GroupedForm, num_sms: float, sustained: float, element_bytes: float = 2.0,
+    steps: FloatN, moved_bytes: FloatN, groups: FloatN, small: NDArray[np.bool_], tile: FloatN, form: GroupedForm,
+    num_sms: float, sustained: float,
 ) -> FloatN:  # fmt: skip
     rate = np.where(small, form.small_rate, form.large_rate) * (sustained / num_sms)
     compute_s = steps * tile * 2 / rate
-    bytes_s = element_bytes * (tokens * (n + k) + groups * n * k) / form.bytes_per_s
+    bytes_s = moved_bytes / form.bytes_per_s
     return form.floor_s + form.per_group_s * groups + join(compute_s, bytes_s, form.sharpness)
 
 

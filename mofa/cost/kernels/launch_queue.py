@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mofa.blocks.elementwise import FloatK
-from mofa.blocks.op import Grouped, Op
+from mofa.blocks.op import Op
+from mofa.blocks.work import Grouped
 
 QUEUE = 1024.0
 """Launches that the host may be ahead of its device: 1,017 to 1,038 in the middle of every step that the device bounds

@@ -17,7 +17,8 @@ import numpy as np
 
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, anywhere, maximum, where
-from mofa.blocks.op import HostSync, Op, Stream, Tape
+from mofa.blocks.op import Op, Tape
+from mofa.blocks.work import HostSync, Stream
 
 
 def drained(ctx: Context) -> FloatK:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
-from mofa.blocks.op import CollectiveKind
+from mofa.blocks.work import CollectiveKind
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import stream_rate

@@ -12,7 +12,13 @@ from mofa.cost.amax_reductions import amax_seconds
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.optimizer import device_parts, optimizer_host_seconds, optimizer_seconds, weight_cast_seconds
+from mofa.cost.optimizer import (
+    device_parts,
+    optimizer_host_seconds,
+    optimizer_seconds,
+    unread_gradient_seconds,
+    weight_cast_seconds,
+)
 from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.critical_path import Durations, critical_path_s
@@ -118,7 +124,8 @@ def step_end_seconds(rows: Rows, each: Passes) -> ArrayN:
         linears = params_in_layers(rows.workload, rows.grids, rows.layout)
         owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
         casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
-        seconds = seconds + casts[rows.grid]
+        unread = unread_gradient_seconds(rows.framework, linears, rows.cluster.gpu)
+        seconds = seconds + (casts - unread)[rows.grid]
     if rows.framework.traits.has_pytorch_modules:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
         start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value

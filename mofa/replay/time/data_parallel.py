@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mofa.blocks.op import CollectiveKind
+from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import stream_rate
 from mofa.cost.rows import Rows

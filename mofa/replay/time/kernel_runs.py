@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mofa.blocks.elementwise import anywhere
-from mofa.blocks.op import COMM_FAMILIES, Collective, HostSync, Op, Stream, Tape
+from mofa.blocks.op import COMM_FAMILIES, Op, Tape
+from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.launch_blocking import on_one_stream, waits_behind

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mofa.blocks.elementwise import anywhere
-from mofa.blocks.op import Gemm, Tape
+from mofa.blocks.op import Tape
+from mofa.blocks.work import Gemm
 from mofa.cost.optimizer import rates_in_16_bit, steps_in_16_bit
 from mofa.cost.provenance import has_unaligned_products, weakest
 from mofa.specs.base import Fact

@@ -13,7 +13,7 @@ import numpy as np
 
 from mofa.blocks.fp8 import formats_of
 from mofa.blocks.moeblaze import routing_buffer_bytes
-from mofa.blocks.op import GroupedKernel
+from mofa.blocks.work import GroupedKernel
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator

@@ -13,8 +13,8 @@ from statistics import median
 import numpy as np
 import pytest
 
-from mofa.blocks.op import HostSync, Stream
 from mofa.blocks.tapes import BlockTapes
+from mofa.blocks.work import HostSync, Stream
 from mofa.cost.block.durations import Machine, device_seconds
 from mofa.cost.estimate import Estimator
 from mofa.measure.records import read_record

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.op import Attention, Collective, Gemm, Op, Stream
+from mofa.blocks.op import Op
+from mofa.blocks.work import Attention, Collective, Gemm, Stream
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from tests.blocks.roles import as_named

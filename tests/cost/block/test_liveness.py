@@ -12,7 +12,8 @@ from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks import primitives_of
-from mofa.blocks.op import KINDS, Gemm, Op, Tape, Tensor
+from mofa.blocks.op import KINDS, Op, Tape, Tensor
+from mofa.blocks.work import Gemm
 from mofa.cost.block.liveness import FEW, BlockMemory, block_memories, block_memory, rounded_bytes
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import context, together

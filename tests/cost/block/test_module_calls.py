@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.backward import Recompute
-from mofa.blocks.op import Call, Collective, Gemm, Grouped, Op, Stream, Tape
+from mofa.blocks.op import Call, Op, Tape
+from mofa.blocks.work import Collective, Gemm, Grouped, Stream
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.specs.base import Fact

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mofa.blocks.op import Grouped, Op, Stream
+from mofa.blocks.op import Op
+from mofa.blocks.work import Grouped, Stream
 from mofa.cost.block.sequential_experts import in_turn
 
 ROUNDS = 16

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.elementwise import where
-from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream, Tape, Tensor
+from mofa.blocks.op import Op, Tape, Tensor
+from mofa.blocks.work import Collective, Gemm, HostSync, Stream
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED, HIDDEN, PhaseTime, scan
 

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mofa.blocks.op import CollectiveKind
+from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_s, collective_time, token_spread
 from mofa.cost.kernels.topology import Group
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mofa.blocks.op import Attention, Gemm, Op, Stream, Way
+from mofa.blocks.op import Op
+from mofa.blocks.work import Attention, Gemm, Stream, Way
 from mofa.calibrate.cases import Case
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes_routed import BY_BYTES, BYTES

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mofa.blocks.op import HostSync, Op, Stream, Tape
+from mofa.blocks.op import Op, Tape
+from mofa.blocks.work import HostSync, Stream
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.lazy_loading import idle_s, loading
 from mofa.measure.records import read_record
