@@ -48,10 +48,10 @@ FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu")
 TE_FP8_FOLDERS = ("h100-1gpu-te",)
 """Folders of the fp8 kernels of Transformer Engine, measured on the H100."""
-H100_TE = "h100-1gpu-te-bf16"
-"""Transformer Engine's and Megatron-Core's own kernels in bf16, and the router's."""
+H100_TE, H100_TE_ORDER = "h100-1gpu-te-bf16", "h100-1gpu-te-order"
+"""Transformer Engine's and Megatron-Core's own kernels in bf16, and the router's; what puts gathered chunks in order."""
 OF_TE = ("te rmsnorm", "te layernorm", "te rope", "te permute", "te unpermute", "te sort", "te row_map",
-         "te weighted_swiglu", "te wgrad_add", "megatron router")  # fmt: skip
+         "te weighted_swiglu", "te wgrad_add", "te chunk_order", "megatron router")  # fmt: skip
 """How keys of those of their memory-bound ops begin that tapes are made of."""
 ADDING = (
     "the H100's: 17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as "
@@ -60,6 +60,17 @@ ADDING = (
 TE_HOST = ("h100-te-host-quiet", "h100-2gpu-te-host-quiet", "h100-2gpu-te-host-layer", "h100-te-host-layer")
 """Folders of the host under Transformer Engine: times over a small layer beside them, which hold for every host. First
 those on quiet cores; what they lack is from before cores were chosen."""
+SWIGLU_BACK = "te weighted_swiglu_bwd"
+SWIGLU_BACK_FORM = {"bytes_per_s": 10.0 / 6.7e-12, "per_row_s": 0.0, "per_column_s": 0.0}
+SWIGLU_BACK_SOURCE = (
+    "6.7 ps an element of 10 bytes, both kernels (6.5 to 6.9 over widths of 512 to 14336): the median of 7 traced "
+    "configurations of the fitting half; compiled for one shape, as measurements/h100-1gpu-te-bf16 timed it, 8.6 to 9.0"
+)
+PARTS = (
+    ("host-c43e3c", "host-677276", "host-5dbaa1", "host-96bea3", "host-f3f492"),
+    ("host-cf13cf", "host-dd816d", "host-9db335", "host-ee3ff8", "host-3dd9de", "host-2ad8f7"),
+)
+"""Marks of two machines of four GPUs, some of which ran side by side on 27 November 2026."""
 H100_EIGHT = "h100-8gpu-simumax"
 H100_RELEASES = {"2.1": "h100-torch-2.1"}
 """Folders of the kernels of other releases of PyTorch; today's, timed in turn with them, are in ``-beside``."""
@@ -255,10 +266,10 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     many small ops, each way, as runs of the fitting half read of both on quiet cores."""
     rows = rows_of_first([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
     records = [one for one in read_records(ROOT / "reference_runs" / "measured") if one.split == "fitting"]
-    ahead, back = layer_over_op(records)
+    ahead, back = layer_over_op(records, PARTS)
     op_s = si(host["eager_op_s"], "s")
     layer = LayerPace(ahead * op_s, back * op_s)
-    said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: medians over runs of the fitting half"
+    said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: the median of machines with runs of the fitting half"
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
     return {**host, **layer_facts(layer, said), "modules": module_facts(modules_of(Times.of(rows)), layer, source)}
 
@@ -373,9 +384,12 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     made["curves"]["multi_stream"] = {
         f: {**curve_fact(one, source, **kept), **TE_LIBRARY} for f, one in own.multi_stream.items()
     }
-    made["curves"]["stream"] |= {
-        key: stream_fact(key, one, source) for key, one in own.memory_bound.items() if key.startswith(OF_TE)
-    }
+    for measured, told in ((own, source), fitted([H100_TE_ORDER])):
+        made["curves"]["stream"] |= {
+            key: stream_fact(key, one, told) for key, one in measured.memory_bound.items() if key.startswith(OF_TE)
+        }
+    back = made["curves"]["stream"][SWIGLU_BACK]
+    back |= {"source": SWIGLU_BACK_SOURCE, "form": {**back["form"], **SWIGLU_BACK_FORM}}
     made["curves"] |= {name: gpu["curves"][name] for name in OF_LIBRARIES if name in gpu["curves"]}
     return made
 

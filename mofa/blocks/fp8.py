@@ -71,6 +71,9 @@ class Fp8Recipe:
     context_each_layer: bool
     """Whether Megatron enters TE's context around each layer; around a whole pass under delayed scaling, whose
     context reduces maxima on leaving (transformer_block.py, ``use_inner_quantization_context``)."""
+    casts_ragged_slower: bool = False
+    """Whether a cast of rows that a block does not divide runs another kernel (``ragged_block_cast`` of the GPU's
+    ``layer_kernels``)."""
     least_cuda: str = ""
     """Release of CUDA below which Transformer Engine refuses it (te/quantization.py,
     ``_compute_fp8_block_scaling_support``); empty where any has it."""
@@ -113,7 +116,7 @@ FP8_RECIPES: dict[str, Fp8Recipe] = {
         "blockwise", "fp8_block", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block",
         "fp8_cast_weight_block", "fp8_cast_block", main_amax_bytes=2.0, amax_bytes=0.0, launches=1,
         scale_bytes=SCALE_BYTES / BLOCK, gathers_rows_alone=False, reduces_amax=False, norm="bf16", keeps_inputs=True,
-        casts_experts_together=False, context_each_layer=True, least_cuda="12.9",
+        casts_experts_together=False, context_each_layer=True, casts_ragged_slower=True, least_cuda="12.9",
     ),
 }  # fmt: skip
 """By Megatron-Core's name (``fp8_recipe``). Delayed scaling finds a tensor's largest while it casts by an older one, in

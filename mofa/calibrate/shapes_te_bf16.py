@@ -34,7 +34,7 @@ groups, as DeepSeek-V3 has them."""
 TE_BYTES: dict[str, float] = {
     "permute_fwd": 2.0 * (1 + 1 / TOP_K), "permute_bwd": 2.0 * (1 + 1 / TOP_K), "unpermute_fwd": 2.0 * (1 + 1 / TOP_K),
     "unpermute_bwd": 2.0 * (1 + 1 / TOP_K), "sort_fwd": 4.0, "sort_bwd": 4.0, "row_map": 21.0, "rmsnorm_fwd": 4.0,
-    "rmsnorm_bwd": 6.0, "layernorm_fwd": 4.0, "layernorm_bwd": 6.0, "rope_fwd": 4.0, "rope_bwd": 4.0,
+    "chunk_order": 4.0, "rmsnorm_bwd": 6.0, "layernorm_fwd": 4.0, "layernorm_bwd": 6.0, "rope_fwd": 4.0, "rope_bwd": 4.0,
     "weighted_swiglu_fwd": 6.0, "weighted_swiglu_bwd": 10.0, "adam": 28.0, "grad_norm": 4.0, "grad_clip": 8.0,
     "router_gate_fwd": 2.0, "router_gate_bwd": 10.0, "mla_q_fwd": 4.0, "mla_kv_fwd": 4.0,
 }  # fmt: skip
@@ -218,6 +218,10 @@ def te_op_cases() -> list[Case]:
     for op in ("mla_q_fwd", "mla_kv_fwd"):
         grid += [(op, VARIANT, "bf16", {"tokens": t, "width": 16 * (192 if op == "mla_q_fwd" else 256), "heads": 16})
                  for t in (1024, 2048, 4096, 8192, 16384)]  # fmt: skip
+    grid += [("chunk_order", VARIANT, "bf16", {"tokens": t, "width": w, "chunks": c}) for t, w, c in
+             ((8192, 1024, 4), (16384, 512, 4), (16384, 1024, 4), (16384, 2048, 8), (32768, 1024, 8))]  # fmt: skip
+    held_out += [("chunk_order", VARIANT, "bf16", {"tokens": t, "width": w, "chunks": c}) for t, w, c in
+                 ((16384, 1024, 8), (24576, 2048, 4))]  # fmt: skip
     return split_cases(OPS, _by_width(grid), _by_width(held_out), len(held_out))
 
 

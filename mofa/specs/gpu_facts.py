@@ -92,6 +92,8 @@ class LayerKernels(Spec):
     te_head_norm_forward: PositiveFact
     """The same of rows as short as a head. [-]"""
     te_head_norm_backward: PositiveFact
+    ragged_block_cast: PositiveFact
+    """Time of a cast to fp8 blocks of rows that a block does not divide, over that of rows that it does. [-]"""
     any_width_swiglu_forward_passes: PositiveFact
     """Passes over the output that SwiGLU takes as long as where it is compiled for any width. [-]"""
     any_width_swiglu_backward_passes: PositiveFact

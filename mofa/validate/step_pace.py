@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from scipy.stats import theilslopes
@@ -96,15 +97,30 @@ QUIET = 1.25
 """An addition between steps over the fastest of a run, up to which the core's neighbour is quiet. [-]"""
 
 
-def layer_over_op(records: Iterable[Record]) -> LayerPace:
-    """A small layer of Transformer Engine, each way, over a small op, on cores whose neighbours are quiet: medians of
-    all readings of runs. [-]
+def layer_over_op(records: Iterable[Record], parts: Iterable[Collection[str]] = ()) -> LayerPace:
+    """A small layer of Transformer Engine, each way, over a small op, on cores whose neighbours are quiet: the median
+    machine's, of each the medians of all readings of its runs. [-]
+
+    ``parts`` are marks of one machine each, of whose GPUs several runs had some at a time: a mark names GPUs too.
 
     Raises
     ------
     ValueError
         If no rank read either there.
     """
+    machine_of_part = {mark: marks for marks in map(tuple, parts) for mark in marks}
+    by_machine: dict[Collection[str], list[Record]] = defaultdict(list)
+    for record in records:
+        mark = record.environment.host or ""
+        by_machine[machine_of_part.get(mark, (mark,))].append(record)
+    ratios = [ratio for of in by_machine.values() if (ratio := _of_machine(of)) is not None]
+    if not ratios:
+        raise ValueError("no run has readings on quiet cores")
+    return LayerPace(*map(statistics.median, zip(*ratios, strict=True)))
+
+
+def _of_machine(records: Iterable[Record]) -> LayerPace | None:
+    """The same of one machine's runs; None where not all was read on quiet cores. [-]"""
     read: dict[str, list[float]] = {"issue": [], "back": [], "op": []}
     for record in records:
         ranks = [rank for rank in record.measured.ranks if rank.layer_ops_s and rank.cpu_ops_at_issues_s]
@@ -117,7 +133,7 @@ def layer_over_op(records: Iterable[Record]) -> LayerPace:
             for name, (ops_s, seconds) in timed.items():
                 read[name] += [s for op_s, s in zip(ops_s, seconds, strict=True) if op_s <= QUIET * fastest]
     if not all(read.values()):
-        raise ValueError("no run has readings on quiet cores")
+        return None
     op_s = statistics.median(read["op"])
     return LayerPace(statistics.median(read["issue"]) / op_s, statistics.median(read["back"]) / op_s)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, everywhere, opposite, where
-from mofa.blocks.fp8 import FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
+from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.frameworks.megatron_calls import call
 from mofa.blocks.op import GRADIENT, Back, FloatK, Op, Prepared, TapeBuilder
 from mofa.blocks.work import Collective, Stream
@@ -233,8 +233,11 @@ def expert_operands(
     if ctx.fp8 is None:
         return x, (x,), None
     moved, held = rows
-    operand = cast_input(b, ctx, x, name, held * inner, moved=moved * inner, experts=ctx.local_experts)
-    received = cast_gradient(b, ctx, name, held * out, moved=moved * out, experts=ctx.local_experts)
+    passes = moved
+    if ctx.fp8.casts_ragged_slower:  # an expert's padded rows seldom fill its last block
+        passes = moved * (1.0 + (1.0 - ALIGNED_ROWS / BLOCK) * (ctx.kernels.ragged_block_cast.value - 1.0))
+    operand = cast_input(b, ctx, x, name, held * inner, moved=passes * inner, experts=ctx.local_experts)
+    received = cast_gradient(b, ctx, name, held * out, moved=passes * out, experts=ctx.local_experts)
     return operand.row, operand.saves, prepared(operand, received)
 
 

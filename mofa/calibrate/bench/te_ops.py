@@ -78,6 +78,14 @@ def _mla(case: Case, pool: Pool) -> Call:
     return lambda: mla.fused_apply_mla_rope_for_kv(kv, k_pe, cos, sin, 64, 128, 128)
 
 
+def _chunk_order(case: Case, pool: Pool) -> Call:
+    """Keys or values of all context-parallel ranks, gathered, in the sequence's order: two chunks of each rank."""
+    chunks, rows, width = case.size("chunks"), case.size("tokens"), case.size("width")
+    x = pool.view(rows, width).view(chunks, rows // chunks, 1, width)
+    order = torch.tensor([*range(0, chunks, 2), *range(chunks - 1, 0, -2)], device=pool.device, dtype=torch.int32)
+    return lambda: torch.index_select(x, dim=0, index=order)
+
+
 def _routing_map(tokens: int, experts: int, top_k: int, device: str) -> torch.Tensor:
     chosen = torch.rand(tokens, experts, device=device).topk(top_k, dim=1).indices
     return torch.zeros(tokens, experts, device=device, dtype=torch.int32).scatter_(1, chosen, 1).bool()
@@ -240,6 +248,6 @@ def _optimizer(case: Case, pool: Pool) -> Call:
 MAKERS: dict[str, Callable[[Case, Pool], Call]] = {
     "rmsnorm": _norm, "layernorm": _norm, "rope": _rope, "mla": _mla, "row_map": _permutation, "permute": _permutation,
     "unpermute": _permutation, "sort": _permutation, "router_gate": _gate, "router": _router, "aux_loss": _aux_loss,
-    "weighted_swiglu": _swiglu,
+    "weighted_swiglu": _swiglu, "chunk_order": _chunk_order,
 }  # fmt: skip
 """Which function makes the calls of an op, by how its name begins; the first that fits."""
