@@ -49,7 +49,7 @@ H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu")
 TE_FP8_FOLDERS = ("h100-1gpu-te",)
 """Folders of the fp8 kernels of Transformer Engine, measured on the H100."""
 H100_TE, H100_TE_ORDER = "h100-1gpu-te-bf16", "h100-1gpu-te-order"
-"""Transformer Engine's and Megatron-Core's own kernels in bf16, and the router's; what puts gathered chunks in order."""
+"""Transformer Engine's and Megatron-Core's own kernels in bf16, the router's; what puts gathered chunks in order."""
 OF_TE = ("te rmsnorm", "te layernorm", "te rope", "te permute", "te unpermute", "te sort", "te row_map",
          "te weighted_swiglu", "te wgrad_add", "te chunk_order", "megatron router")  # fmt: skip
 """How keys of those of their memory-bound ops begin that tapes are made of."""
@@ -269,7 +269,8 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     ahead, back = layer_over_op(records, PARTS)
     op_s = si(host["eager_op_s"], "s")
     layer = LayerPace(ahead * op_s, back * op_s)
-    said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: the median of machines with runs of the fitting half"
+    of = "the median of machines with runs of the fitting half"
+    said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {of}"
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
     return {**host, **layer_facts(layer, said), "modules": module_facts(modules_of(Times.of(rows)), layer, source)}
 

@@ -34,9 +34,10 @@ groups, as DeepSeek-V3 has them."""
 TE_BYTES: dict[str, float] = {
     "permute_fwd": 2.0 * (1 + 1 / TOP_K), "permute_bwd": 2.0 * (1 + 1 / TOP_K), "unpermute_fwd": 2.0 * (1 + 1 / TOP_K),
     "unpermute_bwd": 2.0 * (1 + 1 / TOP_K), "sort_fwd": 4.0, "sort_bwd": 4.0, "row_map": 21.0, "rmsnorm_fwd": 4.0,
-    "chunk_order": 4.0, "rmsnorm_bwd": 6.0, "layernorm_fwd": 4.0, "layernorm_bwd": 6.0, "rope_fwd": 4.0, "rope_bwd": 4.0,
+    "rmsnorm_bwd": 6.0, "layernorm_fwd": 4.0, "layernorm_bwd": 6.0, "rope_fwd": 4.0, "rope_bwd": 4.0,
     "weighted_swiglu_fwd": 6.0, "weighted_swiglu_bwd": 10.0, "adam": 28.0, "grad_norm": 4.0, "grad_clip": 8.0,
     "router_gate_fwd": 2.0, "router_gate_bwd": 10.0, "mla_q_fwd": 4.0, "mla_kv_fwd": 4.0,
+    "chunk_order": 4.0,
 }  # fmt: skip
 """Bytes that each op reads and writes once per element of its main tensor; 8 where none is given. [B]"""
 

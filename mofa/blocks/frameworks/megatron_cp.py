@@ -19,7 +19,7 @@ from mofa.blocks.parts import attention_backend, attention_backward_scratch, fus
 from mofa.blocks.work import Attention, Collective, Stream
 
 ORDER = "te chunk_order"
-"""The measured op that puts gathered chunks in the sequence's order: ``torch.index_select``, a third of a copy's rate."""
+"""The measured op that puts gathered chunks in order: ``torch.index_select``, at a third of a copy's rate."""
 
 
 def attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
