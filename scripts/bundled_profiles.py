@@ -5,7 +5,6 @@ python scripts/bundled_profiles.py
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import yaml
+from profile_hosts import grace_host, si, typical_host, with_modules
 
 from mofa.calibrate.fit import Curves
 from mofa.calibrate.folder import fit_folder
-from mofa.calibrate.measurements import read_rows, rows_of_first
+from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.profile import OF_TE as TE_LIBRARY
 from mofa.calibrate.profile import (
-    SMALL_OPS,
     curve_fact,
     fp8_products,
     gpu_curves,
@@ -32,15 +31,9 @@ from mofa.calibrate.profile import (
 from mofa.calibrate.published_kernels import fit_others
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
 from mofa.calibrate.shapes_te import MAIN_CAST
-from mofa.calibrate.te_host_facts import layer_facts, module_facts, modules_of
-from mofa.calibrate.te_host_times import Times
 from mofa.cost.kernels.fitted_forms import bus_share
-from mofa.measure.records import read_records
-from mofa.specs.host import LayerPace
 from mofa.specs.products import FALLBACK
-from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, slower_host, transferred_curves
-from mofa.units import parse_quantity
-from mofa.validate.step_pace import layer_over_op
+from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, transferred_curves
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
@@ -57,20 +50,12 @@ ADDING = (
     "the H100's: 17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as "
     "long as on the H100 (6 bytes at 4.77 TB/s)"
 )
-TE_HOST = ("h100-te-host-quiet", "h100-2gpu-te-host-quiet", "h100-2gpu-te-host-layer", "h100-te-host-layer")
-"""Folders of the host under Transformer Engine: times over a small layer beside them, which hold for every host. First
-those on quiet cores; what they lack is from before cores were chosen."""
 SWIGLU_BACK = "te weighted_swiglu_bwd"
 SWIGLU_BACK_FORM = {"bytes_per_s": 10.0 / 6.7e-12, "per_row_s": 0.0, "per_column_s": 0.0}
 SWIGLU_BACK_SOURCE = (
     "6.7 ps an element of 10 bytes, both kernels (6.5 to 6.9 over widths of 512 to 14336): the median of 7 traced "
     "configurations of the fitting half; compiled for one shape, as measurements/h100-1gpu-te-bf16 timed it, 8.6 to 9.0"
 )
-PARTS = (
-    ("host-c43e3c", "host-677276", "host-5dbaa1", "host-96bea3", "host-f3f492"),
-    ("host-cf13cf", "host-dd816d", "host-9db335", "host-ee3ff8", "host-3dd9de", "host-2ad8f7"),
-)
-"""Marks of two machines of four GPUs, some of which ran side by side on 27 November 2026."""
 H100_EIGHT = "h100-8gpu-simumax"
 H100_RELEASES = {"2.1": "h100-torch-2.1"}
 """Folders of the kernels of other releases of PyTorch; today's, timed in turn with them, are in ``-beside``."""
@@ -104,12 +89,6 @@ A100_FLASH_SOURCE = "the H200's form, 230 (Dao 2023, arXiv 2307.08691) over 370 
 SPREAD_SOURCE = (
     "the H200's: chips differ wherever a power limit acts (Sinha et al. 2022, Not All GPUs Are Created Equal, SC22, on "
     "five clusters of earlier GPUs)"
-)
-GRACE_HOST = 37.08 / 13.48
-"""Host time of a forward of torch's Linear on GB200 over an H100 DGX with Xeon 8480C: 37.08 and 13.48 us. [-]"""
-GRACE_SOURCE = (
-    f"those of hosts/xeon-8480c.yaml times {GRACE_HOST:.3g}: a forward of torch's Linear takes the host 37.08 us on "
-    "GB200, 33.17 on GH200 and 13.48 on an H100 DGX with Xeon 8480C (github.com/NVIDIA/TransformerEngine issue 2053)"
 )
 HOST = PROFILES / "hosts" / "xeon-8480c.yaml"
 HOST_HEAD = (
@@ -166,11 +145,6 @@ def text_of(value: dict[str, Any], depth: int = 0) -> str:
 def write(kind: str, name: str, value: dict[str, Any]) -> None:
     """Replace a bundled profile."""
     (PROFILES / kind / f"{name}.yaml").write_text(text_of(value), encoding="utf-8")
-
-
-def si(fact: dict[str, Any], unit: str) -> float:
-    """A fact's value."""
-    return parse_quantity(fact["value"], unit)
 
 
 def with_flash1(curves: dict[str, Any]) -> dict[str, Any]:
@@ -242,65 +216,6 @@ def b200_curves(h200: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 def spread_of(h200: dict[str, Any]) -> dict[str, Any]:
     """How far chips of another power-limited GPU differ: as the H200's."""
     return {**h200["chip_spread"], "provenance": "assumed", "source": SPREAD_SOURCE}
-
-
-def machines() -> dict[str, float]:
-    """Issue of a small op on every machine that timed it: the median of its calibrations and its H200 runs. [s]
-
-    Of runs the fitting half alone counts, although it is nothing that is predicted.
-    """
-    found: dict[str, list[float]] = defaultdict(list)
-    for folder in sorted((ROOT / "measurements").iterdir()):
-        rows = read_rows(folder, families=["host"]) if (folder / "host.csv").is_file() else []
-        if times := [row.sample.median_s for row in rows if row.case.op in SMALL_OPS]:
-            found[rows[0].host].append(float(np.median(times)))
-    for record in read_records(ROOT / "reference_runs" / "measured"):
-        machine = record.environment
-        if record.split == "fitting" and "H200" in machine.gpu and machine.host and machine.host_issue_s is not None:
-            found[machine.host].append(machine.host_issue_s)
-    return {host: float(np.median(values)) for host, values in found.items()}
-
-
-def with_modules(host: dict[str, Any]) -> dict[str, Any]:
-    """``host`` with what calls of modules take it, by the small layer beside which they were timed. That layer takes so
-    many small ops, each way, as runs of the fitting half read of both on quiet cores."""
-    rows = rows_of_first([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
-    records = [one for one in read_records(ROOT / "reference_runs" / "measured") if one.split == "fitting"]
-    ahead, back = layer_over_op(records, PARTS)
-    op_s = si(host["eager_op_s"], "s")
-    layer = LayerPace(ahead * op_s, back * op_s)
-    of = "the median of machines with runs of the fitting half"
-    said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {of}"
-    source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
-    return {**host, **layer_facts(layer, said), "modules": module_facts(modules_of(Times.of(rows)), layer, source)}
-
-
-def typical_host(host: dict[str, Any]) -> dict[str, Any]:
-    """``host`` as slow as the middle one of all machines that were timed, and how far they are apart."""
-    known = list(machines().values())
-    typical, own = float(np.median(known)), si(host["eager_op_s"], "s")
-    fast, slow = (float(np.quantile(known, share)) for share in (0.1, 0.9))
-    said = f"over {len(known)} machines, each by its calibrations and fitting runs, of what a small op takes"
-    made = slower_host(host, typical / own, f"the median {said}")
-
-    def share(op_s: float, quantile: str) -> dict[str, Any]:
-        source = f"{quantile} quantile {said}, {op_s * 1e6:.3g} us, over the median"
-        return {"value": round(op_s / typical, 3), "provenance": "measured", "source": source}
-
-    return {"host": made, "hosts": {"fast": share(fast, "10 %"), "slow": share(slow, "90 %")}}
-
-
-def grace_host(host: dict[str, Any]) -> dict[str, Any]:
-    """The host times of a Xeon on a Grace."""
-
-    def slower(fact: dict[str, Any]) -> dict[str, Any]:
-        if "value" not in fact:  # facts below facts: those of modules
-            return {name: slower(item) for name, item in fact.items()}
-        seconds = si(fact, "s") * GRACE_HOST
-        return {**fact, "value": f"{seconds * 1e6:.4g} us", "provenance": "transferred", "source": GRACE_SOURCE}
-
-    facts = {name: slower(fact) for name, fact in host.items() if isinstance(fact, dict)}
-    return {**facts, "cpu": "NVIDIA Grace"}
 
 
 def fitted(names: Sequence[str]) -> tuple[Curves, str]:

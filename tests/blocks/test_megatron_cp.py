@@ -11,8 +11,9 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.elementwise import value
+from mofa.blocks.frameworks.megatron_cp import ORDER
 from mofa.blocks.op import CP_POOL, Tape
-from mofa.blocks.work import Attention, Collective
+from mofa.blocks.work import Attention, Collective, Stream
 from mofa.cost.allocations.allocation_trace import STREAMS, life
 from tests.blocks.small import context, framework, kept, llama, primitives, size
 
@@ -67,10 +68,23 @@ def flops(tape: Tape) -> float:
 @pytest.mark.parametrize("kind", ["ring", "allgather", "a2a"])
 @pytest.mark.parametrize("cp", [2, 4])
 def test_each_rank_has_its_part_of_the_pairs(kind: str, cp: int) -> None:
-    """Half of all pairs, a cp-th of them each: forward two products, backward five."""
+    """Half of all pairs, a cp-th of them each: forward two products, backward five. Over gathered keys the backward
+    skips no masked block: two chunks of S / 2 cp queries have half a square each of these."""
     pairs = S * (S + 1) / 2 / cp
+    masked = (S / 2 / cp) ** 2 if kind == "allgather" else 0.0
     assert flops(of(kind, cp).forward) == pytest.approx(2 * 2 * A * D * pairs)
-    assert flops(of(kind, cp).backward) == pytest.approx(5 * 2 * A * D * pairs)
+    assert flops(of(kind, cp).backward) == pytest.approx(5 * 2 * A * D * (pairs + masked))
+
+
+def test_gathered_chunks_are_put_in_order_forward_and_twice_back() -> None:
+    """Keys and values of all ranks, read and written; back they are gathered again, and their gradients scattered."""
+    tapes = of("allgather", 2)
+    ordered = 2.0 * (2.0 * S * K * 2 * D)
+    (forward,) = [op for op in tapes.forward.ops if op.name == "attn.kv_order"]
+    assert isinstance(forward.work, Stream) and forward.work.like == ORDER
+    assert float(np.asarray(forward.work.bytes).item()) == ordered
+    parts = [part for op in tapes.backward.ops if isinstance(op.work, Stream) for part in op.work.parts]
+    assert [float(np.asarray(moved).item()) for moved, like in parts if like == ORDER] == [2.0 * ordered]
 
 
 def beside(block_: BlockTapes) -> dict[str, int]:

@@ -173,7 +173,9 @@ def test_experts_are_padded_and_cast_each(recipe: str, launches: int) -> None:
     rows = TOKENS * 2 + 8 * 7.5
     cast = one(tapes.forward, "experts.fc1.cast")
     assert number(cast.launches) == launches
-    assert moved(cast) == (6.0 if recipe == "tensorwise" else 4.0) * rows * H
+    # 7 of 8 experts' rows, padded to 16, do not fill their last block of 128: their kernel takes 1.6 times as long
+    passes = 1.0 + 7.0 / 8.0 * 0.6 if recipe == "blockwise" else 1.0
+    assert moved(cast) == pytest.approx((6.0 if recipe == "tensorwise" else 4.0) * rows * H * passes)
     assert moved(one(tapes.forward, "experts.pad")) == 4.0 * rows * H
     work = one(tapes.forward, "experts.fc1").work
     assert isinstance(work, Grouped) and number(work.rows) == rows

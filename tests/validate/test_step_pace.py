@@ -74,6 +74,26 @@ def test_a_layer_is_so_many_small_ops_on_quiet_cores(paced: dict[str, Record]) -
         layer_over_op([])
 
 
+def test_each_machine_counts_once_however_many_marks_it_has(paced: dict[str, Record]) -> None:
+    """Three starts on two GPUs each of one machine say 125 small ops, one elsewhere 250, another 500."""
+    run = of_ranks(paced["te2-ep2-olmoe-10l-quiet"], ([3e-6] * 3, [3e-6] * 3))
+
+    def there(mark: str, times: float) -> Record:
+        ranks = [
+            rank.model_copy(update={
+                "layer_issues_s": [times * s for s in rank.layer_issues_s],
+                "layer_backs_s": [times * s for s in rank.layer_backs_s],
+            }) for rank in run.measured.ranks
+        ]  # fmt: skip
+        environment = run.environment.model_copy(update={"host": mark})
+        measured = run.measured.model_copy(update={"ranks": ranks})
+        return run.model_copy(update={"environment": environment, "measured": measured})
+
+    starts = [there("a", 1.0), there("b", 1.0), there("c", 1.0), there("d", 2.0), there("e", 4.0)]
+    assert layer_over_op(starts) == pytest.approx((125.0, 125.0))
+    assert layer_over_op(starts, [("a", "b", "c")]) == pytest.approx((250.0, 250.0))
+
+
 def test_no_spread_is_added_to_a_slowest_host_that_is_known(tmp_path: Path) -> None:
     """A run over two GPUs that was paced within its steps, and a start of it that was not."""
     folder = tmp_path / "measured"

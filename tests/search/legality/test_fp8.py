@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.cost.kernels.compute import stream_rate
-from mofa.cost.optimizer import main_cast_seconds, weight_cast_seconds
+from mofa.cost.optimizer import main_cast_seconds, unread_gradient_seconds, weight_cast_seconds
 from mofa.plan.result import Plan
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import with_numerics
@@ -140,6 +140,15 @@ def test_casts_of_weights_once_a_step_by_hand() -> None:
     assert casts("fp8-tensorwise", True) == pytest.approx(transposed + 0.5e9 * (main + largest), rel=1e-4)
     blocks = 5.0 / stream_rate(machines.gpu, "fp8_cast_block")
     assert casts("fp8-blockwise", True) == pytest.approx(transposed + 0.5e9 * blocks)
+
+
+def test_the_first_micro_batch_reads_no_main_gradient() -> None:
+    """4 bytes of each of 10^9 parameters, once a step; of frameworks whose products add nothing, none."""
+    gpu, linears = mofa.load_cluster("h100-hgx", 1).gpu, np.array([[1e9]])
+    fused, apart = (unread_gradient_seconds(mofa.load_framework(name), linears, gpu)
+                    for name in ("megatron", "megatron-local"))  # fmt: skip
+    assert float(fused[0, 0]) == pytest.approx(4e9 / stream_rate(gpu, "te wgrad_add"))
+    assert float(apart[0, 0]) == 0.0
 
 
 def test_main_parameters_are_cast_by_rows_where_no_transposed_copy_is_made() -> None:

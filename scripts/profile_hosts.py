@@ -1,0 +1,99 @@
+"""Hosts of the bundled profiles: how slow a typical one is, what modules' calls take it, and what a Grace takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mofa.calibrate.measurements import read_rows, rows_of_first
+from mofa.calibrate.profile import SMALL_OPS
+from mofa.calibrate.te_host_facts import layer_facts, module_facts, modules_of
+from mofa.calibrate.te_host_times import Times
+from mofa.measure.records import read_records
+from mofa.specs.host import LayerPace
+from mofa.specs.scaling import slower_host
+from mofa.units import parse_quantity
+from mofa.validate.step_pace import layer_over_op
+
+ROOT = Path(__file__).resolve().parent.parent
+TE_HOST = ("h100-te-host-quiet", "h100-2gpu-te-host-quiet", "h100-2gpu-te-host-layer", "h100-te-host-layer")
+"""Folders of the host under Transformer Engine: times over a small layer beside them, which hold for every host. First
+those on quiet cores; what they lack is from before cores were chosen."""
+PARTS = (
+    ("host-c43e3c", "host-677276", "host-5dbaa1", "host-96bea3", "host-f3f492"),
+    ("host-cf13cf", "host-dd816d", "host-9db335", "host-ee3ff8", "host-3dd9de", "host-2ad8f7"),
+)
+"""Marks of two machines of four GPUs, some of which ran side by side on 27 November 2026."""
+GRACE_HOST = 37.08 / 13.48
+"""Host time of a forward of torch's Linear on GB200 over an H100 DGX with Xeon 8480C: 37.08 and 13.48 us. [-]"""
+GRACE_SOURCE = (
+    f"those of hosts/xeon-8480c.yaml times {GRACE_HOST:.3g}: a forward of torch's Linear takes the host 37.08 us on "
+    "GB200, 33.17 on GH200 and 13.48 on an H100 DGX with Xeon 8480C (github.com/NVIDIA/TransformerEngine issue 2053)"
+)
+
+
+def si(fact: dict[str, Any], unit: str) -> float:
+    """A fact's value."""
+    return parse_quantity(fact["value"], unit)
+
+
+def machines() -> dict[str, float]:
+    """Issue of a small op on every machine that timed it: the median of its calibrations and its H200 runs. [s]
+
+    Of runs the fitting half alone counts, although it is nothing that is predicted.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for folder in sorted((ROOT / "measurements").iterdir()):
+        rows = read_rows(folder, families=["host"]) if (folder / "host.csv").is_file() else []
+        if times := [row.sample.median_s for row in rows if row.case.op in SMALL_OPS]:
+            found[rows[0].host].append(float(np.median(times)))
+    for record in read_records(ROOT / "reference_runs" / "measured"):
+        machine = record.environment
+        if record.split == "fitting" and "H200" in machine.gpu and machine.host and machine.host_issue_s is not None:
+            found[machine.host].append(machine.host_issue_s)
+    return {host: float(np.median(values)) for host, values in found.items()}
+
+
+def with_modules(host: dict[str, Any]) -> dict[str, Any]:
+    """``host`` with what calls of modules take it, by the small layer beside which they were timed. That layer takes so
+    many small ops, each way, as runs of the fitting half read of both on quiet cores."""
+    rows = rows_of_first([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
+    records = [one for one in read_records(ROOT / "reference_runs" / "measured") if one.split == "fitting"]
+    ahead, back = layer_over_op(records, PARTS)
+    op_s = si(host["eager_op_s"], "s")
+    layer = LayerPace(ahead * op_s, back * op_s)
+    of = "the median of machines with runs of the fitting half"
+    said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {of}"
+    source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
+    return {**host, **layer_facts(layer, said), "modules": module_facts(modules_of(Times.of(rows)), layer, source)}
+
+
+def typical_host(host: dict[str, Any]) -> dict[str, Any]:
+    """``host`` as slow as the middle one of all machines that were timed, and how far they are apart."""
+    known = list(machines().values())
+    typical, own = float(np.median(known)), si(host["eager_op_s"], "s")
+    fast, slow = (float(np.quantile(known, share)) for share in (0.1, 0.9))
+    said = f"over {len(known)} machines, each by its calibrations and fitting runs, of what a small op takes"
+    made = slower_host(host, typical / own, f"the median {said}")
+
+    def share(op_s: float, quantile: str) -> dict[str, Any]:
+        source = f"{quantile} quantile {said}, {op_s * 1e6:.3g} us, over the median"
+        return {"value": round(op_s / typical, 3), "provenance": "measured", "source": source}
+
+    return {"host": made, "hosts": {"fast": share(fast, "10 %"), "slow": share(slow, "90 %")}}
+
+
+def grace_host(host: dict[str, Any]) -> dict[str, Any]:
+    """The host times of a Xeon on a Grace."""
+
+    def slower(fact: dict[str, Any]) -> dict[str, Any]:
+        if "value" not in fact:  # facts below facts: those of modules
+            return {name: slower(item) for name, item in fact.items()}
+        seconds = si(fact, "s") * GRACE_HOST
+        return {**fact, "value": f"{seconds * 1e6:.4g} us", "provenance": "transferred", "source": GRACE_SOURCE}
+
+    facts = {name: slower(fact) for name, fact in host.items() if isinstance(fact, dict)}
+    return {**facts, "cpu": "NVIDIA Grace"}
