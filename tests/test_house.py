@@ -249,7 +249,7 @@ OWN_WORDS = frozenset(
     ]
 )
 """Names that say nothing to a reader who is new to the code."""
-OWN_WORDS_LEFT = ("mofa/blocks/", "mofa/cost/")
+OWN_WORDS_LEFT = ("mofa/blocks/frameworks/megatron_cp.py", "mofa/blocks/frameworks/megatron_moe.py", "mofa/cost/")
 """Rooms in which some of them are left. The list may only shrink."""
 OWN_WORDS_DONE = ("mofa/cost/allocations/", "mofa/cost/memory/")
 """Folders inside those rooms that have none any more."""
@@ -258,7 +258,8 @@ FIELD_WORDS = {"moments": "Adam's moments, and the key of a workload that says t
 EMPTY_NAMES = frozenset(["found", "at", "one", "kept", "whole", "mine", "late", "way", "told", "here"])
 """Names of variables that do not say what they hold."""
 EMPTY_NAMES_LEFT = (
-    "mofa/blocks/", "mofa/calibrate/", "mofa/cli/", "mofa/cost/block/", "mofa/cost/kernels/", "mofa/cost/step_time/",
+    "mofa/blocks/frameworks/megatron_cp.py", "mofa/blocks/frameworks/megatron_moe.py", "mofa/calibrate/", "mofa/cli/",
+    "mofa/cost/block/", "mofa/cost/kernels/", "mofa/cost/step_time/",
     "mofa/faults/", "mofa/host_pace.py", "mofa/measure/", "mofa/report/", "mofa/routing/", "mofa/specs/",
     "mofa/validate/",
     "mofa/cost/checkpoint.py", "mofa/cost/estimate.py", "mofa/cost/libraries.py", "mofa/cost/optimizer.py",

@@ -127,12 +127,12 @@ class _Differentiator:
         grads = tuple(sorted(self.given))
         again = tuple(f"{w}~" for w in frame.outputs if f"{w}~" in self.tensors)
         self.given = set()
-        held = tuple(h for n in frame.inputs if self.forward.tensors[n].grad and (h := self._held(n)))
-        self.ops.append(Op(f"{group} returns", "memory_bound", None, (*held, *again, *grads), (), launches=0))
+        frame_tensors = tuple(h for n in frame.inputs if self.forward.tensors[n].grad and (h := self._frame_tensor(n)))
+        self.ops.append(Op(f"{group} returns", "memory_bound", None, (*frame_tensors, *again, *grads), (), launches=0))
         if self.group_of.get(RENEWAL) == group:
-            self.lingers = self._lingering(frame)
+            self.lingers = self._dispatcher_leftovers(frame)
 
-    def _lingering(self, frame: _Frame) -> tuple[str, ...]:
+    def _dispatcher_leftovers(self, frame: _Frame) -> tuple[str, ...]:
         """The gradient and the value of what a checkpoint around a dispatcher of tokens was given, as they go.
 
         The dispatcher keeps the probabilities that were made again, and by their graph the detached input at its end
@@ -142,9 +142,9 @@ class _Differentiator:
         if any(group.startswith(CHUNK) for group in self.group_of.values()):
             return ()
         names = [name for name in frame.inputs if name in self.grads]
-        return tuple(n for name in names for n in (self.grads[name], self._held(name)) if n)
+        return tuple(n for name in names for n in (self.grads[name], self._frame_tensor(name)) if n)
 
-    def _held(self, name: str) -> str:
+    def _frame_tensor(self, name: str) -> str:
         """What a frame has of a group's input: a discarded one has its memory back once it is made again, else none."""
         producer = self.producer.get(name)
         group = self.group_of[producer] if producer else ""
@@ -172,11 +172,11 @@ class _Differentiator:
 
         What is a discarded tensor's memory for some candidates alone is read by them as made again.
         """
-        kept = self._kept(reader, name)
+        saved = self._saved_name(reader, name)
         source, shared = self.recompute.discarded(name, self.makers)
-        if kept != name or not anywhere(shared):
-            return kept
-        again = self._kept(reader, source)
+        if saved != name or not anywhere(shared):
+            return saved
+        again = self._saved_name(reader, source)
         if everywhere(shared):
             return again
         either = f"{name} restored"
@@ -186,7 +186,7 @@ class _Differentiator:
         self.let_go.append(Op(f"{name} else", "memory_bound", None, (name,), launches=0, present=opposite(shared)))
         return either
 
-    def _kept(self, reader: Op, name: str) -> str:
+    def _saved_name(self, reader: Op, name: str) -> str:
         producer = self.producer.get(name)
         if producer is None or producer in self.kept_ops or producer in self.behind:
             return name
@@ -287,8 +287,8 @@ class _Differentiator:
 
     def _differentiable(self, op: Op) -> tuple[str, ...]:
         tensors = self.forward.tensors
-        found = [name for name in op.reads if tensors[name].grad]
-        return tuple(dict.fromkeys(found) if len(found) > 1 else found)
+        names = [name for name in op.reads if tensors[name].grad]
+        return tuple(dict.fromkeys(names) if len(names) > 1 else names)
 
     def _differentiate(self, op: Op) -> None:
         dys = tuple([self.grads[w] for w in op.writes if w in self.grads])
@@ -347,8 +347,8 @@ class _Differentiator:
             return
         after = len(self.ops) - len(last) + made[0] + 1
         then = self.ops[after:]
-        at = next(i for i, other in enumerate(then) if other.role == "wgrad")
-        then[at] = then[at]._replace(reads=(*then[at].reads, op.reads[0]))
+        wgrad_index = next(i for i, other in enumerate(then) if other.role == "wgrad")
+        then[wgrad_index] = then[wgrad_index]._replace(reads=(*then[wgrad_index].reads, op.reads[0]))
         self.ops[after:] = [op, *then]
 
     def _stream(self, op: Op, name: str, dys: tuple[str, ...], saved: tuple[str, ...], given: tuple[str, ...]) -> None:
@@ -364,9 +364,9 @@ class _Differentiator:
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
                 self.ops.append(Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0))
         else:
-            held = tuple(self.grads[x] for x in back.holds if x in self.grads)
+            sibling_grads = tuple(self.grads[x] for x in back.holds if x in self.grads)
             self.ops.append(
-                Op(name, op.family, back.moved(), (*dys, *held, *saved), given, scratch=back.scratch,
+                Op(name, op.family, back.moved(), (*dys, *sibling_grads, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
                    guarded=op.guarded, expert_loops=op.expert_loops, nodes=back.nodes, pieces=op.pieces,
                    order=back.order,
@@ -387,12 +387,12 @@ class _Differentiator:
         work = op.work
         assert isinstance(work, (Gemm, Grouped))
         (x,) = self._differentiable(op)[:1] or ("",)
-        kept = [self._saved(op, s) for s in op.saves]
+        saved = [self._saved(op, s) for s in op.saves]
         again: list[str] = []
         of_grad, of_weight = dy, dy
-        prepared, names = op.prepared, {GRADIENT: dy, **dict(zip(op.saves, kept, strict=True))}
+        prepared, names = op.prepared, {GRADIENT: dy, **dict(zip(op.saves, saved, strict=True))}
         if prepared is not None:
-            self._prepare(op, (*prepared.gradient, *prepared.kept), names)
+            self._prepare(op, (*prepared.gradient, *prepared.before_dgrad), names)
             of_grad = names.get(prepared.dgrad, prepared.dgrad)
         for gather in op.regather:
             source = next(o for o in self.forward.ops if o.name == gather)
@@ -400,7 +400,7 @@ class _Differentiator:
             self._tensor(name, source.writes[0])
             self.ops.append(
                 source._replace(
-                    name=f"{gather} again for {op.name}", reads=(kept[0],), writes=(name,), saves=(), role="regather"
+                    name=f"{gather} again for {op.name}", reads=(saved[0],), writes=(name,), saves=(), role="regather"
                 )
             )
             again.append(name)
@@ -418,7 +418,7 @@ class _Differentiator:
                     expert_loops=op.expert_loops, role="dgrad")
             )  # fmt: skip
         if prepared is not None:
-            self._prepare(op, prepared.late, names)
+            self._prepare(op, prepared.after_dgrad, names)
             of_weight = names.get(prepared.wgrad, prepared.wgrad)
             again = [names.get(prepared.input, prepared.input)] if prepared.input else again
         if isinstance(work, Gemm):
@@ -427,7 +427,7 @@ class _Differentiator:
             wgrad = replace(work, wgrad=True, format=formats[1])
         grad = f"dW:{op.name}"
         self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
-        reads = (of_weight, *(again or kept), *((dy,) if of_weight != dy else ()))
+        reads = (of_weight, *(again or saved), *((dy,) if of_weight != dy else ()))
         self.ops.append(
             Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present,
                choices=op.choices, expert_loops=op.expert_loops, role="wgrad")
@@ -438,13 +438,13 @@ class _Differentiator:
 
     def _prepare(self, op: Op, ops: tuple[Op, ...], names: dict[str, str]) -> None:
         """Add what a linear layer does before its products; ``names`` grows by what runs nowhere and is its input."""
-        for one in ops:
-            present = one.present & op.present
-            reads = tuple(names.get(r, r) for r in one.reads)
+        for preparation in ops:
+            present = preparation.present & op.present
+            reads = tuple(names.get(r, r) for r in preparation.reads)
             if anywhere(present):
-                self.ops.append(one._replace(reads=reads, present=present))
-            elif one.writes:
-                names[one.writes[0]] = reads[0]
+                self.ops.append(preparation._replace(reads=reads, present=present))
+            elif preparation.writes:
+                names[preparation.writes[0]] = reads[0]
 
     def _product(self, op: Op, dy: str) -> None:
         """A product of two activations, C = A B: dA = dC B^T and dB = A^T dC, each of the forward's FLOPs."""

@@ -57,7 +57,7 @@ class Context:
     """Where attention's heads are exchanged for tokens."""
     new_kernels: ArrayK = 0.0
     """Kernels that are loaded for an expert's number of tokens, of all its products. [-]"""
-    whole: BoolK = True
+    has_all_layers: BoolK = True
     """Where a rank has all layers, in no pipeline."""
     loops_met: ArrayK = 1.0
     """Loops over experts that a pass has been through at the end of each, in the mean over its layers. [-]"""

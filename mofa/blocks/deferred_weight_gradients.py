@@ -33,8 +33,7 @@ class SplitBackward(NamedTuple):
 
 def split_backward(forward: Tape, backward: Tape, checkpointed: bool) -> SplitBackward:
     """A backward in its halves; ``checkpointed`` where one checkpoint is around the whole block."""
-    late = [op.role in WEIGHT_ROLES for op in backward.ops]
-    inputs = replace(backward, ops=tuple(op for op, is_late in zip(backward.ops, late, strict=True) if not is_late))
+    inputs = replace(backward, ops=tuple([op for op in backward.ops if op.role not in WEIGHT_ROLES]))
     made = _Groups(forward, backward, checkpointed)
     weights = made.weights(last=False)
     return SplitBackward(inputs, weights, made.weights(last=True) if checkpointed else weights)
@@ -73,10 +72,10 @@ class _Groups:
         out: dict[str, int] = {}
         reached: dict[str, int] = {}
         for op in reversed(self.forward.ops):
-            found = max([reached.get(name, _NEVER) for name in op.writes] + [number.get(op.name, _NEVER)])
-            out[op.name] = found
+            last_weight = max([reached.get(name, _NEVER) for name in op.writes] + [number.get(op.name, _NEVER)])
+            out[op.name] = last_weight
             for name in op.reads:
-                reached[name] = max(reached.get(name, _NEVER), found)
+                reached[name] = max(reached.get(name, _NEVER), last_weight)
         return out
 
     def _gone(self, last: bool) -> dict[str, int]:
@@ -97,38 +96,38 @@ class _Groups:
         ops: list[Op] = []
         tensors: dict[str, Tensor] = dict(self.backward.tensors)
         makes = [w for op in self.again for w in op.writes]
-        gone = {f"{name}~": at for name, at in self._gone(last).items()}
+        gone = {f"{name}~": weight_index for name, weight_index in self._gone(last).items()}
         saved = [name for name in makes if name in gone]
-        late: dict[int, list[str]] = {}
+        let_go_behind: dict[int, list[str]] = {}
         before: list[str] = []
         summed: list[str] = []
-        for i, mine in enumerate(self.ops):
+        for i, weight_ops in enumerate(self.ops):
             new = {name: f"{name}{i}" for name in makes}
             for name, renamed in new.items():
                 tensors[renamed] = tensors[name]._replace(name=renamed)
-            given = mine[0].reads[0]  # is added to 0, as a list of gradients that is summed up (``summed_grad``)
+            given = weight_ops[0].reads[0]  # is added to 0, as a list of gradients that is summed up (``summed_grad``)
             total = f"{given}={i}"
             tensors[total] = tensors[given]._replace(name=total)
-            ops.append(_sum(total, given, tensors[given].bytes, mine[0].present))
+            ops.append(_sum(total, given, tensors[given].bytes, weight_ops[0].present))
             ops.append(_mark("gradients summed", [total, *summed]))
             summed = [total]
-            mine = [op._replace(reads=tuple(total if r == given else r for r in op.reads)) for op in mine]
-            for op in (*self.again, *mine):
+            weight_ops = [op._replace(reads=tuple(total if r == given else r for r in op.reads)) for op in weight_ops]
+            for op in (*self.again, *weight_ops):
                 ops.append(op._replace(reads=_renamed(op.reads, new), writes=_renamed(op.writes, new)))
                 if self.again and op is self.again[-1]:  # its graph, which holds what its ops saved, goes at its end
                     ops.append(_mark("checkpoint made", [new[name] for name in saved]))
             # the last gradient has its name until the next one takes it (``dweights``)
             ops.append(_mark("gradients added", [given, *before]))
-            before = [w for op in mine for w in op.writes]
+            before = [w for op in weight_ops for w in op.writes]
             for name in saved:
                 if gone[name] > i:
-                    late.setdefault(gone[name], []).append(new[name])
-            if i in late:
-                ops.append(_mark(f"checkpoint lets go behind {self.names[i]}", late.pop(i)))
-        kept = [name for names in late.values() for name in names]
+                    let_go_behind.setdefault(gone[name], []).append(new[name])
+            if i in let_go_behind:
+                ops.append(_mark(f"checkpoint lets go behind {self.names[i]}", let_go_behind.pop(i)))
+        left_over = [name for names in let_go_behind.values() for name in names]
         inputs = [r for op in self.again for r in op.reads if r in self.forward.inputs]
         ops += self.rest
-        ops.append(_mark(KEPT, [*dict.fromkeys(inputs), *kept]))
+        ops.append(_mark(KEPT, [*dict.fromkeys(inputs), *left_over]))
         return Tape(tuple(ops), tensors, (), ())
 
 

@@ -131,24 +131,24 @@ GRADIENT = "the gradient of its output"
 
 
 class Prepared(NamedTuple):
-    """What a linear layer makes of its output's gradient, and of what it kept, before the products of its backward.
+    """What a linear layer does in its backward besides its products.
 
-    ``gradient`` are ops on :data:`GRADIENT`, in order; the product for the input's gradient reads ``dgrad`` of what
-    they write, that for the weight's ``wgrad``. ``kept`` are ops on the tensors that the layer saved, before the
-    product for the input; ``late`` are what follows it, also on ``dgrad``. The weight's product reads ``input`` of what
-    they write, where named. The tensors are declared with the forward tape's.
+    ``gradient`` are ops on :data:`GRADIENT`, in order. Of what they write, the product for the input's gradient reads
+    ``dgrad``, that for the weight's ``wgrad``. ``before_dgrad`` are ops on saved tensors, before the product for the
+    input; ``after_dgrad`` are those behind it, which may read ``dgrad`` too. Where ``input`` names a tensor that these
+    write, the weight's product reads it instead of what was saved. The forward tape declares all these tensors.
     """
 
     gradient: tuple[Op, ...]
     dgrad: str
     wgrad: str
-    kept: tuple[Op, ...] = ()
-    late: tuple[Op, ...] = ()
+    before_dgrad: tuple[Op, ...] = ()
+    after_dgrad: tuple[Op, ...] = ()
     input: str = ""
 
     def ops(self) -> tuple[Op, ...]:
         """All of them."""
-        return (*self.gradient, *self.kept, *self.late)
+        return (*self.gradient, *self.before_dgrad, *self.after_dgrad)
 
 
 class Op(NamedTuple):

@@ -37,9 +37,9 @@ def hold(b: TapeBuilder, frame: str, x: str) -> None:
 
 def leave_frame(b: TapeBuilder, frame: str, present: BoolK = True) -> None:
     """The end of a module's forward, up to which its local variables are held where it is ``present``."""
-    held = tuple(name for name in b.tensors if name.startswith(f"{frame} has "))
-    if held:
-        b.add(Op(f"{frame} returns", "memory_bound", None, held, (), launches=0, present=present))
+    local_tensors = tuple(name for name in b.tensors if name.startswith(f"{frame} has "))
+    if local_tensors:
+        b.add(Op(f"{frame} returns", "memory_bound", None, local_tensors, (), launches=0, present=present))
 
 
 def marks_local_of(op: Op, frame: str) -> bool:

@@ -27,7 +27,7 @@ GroupedKernel = Literal["one", "multi-stream"]
 class Gemm:
     """``count`` matrix products (m, k) x (k, n).
 
-    ``way`` says which of a linear layer's three products it is: its output, the gradient of its input or, with the
+    ``product`` says which of a linear layer's three products it is: its output, the gradient of its input or, with the
     tokens as ``k``, of its weight. The widths of what is multiplied are ``n`` and ``k``, of a weight's gradient
     ``m`` and ``n``.
     """
@@ -37,7 +37,7 @@ class Gemm:
     k: FloatK
     format: Format = "bf16"
     count: FloatK = 1.0
-    way: Way = "fwd"
+    product: Way = "fwd"
 
     @property
     def flops(self) -> FloatK:

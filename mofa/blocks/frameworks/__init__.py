@@ -27,8 +27,8 @@ def persistent_buffers(framework: FrameworkSpec, ctx: Context, ops: Sequence[Op]
         body = megatron.persistent_buffers(ctx, ops, with_head=False)
         return body, body + megatron.head_buffers(ctx)
     if framework.layers == "megatron":
-        one = megatron_local.persistent_buffers(ctx)
-        return one, one
+        buffers_bytes = megatron_local.persistent_buffers(ctx)
+        return buffers_bytes, buffers_bytes
     return 0.0, 0.0
 
 

@@ -23,12 +23,12 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     a, t, e = ctx.model.attention, ctx.tokens, ctx.element
     assert a.kind == "gqa"
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
-    whole = linear(b, ctx, h, "wqkv", m=t, n=q_width + 2 * kv_width, k=float(ctx.model.hidden), wide_input=True)
+    fused = linear(b, ctx, h, "wqkv", m=t, n=q_width + 2 * kv_width, k=float(ctx.model.hidden), wide_input=True)
     if a.qkv_bias:
-        whole = biased(b, whole, "wqkv", float((a.num_heads + 2 * a.num_kv_heads) * a.d_qk))
+        fused = biased(b, fused, "wqkv", float((a.num_heads + 2 * a.num_kv_heads) * a.d_qk))
     q, k, v = (b.tensor(name, t * width * e) for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)))
     moved = 2 * t * (q_width + 2 * kv_width) * e
-    b.add(Op("wqkv.chunk", "memory_bound", None, (whole,), (q, k, v), view=True, launches=0,
+    b.add(Op("wqkv.chunk", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
              back=Back(moved, 1, like="copy")))  # fmt: skip
     return q, k, v
 

@@ -22,8 +22,8 @@ def shards(ctx: Context) -> bool:
 
 def groups(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
     """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
-    apart = ctx.ep > 1
-    return dense + where(apart, 0.0, experts), where(apart, experts, 0.0)
+    own_group = ctx.ep > 1
+    return dense + where(own_group, 0.0, experts), where(own_group, experts, 0.0)
 
 
 def dim1(ctx: Context) -> BoolK:
@@ -54,12 +54,14 @@ class Pieces:
         """The compute stream waits until these are there."""
         self.ops.append(Op(name, "dp", Stream(0.0), reads, (), launches=0, region=OUTSIDE))
 
-    def neighbour(self, name: str, kind: CollectiveKind, params: FloatK, ranks: FloatK, bytes_: float, at: str) -> str:
+    def neighbour(
+        self, name: str, kind: CollectiveKind, params: FloatK, ranks: FloatK, bytes_: float, stream: str
+    ) -> str:
         """A collective of the block before or behind, which its own tape launches and counts; none for one rank."""
         payload = where(ranks > 1.0, bytes_ * params, 0.0)
         self.tensor(name, 0.0)
         self.ops.append(
-            Op(name, "dp", Collective(kind, "fsdp", payload), (), (name,), launches=0, stream=at, region=OUTSIDE)
+            Op(name, "dp", Collective(kind, "fsdp", payload), (), (name,), launches=0, stream=stream, region=OUTSIDE)
         )
         return name
 
@@ -71,11 +73,11 @@ class Pieces:
 
 
 def gather(
-    p: Pieces, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, here: BoolK
+    p: Pieces, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK
 ) -> str:  # fmt: skip
     """Cast and copy the shard in, a bf16 one copied alone, gather in place: 2 bytes a parameter come out; nothing for a
     group of one rank."""
-    runs = here & (ranks > 1)
+    runs = present & (ranks > 1)
     p.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0))
     p.tensor(out, where(runs, 2.0 * params, 0.0))
     if not anywhere(runs):
@@ -126,60 +128,60 @@ def reduce(
     Behind the copy gradients are let go, but for that of the parameter registered last where there are ranks to reduce
     over: the variable of a loop over them holds it until ``foreach_reduce`` returns, beside what is reduced.
     """
-    here = params > 0
-    if not anywhere(here):
+    present = params > 0
+    if not anywhere(present):
         p.tensor(f"{name}.reduced", 0.0)
         p.tensor(f"{name}.reduce_input", 0.0)
         return
-    alone = here & (ranks <= 1)
+    alone = present & (ranks <= 1)
     by_rows = dim1(ctx) & (ranks > 1) & (name == "efsdp")
     width = ctx.framework.reduced_bytes_per_param
     p.tensor(f"{name}.reduce_input", width * params)
     p.ops.append(
         Op(f"{name}.reduce_copy_in", "dp", Stream((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
-           (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
+           (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=present,
            listed=params / ranks, region=OUTSIDE)
     )  # fmt: skip
     in_loop: tuple[str, ...] = ()
     last = registered_last(grads, ctx)
-    if last and not ctx.framework.flat_params and anywhere(here & opposite(alone)):
+    if last and not ctx.framework.flat_params and anywhere(present & opposite(alone)):
         in_loop = (p.tensor(f"{name}.in_loop", 0.0, "grad"),)
         p.ops.append(
-            Op(f"{name}.loop", "dp", None, last, in_loop, launches=0, view=here & opposite(alone), region=OUTSIDE)
+            Op(f"{name}.loop", "dp", None, last, in_loop, launches=0, view=present & opposite(alone), region=OUTSIDE)
         )
-    kept = where(ctx.accumulating & here, ctx.stored * params / ranks, 0.0)
-    p.tensor(f"{name}.reduced", kept, "grad")
+    result_bytes = where(ctx.accumulating & present, ctx.stored * params / ranks, 0.0)
+    p.tensor(f"{name}.reduced", result_bytes, "grad")
     out, kind = f"{name}.reduced", "grad"
     casts = ctx.stored < width
     if casts:
-        kept, kind = where(here, width * params / ranks, 0.0), "buffer"
-        out = p.tensor(f"{name}.summed", kept)
-    if anywhere(here & opposite(alone)):
+        result_bytes, kind = where(present, width * params / ranks, 0.0), "buffer"
+        out = p.tensor(f"{name}.summed", result_bytes)
+    if anywhere(present & opposite(alone)):
         payload = Collective("reduce_scatter", name, width * params)
         if ctx.framework.flat_params:
             p.ops.append(
                 Op(f"{name}.predivide", "dp", Stream(where(alone, 0.0, 2.0 * width * params), "mul"),
-                   (f"{name}.reduce_input",), (), launches=where(alone, 0.0, 1.0), present=here, stream=REDUCE,
+                   (f"{name}.reduce_input",), (), launches=where(alone, 0.0, 1.0), present=present, stream=REDUCE,
                    region=OUTSIDE)
             )  # fmt: skip
         writes = (f"{name}.scattered",) if anywhere(alone) else (out,)
         if anywhere(alone):
-            p.tensor(writes[0], where(alone, 0.0, kept), kind)
+            p.tensor(writes[0], where(alone, 0.0, result_bytes), kind)
         p.ops.append(
             Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes,
-               present=here & opposite(alone), stream=REDUCE, region=OUTSIDE)
+               present=present & opposite(alone), stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
     if anywhere(alone):
-        reads = (f"{name}.scattered" if anywhere(here & opposite(alone)) else f"{name}.reduce_input",)
+        reads = (f"{name}.scattered" if anywhere(present & opposite(alone)) else f"{name}.reduce_input",)
         p.ops.append(
             Op(f"{name}.reduce_copy", "dp", Stream(where(alone, 16.0 * params, 0.0), "copy"), reads, (out,),
                scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
                present=alone, stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
     if casts:
-        moved = where(here, (width + ctx.stored) * params / ranks, 0.0)
+        moved = where(present, (width + ctx.stored) * params / ranks, 0.0)
         p.ops.append(
-            Op(f"{name}.reduced_cast", "dp", Stream(moved, "cast_down"), (out,), (f"{name}.reduced",), present=here,
+            Op(f"{name}.reduced_cast", "dp", Stream(moved, "cast_down"), (out,), (f"{name}.reduced",), present=present,
                stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
         out = f"{name}.reduced"
@@ -187,7 +189,7 @@ def reduce(
         added = 3.0 * ctx.stored * params / ranks * ctx.accumulates
         p.ops.append(
             Op(f"{name}.accumulate", "dp", Stream(added, "mul"), (out,), (),
-               launches=adds(ctx, float(num_weights)), present=here, stream=REDUCE, region=OUTSIDE,
+               launches=adds(ctx, float(num_weights)), present=present, stream=REDUCE, region=OUTSIDE,
                role="accumulate")
         )  # fmt: skip
     if in_loop:

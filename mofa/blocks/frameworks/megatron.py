@@ -48,7 +48,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     """One product for q, k and v; fused attention copies v, a strided view, so that the whole is let go."""
     a = ctx.model.attention
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
-    whole = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
+    fused = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
     t, e = ctx.tokens, ctx.element
     q = b.tensor("q", t * q_width * e)
     k = b.tensor("k", t * kv_width * e)
@@ -56,7 +56,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     since = len(b.ops)
     # views forward; backward concatenates dq, dk and dv
     b.add(
-        Op("qkv.split", "memory_bound", None, (whole,), (q, k, v_part), view=True, launches=0,
+        Op("qkv.split", "memory_bound", None, (fused,), (q, k, v_part), view=True, launches=0,
            back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
     )  # fmt: skip
     q = query_copy(b, ctx, q, t * q_width * e)
@@ -272,12 +272,12 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
     seen: list[ArrayK] = []
     for op in ops:
         if op.weight and not anywhere(op.weight_bytes):
-            one = op.weight_params / op.num_weights
+            params_each = op.weight_params / op.num_weights
             new: BoolK = True
             for other in seen:
-                new = new & (one != other)
-            seen.append(one)
-            total = total + where(new, 2.0 * one, 0.0)
+                new = new & (params_each != other)
+            seen.append(params_each)
+            total = total + where(new, 2.0 * params_each, 0.0)
     total = total + buffer_bytes(ctx)
     return total + head_buffers(ctx) if with_head else total
 

@@ -28,8 +28,8 @@ class Operand(NamedTuple):
 
     row: str
     saves: tuple[str, ...]
-    kept: tuple[Op, ...] = ()
-    late: tuple[Op, ...] = ()
+    before_dgrad: tuple[Op, ...] = ()
+    after_dgrad: tuple[Op, ...] = ()
     input: str = ""
 
 
@@ -39,13 +39,13 @@ class Received(NamedTuple):
     ops: tuple[Op, ...]
     dgrad: str
     wgrad: str
-    late: tuple[Op, ...] = ()
+    after_dgrad: tuple[Op, ...] = ()
 
 
 def prepared(operand: Operand, received: Received) -> Prepared:
     """What a linear layer's backward does before its products."""
-    late = (*operand.late, *received.late)
-    return Prepared(received.ops, received.dgrad, received.wgrad, operand.kept, late, operand.input)
+    after_dgrad = (*operand.after_dgrad, *received.after_dgrad)
+    return Prepared(received.ops, received.dgrad, received.wgrad, operand.before_dgrad, after_dgrad, operand.input)
 
 
 def recipe_of(ctx: Context) -> Fp8Recipe:
@@ -80,32 +80,32 @@ def cast_input(
     gathers, gathered = _where_gathered(ctx, gathered)
     again = kept_anyway and recipe.keeps_inputs
     sources = (x, *_reduced_amax(b, ctx, x, name, gathers))
-    found = _found_by_norm(b, recipe, x, elements)
-    row = b.tensor(f"{name}.fp8", _held(recipe, elements), grad_bytes=elements * ctx.element)
+    norm_does = _found_by_norm(b, recipe, x, elements)
+    row = b.tensor(f"{name}.fp8", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.element)
     if again:
-        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, found))
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
         return _cast_again(b, ctx, recipe, x, name, row, elements, gathered, gathers)
     if _one_copy(ctx):
-        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, found))
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
         regathered, ops = _gathered(b, ctx, recipe, row, f"{name}.again", gathered, gathers)
         return Operand(row, (row,), ops, (), regathered)
     alone = recipe.gathers_rows_alone
-    column = b.tensor(f"{name}.fp8_t", _held(recipe, where(_rows_alone(recipe, gathers), 0.0, elements)), grad=False)
     cast_alone = _rows_alone(recipe, gathers)
+    column = b.tensor(f"{name}.fp8_t", _copy_bytes(recipe, where(cast_alone, 0.0, elements)), grad=False)
     if not alone or gathers is False:
-        _add(b, _cast(f"{name}.cast", recipe, sources, (row, column), moved, cast_alone, experts, found))
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row, column), moved, cast_alone, experts, norm_does))
         if gathers is False:
             return Operand(row, (column,))
         interleaved, ops = _gathered(b, ctx, recipe, column, f"{name}.again", gathered, gathers, columns=True)
-        whole, late = _in_order(b, recipe, column, interleaved, f"{name}.again", gathered, gathers)
-        return Operand(row, (column,), ops, late, whole)
+        full, after_dgrad = _in_order(b, recipe, column, interleaved, f"{name}.again", gathered, gathers)
+        return Operand(row, (column,), ops, after_dgrad, full)
     # of candidates that gather the row-wise shard is kept, of the others the transposed copy
-    shard = b.tensor(f"{name}.fp8_shard", _held(recipe, where(gathers, elements, 0.0)), grad=False)
-    b.tensors[row] = b.tensors[row]._replace(bytes=_held(recipe, where(gathers, 0.0, elements)))
-    _add(b, _cast(f"{name}.cast", recipe, sources, (row, shard, column), moved, cast_alone, experts, found))
-    whole, ops = _gathered(b, ctx, recipe, shard, f"{name}.again", gathered, gathers)
-    turned, late = _transposed(b, column, whole, f"{name}.again", gathered, gathers)
-    return Operand(row, (shard, column), ops, late, turned)
+    shard = b.tensor(f"{name}.fp8_shard", _copy_bytes(recipe, where(gathers, elements, 0.0)), grad=False)
+    b.tensors[row] = b.tensors[row]._replace(bytes=_copy_bytes(recipe, where(gathers, 0.0, elements)))
+    _add(b, _cast(f"{name}.cast", recipe, sources, (row, shard, column), moved, cast_alone, experts, norm_does))
+    full, ops = _gathered(b, ctx, recipe, shard, f"{name}.again", gathered, gathers)
+    turned, after_dgrad = _transposed(b, column, full, f"{name}.again", gathered, gathers)
+    return Operand(row, (shard, column), ops, after_dgrad, turned)
 
 
 def _cast_again(
@@ -114,9 +114,9 @@ def _cast_again(
 ) -> Operand:  # fmt: skip
     """An input that is kept in bf16 and cast once more backward: to columns, or to rows that are gathered."""
     alone = recipe.gathers_rows_alone
-    rows = b.tensor(f"{name}.again.fp8", _held(recipe, elements if alone else 0.0), grad=False)
-    held = where(_rows_alone(recipe, gathers), 0.0, 0.0 if _one_copy(ctx) else elements)
-    column = b.tensor(f"{name}.again.fp8_t", _held(recipe, held), grad=False)
+    rows = b.tensor(f"{name}.again.fp8", _copy_bytes(recipe, elements if alone else 0.0), grad=False)
+    column_elements = where(_rows_alone(recipe, gathers), 0.0, 0.0 if _one_copy(ctx) else elements)
+    column = b.tensor(f"{name}.again.fp8_t", _copy_bytes(recipe, column_elements), grad=False)
     copies = where(_rows_alone(recipe, gathers), 1.0, 1.0 if _one_copy(ctx) or not alone else 2.0)
     like = recipe.column_cast
     moved = Stream(recipe.bytes_of(0) * elements + copies * elements, like)
@@ -124,12 +124,12 @@ def _cast_again(
     if gathers is False:
         return Operand(row, (x,), (cast,), (), rows if _one_copy(ctx) else column)
     source = rows if alone else column
-    whole, ops = _gathered(b, ctx, recipe, source, f"{name}.again", gathered, gathers)
+    full, ops = _gathered(b, ctx, recipe, source, f"{name}.again", gathered, gathers)
     if _one_copy(ctx):
-        return Operand(row, (x,), (cast, *ops), (), whole)
-    turn = _transposed(b, column, whole, f"{name}.again", gathered, gathers)
+        return Operand(row, (x,), (cast, *ops), (), full)
+    turn = _transposed(b, column, full, f"{name}.again", gathered, gathers)
     if not alone:
-        turn = _in_order(b, recipe, column, whole, f"{name}.again", gathered, gathers)
+        turn = _in_order(b, recipe, column, full, f"{name}.again", gathered, gathers)
     return Operand(row, (x,), (cast, *ops), turn[1], turn[0])
 
 
@@ -147,27 +147,27 @@ def cast_gradient(
         amax = b.tensor(f"{base}.amax", AMAX_BYTES, grad=False)
         before = (_reduce_amax(ctx, base, GRADIENT, amax, gathers),)
         sources = (GRADIENT, amax)
-    row = b.tensor(f"{base}.fp8", _held(recipe, elements), grad=False)
+    row = b.tensor(f"{base}.fp8", _copy_bytes(recipe, elements), grad=False)
     if _one_copy(ctx):
         cast = _cast(f"{base}.cast", recipe, sources, (row,), moved, True, experts, "bf16")
-        whole, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
-        return Received((*before, *cast, *ops), whole, whole)
+        full, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
+        return Received((*before, *cast, *ops), full, full)
     alone = _rows_alone(recipe, gathers)
-    column = b.tensor(f"{base}.fp8_t", _held(recipe, where(alone, 0.0, elements)), grad=False)
+    column = b.tensor(f"{base}.fp8_t", _copy_bytes(recipe, where(alone, 0.0, elements)), grad=False)
     cast = _cast(f"{base}.cast", recipe, sources, (row, column), moved, alone, experts, "bf16")
     if gathers is False:
         return Received(cast, row, column)
-    whole, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
+    full, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
     if recipe.gathers_rows_alone:
-        turned, turn = _transposed(b, column, whole, base, gathered, gathers)
+        turned, turn = _transposed(b, column, full, base, gathered, gathers)
         if ctx.framework.tp_overlap:  # user buffers hold one copy, which is transposed behind the product
-            return Received((*before, *cast, *ops), whole, turned, turn)
-        return Received((*before, *cast, *ops, *turn), whole, turned)
+            return Received((*before, *cast, *ops), full, turned, turn)
+        return Received((*before, *cast, *ops, *turn), full, turned)
     _shelve(b, recipe, row, gathers)
     _shelve(b, recipe, column, gathers)
     interleaved, columns = _gathered(b, ctx, recipe, column, f"{base}.columns", gathered, gathers, columns=True)
     ordered, order = _in_order(b, recipe, column, interleaved, base, gathered, gathers)
-    return Received((*before, *cast, *ops, *columns, *order), whole, ordered)
+    return Received((*before, *cast, *ops, *columns, *order), full, ordered)
 
 
 def _where_gathered(ctx: Context, elements: FloatK | None) -> tuple[BoolK, FloatK]:
@@ -181,10 +181,10 @@ def gather_input(b: TapeBuilder, ctx: Context, row: str, name: str, elements: Fl
     """All-gather of the row-wise copies in front of a column-parallel layer; the gradient is reduced in bf16."""
     recipe = recipe_of(ctx)
     _shelve(b, recipe, row, ctx.gathers)
-    out = b.tensor(f"{name}.full", _held(recipe, elements), grad_bytes=elements * ctx.element)
+    out = b.tensor(f"{name}.full", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.element)
     reduced = Collective("reduce_scatter", "tp", elements * ctx.element)
     back = Back(work=reduced, family="tp", present=ctx.gathers, stream="tp")
-    work = Collective("all_gather", "tp", _held(recipe, elements))
+    work = Collective("all_gather", "tp", _copy_bytes(recipe, elements))
     op = Op(f"{name}.all_gather", "tp", work, (row,), (out,), present=ctx.gathers, stream="tp", back=back)
     return b.add(op)
 
@@ -199,24 +199,24 @@ def padded(ctx: Context, rows: FloatK) -> FloatK:
     return rows + where(rows > 0, FILLED_ROWS * ctx.local_experts, 0.0)
 
 
-def pad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> str:
+def pad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
     """A copy of the experts' rows with rows of zeros between them, and back of the gradient without them.
 
     ``TEGroupedMLP.forward`` pads all counts that are no multiples already: by chance few are, and all where the
     router's map is padded (``router_padding``). It pads the rows' probabilities too, whose bytes are left out here.
     """
     hidden = float(ctx.model.hidden)
-    out = b.tensor("experts.padded", padded(ctx, kept) * hidden * ctx.element)
+    out = b.tensor("experts.padded", padded(ctx, memory_rows) * hidden * ctx.element)
     moved = 2.0 * padded(ctx, rows) * hidden * ctx.element
     back = Back(2.0 * rows * hidden * ctx.element, 1, like="copy")
     by = call(ctx, "fp8_padding", ctx.local_experts, times=2.0)
     return b.add(Op("experts.pad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
 
 
-def unpad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> str:
+def unpad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
     """The experts' results without the rows that filled them up."""
     hidden = float(ctx.model.hidden)
-    out = b.tensor("experts.unpadded", kept * hidden * ctx.element)
+    out = b.tensor("experts.unpadded", memory_rows * hidden * ctx.element)
     moved = 2.0 * rows * hidden * ctx.element
     back = Back(2.0 * padded(ctx, rows) * hidden * ctx.element, 1, like="copy")
     by = call(ctx, "fp8_padding", ctx.local_experts)
@@ -232,16 +232,16 @@ def expert_operands(
     """
     if ctx.fp8 is None:
         return x, (x,), None
-    moved, held = rows
+    moved, memory_rows = rows
     passes = moved
     if ctx.fp8.casts_ragged_slower:  # an expert's padded rows seldom fill its last block
         passes = moved * (1.0 + (1.0 - ALIGNED_ROWS / BLOCK) * (ctx.kernels.ragged_block_cast.value - 1.0))
-    operand = cast_input(b, ctx, x, name, held * inner, moved=passes * inner, experts=ctx.local_experts)
-    received = cast_gradient(b, ctx, name, held * out, moved=passes * out, experts=ctx.local_experts)
+    operand = cast_input(b, ctx, x, name, memory_rows * inner, moved=passes * inner, experts=ctx.local_experts)
+    received = cast_gradient(b, ctx, name, memory_rows * out, moved=passes * out, experts=ctx.local_experts)
     return operand.row, operand.saves, prepared(operand, received)
 
 
-def _held(recipe: Fp8Recipe, elements: FloatK) -> FloatK:
+def _copy_bytes(recipe: Fp8Recipe, elements: FloatK) -> FloatK:
     return elements * recipe.copy_bytes()
 
 
@@ -252,18 +252,18 @@ def _rows_alone(recipe: Fp8Recipe, gathers: BoolK) -> BoolK:
 
 def _cast(
     name: str, recipe: Fp8Recipe, reads: tuple[str, ...], writes: tuple[str, ...], moved: FloatK, alone: BoolK,
-    experts: FloatK, found: str,
+    experts: FloatK, norm_does: str,
 ) -> tuple[Op, ...]:  # fmt: skip
     """A cast, to rows ``alone`` or to both copies, which is another kernel: an op each where candidates differ.
 
-    ``found`` is what a norm in front of it did already (:attr:`Fp8Recipe.norm`).
+    ``norm_does`` is what a norm in front of it did already (:attr:`Fp8Recipe.norm`).
     """
     copies = where(alone, 1.0, 2.0)
-    if found == "casts":  # all that is left is to transpose
+    if norm_does == "casts":  # all that is left is to transpose
         work = Stream(2.0 * (copies - 1.0) * moved, "fp8_transpose")
         return (Op(name, "memory_bound", work, reads, writes, launches=copies - 1.0, back=VIEW),)
-    known = recipe.amax_bytes if found == "finds amax" else 0.0
-    launches: FloatK = recipe.launches - (1 if found == "finds amax" else 0)
+    known = recipe.amax_bytes if norm_does == "finds amax" else 0.0
+    launches: FloatK = recipe.launches - (1 if norm_does == "finds amax" else 0)
     together = TENSORS_PER_CAST if recipe.casts_experts_together else 1.0
     launches = launches * ceiling(experts / together)
 
@@ -319,8 +319,8 @@ def _gathered(
     """A copy gathered over the sequence shards, where they are; ``columns`` lie shard by shard until put in order."""
     if gathers is False:
         return source, ()
-    out = b.tensor(f"{name}.gathered", _held(recipe, elements), grad=False, shelved=gathers if columns else False)
-    work = Collective("all_gather", "tp", _held(recipe, elements))
+    out = b.tensor(f"{name}.gathered", _copy_bytes(recipe, elements), grad=False, shelved=gathers if columns else False)
+    work = Collective("all_gather", "tp", _copy_bytes(recipe, elements))
     return out, (Op(f"{name}.all_gather", "tp", work, (source,), (out,), present=gathers, stream="tp"),)
 
 
@@ -334,18 +334,18 @@ def _shelve(b: TapeBuilder, recipe: Fp8Recipe, shard: str, gathers: BoolK) -> No
 
 
 def _transposed(
-    b: TapeBuilder, column: str, whole: str, name: str, elements: FloatK, gathers: BoolK
+    b: TapeBuilder, column: str, full: str, name: str, elements: FloatK, gathers: BoolK
 ) -> tuple[str, tuple[Op, ...]]:
     """The transposed copy of gathered rows; where nothing was gathered, the one that the cast made."""
     out = b.tensor(f"{name}.transposed", 1.0 * elements, grad=False)
     work = Stream(2.0 * elements, "fp8_transpose")
-    return out, (Op(f"{name}.transpose", "memory_bound", work, (column, whole), (out,), present=gathers),)
+    return out, (Op(f"{name}.transpose", "memory_bound", work, (column, full), (out,), present=gathers),)
 
 
 def _in_order(
     b: TapeBuilder, recipe: Fp8Recipe, column: str, interleaved: str, name: str, elements: FloatK, gathers: BoolK
 ) -> tuple[str, tuple[Op, ...]]:
     """Gathered columns, which lie shard by shard, put in order (``_finish_all_gather_fp8_blockwise``)."""
-    out = b.tensor(f"{name}.ordered", _held(recipe, elements), grad=False)
+    out = b.tensor(f"{name}.ordered", _copy_bytes(recipe, elements), grad=False)
     work = Stream(2.0 * elements, "fp8_transpose")
     return out, (Op(f"{name}.order", "memory_bound", work, (column, interleaved), (out,), present=gathers),)

@@ -183,12 +183,12 @@ def untuned_norm(ctx: Context, *, of_heads: bool) -> tuple[float, float]:
 
 def norm_op(
     b: TapeBuilder, ctx: Context, x: str, name: str, width: float, region: str, *, torch_kernels: bool = False,
-    kept: str = "",
+    saved_input: str = "",
 ) -> str:  # fmt: skip
     """A norm over the last dimension: backward is two kernels, the input's and the weight's partial sums.
 
     ``torch_kernels`` are PyTorch's, else Transformer Engine's, which are slower at widths that have none of their own.
-    ``kept`` is what is kept where it is not what is read."""
+    ``saved_input`` is kept for the backward instead of ``x``, where named."""
     rows = b.tensors[x].bytes / (width * ctx.element)
     out = b.tensor(f"{name}.out", rows * width * ctx.element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
@@ -204,7 +204,7 @@ def norm_op(
         like, back = "rmsnorm_heads", heads_norm_back(ctx, rows, width)
     b.add(
         Op(name, "memory_bound", Stream(moved, f"{like}_fwd", forward * elements, width), (x,), (out, scale),
-           (kept or x, scale), region=region, back=back,
+           (saved_input or x, scale), region=region, back=back,
            weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
            accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param)
     )  # fmt: skip

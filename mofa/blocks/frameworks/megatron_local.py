@@ -61,15 +61,15 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     a = ctx.model.attention
     assert a.kind == "gqa"
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
-    whole = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
+    fused = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
     if a.qkv_bias:
-        whole = add_bias(b, whole, "qkv")
+        fused = add_bias(b, fused, "qkv")
     t, e = ctx.tokens, ctx.element
     q, k = b.tensor("q", t * q_width * e), b.tensor("k", t * kv_width * e)
     v = b.tensor("v", t * kv_width * e)
     # views forward; backward concatenates dq, dk and dv
     b.add(
-        Op("qkv.split", "memory_bound", None, (whole,), (q, k, v), view=True, launches=0,
+        Op("qkv.split", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
            back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
     )  # fmt: skip
     return te.query_copy(b, ctx, q, t * q_width * e), k, v
@@ -84,7 +84,7 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
         Op(f"{name}.copy", "memory_bound", Stream(moved, "strided_copy"), (x,), (together,),
            present=te.is_strided(ctx, name), region=b.region, back=Back(moved, 1, like="strided_copy", nodes=0.0))
     )  # fmt: skip
-    return base.norm_op(b, ctx, y, name, head_dim, b.region, torch_kernels=True, kept=x)
+    return base.norm_op(b, ctx, y, name, head_dim, b.region, torch_kernels=True, saved_input=x)
 
 
 def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
@@ -96,15 +96,23 @@ def _down(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """A latent projection split over tp and gathered along its width into a fresh tensor, then copied together."""
     e = ctx.element
     part = column_linear(b, ctx, h, name, width / ctx.tp, float(ctx.model.hidden))
-    whole = ctx.tokens * width * e
-    gathered, joined = b.tensor(f"{name}.gathered", whole), b.tensor(f"{name}.joined", whole)
+    full_bytes = ctx.tokens * width * e
+    gathered, joined = b.tensor(f"{name}.gathered", full_bytes), b.tensor(f"{name}.joined", full_bytes)
     y = b.add(
-        Op(f"{name}.gather_width", "tp", Collective("all_gather", "tp", whole), (part,), (gathered,),
+        Op(f"{name}.gather_width", "tp", Collective("all_gather", "tp", full_bytes), (part,), (gathered,),
            present=ctx.has_tp, stream="tp",
-           back=Back(work=Stream(2 * whole / ctx.tp), family="memory_bound", present=ctx.has_tp))
+           back=Back(work=Stream(2 * full_bytes / ctx.tp), family="memory_bound", present=ctx.has_tp))
     )  # fmt: skip
     return b.add(
-        Op(f"{name}.join", "memory_bound", Stream(2 * whole), (y,), (joined,), present=ctx.has_tp, back=Back(0.0, 0))
+        Op(
+            f"{name}.join",
+            "memory_bound",
+            Stream(2 * full_bytes),
+            (y,),
+            (joined,),
+            present=ctx.has_tp,
+            back=Back(0.0, 0),
+        )
     )
 
 
@@ -132,7 +140,7 @@ def _latent_norm(b: TapeBuilder, ctx: Context, x: str, width: float) -> str:
         Op("kv_norm.copy", "memory_bound", Stream(2.0 * nbytes, "strided_copy"), (x,), (together,),
            present=opposite(ctx.gathers), region=b.region, back=Back(2.0 * nbytes, 1, like="strided_copy", nodes=0.0))
     )  # fmt: skip
-    return base.norm_op(b, ctx, y, "kv_norm", width, b.region, torch_kernels=True, kept=x)
+    return base.norm_op(b, ctx, y, "kv_norm", width, b.region, torch_kernels=True, saved_input=x)
 
 
 def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
@@ -207,13 +215,13 @@ def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -
     a, e, t = ctx.model.attention, ctx.element, ctx.tokens
     expanded, grouped = [], ctx.heads > ctx.kv_heads
     for name, x, d in (("k", k, a.d_qk), ("v", v, a.d_v)):
-        whole, own = t * ctx.heads * d * e, t * ctx.kv_heads * d * e
+        expanded_bytes, own = t * ctx.heads * d * e, t * ctx.kv_heads * d * e
         y = b.tensor(f"attn.{name}_heads", own, grad_bytes=own)
         expanded.append(
             b.add(
                 Op(f"attn.{name}_heads", "memory_bound", None, (x,), (y,), view=True, launches=0,
                    present=grouped,
-                   back=Back(work=Stream(whole + own), family="memory_bound", view=True, present=grouped))
+                   back=Back(work=Stream(expanded_bytes + own), family="memory_bound", view=True, present=grouped))
             )
         )  # fmt: skip
     kh, vh = expanded
@@ -278,11 +286,11 @@ def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
 
 def _expand(b: TapeBuilder, ctx: Context, x: str, name: str, d: float) -> str:
     """A copy of a key or value head for every query head of its group; backward sums over the group."""
-    whole, own = ctx.tokens * ctx.heads * d * ctx.element, ctx.tokens * ctx.kv_heads * d * ctx.element
-    out = b.tensor(f"attn.{name}_expanded", whole)
+    expanded_bytes, own = ctx.tokens * ctx.heads * d * ctx.element, ctx.tokens * ctx.kv_heads * d * ctx.element
+    out = b.tensor(f"attn.{name}_expanded", expanded_bytes)
     return b.add(
-        Op(f"attn.{name}_expand", "memory_bound", Stream(whole + own, "strided_copy"), (x,), (out,),
-           present=ctx.heads > ctx.kv_heads, back=Back(whole + own, 1))
+        Op(f"attn.{name}_expand", "memory_bound", Stream(expanded_bytes + own, "strided_copy"), (x,), (out,),
+           present=ctx.heads > ctx.kv_heads, back=Back(expanded_bytes + own, 1))
     )  # fmt: skip
 
 
@@ -363,15 +371,15 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     received = megatron_moe.exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
     hold(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
     hold(b, "moe", received)
-    rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if anywhere(ctx.etp > 1):
-        gathered = b.tensor("moe.gathered", kept * row)
+        gathered = b.tensor("moe.gathered", memory_rows * row)
         received = b.add(
             Op("moe.etp_gather", "ep", Collective("all_gather", "etp", rows * row), (received,), (gathered,),
                present=ctx.etp > 1, stream="ep")
         )  # fmt: skip
-    received = sort(b, ctx, received, "sort", rows, kept)
-    y = sort(b, ctx, experts(b, ctx, received, rows, kept), "unsort", rows, kept)
+    received = sort(b, ctx, received, "sort", rows, memory_rows)
+    y = sort(b, ctx, experts(b, ctx, received, rows, memory_rows), "unsort", rows, memory_rows)
     if anywhere(ctx.etp > 1):
         scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
         y = b.add(
@@ -394,9 +402,9 @@ def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
         Op("moe.dispatch", "ep", Collective("all_gather", "ep", nbytes, ctx.imbalance), (h,), (full,),
            present=ranks > 1, stream="ep")
     )  # fmt: skip
-    rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
-    sent = permute(b, ctx, x, scores, tokens, rows, kept)
-    y = unpermute(b, ctx, experts(b, ctx, sent, rows, kept), tokens, rows)
+    rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    sent = permute(b, ctx, x, scores, tokens, rows, memory_rows)
+    y = unpermute(b, ctx, experts(b, ctx, sent, rows, memory_rows), tokens, rows)
     out = b.tensor("moe.out", ctx.shard * row)
     return b.add(
         Op("moe.combine", "ep", Collective("reduce_scatter", "ep", nbytes, ctx.imbalance), (y,), (out,),
@@ -404,24 +412,24 @@ def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     )  # fmt: skip
 
 
-def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> str:
+def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
     """The routed experts. One after the other their outputs are concatenated, and backward their input gradients."""
     if ctx.framework.experts != "sequential":
-        return megatron_moe.experts(b, ctx, x, rows, kept, activation)
+        return megatron_moe.experts(b, ctx, x, rows, memory_rows, activation)
     row, several = float(ctx.model.hidden) * ctx.element, ctx.local_experts > 1
-    parts = b.tensor("experts.parts", kept * row)
+    parts = b.tensor("experts.parts", memory_rows * row)
     x = b.add(
         Op("experts.split", "memory_bound", None, (x,), (parts,), view=True, launches=0, present=several,
            back=Back(2 * rows * row, 1, like="copy"), pieces=2.0 * ctx.local_experts)
     )  # fmt: skip
     since = len(b.ops)
-    y = megatron_moe.experts(b, ctx, x, rows, kept, activation)
+    y = megatron_moe.experts(b, ctx, x, rows, memory_rows, activation)
     for product in ("experts.fc1", "experts.fc2"):
         base.by_python(b, since, product, ctx.local_experts)
     for i, op in enumerate(b.ops[since:], since):
         work = replace(op.work, uneven=ctx.uneven) if isinstance(op.work, Grouped) else op.work
         b.ops[i] = op._replace(work=work, loops_met=ctx.loops_met, expert_loops=ctx.local_experts)
-    joined = b.tensor("experts.joined", kept * row)
+    joined = b.tensor("experts.joined", memory_rows * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
            back=Back(0.0, 0), pieces=2.0 * ctx.local_experts)

@@ -58,7 +58,7 @@ def gathered_counts(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
 
 
 def permute(
-    b: TapeBuilder, ctx: Context, x: str, scores: str, tokens: ArrayK, copies: FloatK, held: FloatK,
+    b: TapeBuilder, ctx: Context, x: str, scores: str, tokens: ArrayK, copies: FloatK, memory_rows: FloatK,
     counted: tuple[str, ...] = (),
 ) -> str:  # fmt: skip
     """Select the rows for the experts: the masked selections wait for their sizes; ``tokens`` rows in.
@@ -71,8 +71,8 @@ def permute(
     spec = ctx.model.moe
     assert spec is not None
     row, table = float(ctx.model.hidden) * ctx.element, tokens * spec.num_experts
-    sent = b.tensor("moe.sent", held * row)
-    rows = b.tensor("moe.row_ids", held * 8.0, grad=False)
+    sent = b.tensor("moe.sent", memory_rows * row)
+    rows = b.tensor("moe.row_ids", memory_rows * 8.0, grad=False)
     mask = b.tensor("moe.mask", table, grad=False)
     renew(b)
     b.add(
@@ -109,12 +109,12 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: Floa
     return out
 
 
-def sort(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, kept: FloatK) -> str:
+def sort(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, memory_rows: FloatK) -> str:
     """Split into chunks, one for each expert here and rank that sends to it, and concatenate in another order; nothing
     kept. On the way to the experts their probabilities as well (moe_utils.py, sort_chunks_by_idxs)."""
     row = float(ctx.model.hidden) * ctx.element
     chunks = ctx.local_experts * ctx.ep * ctx.etp
-    out = b.tensor(f"moe.{name}ed", kept * row)
+    out = b.tensor(f"moe.{name}ed", memory_rows * row)
     return b.add(
         Op(f"moe.{name}", "memory_bound", Stream(2 * rows * row, "copy"), (x,), (out,), launches=2,
            present=ctx.local_experts > 1, back=Back(2 * rows * row, 2, like="copy"),

@@ -67,15 +67,15 @@ def _transformer_engine(b: TapeBuilder, ctx: Context, logits: str, elements: Arr
     statistics = b.tensor("loss.statistics", 8.0 * ctx.tokens, grad=False)
     row = 16.0 * ctx.tokens
     local = b.tensor("loss.local", where(ctx.tp > 1, row, 0.0), grad=False)
-    kept = logits
+    saved_logits = logits
     writes: tuple[str, ...] = (loss, statistics, local)
     if copies:
-        kept = b.tensor("loss.logits", 2.0 * elements, grad=False)
-        writes = (*writes, kept)
+        saved_logits = b.tensor("loss.logits", 2.0 * elements, grad=False)
+        writes = (*writes, saved_logits)
     back = Back(work=Stream(4.0 * elements), family="memory_bound", launches=1, view=True, over_saved=True)
     b.add(
         Op("loss.cross_entropy", "memory_bound", Stream((4.0 if copies else 6.0) * elements), (logits,), writes,
-           (kept, statistics), launches=1 if copies else 2, back=back)
+           (saved_logits, statistics), launches=1 if copies else 2, back=back)
     )  # fmt: skip
     gathered = b.tensor("loss.gathered", row * ctx.tp, grad=False)
     b.add(Op("loss.all_gather", "tp", Collective("all_gather", "tp", row * ctx.tp), (local,), (gathered,),

@@ -56,26 +56,26 @@ def unfused_swiglu(
     b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
 ) -> str:
     """SwiGLU as silu, an added offset and a product, each output kept (mlp.py:218-226)."""
-    held, passed = elements * ctx.element, moved * ctx.element
-    gate, up = b.tensor(f"{name}.gate", held), b.tensor(f"{name}.up", held)
+    allocated_bytes, moved_bytes = elements * ctx.element, moved * ctx.element
+    gate, up = b.tensor(f"{name}.gate", allocated_bytes), b.tensor(f"{name}.up", allocated_bytes)
     b.add(
         Op(f"{name}.chunk", "memory_bound", None, (h,), (gate, up), view=True, launches=0, region=region,
-           back=Back(4 * passed, launches, like="copy"))
+           back=Back(4 * moved_bytes, launches, like="copy"))
     )  # fmt: skip
-    silu, shifted = b.tensor(f"{name}.silu", held), b.tensor(f"{name}.shifted", held)
-    out = b.tensor(f"{name}.act", held)
-    back = Back(3 * passed, launches, like="gelu_bwd")
+    silu, shifted = b.tensor(f"{name}.silu", allocated_bytes), b.tensor(f"{name}.shifted", allocated_bytes)
+    out = b.tensor(f"{name}.act", allocated_bytes)
+    back = Back(3 * moved_bytes, launches, like="gelu_bwd")
     b.add(
-        Op(f"{name}.silu", "memory_bound", Stream(2 * passed, "silu"), (gate,), (silu,), (gate,), launches=launches,
-           region=region, back=back)
+        Op(f"{name}.silu", "memory_bound", Stream(2 * moved_bytes, "silu"), (gate,), (silu,), (gate,),
+           launches=launches, region=region, back=back)
     )  # fmt: skip
     b.add(
-        Op(f"{name}.offset", "memory_bound", Stream(2 * passed, "silu"), (up,), (shifted,), launches=launches,
+        Op(f"{name}.offset", "memory_bound", Stream(2 * moved_bytes, "silu"), (up,), (shifted,), launches=launches,
            region=region, back=Back(0.0, 0))
     )  # fmt: skip
     b.add(
-        Op(f"{name}.product", "memory_bound", Stream(3 * passed, "mul"), (silu, shifted), (out,), (silu, shifted),
-           launches=launches, region=region, back=Back(6 * passed, 2 * launches, like="mul"))
+        Op(f"{name}.product", "memory_bound", Stream(3 * moved_bytes, "mul"), (silu, shifted), (out,), (silu, shifted),
+           launches=launches, region=region, back=Back(6 * moved_bytes, 2 * launches, like="mul"))
     )  # fmt: skip
     return out
 
@@ -87,7 +87,7 @@ def _any_width(ctx: Context, name: str) -> BoolK:
         return False
     moe = ctx.model.moe
     assert moe is not None
-    return True if name == "mlp" or moe.every > 1 else ctx.whole
+    return True if name == "mlp" or moe.every > 1 else ctx.has_all_layers
 
 
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:

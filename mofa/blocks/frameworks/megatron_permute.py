@@ -68,8 +68,8 @@ def pad_map(b: TapeBuilder, ctx: Context, mapped: str) -> str:
 
 def permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> tuple[str, str]:
     """Copies of rows by expert with their probabilities: (rows, probabilities)."""
-    one = _fused_permute if ctx.framework.permute_fusion else _eager_permute
-    return one(b, ctx, h, scores, mapped)
+    permutation = _fused_permute if ctx.framework.permute_fusion else _eager_permute
+    return permutation(b, ctx, h, scores, mapped)
 
 
 def _fused_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> tuple[str, str]:
@@ -146,10 +146,10 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str) -> str:
     return b.add(Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), back=back, call=by))
 
 
-def sort(b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, kept: ArrayK) -> tuple[str, str]:
+def sort(b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, memory_rows: ArrayK) -> tuple[str, str]:
     """Rows and probabilities in the order of the experts."""
-    out = _by_chunks(b, ctx, x, "moe.sort", "moe.sorted", rows, kept)
-    by_expert = b.tensor("moe.sorted_weights", kept * WEIGHT)
+    out = _by_chunks(b, ctx, x, "moe.sort", "moe.sorted", rows, memory_rows)
+    by_expert = b.tensor("moe.sorted_weights", memory_rows * WEIGHT)
     eager = not ctx.framework.permute_fusion
     moved = 2.0 * rows * WEIGHT if eager else 0.0
     weights = b.add(
@@ -160,24 +160,24 @@ def sort(b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, kept:
     return out, weights
 
 
-def unsort(b: TapeBuilder, ctx: Context, y: str, rows: ArrayK, kept: ArrayK) -> str:
+def unsort(b: TapeBuilder, ctx: Context, y: str, rows: ArrayK, memory_rows: ArrayK) -> str:
     """The experts' results in the order in which they are sent back."""
-    return _by_chunks(b, ctx, y, "moe.unsort", "moe.unsorted", rows, kept)
+    return _by_chunks(b, ctx, y, "moe.unsort", "moe.unsorted", rows, memory_rows)
 
 
-def _by_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, out: str, rows: ArrayK, kept: ArrayK) -> str:
+def _by_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, out: str, rows: ArrayK, memory_rows: ArrayK) -> str:
     """Chunks of an expert and a sender in another order: by a map of rows, which is kept, or cut and joined, which
     keeps nothing (``sort_chunks_by_idxs``)."""
     hidden = float(ctx.model.hidden)
     moved, elements = 2 * rows * hidden * ctx.element, rows * hidden
-    y = b.tensor(out, kept * hidden * ctx.element)
+    y = b.tensor(out, memory_rows * hidden * ctx.element)
     if not ctx.framework.permute_fusion:
         back = Back(moved, 2, like="copy")
         return b.add(
             Op(name, "memory_bound", Stream(moved, "copy"), (x,), (y,), launches=2, present=_sorts(ctx), back=back,
                pieces=_chunks(ctx))
         )  # fmt: skip
-    place = b.tensor(f"{name}_map", where(_sorts(ctx), kept * 4.0, 0.0), grad=False)
+    place = b.tensor(f"{name}_map", where(_sorts(ctx), memory_rows * 4.0, 0.0), grad=False)
     back = Back(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
     work = Stream(moved, "te sort_fwd", elements, hidden)
     by = call(ctx, "sort_chunks")

@@ -47,7 +47,7 @@ def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[str
     product (``get_weight_workspace``), where the parameter is not fp8 itself. The head's gathered input is a buffer of
     Megatron's (``get_global_memory_buffer``).
     """
-    found: dict[str, tuple[Lasting, ...]] = {}
+    buffers: dict[str, tuple[Lasting, ...]] = {}
     for op in ops:
         if not op.weight or anywhere(op.weight_bytes):
             continue
@@ -69,11 +69,11 @@ def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[str
                 for i in range(GROUPED_STREAMS)
             ]
         if of_forward:
-            found[op.name] = tuple(of_forward)
+            buffers[op.name] = tuple(of_forward)
         if ctx.framework.fuses_wgrad_accumulation:
             dummy = Lasting(f"dummy gradient of {round(params)}", int(2 * params), each=False, behind=True)
-            found[f"{op.name}.wgrad"] = (dummy,)
-    return found
+            buffers[f"{op.name}.wgrad"] = (dummy,)
+    return buffers
 
 
 def workspaces(ops: Iterable[Op]) -> float:

@@ -51,8 +51,8 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
     if spec.kind == "ops":
         assert forward is not None, "recompute: ops picks ops from the forward tape"
         compiled = framework.compile and parted
-        kept = kept_outputs(forward, model, attention=framework.saves_attention, products=not compiled)
-        return Recompute(kind="full", keep_outputs=kept, early_stop=early_stop)
+        saved_outputs = kept_outputs(forward, model, attention=framework.saves_attention, products=not compiled)
+        return Recompute(kind="full", keep_outputs=saved_outputs, early_stop=early_stop)
     return Recompute(kind="full", early_stop=early_stop)
 
 

@@ -59,8 +59,8 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     in the same kernel, and back in one more.
     """
     count = rows * width
-    whole = in_compiled_block(b, ctx)
-    compiled = whole or (in_compiled_part(b, ctx) and name not in ("attn_norm", "mlp_norm"))
+    block_compiled = in_compiled_block(b, ctx)
+    compiled = block_compiled or (in_compiled_part(b, ctx) and name not in ("attn_norm", "mlp_norm"))
     out_element = 2 if autocast(ctx) and (compiled or element == 2) else element
     out = b.tensor(f"{name}.out", count * out_element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
@@ -71,11 +71,11 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
                  (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm(4.0 * count),
                  back=Back(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
         return out
-    read = 0.0 if whole and name == "mlp_norm" else element  # fused behind the residual's sum
+    read = 0.0 if block_compiled and name == "mlp_norm" else element  # fused behind the residual's sum
     moved = (read + out_element) * count
     like: str = ctx.model.norm
     # the measured kernels read and write 2 bytes an element; wider elements count as more of them
-    behind = whole and not read
+    behind = block_compiled and not read
     short = width <= parts.HEAD and like == "rmsnorm"
     like = "rmsnorm_heads" if short else like
     work = Stream(moved, "add_rmsnorm_fwd") if behind else Stream(moved, f"{like}_fwd", moved / 4.0, width)
@@ -135,7 +135,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):
             launches = 5
     else:
-        table = _table(b, ctx, ctx.tokens * a.d_qk * 2.0 * ctx.element, whole=ctx.seq_len * 2.0 * a.d_qk)
+        table = _table(b, ctx, ctx.tokens * a.d_qk * 2.0 * ctx.element, table_elements=ctx.seq_len * 2.0 * a.d_qk)
         e = ctx.element
         if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):  # inside the head norms' kernels
             work, back, scratch, launches = Stream(0.0 * total), Back(0.0, 0), 0.0 * total, 0
@@ -185,22 +185,22 @@ def complex_rotation(ctx: Context, total: ArrayK, largest: ArrayK) -> tuple[Stre
     return Stream(moved, like, total, width), back, 8.0 * total, 6
 
 
-def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, whole: float = 0.0) -> tuple[str, ...]:
+def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, table_elements: float = 0.0) -> tuple[str, ...]:
     """What the rotation keeps of its tables: rows picked for cp's positions; Qwen3's cast to the compute dtype.
 
     FSDP casts the table that every block is called with, outside of the checkpoint; other modes cast it inside.
     """
     names = []
-    if whole and ctx.element == 2:
+    if table_elements and ctx.element == 2:
         outside = ctx.precision_mode == "mixed"
-        name = b.tensor("rope_table", whole * 2.0, grad=False)
-        b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", Stream(CAST * whole), (), (name,),
-                 launches=1 if outside else 2, region=OUTSIDE if outside else ""))  # fmt: skip
+        name = b.tensor("rope_table", table_elements * 2.0, grad=False)
+        b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", Stream(CAST * table_elements), (),
+                 (name,), launches=1 if outside else 2, region=OUTSIDE if outside else ""))  # fmt: skip
         names.append(name)
     if anywhere(ctx.cp > 1):
-        here = ctx.cp > 1
-        name = b.tensor("rope_rows", where(here, rows_bytes, 0.0), grad=False)
-        b.add(Op("rope_rows", "memory_bound", Stream(2.0 * rows_bytes), (), (name,), present=here))
+        splits_rows = ctx.cp > 1
+        name = b.tensor("rope_rows", where(splits_rows, rows_bytes, 0.0), grad=False)
+        b.add(Op("rope_rows", "memory_bound", Stream(2.0 * rows_bytes), (), (name,), present=splits_rows))
         names.append(name)
     return tuple(names)
 
@@ -314,11 +314,11 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     wide, narrow = ctx.residual, ctx.element
     compiled = in_compiled_block(b, ctx)
     if ctx.model.dropout > 0:
-        kept = b.tensor(f"{name}.dropped", count * narrow)
+        dropped = b.tensor(f"{name}.dropped", count * narrow)
         mask = b.tensor(f"{name}.mask", count, grad=False)
-        b.add(Op(f"{name}.dropout", "memory_bound", Stream((2 * narrow + 1) * count), (y,), (kept, mask), (mask,),
+        b.add(Op(f"{name}.dropout", "memory_bound", Stream((2 * narrow + 1) * count), (y,), (dropped, mask), (mask,),
                  back=Back((2 * narrow + 1) * count, 1)))  # fmt: skip
-        y = kept
+        y = dropped
     if wide != narrow:
         promoted = b.tensor(f"{name}.promoted", count * wide)
         b.add(Op(f"{name}.promote", "memory_bound", None, (y,), (promoted,), view=True, launches=0,
@@ -358,8 +358,8 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     params = ctx.model.vocab * hidden / ctx.tp
     positions = (ctx.model.max_positions or 0) * hidden if ctx.model.positions == "learned" else 0.0
     wrap = params + positions / ctx.tp
-    whole = not b.block  # else part of a multi-token-prediction layer, which owns no embedding
-    if whole:
+    own_block = not b.block  # else part of a multi-token-prediction layer, which owns no embedding
+    if own_block:
         if not ctx.pipelined:
             b.add(Op("tokens.sync", "host", HostSync()))
         fsdp.wrap_block(b, ctx, "embedding", wrap, 0.0 * ctx.tp)
@@ -377,7 +377,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
         moved = b.tensor("embedding.sum", rows * r)
         looked = parts.stream(b, "embedding.positions", (looked,), moved, bytes_=3 * rows * r, launches=2,
                               back_launches=0)  # fmt: skip
-    if whole:
+    if own_block:
         fsdp.release(b)
         fsdp.await_first_block(b, ctx)
     return leave(b, ctx, looked, "embedding", hidden)
@@ -394,10 +394,10 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True)
     parts.leave_frame(b, "output")
     if not ctx.framework.loss_parallel and anywhere(ctx.has_tp):
-        whole = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
+        all_logits = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
         work = Collective("all_gather", "tp", ctx.tokens * ctx.model.vocab * float(ctx.element))
         logits = b.add(
-            Op("logits.all_gather", "tp", work, (logits,), (whole,), present=ctx.has_tp, stream="tp")
+            Op("logits.all_gather", "tp", work, (logits,), (all_logits,), present=ctx.has_tp, stream="tp")
         )  # fmt: skip
         vocab = 1.0 * ctx.model.vocab
     return cross_entropy(b, ctx, logits, ctx.tokens * vocab)
@@ -415,7 +415,7 @@ def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, pro
     False where parts of a block are compiled inside of the checkpoint: they multiply into memory of their own choice
     (``aten.mm.out``), which is another op than the list has, while attention is called as ever.
     """
-    kept: set[str] = set()
+    saved_outputs: set[str] = set()
     qwen = model.attention.kind == "gqa" and not model.attention.sinks
     count = 0
     for op in forward.ops:
@@ -423,12 +423,12 @@ def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, pro
         if isinstance(work, Gemm) and op.name != "router.gate":
             count += 1
             if products and count % 2:
-                kept.add(op.name)
+                saved_outputs.add(op.name)
         elif (attention and isinstance(work, Attention)) or (
             isinstance(work, Collective) and (work.kind == "reduce_scatter" or (work.kind == "all_to_all" and not qwen))
         ):
-            kept.add(op.name)
-    return frozenset(kept)
+            saved_outputs.add(op.name)
+    return frozenset(saved_outputs)
 
 
 PRIMITIVES = Primitives(

@@ -30,7 +30,7 @@ def output_element(ctx: Context) -> int:
 
 
 def experts_in_turn(
-    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, weights: tuple[str, ...]
+    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, memory_rows: ArrayK, weights: tuple[str, ...]
 ) -> str:  # fmt: skip
     """The loop over experts, and the two copies that put their outputs together.
 
@@ -38,7 +38,7 @@ def experts_in_turn(
     that the cache of casts knows none of them. Of shapes that the library of products does not remember the first and
     the second matrix up share one.
 
-    ``rows`` are multiplied, ``kept`` are allocated.
+    ``rows`` are multiplied, ``memory_rows`` are allocated.
     """
     spec = ctx.model.moe
     assert spec is not None
@@ -49,7 +49,7 @@ def experts_in_turn(
     # the counts are copied to the host; back, the slice without padding is copied into zeros
     b.add(Op("experts.counts", "memory_bound", Stream(0.0), launches=1, back=Back(0.0, 0)))
     b.add(Op("moe.sync.experts", "host", HostSync()))
-    sliced, split = b.tensor("experts.rows", kept * given), b.tensor("experts.split", kept * given)
+    sliced, split = b.tensor("experts.rows", memory_rows * given), b.tensor("experts.split", memory_rows * given)
     b.add(Op("experts.slice", "memory_bound", None, (x,), (sliced,), view=True, launches=0,
              back=Back(3.0 * rows * given, 2, like="copy")))  # fmt: skip
     x = b.add(Op("experts.split", "memory_bound", None, (sliced,), (split,), view=True, launches=0,
@@ -61,9 +61,9 @@ def experts_in_turn(
         params = local * n * k
         if casts:
             if which != "w2":
-                source = cast(b, source, name, kept * k)
+                source = cast(b, source, name, memory_rows * k)
             reads = (*reads, weight_copy(b, name, params))
-        out = b.tensor(f"{name}.out", kept * n * e)
+        out = b.tensor(f"{name}.out", memory_rows * n * e)
         work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=True, uneven=ctx.uneven)
         new = 0.0 if which == "w3" else local
         return b.add(
@@ -72,14 +72,17 @@ def experts_in_turn(
                loads=new * ctx.new_kernels / 4.0, loops_met=ctx.loops_met)
         )  # fmt: skip
 
-    act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), kept * f, rows * f, e, fused=False)
+    act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), memory_rows * f, rows * f, e, fused=False)
     y = product("w2", act, hidden, f, weights)
     for i, op in enumerate(b.ops[since:], since):
         back = op.back and op.back._replace(launches=local * op.back.launches)
         b.ops[i] = op._replace(expert_loops=local, launches=local * op.launches, back=back)
     parts.hold(b, "experts loop", y)
     moved = 2.0 * rows * hidden * e
-    joined, out = b.tensor("experts.joined", kept * hidden * e), b.tensor("experts.padded", kept * hidden * e)
+    joined, out = (
+        b.tensor("experts.joined", memory_rows * hidden * e),
+        b.tensor("experts.padded", memory_rows * hidden * e),
+    )
     b.add(Op("experts.cat", "memory_bound", Stream(moved, "copy"), (y,), (joined,), pieces=local, back=Back(0.0, 0)))
     b.add(Op("experts.vstack", "memory_bound", Stream(moved, "copy"), (joined,), (out,), back=Back(0.0, 0)))
     parts.leave_frame(b, "experts loop")
@@ -93,51 +96,51 @@ def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> 
     gradient comes before what is made of the weight's.
     """
     out: list[Op] = []
-    late: list[Op] = []
+    pending: list[Op] = []
     local = ctx.local_experts
     wide = 4.0 if autocast(ctx) else float(output_element(ctx))
     lasting = ctx.precision_mode == "mixed" or ctx.accumulating  # else it is the parameter's own from the beginning
     for op in ops:
         name = op.name.removesuffix(".wgrad")
         behind = (".cast.backward", *(f" at {product}.cast" for product in LOOP))
-        if late and not op.name.endswith(behind):
-            out, late = [*out, *late], []
+        if pending and not op.name.endswith(behind):
+            out, pending = [*out, *pending], []
         if name not in LOOP or name == op.name:
             out.append(op)
             continue
         grad, last = f"gW:{name}", f"gW:{name}"
         (made,) = op.writes
-        one = tensors[made].bytes
-        params = one / output_element(ctx)
-        tensors[grad] = Tensor(grad, one, "grad", grad=False)
+        expert_bytes = tensors[made].bytes
+        params = expert_bytes / output_element(ctx)
+        tensors[grad] = Tensor(grad, expert_bytes, "grad", grad=False)
         out.append(op._replace(writes=(grad,)))
         if autocast(ctx):
             last = f"{grad}.fp32"
             tensors[last] = Tensor(last, 4.0 * params, "grad", grad=False)
-            late.append(Op(f"{name}.grad_cast", "memory_bound", Stream(CAST * params * local, "cast_up"), (grad,),
+            pending.append(Op(f"{name}.grad_cast", "memory_bound", Stream(CAST * params * local, "cast_up"), (grad,),
                            (last,), launches=local, expert_loops=local, role="grad_cast"))  # fmt: skip
-        whole = wide * params * local
-        tensors[made] = Tensor(made, whole if lasting else 0.0, "grad", grad=False)
-        late += [
-            Op(f"{name}.zeros.whole", "memory_bound", Stream(whole * local, "zero"), launches=local, expert_loops=local,
-               nodes=0.0, role="whole"),
-            Op(f"{name}.copy.whole", "memory_bound", Stream(2.0 * whole, "copy"), launches=local, expert_loops=local,
-               nodes=0.0, role="whole"),
-            Op(f"{name}.whole", "memory_bound", Stream(3.0 * whole * (local - 1.0), "residual_add"), (last,), (made,),
-               scratch=where(local > 1, whole, 0.0), launches=local - 1.0, expert_loops=local, nodes=NODES,
-               role="whole"),
+        summed_bytes = wide * params * local
+        tensors[made] = Tensor(made, summed_bytes if lasting else 0.0, "grad", grad=False)
+        pending += [
+            Op(f"{name}.zeros.whole", "memory_bound", Stream(summed_bytes * local, "zero"), launches=local,
+               expert_loops=local, nodes=0.0, role="whole"),
+            Op(f"{name}.copy.whole", "memory_bound", Stream(2.0 * summed_bytes, "copy"), launches=local,
+               expert_loops=local, nodes=0.0, role="whole"),
+            Op(f"{name}.whole", "memory_bound", Stream(3.0 * summed_bytes * (local - 1.0), "residual_add"), (last,),
+               (made,), scratch=where(local > 1, summed_bytes, 0.0), launches=local - 1.0, expert_loops=local,
+               nodes=NODES, role="whole"),
         ]  # fmt: skip
-    return [*out, *late]
+    return [*out, *pending]
 
 
 def behind_the_loop(ops: list[Op]) -> list[Op]:
     """The backward tape with what the parameters' own nodes do behind the loop, in which it would end it."""
-    mine = [i for i, op in enumerate(ops) if op.role == "accumulate" and op.name.startswith(_OWN)]
-    if not mine:
+    own = [i for i, op in enumerate(ops) if op.role == "accumulate" and op.name.startswith(_OWN)]
+    if not own:
         return ops
     end = max(i for i, op in enumerate(ops) if op.role == "whole") + 1
-    moved = [ops[i] for i in mine if i < end]
-    left = [op for i, op in enumerate(ops[:end]) if i not in mine]
+    moved = [ops[i] for i in own if i < end]
+    left = [op for i, op in enumerate(ops[:end]) if i not in own]
     return [*left, *moved, *ops[end:]]
 
 

@@ -38,23 +38,23 @@ def feed_forward(
 
 
 def gated(
-    b: TapeBuilder, ctx: Context, name: str, up: Callable[[str], str], kept: ArrayK, moved: ArrayK, e: int, *,
-    fused: bool,
+    b: TapeBuilder, ctx: Context, name: str, up: Callable[[str], str], memory_elements: ArrayK, moved: ArrayK, e: int,
+    *, fused: bool,
 ) -> str:  # fmt: skip
     """The activation between the products: eager keeps w1 out, silu out, w3 out, the product; fused not silu out."""
     first = up("w1")
     if ctx.model.mlp.activation != "swiglu":
-        out = b.tensor(f"{name}.gelu", kept * e)
+        out = b.tensor(f"{name}.gelu", memory_elements * e)
         b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "gelu_fwd"), (first,), (out,), (first,),
                  back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
         return out
-    product = b.tensor(f"{name}.product", kept * e)
+    product = b.tensor(f"{name}.product", memory_elements * e)
     if fused:
         third = up("w3")
         b.add(Op(f"{name}.act", "memory_bound", Stream(3 * moved * e, "compiled swiglu_fwd"), (first, third),
                  (product,), (first, third), back=Back(5 * moved * e, 1, like="compiled swiglu_bwd")))  # fmt: skip
         return product
-    silu = b.tensor(f"{name}.silu", kept * e)
+    silu = b.tensor(f"{name}.silu", memory_elements * e)
     b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "silu"), (first,), (silu,), (first,),
              back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
     third = up("w3")

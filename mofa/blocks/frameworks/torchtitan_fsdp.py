@@ -40,9 +40,9 @@ from mofa.specs.framework import PythonFunctions
 
 def python_functions(ctx: Context) -> PythonFunctions:
     """What modules call beside their launches."""
-    found = ctx.framework.python_functions
-    assert found is not None, f"{ctx.framework.name} needs python_functions in its profile"
-    return found
+    functions = ctx.framework.python_functions
+    assert functions is not None, f"{ctx.framework.name} needs python_functions in its profile"
+    return functions
 
 
 def call_python(ctx: Context) -> float:
@@ -104,12 +104,12 @@ def expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
 def release(b: TapeBuilder) -> tuple[str, ...]:
     """At the end of a block its weights are let go; gathered buffers are held until the next block's copy."""
     names = ("fsdp.gathered", ROOT, "fsdp.next", "efsdp.next", "efsdp.prefetched")
-    held = [n for n in names if n in b.tensors]
+    released = [n for n in names if n in b.tensors]
     if "efsdp.weights" not in b.tensors and "fsdp.prefetched" in b.tensors:
-        held.append("fsdp.prefetched")
-    if held:
+        released.append("fsdp.prefetched")
+    if released:
         p = Pieces()
-        p.mark("fsdp.hold", tuple(held))
+        p.mark("fsdp.hold", tuple(released))
         p.add_to(b)
     return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
 
@@ -203,14 +203,16 @@ def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
     fused reads is not computed again (torch/_functorch/partitioners.py, ban_if_materialized_backward).
     """
     out: list[Op] = []
-    late: list[Op] = []  # what is made of a weight's gradient: the input's is cast back before, being cast after it
+    pending: list[Op] = []  # what is made of a weight's gradient: the input's is cast back before, being cast after it
     for op in ops:
         base = op.name.rsplit(".", 1)[0]
         copy = f"{base}.weight16"
-        cast = op.name.endswith((".cast.backward", ".cast")) and late and late[0].name.rsplit(".", 1)[0] in op.name
-        if late and not cast:
-            out += late
-            late = []
+        cast = (
+            op.name.endswith((".cast.backward", ".cast")) and pending and pending[0].name.rsplit(".", 1)[0] in op.name
+        )
+        if pending and not cast:
+            out += pending
+            pending = []
         if op.role == "dgrad" and copy in p.tensors:
             if f"{copy}~" in p.tensors:
                 copy = f"{copy}~"
@@ -221,75 +223,77 @@ def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
             last = grad
             if is_product(op):
                 last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
-                late.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params, "cast_up"), (grad,), (last,),
-                              present=op.present, compiled=op.compiled, role="grad_cast"))  # fmt: skip
+                pending.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params, "cast_up"), (grad,),
+                              (last,), present=op.present, compiled=op.compiled, role="grad_cast"))  # fmt: skip
             else:  # the embedding's gradient is fp32
                 params = params / 2.0
             if ctx.accumulating:
                 moved = Stream(12.0 * params * ctx.accumulates, "mul")
-                late.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
+                pending.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
                               launches=adds(ctx), present=op.present, role="accumulate"))  # fmt: skip
-    return [*out, *late]
+    return [*out, *pending]
 
 
 def _plain_gradients(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
     """Gradients in the parameters' dtype, added from the second micro-batch on: behind the sum of input gradients, for
     which autograd turns the folded input before the transposed weight."""
     out: list[Op] = []
-    late: list[Op] = []
+    pending: list[Op] = []
     for op in ops:
-        if late and op.role != "sum":
-            out += late
-            late = []
+        if pending and op.role != "sum":
+            out += pending
+            pending = []
         out.append(op)
         for grad in (w for w in op.writes if w.startswith("dW:")):
             if ctx.accumulating:
                 moved = Stream(3.0 * p.tensors[grad].bytes * ctx.accumulates)
-                late.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=adds(ctx),
+                pending.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=adds(ctx),
                                present=op.present, role="accumulate"))  # fmt: skip
-    return [*out, *late]
+    return [*out, *pending]
 
 
 def _unsharded_gradients(p: Pieces, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
     """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
     per_param = CAST + (4.0 if ctx.accumulating else 0.0) * ctx.accumulates
     result = list(ops)
-    mine = weights_of(ops, experts=False)
-    theirs = weights_of(ops, experts=True)
-    apart = experts > 0
-    if anywhere(apart) and theirs:
+    dense_grads = weights_of(ops, experts=False)
+    expert_grads = weights_of(ops, experts=True)
+    own_group = experts > 0
+    if anywhere(own_group) and expert_grads:
         add = Op(
             "efsdp.accumulate",
             "dp",
             Stream(per_param * experts, "accumulate"),
-            theirs,
+            expert_grads,
             (),
             launches=3,
-            present=apart,
+            present=own_group,
             role="accumulate",
         )
         post = Pieces(ops=[add], tensors=p.tensors)
-        theirs = _kept_where_together(post, theirs, apart)
-        at = _after_experts(ops)
-        result[at:at] = post.ops
-    tail = (*mine, *theirs)
-    result.append(Op("fsdp.accumulate", "dp", Stream(per_param * own, "accumulate"), tail, (), launches=len(mine) + 2,
-                     role="accumulate"))  # fmt: skip
+        expert_grads = _kept_where_together(post, expert_grads, own_group)
+        index = _after_experts(ops)
+        result[index:index] = post.ops
+    tail = (*dense_grads, *expert_grads)
+    result.append(Op("fsdp.accumulate", "dp", Stream(per_param * own, "accumulate"), tail, (),
+                     launches=len(dense_grads) + 2, role="accumulate"))  # fmt: skip
     return result
 
 
-def _kept_where_together(p: Pieces, grads: tuple[str, ...], apart: BoolK) -> tuple[str, ...]:
+def _kept_where_together(p: Pieces, grads: tuple[str, ...], own_group: BoolK) -> tuple[str, ...]:
     """The experts' gradients as the block's own group sees them: alive on only where it is their group too."""
     names = []
     for grad in grads:
         name = p.tensor(f"{grad}.together", 0.0, "grad")
-        p.ops.append(Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=opposite(apart), launches=0, region=OUTSIDE))
+        p.ops.append(
+            Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=opposite(own_group), launches=0, region=OUTSIDE)
+        )
         names.append(name)
     return tuple(names)
 
 
 def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
-    zero, apart, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
+    zero, own_group, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
     block_own, _ = neighbour_params(ctx, block)
     following, previous = own, own
     if block == "embedding":
@@ -303,58 +307,58 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
         begin.tensor("fsdp.arrived", where(ctx.fsdp > 1, 2.0 * own, 0.0))
         begin.mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",))
         weights = copy_out(begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False)
-    held = []
+    gathered = []
     if block != "embedding":
-        held.append(gather(begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0))
-    if anywhere(apart):
+        gathered.append(gather(begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0))
+    if anywhere(own_group):
         begin.tensor("efsdp.next@", 0.0)
         begin.tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
         begin.mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",))
-        held.append(gather(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, apart))
-    begin.tensor("fsdp.previous.experts", where(apart, width * previous, 0.0))
-    begin.tensor("fsdp.previous", where(apart, 0.0, width * previous))
+        gathered.append(gather(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, own_group))
+    begin.tensor("fsdp.previous.experts", where(own_group, width * previous, 0.0))
+    begin.tensor("fsdp.previous", where(own_group, 0.0, width * previous))
     if block == "embedding":  # the first block's gradients are still on their way
         begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE)
     body = list(ops)
-    mine = weights_of(ops, experts=False)
-    theirs = weights_of(ops, experts=True)
-    if anywhere(apart):
+    dense_grads = weights_of(ops, experts=False)
+    expert_grads = weights_of(ops, experts=True)
+    if anywhere(own_group):
         post = Pieces(tensors=p.tensors)
         post.tensor("fsdp.reduced", 0.0)
         post.wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
-        reduce(post, ctx, "efsdp", experts, ctx.efsdp, theirs, 3)
+        reduce(post, ctx, "efsdp", experts, ctx.efsdp, expert_grads, 3)
         together = Pieces(tensors=p.tensors)
-        theirs = _kept_where_together(together, theirs, apart)
+        expert_grads = _kept_where_together(together, expert_grads, own_group)
         # behind the copy-in, in front of the reduction's output (foreach_reduce: unsharded_grads.clear())
         copied = next(i for i, op in enumerate(post.ops) if op.name == "efsdp.reduce_copy_in") + 1
         post.ops[copied:copied] = together.ops
-        at = _after_experts(body)
-        body[at:at] = post.ops
+        index = _after_experts(body)
+        body[index:index] = post.ops
         names = ("experts.", "moe.combine.backward")
         first = next(i for i, op in enumerate(body) if op.name.startswith(names))
         if body[first].repeated:
-            at = next(i for i, op in enumerate(body) if op.name.startswith(names) and not op.repeated)
-            body[at:at] = _experts_again(p, ctx, experts)
+            index = next(i for i, op in enumerate(body) if op.name.startswith(names) and not op.repeated)
+            body[index:index] = _experts_again(p, ctx, experts)
         pre = Pieces(tensors=p.tensors)
         copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
         body[first:first] = pre.ops
     if block == "head":  # hooks run behind the loss, in front of the output layer
-        at = next((i for i, op in enumerate(body) if op.name == "output.dgrad"), 0)
-        body[at:at] = begin.ops
+        index = next((i for i, op in enumerate(body) if op.name == "output.dgrad"), 0)
+        body[index:index] = begin.ops
     else:
         body[:0] = begin.ops
     end = Pieces(tensors=p.tensors)
     if block not in ("embedding", "head"):
         end.ops += all_reduce_partial_gradients(ctx)
-    wait = "efsdp.reduced" if anywhere(apart) else "fsdp.reduced"
-    freed = ("efsdp.reduce_input",) if anywhere(apart) else ()
+    wait = "efsdp.reduced" if anywhere(own_group) else "fsdp.reduced"
+    freed = ("efsdp.reduce_input",) if anywhere(own_group) else ()
     end.tensor("fsdp.reduced", 0.0)
     end.tensor("fsdp.done", 0.0)
     end.wait("fsdp.reshard", (weights, "fsdp.previous", wait, *freed))
-    reduce(end, ctx, "fsdp", own, ctx.fsdp, (*mine, *theirs), len(mine) + 2)
-    if held:
-        end.mark("fsdp.hold@", tuple(held))
+    reduce(end, ctx, "fsdp", own, ctx.fsdp, (*dense_grads, *expert_grads), len(dense_grads) + 2)
+    if gathered:
+        end.mark("fsdp.hold@", tuple(gathered))
     end.mark("fsdp.hold_reduce", ("fsdp.reduce_input",), (), REDUCE)
     if block == "embedding":  # the last reduction of a micro-batch: nothing is left to run beside it
         end.mark("fsdp.last", (), ("fsdp.done",), REDUCE)

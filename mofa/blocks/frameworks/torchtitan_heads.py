@@ -22,31 +22,31 @@ def ranks_of_heads(ctx: Context) -> FloatK:
 
 def gather_heads(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, width: float) -> str:
     """All ranks' heads, in order; each keeps its own of the gradient."""
-    here = ctx.has_tp
-    if ctx.framework.shards_head_norms or not anywhere(here):
+    present = ctx.has_tp
+    if ctx.framework.shards_head_norms or not anywhere(present):
         return x
     moved = ctx.tokens * heads * ctx.tp * width * ctx.element
-    parts, whole = b.tensor(f"{name}.gathered", moved), b.tensor(f"{name}.whole", moved)
-    own = Back(work=Stream(2.0 * moved / ctx.tp, "copy"), family="memory_bound", present=here)
+    parts, all_heads = b.tensor(f"{name}.gathered", moved), b.tensor(f"{name}.whole", moved)
+    own = Back(work=Stream(2.0 * moved / ctx.tp, "copy"), family="memory_bound", present=present)
     work = Collective("all_gather", "tp", moved)
-    b.add(Op(f"{name}.all_gather", "tp", work, (x,), (parts,), present=here, stream="tp", back=own))
+    b.add(Op(f"{name}.all_gather", "tp", work, (x,), (parts,), present=present, stream="tp", back=own))
     order = Back(work=Stream(0.0 * moved), family="memory_bound", launches=0, view=True)
-    ordered = Op(f"{name}.order", "memory_bound", Stream(2.0 * moved, "copy"), (parts,), (whole,), present=here)
+    ordered = Op(f"{name}.order", "memory_bound", Stream(2.0 * moved, "copy"), (parts,), (all_heads,), present=present)
     return b.add(ordered._replace(back=order))
 
 
 def own_heads(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, width: float) -> str:
     """A rank's part of all heads, as attention's values are split; their gradients are gathered and put in order."""
-    here = ctx.has_tp
-    if ctx.framework.shards_head_norms or not anywhere(here):
+    present = ctx.has_tp
+    if ctx.framework.shards_head_norms or not anywhere(present):
         return x
     moved = ctx.tokens * heads * ctx.tp * width * ctx.element
-    whole, own = b.tensor(f"{name}.all_heads", moved), b.tensor(f"{name}.own_heads", moved / ctx.tp)
-    order = Back(work=Stream(2.0 * moved, "copy"), family="memory_bound", present=here)
-    b.add(Op(f"{name}.all_heads", "memory_bound", None, (x,), (whole,), view=True, launches=0, back=order))
-    back = Back(work=Collective("all_gather", "tp", moved), family="tp", present=here, stream="tp")
+    all_heads, own = b.tensor(f"{name}.all_heads", moved), b.tensor(f"{name}.own_heads", moved / ctx.tp)
+    order = Back(work=Stream(2.0 * moved, "copy"), family="memory_bound", present=present)
+    b.add(Op(f"{name}.all_heads", "memory_bound", None, (x,), (all_heads,), view=True, launches=0, back=order))
+    back = Back(work=Collective("all_gather", "tp", moved), family="tp", present=present, stream="tp")
     work = Stream(2.0 * moved / ctx.tp, "copy")
-    return b.add(Op(f"{name}.own_heads", "memory_bound", work, (whole,), (own,), present=here, back=back))
+    return b.add(Op(f"{name}.own_heads", "memory_bound", work, (all_heads,), (own,), present=present, back=back))
 
 
 def repeat(b: TapeBuilder, ctx: Context, x: str, name: str, ranks: FloatK, width: float) -> str:

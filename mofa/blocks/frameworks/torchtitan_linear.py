@@ -130,8 +130,8 @@ def _views(op: Op, ctx: Context) -> float:
     """Ops without a kernel around an op, where tensors are distributed or a mode sees every op. [-]"""
     name = op.name.removesuffix("~").removesuffix(".backward")
     if isinstance(op.work, Gemm):
-        way = next((f"linear{end}" for end in (".dgrad", ".wgrad") if name.endswith(end)), "linear")
-        return _VIEWS[way]
+        product = next((f"linear{end}" for end in (".dgrad", ".wgrad") if name.endswith(end)), "linear")
+        return _VIEWS[product]
     if isinstance(op.work, Collective):
         return _VIEWS["collective"]
     if name.endswith("norm"):
@@ -224,17 +224,17 @@ def enter_local(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -
     return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=None)
 
 
-def sum_gradients(b: TapeBuilder, x: str, name: str, nbytes: FloatK, here: BoolK) -> str:
+def sum_gradients(b: TapeBuilder, x: str, name: str, nbytes: FloatK, present: BoolK) -> str:
     """``x``, whose gradient is a partial sum on every rank of tp and is all-reduced, a copy of it.
 
     A layout that says so at once (``redistribute`` of a ``Partial``: tensor/_api.py, placement_types.py), behind both
     products that it comes from; ``_c10d_functional.all_reduce`` leaves its input as it is.
     """
-    if not anywhere(here):
+    if not anywhere(present):
         return x
     summed, copied = b.tensor(f"{name}.sum_gradients", nbytes), b.tensor(f"{name}.gradient_copy", nbytes)
-    reduce = Back(work=Collective("all_reduce", "tp", nbytes), family="tp", present=here, view=True, stream="tp")
-    copy = Back(work=Stream(2.0 * nbytes, "copy"), family="memory_bound", present=here)
+    reduce = Back(work=Collective("all_reduce", "tp", nbytes), family="tp", present=present, view=True, stream="tp")
+    copy = Back(work=Stream(2.0 * nbytes, "copy"), family="memory_bound", present=present)
     b.add(Op(f"{name}.sum_gradients", "memory_bound", None, (x,), (summed,), view=True, launches=0, back=reduce))
     return b.add(
         Op(f"{name}.gradient_copy", "memory_bound", None, (summed,), (copied,), view=True, launches=0, back=copy)

@@ -24,8 +24,8 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
         return _fused(b, ctx, logits, elements, loss)
     split = ctx.has_tp & ctx.framework.loss_parallel
     # the caller holds the logits until the loss is there, the last stage of a pipeline until its backward
-    held = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
-    b.add(Op("loss.hold", "memory_bound", None, (logits,), (held,), view=True, launches=0))
+    logits_view = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
+    b.add(Op("loss.hold", "memory_bound", None, (logits,), (logits_view,), view=True, launches=0))
     wide = cast(b, logits, "loss", elements, 4) if ctx.element == 2 else logits
     log_soft = b.tensor("loss.log_softmax", 4.0 * elements, grad=False)
     # measured with its casts, 6 of 14 bytes forward and of 18 backward, which are ops of their own here
@@ -40,8 +40,8 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     work = Stream(where(split, 32.0, 12.0) * elements, "cross_entropy_fwd",
                   where(split, 32.0 / 12.0, 1.0) * elements * 8.0 / 14.0, width)  # fmt: skip
     b.add(
-        Op("loss.cross_entropy", "memory_bound", work, (wide, held),
-           (loss, log_soft), (log_soft, *((held,) if ctx.pipelined else ())),
+        Op("loss.cross_entropy", "memory_bound", work, (wide, logits_view),
+           (loss, log_soft), (log_soft, *((logits_view,) if ctx.pipelined else ())),
            scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 8.0, 3.0), back=back,
            order=order)
     )  # fmt: skip
@@ -57,20 +57,20 @@ def _compiled(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, loss:
     """
     width, e = float(ctx.model.vocab), float(ctx.element)
     split = ctx.has_tp & ctx.framework.loss_parallel
-    kept = logits
+    saved = logits
     reads: tuple[str, ...] = (logits,)
     if anywhere(split):
-        held = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
-        b.add(Op("loss.hold", "memory_bound", None, (logits,), (held,), view=True, launches=0))
-        kept = b.tensor("loss.difference", where(split, 4.0, e) * elements, grad_bytes=e * elements)
-        b.add(Op("loss.difference", "memory_bound", Stream(where(split, 12.0 + e, 0.0) * elements), (logits,), (kept,),
+        logits_view = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
+        b.add(Op("loss.hold", "memory_bound", None, (logits,), (logits_view,), view=True, launches=0))
+        saved = b.tensor("loss.difference", where(split, 4.0, e) * elements, grad_bytes=e * elements)
+        b.add(Op("loss.difference", "memory_bound", Stream(where(split, 12.0 + e, 0.0) * elements), (logits,), (saved,),
                  scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 2.0, 0.0), view=opposite(split),
                  back=Back(0.0, 0)))  # fmt: skip
-        reads = (kept, held)
+        reads = (saved, logits_view)
     total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
     moved, back_moved = 2.0 * e * elements, where(split, 4.0 + e, 2.0 * e) * elements
     b.add(Op("loss.compiled", "memory_bound", Stream(moved, "cross_entropy_fwd", elements, width), reads,
-             (loss, total), (kept, total), launches=2,
+             (loss, total), (saved, total), launches=2,
              back=Back(back_moved, 1, like="cross_entropy_bwd", elements=back_moved / (2.0 * e),
                        width=width)))  # fmt: skip
     return _reduced(b, ctx, loss)

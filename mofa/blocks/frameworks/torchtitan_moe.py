@@ -51,33 +51,33 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     b.add(Op("moe.gather", "memory_bound", work, (full, order),
              (routed, index), (index,), launches=2,
              back=Back(2 * sent * hidden, 6, like="index_backward")))  # fmt: skip
-    held = b.tensor("moe.routed_held", sent * row, grad=False)
+    routed_view = b.tensor("moe.routed_held", sent * row, grad=False)
     split = (ctx.tp > 1) & (ctx.etp > 1)  # the experts' weights: each rank has a part of the rows' gradients
     sent_rows = sum_gradients(b, routed, "moe.routed", sent * row, split)
-    b.add(Op("moe.hold", "memory_bound", None, (routed,), (held,), view=True, launches=0))
+    b.add(Op("moe.hold", "memory_bound", None, (routed,), (routed_view,), view=True, launches=0))
     weights = expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
     received = _exchange(b, ctx, sent_rows, "moe.dispatch", sent, ctx.rows_memory * ctx.etp, element, counts=True)
-    rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     in_turn = ctx.framework.experts == "sequential"
     # experts in turn need no padding: only what dispatches rows to other ranks' experts puts them in order
-    here: BoolK = ctx.ep > 1 if in_turn else True
-    padding = where(here, ctx.framework.grouped_alignment * ctx.local_experts, 0.0)
-    padded_time, padded = rows + padding, kept + padding
+    permutes: BoolK = ctx.ep > 1 if in_turn else True
+    padding = where(permutes, ctx.framework.grouped_alignment * ctx.local_experts, 0.0)
+    padded_time, padded = rows + padding, memory_rows + padding
     x = b.tensor("moe.permuted", padded * row)
-    fill = b.tensor("moe.permutation", where(here, 4.0 * padded, 0.0), grad=False)
+    fill = b.tensor("moe.permutation", where(permutes, 4.0 * padded, 0.0), grad=False)
     # the order of rows by expert, padded, from the counts alone: small kernels, which the device waits for
     python = where(ctx.ep > 1, python_functions(ctx).rows_in_order.value, 0)
-    if anywhere(here):
+    if anywhere(permutes):
         b.add(Op("moe.plan", "memory_bound", Stream(4.0 * padded_time), (), (fill,), launches=18, functions=python,
-                 present=here))  # fmt: skip
+                 present=permutes))  # fmt: skip
     # a row of zeros behind the others, which every padded place takes: backward adds theirs up one after the other
-    extended = b.tensor("moe.extended", 0.0, grad_bytes=(kept + 1.0) * row)
+    extended = b.tensor("moe.extended", 0.0, grad_bytes=(memory_rows + 1.0) * row)
     b.add(Op("moe.extend", "memory_bound", Stream(2 * rows * row, "copy"), (received,), (extended,), view=True,
-             launches=2, present=here,
+             launches=2, present=permutes,
              back=Back(work=Stream(padding * row, "index_backward_row", padding * hidden, hidden),
-                       family="memory_bound", view=True, present=here)))  # fmt: skip
+                       family="memory_bound", view=True, present=permutes)))  # fmt: skip
     b.add(Op("moe.permute", "memory_bound", Stream(2 * padded_time * row, "permute"), (extended, fill), (x,),
-             (fill,), scratch=(kept + 1.0) * row, launches=2, present=here,
+             (fill,), scratch=(memory_rows + 1.0) * row, launches=2, present=permutes,
              back=_added_to_rows(padded_time * hidden, element)))  # fmt: skip
     if in_turn:
         y = experts_in_turn(b, ctx, x, rows, padded, weights)
@@ -87,14 +87,14 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
     for local in (*weights, y):  # FSDP lets the weights go behind expert parallelism's hook, which sends its input on
         parts.hold(b, "experts", local)
-    back_in_place = b.tensor("moe.unpermuted", (kept + 1.0) * row)
+    back_in_place = b.tensor("moe.unpermuted", (memory_rows + 1.0) * row)
     b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, put), (y, fill),
-             (back_in_place,), (fill,), launches=2, present=here,
+             (back_in_place,), (fill,), launches=2, present=permutes,
              back=Back(5 * padded_time * row, 4, like="permute")))  # fmt: skip
-    sliced = b.tensor("moe.sliced", kept * row)  # without that row; its gradient has it again
+    sliced = b.tensor("moe.sliced", memory_rows * row)  # without that row; its gradient has it again
     back_in_place = b.add(
-        Op("moe.slice", "memory_bound", None, (back_in_place,), (sliced,), view=True, launches=0, present=here,
-           back=Back(work=Stream(0.0), family="memory_bound", launches=0, present=here))
+        Op("moe.slice", "memory_bound", None, (back_in_place,), (sliced,), view=True, launches=0, present=permutes,
+           back=Back(work=Stream(0.0), family="memory_bound", launches=0, present=permutes))
     )  # fmt: skip
     y = _exchange(b, ctx, back_in_place, "moe.combine", sent, sent, element, counts=False)
     parts.leave_frame(b, "experts")
@@ -110,7 +110,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     b.add(Op("moe.unsort", "memory_bound", Stream(2 * sent * row, put), (y, order), (ordered,), (order,),
              launches=1, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
     parts.hold(b, "moe", ordered)
-    out = _weighted_sum(b, ctx, ordered, scores, held, everyone * hidden, deepep=deepep)
+    out = _weighted_sum(b, ctx, ordered, scores, routed_view, everyone * hidden, deepep=deepep)
     if shared:
         total = b.tensor("moe.total", t * row)
         narrow = 2 if autocast(ctx) else element
@@ -159,26 +159,26 @@ def _exchange(
     if not anywhere(ctx.ep > 1):
         return x
     assert ctx.model.moe is not None
-    row, here = float(ctx.model.hidden) * element, ctx.ep > 1
+    row, exchanges = float(ctx.model.hidden) * element, ctx.ep > 1
     deepep = ctx.framework.dispatcher == "deepep"
     if counts:
         if not deepep:
-            told = b.tensor("moe.counts", 8.0 * ctx.model.moe.num_experts, grad=False)
+            all_counts = b.tensor("moe.counts", 8.0 * ctx.model.moe.num_experts, grad=False)
             own = b.tensor("moe.own_counts", 0.0, grad=False)
             b.add(Op("moe.count", "memory_bound", Stream(16.0 * ctx.model.moe.num_experts), (),
-                     (own,), launches=5, present=here))  # fmt: skip
+                     (own,), launches=5, present=exchanges))  # fmt: skip
             calls = python_functions(ctx)
             python = calls.expert_counts.value + (calls.module_call.value // 2 if ctx.pipelined else 0)
             b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", 8.0 * ctx.model.moe.num_experts),
-                     (own,), (told,), present=here, stream="ep", functions=python))  # fmt: skip
+                     (own,), (all_counts,), present=exchanges, stream="ep", functions=python))  # fmt: skip
         for i in range(ctx.framework.dispatch_syncs):
-            b.add(Op(f"moe.sync.{i}", "host", HostSync(), present=here))
+            b.add(Op(f"moe.sync.{i}", "host", HostSync(), present=exchanges))
     out = b.tensor(f"{name}.out", received * row)
     if deepep:
         work = Collective("deepep", "ep", ctx.shard * row * ctx.etp, ctx.imbalance)
     else:
         work = Collective("all_to_all", "ep", sent * row, ctx.imbalance)
-    return b.add(Op(name, "ep", work, (x,), (out,), present=here, stream="ep"))
+    return b.add(Op(name, "ep", work, (x,), (out,), present=exchanges, stream="ep"))
 
 
 TURNED_CAST = "transposed_cast"
@@ -186,7 +186,7 @@ TURNED_CAST = "transposed_cast"
 
 
 def experts(
-    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, moved: ArrayK, kept: ArrayK, element: int,
+    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, moved: ArrayK, memory_rows: ArrayK, element: int,
     weights: tuple[str, ...],
 ) -> str:  # fmt: skip
     """Grouped products always in bf16: fp32 inputs are cast, fp32 weights too; the output is cast back.
@@ -194,7 +194,7 @@ def experts(
     An input is cast for each product, once where they are compiled. Compiled casts of weights and of the output's
     gradient transpose what they write, for the products that read it.
 
-    ``rows`` are multiplied, ``moved`` pass through the activation with their padding, ``kept`` are allocated.
+    ``rows`` are multiplied, ``moved`` pass through the activation with their padding, ``memory_rows`` are allocated.
     """
     spec = ctx.model.moe
     assert spec is not None
@@ -204,16 +204,16 @@ def experts(
     fused = ctx.framework.compile
     turned = TURNED_CAST if fused else "cast_down"
     if casts and fused:
-        x = cast(b, x, "experts.in", kept * hidden)
+        x = cast(b, x, "experts.in", memory_rows * hidden)
 
     def product(which: str, source: str, n: FloatK, k: FloatK, reads: tuple[str, ...] = ()) -> str:
         name = f"experts.{which}"
         params = local * n * k
         if casts:
             if which != "w2" and not fused:
-                source = cast(b, source, name, kept * k)
+                source = cast(b, source, name, memory_rows * k)
             reads = (*reads, weight_copy(b, name, params, turned))
-        out = b.tensor(f"{name}.out", kept * n * 2.0)
+        out = b.tensor(f"{name}.out", memory_rows * n * 2.0)
         work = Grouped(rows, local, n, k, ctx.gemm_format, uneven=ctx.uneven)
         grad = weight_grad_bytes(ctx)
         return b.add(
@@ -221,9 +221,9 @@ def experts(
                weight_params=params, weight_bytes=params * grad, num_weights=1)
         )  # fmt: skip
 
-    act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), kept * f, moved * f, 2, fused=fused)
+    act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), memory_rows * f, moved * f, 2, fused=fused)
     y = product("w2", act, hidden, f, weights)
-    return cast(b, y, "experts.out", kept * hidden, 4, turned) if casts else y
+    return cast(b, y, "experts.out", memory_rows * hidden, 4, turned) if casts else y
 
 
 def _added_to_rows(elements: FloatK, element: int) -> Back:
@@ -242,7 +242,7 @@ TIMED_TOPS = (2, 4, 6, 8)
 
 
 def _weighted_sum(
-    b: TapeBuilder, ctx: Context, ordered: str, scores: str, held: str, elements: ArrayK, *, deepep: bool
+    b: TapeBuilder, ctx: Context, ordered: str, scores: str, routed_view: str, elements: ArrayK, *, deepep: bool
 ) -> str:  # fmt: skip
     """Product of a token's scores with its experts' outputs: operands in fp32, in bf16 under autocast.
 
@@ -277,9 +277,10 @@ def _weighted_sum(
         operand = cast(b, ordered, "moe.operand", elements, 4)
         if ctx.amp:  # to fp32 by the model, back to bf16 by autocast, whose product is what the residual stream takes
             operand, narrow = cast(b, operand, "moe.operand16", elements), False
-    one = Order((4.0 * token,), (0, WRITES, ~0))
-    b.add(Op("moe.sum", "memory_bound", work, (operand, scores, held), (out,), (operand, scores), scratch=4.0 * token,
-             launches=1 if narrow else 2, order=one, back=back._replace(scratch=4.0 * token, order=one)))  # fmt: skip
+    scratch_order = Order((4.0 * token,), (0, WRITES, ~0))
+    b.add(Op("moe.sum", "memory_bound", work, (operand, scores, routed_view), (out,), (operand, scores),
+             scratch=4.0 * token, launches=1 if narrow else 2, order=scratch_order,
+             back=back._replace(scratch=4.0 * token, order=scratch_order)))  # fmt: skip
     if narrow:  # the sum to the residual's format
         b.add(Op("moe.sum.cast", "memory_bound", Stream(CAST * token, "cast_up" if autocast(ctx) else "cast_down")))
     return out

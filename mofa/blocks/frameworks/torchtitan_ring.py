@@ -17,7 +17,7 @@ def ring_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowe
     """Attention with the exchange of keys and values, the merge of its parts and what both hold."""
     sums = _running_sums(b, ctx)
     out = parts.fused_attention(b, ctx, q, k, v, windowed, beside=sums)
-    here, steps = ctx.cp > 1, maximum(ctx.cp - 1.0, 0.0)
+    present, steps = ctx.cp > 1, maximum(ctx.cp - 1.0, 0.0)
     count = ctx.tokens * ctx.heads * ctx.model.attention.d_v
     kv = ctx.tokens * ctx.kv_heads * ctx.model.attention.d_qk * 2.0
     launches = 8.0 * maximum(ctx.cp - 1.0, 1.0)
@@ -27,27 +27,29 @@ def ring_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowe
     back = 27.0 * count + 60.0 * kv + steps * (13.5 * count + 37.5 * kv)
     # _SDPAMerger._merge_one: the result so far, the part, their difference and its weighted one, or the sum, in fp32
     wide = tuple(
-        b.tensor(f"attn.merge.{name}", where(here, 4.0 * count, 0.0), grad=False)
+        b.tensor(f"attn.merge.{name}", where(present, 4.0 * count, 0.0), grad=False)
         for name in ("result", "part", "difference", "weighted")
     )
     b.add(Op("attn.parts", "memory_bound", None, (), wide, launches=0))
     begun = b.tensor("attn.sums", 0.0 * count)
     b.add(Op("attn.begin_sums", "memory_bound", None, sums, (begun,), view=True, launches=0,
-             back=Back(work=Stream(0.0 * count), family="memory_bound", launches=0, present=here)))  # fmt: skip
-    held = b.tensor("attn.kv_held", 0.0 * count, grad=False)  # the rotation's buffer, as long as the function runs
-    b.add(Op("attn.hold", "memory_bound", None, ("attn.kv_received",), (held,), view=True, launches=0))
+             back=Back(work=Stream(0.0 * count), family="memory_bound", launches=0, present=present)))  # fmt: skip
+    rotation_buffer = b.tensor(
+        "attn.kv_held", 0.0 * count, grad=False
+    )  # the rotation's buffer, as long as the function runs
+    b.add(Op("attn.hold", "memory_bound", None, ("attn.kv_received",), (rotation_buffer,), view=True, launches=0))
     # its memory is the output's; its gradient is a tensor, which the output's gradient is where nothing is merged
     merged = b.tensor("attn.merged", 0.0 * count, grad_bytes=b.tensors[out].bytes)
     b.add(
-        Op("attn.merge", "memory_bound", Stream(moved), (out, begun, *wide, held), (merged,), view=True,
-           launches=launches, present=here,
-           back=Back(work=Stream(back), family="memory_bound", present=here, view=True, launches=launches))
+        Op("attn.merge", "memory_bound", Stream(moved), (out, begun, *wide, rotation_buffer), (merged,), view=True,
+           launches=launches, present=present,
+           back=Back(work=Stream(back), family="memory_bound", present=present, view=True, launches=launches))
     )  # fmt: skip
     # all ranks but the last join a half that they update to one that they don't (_partial_update, torch.cat), after
     # which heads lie one behind the other: what the module makes of it (transpose, contiguous) is a copy, and the
     # output projection keeps that beside what attention keeps. Its kernel is among those counted above.
     copied = b.tensor("attn.contiguous", float(ctx.element) * count)
-    return b.add(Op("attn.contiguous", "memory_bound", None, (merged,), (copied,), launches=0, present=here,
+    return b.add(Op("attn.contiguous", "memory_bound", None, (merged,), (copied,), launches=0, present=present,
                     back=Back(0.0, 0)))  # fmt: skip
 
 

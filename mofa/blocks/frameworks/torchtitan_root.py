@@ -39,12 +39,12 @@ def wrap_end(b: TapeBuilder, ctx: Context, block: str, own: ArrayK) -> None:
     head and the loss (``reshard_after_forward=int(layer_id) < len(model.layers) - 1``)."""
     p = Pieces()
     if block == "embedding":
-        whole = own + head_params(ctx)
-        reads = (gather(p, ctx, ROOT, "fsdp", whole, ctx.fsdp, whole > 0),)
-        copy_out(p, ctx, reads, "fsdp.weights", whole, ctx.fsdp, experts=False)
+        all_params = own + head_params(ctx)
+        reads = (gather(p, ctx, ROOT, "fsdp", all_params, ctx.fsdp, all_params > 0),)
+        copy_out(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
     else:
-        kept, _ = neighbour_params(ctx, block)
-        p.mark("fsdp.keep_last", (), (p.tensor(LAST, 2.0 * kept, "weight_copy"),), "compute")
+        block_params, _ = neighbour_params(ctx, block)
+        p.mark("fsdp.keep_last", (), (p.tensor(LAST, 2.0 * block_params, "weight_copy"),), "compute")
     p.add_to(b)
 
 
@@ -56,25 +56,25 @@ def backward_of_end(p: Pieces, ops: list[Op], ctx: Context, block: str, own: Arr
     step: of several micro-batches the later ones find 2 bytes a head parameter too many.
     """
     width = ctx.framework.reduced_bytes_per_param
-    mine = weights_of(ops, experts=False)
+    own_grads = weights_of(ops, experts=False)
     p.ops = list(ops)
     if block == "head":
         p.mark("fsdp.turn_last", (LAST,), (), "compute")
-        p.mark("fsdp.root.accumulate", mine, (), "compute", "accumulate")
+        p.mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
         p.tensor("fsdp.reduce_input", 4.0)  # stands for what the last block finds on its way: nothing
         p.mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
         p.mark("fsdp.hold_reduce", ("fsdp.reduce_input",), (), REDUCE)
         return
-    whole, (block_own, apart) = own + head_params(ctx), neighbour_params(ctx, block)
+    all_params, (block_own, expert_params) = own + head_params(ctx), neighbour_params(ctx, block)
     begin = Pieces(tensors=p.tensors)
-    begin.tensor("fsdp.previous", where(apart > 0, 0.0, width * block_own))
+    begin.tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
     begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.mark("fsdp.previous", (), ("fsdp.previous",), REDUCE)
     end = Pieces(tensors=p.tensors)
     end.tensor("fsdp.reduced", 0.0)
     end.tensor("fsdp.done", 0.0)
     end.wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))
-    reduce(end, ctx, "fsdp", whole, ctx.fsdp, mine, 3)
+    reduce(end, ctx, "fsdp", all_params, ctx.fsdp, own_grads, 3)
     end.mark("fsdp.hold_reduce", ("fsdp.reduce_input",), (), REDUCE)
     end.mark("fsdp.last", (), ("fsdp.done",), REDUCE)
     end.wait("fsdp.finish", ("fsdp.done",))

@@ -340,7 +340,7 @@ def block_context(
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
         uneven=_plain(load.uneven), fixed_rows=workload.routing.pad_to_capacity,
         unseen=_plain(unseen), new_kernels=_plain(kernels),
-        whole=_plain(table.pp == 1),
+        has_all_layers=_plain(table.pp == 1),
         loops_met=_plain((np.maximum(model.num_moe_layers / (table.pp * table.vpp), 1.0) + 1.0) / 2.0),
         scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
         accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,

@@ -56,7 +56,7 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> Deferred:
     if late == len(lives.ops):
         nothing = np.zeros(num_k)
         return Deferred(nothing, nothing, nothing, nothing, np.zeros((len(KINDS), num_k)), nothing)
-    found = [f for f in lives.found if f.end >= lives.boundary]
+    found = [f for f in lives.intervals if f.end >= lives.boundary]
     sizes = stacked([f.bytes for f in found], num_k) if found else np.zeros((0, num_k))
     start, end, since = (np.array([getattr(f, name) for f in found], dtype=int) for name in ("start", "end", "since"))
     saved = (since < lives.boundary) & (start <= lives.boundary)

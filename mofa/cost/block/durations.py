@@ -172,7 +172,7 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
         time_s = gemm_s(m, n, k, gpu, kind[1], count)
         if kind[1] != "bf16":
             return time_s
-        return unaligned_gemm_s(time_s, m, n, k, count, [op.work.way for op in ops if type(op.work) is Gemm], gpu)
+        return unaligned_gemm_s(time_s, m, n, k, count, [op.work.product for op in ops if type(op.work) is Gemm], gpu)
     if kind[0] is Grouped:
         rows, groups, n, k, uneven = columns("rows", "groups", "n", "k", "uneven")
         return grouped_gemm_s(

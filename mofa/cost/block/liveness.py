@@ -89,11 +89,11 @@ def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | Non
     """As :func:`block_memory`, of several: of few combinations all in one go, as NumPy's calls are all it takes."""
     large = np.zeros((0, num_k)) if large is None else large
     lives = [block.lifetimes for block in blocks]
-    some = [block for block in lives if block.found]
+    some = [block for block in lives if block.intervals]
     at_once = max(len(some), 1) if num_k < FEW else 1
     parts = [_together(some[i : i + at_once], num_k, large) for i in range(0, len(some), at_once)]
     memories = iter([memory for part in parts for memory in part])
-    return [next(memories) if block.found else _nothing(num_k, len(large)) for block in lives]
+    return [next(memories) if block.intervals else _nothing(num_k, len(large)) for block in lives]
 
 
 def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> list[BlockMemory]:
@@ -104,7 +104,7 @@ def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> li
     of_block = joined.of_block[:, kept]
     saved_kinds = (of_block[:, None] & joined.is_kind[:, kept]) @ sizes[kept]
     slack = of_block @ (rounded_bytes(sizes[kept]) - sizes[kept])
-    above = joined.sums([block.kept for block in blocks]) - joined.sums([block.longer for block in blocks])
+    above = joined.sums([block.saved for block in blocks]) - joined.sums([block.longer for block in blocks])
     own = sizes.copy()
     for block, first in zip(blocks, joined.first, strict=True):
         for pool in block.pools.values():
@@ -147,9 +147,9 @@ class _Joined:
     @classmethod
     def of(cls, blocks: Sequence[BlockLifetimes], num_k: int) -> _Joined:
         """The blocks one after the other."""
-        _, kind, start, end, nbytes, since, _ = zip(*(found for b in blocks for found in b.found), strict=True)
+        _, kind, start, end, nbytes, since, _ = zip(*(found for b in blocks for found in b.intervals), strict=True)
         bounds = np.cumsum([0, *(num for b in blocks for num in (b.boundary, len(b.ops) - b.boundary))])
-        count = [len(b.found) for b in blocks]
+        count = [len(b.intervals) for b in blocks]
         block = np.repeat(np.arange(len(blocks)), count)
         begin = bounds[::2][block]
         scratch = stacked(
@@ -270,7 +270,7 @@ def _pool_slack(block: BlockLifetimes, sizes: ArrayK, at: IntA) -> ArrayK:
     """
     total = np.zeros(sizes.shape[1])
     for pool in block.pools.values():
-        start, end = (np.array([getattr(block.found[i], name) for i in pool]) for name in ("start", "end"))
+        start, end = (np.array([getattr(block.intervals[i], name) for i in pool]) for name in ("start", "end"))
         if pool:
             ops = np.arange(len(block.ops))[:, None]
             alive = ((start <= ops) & (ops <= end)).astype(float) @ sizes[pool]
@@ -310,7 +310,7 @@ def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -
     """
     lives, tensors = block.lifetimes, {**block.forward.tensors, **block.backward.tensors}
     by_owner: dict[str, list[FloatK]] = {}
-    for one in lives.found:
+    for one in lives.intervals:
         asked = which(tensors[one.owner])
         if anywhere(asked):
             by_pass = by_owner.setdefault(one.owner, [0.0, 0.0])
