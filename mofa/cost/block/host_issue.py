@@ -151,8 +151,8 @@ class Calls:
     """What a host takes for calls of modules, met in the order in which ops are issued.
 
     A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its
-    seconds hold the launches of all of them. A collective that a module launches comes on top, and so do kernels that
-    the library chooses anew, and what a checkpoint of Megatron's does ahead of an op that it repeats.
+    seconds hold the launches of all of them. On top come a collective that a module launches, kernels that the library
+    chooses anew, and what Megatron's checkpoint does ahead of an op that it repeats.
     """
 
     def __init__(self, host: HostCurve) -> None:
