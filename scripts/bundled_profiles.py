@@ -214,7 +214,7 @@ def b200_curves(h200: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
             ("attention_cudnn_bwd bf16", h200["attention"]["cudnn bwd 128/128"]),
         )
     }
-    curves = fit_others(read_rows(ROOT / "measurements" / "b200-simumax"), num_sms=148, kept=kept)
+    curves = fit_others(read_rows(ROOT / "measurements" / "b200-simumax"), num_sms=148, power_shares=kept)
     words = f"{SIMUMAX}; the limited state between memory-bound kernels by the H200's"
     made = gpu_curves(base, {"bf16": 1.0}, curves, words)
     for family in ("gemm", "grouped_gemm"):

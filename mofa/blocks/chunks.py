@@ -44,16 +44,21 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
 
     Notes
     -----
-    The input is split (views), every chunk runs the same ops on a ``1 / chunks`` of the rows and bytes, and the outputs
-    are concatenated, which copies them. A chunk's ops are a region of their own, which the derived backward recomputes
-    right before it needs it: dispatch and combine again, one chunk's tensors at a time. Of the experts' memory one
-    chunk is left, so that a layer needs ``A + B / chunks``; of time there are ``chunks`` smaller products and
-    exchanges, the forward again and its two exchanges. The gradients of the chunks' inputs are concatenated likewise.
-    Chunks are taken as equally uneven: the tokens of each fall on experts as those of all do. As many of their numbers
-    of rows need a choice of a kernel as of whole micro-batches' (:mod:`mofa.cost.kernels.kernel_selection`), though
-    theirs lie closer. With ``overlap`` the next chunk is permuted and dispatched before this one's experts, so that its
-    exchange runs beside them and two chunks are alive; in the backward the host waits for each repeated dispatch's
-    counts, which leaves less to overlap.
+    The input is split by views. Every chunk runs the same ops on ``1 / chunks`` of the rows and bytes; the outputs are
+    concatenated, which copies them. The gradients of the chunks' inputs are concatenated likewise.
+
+    A chunk's ops are a region of their own, which the derived backward recomputes right before it needs it: dispatch
+    and combine again, one chunk's tensors at a time. So a layer needs ``A + B / chunks`` of memory, as one chunk of the
+    experts' is left. It takes the time of ``chunks`` smaller products and exchanges, of the forward again and of its
+    two exchanges.
+
+    Chunks are taken as equally uneven: the tokens of each fall on experts as those of all do. They need a choice of a
+    kernel for as many of their numbers of rows as undivided micro-batches do
+    (:mod:`mofa.cost.kernels.kernel_selection`), though theirs lie closer.
+
+    With ``overlap`` the next chunk is permuted and dispatched before this one's experts: its exchange runs beside them,
+    and two chunks are alive. In the backward the host waits for each repeated dispatch's counts, which leaves less to
+    overlap.
 
     Examples
     --------

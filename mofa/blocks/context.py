@@ -23,9 +23,9 @@ ArrayK = FloatK
 class Context:
     """One model, one framework, K combinations of degrees; an array has shape (K,), one combination is plain numbers.
 
-    ``rows_time`` are the token rows that the slowest rank's experts receive in one layer and micro-batch (all of its
-    tensor-parallel expert group together), ``rows_memory`` those of the quantile that memory must hold, and
-    ``imbalance`` the bytes of the slowest rank's all-to-all over the mean. ``fsdp`` and ``efsdp`` are the ranks that
+    ``rows_time`` are the token rows that the slowest rank's experts receive in one layer and micro-batch, all of its
+    tensor-parallel expert group together. ``rows_memory`` are those of the quantile that memory must hold.
+    ``imbalance`` is the bytes of the slowest rank's all-to-all over the mean. ``fsdp`` and ``efsdp`` are the ranks that
     share a dense and an expert parameter, 1 without sharding.
     """
 

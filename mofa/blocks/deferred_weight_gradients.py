@@ -23,8 +23,11 @@ _NEVER = -1
 
 
 class SplitBackward(NamedTuple):
-    """Both halves of a backward; of ``weights`` as a layer has them with others behind it in its chunk, and as the last
-    one has them, whose graph is let go from its end."""
+    """Both halves of a backward.
+
+    ``weights`` is that of a layer with others behind it in its chunk. ``weights_of_last`` is that of the last one,
+    whose graph is let go from its end.
+    """
 
     inputs: Tape
     weights: Tape

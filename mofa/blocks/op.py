@@ -1,8 +1,8 @@
 """The op tape: what one phase of one block computes, moves, allocates, keeps and sends, op by op.
 
-A quantity that depends on the strategy is a float or an array of shape (K,), one entry per unique combination of the
-degrees that the block's cost depends on. The tape is read twice: scanned over all K at once to search, and played out
-for one plan. A byte or a second that no op carries is a defect.
+A quantity that depends on the strategy is a float or an array of shape (K,). It has an entry for each unique
+combination of the degrees that the block's cost depends on. The tape is read twice: scanned over all K at once to
+search, and played out for one plan. A byte or a second that no op carries is a defect.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ READS = 2000
 class Order(NamedTuple):
     """An op's temporaries one by one, as its kernels allocate and free them; their most together is its ``scratch``.
 
-    ``steps``: n allocates the n-th of ``sizes``, ~n frees it, and ``WRITES`` + n allocates the n-th output, and
-    ``READS`` + n lets the n-th input go. [B]
+    In ``steps``, n allocates the n-th of ``sizes`` and ~n frees it. ``WRITES`` + n allocates the n-th output, ``READS``
+    + n lets the n-th input go. [B]
     """
 
     sizes: tuple[FloatK, ...]

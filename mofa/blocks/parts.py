@@ -197,8 +197,8 @@ def biased(b: TapeBuilder, x: str, name: str, width: float) -> str:
 HEAD = 256.0
 """Longest row of a norm over heads; the measured norms over the model's width begin at 512. [-]"""
 SPLIT_ROWS = 65536.0
-"""Rows above which the sum of a norm's weight gradient is split over many blocks of threads, which takes a memset and
-a kernel more, not issued as ops of their own (``LaunchGammaBetaBackwardCUDAKernel``,
+"""Rows above which the sum of a norm's weight gradient is split over many blocks of threads. That takes a memset and a
+kernel more, not issued as ops of their own (``LaunchGammaBetaBackwardCUDAKernel``,
 aten/src/ATen/native/cuda/layer_norm_kernel.cu). [-]"""
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 Role = Literal["", "regather", "backward", "dgrad", "wgrad", "grad_cast", "whole", "accumulate", "sum"]
-"""What an op of a backward is for: a collective that runs again for a linear, a node of autograd's graph, a linear's
-product for its input or its weight, a cast of a weight's gradient, one of all experts' gradient in one tensor, adding a
-gradient to the parameter's, or the sum of two gradients of one tensor. Empty for all others, those of a forward among
-them."""
+"""What an op of a backward is for; empty for all others, those of a forward among them.
+
+``regather`` is a collective that runs again for a linear, ``backward`` a node of autograd's graph. ``dgrad`` and
+``wgrad`` are a linear's products for its input and for its weight. ``grad_cast`` casts a weight's gradient; ``whole``
+makes all experts' gradient in one tensor; ``accumulate`` adds a gradient to the parameter's. ``sum`` adds two gradients
+of one tensor."""
 WEIGHT_ROLES: frozenset[Role] = frozenset({"wgrad", "grad_cast", "whole", "accumulate"})
 """Of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
 NODE_ROLES: frozenset[Role] = frozenset({"backward", "dgrad", "whole"})

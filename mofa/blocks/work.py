@@ -111,11 +111,11 @@ class Attention:
 class Stream(NamedTuple):
     """Memory-bound kernels that move ``bytes`` in all. [B]
 
-    ``like`` names the measured op whose rate they reach, such as ``rmsnorm_fwd``, as eager or as compiled as the op is,
-    or one of the two, such as ``compiled swiglu_fwd``; empty is the general rate. With
-    ``elements`` in rows of ``width``, the measured op's whole time is taken: what it costs a row and a column too.
-    ``source`` are the bytes of rows that are read several times, in no order: what the L2 does not hold of them comes
-    from memory again. ``parts`` are those of the bytes that kernels like other measured ops move.
+    ``like`` names the measured op whose rate they reach, such as ``rmsnorm_fwd``, as eager or as compiled as the op is.
+    It may name which of the two, such as ``compiled swiglu_fwd``; empty is the general rate. With ``elements`` in rows
+    of ``width``, the measured op's full time is taken: what it costs a row and a column too. ``source`` are the bytes
+    of rows that are read several times, in no order; what the L2 does not hold of them comes from memory again.
+    ``parts`` are those of the bytes that kernels like other measured ops move.
     """
 
     bytes: FloatK

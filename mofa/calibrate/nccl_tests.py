@@ -114,8 +114,8 @@ def _check_gpu(file: Path, run: NcclRun, path: Path, gpu: str) -> None:
     fitted = path.parent.parent / "curves" / f"{gpu}.yaml"
     device = ""
     if fitted.is_file():
-        found = re.search(r"^gpu: (.*)$", fitted.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-        device = found[1] if found else ""
+        match = re.search(r"^gpu: (.*)$", fitted.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        device = match[1] if match else ""
     words = {word.upper() for name in (gpu, path.stem, device) for word in re.split(r"[^A-Za-z0-9]+", name)}
     known = sorted(words & set(BASES))
     if measured and known and measured[0] not in known:
@@ -224,8 +224,8 @@ def _from_text(file: Path, text: str) -> NcclRun:
             points.append((size, time_s))
     if points and "# Avg bus bandwidth" not in text:
         raise SpecError(f"{file}: truncated, its last line '# Avg bus bandwidth' is missing; run nccl-tests again")
-    if found := re.search(r"# Out of bounds values\s*:\s*(\d+) FAILED", text):
-        raise _wrong(file, int(found[1]))
+    if match := re.search(r"# Out of bounds values\s*:\s*(\d+) FAILED", text):
+        raise _wrong(file, int(match[1]))
     together = [rank for rank in ranks if rank[0] == ranks[0][0]]  # NCCL_TESTS_SPLIT runs several groups side by side
     gpu = ranks[0][2].strip() if ranks else None
     return NcclRun(_op_of(file, text), len(together), len({r[1] for r in together}) or 1, gpu, tuple(points))
@@ -253,8 +253,8 @@ def _from_json(file: Path, text: str) -> NcclRun:
     Every process has ``nthreads * ngpus`` ranks.
     """
     try:
-        found = json.loads(text)
-        config, rows = found["config"], [r for r in found["results"] if r["out_of_place"] is not None]
+        document = json.loads(text)
+        config, rows = document["config"], [r for r in document["results"] if r["out_of_place"] is not None]
         points = [
             (int(r["size"]), float(r["out_of_place"].get("time", r["out_of_place"].get("cpu_time"))) / 1e6)
             for r in rows
@@ -263,8 +263,8 @@ def _from_json(file: Path, text: str) -> NcclRun:
         group = len(devices) * int(config["nthreads"]) * int(config["ngpus"])
         hosts = len({d["hostname"] for d in devices})
         gpu = str(devices[0]["device_info"]).strip()
-        op = _op_of(file, str(found["args"][0]))
-        wrong = int(found.get("out_of_bounds", {}).get("count", 0))
+        op = _op_of(file, str(document["args"][0]))
+        wrong = int(document.get("out_of_bounds", {}).get("count", 0))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise SpecError(f"{file}: not the JSON of nccl-tests ({type(error).__name__}: {error})") from None
     if any(not (math.isfinite(t) and t > 0) for _, t in points):

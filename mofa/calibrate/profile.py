@@ -86,33 +86,34 @@ def taken_over(facts: dict[str, Any], name: str) -> dict[str, Any]:
     return made
 
 
-def merged(found: Sequence[Curves], folders: Sequence[Path]) -> Curves:
+def merged(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
     """Curves of several folders as one; a family of a later folder joins or replaces an earlier one's."""
-    if not found:
+    if not fitted:
         raise SpecError("mofa calibrate fit: no folder given; give one that `mofa calibrate run` wrote")
-    whole = found[0]
-    for curves, folder in zip(found[1:], folders[1:], strict=True):
-        if curves.gpu != whole.gpu:
-            raise SpecError(f"{folder}: rows of {curves.gpu!r}, {folders[0]} holds {whole.gpu!r}; fit them one by one")
-        whole = replace(
-            whole,
-            l2_bytes=curves.l2_bytes or whole.l2_bytes,
-            gemm=whole.gemm | curves.gemm,
-            grouped_gemm=whole.grouped_gemm | curves.grouped_gemm,
-            multi_stream=whole.multi_stream | curves.multi_stream,
-            attention=whole.attention | curves.attention,
-            memory_bound=whole.memory_bound | curves.memory_bound,
-            collective=whole.collective | curves.collective,
-            sustained=whole.sustained | curves.sustained,
-            clocks=whole.clocks | curves.clocks,
-            host_s=whole.host_s | curves.host_s,
-            modules=whole.modules | curves.modules,
-            layer_in_small_ops=curves.layer_in_small_ops or whole.layer_in_small_ops,
-            copy_bytes_per_s=whole.copy_bytes_per_s | curves.copy_bytes_per_s,
-            overlap=whole.overlap | curves.overlap,
-            overlap_slowdown=curves.overlap_slowdown or whole.overlap_slowdown,
+    together = fitted[0]
+    for curves, folder in zip(fitted[1:], folders[1:], strict=True):
+        if curves.gpu != together.gpu:
+            others = f"{folders[0]} holds {together.gpu!r}"
+            raise SpecError(f"{folder}: rows of {curves.gpu!r}, {others}; fit them one by one")
+        together = replace(
+            together,
+            l2_bytes=curves.l2_bytes or together.l2_bytes,
+            gemm=together.gemm | curves.gemm,
+            grouped_gemm=together.grouped_gemm | curves.grouped_gemm,
+            multi_stream=together.multi_stream | curves.multi_stream,
+            attention=together.attention | curves.attention,
+            memory_bound=together.memory_bound | curves.memory_bound,
+            collective=together.collective | curves.collective,
+            sustained=together.sustained | curves.sustained,
+            clocks=together.clocks | curves.clocks,
+            host_s=together.host_s | curves.host_s,
+            modules=together.modules | curves.modules,
+            layer_in_small_ops=curves.layer_in_small_ops or together.layer_in_small_ops,
+            copy_bytes_per_s=together.copy_bytes_per_s | curves.copy_bytes_per_s,
+            overlap=together.overlap | curves.overlap,
+            overlap_slowdown=curves.overlap_slowdown or together.overlap_slowdown,
         )
-    return whole
+    return together
 
 
 def gpu_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -> dict[str, Any]:
@@ -137,26 +138,26 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     """
     made = dict(base)
     best = {f: max(rate for _, _, rate in fitted.form.tiles) for f, fitted in curves.gemm.items()}
-    kept = {f: powered(curves, f"gemm {f}") for f in peaks}
+    powered_of = {f: powered(curves, f"gemm {f}") for f in peaks}
     if "bf16" in curves.gemm:
         made["gemm"] = {}
         for dtype, peak in peaks.items():
             if dtype in curves.gemm:
-                made["gemm"][dtype] = curve_fact(curves.gemm[dtype], source, **kept[dtype])
+                made["gemm"][dtype] = curve_fact(curves.gemm[dtype], source, **powered_of[dtype])
             else:
                 faster = peak / peaks["bf16"]
-                made["gemm"][dtype] = _scaled(curve_fact(curves.gemm["bf16"], source, **kept["bf16"]), faster)
+                made["gemm"][dtype] = _scaled(curve_fact(curves.gemm["bf16"], source, **powered_of["bf16"]), faster)
     if "bf16" in curves.grouped_gemm:
-        one = curve_fact(curves.grouped_gemm["bf16"], source, **kept["bf16"])
+        grouped = curve_fact(curves.grouped_gemm["bf16"], source, **powered_of["bf16"])
         made["grouped_gemm"] = {
-            dtype: one if dtype == "bf16"
-            else _scaled(one, best[dtype] / best["bf16"] if dtype in best and "bf16" in best else peak / peaks["bf16"])
+            dtype: grouped if dtype == "bf16"
+            else _scaled(grouped, best[dtype] / best["bf16"] if {dtype, "bf16"} <= set(best) else peak / peaks["bf16"])
             for dtype, peak in peaks.items()
         }  # fmt: skip
     made |= fp8_products(base, made, curves, source)
     if curves.multi_stream:
         made["multi_stream"] = {
-            dtype: {**curve_fact(fitted, source, **kept.get(dtype, kept["bf16"])), **OF_TE}
+            dtype: {**curve_fact(fitted, source, **powered_of.get(dtype, powered_of["bf16"])), **OF_TE}
             for dtype, fitted in curves.multi_stream.items()
         }
     if curves.attention:
@@ -190,7 +191,7 @@ def fp8_products(
 
     Where the clock of a kind was not read, that of PyTorch's fp8 product counts.
     """
-    found = {}
+    products = {}
     profiles = {"gemm fp8": made["gemm"]["fp8"]["clock"]} if "clock" in made["gemm"].get("fp8", {}) else {}
     curves = replace(curves, clocks=profiles | curves.clocks)
     for family, fitted in (("gemm", curves.gemm), ("grouped_gemm", curves.grouped_gemm)):
@@ -199,8 +200,8 @@ def fp8_products(
             kind: curve_fact(fitted[kind], source, **powered(curves, f"gemm {kind}", "gemm fp8"))
             for kind in FALLBACK if kind in fitted
         }  # fmt: skip
-        found[family] = {**made[family], **kinds}
-    return found
+        products[family] = {**made[family], **kinds}
+    return products
 
 
 OF_TE: dict[str, Any] = {"library": "transformer-engine"}
@@ -216,12 +217,12 @@ def curve_fact(fitted: Fitted, source: str, **more: float) -> dict[str, Any]:
     form = asdict(fitted.form)
     if not form.get("missed_bytes_per_s", 1.0):
         del form["missed_bytes_per_s"]  # what only ops that read rows again have
-    found = {
+    fact = {
         "provenance": "measured", "source": source, "points": fitted.points,
         "median_abs_error": fitted.median_abs_error, "p90_abs_error": fitted.p90_abs_error,
         "ranges": fitted.ranges, "form": form, **more,
     }  # fmt: skip
-    made: dict[str, Any] = tidy(found)
+    made: dict[str, Any] = tidy(fact)
     return made
 
 
@@ -245,14 +246,14 @@ def powered(curves: Curves, *names: str) -> dict[str, float]:
 
 
 def _attention_powered(curves: Curves, key: str) -> dict[str, float]:
-    backend, way, _ = key.split()
-    return powered(curves, f"attention_{backend}_{way} bf16", f"attention_{backend} bf16")
+    backend, direction, _ = key.split()
+    return powered(curves, f"attention_{backend}_{direction} bf16", f"attention_{backend} bf16")
 
 
 def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
     """The middle of the eager ops: of their rates, and of the launches of those with one kernel."""
-    found = {k.split()[1]: f.form for k, f in curves.memory_bound.items() if k.startswith("eager")}
-    eager = {op: form for op, form in found.items() if op not in ROUTED_OPS}  # strided: no example for others
+    forms = {k.split()[1]: f.form for k, f in curves.memory_bound.items() if k.startswith("eager")}
+    eager = {op: form for op, form in forms.items() if op not in ROUTED_OPS}  # strided: no example for others
     eager = {op: form for op, form in eager.items() if op not in (*FP8_CASTS, MAIN_CAST)}
     eager = eager or {k.split()[1]: f.form for k, f in curves.memory_bound.items()}
     rates = [f.bytes_per_s for f in eager.values()]
@@ -346,19 +347,19 @@ def tidy(value: Any) -> Any:
 
 def plain(curves: Curves) -> dict[str, Any]:
     """The curves as plain numbers and lists, rounded to what the measurement gives."""
-    found: dict[str, Any] = tidy(curves.as_dict())
-    return found
+    curves_dict: dict[str, Any] = tidy(curves.as_dict())
+    return curves_dict
 
 
 def _bundled(kind: Any, name: str) -> dict[str, Any]:
     path = bundled_dir(kind) / f"{name}.yaml"
     try:
-        found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        profile: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError:
         raise SpecError(
             f"{name}: no such bundled profile of {kind}; choose one that `mofa show hardware` lists"
         ) from None
-    return found
+    return profile
 
 
 def _fact(value: float | str, source: str) -> dict[str, Any]:

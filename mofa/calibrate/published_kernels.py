@@ -25,7 +25,7 @@ RESULT = "te"
 """Variant of products whose result is in 16 bits; others add to an fp32 one."""
 
 
-def fit_others(rows: Sequence[Row], *, num_sms: int, kept: Mapping[str, float]) -> Curves:
+def fit_others(rows: Sequence[Row], *, num_sms: int, power_shares: Mapping[str, float]) -> Curves:
     """Curves at full clock of rows that hold no clock, and what the power limit leaves of them.
 
     Parameters
@@ -34,14 +34,14 @@ def fit_others(rows: Sequence[Row], *, num_sms: int, kept: Mapping[str, float]) 
         Of ``gemm`` (variant ``te`` is used), ``grouped_gemm`` and ``attention``.
     num_sms
         Multiprocessors of the GPU. [-]
-    kept
+    power_shares
         Of the GPU whose two limited states are known: the rate between memory-bound kernels over the rate of a long
         run of nothing else, per family. [-]
 
     Returns
     -------
     Curves
-        ``sustained`` holds the measured state of nothing else, and the other one by ``kept``.
+        ``sustained`` holds the measured state of nothing else, and the other one by ``power_shares``.
 
     Notes
     -----
@@ -61,15 +61,15 @@ def fit_others(rows: Sequence[Row], *, num_sms: int, kept: Mapping[str, float]) 
     clocked += [_faster(r, alone) for r in products if r.sample.median_s >= LIMITED_S]
     grouped = [r for r in rows if r.case.family == "grouped_gemm" and r.case.op != "wgrad"]  # those add to fp32
     clocked += [_faster(r, alone) if r.sample.median_s >= LIMITED_S else r for r in grouped]
-    for way in ("fwd", "bwd"):
-        own = [r for r in rows if r.case.family == "attention" and r.case.op == way]
+    for direction in ("fwd", "bwd"):
+        own = [r for r in rows if r.case.family == "attention" and r.case.op == direction]
         share = min(_attention_share(own), 1.0)
-        shares[f"attention_cudnn_{way} bf16"] = share
+        shares[f"attention_cudnn_{direction} bf16"] = share
         clocked += [_faster(r, share) if r.case.size("q") >= LONG_CONTEXT else r for r in own]
     sustained = {}
     for name, share in shares.items():
         sustained[f"{name} alone"] = share
-        sustained[f"{name} between_memory"] = min(share * kept[name], 1.0)
+        sustained[f"{name} between_memory"] = min(share * power_shares[name], 1.0)
     return replace(fit_curves(clocked, num_sms=num_sms, gpu=rows[0].gpu), sustained=sustained)
 
 

@@ -19,7 +19,7 @@ def sustained(rows: Sequence[Row]) -> dict[str, float]:
         if r.case.variant != "burst" and key in burst:
             name = f"{r.case.op} {r.case.dtype} {'alone' if r.case.variant == '2s' else r.case.variant}"
             ratios.setdefault(name, []).append(burst[key] / r.sample.median_s)
-    return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
+    return {name: float(np.median(values)) for name, values in sorted(ratios.items())}
 
 
 def clocks(rows: Sequence[Row], *, of_products: bool = False) -> dict[str, float]:
@@ -31,7 +31,7 @@ def clocks(rows: Sequence[Row], *, of_products: bool = False) -> dict[str, float
     """
     power = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.power_w for r in rows}
     read = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.sm_mhz for r in rows}
-    found: dict[str, list[float]] = {}
+    clock_ratios: dict[str, list[float]] = {}
     for (op, dtype, shape, variant), full in read.items():
         alone, between = (read.get((op, dtype, shape, v)) for v in ("2s", "between_memory"))
         if variant != "burst" or not full or not alone:
@@ -39,21 +39,21 @@ def clocks(rows: Sequence[Row], *, of_products: bool = False) -> dict[str, float
         before, loaded = power[op, dtype, shape, variant], power[op, dtype, shape, "2s"]
         if before and loaded and loaded <= before:
             continue
-        found.setdefault(f"{op} {dtype}", []).append(alone / full)
+        clock_ratios.setdefault(f"{op} {dtype}", []).append(alone / full)
         if between and not of_products:
             left = (between / full) ** -2 - BETWEEN_SHARE * (alone / full) ** -2
             if left > 0:
-                found.setdefault("memory_bound", []).append(min((left / (1.0 - BETWEEN_SHARE)) ** -0.5, 1.0))
-    return {name: float(np.median(values)) for name, values in sorted(found.items())}
+                clock_ratios.setdefault("memory_bound", []).append(min((left / (1.0 - BETWEEN_SHARE)) ** -0.5, 1.0))
+    return {name: float(np.median(values)) for name, values in sorted(clock_ratios.items())}
 
 
 def copies(rows: Sequence[Row]) -> dict[str, float]:
     """Rate of the largest copy of each kind; a copy on the device counts bytes read and written. [B/s]"""
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for r in sorted(rows, key=lambda r: r.case.size("bytes")):
         factor = 2 if r.case.op in ("device_copy", "h2d_d2h") else 1
-        found[r.case.op] = factor * r.case.size("bytes") / r.sample.median_s
-    return found
+        rates[r.case.op] = factor * r.case.size("bytes") / r.sample.median_s
+    return rates
 
 
 def overlaps(rows: Sequence[Row]) -> dict[str, float]:
@@ -64,7 +64,7 @@ def overlaps(rows: Sequence[Row]) -> dict[str, float]:
         alone = times.get((op, shape, variant.replace("overlapped", "alone")))
         if "overlapped" in variant and alone:
             ratios.setdefault(f"{op} {variant.replace('_overlapped', '')}", []).append(time_s / alone)
-    return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
+    return {name: float(np.median(values)) for name, values in sorted(ratios.items())}
 
 
 def overlap_slowdown(rows: Sequence[Row]) -> float:
@@ -74,11 +74,11 @@ def overlap_slowdown(rows: Sequence[Row]) -> float:
     beside a longer kernel, how long both ran together was not recorded.
     """
     times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
-    found = []
+    slowdowns = []
     for (op, shape, variant), beside in times.items():
         kind = variant.removesuffix("_overlapped")
         alone = times.get((op, shape, f"{kind}_alone"))
         other = [times.get((op, shape, f"collective_{state}_{kind}")) for state in ("overlapped", "alone")]
         if kind != variant and alone and other[0] and other[1] and other[0] >= beside:
-            found.append((1.0 - alone / beside) * other[0] / other[1])
-    return float(np.median(found)) if found else 0.0
+            slowdowns.append((1.0 - alone / beside) * other[0] / other[1])
+    return float(np.median(slowdowns)) if slowdowns else 0.0

@@ -69,49 +69,49 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
     if family in ("collective", "overlap"):
         from mofa.calibrate.shapes_collective import collective_cases, overlap_cases
 
-        found = collective_cases(gpus) if family == "collective" else overlap_cases(gpus)
+        family_cases = collective_cases(gpus) if family == "collective" else overlap_cases(gpus)
     else:
-        found = made[family]()
-    found = found if fresh else [c for c in found if c.split != "fresh"]
+        family_cases = made[family]()
+    family_cases = family_cases if fresh else [c for c in family_cases if c.split != "fresh"]
     if quick:
-        return _quick(family, found)
+        return _quick(family, family_cases)
     if family in ("host", "autograd", "sequence", "copy", "sustained", "overlap", *TE_BF16_FAMILIES) or full:
-        return found
-    return _grid(found)[::2] + [c for c in found if c.split != "grid"]
+        return family_cases
+    return _grid(family_cases)[::2] + [c for c in family_cases if c.split != "grid"]
 
 
-def _grid(found: list[Case]) -> list[Case]:
-    return [c for c in found if c.split == "grid"]
+def _grid(all_cases: list[Case]) -> list[Case]:
+    return [c for c in all_cases if c.split == "grid"]
 
 
-def _quick(family: str, found: list[Case]) -> list[Case]:
+def _quick(family: str, all_cases: list[Case]) -> list[Case]:
     """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
     if family in ("host", "copy", "overlap"):
-        return found
+        return all_cases
     if family in ("autograd", "sequence", "routed", "unaligned_gemm", *TE_BF16_FAMILIES):
         return []
     if family == "sustained":
-        return [c for c in found if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]
+        return [c for c in all_cases if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]
     if family == "compiled":
-        return _thin([c for c in _grid(found) if c.op in QUICK_COMPILED])
-    held_out = [c for c in found if c.split != "grid"][::4]
+        return _thin([c for c in _grid(all_cases) if c.op in QUICK_COMPILED])
+    held_out = [c for c in all_cases if c.split != "grid"][::4]
     if family == "memory_bound":
-        return _thin(_grid(found)) + held_out
+        return _thin(_grid(all_cases)) + held_out
     if family == "attention":
-        return [c for c in _grid(found) if c.size("q") <= 32768][::4] + held_out
-    return _grid(found)[::4] + held_out
+        return [c for c in _grid(all_cases) if c.size("q") <= 32768][::4] + held_out
+    return _grid(all_cases)[::4] + held_out
 
 
-def _thin(found: list[Case]) -> list[Case]:
+def _thin(all_cases: list[Case]) -> list[Case]:
     """The fewest of each op that a fit takes, from the smallest to the largest."""
     by_op: dict[str, list[Case]] = {}
-    for case in found:
+    for case in all_cases:
         by_op.setdefault(case.op, []).append(case)
-    kept = []
+    thinned = []
     for of_op in by_op.values():
         last, num = len(of_op) - 1, min(MIN_POINTS, len(of_op))
-        kept += [of_op[round(i * last / max(1, num - 1))] for i in range(num)]
-    return kept
+        thinned += [of_op[round(i * last / max(1, num - 1))] for i in range(num)]
+    return thinned
 
 
 def linears(model: Dims, tp: int) -> Iterator[tuple[int, int]]:
@@ -428,7 +428,7 @@ AUTOGRAD_CALLS = ("all_reduce", "all_to_all", "functional_gather", "adamw_fused"
 
 def autograd_cases() -> list[Case]:
     """The host's issue of what a model's Python adds to bare ops; see `mofa.calibrate.bench.torch_autograd`."""
-    ops = [f"{name}{way}" for name in AUTOGRAD_CHAINS for way in ("", "_bwd")] + list(AUTOGRAD_CALLS)
+    ops = [f"{name}{suffix}" for name in AUTOGRAD_CHAINS for suffix in ("", "_bwd")] + list(AUTOGRAD_CALLS)
     return split_cases("autograd", [(op, "python", "bf16", {"ops": 200}) for op in ops], [], 0)
 
 

@@ -16,7 +16,7 @@ INDEXED = ("index_put", "index_put_fp32", "index_backward", "index_backward_fp32
 REPEATED = "index_backward_row"
 """Gradients that all go to one row, one after the other."""
 PRODUCTS = tuple(
-    f"score_product{way}_top{top}{dtype}" for way in ("", "_bwd") for top in TOPS for dtype in ("", "_fp32")
+    f"score_product{suffix}_top{top}{dtype}" for suffix in ("", "_bwd") for top in TOPS for dtype in ("", "_fp32")
 )
 OPS = (*ACTIVATIONS, *ROWS, *INDEXED, REPEATED, *PRODUCTS)
 BY_BYTES = (*INDEXED, *PRODUCTS)
@@ -49,8 +49,8 @@ def product_bytes(op: str) -> float:
     >>> product_bytes("score_product_top8"), product_bytes("score_product_bwd_top8_fp32")
     (2.25, 9.0)
     """
-    element, way = (4.0 if op.endswith("_fp32") else 2.0), (2.0 if "_bwd_" in op else 1.0)
-    return way * element * (1.0 + 1.0 / top_of(op))
+    element, passes_over = (4.0 if op.endswith("_fp32") else 2.0), (2.0 if "_bwd_" in op else 1.0)
+    return passes_over * element * (1.0 + 1.0 / top_of(op))
 
 
 BYTES |= {op: product_bytes(op) for op in PRODUCTS}

@@ -79,16 +79,16 @@ def gemm_cases() -> list[Case]:
     """Each product of each linear by each kind of kernel."""
     grid, held_out = (
         [
-            (way, variant, kind, product_shape(way, *linear))
+            (product, variant, kind, product_shape(product, *linear))
             for linear in linears
-            for way, variant, kind in PRODUCTS
+            for product, variant, kind in PRODUCTS
         ]
         for linears in (LINEARS, HELD_LINEARS)
     )  # fmt: skip
     return split_cases("te_gemm", grid, held_out, len(held_out))
 
 
-def product_shape(way: str, tokens: int, out: int, inner: int) -> Shape:
+def product_shape(product: str, tokens: int, out: int, inner: int) -> Shape:
     """The product's own (m, n, k).
 
     Examples
@@ -96,7 +96,7 @@ def product_shape(way: str, tokens: int, out: int, inner: int) -> Shape:
     >>> product_shape("wgrad", 4096, 1024, 512)
     {'m': 1024, 'n': 512, 'k': 4096}
     """
-    m, n, k = {"fwd": (tokens, out, inner), "dgrad": (tokens, inner, out), "wgrad": (out, inner, tokens)}[way]
+    m, n, k = {"fwd": (tokens, out, inner), "dgrad": (tokens, inner, out), "wgrad": (out, inner, tokens)}[product]
     return {"m": m, "n": n, "k": k}
 
 
@@ -116,7 +116,9 @@ def grouped_cases() -> list[Case]:
 def _expert_products(rng: random.Random, experts: int, n: int, k: int, rows: int, skew: float) -> list[Item]:
     loads = expert_loads(rng, experts * rows, experts, skew, 128)
     shape: Shape = {"n": n, "k": k, "skew": str(skew), "loads": loads}
-    return [(way, variant, kind, shape) for way, variant, kind in PRODUCTS if (way, variant) != ("wgrad", "te")]
+    return [
+        (product, variant, kind, shape) for product, variant, kind in PRODUCTS if (product, variant) != ("wgrad", "te")
+    ]
 
 
 def cast_cases() -> list[Case]:

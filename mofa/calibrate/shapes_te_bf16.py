@@ -94,15 +94,15 @@ def _product(rng: random.Random, i: int, groups: int, n: int, k: int, low: int =
 
 
 def _model_products(rng: random.Random, num: int, models: Sequence[str]) -> list[Item]:
-    found: list[Item] = []
+    items: list[Item] = []
     for i in range(num):
         most, hidden, ffn = EXPERTS[rng.choice(models)]
         groups = max(1, most // rng.choice((1, 1, 2, 4, 8)))
         n, k = rng.choice(((2 * ffn, hidden), (hidden, ffn)))
         item = _product(rng, i, groups, n, k)
         if item is not None:
-            found.append(item)
-    return found
+            items.append(item)
+    return items
 
 
 def te_expert_cases() -> list[Case]:
@@ -168,9 +168,9 @@ def te_wgrad_cases() -> list[Case]:
 def te_expert_host_cases() -> list[Case]:
     """What the host needs to issue a grouped product, by the number of experts."""
     items: list[Item] = [
-        (f"grouped_{way}", "python", "bf16", {"groups": groups, "n": 1024, "k": 1024, "rows": 64})
+        (f"grouped_{layout}", "python", "bf16", {"groups": groups, "n": 1024, "k": 1024, "rows": 64})
         for groups in (1, 2, 8, 32, 64, 128)
-        for way in LAYOUTS
+        for layout in LAYOUTS
     ]
     return split_cases(HOST, items, [], 0)
 
@@ -192,30 +192,30 @@ def te_op_cases() -> list[Case]:
         (op, VARIANT, "fp32", {"params": 6 * 10**8, "tensors": 900}) for op in ("adam", "grad_norm", "grad_clip")
     ]
     for score in ROUTERS:
-        for way in ("fwd", "bwd"):
+        for direction in ("fwd", "bwd"):
             for variant in ("megatron", VARIANT):
-                grid += [(f"router_{score}_{way}", variant, "fp32", _routed(t, e, 8)) for t, e in
+                grid += [(f"router_{score}_{direction}", variant, "fp32", _routed(t, e, 8)) for t, e in
                          ((1024, 64), (4096, 64), (16384, 64), (4096, 128), (8192, 256))]  # fmt: skip
-                held_out += [(f"router_{score}_{way}", variant, "fp32", _routed(t, e, k)) for t, e, k in
+                held_out += [(f"router_{score}_{direction}", variant, "fp32", _routed(t, e, k)) for t, e, k in
                          ((8192, 128, 8), (4096, 8, 2))]  # fmt: skip
-    for way in ("fwd", "bwd"):
+    for direction in ("fwd", "bwd"):
         for variant in ("megatron", VARIANT):
-            grid += [(f"aux_loss_{way}", variant, "fp32", _routed(t, e, 8)) for t, e in
+            grid += [(f"aux_loss_{direction}", variant, "fp32", _routed(t, e, 8)) for t, e in
                      ((1024, 64), (4096, 64), (16384, 64), (4096, 128), (8192, 256))]  # fmt: skip
-        grid += [(f"router_gate_{way}", VARIANT, "fp32", {"tokens": t, "width": w, "experts": e}) for t, w, e in
+        grid += [(f"router_gate_{direction}", VARIANT, "fp32", {"tokens": t, "width": w, "experts": e}) for t, w, e in
                  ((1024, 2048, 64), (4096, 2048, 64), (4096, 2048, 128), (16384, 2048, 128), (4096, 7168, 256),
                   (8192, 4096, 8))]  # fmt: skip
-        held_out.append((f"router_gate_{way}", VARIANT, "fp32", {"tokens": 8192, "width": 2880, "experts": 32}))
+        held_out.append((f"router_gate_{direction}", VARIANT, "fp32", {"tokens": 8192, "width": 2880, "experts": 32}))
     grid += [("row_map", VARIANT, "fp32", _routed(t, e, 8)) for t, e in
              ((1024, 64), (4096, 64), (16384, 64), (4096, 128), (8192, 256), (8192, 8))]  # fmt: skip
-    for op in (f"{name}_{way}" for name in ("permute", "unpermute", "sort") for way in ("fwd", "bwd")):
+    for op in (f"{name}_{direction}" for name in ("permute", "unpermute", "sort") for direction in ("fwd", "bwd")):
         grid += [(op, VARIANT, "bf16", _copies(t, w, 64, TOP_K)) for t, w in PERMUTED]
         held_out += [(op, VARIANT, "bf16", _copies(4096, 2048, e, k)) for e, k in ((128, 8), (64, 6))]
-    for way in ("fwd", "bwd"):
+    for direction in ("fwd", "bwd"):
         for width in (768, 2048):
-            grid += [(f"weighted_swiglu_{way}", VARIANT, "bf16", {"tokens": t, "width": width})
+            grid += [(f"weighted_swiglu_{direction}", VARIANT, "bf16", {"tokens": t, "width": width})
                      for t in (4096, 16384, 32768, 65536)]  # fmt: skip
-            held_out.append((f"weighted_swiglu_{way}", VARIANT, "bf16", {"tokens": 49152, "width": width}))
+            held_out.append((f"weighted_swiglu_{direction}", VARIANT, "bf16", {"tokens": 49152, "width": width}))
     for op in ("mla_q_fwd", "mla_kv_fwd"):
         grid += [(op, VARIANT, "bf16", {"tokens": t, "width": 16 * (192 if op == "mla_q_fwd" else 256), "heads": 16})
                  for t in (1024, 2048, 4096, 8192, 16384)]  # fmt: skip
@@ -228,8 +228,10 @@ def te_op_cases() -> list[Case]:
 
 def _by_width(items: list[Item]) -> list[Item]:
     """Activations of one width one after the other, as each width is compiled anew."""
-    late = [item for item in items if item[0].startswith("weighted")]
-    return [item for item in items if item not in late] + sorted(late, key=lambda item: int(item[3]["width"]))
+    last_items = [item for item in items if item[0].startswith("weighted")]
+    return [item for item in items if item not in last_items] + sorted(
+        last_items, key=lambda item: int(item[3]["width"])
+    )
 
 
 def _copies(tokens: int, width: int, experts: int, top_k: int) -> Shape:

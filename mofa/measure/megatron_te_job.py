@@ -40,15 +40,15 @@ def _refuse_what_this_spec_lacks(run: ExpandedRun) -> None:
 
 def _attention(run: ExpandedRun) -> dict[str, Any]:
     a = run.model.attention
-    found: dict[str, Any] = {"apply_rope_fusion": run.model.positions == "rope"}
+    arguments: dict[str, Any] = {"apply_rope_fusion": run.model.positions == "rope"}
     if run.strategy.cp > 1:
-        found["cp_comm_type"] = CP_COMM[run.strategy.cp_kind]
+        arguments["cp_comm_type"] = CP_COMM[run.strategy.cp_kind]
     if not isinstance(a, MlaSpec) and a.window is not None:
-        found["window_size"] = [a.window - 1, 0]
-        found["window_attn_skip_freq"] = a.window_every if a.window_every > 1 else None
+        arguments["window_size"] = [a.window - 1, 0]
+        arguments["window_attn_skip_freq"] = a.window_every if a.window_every > 1 else None
     if not isinstance(a, MlaSpec) and a.sinks:
-        found["softmax_type"] = "learnable"
-    return found
+        arguments["softmax_type"] = "learnable"
+    return arguments
 
 
 def _moe(run: ExpandedRun) -> dict[str, Any]:

@@ -121,9 +121,9 @@ def reduce(
 
     The buffer, 4 bytes a parameter, lives until the next group's reduction. A group of one rank divides by a factor of
     one into a temporary and copies: 12 bytes a parameter. Where the sum is in 16 bits, the buffer is as well; where the
-    parameters are, the sum is cast to them (``_to_dtype_if_needed(reduce_output, orig_dtype)``). In FSDP1
-    autograd concatenates the gradients, as the parameters are pieces of one tensor, and the whole is divided in front
-    of the sum (_runtime_utils.py, _reduce_grad: ``_gradient_predivide_factor``), for which FSDP2 has NCCL.
+    parameters are, the sum is cast to them (``_to_dtype_if_needed(reduce_output, orig_dtype)``). In FSDP1 the
+    parameters are pieces of one tensor: autograd concatenates their gradients, and the result is divided in front of
+    the sum (_runtime_utils.py, _reduce_grad: ``_gradient_predivide_factor``). FSDP2 leaves that to NCCL.
 
     Behind the copy gradients are let go, but for that of the parameter registered last where there are ranks to reduce
     over: the variable of a loop over them holds it until ``foreach_reduce`` returns, beside what is reduced.
@@ -199,8 +199,9 @@ def reduce(
 def registered_last(grads: tuple[str, ...], ctx: Context) -> tuple[str, ...]:
     """Of a group's gradients that of the parameter registered last; none where that is a norm's or the router's.
 
-    A block with grouped queries registers its norms behind its MLP or experts, one with latent attention ahead of them
-    and shared experts behind all others, of an MLP ``w3`` last (torchtitan 0.2.2, models/*/model/model.py and moe.py).
+    A block with grouped queries registers its norms behind its MLP or experts. One with latent attention has them ahead
+    of these, and shared experts behind all others. Of an MLP ``w3`` is last (torchtitan 0.2.2, models/*/model/model.py
+    and moe.py).
     """
     names = {grad.removeprefix("dW:") for grad in grads}
     if names and all(name.startswith("experts.") for name in names):

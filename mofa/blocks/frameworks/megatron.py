@@ -263,8 +263,8 @@ def head_buffers(ctx: Context) -> ArrayK:
 def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = True) -> ArrayK:
     """Bytes that stay allocated from the first use on, outside the tapes; ``ops`` are the blocks' forward ops. [B]
 
-    A bf16 gradient for each distinct shape of a weight whose GEMM adds to the main gradient by itself, handed to
-    autograd as a dummy (te/module/base.py, get_dummy_wgrad), Transformer Engine's workspaces, and, with the head, the
+    Transformer Engine's workspaces, and a bf16 gradient for each distinct shape of a weight whose GEMM adds to the main
+    gradient by itself: it is handed to autograd as a dummy (te/module/base.py, get_dummy_wgrad). With the head also the
     buffer of its gathered input. Tables of rotations are apart (:func:`.megatron_persistent.rotations`).
     """
     ops = tuple(ops)

@@ -209,8 +209,8 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
 def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """Flash attention over permuted views: v keeps the whole of qkv alive; the output has the layout of q, no copy.
 
-    Under GQA backward makes the gradients of k and v for every query head and sums them over a group, which takes the
-    time of a kernel; what it works in is the kernel's own (:func:`mofa.blocks.parts.attention_backward_scratch`).
+    Under GQA, backward makes the gradients of k and v for every query head and sums them over a group. That takes the
+    time of a kernel; its temporaries are the kernel's own (:func:`mofa.blocks.parts.attention_backward_scratch`).
     """
     a, e, t = ctx.model.attention, ctx.element, ctx.tokens
     expanded, grouped = [], ctx.heads > ctx.kv_heads

@@ -65,8 +65,8 @@ def permute(
 
     Keeps the 8-byte row indices and the mask; backward adds the rows' gradients onto zeros by index (moe_utils.py,
     permute: ``index_select``) and scatters those of the probabilities, two and five kernels of four nodes.
-    Kernels as in a profile of mc1-qwen30b-2l-traced: counts and masks with their copies to the host up to the first
-    selection's size, that of rows up to the second's, of probabilities up to the rows themselves.
+    Kernels as in a profile of mc1-qwen30b-2l-traced. Up to the first selection's size: counts and masks with their
+    copies to the host. Up to the second's: the selection of rows. Up to the rows themselves: that of probabilities.
     """
     spec = ctx.model.moe
     assert spec is not None

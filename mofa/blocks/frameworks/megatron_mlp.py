@@ -24,9 +24,9 @@ def activation(
     in mc1-qwen06b-host-bound-traced, where 5 would do. Experts' gradient of the probabilities takes another kernel and
     3 passes (``weighted_swiglu_back``).
 
-    Dense layers' and shared experts' is the same function, compiled when it is first called. Where a rank calls it with
-    two widths, it is compiled for any width the second time (TorchDynamo's automatic dynamic shapes): its kernels then
-    divide each element's index by a width that they read, forward and back once each, and take as long as
+    Dense layers and shared experts call the same function, compiled when it is first called. Where a rank calls it with
+    two widths, it is compiled for any width the second time (TorchDynamo's automatic dynamic shapes). Its kernels then
+    divide each element's index by a width that they read, once forward and once back. They take
     ``any_width_swiglu_*_passes`` of the GPU's ``layer_kernels``, on the curves of the compiled one.
     """
     gated = ctx.model.mlp.activation == "swiglu"

@@ -97,8 +97,11 @@ class Rotations(NamedTuple):
 
 
 def rotations(ctx: Context) -> Rotations:
-    """The fp32 table of a rank's positions that is kept for good (rotary_pos_embedding.py, ``lru_cache``), and of YaRN
-    the two in bf16 that each layer's attention has beside it."""
+    """Tables of rotations that stay.
+
+    Of a rank's positions a table in fp32 is kept for good (rotary_pos_embedding.py, ``lru_cache``). Under YaRN each
+    layer's attention has two more in bf16.
+    """
     a = ctx.model.attention
     if ctx.model.positions != "rope":
         return Rotations((), 0.0, of_layers=False)

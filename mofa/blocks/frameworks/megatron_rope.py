@@ -13,7 +13,7 @@ def turn(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_d
 
     Over x, in units of its bytes: times cosine 2, negate half 1, concatenate 2, times sine 2, add 3, concatenate 2.
     Three tensors of its size are alive at the add. Backward, a node of autograd's each: two products 4, a half negated
-    1, the halves back together 2, the sum 3, and zeros for what is not turned, which is nothing, with their addition 4
+    1, the halves back together 2, the sum 3. Zeros for what is not turned, which is nothing, and their addition take 4
     (mc1-qwen06b-host-bound-traced, mc2-tp2-llama-6l-traced: seven kernels each, of 119 and 38 us for queries and keys
     of 17 and 4 MB).
 

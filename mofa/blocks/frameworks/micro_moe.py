@@ -10,8 +10,10 @@ from mofa.specs.strategy import MERGED_GROUPS
 
 
 def schedule(b: TapeBuilder, ctx: Context, scores: str) -> None:
-    """Token scheduling over replicas, where it is on: all GPUs of the merged group learn each other's loads, the host
-    solves for how many tokens each replica gets, and goes on to the dispatch (MicroMoE, sections 5.3 and 5.4).
+    """Token scheduling over replicas, where it is on (MicroMoE, sections 5.3 and 5.4).
+
+    All GPUs of the merged group learn each other's loads. The host solves for the tokens of each replica and goes on to
+    the dispatch.
 
     The host solves after the permutation instead of beside it, which the paper overlaps.
     """

@@ -114,8 +114,8 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     """Rotary embedding of q and k together; keeps nothing of their size.
 
     By cosines (qwen3/model/model.py), in units of a tensor's bytes: times cosine 2, a half negated 1, the halves joined
-    2, times sine 2, their sum 3. Backward two products 4, of the halves' gradients one negated and two copied 3 into
-    two zeroed tensors 2, the additions of what came by either half and by the cosine 6.
+    2, times sine 2, their sum 3. Backward: two products 4; of the halves' gradients one negated and two copied 3, into
+    two zeroed tensors 2; the additions of what came by either half and by the cosine 6.
     """
     a = ctx.model.attention
     ranks = ranks_of_heads(ctx) if a.kind != "mla" and a.qk_norm else 1.0
@@ -407,9 +407,11 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
 
 
 def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, products: bool = True) -> frozenset[str]:
-    """Ops whose outputs ``selective: op`` keeps (activation_checkpoint.py): every other matrix product from the first,
-    ``attention`` (``saves_attention``), reduce-scatters, and all-to-alls but for Qwen3, whose list lacks them
-    (models/qwen3/infra/parallelize.py) and which is what runs experts behind grouped-query attention without sinks.
+    """Ops whose outputs ``selective: op`` keeps (activation_checkpoint.py).
+
+    Every other matrix product from the first, ``attention`` (``saves_attention``), reduce-scatters, and all-to-alls.
+    Qwen3's list lacks the latter (models/qwen3/infra/parallelize.py); it runs experts behind grouped-query attention
+    without sinks.
 
     Products of the router's gate are neither kept nor counted; grouped products are not in the list. ``products`` is
     False where parts of a block are compiled inside of the checkpoint: they multiply into memory of their own choice

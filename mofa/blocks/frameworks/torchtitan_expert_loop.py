@@ -1,8 +1,8 @@
 """torchtitan's experts one after the other (models/moe/moe.py, ``_run_experts_for_loop``; ``use_grouped_mm: false``).
 
-The host waits for the experts' numbers of tokens, splits the rows and runs each expert's three products by themselves,
-of slices of weights that hold all experts. Back, each slice's gradient is written into zeros as large as all experts'
-weight (``select_backward``), and these are added up: an expert's three matrices move what all experts' do.
+The host waits for the experts' numbers of tokens and splits the rows. It runs each expert's three products by
+themselves, of slices of weights that hold all experts. Back, each slice's gradient is written into zeros as large as
+all experts' weight (``select_backward``), and these are added up: an expert's three matrices move what all experts' do.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ def in_compiled_part(b: TapeBuilder, ctx: Context) -> bool:
 def split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
     """Whether a compiled dense block is cut between the products of its feed-forward layer.
 
-    torchtitan has Dynamo compile a block under DDP in one graph a bucket of gradients (apply_ddp: ddp_optimizer; a
-    bucket of 100 MiB), so that a product whose weight fills one is a graph with the elementwise ops behind it
-    (torch/_dynamo/backends/distributed.py): nothing is fused over a cut, what crosses it is kept.
+    Under DDP, torchtitan has Dynamo compile a block in one graph for each bucket of gradients (apply_ddp:
+    ddp_optimizer; a bucket of 100 MiB). So a product whose weight fills a bucket is a graph with the elementwise ops
+    behind it (torch/_dynamo/backends/distributed.py). Nothing is fused over a cut, and what crosses it is kept.
     """
     each = 4.0 if autocast(ctx) else float(ctx.element)
     weight_bytes = each * ctx.model.hidden * float(ctx.model.mlp.ffn_hidden or 0)
