@@ -249,7 +249,7 @@ OWN_WORDS = frozenset(
     ]
 )
 """Names that say nothing to a reader who is new to the code."""
-OWN_WORDS_LEFT = ("mofa/blocks/frameworks/megatron_cp.py", "mofa/blocks/frameworks/megatron_moe.py", "mofa/cost/")
+OWN_WORDS_LEFT = ("mofa/blocks/frameworks/megatron/cp.py", "mofa/blocks/frameworks/megatron/moe.py", "mofa/cost/")
 """Rooms in which some of them are left. The list may only shrink."""
 OWN_WORDS_DONE = ("mofa/cost/allocations/", "mofa/cost/block/", "mofa/cost/memory/", "mofa/cost/step_time/")
 """Folders inside those rooms that have none any more."""
@@ -258,7 +258,7 @@ FIELD_WORDS = {"moments": "Adam's moments, and the key of a workload that says t
 EMPTY_NAMES = frozenset(["found", "at", "one", "kept", "whole", "mine", "late", "way", "told", "here"])
 """Names of variables that do not say what they hold."""
 EMPTY_NAMES_LEFT = (
-    "mofa/blocks/frameworks/megatron_cp.py", "mofa/blocks/frameworks/megatron_moe.py", "mofa/calibrate/bench/",
+    "mofa/blocks/frameworks/megatron/cp.py", "mofa/blocks/frameworks/megatron/moe.py", "mofa/calibrate/bench/",
     "mofa/calibrate/fit.py", "mofa/calibrate/te_host_facts.py", "mofa/calibrate/te_host_times.py", "mofa/cost/kernels/",
     "mofa/cost/estimate.py", "mofa/cost/optimizer.py", "mofa/cost/rows.py", "mofa/validate/",
 )  # fmt: skip

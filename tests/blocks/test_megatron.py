@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockKind, BlockTapes, block, head
-from mofa.blocks.frameworks import megatron
-from mofa.blocks.frameworks.megatron_persistent import WORKSPACE
+from mofa.blocks.frameworks.megatron import transformer_engine as megatron
+from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.frameworks.recompute import modes, unsupported
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute

@@ -1,11 +1,14 @@
-"""What each framework launches, keeps and sends: one file a framework, one set of primitives each."""
+"""What each framework launches, keeps and sends: one file or folder a framework, one set of primitives each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.frameworks import fsdp1, megatron, megatron_local, torchtitan
+from mofa.blocks.frameworks import fsdp1
+from mofa.blocks.frameworks.megatron import local as megatron_local
+from mofa.blocks.frameworks.megatron import transformer_engine as megatron
+from mofa.blocks.frameworks.torchtitan import layer as torchtitan
 from mofa.blocks.op import Op
 from mofa.specs.framework import FrameworkSpec
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.frameworks import torchtitan
-from mofa.blocks.frameworks.torchtitan_linear import linear
+from mofa.blocks.frameworks.torchtitan import layer as torchtitan
+from mofa.blocks.frameworks.torchtitan.linear import linear
 from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.parts import biased
 from mofa.blocks.work import Stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.blocks.frameworks.torchtitan import kept_outputs
+from mofa.blocks.frameworks.torchtitan.layer import kept_outputs
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.specs.framework import FrameworkSpec

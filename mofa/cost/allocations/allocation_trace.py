@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.deferred_weight_gradients import KEPT
 from mofa.blocks.elementwise import value
-from mofa.blocks.frameworks.megatron_persistent import Lasting
+from mofa.blocks.frameworks.megatron.persistent import Lasting
 from mofa.blocks.op import KINDS, OWN_POOLS, READS, WRITES, Op, Tape, Tensor
 from mofa.blocks.roles import PRODUCT_ROLES, WEIGHT_ROLES, Role
 from mofa.blocks.work import Attention, Collective

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mofa.blocks.elementwise import value
 from mofa.blocks.fp8 import weight_copies
-from mofa.blocks.frameworks.megatron_persistent import WORKSPACE, rotations
+from mofa.blocks.frameworks.megatron.persistent import WORKSPACE, rotations
 from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned
 from mofa.cost.rows import Rows

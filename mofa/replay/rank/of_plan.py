@@ -10,7 +10,7 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.elementwise import value
-from mofa.blocks.frameworks.megatron_persistent import lasting
+from mofa.blocks.frameworks.megatron.persistent import lasting
 from mofa.cost.allocations.allocation_trace import BlockTrace, awaiting_embedding, gathering, life
 from mofa.cost.allocations.host_lead import beside_peers, device_per_host, paces
 from mofa.cost.allocations.initialization import rotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mofa.blocks.frameworks.megatron_persistent import Lasting
+from mofa.blocks.frameworks.megatron.persistent import Lasting
 from mofa.blocks.op import RENEWAL
 from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace, in_order
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size

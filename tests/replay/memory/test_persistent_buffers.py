@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import mofa
-from mofa.blocks.frameworks.megatron_persistent import GROUPED_STREAMS, WORKSPACE, lasting, rotations
+from mofa.blocks.frameworks.megatron.persistent import GROUPED_STREAMS, WORKSPACE, lasting, rotations
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.memory.executor import StepExecutor

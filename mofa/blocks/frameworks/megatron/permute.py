@@ -11,7 +11,7 @@ from dataclasses import replace
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.fp8 import FILLED_ROWS
-from mofa.blocks.frameworks.megatron_calls import call
+from mofa.blocks.frameworks.megatron.calls import call
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
 from mofa.blocks.work import HostSync, Stream
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere
-from mofa.blocks.frameworks import megatron_linear as base
+from mofa.blocks.frameworks.megatron import linear as base
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
 from mofa.blocks.parts import linear, renew
 from mofa.blocks.work import Collective, HostSync, Stream

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, everywhere, opposite, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
-from mofa.blocks.frameworks.megatron_calls import call
+from mofa.blocks.frameworks.megatron.calls import call
 from mofa.blocks.op import GRADIENT, Back, FloatK, Op, Prepared, TapeBuilder
 from mofa.blocks.work import Collective, Stream
 

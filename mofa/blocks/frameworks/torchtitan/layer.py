@@ -10,10 +10,10 @@ from __future__ import annotations
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, where
-from mofa.blocks.frameworks import torchtitan_fsdp as fsdp
-from mofa.blocks.frameworks.torchtitan_ffn import feed_forward
-from mofa.blocks.frameworks.torchtitan_heads import gather_heads, own_heads, ranks_of_heads, repeat, with_repeated_keys
-from mofa.blocks.frameworks.torchtitan_linear import (
+from mofa.blocks.frameworks.torchtitan import fsdp
+from mofa.blocks.frameworks.torchtitan.ffn import feed_forward
+from mofa.blocks.frameworks.torchtitan.heads import gather_heads, own_heads, ranks_of_heads, repeat, with_repeated_keys
+from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     autocast,
     cast_once,
@@ -28,9 +28,9 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     sum_gradients,
     weight_grad_bytes,
 )
-from mofa.blocks.frameworks.torchtitan_loss import cross_entropy
-from mofa.blocks.frameworks.torchtitan_moe import moe
-from mofa.blocks.frameworks.torchtitan_ring import ring_attention
+from mofa.blocks.frameworks.torchtitan.loss import cross_entropy
+from mofa.blocks.frameworks.torchtitan.moe import moe
+from mofa.blocks.frameworks.torchtitan.ring import ring_attention
 from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.work import Attention, Collective, Gemm, HostSync, Stream

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, opposite
-from mofa.blocks.frameworks import megatron_fp8 as fp8
-from mofa.blocks.frameworks.megatron_calls import begin, call, issue
-from mofa.blocks.frameworks.megatron_linear import weight_grad
-from mofa.blocks.frameworks.megatron_mlp import activation, mlp
-from mofa.blocks.frameworks.megatron_permute import (
+from mofa.blocks.frameworks.megatron import fp8
+from mofa.blocks.frameworks.megatron.calls import begin, call, issue
+from mofa.blocks.frameworks.megatron.linear import weight_grad
+from mofa.blocks.frameworks.megatron.micro_moe import schedule
+from mofa.blocks.frameworks.megatron.mlp import activation, mlp
+from mofa.blocks.frameworks.megatron.permute import (
     WEIGHT,
     filled,
     fills,
@@ -25,7 +26,6 @@ from mofa.blocks.frameworks.megatron_permute import (
     unpermute,
     unsort,
 )
-from mofa.blocks.frameworks.micro_moe import schedule
 from mofa.blocks.op import Back, Call, FloatK, Op, Prepared, TapeBuilder
 from mofa.blocks.parts import hold, leave_frame, linear, made_again_behind, renew, stream
 from mofa.blocks.work import Collective, Grouped, GroupedKernel, HostSync, Stream

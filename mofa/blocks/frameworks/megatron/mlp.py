@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
-from mofa.blocks.frameworks.megatron_calls import call
-from mofa.blocks.frameworks.megatron_linear import column_linear, row_linear
+from mofa.blocks.frameworks.megatron.calls import call
+from mofa.blocks.frameworks.megatron.linear import column_linear, row_linear
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
 from mofa.blocks.parts import biased, hold, leave_frame
 from mofa.blocks.work import Stream

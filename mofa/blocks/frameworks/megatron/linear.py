@@ -6,8 +6,8 @@ from typing import TypedDict
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere
-from mofa.blocks.frameworks import megatron_fp8 as fp8
-from mofa.blocks.frameworks.megatron_calls import begin, call, issue, one_module
+from mofa.blocks.frameworks.megatron import fp8
+from mofa.blocks.frameworks.megatron.calls import begin, call, issue, one_module
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
 from mofa.blocks.parts import HEAD, biased, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
 from mofa.blocks.work import Collective, Stream

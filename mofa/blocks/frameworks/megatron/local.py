@@ -12,11 +12,12 @@ from dataclasses import replace
 
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, maximum, opposite, where
-from mofa.blocks.frameworks import megatron as te
-from mofa.blocks.frameworks import megatron_linear as base
-from mofa.blocks.frameworks import megatron_mlp, megatron_moe
-from mofa.blocks.frameworks.megatron_local_dispatch import gathered_counts, permute, router, sort, unpermute
-from mofa.blocks.frameworks.megatron_rope import turn, unfused_rope
+from mofa.blocks.frameworks.megatron import linear as base
+from mofa.blocks.frameworks.megatron import mlp as megatron_mlp
+from mofa.blocks.frameworks.megatron import moe as megatron_moe
+from mofa.blocks.frameworks.megatron import transformer_engine as te
+from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, router, sort, unpermute
+from mofa.blocks.frameworks.megatron.rope import turn, unfused_rope
 from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, TapeBuilder
 from mofa.blocks.parts import attention_backward_scratch, hold, leave_frame, linear, stream, tp_copy, tp_reduce
 from mofa.blocks.work import Attention, Collective, Gemm, Grouped, Stream

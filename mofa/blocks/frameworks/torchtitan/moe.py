@@ -9,10 +9,10 @@ from __future__ import annotations
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, where
-from mofa.blocks.frameworks.torchtitan_expert_loop import experts_in_turn, output_element
-from mofa.blocks.frameworks.torchtitan_ffn import feed_forward, gated
-from mofa.blocks.frameworks.torchtitan_fsdp import expert_weights, python_functions
-from mofa.blocks.frameworks.torchtitan_linear import (
+from mofa.blocks.frameworks.torchtitan.expert_loop import experts_in_turn, output_element
+from mofa.blocks.frameworks.torchtitan.ffn import feed_forward, gated
+from mofa.blocks.frameworks.torchtitan.fsdp import expert_weights, python_functions
+from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     autocast,
     cast,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.frameworks.torchtitan_linear import cast_once, hold_until_scattered, linear, sum_gradients
+from mofa.blocks.frameworks.torchtitan.linear import cast_once, hold_until_scattered, linear, sum_gradients
 from mofa.blocks.op import Back, BoolK, Op, TapeBuilder
 from mofa.blocks.parts import leave_frame
 from mofa.blocks.work import Stream

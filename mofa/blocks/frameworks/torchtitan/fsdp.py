@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
-from mofa.blocks.frameworks.fsdp_pieces import (
+from mofa.blocks.frameworks.torchtitan.expert_loop import behind_the_loop, whole_gradients
+from mofa.blocks.frameworks.torchtitan.fsdp_pieces import (
     GATHER,
     REDUCE,
     Pieces,
@@ -23,15 +24,14 @@ from mofa.blocks.frameworks.fsdp_pieces import (
     shards,
     weights_of,
 )
-from mofa.blocks.frameworks.torchtitan_expert_loop import behind_the_loop, whole_gradients
-from mofa.blocks.frameworks.torchtitan_linear import (
+from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     all_reduce_partial_gradients,
     autocast,
     is_product,
     marker,
 )
-from mofa.blocks.frameworks.torchtitan_root import ROOT, backward_of_end, root_holds_ends, wrap_end
+from mofa.blocks.frameworks.torchtitan.root import ROOT, backward_of_end, root_holds_ends, wrap_end
 from mofa.blocks.op import Op, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.work import Stream

@@ -10,8 +10,8 @@ from __future__ import annotations
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
-from mofa.blocks.frameworks.torchtitan_ffn import gated
-from mofa.blocks.frameworks.torchtitan_linear import CAST, autocast, cast, weight_copy
+from mofa.blocks.frameworks.torchtitan.ffn import gated
+from mofa.blocks.frameworks.torchtitan.linear import CAST, autocast, cast, weight_copy
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder, Tensor
 from mofa.blocks.work import Grouped, HostSync, Stream
 

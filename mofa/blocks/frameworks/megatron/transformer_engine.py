@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, opposite, where
-from mofa.blocks.frameworks import megatron_cp
-from mofa.blocks.frameworks.megatron_calls import call, issue
-from mofa.blocks.frameworks.megatron_linear import (
+from mofa.blocks.frameworks.megatron import cp as megatron_cp
+from mofa.blocks.frameworks.megatron.calls import call, issue
+from mofa.blocks.frameworks.megatron.linear import (
     attention_output,
     buffer_gather,
     column_linear,
@@ -23,11 +23,11 @@ from mofa.blocks.frameworks.megatron_linear import (
     weight_grad,
     whole_linear,
 )
-from mofa.blocks.frameworks.megatron_loss import cross_entropy
-from mofa.blocks.frameworks.megatron_mlp import mlp
-from mofa.blocks.frameworks.megatron_moe import moe
-from mofa.blocks.frameworks.megatron_persistent import workspaces
-from mofa.blocks.frameworks.megatron_rope import unfused_rope
+from mofa.blocks.frameworks.megatron.loss import cross_entropy
+from mofa.blocks.frameworks.megatron.mlp import mlp
+from mofa.blocks.frameworks.megatron.moe import moe
+from mofa.blocks.frameworks.megatron.persistent import workspaces
+from mofa.blocks.frameworks.megatron.rope import unfused_rope
 from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.parts import (
     embedding_backward_scratch,
@@ -265,7 +265,7 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
 
     Transformer Engine's workspaces, and a bf16 gradient for each distinct shape of a weight whose GEMM adds to the main
     gradient by itself: it is handed to autograd as a dummy (te/module/base.py, get_dummy_wgrad). With the head also the
-    buffer of its gathered input. Tables of rotations are apart (:func:`.megatron_persistent.rotations`).
+    buffer of its gathered input. Tables of rotations are apart (:func:`.persistent.rotations`).
     """
     ops = tuple(ops)
     total: ArrayK = workspaces(ops)

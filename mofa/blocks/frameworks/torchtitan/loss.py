@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, everywhere, opposite, where
-from mofa.blocks.frameworks.torchtitan_linear import cast
+from mofa.blocks.frameworks.torchtitan.linear import cast
 from mofa.blocks.op import WRITES, Back, Op, Order, TapeBuilder
 from mofa.blocks.work import Collective, Stream
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, where
-from mofa.blocks.frameworks.megatron_calls import begin, call
+from mofa.blocks.frameworks.megatron.calls import begin, call
 from mofa.blocks.op import CP_POOL, Back, Op, TapeBuilder
 from mofa.blocks.parts import attention_backend, attention_backward_scratch, fused_attention, hold, leave_frame
 from mofa.blocks.work import Attention, Collective, Stream
