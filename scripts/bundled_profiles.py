@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mofa.calibrate.fit import Curves
-from mofa.calibrate.folder import fit_folder
-from mofa.calibrate.measurements import read_rows, rows_of_first
-from mofa.calibrate.profile import OF_TE as TE_LIBRARY
-from mofa.calibrate.profile import (
+from mofa.calibrate.fits.fit import Curves
+from mofa.calibrate.fits.folder import fit_folder
+from mofa.calibrate.fits.profile import OF_TE as TE_LIBRARY
+from mofa.calibrate.fits.profile import (
     SMALL_OPS,
     curve_fact,
     fp8_products,
@@ -29,11 +28,12 @@ from mofa.calibrate.profile import (
     stream_fact,
     tidy,
 )
-from mofa.calibrate.published_kernels import fit_others
-from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
-from mofa.calibrate.shapes_te import MAIN_CAST
-from mofa.calibrate.te_host_facts import layer_facts, module_facts, modules_of
-from mofa.calibrate.te_host_times import Times
+from mofa.calibrate.fits.published_kernels import fit_others
+from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts, modules_of
+from mofa.calibrate.fits.te_host_times import Times
+from mofa.calibrate.measurements import read_rows, rows_of_first
+from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
+from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_share
 from mofa.measure.records import read_records
 from mofa.specs.host import LayerPace

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from mofa.blocks.work import Way
 from mofa.calibrate.cases import Split
-from mofa.calibrate.fit import Curves, predict
-from mofa.calibrate.folder import bundled_gpu, fit_folder
+from mofa.calibrate.fits.fit import Curves, predict
+from mofa.calibrate.fits.folder import bundled_gpu, fit_folder
 from mofa.calibrate.measurements import Row
-from mofa.calibrate.shapes_te_bf16 import GROUPED, OPS
+from mofa.calibrate.shapes.te_bf16 import GROUPED, OPS
 from mofa.cost.kernels.compute import gemm_s, unaligned_gemm_s
 from mofa.errors import SpecError
 

@@ -9,9 +9,9 @@ from statistics import fmean
 
 from mofa.calibrate.cases import Shape, Split
 from mofa.calibrate.chunked_layer import LayerPrediction, predict_layer
-from mofa.calibrate.folder import base_of
+from mofa.calibrate.fits.folder import base_of
 from mofa.calibrate.measurements import Row, read_file
-from mofa.calibrate.shapes_chunked import FAMILY, ISSUE, OPS
+from mofa.calibrate.shapes.chunked import FAMILY, ISSUE, OPS
 from mofa.specs.load import load_cluster, load_framework
 
 QUANTITIES = {"step": "step_s", "forward": "forward_s", "backward": "backward_s", "peak_bytes": "peak_bytes",

@@ -19,7 +19,7 @@ from mofa.blocks.op import Back, Op, Tape, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
 from mofa.calibrate.cases import Shape
-from mofa.calibrate.shapes_chunked import rank_rows
+from mofa.calibrate.shapes.chunked import rank_rows
 from mofa.cost.allocations.allocation_trace import OpTrace, life
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.liveness import block_memory
@@ -122,7 +122,7 @@ def static_tensors(shape: Shape) -> dict[str, float]:
 
     Examples
     --------
-    >>> from mofa.calibrate.shapes_chunked import SMALL
+    >>> from mofa.calibrate.shapes.chunked import SMALL
     >>> static_tensors({**SMALL, "ep": 2, "chunks": 1, "skew": "0.0"})["w1"] == 4 * 2 * 16 * 32 * 2
     True
     """

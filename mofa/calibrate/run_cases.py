@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mofa.calibrate.cases import Bench, Case, Unsupported
 from mofa.calibrate.measurements import ENVIRONMENT, append_row, read_file
-from mofa.calibrate.shapes import FAMILIES, ONE_GPU_FAMILIES, SEVERAL_GPU_FAMILIES, cases
-from mofa.calibrate.shapes_te_bf16 import TE_BF16_FAMILIES
+from mofa.calibrate.shapes.families import FAMILIES, ONE_GPU_FAMILIES, SEVERAL_GPU_FAMILIES, cases
+from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
 from mofa.errors import SpecError
 
 LAYERS = "chunked_moe"
@@ -43,8 +43,8 @@ def run(
         A quarter of the cases: about two minutes on one GPU. ``full`` measures all, in about six minutes; without
         either, half of the grid and all held-out shapes.
     families
-        Only these; see `mofa.calibrate.shapes.FAMILIES`. Whole MoE layers (``chunked_moe``) must be named; Transformer
-        Engine's are measured where it is installed.
+        Only these; see `mofa.calibrate.shapes.families.FAMILIES`. Whole MoE layers (``chunked_moe``) must be named;
+        Transformer Engine's are measured where it is installed.
     device
         ``auto`` and ``cuda`` need a GPU; ``cpu`` times NumPy through the same interface.
     fresh

@@ -88,7 +88,7 @@ def calibrate_fit(
     """
     from tempfile import TemporaryDirectory
 
-    from mofa.calibrate.profile import fit
+    from mofa.calibrate.fits.profile import fit
     from mofa.errors import SpecError
     from mofa.report.save import check_writable, write_atomic
 
@@ -125,7 +125,7 @@ def calibrate_nccl(
     Ranks on one host measure the fast domain, and five sizes or more (-b 4K -e 1G -f 2) also give the curve of that
     collective; ranks on several hosts measure the network.
     """
-    from mofa.calibrate.nccl_tests import import_nccl
+    from mofa.calibrate.fits.nccl_tests import import_nccl
 
     imported = import_nccl(file, profile)
     summary = f"{imported['level']}.{imported['field']} = {imported['value']:.2g}"

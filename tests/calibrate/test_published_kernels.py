@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
+from mofa.calibrate.fits.published_kernels import fit_others
 from mofa.calibrate.measurements import read_rows
-from mofa.calibrate.published_kernels import fit_others
 from mofa.specs.load import load_cluster
 from mofa.specs.power import mixed_clock
 

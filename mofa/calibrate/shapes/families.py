@@ -17,10 +17,8 @@ from mofa.calibrate.cases import (
     log_uniform,
     split_cases,
 )
-from mofa.calibrate.shapes_routed import routed_cases
-from mofa.calibrate.shapes_te import FAMILIES as TE_FAMILIES
-from mofa.calibrate.shapes_te import te_cases
-from mofa.calibrate.shapes_te_bf16 import (
+from mofa.calibrate.shapes.routed import routed_cases
+from mofa.calibrate.shapes.te_bf16 import (
     TE_BF16_FAMILIES,
     te_attention_cases,
     te_expert_cases,
@@ -28,6 +26,8 @@ from mofa.calibrate.shapes_te_bf16 import (
     te_op_cases,
     te_wgrad_cases,
 )
+from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
+from mofa.calibrate.shapes.te_fp8 import te_cases
 
 FAR_GEMMS = ((2048, 202048, 2880), (65536, 1024, 4096), (131072, 2048, 2048), (8192, 53248, 16384), (48, 2048, 4096),
              (32, 7168, 2048), (4096, 128, 4096), (8192, 4096, 96))  # fmt: skip
@@ -61,13 +61,13 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
         "te_wgrad": te_wgrad_cases, "te_expert_host": te_expert_host_cases, "te_ops": te_op_cases,
     }  # fmt: skip
     if family == "chunked_moe":
-        from mofa.calibrate.shapes_chunked import chunked_cases
+        from mofa.calibrate.shapes.chunked import chunked_cases
 
         return [c for c in chunked_cases(gpus) if fresh or c.split != "fresh"]
     if family in TE_FAMILIES:
         return te_cases(family)
     if family in ("collective", "overlap"):
-        from mofa.calibrate.shapes_collective import collective_cases, overlap_cases
+        from mofa.calibrate.shapes.collective import collective_cases, overlap_cases
 
         family_cases = collective_cases(gpus) if family == "collective" else overlap_cases(gpus)
     else:

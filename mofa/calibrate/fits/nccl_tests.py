@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import yaml
 
-from mofa.calibrate.fit import fit_collective
-from mofa.calibrate.folder import BASES
-from mofa.calibrate.profile import curve_fact
-from mofa.calibrate.shapes import MIN_POINTS
+from mofa.calibrate.fits.fit import fit_collective
+from mofa.calibrate.fits.folder import BASES
+from mofa.calibrate.fits.profile import curve_fact
+from mofa.calibrate.shapes.families import MIN_POINTS
 from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.fitted_forms import bus_share
 from mofa.cost.kernels.topology import Group

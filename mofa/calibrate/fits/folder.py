@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mofa.calibrate.fit import Curves, fit_curves
+from mofa.calibrate.fits.fit import Curves, fit_curves
 from mofa.calibrate.measurements import Row, read_environment, read_rows
-from mofa.calibrate.shapes_te_bf16 import GROUPED
+from mofa.calibrate.shapes.te_bf16 import GROUPED
 from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.load import load_cluster

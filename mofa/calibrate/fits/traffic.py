@@ -6,9 +6,9 @@ PyTorch launches: every input read once and every output written once per kernel
 
 from __future__ import annotations
 
-from mofa.calibrate.shapes_routed import BYTES as ROUTED_BYTES
-from mofa.calibrate.shapes_te import BYTES as FP8_BYTES
-from mofa.calibrate.shapes_te_bf16 import TE_BYTES
+from mofa.calibrate.shapes.routed import BYTES as ROUTED_BYTES
+from mofa.calibrate.shapes.te_bf16 import TE_BYTES
+from mofa.calibrate.shapes.te_fp8 import BYTES as FP8_BYTES
 
 EAGER_BYTES: dict[str, float] = {
     "rmsnorm_fwd": 4, "rmsnorm_bwd": 6, "layernorm_fwd": 4, "layernorm_bwd": 10, "swiglu_fwd": 10, "swiglu_bwd": 16,

@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.calibrate.cases import Case, Sample
+from mofa.calibrate.fits.ratios import clocks, copies, overlap_slowdown, overlaps, sustained
+from mofa.calibrate.fits.te_host_facts import layer_in_small_ops, modules_of
+from mofa.calibrate.fits.te_host_times import Times
+from mofa.calibrate.fits.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
+from mofa.calibrate.fits.traffic import bytes_per_element
 from mofa.calibrate.measurements import Row
-from mofa.calibrate.ratios import clocks, copies, overlap_slowdown, overlaps, sustained
-from mofa.calibrate.shapes import MIN_POINTS
-from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
-from mofa.calibrate.shapes_te import CHECKS, TO_FP32
-from mofa.calibrate.shapes_te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
-from mofa.calibrate.te_host_facts import layer_in_small_ops, modules_of
-from mofa.calibrate.te_host_times import Times
-from mofa.calibrate.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
-from mofa.calibrate.traffic import bytes_per_element
+from mofa.calibrate.shapes.families import MIN_POINTS
+from mofa.calibrate.shapes.routed import BY_BYTES, READ_AGAIN
+from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
+from mofa.calibrate.shapes.te_fp8 import CHECKS, TO_FP32
 from mofa.cost.kernels.fitted_forms import (
     attention_s,
     bus_share,
@@ -90,9 +90,9 @@ class Curves:
     """Clock after seconds of load over the full clock: of products, attention and memory-bound kernels. [-]"""
     host_s: dict[str, float] = field(default_factory=dict)
     modules: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of :func:`mofa.calibrate.te_host_facts.modules_of`. [-]"""
+    """Of :func:`mofa.calibrate.fits.te_host_facts.modules_of`. [-]"""
     layer_in_small_ops: tuple[float, float] | None = None
-    """Of :func:`mofa.calibrate.te_host_facts.layer_in_small_ops`. [-]"""
+    """Of :func:`mofa.calibrate.fits.te_host_facts.layer_in_small_ops`. [-]"""
     copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
     overlap: dict[str, float] = field(default_factory=dict)
     """Time beside the other over the time alone, of computing and of collectives. [-]"""

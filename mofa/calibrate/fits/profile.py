@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mofa.calibrate.fit import Curves, Fitted
-from mofa.calibrate.folder import base_of, fit_folder
-from mofa.calibrate.shapes_routed import OPS as ROUTED_OPS
-from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
-from mofa.calibrate.shapes_te import MAIN_CAST
-from mofa.calibrate.te_host_facts import layer_facts, module_facts
+from mofa.calibrate.fits.fit import Curves, Fitted
+from mofa.calibrate.fits.folder import base_of, fit_folder
+from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts
+from mofa.calibrate.shapes.routed import OPS as ROUTED_OPS
+from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
+from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_share, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from mofa.calibrate.fits.te_host_times import ATTENTION, BF16, DENSE, FAMILY, PACES, QUERIES, Times, linear_shape
 from mofa.calibrate.measurements import Row
-from mofa.calibrate.te_host_times import ATTENTION, BF16, DENSE, FAMILY, PACES, QUERIES, Times, linear_shape
 from mofa.specs.host import LayerPace
 
 MOE, MOE_EXPERTS = "model_moe8", 8

@@ -8,7 +8,7 @@ from mofa.calibrate.cases import Case, Shape, split_cases
 
 FAMILY = "chunked_moe"
 ISSUE = "host_issue"
-"""Row of a layer: in what time its host issues one small eager op, as `mofa.calibrate.profile` has it of a profile."""
+"""Row of a layer: seconds in which its host issues one small eager op, as a profile has it."""
 OPS = (ISSUE, "forward", "backward", "static_bytes", "peak_bytes", "reserved_bytes", "step")
 """Rows of one layer: its host's speed, its phases' times, what is allocated before it, the peaks of a step, and last
 the whole time."""
