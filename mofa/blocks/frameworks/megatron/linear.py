@@ -1,4 +1,4 @@
-"""Megatron-Core with Transformer Engine: norms, linears and the residual stream, read as :mod:`.megatron` says."""
+"""Megatron-Core with Transformer Engine: norms, linears and the residual stream, read as :mod:`.transformer_engine` says."""
 
 from __future__ import annotations
 
