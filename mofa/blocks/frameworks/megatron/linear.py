@@ -1,4 +1,4 @@
-"""Megatron-Core with Transformer Engine: norms, linears and the residual stream, read as :mod:`.transformer_engine` says."""
+"""Megatron-Core with Transformer Engine: norms, linears and the residual stream (see :mod:`.transformer_engine`)."""
 
 from __future__ import annotations
 
