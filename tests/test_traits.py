@@ -1,13 +1,17 @@
-"""House rule: what a schedule, a framework or an op does stands in its record; nobody outside asks by name."""
+"""House rule: what a schedule, a framework, an attention kind or an op does stands in its record; others ask that."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
+from mofa.blocks.context import Primitives
 from mofa.schedules import SCHEDULES
+from mofa.specs.attention import ATTENTION_KINDS, AttentionSpec
 from mofa.specs.framework import FRAMEWORK_NAMES
 from mofa.specs.framework_traits import TRAITS
 
@@ -65,6 +69,29 @@ def test_no_framework_is_asked_for_its_name() -> None:
 
 def test_every_framework_has_a_record() -> None:
     assert tuple(TRAITS) == FRAMEWORK_NAMES
+
+
+def test_no_attention_kind_is_named_outside_of_its_room() -> None:
+    """Neither compared nor asked for its class: :data:`mofa.specs.attention.ATTENTION_KINDS` has the records."""
+    classes = {get_args(get_args(AttentionSpec)[0])[i].__name__ for i in range(len(ATTENTION_KINDS))}
+    named = [
+        f"{name}:{node.lineno}: {ast.unparse(node)}"
+        for name, tree in _modules("mofa/specs/attention/", "mofa/calibrate/")
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Constant) and node.value in ATTENTION_KINDS)
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+            and classes & {n.id for n in ast.walk(node) if isinstance(n, ast.Name)})
+    ]  # fmt: skip
+    assert named == []
+
+
+def test_every_attention_kind_has_a_record() -> None:
+    """The list, what a model's file may write, and the primitives that records name are the same ones."""
+    written = [member.model_fields["kind"].default for member in get_args(get_args(AttentionSpec)[0])]
+    assert list(ATTENTION_KINDS) == written
+    primitives = {field.name for field in fields(Primitives)}
+    for kind in ATTENTION_KINDS.values():
+        assert set(kind.primitives) <= primitives, kind.name
 
 
 MATCHES = ("startswith", "endswith", "removesuffix", "removeprefix", "partition", "rpartition", "split", "rsplit")

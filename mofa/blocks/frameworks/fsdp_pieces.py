@@ -203,7 +203,7 @@ def registered_last(grads: tuple[str, ...], ctx: Context) -> tuple[str, ...]:
     names = {grad.removeprefix("dW:") for grad in grads}
     if names and all(name.startswith("experts.") for name in names):
         ends: tuple[str, ...] = ("experts.w3",)
-    elif ctx.model.attention.kind == "mla":
+    elif ctx.model.attention_kind.torchtitan.registers_norms_first:
         ends = "output", "embedding", "shared.w3", "mlp.w3"
     else:
         ends = "output", "embedding"

@@ -42,9 +42,11 @@ from mofa.blocks.parts import (
 )
 from mofa.blocks.tp_overlap import buffer_bytes
 from mofa.blocks.work import Stream
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
 
 
-def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """One product for q, k and v; fused attention copies v, a strided view, so that the whole is let go."""
     a = ctx.model.attention
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
@@ -67,7 +69,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 def value_copy(b: TapeBuilder, ctx: Context, v: str) -> str:
     """Values apart from queries and keys, as fused attention copies them behind a rotary embedding (te's utils.py,
     ``get_qkv_layout``); without one, part of one interleaved tensor, which it takes as it is."""
-    if ctx.model.positions != "rope" or ctx.model.attention.kind == "mla":
+    if ctx.model.positions != "rope" or not ctx.model.attention_kind.megatron.fuses_qkv:
         return v
     nbytes = b.tensors[v].bytes
     hold(b, "attention", v)
@@ -131,10 +133,8 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     return outs[0], outs[1]
 
 
-def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     """Latent attention: replicated down-projections of the shard, up-projections split by heads, fused rotary."""
-    a = ctx.model.attention
-    assert a.kind == "mla"
     t, s, e, hidden = ctx.tokens, ctx.shard, ctx.element, float(ctx.model.hidden)
     rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
     q = h
@@ -191,7 +191,7 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     issue(b, since, call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
     b.region = ""
     leave_frame(b, "core attention")
-    return made_again_behind(b, "attn", out, q) if ctx.model.attention.kind == "mla" else out
+    return made_again_behind(b, "attn", out, q) if ctx.model.attention_kind.recompute_modules else out
 
 
 def vocab_per_rank(ctx: Context) -> ArrayK:

@@ -13,7 +13,6 @@ from mofa.blocks.elementwise import anywhere, value
 from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.op import Op
 from mofa.blocks.work import Grouped
-from mofa.specs.model import MlaSpec
 
 WORKSPACE = 32 * 2**20 + 1024
 """Of cuBLAS, that Transformer Engine hands to each of its products (2.20.2, cpp_extensions/gemm.py,
@@ -102,7 +101,6 @@ def rotations(ctx: Context) -> Rotations:
     a = ctx.model.attention
     if ctx.model.positions != "rope":
         return Rotations((), 0.0, of_layers=False)
-    latent = isinstance(a, MlaSpec)
-    width = int(a.qk_rope_head_dim if isinstance(a, MlaSpec) else a.d_qk)
-    built = (2 * YARN_POSITIONS * width,) * 2 if latent else ()
-    return Rotations(built, 4.0 * ctx.seq_len * width / ctx.cp, of_layers=latent)
+    of_layers, width = ctx.model.attention_kind.megatron.rotates_by_yarn, int(a.d_rope)
+    built = (2 * YARN_POSITIONS * width,) * 2 if of_layers else ()
+    return Rotations(built, 4.0 * ctx.seq_len * width / ctx.cp, of_layers=of_layers)

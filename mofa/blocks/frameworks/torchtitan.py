@@ -34,6 +34,8 @@ from mofa.blocks.frameworks.torchtitan_ring import ring_attention
 from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.work import Attention, Collective, Gemm, HostSync, Stream
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
 from mofa.specs.model import ModelSpec
 
 
@@ -93,7 +95,7 @@ def eager_norm(x: FloatK) -> Order:
     return Order((x, x), (WRITES + 2, 0, ~0, WRITES + 1, WRITES + 3, 1, WRITES, ~1))
 
 
-def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """Three linears on one gathered input; under autocast each keeps a copy of its own, unless compiled."""
     a, hidden = ctx.model.attention, float(ctx.model.hidden)
     full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", ctx.tokens * hidden)
@@ -118,7 +120,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     two zeroed tensors 2, the additions of what came by either half and by the cosine 6.
     """
     a = ctx.model.attention
-    ranks = ranks_of_heads(ctx) if a.kind != "mla" and a.qk_norm else 1.0
+    ranks = ranks_of_heads(ctx) if a.qk_norm else 1.0
     sizes = tuple((ctx.tokens * heads * a.d_qk * ranks) for heads in (ctx.heads, ctx.kv_heads))
     out_q, out_k = (
         b.tensor(f"{n}.rope", s * ctx.element) for n, s in zip("qk", sizes, strict=True)
@@ -205,13 +207,12 @@ def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, whole: float = 0.0)
     return tuple(names)
 
 
-def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     """Latent attention (deepseek_v3/model.py): low-rank projections replicated over tp on the gathered sequence.
 
     Keys are concatenated with the one rotated key; values stay a view of the up-projection, which is kept whole.
     """
-    a, t, e, hidden = ctx.model.attention, ctx.tokens, ctx.element, float(ctx.model.hidden)
-    assert a.kind == "mla"
+    t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
     heads, rank, turn, nope = ctx.heads, float(a.kv_lora_rank), float(a.qk_rope_head_dim), float(a.qk_nope_head_dim)
     d_qk, d_v = float(a.d_qk), float(a.v_head_dim)
     full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", t * hidden)
@@ -416,7 +417,8 @@ def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, pro
     (``aten.mm.out``), which is another op than the list has, while attention is called as ever.
     """
     kept: set[str] = set()
-    qwen = model.attention.kind == "gqa" and not model.attention.sinks
+    exchanges = model.attention_kind.torchtitan.keeps_exchanges or model.attention.sinks
+    collectives = ("reduce_scatter", "all_to_all") if exchanges else ("reduce_scatter",)
     count = 0
     for op in forward.ops:
         work = op.work
@@ -424,9 +426,7 @@ def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, pro
             count += 1
             if products and count % 2:
                 kept.add(op.name)
-        elif (attention and isinstance(work, Attention)) or (
-            isinstance(work, Collective) and (work.kind == "reduce_scatter" or (work.kind == "all_to_all" and not qwen))
-        ):
+        elif (attention and isinstance(work, Attention)) or (isinstance(work, Collective) and work.kind in collectives):
             kept.add(op.name)
     return frozenset(kept)
 

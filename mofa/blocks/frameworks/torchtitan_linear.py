@@ -61,7 +61,7 @@ def split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
 
 def llama_style(ctx: Context) -> bool:
     """Whether q, k and v leave their linears as local tensors; Qwen3 and DeepSeek keep distributed ones."""
-    return ctx.model.attention.kind == "gqa" and not ctx.model.attention.qk_norm
+    return ctx.model.attention_kind.torchtitan.has_local_heads and not ctx.model.attention.qk_norm
 
 
 def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
@@ -118,7 +118,7 @@ def _local(name: str, ctx: Context) -> bool:
 
 _VIEWS = {
     "linear": 5.0, "linear.dgrad": 5.0, "linear.wgrad": 5.0, "norm": 1.0, "collective": 1.0,
-    "rope": 7.0, "mla.rope": 8.0, "mla.join": 6.0, "attn.core": 6.0, "split": 2.0,
+    "join": 6.0, "attn.core": 6.0, "split": 2.0,
 }  # fmt: skip
 """Ops without a kernel, as counted on torchtitan's models under tensor parallelism by a mode that sees every op: a
 linear transposes its weight and folds and unfolds its input, three views, and has a turn to and from a distributed
@@ -139,9 +139,9 @@ def _views(op: Op, ctx: Context) -> float:
     if llama_style(ctx):
         return 0.0
     if name.startswith("rope"):
-        return _VIEWS["mla.rope" if ctx.model.attention.kind == "mla" else "rope"]
+        return ctx.model.attention_kind.torchtitan.views_of_rotation
     if name.endswith("_join"):
-        return _VIEWS["mla.join"]
+        return _VIEWS["join"]
     return _VIEWS.get("split" if name.endswith(".split") else name, 0.0)
 
 
@@ -277,13 +277,13 @@ def _chunks(
 def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
     """Gradients of the two norms are partial under sequence parallelism: a small all-reduce each.
 
-    Latent attention's too of the product that makes the latent and the one rotated key, which all heads share."""
+    So is that of a product whose output all heads share, as the latent and the one rotated key of latent attention."""
     if not anywhere(ctx.gathers):
         return []
-    a, hidden = ctx.model.attention, float(ctx.model.hidden)
+    hidden = float(ctx.model.hidden)
     payloads = [2.0 * hidden, 2.0 * hidden]
-    if a.kind == "mla":
-        payloads.append(2.0 * hidden * (a.kv_lora_rank + a.qk_rope_head_dim))
+    if shared := ctx.model.attention_kind.shared_columns(ctx.model.attention):
+        payloads.append(2.0 * hidden * shared)
     works = [Collective("all_reduce", "tp", payload) for payload in payloads]
     return [
         Op(f"fsdp.partial_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp") for i, work in enumerate(works)
