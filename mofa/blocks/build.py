@@ -105,7 +105,11 @@ def attention_half(b: TapeBuilder, ctx: Context, p: Primitives, x: str, windowed
     h = p.norm(b, ctx, x, "attn_norm", hidden)
     q, k, v = ctx.model.attention_kind.project(a, AttentionSteps(b, ctx, p), h)
     out = p.attend(b, ctx, q, k, v, windowed)
+    since = len(b.ops)
     y = p.row_linear(b, ctx, out, "proj", hidden, ctx.heads * a.d_v)
+    for i, op in enumerate(b.ops[since:], since):
+        if op.weight:
+            b.ops[i] = op._replace(purpose="attention_output")
     return p.residual(b, ctx, x, y, "mid")
 
 

@@ -109,7 +109,7 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
         Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", forward * elements, head_dim), (x,),
            (out, scale), (x, scale), region=b.region,
            back=Back(3 * nbytes, 2, like="te rmsnorm_bwd", elements=backward * elements, width=head_dim),
-           call=call(ctx, "norm"))
+           call=call(ctx, "norm"), purpose="norm")
     )  # fmt: skip
     return out
 
@@ -209,7 +209,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
         Op("embedding", "memory_bound", Stream(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
            back=Back(2 * params + 2 * ctx.tokens * h * e, 3, embedding_backward_scratch(ctx, params / h)),
            weight_params=params, weight_bytes=2.0 * params,
-           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param)
+           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="embedding")
     )  # fmt: skip
     y = tp_reduce(b, ctx, looked, "embedding", h)
     clone = b.tensor("embedding.clone", ctx.shard * h * e)
@@ -242,9 +242,11 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     full = buffer_gather(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
     logits = linear(
         b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
-        regather=("output.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
+        regather=("output.all_gather",) if anywhere(ctx.gathers) else (), purpose="output", **weight_grad(ctx),
     )  # fmt: skip
+    b.part = "loss"
     loss = cross_entropy(b, ctx, logits, ctx.tokens * v)
+    b.part = ""
     issue(b, since, call(ctx, "head"))
     return loss
 

@@ -206,7 +206,7 @@ def norm_op(
         Op(name, "memory_bound", Stream(moved, f"{like}_fwd", forward * elements, width), (x,), (out, scale),
            (kept or x, scale), region=region, back=back,
            weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
-           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param)
+           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="norm")
     )  # fmt: skip
     return out
 

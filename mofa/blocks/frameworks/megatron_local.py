@@ -411,7 +411,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
     parts = b.tensor("experts.parts", kept * row)
     x = b.add(
         Op("experts.split", "memory_bound", None, (x,), (parts,), view=True, launches=0, present=several,
-           back=Back(2 * rows * row, 1, like="copy"), pieces=2.0 * ctx.local_experts)
+           back=Back(2 * rows * row, 1, like="copy"), pieces=2.0 * ctx.local_experts, part="experts")
     )  # fmt: skip
     since = len(b.ops)
     y = megatron_moe.experts(b, ctx, x, rows, kept, activation)
@@ -423,7 +423,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
-           back=Back(0.0, 0), pieces=2.0 * ctx.local_experts)
+           back=Back(0.0, 0), pieces=2.0 * ctx.local_experts, part="experts")
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, value
 from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.op import Op
+from mofa.blocks.roles import Role
 from mofa.blocks.work import Grouped
 
 WORKSPACE = 32 * 2**20 + 1024
@@ -26,6 +27,10 @@ OUTSIDE_LAYERS = ("embedding", "head", "mtp")
 """Blocks whose products are not Transformer Engine's, or are not in fp8."""
 
 
+FirstUse = tuple[str, Role]
+"""An op of a block: the forward's that it is or differentiates, and its role."""
+
+
 class Lasting(NamedTuple):
     """A buffer that the first op of its ``name`` on a rank takes for good. [B]
 
@@ -38,15 +43,15 @@ class Lasting(NamedTuple):
     behind: bool
 
 
-def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[str, tuple[Lasting, ...]]:
-    """What ops of a block take at their first use, by their names; ``ops`` are its forward ones.
+def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[FirstUse, tuple[Lasting, ...]]:
+    """What ops of a block take at their first use; ``ops`` are its forward ones.
 
     A dummy gradient comes behind the product that adds to the main gradient by itself (te/module/base.py,
     ``get_dummy_wgrad``; tensor_parallel/layers.py): one for each shape. fp8 copies of a weight come in front of its
     product (``get_weight_workspace``), where the parameter is not fp8 itself. The head's gathered input is a buffer of
     Megatron's (``get_global_memory_buffer``).
     """
-    found: dict[str, tuple[Lasting, ...]] = {}
+    found: dict[FirstUse, tuple[Lasting, ...]] = {}
     for op in ops:
         if not op.weight or anywhere(op.weight_bytes):
             continue
@@ -68,10 +73,10 @@ def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[str
                 for i in range(GROUPED_STREAMS)
             ]
         if of_forward:
-            found[op.name] = tuple(of_forward)
+            found[op.name, ""] = tuple(of_forward)
         if ctx.framework.fuses_wgrad_accumulation:
             dummy = Lasting(f"dummy gradient of {round(params)}", int(2 * params), each=False, behind=True)
-            found[f"{op.name}.wgrad"] = (dummy,)
+            found[op.name, "wgrad"] = (dummy,)
     return found
 
 

@@ -70,7 +70,7 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
         wide = b.tensor(f"{name}.upcast", 4.0 * count, grad=False)
         normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
         b.add(Op(name, "memory_bound", Stream(40.0 * count, "norm_chain_fwd"), (x,), (out, scale, wide, normed),
-                 (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm(4.0 * count),
+                 (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm(4.0 * count), purpose="norm",
                  back=Back(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
         return out
     read = 0.0 if whole and name == "mlp_norm" else element  # fused behind the residual's sum
@@ -86,7 +86,7 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     if short:
         back = Back(10.0 * count, 3, like=f"{like}_bwd", elements=count, width=width)
         back = back if compiled else parts.heads_norm_back(ctx, rows, width)
-    b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back))
+    b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back, purpose="norm"))
     return out
 
 
@@ -197,7 +197,8 @@ def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, whole: float = 0.0)
         outside = ctx.precision_mode == "mixed"
         name = b.tensor("rope_table", whole * 2.0, grad=False)
         b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", Stream(CAST * whole), (), (name,),
-                 launches=1 if outside else 2, region=OUTSIDE if outside else ""))  # fmt: skip
+                 launches=1 if outside else 2, region=OUTSIDE if outside else "",
+                 part="fsdp" if outside else ""))  # fmt: skip
         names.append(name)
     if anywhere(ctx.cp > 1):
         here = ctx.cp > 1
@@ -373,7 +374,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     many = where(ctx.has_tp, 4.0, 1.0)
     b.add(Op("embedding", "memory_bound", Stream(2 * rows * r, "embedding"), weights, (looked,), launches=many,
              back=Back(width * made + 2 * rows * r, 5, parts.embedding_backward_scratch(ctx, made / hidden)),
-             weight_params=params, weight_bytes=grad * made))  # fmt: skip
+             weight_params=params, weight_bytes=grad * made, purpose="embedding"))  # fmt: skip
     if positions:
         moved = b.tensor("embedding.sum", rows * r)
         looked = parts.stream(b, "embedding.positions", (looked,), moved, bytes_=3 * rows * r, launches=2,
@@ -392,7 +393,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     normed = norm(b, ctx, x, "final_norm", hidden)
     full = enter(b, ctx, normed, "output", hidden)
     fsdp.release(b)
-    logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True)
+    logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True, purpose="output")
     parts.leave_frame(b, "output")
     if not ctx.framework.loss_parallel and anywhere(ctx.has_tp):
         whole = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
@@ -401,7 +402,10 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
             Op("logits.all_gather", "tp", work, (logits,), (whole,), present=ctx.has_tp, stream="tp")
         )  # fmt: skip
         vocab = 1.0 * ctx.model.vocab
-    return cross_entropy(b, ctx, logits, ctx.tokens * vocab)
+    b.part = "loss"
+    loss = cross_entropy(b, ctx, logits, ctx.tokens * vocab)
+    b.part = ""
+    return loss
 
 
 # -- selective activation checkpointing by op

@@ -47,6 +47,7 @@ def experts_in_turn(
     casts = autocast(ctx)
     given = ctx.residual * hidden
     # the counts are copied to the host; back, the slice without padding is copied into zeros
+    b.part = "experts"
     b.add(Op("experts.counts", "memory_bound", Stream(0.0), launches=1, back=Back(0.0, 0)))
     b.add(Op("moe.sync.experts", "host", HostSync()))
     sliced, split = b.tensor("experts.rows", kept * given), b.tensor("experts.split", kept * given)
@@ -83,6 +84,7 @@ def experts_in_turn(
     b.add(Op("experts.cat", "memory_bound", Stream(moved, "copy"), (y,), (joined,), pieces=local, back=Back(0.0, 0)))
     b.add(Op("experts.vstack", "memory_bound", Stream(moved, "copy"), (joined,), (out,), back=Back(0.0, 0)))
     parts.leave_frame(b, "experts loop")
+    b.part = ""
     return out
 
 
@@ -115,17 +117,18 @@ def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> 
             last = f"{grad}.fp32"
             tensors[last] = Tensor(last, 4.0 * params, "grad", grad=False)
             late.append(Op(f"{name}.grad_cast", "memory_bound", Stream(CAST * params * local, "cast_up"), (grad,),
-                           (last,), launches=local, expert_loops=local, role="grad_cast"))  # fmt: skip
+                           (last,), launches=local, expert_loops=local, role="grad_cast", origin=name,
+                           part=op.part))  # fmt: skip
         whole = wide * params * local
-        tensors[made] = Tensor(made, whole if lasting else 0.0, "grad", grad=False)
+        tensors[made] = Tensor(made, whole if lasting else 0.0, "grad", grad=False, weight=name)
         late += [
             Op(f"{name}.zeros.whole", "memory_bound", Stream(whole * local, "zero"), launches=local, expert_loops=local,
-               nodes=0.0, role="whole"),
+               nodes=0.0, role="whole", part=op.part),
             Op(f"{name}.copy.whole", "memory_bound", Stream(2.0 * whole, "copy"), launches=local, expert_loops=local,
-               nodes=0.0, role="whole"),
+               nodes=0.0, role="whole", part=op.part),
             Op(f"{name}.whole", "memory_bound", Stream(3.0 * whole * (local - 1.0), "residual_add"), (last,), (made,),
                scratch=where(local > 1, whole, 0.0), launches=local - 1.0, expert_loops=local, nodes=NODES,
-               role="whole"),
+               role="whole", origin=name, part=op.part),
         ]  # fmt: skip
     return [*out, *late]
 

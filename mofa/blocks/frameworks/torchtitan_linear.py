@@ -13,6 +13,7 @@ from mofa.blocks import parts
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import anywhere, opposite, where
 from mofa.blocks.op import Back, BoolK, FloatK, Op, TapeBuilder
+from mofa.blocks.roles import Purpose
 from mofa.blocks.work import Collective, Gemm, Stream
 
 CAST = 6.0
@@ -155,7 +156,9 @@ def weight_grad_bytes(ctx: Context) -> float:
 def weight_copy(b: TapeBuilder, name: str, params: FloatK, like: str = "cast_down") -> str:
     """The bf16 copy of an fp32 weight, which the graph keeps for the input gradient."""
     copy = b.tensor(f"{name}.weight16", 2.0 * params, "weight_copy", grad=False)
-    return b.add(Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params, like), (), (copy,)))
+    return b.add(
+        Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params, like), (), (copy,), purpose="weight_cast")
+    )
 
 
 def cast(
@@ -181,7 +184,7 @@ def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK)
 
 def linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, wide_input: bool = False,
-    reads: tuple[str, ...] = (),
+    reads: tuple[str, ...] = (), purpose: Purpose = "",
 ) -> str:  # fmt: skip
     """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input."""
     if autocast(ctx):
@@ -189,7 +192,17 @@ def linear(
         if wide_input and (not in_compiled_block(b, ctx) or (split_by_ddp(b, ctx) and name.endswith(".w3"))):
             x = cast(b, x, name, m * k)
     return parts.linear(
-        b, ctx, x, name, m=m, n=n, k=k, saves=(x,), reads=reads, grad_bytes_per_param=weight_grad_bytes(ctx)
+        b,
+        ctx,
+        x,
+        name,
+        m=m,
+        n=n,
+        k=k,
+        saves=(x,),
+        reads=reads,
+        grad_bytes_per_param=weight_grad_bytes(ctx),
+        purpose=purpose,
     )
 
 
@@ -286,7 +299,8 @@ def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
         payloads.append(2.0 * hidden * shared)
     works = [Collective("all_reduce", "tp", payload) for payload in payloads]
     return [
-        Op(f"fsdp.partial_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp") for i, work in enumerate(works)
+        Op(f"fsdp.partial_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp", part="fsdp")
+        for i, work in enumerate(works)
     ]
 
 

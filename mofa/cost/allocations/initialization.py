@@ -77,7 +77,7 @@ def built(weights: Sequence[Weight], table: Sequence[int]) -> list[Want]:
             take(table[0], TABLE)
             for slot in (*parts, old):
                 give(slot)
-        for w in sorted(of_chunk, key=lambda w: w.name.endswith(" embedding")):  # which is the head's, where it is one
+        for w in sorted(of_chunk, key=lambda w: w.purpose == "embedding"):  # which is the head's, where it is one
             if w.draft:
                 give(take(w.draft, DRAFT))
     return out

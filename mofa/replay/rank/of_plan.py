@@ -208,7 +208,8 @@ def _rank(
     groups = tuple(
         tuple(
             tuple(
-                (n, n / (expert_ranks if name.startswith("experts.") else dense_ranks)) for name, n in p.trace.weights
+                (weight.params, weight.params / (expert_ranks if weight.of_experts else dense_ranks))
+                for weight in p.trace.weights
             )
             for p in c
         )

@@ -42,7 +42,7 @@ def test_a_dummy_gradient_for_each_shape_behind_its_product() -> None:
 def test_fp8_copies_come_in_front_of_their_product_and_are_each_layers_own() -> None:
     part = llama(gemm="fp8-blockwise").parts[0]
     block = next(one for one in part.costs.tapes.values() if one.name == "dense")
-    copies = lasting(part.costs.context, block.name, block.forward.ops)["proj"]
+    copies = lasting(part.costs.context, block.name, block.forward.ops)["proj", ""]
     assert [(one.bytes, one.each, one.behind) for one in copies] == [(16 * MIB, True, False)] * 2
 
 
