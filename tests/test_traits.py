@@ -130,6 +130,25 @@ def test_no_op_is_known_by_the_spelling_of_its_name() -> None:
     assert matched == []
 
 
+NAMES = re.compile(r"(^|[._])name$")
+ROOMS = ("mofa/cost/allocations/", "mofa/cost/memory/", "mofa/replay/rank/")
+
+
+def test_no_tensor_is_known_by_the_spelling_of_its_name() -> None:
+    """What has a name has fields that say what it is; a program's names in traces are joined by a mark of their own."""
+    marks = ("-", "#")
+    matched = [
+        f"{name}:{node.lineno}: {ast.unparse(node)}"
+        for name, tree in _modules()
+        if name.startswith(ROOMS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MATCHES
+        and NAMES.search(ast.unparse(node.func.value))
+        and not all(isinstance(arg, ast.Constant) and arg.value in marks for arg in node.args)
+    ]  # fmt: skip
+    assert matched == []
+
+
 class Renamed:
     """Other names for all ops and tensors of a model's tapes, the same in each of them."""
 

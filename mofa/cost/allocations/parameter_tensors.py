@@ -38,6 +38,8 @@ class Module(NamedTuple):
     name: str
     block: str
     weights: tuple[BlockWeight, ...]
+    is_layer: bool = False
+    """Whether it is one of the model's layers; predictions' are not."""
 
 
 class Param(NamedTuple):
@@ -100,7 +102,7 @@ def params_of(rows: Rows, r: int, chunks: Sequence[Sequence[Module]], *, tied: b
             named.append((piece, c, params))
     rest = float(rows.shards.whole(1.0)[0, r]) - sum(p.params for _, _, params in named for p in params)
     positions = (model.max_positions or 0) * model.hidden if model.positions == "learned" else 0
-    layers = [n for n, (piece, _, _) in enumerate(named) if piece.name.startswith("block ")]
+    layers = [n for n, (piece, _, _) in enumerate(named) if piece.is_layer]
     out: list[Param] = []
     for n, (piece, c, params) in enumerate(named):
         out += params
