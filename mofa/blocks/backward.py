@@ -161,7 +161,7 @@ class _Differentiator:
 
     def _gradient(self, name: str, like: str) -> str:
         """Declare a gradient of ``like``, of its own size where the tensor says so."""
-        _, nbytes, kind, _, grad_bytes, _, sent, _ = self.forward.tensors[like]
+        _, nbytes, kind, _, grad_bytes, _, sent, *_ = self.forward.tensors[like]
         if grad_bytes is not None:
             nbytes, kind = grad_bytes, "activation"
         self.tensors[name] = Tensor(name, nbytes, kind, False, sent=sent)
@@ -182,8 +182,12 @@ class _Differentiator:
         either = f"{name} restored"
         if either not in self.tensors:
             self.tensors[either] = Tensor(either, 0.0 * self.forward.tensors[name].bytes, "activation", False)
-            self.ops.append(Op(either, "memory_bound", None, (again,), (either,), view=shared, launches=0))
-        self.let_go.append(Op(f"{name} else", "memory_bound", None, (name,), launches=0, present=opposite(shared)))
+            part = self.makers[name].part
+            self.ops.append(Op(either, "memory_bound", None, (again,), (either,), view=shared, launches=0, part=part))
+        self.let_go.append(
+            Op(f"{name} else", "memory_bound", None, (name,), launches=0, present=opposite(shared),
+               part=self.makers[name].part)
+        )  # fmt: skip
         return either
 
     def _saved_name(self, reader: Op, name: str) -> str:
@@ -211,7 +215,7 @@ class _Differentiator:
             again, back = f"{name}~", f"{name} restored"
             self._tensor(back, name)
             work = Stream(2.0 * self.tensors[again].bytes, "copy")
-            self.ops.append(Op(back, "recompute", work, (again,), (back,)))
+            self.ops.append(Op(back, "recompute", work, (again,), (back,), part=self.makers[name].part))
 
     def _replay(self, group: str) -> None:
         self.replayed.add(group)
@@ -313,18 +317,19 @@ class _Differentiator:
             if kind == "all_reduce":  # forward sums partial results: the gradient is the same on every rank
                 new = op._replace(name=name, family="memory_bound", work=None, reads=dys, writes=given, saves=(),
                                   scratch=0.0, launches=0, view=True, stream="compute", back=None,
-                                  role="backward")  # fmt: skip
+                                  role="backward", origin=op.name)  # fmt: skip
             else:
                 dual = Collective(DUAL[kind], group, payload, imbalance)
                 new = op._replace(name=name, work=dual, reads=dys, writes=given, saves=(), scratch=0.0, view=False,
-                                  back=None, role="backward")  # fmt: skip
+                                  back=None, role="backward", origin=op.name)  # fmt: skip
             self._launch(new)
         elif isinstance(op.work, Attention):
             back = op.back
             self.ops.append(
                 Op(name, op.family, op.work.back(), (*dys, *saved), given,
                    scratch=back.scratch if back else 0.0, launches=back.launches if back else 1, present=op.present,
-                   stream=op.stream, functions=op.functions, guarded=op.guarded, role="backward")
+                   stream=op.stream, functions=op.functions, guarded=op.guarded, role="backward", origin=op.name,
+                   part=op.part)
             )  # fmt: skip
         else:
             self._stream(op, name, dys, saved, given)
@@ -358,28 +363,31 @@ class _Differentiator:
             self._launch(
                 Op(name, back.family or op.family, back.work, reads, given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream,
-                   functions=op.functions, guarded=op.guarded, order=back.order, pool=back.pool, role="backward")
+                   functions=op.functions, guarded=op.guarded, order=back.order, pool=back.pool, role="backward",
+                   origin=op.name, part=op.part)
             )  # fmt: skip
         elif back is None or not anywhere(back.launches):
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
-                self.ops.append(Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0))
+                self.ops.append(
+                    Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0, part=op.part)
+                )
         else:
             sibling_grads = tuple(self.grads[x] for x in back.holds if x in self.grads)
             self.ops.append(
                 Op(name, op.family, back.moved(), (*dys, *sibling_grads, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
                    guarded=op.guarded, expert_loops=op.expert_loops, nodes=back.nodes, pieces=op.pieces,
-                   order=back.order,
-                   pool=back.pool, role="backward")
+                   order=back.order, pool=back.pool, role="backward", origin=op.name, part=op.part)
             )  # fmt: skip
 
     def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:
         assert op.back is not None
         grad = f"dW:{op.name}"
-        self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
+        self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False, weight=op.name)
         self.ops.append(
             Op(f"{op.name}.backward", op.family, op.back.moved(), (*dys, *saved), (grad,),
-               scratch=op.back.scratch, launches=op.back.launches, present=op.present, role="backward")
+               scratch=op.back.scratch, launches=op.back.launches, present=op.present, role="backward", origin=op.name,
+               part=op.part, purpose="embedding_gradient" if op.purpose == "embedding" else "")
         )  # fmt: skip
         self._accumulate_weight(op, grad)
 
@@ -414,8 +422,7 @@ class _Differentiator:
             self.ops.append(
                 Op(f"{op.name}.dgrad", op.family, dgrad, (of_grad,), (given,), launches=op.launches, present=op.present,
                    functions=op.functions, guarded=op.guarded, choices=op.choices, loads=op.loads,
-                   loops_met=op.loops_met,
-                    expert_loops=op.expert_loops, role="dgrad")
+                   loops_met=op.loops_met, expert_loops=op.expert_loops, role="dgrad", origin=op.name, part=op.part)
             )  # fmt: skip
         if prepared is not None:
             self._prepare(op, prepared.after_dgrad, names)
@@ -426,11 +433,11 @@ class _Differentiator:
         else:
             wgrad = replace(work, wgrad=True, format=formats[1])
         grad = f"dW:{op.name}"
-        self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
+        self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False, weight=op.name)
         reads = (of_weight, *(again or saved), *((dy,) if of_weight != dy else ()))
         self.ops.append(
             Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present,
-               choices=op.choices, expert_loops=op.expert_loops, role="wgrad")
+               choices=op.choices, expert_loops=op.expert_loops, role="wgrad", origin=op.name, part=op.part)
         )  # fmt: skip
         self._accumulate_weight(op, grad)
         if x:
@@ -442,7 +449,7 @@ class _Differentiator:
             present = preparation.present & op.present
             reads = tuple(names.get(r, r) for r in preparation.reads)
             if anywhere(present):
-                self.ops.append(preparation._replace(reads=reads, present=present))
+                self.ops.append(preparation._replace(reads=reads, present=present, part=op.part))
             elif preparation.writes:
                 names[preparation.writes[0]] = reads[0]
 
@@ -459,7 +466,8 @@ class _Differentiator:
             given = self._give(op, target)
             self.ops.append(
                 Op(f"{op.name}.{name}", op.family, product, (dy, self._saved(op, other)), (given,),
-                   launches=op.launches, present=op.present, region=op.region, role="backward")
+                   launches=op.launches, present=op.present, region=op.region, role="backward", origin=op.name,
+                   part=op.part)
             )  # fmt: skip
             self._settle(op, target, given)
 
@@ -478,5 +486,5 @@ class _Differentiator:
             Op(f"{op.name}.accumulate", op.family if fused else "memory_bound",
                Stream(op.accumulate_bytes_per_param * op.weight_params, "te wgrad_add" if fused else "accumulate"),
                reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, expert_loops=op.expert_loops,
-               role="accumulate")
+               role="accumulate", origin=op.name, part=op.part)
         )  # fmt: skip

@@ -11,6 +11,8 @@ from mofa.blocks.elementwise import BoolK, FloatK, maximum, opposite, where
 from mofa.blocks.fp8 import Fp8Recipe
 from mofa.blocks.op import Tape, TapeBuilder
 from mofa.blocks.work import Format
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.gpu_facts import LayerKernels, load_unmeasured
 from mofa.specs.model import ModelSpec
@@ -146,12 +148,12 @@ class Primitives:
 
     norm: Callable[[TapeBuilder, Context, str, str, float], str]
     """(builder, context, input, name, width) -> normalised input"""
-    qkv: Callable[[TapeBuilder, Context, str], tuple[str, str, str]]
+    qkv: Callable[[TapeBuilder, Context, str], Heads]
     head_norm: Callable[[TapeBuilder, Context, str, str, ArrayK, float], str]
     """(builder, context, input, name, heads, head_dim) -> normalised heads"""
     rope: Callable[[TapeBuilder, Context, str, str], tuple[str, str]]
-    mla: Callable[[TapeBuilder, Context, str], tuple[str, str, str]]
-    """The low-rank projections of latent attention: input -> q, k, v"""
+    mla: Callable[[TapeBuilder, Context, MlaSpec, str], Heads]
+    """The low-rank projections of latent attention: (builder, context, sizes, input) -> q, k, v"""
     attend: Callable[[TapeBuilder, Context, str, str, str, bool], str]
     """(builder, context, q, k, v, windowed) -> output"""
     row_linear: Callable[[TapeBuilder, Context, str, str, float, ArrayK], str]

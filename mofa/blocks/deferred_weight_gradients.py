@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mofa.blocks.elementwise import BoolK, FloatK
 from mofa.blocks.op import Op, Tape, Tensor
 from mofa.blocks.roles import WEIGHT_ROLES
-from mofa.blocks.work import Gemm, Grouped, Stream
+from mofa.blocks.work import Stream
 
 KEPT = "checkpoint keeps"
 """The op behind a block's backward by weights that reads what stays until the whole chunk's is through."""
@@ -51,8 +51,8 @@ class _Groups:
         made: dict[str, list[Op]] = {}
         for op in backward.ops:
             if op.role in WEIGHT_ROLES:
-                made.setdefault(op.name.removeprefix("dW:").rpartition(".")[0], []).append(op)
-        back = {op.name.removesuffix(".backward"): op for op in backward.ops if op.name.endswith(".backward")}
+                made.setdefault(_weight_of(op, backward.tensors), []).append(op)
+        back = {op.origin: op for op in backward.ops if op.role == "backward"}
         of: dict[str, list[Op]] = {}
         for op in forward.ops:
             if op.name in made:
@@ -60,7 +60,16 @@ class _Groups:
             elif is_norm(op) and op.name in back:
                 # its weight's gradient takes its share of the kernels that are counted with the input's
                 of[op.name] = [
-                    Op(f"{op.name}.wgrad", "memory_bound", None, back[op.name].reads, (), launches=0, role="wgrad")
+                    Op(
+                        f"{op.name}.wgrad",
+                        "memory_bound",
+                        None,
+                        back[op.name].reads,
+                        (),
+                        launches=0,
+                        role="wgrad",
+                        origin=op.name,
+                    )
                 ]
         latent = "wkv_a" in of
         self.names = sorted(of, key=lambda name: _place(name, latent))
@@ -130,8 +139,15 @@ class _Groups:
         left_over = [name for names in let_go_behind.values() for name in names]
         inputs = [r for op in self.again for r in op.reads if r in self.forward.inputs]
         ops += self.rest
-        ops.append(_mark(KEPT, [*dict.fromkeys(inputs), *left_over]))
+        ops.append(_mark(KEPT, [*dict.fromkeys(inputs), *left_over])._replace(purpose="checkpoint_end"))
         return Tape(tuple(ops), tensors, (), ())
+
+
+def _weight_of(op: Op, tensors: dict[str, Tensor]) -> str:
+    """The op of the forward whose weight's gradient an op makes or adds; empty of data parallelism's for a group."""
+    if op.origin or op.part == "fsdp":
+        return op.origin
+    return tensors[op.reads[0]].weight if op.reads else ""
 
 
 def _place(name: str, latent: bool) -> tuple[int, str]:
@@ -147,7 +163,7 @@ def _place(name: str, latent: bool) -> tuple[int, str]:
 
 def is_norm(op: Op) -> bool:
     """Whether an op is a norm with a weight: what no linear layer is and yet is learned."""
-    return any(name.endswith(".rstd") for name in op.saves) and not isinstance(op.work, (Gemm, Grouped))
+    return op.purpose == "norm"
 
 
 def _mark(name: str, reads: list[str]) -> Op:

@@ -158,7 +158,7 @@ class BlockLifetimes:
         end_of = dict.fromkeys(forward.outputs, boundary - 1)  # the next block owns the output from here on
         end_of.update(dict.fromkeys((*backward.outputs, *backward.lingers), last))
         # gathered buffers go when the next block's weights are copied out, the last block's at the end
-        end_of.update((name, boundary - 1) for op in forward.ops if op.name == "fsdp.hold" for name in op.reads)
+        end_of.update((name, boundary - 1) for op in forward.ops if op.holds for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
         intervals = lifetimes.intervals({name: start for name, start in starts.items() if lifetimes.uses(name)}, end_of)
         return cls(ops, boundary, intervals, *_saved(ops, intervals, boundary), _pools(ops, intervals))

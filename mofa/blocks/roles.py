@@ -17,8 +17,18 @@ NODE_ROLES: frozenset[Role] = frozenset({"backward", "dgrad", "whole"})
 """Of ops at which autograd's engine begins a node of its graph."""
 PRODUCT_ROLES: frozenset[Role] = frozenset({"dgrad", *WEIGHT_ROLES})
 """Of a linear's products and what follows them."""
-CLAIMS = {
-    "fsdp.turn": "fsdp.next", "efsdp.turn": "efsdp.next", "fsdp.turn@": "fsdp.next@", "efsdp.turn@": "efsdp.next@",
-    "fsdp.previous": "fsdp.reduce_input",
-}  # fmt: skip
-"""Marks at which a block takes over what the block before it held, and under which name that was held."""
+Part = Literal["", "experts", "loss", "fsdp"]
+"""What of a model issues an op: routed experts, the loss, or FSDP for a block's parameters or for its experts'."""
+Purpose = Literal[
+    "", "norm", "attention_output", "embedding", "output", "embedding_gradient", "weight_cast", "hold", "copy_out",
+    "experts_copy_out", "renewal", "checkpoint_end",
+]  # fmt: skip
+"""What else time and memory ask of an op.
+
+Whose weight it has: a norm's, attention's output's, the embedding's or the output layer's. That it makes the
+embedding's gradient, or a 16-bit copy of a weight. A mark whose inputs are held for the next block. A copy of what FSDP
+gathered into a tensor for each weight, of a block's own or of its experts'. New probabilities of a layer's dispatcher.
+The end of a checkpoint that was made again for weights' gradients."""
+TensorUse = Literal["", "gathered", "gathered_shard", "reduce_input", "reduced"]
+"""What FSDP uses a tensor for: what is gathered of a block's own parameters, a rank's shard in front of that, the input
+of a reduction, and a rank's part of its sum."""

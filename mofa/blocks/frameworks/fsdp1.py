@@ -21,7 +21,6 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     if not ctx.framework.fused_qkv:
         return torchtitan.qkv(b, ctx, h)
     a, t, e = ctx.model.attention, ctx.tokens, ctx.element
-    assert a.kind == "gqa"
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
     fused = linear(b, ctx, h, "wqkv", m=t, n=q_width + 2 * kv_width, k=float(ctx.model.hidden), wide_input=True)
     if a.qkv_bias:
@@ -36,8 +35,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """The output projection, with its bias."""
     y = torchtitan.row_linear(b, ctx, x, name, n, k)
-    a = ctx.model.attention
-    return biased(b, y, name, n) if a.kind == "gqa" and a.out_bias else y
+    return biased(b, y, name, n) if ctx.model.attention.out_bias else y
 
 
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:

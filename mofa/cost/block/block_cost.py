@@ -448,7 +448,7 @@ def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
         if anywhere(op.weight_params > 0) and (op.weight or op.name) not in seen:
             seen.add(op.weight or op.name)  # token chunks read the same weight
             number = maximum(op.num_weights, 1.0)
-            out.append(WeightClass(op.weight_params / number, number, op.module == "experts"))
+            out.append(WeightClass(op.weight_params / number, number, op.part == "experts"))
     return tuple(out)
 
 
@@ -469,7 +469,7 @@ def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: Memorie
 def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes of weight copies that autocast makes in the forward and the backward does not read. (K,) [B]"""
     # experts are cast outright, not by autocast, and what is compiled casts outside of its cache
-    casts = [op for op in block.forward.ops if op.casts_weight and op.module != "experts"
+    casts = [op for op in block.forward.ops if op.casts_weight and op.part != "experts"
              and not op.compiled]  # fmt: skip
     if not casts:
         return np.zeros(num_k)

@@ -130,7 +130,7 @@ class CompiledRegions:
         host = self.host
         begins_s = host.compiled_module_s.value if forward else host.compiled_node_s.value
         kernel_s = host.compiled_op_s.value + host.compiled_model_op_s.value
-        if op.module == "loss":
+        if op.part == "loss":
             begins_s, kernel_s = host.compiled_call_s.value, host.compiled_op_s.value
         each = op.launches * kernel_s + where(self.inside, 0.0, begins_s)
         return each + host.compiled_attention_s.value if forward and type(op.work) is Attention else each

@@ -49,7 +49,7 @@ BEHIND = {"attn_norm": "qkv", "mlp_norm": "mlp.fc1", "q_norm": "q_up", "kv_norm"
 def _is_module(b: TapeBuilder, ctx: Context, name: str) -> bool:
     """Whether a norm is a module of its own, and no part of the linear behind it (gpt_layer_specs.py)."""
     if name == "attn_norm":
-        return ctx.model.attention.kind == "mla"
+        return ctx.model.attention_kind.megatron.norm_is_module
     if name == "mlp_norm":
         return b.block.startswith("moe")
     return name not in ("q_norm", "kv_norm")
@@ -99,8 +99,8 @@ def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, 
 
     What adds its bias sums its gradient's rows (fused_bias_dropout.py).
     """
-    out, a = row_linear(b, ctx, x, name, n, k, kept_anyway=True), ctx.model.attention
-    out = biased(b, out, name, n) if a.kind == "gqa" and a.out_bias else out
+    out = row_linear(b, ctx, x, name, n, k, kept_anyway=True)
+    out = biased(b, out, name, n) if ctx.model.attention.out_bias else out
     leave_frame(b, "attention")
     return out
 
@@ -159,9 +159,9 @@ def norm_region(b: TapeBuilder, ctx: Context, name: str) -> str:
     recomputation finds only norms that are modules (transformer_layer.py, gpt_layer_specs.py).
     """
     if name == "attn_norm":
-        return "layernorm.attn_norm" if ctx.model.attention.kind == "mla" else ""
+        return "layernorm.attn_norm" if _is_module(b, ctx, name) else ""
     if name == "mlp_norm":
-        return "layernorm.mlp_norm" if b.block.startswith("moe") else "mlp"
+        return "layernorm.mlp_norm" if _is_module(b, ctx, name) else "mlp"
     return ""
 
 
@@ -206,7 +206,7 @@ def norm_op(
         Op(name, "memory_bound", Stream(moved, f"{like}_fwd", forward * elements, width), (x,), (out, scale),
            (saved_input or x, scale), region=region, back=back,
            weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
-           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param)
+           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="norm")
     )  # fmt: skip
     return out
 

@@ -21,6 +21,8 @@ from mofa.blocks.frameworks.megatron.rope import turn, unfused_rope
 from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, TapeBuilder
 from mofa.blocks.parts import attention_backward_scratch, hold, leave_frame, linear, stream, tp_copy, tp_reduce
 from mofa.blocks.work import Attention, Collective, Gemm, Grouped, Stream
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
 
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
@@ -57,10 +59,9 @@ def add_bias(b: TapeBuilder, x: str, name: str) -> str:
     return b.add(Op(f"{name}.bias", "memory_bound", Stream(2.0 * nbytes, "mul"), (x,), (out,), back=back))
 
 
-def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """One product for q, k and v and views of it; queries of several groups are copied to adjacent heads."""
     a = ctx.model.attention
-    assert a.kind == "gqa"
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
     fused = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
     if a.qkv_bias:
@@ -144,13 +145,11 @@ def _latent_norm(b: TapeBuilder, ctx: Context, x: str, width: float) -> str:
     return base.norm_op(b, ctx, y, "kv_norm", width, b.region, torch_kernels=True, saved_input=x)
 
 
-def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     """Latent attention with split down-projections, gathered along their width, and an unfused rotary embedding.
 
     multi_latent_attention.py:590-840; it needs a core attention that takes two head sizes, such as SDPA.
     """
-    a = ctx.model.attention
-    assert a.kind == "mla"
     t, e, heads = ctx.tokens, ctx.element, ctx.heads
     rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
     q = h
@@ -421,7 +420,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: Flo
     parts = b.tensor("experts.parts", memory_rows * row)
     x = b.add(
         Op("experts.split", "memory_bound", None, (x,), (parts,), view=True, launches=0, present=several,
-           back=Back(2 * rows * row, 1, like="copy"), pieces=2.0 * ctx.local_experts)
+           back=Back(2 * rows * row, 1, like="copy"), pieces=2.0 * ctx.local_experts, part="experts")
     )  # fmt: skip
     since = len(b.ops)
     y = megatron_moe.experts(b, ctx, x, rows, memory_rows, activation)
@@ -433,7 +432,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: Flo
     joined = b.tensor("experts.joined", memory_rows * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
-           back=Back(0.0, 0), pieces=2.0 * ctx.local_experts)
+           back=Back(0.0, 0), pieces=2.0 * ctx.local_experts, part="experts")
     )  # fmt: skip
 
 
@@ -449,9 +448,7 @@ def persistent_buffers(ctx: Context) -> ArrayK:
     its place), and the tokens of the all-gather dispatcher.
     """
     model, e = ctx.model, ctx.element
-    width = float(model.hidden)
-    if model.attention.kind == "mla":
-        width = max(width, float(model.attention.q_lora_rank or 0))
+    width = float(max(model.hidden, model.attention_kind.gathered_width(model.attention)))
     total = where(ctx.gathers, ctx.tokens * width * e, 0.0)
     if ctx.framework.attention == "unfused" and model.positions != "alibi":
         total = maximum(total, ctx.micro_batch * ctx.heads * (ctx.seq_len / ctx.cp) ** 2 * e)

@@ -238,6 +238,7 @@ def experts(
     sequential = ctx.framework.experts == "sequential"
     launches = local if sequential else 1
     actual, pads = (rows, kept), ctx.fp8 is not None and not fills(ctx)
+    b.part = "experts"
     if pads:
         x = fp8.pad(b, ctx, x, rows, kept)
         rows, kept = fp8.padded(ctx, rows), fp8.padded(ctx, kept)
@@ -257,7 +258,9 @@ def experts(
     out = _products(b, ctx, operand, "experts.fc2", b.tensor("experts.out", kept * hidden * e), (rows, hidden, f))
     issue(b, since, grouped(ctx))
     out = expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
-    return fp8.unpad(b, ctx, out, *actual) if pads else out
+    out = fp8.unpad(b, ctx, out, *actual) if pads else out
+    b.part = ""
+    return out
 
 
 def grouped(ctx: Context) -> Call | None:

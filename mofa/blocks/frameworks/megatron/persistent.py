@@ -12,8 +12,8 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, value
 from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.op import Op
+from mofa.blocks.roles import Role
 from mofa.blocks.work import Grouped
-from mofa.specs.model import MlaSpec
 
 WORKSPACE = 32 * 2**20 + 1024
 """Of cuBLAS, that Transformer Engine hands to each of its products (2.20.2, cpp_extensions/gemm.py,
@@ -25,6 +25,10 @@ YARN_POSITIONS = 4096
 ``original_max_position_embeddings``; yarn_rotary_pos_embedding.py). [tokens]"""
 OUTSIDE_LAYERS = ("embedding", "head", "mtp")
 """Blocks whose products are not Transformer Engine's, or are not in fp8."""
+
+
+FirstUse = tuple[str, Role]
+"""An op of a block: the forward's that it is or differentiates, and its role."""
 
 
 class Lasting(NamedTuple):
@@ -39,15 +43,15 @@ class Lasting(NamedTuple):
     behind: bool
 
 
-def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[str, tuple[Lasting, ...]]:
-    """What ops of a block take at their first use, by their names; ``ops`` are its forward ones.
+def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[FirstUse, tuple[Lasting, ...]]:
+    """What ops of a block take at their first use; ``ops`` are its forward ones.
 
     A dummy gradient comes behind the product that adds to the main gradient by itself (te/module/base.py,
     ``get_dummy_wgrad``; tensor_parallel/layers.py): one for each shape. fp8 copies of a weight come in front of its
     product (``get_weight_workspace``), where the parameter is not fp8 itself. The head's gathered input is a buffer of
     Megatron's (``get_global_memory_buffer``).
     """
-    buffers: dict[str, tuple[Lasting, ...]] = {}
+    buffers: dict[FirstUse, tuple[Lasting, ...]] = {}
     for op in ops:
         if not op.weight or anywhere(op.weight_bytes):
             continue
@@ -69,10 +73,10 @@ def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[str
                 for i in range(GROUPED_STREAMS)
             ]
         if of_forward:
-            buffers[op.name] = tuple(of_forward)
+            buffers[op.name, ""] = tuple(of_forward)
         if ctx.framework.fuses_wgrad_accumulation:
             dummy = Lasting(f"dummy gradient of {round(params)}", int(2 * params), each=False, behind=True)
-            buffers[f"{op.name}.wgrad"] = (dummy,)
+            buffers[op.name, "wgrad"] = (dummy,)
     return buffers
 
 
@@ -105,7 +109,6 @@ def rotations(ctx: Context) -> Rotations:
     a = ctx.model.attention
     if ctx.model.positions != "rope":
         return Rotations((), 0.0, of_layers=False)
-    latent = isinstance(a, MlaSpec)
-    width = int(a.qk_rope_head_dim if isinstance(a, MlaSpec) else a.d_qk)
-    built = (2 * YARN_POSITIONS * width,) * 2 if latent else ()
-    return Rotations(built, 4.0 * ctx.seq_len * width / ctx.cp, of_layers=latent)
+    of_layers, width = ctx.model.attention_kind.megatron.rotates_by_yarn, int(a.d_rope)
+    built = (2 * YARN_POSITIONS * width,) * 2 if of_layers else ()
+    return Rotations(built, 4.0 * ctx.seq_len * width / ctx.cp, of_layers=of_layers)

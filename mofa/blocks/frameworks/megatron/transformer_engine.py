@@ -42,9 +42,11 @@ from mofa.blocks.parts import (
 )
 from mofa.blocks.tp_overlap import buffer_bytes
 from mofa.blocks.work import Stream
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
 
 
-def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """One product for q, k and v; fused attention copies v, a strided view, so that the whole is let go."""
     a = ctx.model.attention
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
@@ -67,7 +69,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 def value_copy(b: TapeBuilder, ctx: Context, v: str) -> str:
     """Values apart from queries and keys, as fused attention copies them behind a rotary embedding (te's utils.py,
     ``get_qkv_layout``); without one, part of one interleaved tensor, which it takes as it is."""
-    if ctx.model.positions != "rope" or ctx.model.attention.kind == "mla":
+    if ctx.model.positions != "rope" or not ctx.model.attention_kind.megatron.fuses_qkv:
         return v
     nbytes = b.tensors[v].bytes
     hold(b, "attention", v)
@@ -107,7 +109,7 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
         Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", forward * elements, head_dim), (x,),
            (out, scale), (x, scale), region=b.region,
            back=Back(3 * nbytes, 2, like="te rmsnorm_bwd", elements=backward * elements, width=head_dim),
-           call=call(ctx, "norm"))
+           call=call(ctx, "norm"), purpose="norm")
     )  # fmt: skip
     return out
 
@@ -131,10 +133,8 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     return outs[0], outs[1]
 
 
-def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     """Latent attention: replicated down-projections of the shard, up-projections split by heads, fused rotary."""
-    a = ctx.model.attention
-    assert a.kind == "mla"
     t, s, e, hidden = ctx.tokens, ctx.shard, ctx.element, float(ctx.model.hidden)
     rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
     q = h
@@ -191,7 +191,7 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     issue(b, since, call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
     b.region = ""
     leave_frame(b, "core attention")
-    return made_again_behind(b, "attn", out, q) if ctx.model.attention.kind == "mla" else out
+    return made_again_behind(b, "attn", out, q) if ctx.model.attention_kind.recompute_modules else out
 
 
 def vocab_per_rank(ctx: Context) -> ArrayK:
@@ -209,7 +209,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
         Op("embedding", "memory_bound", Stream(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
            back=Back(2 * params + 2 * ctx.tokens * h * e, 3, embedding_backward_scratch(ctx, params / h)),
            weight_params=params, weight_bytes=2.0 * params,
-           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param)
+           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="embedding")
     )  # fmt: skip
     y = tp_reduce(b, ctx, looked, "embedding", h)
     clone = b.tensor("embedding.clone", ctx.shard * h * e)
@@ -242,9 +242,11 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     full = buffer_gather(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
     logits = linear(
         b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
-        regather=("output.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
+        regather=("output.all_gather",) if anywhere(ctx.gathers) else (), purpose="output", **weight_grad(ctx),
     )  # fmt: skip
+    b.part = "loss"
     loss = cross_entropy(b, ctx, logits, ctx.tokens * v)
+    b.part = ""
     issue(b, since, call(ctx, "head"))
     return loss
 

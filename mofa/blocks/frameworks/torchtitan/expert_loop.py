@@ -47,6 +47,7 @@ def experts_in_turn(
     casts = autocast(ctx)
     given = ctx.residual * hidden
     # the counts are copied to the host; back, the slice without padding is copied into zeros
+    b.part = "experts"
     b.add(Op("experts.counts", "memory_bound", Stream(0.0), launches=1, back=Back(0.0, 0)))
     b.add(Op("moe.sync.experts", "host", HostSync()))
     sliced, split = b.tensor("experts.rows", memory_rows * given), b.tensor("experts.split", memory_rows * given)
@@ -86,6 +87,7 @@ def experts_in_turn(
     b.add(Op("experts.cat", "memory_bound", Stream(moved, "copy"), (y,), (joined,), pieces=local, back=Back(0.0, 0)))
     b.add(Op("experts.vstack", "memory_bound", Stream(moved, "copy"), (joined,), (out,), back=Back(0.0, 0)))
     parts.leave_frame(b, "experts loop")
+    b.part = ""
     return out
 
 
@@ -118,17 +120,18 @@ def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> 
             last = f"{grad}.fp32"
             tensors[last] = Tensor(last, 4.0 * params, "grad", grad=False)
             pending.append(Op(f"{name}.grad_cast", "memory_bound", Stream(CAST * params * local, "cast_up"), (grad,),
-                           (last,), launches=local, expert_loops=local, role="grad_cast"))  # fmt: skip
+                           (last,), launches=local, expert_loops=local, role="grad_cast", origin=name,
+                           part=op.part))  # fmt: skip
         summed_bytes = wide * params * local
-        tensors[made] = Tensor(made, summed_bytes if lasting else 0.0, "grad", grad=False)
+        tensors[made] = Tensor(made, summed_bytes if lasting else 0.0, "grad", grad=False, weight=name)
         pending += [
             Op(f"{name}.zeros.whole", "memory_bound", Stream(summed_bytes * local, "zero"), launches=local,
-               expert_loops=local, nodes=0.0, role="whole"),
+               expert_loops=local, nodes=0.0, role="whole", part=op.part),
             Op(f"{name}.copy.whole", "memory_bound", Stream(2.0 * summed_bytes, "copy"), launches=local,
-               expert_loops=local, nodes=0.0, role="whole"),
+               expert_loops=local, nodes=0.0, role="whole", part=op.part),
             Op(f"{name}.whole", "memory_bound", Stream(3.0 * summed_bytes * (local - 1.0), "residual_add"), (last,),
                (made,), scratch=where(local > 1, summed_bytes, 0.0), launches=local - 1.0, expert_loops=local,
-               nodes=NODES, role="whole"),
+               nodes=NODES, role="whole", origin=name, part=op.part),
         ]  # fmt: skip
     return [*out, *pending]
 

@@ -68,18 +68,18 @@ def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, e
     p = Pieces()
     reads: list[str] = []
     if anywhere(opposite(ahead)):
-        reads.append(gather(p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, opposite(ahead)))
+        reads.append(gather(p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, opposite(ahead), of_block=True))
         p.tensor("fsdp.weights", 0.0)
         p.mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
     if anywhere(ahead):
         p.tensor("fsdp.next", 0.0)
         p.tensor("fsdp.prefetched", where(ahead & (ctx.fsdp > 1), 2.0 * own, 0.0))
-        p.mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",))
+        p.mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",), claims="fsdp.next")
         reads.append("fsdp.prefetched")
         if anywhere(experts > 0):
             p.tensor("efsdp.next", 0.0)
             p.tensor("efsdp.prefetched", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
-            p.mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",))
+            p.mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",), claims="efsdp.next")
     copy_out(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
     if anywhere(ahead):
         gather(p, ctx, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
@@ -109,7 +109,7 @@ def release(b: TapeBuilder) -> tuple[str, ...]:
         released.append("fsdp.prefetched")
     if released:
         p = Pieces()
-        p.mark("fsdp.hold", tuple(released))
+        p.hold("fsdp.hold", tuple(released))
         p.add_to(b)
     return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
 
@@ -224,13 +224,15 @@ def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
             if is_product(op):
                 last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
                 pending.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params, "cast_up"), (grad,),
-                              (last,), present=op.present, compiled=op.compiled, role="grad_cast"))  # fmt: skip
+                              (last,), present=op.present, compiled=op.compiled, role="grad_cast", origin=op.origin,
+                              part=op.part))  # fmt: skip
             else:  # the embedding's gradient is fp32
                 params = params / 2.0
             if ctx.accumulating:
                 moved = Stream(12.0 * params * ctx.accumulates, "mul")
                 pending.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
-                              launches=adds(ctx), present=op.present, role="accumulate"))  # fmt: skip
+                              launches=adds(ctx), present=op.present, role="accumulate", origin=op.origin,
+                              part=op.part))  # fmt: skip
     return [*out, *pending]
 
 
@@ -269,6 +271,7 @@ def _unsharded_gradients(p: Pieces, ops: list[Op], ctx: Context, own: ArrayK, ex
             launches=3,
             present=own_group,
             role="accumulate",
+            part="fsdp",
         )
         post = Pieces(ops=[add], tensors=p.tensors)
         expert_grads = _kept_where_together(post, expert_grads, own_group)
@@ -276,7 +279,7 @@ def _unsharded_gradients(p: Pieces, ops: list[Op], ctx: Context, own: ArrayK, ex
         result[index:index] = post.ops
     tail = (*dense_grads, *expert_grads)
     result.append(Op("fsdp.accumulate", "dp", Stream(per_param * own, "accumulate"), tail, (),
-                     launches=len(dense_grads) + 2, role="accumulate"))  # fmt: skip
+                     launches=len(dense_grads) + 2, role="accumulate", part="fsdp"))  # fmt: skip
     return result
 
 
@@ -286,8 +289,9 @@ def _kept_where_together(p: Pieces, grads: tuple[str, ...], own_group: BoolK) ->
     for grad in grads:
         name = p.tensor(f"{grad}.together", 0.0, "grad")
         p.ops.append(
-            Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=opposite(own_group), launches=0, region=OUTSIDE)
-        )
+            Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=opposite(own_group), launches=0, region=OUTSIDE,
+               part="fsdp")
+        )  # fmt: skip
         names.append(name)
     return tuple(names)
 
@@ -305,27 +309,27 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
     if block != "head":
         begin.tensor("fsdp.next@", 0.0)
         begin.tensor("fsdp.arrived", where(ctx.fsdp > 1, 2.0 * own, 0.0))
-        begin.mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",))
+        begin.mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
         weights = copy_out(begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False)
     gathered = []
     if block != "embedding":
-        gathered.append(gather(begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0))
+        gathered.append(gather(begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0, of_block=True))
     if anywhere(own_group):
         begin.tensor("efsdp.next@", 0.0)
         begin.tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
-        begin.mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",))
+        begin.mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",), claims="efsdp.next@")
         gathered.append(gather(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, own_group))
     begin.tensor("fsdp.previous.experts", where(own_group, width * previous, 0.0))
     begin.tensor("fsdp.previous", where(own_group, 0.0, width * previous))
     if block == "embedding":  # the first block's gradients are still on their way
         begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
-    begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE)
+    begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input")
     body = list(ops)
     dense_grads = weights_of(ops, experts=False)
     expert_grads = weights_of(ops, experts=True)
     if anywhere(own_group):
         post = Pieces(tensors=p.tensors)
-        post.tensor("fsdp.reduced", 0.0)
+        post.tensor("fsdp.reduced", 0.0, use="reduced")
         post.wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
         reduce(post, ctx, "efsdp", experts, ctx.efsdp, expert_grads, 3)
         together = Pieces(tensors=p.tensors)
@@ -353,13 +357,13 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
         end.ops += all_reduce_partial_gradients(ctx)
     wait = "efsdp.reduced" if anywhere(own_group) else "fsdp.reduced"
     freed = ("efsdp.reduce_input",) if anywhere(own_group) else ()
-    end.tensor("fsdp.reduced", 0.0)
+    end.tensor("fsdp.reduced", 0.0, use="reduced")
     end.tensor("fsdp.done", 0.0)
     end.wait("fsdp.reshard", (weights, "fsdp.previous", wait, *freed))
     reduce(end, ctx, "fsdp", own, ctx.fsdp, (*dense_grads, *expert_grads), len(dense_grads) + 2)
     if gathered:
-        end.mark("fsdp.hold@", tuple(gathered))
-    end.mark("fsdp.hold_reduce", ("fsdp.reduce_input",), (), REDUCE)
+        end.hold("fsdp.hold@", tuple(gathered))
+    end.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
     if block == "embedding":  # the last reduction of a micro-batch: nothing is left to run beside it
         end.mark("fsdp.last", (), ("fsdp.done",), REDUCE)
         end.wait("fsdp.finish", ("fsdp.done",))

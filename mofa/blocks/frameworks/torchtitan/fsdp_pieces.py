@@ -8,7 +8,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
 from mofa.blocks.op import Op, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
-from mofa.blocks.roles import Role
+from mofa.blocks.roles import Purpose, Role, TensorUse
 from mofa.blocks.work import Collective, CollectiveKind, Stream
 from mofa.specs.params import layer_params
 
@@ -39,20 +39,28 @@ class Pieces:
     ops: list[Op] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def tensor(self, name: str, nbytes: ArrayK | float, kind: str = "buffer") -> str:
+    def tensor(self, name: str, nbytes: ArrayK | float, kind: str = "buffer", use: TensorUse = "") -> str:
         """Declare a tensor; its name."""
-        self.tensors[name] = Tensor(name, nbytes, kind, grad=False)  # type: ignore[arg-type]
+        self.tensors[name] = Tensor(name, nbytes, kind, grad=False, use=use)  # type: ignore[arg-type]
         return name
 
     def mark(
-        self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER, role: Role = ""
-    ) -> None:
+        self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER, role: Role = "",
+        claims: str = "", purpose: Purpose = "",
+    ) -> None:  # fmt: skip
         """An op without work: memory is held or let go."""
-        self.ops.append(Op(name, "dp", None, reads, writes, launches=0, stream=stream, region=OUTSIDE, role=role))
+        self.ops.append(
+            Op(name, "dp", None, reads, writes, launches=0, stream=stream, region=OUTSIDE, role=role, part="fsdp",
+               claims=claims, purpose=purpose)
+        )  # fmt: skip
+
+    def hold(self, name: str, reads: tuple[str, ...], stream: str = GATHER) -> None:
+        """A mark up to which these are held for the next block."""
+        self.mark(name, reads, (), stream, purpose="hold")
 
     def wait(self, name: str, reads: tuple[str, ...]) -> None:
         """The compute stream waits until these are there."""
-        self.ops.append(Op(name, "dp", Stream(0.0), reads, (), launches=0, region=OUTSIDE))
+        self.ops.append(Op(name, "dp", Stream(0.0), reads, (), launches=0, region=OUTSIDE, part="fsdp"))
 
     def neighbour(
         self, name: str, kind: CollectiveKind, params: FloatK, ranks: FloatK, bytes_: float, stream: str
@@ -61,7 +69,17 @@ class Pieces:
         payload = where(ranks > 1.0, bytes_ * params, 0.0)
         self.tensor(name, 0.0)
         self.ops.append(
-            Op(name, "dp", Collective(kind, "fsdp", payload), (), (name,), launches=0, stream=stream, region=OUTSIDE)
+            Op(
+                name,
+                "dp",
+                Collective(kind, "fsdp", payload),
+                (),
+                (name,),
+                launches=0,
+                stream=stream,
+                region=OUTSIDE,
+                part="fsdp",
+            )
         )
         return name
 
@@ -73,22 +91,23 @@ class Pieces:
 
 
 def gather(
-    p: Pieces, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK
+    p: Pieces, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK, *,
+    of_block: bool = False,
 ) -> str:  # fmt: skip
     """Cast and copy the shard in, a bf16 one copied alone, gather in place: 2 bytes a parameter come out; nothing for a
-    group of one rank."""
+    group of one rank. ``of_block``: the parameters are a block's own."""
     runs = present & (ranks > 1)
-    p.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0))
-    p.tensor(out, where(runs, 2.0 * params, 0.0))
+    p.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0), use="gathered_shard" if of_block else "")
+    p.tensor(out, where(runs, 2.0 * params, 0.0), use="gathered" if of_block else "")
     if not anywhere(runs):
         return out
     p.ops.append(
         Op(f"{out}.copy_in", "dp", Stream(where(runs, (ctx.stored + 2.0) * params / ranks, 0.0), "foreach_cast"), (),
-           (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE)
+           (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
     p.ops.append(
         Op(f"{out}.all_gather", "dp", Collective("all_gather", group, 2.0 * params), (f"{out}.in",), (out,),
-           present=runs, stream=GATHER, region=OUTSIDE)
+           present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
     return out
 
@@ -109,7 +128,8 @@ def copy_out(
     p.tensor(weights, 2.0 * params, "weight_copy")
     p.ops.append(
         Op(f"{weights}.copy_out", "dp", Stream(moved, "copy"), reads, (weights,), scratch=scratch, launches=launches,
-           present=params > 0, region=OUTSIDE)
+           present=params > 0, region=OUTSIDE, part="fsdp",
+           purpose="experts_copy_out" if experts else "copy_out")
     )  # fmt: skip
     return weights
 
@@ -130,27 +150,37 @@ def reduce(
     """
     present = params > 0
     if not anywhere(present):
-        p.tensor(f"{name}.reduced", 0.0)
-        p.tensor(f"{name}.reduce_input", 0.0)
+        p.tensor(f"{name}.reduced", 0.0, use="reduced")
+        p.tensor(f"{name}.reduce_input", 0.0, use="reduce_input")
         return
     alone = present & (ranks <= 1)
     by_rows = dim1(ctx) & (ranks > 1) & (name == "efsdp")
     width = ctx.framework.reduced_bytes_per_param
-    p.tensor(f"{name}.reduce_input", width * params)
+    p.tensor(f"{name}.reduce_input", width * params, use="reduce_input")
     p.ops.append(
         Op(f"{name}.reduce_copy_in", "dp", Stream((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
            (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=present,
-           listed=params / ranks, region=OUTSIDE)
+           listed=params / ranks, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
     in_loop: tuple[str, ...] = ()
     last = registered_last(grads, ctx)
     if last and not ctx.framework.flat_params and anywhere(present & opposite(alone)):
         in_loop = (p.tensor(f"{name}.in_loop", 0.0, "grad"),)
         p.ops.append(
-            Op(f"{name}.loop", "dp", None, last, in_loop, launches=0, view=present & opposite(alone), region=OUTSIDE)
+            Op(
+                f"{name}.loop",
+                "dp",
+                None,
+                last,
+                in_loop,
+                launches=0,
+                view=present & opposite(alone),
+                region=OUTSIDE,
+                part="fsdp",
+            )
         )
     result_bytes = where(ctx.accumulating & present, ctx.stored * params / ranks, 0.0)
-    p.tensor(f"{name}.reduced", result_bytes, "grad")
+    p.tensor(f"{name}.reduced", result_bytes, "grad", "reduced")
     out, kind = f"{name}.reduced", "grad"
     casts = ctx.stored < width
     if casts:
@@ -162,27 +192,27 @@ def reduce(
             p.ops.append(
                 Op(f"{name}.predivide", "dp", Stream(where(alone, 0.0, 2.0 * width * params), "mul"),
                    (f"{name}.reduce_input",), (), launches=where(alone, 0.0, 1.0), present=present, stream=REDUCE,
-                   region=OUTSIDE)
+                   region=OUTSIDE, part="fsdp")
             )  # fmt: skip
         writes = (f"{name}.scattered",) if anywhere(alone) else (out,)
         if anywhere(alone):
             p.tensor(writes[0], where(alone, 0.0, result_bytes), kind)
         p.ops.append(
             Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes,
-               present=present & opposite(alone), stream=REDUCE, region=OUTSIDE)
+               present=present & opposite(alone), stream=REDUCE, region=OUTSIDE, part="fsdp")
         )  # fmt: skip
     if anywhere(alone):
         reads = (f"{name}.scattered" if anywhere(present & opposite(alone)) else f"{name}.reduce_input",)
         p.ops.append(
             Op(f"{name}.reduce_copy", "dp", Stream(where(alone, 16.0 * params, 0.0), "copy"), reads, (out,),
                scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
-               present=alone, stream=REDUCE, region=OUTSIDE)
+               present=alone, stream=REDUCE, region=OUTSIDE, part="fsdp")
         )  # fmt: skip
     if casts:
         moved = where(present, (width + ctx.stored) * params / ranks, 0.0)
         p.ops.append(
             Op(f"{name}.reduced_cast", "dp", Stream(moved, "cast_down"), (out,), (f"{name}.reduced",), present=present,
-               stream=REDUCE, region=OUTSIDE)
+               stream=REDUCE, region=OUTSIDE, part="fsdp")
         )  # fmt: skip
         out = f"{name}.reduced"
     if ctx.accumulating:
@@ -190,10 +220,10 @@ def reduce(
         p.ops.append(
             Op(f"{name}.accumulate", "dp", Stream(added, "mul"), (out,), (),
                launches=adds(ctx, float(num_weights)), present=present, stream=REDUCE, region=OUTSIDE,
-               role="accumulate")
+               role="accumulate", part="fsdp")
         )  # fmt: skip
     if in_loop:
-        p.ops.append(Op(f"{name}.reduce_returns", "dp", None, in_loop, (), launches=0, region=OUTSIDE))
+        p.ops.append(Op(f"{name}.reduce_returns", "dp", None, in_loop, (), launches=0, region=OUTSIDE, part="fsdp"))
 
 
 def registered_last(grads: tuple[str, ...], ctx: Context) -> tuple[str, ...]:
@@ -206,7 +236,7 @@ def registered_last(grads: tuple[str, ...], ctx: Context) -> tuple[str, ...]:
     names = {grad.removeprefix("dW:") for grad in grads}
     if names and all(name.startswith("experts.") for name in names):
         ends: tuple[str, ...] = ("experts.w3",)
-    elif ctx.model.attention.kind == "mla":
+    elif ctx.model.attention_kind.torchtitan.registers_norms_first:
         ends = "output", "embedding", "shared.w3", "mlp.w3"
     else:
         ends = "output", "embedding"

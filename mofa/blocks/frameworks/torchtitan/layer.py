@@ -34,6 +34,8 @@ from mofa.blocks.frameworks.torchtitan.ring import ring_attention
 from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.work import Attention, Collective, Gemm, HostSync, Stream
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
 from mofa.specs.model import ModelSpec
 
 
@@ -68,7 +70,7 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
         wide = b.tensor(f"{name}.upcast", 4.0 * count, grad=False)
         normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
         b.add(Op(name, "memory_bound", Stream(40.0 * count, "norm_chain_fwd"), (x,), (out, scale, wide, normed),
-                 (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm(4.0 * count),
+                 (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm(4.0 * count), purpose="norm",
                  back=Back(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
         return out
     read = 0.0 if block_compiled and name == "mlp_norm" else element  # fused behind the residual's sum
@@ -84,7 +86,7 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     if short:
         back = Back(10.0 * count, 3, like=f"{like}_bwd", elements=count, width=width)
         back = back if compiled else parts.heads_norm_back(ctx, rows, width)
-    b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back))
+    b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back, purpose="norm"))
     return out
 
 
@@ -93,7 +95,7 @@ def eager_norm(x: FloatK) -> Order:
     return Order((x, x), (WRITES + 2, 0, ~0, WRITES + 1, WRITES + 3, 1, WRITES, ~1))
 
 
-def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """Three linears on one gathered input; under autocast each keeps a copy of its own, unless compiled."""
     a, hidden = ctx.model.attention, float(ctx.model.hidden)
     full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", ctx.tokens * hidden)
@@ -118,7 +120,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     two zeroed tensors 2; the additions of what came by either half and by the cosine 6.
     """
     a = ctx.model.attention
-    ranks = ranks_of_heads(ctx) if a.kind != "mla" and a.qk_norm else 1.0
+    ranks = ranks_of_heads(ctx) if a.qk_norm else 1.0
     sizes = tuple((ctx.tokens * heads * a.d_qk * ranks) for heads in (ctx.heads, ctx.kv_heads))
     out_q, out_k = (
         b.tensor(f"{n}.rope", s * ctx.element) for n, s in zip("qk", sizes, strict=True)
@@ -195,7 +197,8 @@ def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, table_elements: flo
         outside = ctx.precision_mode == "mixed"
         name = b.tensor("rope_table", table_elements * 2.0, grad=False)
         b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", Stream(CAST * table_elements), (),
-                 (name,), launches=1 if outside else 2, region=OUTSIDE if outside else ""))  # fmt: skip
+                 (name,), launches=1 if outside else 2, region=OUTSIDE if outside else "",
+                 part="fsdp" if outside else ""))  # fmt: skip
         names.append(name)
     if anywhere(ctx.cp > 1):
         splits_rows = ctx.cp > 1
@@ -205,13 +208,12 @@ def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, table_elements: flo
     return tuple(names)
 
 
-def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     """Latent attention (deepseek_v3/model.py): low-rank projections replicated over tp on the gathered sequence.
 
     Keys are concatenated with the one rotated key; values stay a view of the up-projection, which is kept whole.
     """
-    a, t, e, hidden = ctx.model.attention, ctx.tokens, ctx.element, float(ctx.model.hidden)
-    assert a.kind == "mla"
+    t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
     heads, rank, turn, nope = ctx.heads, float(a.kv_lora_rank), float(a.qk_rope_head_dim), float(a.qk_nope_head_dim)
     d_qk, d_v = float(a.d_qk), float(a.v_head_dim)
     full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", t * hidden)
@@ -372,7 +374,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     many = where(ctx.has_tp, 4.0, 1.0)
     b.add(Op("embedding", "memory_bound", Stream(2 * rows * r, "embedding"), weights, (looked,), launches=many,
              back=Back(width * made + 2 * rows * r, 5, parts.embedding_backward_scratch(ctx, made / hidden)),
-             weight_params=params, weight_bytes=grad * made))  # fmt: skip
+             weight_params=params, weight_bytes=grad * made, purpose="embedding"))  # fmt: skip
     if positions:
         moved = b.tensor("embedding.sum", rows * r)
         looked = parts.stream(b, "embedding.positions", (looked,), moved, bytes_=3 * rows * r, launches=2,
@@ -391,7 +393,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     normed = norm(b, ctx, x, "final_norm", hidden)
     full = enter(b, ctx, normed, "output", hidden)
     fsdp.release(b)
-    logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True)
+    logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True, purpose="output")
     parts.leave_frame(b, "output")
     if not ctx.framework.loss_parallel and anywhere(ctx.has_tp):
         all_logits = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
@@ -400,7 +402,10 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
             Op("logits.all_gather", "tp", work, (logits,), (all_logits,), present=ctx.has_tp, stream="tp")
         )  # fmt: skip
         vocab = 1.0 * ctx.model.vocab
-    return cross_entropy(b, ctx, logits, ctx.tokens * vocab)
+    b.part = "loss"
+    loss = cross_entropy(b, ctx, logits, ctx.tokens * vocab)
+    b.part = ""
+    return loss
 
 
 # -- selective activation checkpointing by op
@@ -418,7 +423,8 @@ def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, pro
     (``aten.mm.out``), which is another op than the list has, while attention is called as ever.
     """
     saved_outputs: set[str] = set()
-    qwen = model.attention.kind == "gqa" and not model.attention.sinks
+    exchanges = model.attention_kind.torchtitan.keeps_exchanges or model.attention.sinks
+    collectives = ("reduce_scatter", "all_to_all") if exchanges else ("reduce_scatter",)
     count = 0
     for op in forward.ops:
         work = op.work
@@ -426,9 +432,7 @@ def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, pro
             count += 1
             if products and count % 2:
                 saved_outputs.add(op.name)
-        elif (attention and isinstance(work, Attention)) or (
-            isinstance(work, Collective) and (work.kind == "reduce_scatter" or (work.kind == "all_to_all" and not qwen))
-        ):
+        elif (attention and isinstance(work, Attention)) or (isinstance(work, Collective) and work.kind in collectives):
             saved_outputs.add(op.name)
     return frozenset(saved_outputs)
 

@@ -13,6 +13,7 @@ from mofa.blocks import parts
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import anywhere, opposite, where
 from mofa.blocks.op import Back, BoolK, FloatK, Op, TapeBuilder
+from mofa.blocks.roles import Purpose
 from mofa.blocks.work import Collective, Gemm, Stream
 
 CAST = 6.0
@@ -61,7 +62,7 @@ def split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
 
 def llama_style(ctx: Context) -> bool:
     """Whether q, k and v leave their linears as local tensors; Qwen3 and DeepSeek keep distributed ones."""
-    return ctx.model.attention.kind == "gqa" and not ctx.model.attention.qk_norm
+    return ctx.model.attention_kind.torchtitan.has_local_heads and not ctx.model.attention.qk_norm
 
 
 def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
@@ -118,7 +119,7 @@ def _local(name: str, ctx: Context) -> bool:
 
 _VIEWS = {
     "linear": 5.0, "linear.dgrad": 5.0, "linear.wgrad": 5.0, "norm": 1.0, "collective": 1.0,
-    "rope": 7.0, "mla.rope": 8.0, "mla.join": 6.0, "attn.core": 6.0, "split": 2.0,
+    "join": 6.0, "attn.core": 6.0, "split": 2.0,
 }  # fmt: skip
 """Ops without a kernel, as counted on torchtitan's models under tensor parallelism by a mode that sees every op: a
 linear transposes its weight and folds and unfolds its input, three views, and has a turn to and from a distributed
@@ -139,9 +140,9 @@ def _views(op: Op, ctx: Context) -> float:
     if llama_style(ctx):
         return 0.0
     if name.startswith("rope"):
-        return _VIEWS["mla.rope" if ctx.model.attention.kind == "mla" else "rope"]
+        return ctx.model.attention_kind.torchtitan.views_of_rotation
     if name.endswith("_join"):
-        return _VIEWS["mla.join"]
+        return _VIEWS["join"]
     return _VIEWS.get("split" if name.endswith(".split") else name, 0.0)
 
 
@@ -155,7 +156,9 @@ def weight_grad_bytes(ctx: Context) -> float:
 def weight_copy(b: TapeBuilder, name: str, params: FloatK, like: str = "cast_down") -> str:
     """The bf16 copy of an fp32 weight, which the graph keeps for the input gradient."""
     copy = b.tensor(f"{name}.weight16", 2.0 * params, "weight_copy", grad=False)
-    return b.add(Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params, like), (), (copy,)))
+    return b.add(
+        Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params, like), (), (copy,), purpose="weight_cast")
+    )
 
 
 def cast(
@@ -181,7 +184,7 @@ def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK)
 
 def linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, wide_input: bool = False,
-    reads: tuple[str, ...] = (),
+    reads: tuple[str, ...] = (), purpose: Purpose = "",
 ) -> str:  # fmt: skip
     """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input."""
     if autocast(ctx):
@@ -189,7 +192,17 @@ def linear(
         if wide_input and (not in_compiled_block(b, ctx) or (split_by_ddp(b, ctx) and name.endswith(".w3"))):
             x = cast(b, x, name, m * k)
     return parts.linear(
-        b, ctx, x, name, m=m, n=n, k=k, saves=(x,), reads=reads, grad_bytes_per_param=weight_grad_bytes(ctx)
+        b,
+        ctx,
+        x,
+        name,
+        m=m,
+        n=n,
+        k=k,
+        saves=(x,),
+        reads=reads,
+        grad_bytes_per_param=weight_grad_bytes(ctx),
+        purpose=purpose,
     )
 
 
@@ -277,16 +290,17 @@ def _chunks(
 def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
     """Gradients of the two norms are partial under sequence parallelism: a small all-reduce each.
 
-    Latent attention's too of the product that makes the latent and the one rotated key, which all heads share."""
+    So is that of a product whose output all heads share, as the latent and the one rotated key of latent attention."""
     if not anywhere(ctx.gathers):
         return []
-    a, hidden = ctx.model.attention, float(ctx.model.hidden)
+    hidden = float(ctx.model.hidden)
     payloads = [2.0 * hidden, 2.0 * hidden]
-    if a.kind == "mla":
-        payloads.append(2.0 * hidden * (a.kv_lora_rank + a.qk_rope_head_dim))
+    if shared := ctx.model.attention_kind.shared_columns(ctx.model.attention):
+        payloads.append(2.0 * hidden * shared)
     works = [Collective("all_reduce", "tp", payload) for payload in payloads]
     return [
-        Op(f"fsdp.partial_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp") for i, work in enumerate(works)
+        Op(f"fsdp.partial_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp", part="fsdp")
+        for i, work in enumerate(works)
     ]
 
 

@@ -203,6 +203,7 @@ def experts(
     casts = element == 4
     fused = ctx.framework.compile
     turned = TURNED_CAST if fused else "cast_down"
+    b.part = "experts"
     if casts and fused:
         x = cast(b, x, "experts.in", memory_rows * hidden)
 
@@ -223,7 +224,9 @@ def experts(
 
     act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), memory_rows * f, moved * f, 2, fused=fused)
     y = product("w2", act, hidden, f, weights)
-    return cast(b, y, "experts.out", memory_rows * hidden, 4, turned) if casts else y
+    y = cast(b, y, "experts.out", memory_rows * hidden, 4, turned) if casts else y
+    b.part = ""
+    return y
 
 
 def _added_to_rows(elements: FloatK, element: int) -> Back:

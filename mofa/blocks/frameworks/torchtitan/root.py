@@ -61,21 +61,23 @@ def backward_of_end(p: Pieces, ops: list[Op], ctx: Context, block: str, own: Arr
     if block == "head":
         p.mark("fsdp.turn_last", (LAST,), (), "compute")
         p.mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
-        p.tensor("fsdp.reduce_input", 4.0)  # stands for what the last block finds on its way: nothing
+        p.tensor(
+            "fsdp.reduce_input", 4.0, use="reduce_input"
+        )  # stands for what the last block finds on its way: nothing
         p.mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
-        p.mark("fsdp.hold_reduce", ("fsdp.reduce_input",), (), REDUCE)
+        p.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
         return
     all_params, (block_own, expert_params) = own + head_params(ctx), neighbour_params(ctx, block)
     begin = Pieces(tensors=p.tensors)
     begin.tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
     begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
-    begin.mark("fsdp.previous", (), ("fsdp.previous",), REDUCE)
+    begin.mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
     end = Pieces(tensors=p.tensors)
-    end.tensor("fsdp.reduced", 0.0)
+    end.tensor("fsdp.reduced", 0.0, use="reduced")
     end.tensor("fsdp.done", 0.0)
     end.wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))
     reduce(end, ctx, "fsdp", all_params, ctx.fsdp, own_grads, 3)
-    end.mark("fsdp.hold_reduce", ("fsdp.reduce_input",), (), REDUCE)
+    end.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
     end.mark("fsdp.last", (), ("fsdp.done",), REDUCE)
     end.wait("fsdp.finish", ("fsdp.done",))
     p.ops = begin.ops + p.ops + end.ops
