@@ -95,12 +95,12 @@ class Cores:
 
 def _threads(name: str) -> list[int]:
     """Numbers of this process's threads whose names begin so."""
-    found = []
+    thread_ids = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended meanwhile
             if (task / "comm").read_text().startswith(name):
-                found.append(int(task.name))
-    return found
+                thread_ids.append(int(task.name))
+    return thread_ids
 
 
 def small_op_s(num_ops: int = 100) -> float:
@@ -245,10 +245,10 @@ class StepSampler:
 
     def take(self) -> tuple[float, float]:
         """Means of the ways forward and back since it was last asked; nan of none. [s]"""
-        told = tuple(statistics.fmean(times) if times else float("nan") for times in (self._ahead, self._behind))
+        means = tuple(statistics.fmean(times) if times else float("nan") for times in (self._ahead, self._behind))
         self._ahead.clear()
         self._behind.clear()
-        return told[0], told[1]
+        return means[0], means[1]
 
     def remove(self) -> None:
         """Sample no more."""

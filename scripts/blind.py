@@ -37,7 +37,7 @@ from statistics import fmean
 
 from mofa.calibrate.chunked_check import QUANTITIES, layers_of
 from mofa.calibrate.chunked_layer import predict_layer
-from mofa.calibrate.shapes_chunked import chunked_cases
+from mofa.calibrate.shapes.chunked import chunked_cases
 from mofa.measure.records import read_records
 from mofa.report.save import write_atomic
 from mofa.search.entry_points import estimate

@@ -14,11 +14,10 @@ import numpy as np
 import yaml
 from profile_hosts import grace_host, si, typical_host, with_modules
 
-from mofa.calibrate.fit import Curves
-from mofa.calibrate.folder import fit_folder
-from mofa.calibrate.measurements import read_rows
-from mofa.calibrate.profile import OF_TE as TE_LIBRARY
-from mofa.calibrate.profile import (
+from mofa.calibrate.fits.fit import Curves
+from mofa.calibrate.fits.folder import fit_folder
+from mofa.calibrate.fits.profile import OF_TE as TE_LIBRARY
+from mofa.calibrate.fits.profile import (
     curve_fact,
     fp8_products,
     gpu_curves,
@@ -28,9 +27,10 @@ from mofa.calibrate.profile import (
     stream_fact,
     tidy,
 )
-from mofa.calibrate.published_kernels import fit_others
-from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
-from mofa.calibrate.shapes_te import MAIN_CAST
+from mofa.calibrate.fits.published_kernels import fit_others
+from mofa.calibrate.measurements import read_rows
+from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
+from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_share
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, transferred_curves
@@ -188,7 +188,7 @@ def b200_curves(h200: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
             ("attention_cudnn_bwd bf16", h200["attention"]["cudnn bwd 128/128"]),
         )
     }
-    curves = fit_others(read_rows(ROOT / "measurements" / "b200-simumax"), num_sms=148, kept=kept)
+    curves = fit_others(read_rows(ROOT / "measurements" / "b200-simumax"), num_sms=148, power_shares=kept)
     words = f"{SIMUMAX}; the limited state between memory-bound kernels by the H200's"
     made = gpu_curves(base, {"bf16": 1.0}, curves, words)
     for family in ("gemm", "grouped_gemm"):

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from mofa.calibrate.fits.profile import SMALL_OPS
 from mofa.calibrate.measurements import read_rows
-from mofa.calibrate.profile import SMALL_OPS
 from mofa.measure.records import HOST_BOUND_IDLE, Record, read_records
 from mofa.report.save import write_atomic
 from mofa.search.entry_points import estimate

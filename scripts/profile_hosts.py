@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from mofa.calibrate.fits.profile import SMALL_OPS
+from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts, modules_of
+from mofa.calibrate.fits.te_host_times import Times
 from mofa.calibrate.measurements import read_rows, rows_of_first
-from mofa.calibrate.profile import SMALL_OPS
-from mofa.calibrate.te_host_facts import layer_facts, module_facts, modules_of
-from mofa.calibrate.te_host_times import Times
 from mofa.measure.records import read_records
 from mofa.specs.host import LayerPace
 from mofa.specs.scaling import slower_host

@@ -84,7 +84,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="module")
 def committed_folders_fitted_once() -> Iterator[None]:
     """Fit each folder of measurements/ once for all tests: none changes them, and a fit takes seconds."""
-    from mofa.calibrate import check, profile
+    from mofa.calibrate import check
+    from mofa.calibrate.fits import profile
 
     fit_folder = check.fit_folder
 

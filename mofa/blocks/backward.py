@@ -127,12 +127,12 @@ class _Differentiator:
         grads = tuple(sorted(self.given))
         again = tuple(f"{w}~" for w in frame.outputs if f"{w}~" in self.tensors)
         self.given = set()
-        held = tuple(h for n in frame.inputs if self.forward.tensors[n].grad and (h := self._held(n)))
-        self.ops.append(Op(f"{group} returns", "memory_bound", None, (*held, *again, *grads), (), launches=0))
+        frame_tensors = tuple(h for n in frame.inputs if self.forward.tensors[n].grad and (h := self._frame_tensor(n)))
+        self.ops.append(Op(f"{group} returns", "memory_bound", None, (*frame_tensors, *again, *grads), (), launches=0))
         if self.group_of.get(RENEWAL) == group:
-            self.lingers = self._lingering(frame)
+            self.lingers = self._dispatcher_leftovers(frame)
 
-    def _lingering(self, frame: _Frame) -> tuple[str, ...]:
+    def _dispatcher_leftovers(self, frame: _Frame) -> tuple[str, ...]:
         """The gradient and the value of what a checkpoint around a dispatcher of tokens was given, as they go.
 
         The dispatcher keeps the probabilities that were made again, and by their graph the detached input at its end
@@ -142,9 +142,9 @@ class _Differentiator:
         if any(group.startswith(CHUNK) for group in self.group_of.values()):
             return ()
         names = [name for name in frame.inputs if name in self.grads]
-        return tuple(n for name in names for n in (self.grads[name], self._held(name)) if n)
+        return tuple(n for name in names for n in (self.grads[name], self._frame_tensor(name)) if n)
 
-    def _held(self, name: str) -> str:
+    def _frame_tensor(self, name: str) -> str:
         """What a frame has of a group's input: a discarded one has its memory back once it is made again, else none."""
         producer = self.producer.get(name)
         group = self.group_of[producer] if producer else ""
@@ -161,7 +161,7 @@ class _Differentiator:
 
     def _gradient(self, name: str, like: str) -> str:
         """Declare a gradient of ``like``, of its own size where the tensor says so."""
-        _, nbytes, kind, _, grad_bytes, _, sent, _ = self.forward.tensors[like]
+        _, nbytes, kind, _, grad_bytes, _, sent, *_ = self.forward.tensors[like]
         if grad_bytes is not None:
             nbytes, kind = grad_bytes, "activation"
         self.tensors[name] = Tensor(name, nbytes, kind, False, sent=sent)
@@ -172,21 +172,25 @@ class _Differentiator:
 
         What is a discarded tensor's memory for some candidates alone is read by them as made again.
         """
-        kept = self._kept(reader, name)
+        saved = self._saved_name(reader, name)
         source, shared = self.recompute.discarded(name, self.makers)
-        if kept != name or not anywhere(shared):
-            return kept
-        again = self._kept(reader, source)
+        if saved != name or not anywhere(shared):
+            return saved
+        again = self._saved_name(reader, source)
         if everywhere(shared):
             return again
         either = f"{name} restored"
         if either not in self.tensors:
             self.tensors[either] = Tensor(either, 0.0 * self.forward.tensors[name].bytes, "activation", False)
-            self.ops.append(Op(either, "memory_bound", None, (again,), (either,), view=shared, launches=0))
-        self.let_go.append(Op(f"{name} else", "memory_bound", None, (name,), launches=0, present=opposite(shared)))
+            part = self.makers[name].part
+            self.ops.append(Op(either, "memory_bound", None, (again,), (either,), view=shared, launches=0, part=part))
+        self.let_go.append(
+            Op(f"{name} else", "memory_bound", None, (name,), launches=0, present=opposite(shared),
+               part=self.makers[name].part)
+        )  # fmt: skip
         return either
 
-    def _kept(self, reader: Op, name: str) -> str:
+    def _saved_name(self, reader: Op, name: str) -> str:
         producer = self.producer.get(name)
         if producer is None or producer in self.kept_ops or producer in self.behind:
             return name
@@ -211,7 +215,7 @@ class _Differentiator:
             again, back = f"{name}~", f"{name} restored"
             self._tensor(back, name)
             work = Stream(2.0 * self.tensors[again].bytes, "copy")
-            self.ops.append(Op(back, "recompute", work, (again,), (back,)))
+            self.ops.append(Op(back, "recompute", work, (again,), (back,), part=self.makers[name].part))
 
     def _replay(self, group: str) -> None:
         self.replayed.add(group)
@@ -287,8 +291,8 @@ class _Differentiator:
 
     def _differentiable(self, op: Op) -> tuple[str, ...]:
         tensors = self.forward.tensors
-        found = [name for name in op.reads if tensors[name].grad]
-        return tuple(dict.fromkeys(found) if len(found) > 1 else found)
+        names = [name for name in op.reads if tensors[name].grad]
+        return tuple(dict.fromkeys(names) if len(names) > 1 else names)
 
     def _differentiate(self, op: Op) -> None:
         dys = tuple([self.grads[w] for w in op.writes if w in self.grads])
@@ -313,18 +317,19 @@ class _Differentiator:
             if kind == "all_reduce":  # forward sums partial results: the gradient is the same on every rank
                 new = op._replace(name=name, family="memory_bound", work=None, reads=dys, writes=given, saves=(),
                                   scratch=0.0, launches=0, view=True, stream="compute", back=None,
-                                  role="backward")  # fmt: skip
+                                  role="backward", origin=op.name)  # fmt: skip
             else:
                 dual = Collective(DUAL[kind], group, payload, imbalance)
                 new = op._replace(name=name, work=dual, reads=dys, writes=given, saves=(), scratch=0.0, view=False,
-                                  back=None, role="backward")  # fmt: skip
+                                  back=None, role="backward", origin=op.name)  # fmt: skip
             self._launch(new)
         elif isinstance(op.work, Attention):
             back = op.back
             self.ops.append(
                 Op(name, op.family, op.work.back(), (*dys, *saved), given,
                    scratch=back.scratch if back else 0.0, launches=back.launches if back else 1, present=op.present,
-                   stream=op.stream, functions=op.functions, guarded=op.guarded, role="backward")
+                   stream=op.stream, functions=op.functions, guarded=op.guarded, role="backward", origin=op.name,
+                   part=op.part)
             )  # fmt: skip
         else:
             self._stream(op, name, dys, saved, given)
@@ -347,8 +352,8 @@ class _Differentiator:
             return
         after = len(self.ops) - len(last) + made[0] + 1
         then = self.ops[after:]
-        at = next(i for i, other in enumerate(then) if other.role == "wgrad")
-        then[at] = then[at]._replace(reads=(*then[at].reads, op.reads[0]))
+        wgrad_index = next(i for i, other in enumerate(then) if other.role == "wgrad")
+        then[wgrad_index] = then[wgrad_index]._replace(reads=(*then[wgrad_index].reads, op.reads[0]))
         self.ops[after:] = [op, *then]
 
     def _stream(self, op: Op, name: str, dys: tuple[str, ...], saved: tuple[str, ...], given: tuple[str, ...]) -> None:
@@ -358,28 +363,31 @@ class _Differentiator:
             self._launch(
                 Op(name, back.family or op.family, back.work, reads, given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream,
-                   functions=op.functions, guarded=op.guarded, order=back.order, pool=back.pool, role="backward")
+                   functions=op.functions, guarded=op.guarded, order=back.order, pool=back.pool, role="backward",
+                   origin=op.name, part=op.part)
             )  # fmt: skip
         elif back is None or not anywhere(back.launches):
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
-                self.ops.append(Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0))
+                self.ops.append(
+                    Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0, part=op.part)
+                )
         else:
-            held = tuple(self.grads[x] for x in back.holds if x in self.grads)
+            sibling_grads = tuple(self.grads[x] for x in back.holds if x in self.grads)
             self.ops.append(
-                Op(name, op.family, back.moved(), (*dys, *held, *saved), given, scratch=back.scratch,
+                Op(name, op.family, back.moved(), (*dys, *sibling_grads, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
                    guarded=op.guarded, expert_loops=op.expert_loops, nodes=back.nodes, pieces=op.pieces,
-                   order=back.order,
-                   pool=back.pool, role="backward")
+                   order=back.order, pool=back.pool, role="backward", origin=op.name, part=op.part)
             )  # fmt: skip
 
     def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:
         assert op.back is not None
         grad = f"dW:{op.name}"
-        self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
+        self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False, weight=op.name)
         self.ops.append(
             Op(f"{op.name}.backward", op.family, op.back.moved(), (*dys, *saved), (grad,),
-               scratch=op.back.scratch, launches=op.back.launches, present=op.present, role="backward")
+               scratch=op.back.scratch, launches=op.back.launches, present=op.present, role="backward", origin=op.name,
+               part=op.part, purpose="embedding_gradient" if op.purpose == "embedding" else "")
         )  # fmt: skip
         self._accumulate_weight(op, grad)
 
@@ -387,12 +395,12 @@ class _Differentiator:
         work = op.work
         assert isinstance(work, (Gemm, Grouped))
         (x,) = self._differentiable(op)[:1] or ("",)
-        kept = [self._saved(op, s) for s in op.saves]
+        saved = [self._saved(op, s) for s in op.saves]
         again: list[str] = []
         of_grad, of_weight = dy, dy
-        prepared, names = op.prepared, {GRADIENT: dy, **dict(zip(op.saves, kept, strict=True))}
+        prepared, names = op.prepared, {GRADIENT: dy, **dict(zip(op.saves, saved, strict=True))}
         if prepared is not None:
-            self._prepare(op, (*prepared.gradient, *prepared.kept), names)
+            self._prepare(op, (*prepared.gradient, *prepared.before_dgrad), names)
             of_grad = names.get(prepared.dgrad, prepared.dgrad)
         for gather in op.regather:
             source = next(o for o in self.forward.ops if o.name == gather)
@@ -400,7 +408,7 @@ class _Differentiator:
             self._tensor(name, source.writes[0])
             self.ops.append(
                 source._replace(
-                    name=f"{gather} again for {op.name}", reads=(kept[0],), writes=(name,), saves=(), role="regather"
+                    name=f"{gather} again for {op.name}", reads=(saved[0],), writes=(name,), saves=(), role="regather"
                 )
             )
             again.append(name)
@@ -414,11 +422,10 @@ class _Differentiator:
             self.ops.append(
                 Op(f"{op.name}.dgrad", op.family, dgrad, (of_grad,), (given,), launches=op.launches, present=op.present,
                    functions=op.functions, guarded=op.guarded, choices=op.choices, loads=op.loads,
-                   loops_met=op.loops_met,
-                    expert_loops=op.expert_loops, role="dgrad")
+                   loops_met=op.loops_met, expert_loops=op.expert_loops, role="dgrad", origin=op.name, part=op.part)
             )  # fmt: skip
         if prepared is not None:
-            self._prepare(op, prepared.late, names)
+            self._prepare(op, prepared.after_dgrad, names)
             of_weight = names.get(prepared.wgrad, prepared.wgrad)
             again = [names.get(prepared.input, prepared.input)] if prepared.input else again
         if isinstance(work, Gemm):
@@ -426,11 +433,11 @@ class _Differentiator:
         else:
             wgrad = replace(work, wgrad=True, format=formats[1])
         grad = f"dW:{op.name}"
-        self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
-        reads = (of_weight, *(again or kept), *((dy,) if of_weight != dy else ()))
+        self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False, weight=op.name)
+        reads = (of_weight, *(again or saved), *((dy,) if of_weight != dy else ()))
         self.ops.append(
             Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present,
-               choices=op.choices, expert_loops=op.expert_loops, role="wgrad")
+               choices=op.choices, expert_loops=op.expert_loops, role="wgrad", origin=op.name, part=op.part)
         )  # fmt: skip
         self._accumulate_weight(op, grad)
         if x:
@@ -438,13 +445,13 @@ class _Differentiator:
 
     def _prepare(self, op: Op, ops: tuple[Op, ...], names: dict[str, str]) -> None:
         """Add what a linear layer does before its products; ``names`` grows by what runs nowhere and is its input."""
-        for one in ops:
-            present = one.present & op.present
-            reads = tuple(names.get(r, r) for r in one.reads)
+        for preparation in ops:
+            present = preparation.present & op.present
+            reads = tuple(names.get(r, r) for r in preparation.reads)
             if anywhere(present):
-                self.ops.append(one._replace(reads=reads, present=present))
-            elif one.writes:
-                names[one.writes[0]] = reads[0]
+                self.ops.append(preparation._replace(reads=reads, present=present, part=op.part))
+            elif preparation.writes:
+                names[preparation.writes[0]] = reads[0]
 
     def _product(self, op: Op, dy: str) -> None:
         """A product of two activations, C = A B: dA = dC B^T and dB = A^T dC, each of the forward's FLOPs."""
@@ -459,7 +466,8 @@ class _Differentiator:
             given = self._give(op, target)
             self.ops.append(
                 Op(f"{op.name}.{name}", op.family, product, (dy, self._saved(op, other)), (given,),
-                   launches=op.launches, present=op.present, region=op.region, role="backward")
+                   launches=op.launches, present=op.present, region=op.region, role="backward", origin=op.name,
+                   part=op.part)
             )  # fmt: skip
             self._settle(op, target, given)
 
@@ -467,9 +475,9 @@ class _Differentiator:
         """Add a weight gradient to the main gradient: read it, read and write the main one.
 
         A gradient that is made apart takes a kernel. A product that adds its result itself takes the time of the bytes
-        that its result has more, at the end of each tile, where nothing hides them: on an H200 17 products of 2048 to
-        16384 tokens that add to fp32 take 1.25 ps an element longer than those that write bf16 (median), 6 bytes at
-        its memory's 4.8 TB/s; SimuMax's 40 pairs on a B200 say 0.7 ps.
+        that its result has more, at the end of each tile, where nothing hides them. On an H200, 17 products of 2048 to
+        16384 tokens take 1.25 ps an element longer (median) if they add to fp32 than if they write bf16: 6 bytes at its
+        memory's 4.8 TB/s. SimuMax's 40 pairs on a B200 say 0.7 ps.
         """
         if not op.accumulate_bytes_per_param or not anywhere(op.weight_params):
             return
@@ -478,5 +486,5 @@ class _Differentiator:
             Op(f"{op.name}.accumulate", op.family if fused else "memory_bound",
                Stream(op.accumulate_bytes_per_param * op.weight_params, "te wgrad_add" if fused else "accumulate"),
                reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, expert_loops=op.expert_loops,
-               role="accumulate")
+               role="accumulate", origin=op.name, part=op.part)
         )  # fmt: skip

@@ -15,6 +15,8 @@ from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
 from mofa.blocks.parts import linear, stream
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.tp_overlap import overlapped
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, layer_params
 
@@ -70,21 +72,44 @@ def rank_params(ctx: Context, moe: bool) -> tuple[ArrayK, ArrayK]:
     return dense, layer.routed / (ctx.ep * ctx.etp)
 
 
+@dataclass(frozen=True)
+class AttentionSteps:
+    """What an attention kind builds its queries, keys and values with: a framework's primitives on one tape."""
+
+    b: TapeBuilder
+    ctx: Context
+    p: Primitives
+
+    def qkv(self, h: str) -> Heads:
+        """Queries, keys and values of an input."""
+        return self.p.qkv(self.b, self.ctx, h)
+
+    def norm_heads(self, q: str, k: str) -> tuple[str, str]:
+        """Queries and keys behind a norm over each head."""
+        ctx, d = self.ctx, self.ctx.model.attention.d_qk
+        q = self.p.head_norm(self.b, ctx, q, "q_norm", ctx.heads, d)
+        return q, self.p.head_norm(self.b, ctx, k, "k_norm", ctx.kv_heads, d)
+
+    def rotate(self, q: str, k: str) -> tuple[str, str]:
+        """Queries and keys turned by their positions, as they are where positions are no rotary ones."""
+        return self.p.rope(self.b, self.ctx, q, k) if self.ctx.model.positions == "rope" else (q, k)
+
+    def mla(self, a: MlaSpec, h: str) -> Heads:
+        """Queries, keys and values by low-rank projections of an input, rotated."""
+        return self.p.mla(self.b, self.ctx, a, h)
+
+
 def attention_half(b: TapeBuilder, ctx: Context, p: Primitives, x: str, windowed: bool) -> str:
     """Norm, attention, residual."""
     a, hidden = ctx.model.attention, float(ctx.model.hidden)
     h = p.norm(b, ctx, x, "attn_norm", hidden)
-    if a.kind == "mla":
-        q, k, v = p.mla(b, ctx, h)
-    else:
-        q, k, v = p.qkv(b, ctx, h)
-        if a.qk_norm:
-            q = p.head_norm(b, ctx, q, "q_norm", ctx.heads, a.d_qk)
-            k = p.head_norm(b, ctx, k, "k_norm", ctx.kv_heads, a.d_qk)
-        if ctx.model.positions == "rope":
-            q, k = p.rope(b, ctx, q, k)
+    q, k, v = ctx.model.attention_kind.project(a, AttentionSteps(b, ctx, p), h)
     out = p.attend(b, ctx, q, k, v, windowed)
+    since = len(b.ops)
     y = p.row_linear(b, ctx, out, "proj", hidden, ctx.heads * a.d_v)
+    for i, op in enumerate(b.ops[since:], since):
+        if op.weight:
+            b.ops[i] = op._replace(purpose="attention_output")
     return p.residual(b, ctx, x, y, "mid")
 
 

@@ -44,16 +44,21 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
 
     Notes
     -----
-    The input is split (views), every chunk runs the same ops on a ``1 / chunks`` of the rows and bytes, and the outputs
-    are concatenated, which copies them. A chunk's ops are a region of their own, which the derived backward recomputes
-    right before it needs it: dispatch and combine again, one chunk's tensors at a time. Of the experts' memory one
-    chunk is left, so that a layer needs ``A + B / chunks``; of time there are ``chunks`` smaller products and
-    exchanges, the forward again and its two exchanges. The gradients of the chunks' inputs are concatenated likewise.
-    Chunks are taken as equally uneven: the tokens of each fall on experts as those of all do. As many of their numbers
-    of rows need a choice of a kernel as of whole micro-batches' (:mod:`mofa.cost.kernels.kernel_selection`), though
-    theirs lie closer. With ``overlap`` the next chunk is permuted and dispatched before this one's experts, so that its
-    exchange runs beside them and two chunks are alive; in the backward the host waits for each repeated dispatch's
-    counts, which leaves less to overlap.
+    The input is split by views. Every chunk runs the same ops on ``1 / chunks`` of the rows and bytes; the outputs are
+    concatenated, which copies them. The gradients of the chunks' inputs are concatenated likewise.
+
+    A chunk's ops are a region of their own, which the derived backward recomputes right before it needs it: dispatch
+    and combine again, one chunk's tensors at a time. So a layer needs ``A + B / chunks`` of memory, as one chunk of the
+    experts' is left. It takes the time of ``chunks`` smaller products and exchanges, of the forward again and of its
+    two exchanges.
+
+    Chunks are taken as equally uneven: the tokens of each fall on experts as those of all do. They need a choice of a
+    kernel for as many of their numbers of rows as undivided micro-batches do
+    (:mod:`mofa.cost.kernels.kernel_selection`), though theirs lie closer.
+
+    With ``overlap`` the next chunk is permuted and dispatched before this one's experts: its exchange runs beside them,
+    and two chunks are alive. In the backward the host waits for each repeated dispatch's counts, which leaves less to
+    overlap.
 
     Examples
     --------
@@ -67,7 +72,7 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
     names = [op.name for op in forward.ops]
     start, end = min(names.index(name) for name in FIRST if name in names), names.index(LAST)
     body = forward.ops[start : end + 1]
-    prepared = [one for op in body if op.prepared is not None for one in op.prepared.ops()]
+    prepared = [preparation for op in body if op.prepared is not None for preparation in op.prepared.ops()]
     made = {name for op in (*body, *prepared) for name in op.writes}
     outside = tuple(dict.fromkeys(r for op in body for r in (*op.reads, *op.saves) if r not in made))
     (result,) = body[-1].writes
@@ -103,11 +108,11 @@ def _portion(tensor: Tensor, name: str, chunks: int) -> Tensor:
 
 def _split(tensors: dict[str, Tensor], name: str, chunks: int) -> Op:
     """Views of a tensor, whose gradients are concatenated."""
-    whole = tensors[name]
+    full = tensors[name]
     parts = tuple(_part(name, i) for i in range(chunks))
     for part in parts:
-        tensors[part] = _portion(whole, part, chunks)
-    back = Back(2.0 * whole.bytes, 1, like="copy")
+        tensors[part] = _portion(full, part, chunks)
+    back = Back(2.0 * full.bytes, 1, like="copy")
     return Op(f"moe.split {name}", "memory_bound", None, (name,), parts, view=True, launches=0, back=back, region="moe")
 
 
@@ -127,13 +132,13 @@ def _of_chunk(op: Op, i: int, chunks: int, split: set[str]) -> Op:
 def _of_chunk_prepared(prepared: Prepared | None, i: int, chunks: int, split: set[str]) -> Prepared | None:
     if prepared is None:
         return None
-    gradient, kept, late = (
+    gradient, before_dgrad, after_dgrad = (
         tuple(_of_chunk(op, i, chunks, split)._replace(region=op.region) for op in ops)
-        for ops in (prepared.gradient, prepared.kept, prepared.late)
+        for ops in (prepared.gradient, prepared.before_dgrad, prepared.after_dgrad)
     )
     names = (_part(n, i) if n in split else n for n in (prepared.dgrad, prepared.wgrad, prepared.input))
     dgrad, wgrad, source = names
-    return Prepared(gradient, dgrad, wgrad, kept, late, source)
+    return Prepared(gradient, dgrad, wgrad, before_dgrad, after_dgrad, source)
 
 
 def _smaller_back(back: Back | None, chunks: int) -> Back | None:

@@ -11,6 +11,8 @@ from mofa.blocks.elementwise import BoolK, FloatK, maximum, opposite, where
 from mofa.blocks.fp8 import Fp8Recipe
 from mofa.blocks.op import Tape, TapeBuilder
 from mofa.blocks.work import Format
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.gpu_facts import LayerKernels, load_unmeasured
 from mofa.specs.model import ModelSpec
@@ -23,9 +25,9 @@ ArrayK = FloatK
 class Context:
     """One model, one framework, K combinations of degrees; an array has shape (K,), one combination is plain numbers.
 
-    ``rows_time`` are the token rows that the slowest rank's experts receive in one layer and micro-batch (all of its
-    tensor-parallel expert group together), ``rows_memory`` those of the quantile that memory must hold, and
-    ``imbalance`` the bytes of the slowest rank's all-to-all over the mean. ``fsdp`` and ``efsdp`` are the ranks that
+    ``rows_time`` are the token rows that the slowest rank's experts receive in one layer and micro-batch, all of its
+    tensor-parallel expert group together. ``rows_memory`` are those of the quantile that memory must hold.
+    ``imbalance`` is the bytes of the slowest rank's all-to-all over the mean. ``fsdp`` and ``efsdp`` are the ranks that
     share a dense and an expert parameter, 1 without sharding.
     """
 
@@ -57,7 +59,7 @@ class Context:
     """Where attention's heads are exchanged for tokens."""
     new_kernels: ArrayK = 0.0
     """Kernels that are loaded for an expert's number of tokens, of all its products. [-]"""
-    whole: BoolK = True
+    has_all_layers: BoolK = True
     """Where a rank has all layers, in no pipeline."""
     loops_met: ArrayK = 1.0
     """Loops over experts that a pass has been through at the end of each, in the mean over its layers. [-]"""
@@ -146,12 +148,12 @@ class Primitives:
 
     norm: Callable[[TapeBuilder, Context, str, str, float], str]
     """(builder, context, input, name, width) -> normalised input"""
-    qkv: Callable[[TapeBuilder, Context, str], tuple[str, str, str]]
+    qkv: Callable[[TapeBuilder, Context, str], Heads]
     head_norm: Callable[[TapeBuilder, Context, str, str, ArrayK, float], str]
     """(builder, context, input, name, heads, head_dim) -> normalised heads"""
     rope: Callable[[TapeBuilder, Context, str, str], tuple[str, str]]
-    mla: Callable[[TapeBuilder, Context, str], tuple[str, str, str]]
-    """The low-rank projections of latent attention: input -> q, k, v"""
+    mla: Callable[[TapeBuilder, Context, MlaSpec, str], Heads]
+    """The low-rank projections of latent attention: (builder, context, sizes, input) -> q, k, v"""
     attend: Callable[[TapeBuilder, Context, str, str, str, bool], str]
     """(builder, context, q, k, v, windowed) -> output"""
     row_linear: Callable[[TapeBuilder, Context, str, str, float, ArrayK], str]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mofa.blocks.elementwise import BoolK, FloatK
 from mofa.blocks.op import Op, Tape, Tensor
 from mofa.blocks.roles import WEIGHT_ROLES
-from mofa.blocks.work import Gemm, Grouped, Stream
+from mofa.blocks.work import Stream
 
 KEPT = "checkpoint keeps"
 """The op behind a block's backward by weights that reads what stays until the whole chunk's is through."""
@@ -23,8 +23,11 @@ _NEVER = -1
 
 
 class SplitBackward(NamedTuple):
-    """Both halves of a backward; of ``weights`` as a layer has them with others behind it in its chunk, and as the last
-    one has them, whose graph is let go from its end."""
+    """Both halves of a backward.
+
+    ``weights`` is that of a layer with others behind it in its chunk. ``weights_of_last`` is that of the last one,
+    whose graph is let go from its end.
+    """
 
     inputs: Tape
     weights: Tape
@@ -33,8 +36,7 @@ class SplitBackward(NamedTuple):
 
 def split_backward(forward: Tape, backward: Tape, checkpointed: bool) -> SplitBackward:
     """A backward in its halves; ``checkpointed`` where one checkpoint is around the whole block."""
-    late = [op.role in WEIGHT_ROLES for op in backward.ops]
-    inputs = replace(backward, ops=tuple(op for op, is_late in zip(backward.ops, late, strict=True) if not is_late))
+    inputs = replace(backward, ops=tuple([op for op in backward.ops if op.role not in WEIGHT_ROLES]))
     made = _Groups(forward, backward, checkpointed)
     weights = made.weights(last=False)
     return SplitBackward(inputs, weights, made.weights(last=True) if checkpointed else weights)
@@ -49,8 +51,8 @@ class _Groups:
         made: dict[str, list[Op]] = {}
         for op in backward.ops:
             if op.role in WEIGHT_ROLES:
-                made.setdefault(op.name.removeprefix("dW:").rpartition(".")[0], []).append(op)
-        back = {op.name.removesuffix(".backward"): op for op in backward.ops if op.name.endswith(".backward")}
+                made.setdefault(_weight_of(op, backward.tensors), []).append(op)
+        back = {op.origin: op for op in backward.ops if op.role == "backward"}
         of: dict[str, list[Op]] = {}
         for op in forward.ops:
             if op.name in made:
@@ -58,7 +60,16 @@ class _Groups:
             elif is_norm(op) and op.name in back:
                 # its weight's gradient takes its share of the kernels that are counted with the input's
                 of[op.name] = [
-                    Op(f"{op.name}.wgrad", "memory_bound", None, back[op.name].reads, (), launches=0, role="wgrad")
+                    Op(
+                        f"{op.name}.wgrad",
+                        "memory_bound",
+                        None,
+                        back[op.name].reads,
+                        (),
+                        launches=0,
+                        role="wgrad",
+                        origin=op.name,
+                    )
                 ]
         latent = "wkv_a" in of
         self.names = sorted(of, key=lambda name: _place(name, latent))
@@ -73,10 +84,10 @@ class _Groups:
         out: dict[str, int] = {}
         reached: dict[str, int] = {}
         for op in reversed(self.forward.ops):
-            found = max([reached.get(name, _NEVER) for name in op.writes] + [number.get(op.name, _NEVER)])
-            out[op.name] = found
+            last_weight = max([reached.get(name, _NEVER) for name in op.writes] + [number.get(op.name, _NEVER)])
+            out[op.name] = last_weight
             for name in op.reads:
-                reached[name] = max(reached.get(name, _NEVER), found)
+                reached[name] = max(reached.get(name, _NEVER), last_weight)
         return out
 
     def _gone(self, last: bool) -> dict[str, int]:
@@ -97,39 +108,46 @@ class _Groups:
         ops: list[Op] = []
         tensors: dict[str, Tensor] = dict(self.backward.tensors)
         makes = [w for op in self.again for w in op.writes]
-        gone = {f"{name}~": at for name, at in self._gone(last).items()}
+        gone = {f"{name}~": weight_index for name, weight_index in self._gone(last).items()}
         saved = [name for name in makes if name in gone]
-        late: dict[int, list[str]] = {}
+        let_go_behind: dict[int, list[str]] = {}
         before: list[str] = []
         summed: list[str] = []
-        for i, mine in enumerate(self.ops):
+        for i, weight_ops in enumerate(self.ops):
             new = {name: f"{name}{i}" for name in makes}
             for name, renamed in new.items():
                 tensors[renamed] = tensors[name]._replace(name=renamed)
-            given = mine[0].reads[0]  # is added to 0, as a list of gradients that is summed up (``summed_grad``)
+            given = weight_ops[0].reads[0]  # is added to 0, as a list of gradients that is summed up (``summed_grad``)
             total = f"{given}={i}"
             tensors[total] = tensors[given]._replace(name=total)
-            ops.append(_sum(total, given, tensors[given].bytes, mine[0].present))
+            ops.append(_sum(total, given, tensors[given].bytes, weight_ops[0].present))
             ops.append(_mark("gradients summed", [total, *summed]))
             summed = [total]
-            mine = [op._replace(reads=tuple(total if r == given else r for r in op.reads)) for op in mine]
-            for op in (*self.again, *mine):
+            weight_ops = [op._replace(reads=tuple(total if r == given else r for r in op.reads)) for op in weight_ops]
+            for op in (*self.again, *weight_ops):
                 ops.append(op._replace(reads=_renamed(op.reads, new), writes=_renamed(op.writes, new)))
                 if self.again and op is self.again[-1]:  # its graph, which holds what its ops saved, goes at its end
                     ops.append(_mark("checkpoint made", [new[name] for name in saved]))
             # the last gradient has its name until the next one takes it (``dweights``)
             ops.append(_mark("gradients added", [given, *before]))
-            before = [w for op in mine for w in op.writes]
+            before = [w for op in weight_ops for w in op.writes]
             for name in saved:
                 if gone[name] > i:
-                    late.setdefault(gone[name], []).append(new[name])
-            if i in late:
-                ops.append(_mark(f"checkpoint lets go behind {self.names[i]}", late.pop(i)))
-        kept = [name for names in late.values() for name in names]
+                    let_go_behind.setdefault(gone[name], []).append(new[name])
+            if i in let_go_behind:
+                ops.append(_mark(f"checkpoint lets go behind {self.names[i]}", let_go_behind.pop(i)))
+        left_over = [name for names in let_go_behind.values() for name in names]
         inputs = [r for op in self.again for r in op.reads if r in self.forward.inputs]
         ops += self.rest
-        ops.append(_mark(KEPT, [*dict.fromkeys(inputs), *kept]))
+        ops.append(_mark(KEPT, [*dict.fromkeys(inputs), *left_over])._replace(purpose="checkpoint_end"))
         return Tape(tuple(ops), tensors, (), ())
+
+
+def _weight_of(op: Op, tensors: dict[str, Tensor]) -> str:
+    """The op of the forward whose weight's gradient an op makes or adds; empty of data parallelism's for a group."""
+    if op.origin or op.part == "fsdp":
+        return op.origin
+    return tensors[op.reads[0]].weight if op.reads else ""
 
 
 def _place(name: str, latent: bool) -> tuple[int, str]:
@@ -145,7 +163,7 @@ def _place(name: str, latent: bool) -> tuple[int, str]:
 
 def is_norm(op: Op) -> bool:
     """Whether an op is a norm with a weight: what no linear layer is and yet is learned."""
-    return any(name.endswith(".rstd") for name in op.saves) and not isinstance(op.work, (Gemm, Grouped))
+    return op.purpose == "norm"
 
 
 def _mark(name: str, reads: list[str]) -> Op:

@@ -46,7 +46,7 @@ def where(condition: BoolK, yes: FloatK, no: FloatK) -> FloatK:
     return np.where(condition, yes, no)
 
 
-def maximum(one: FloatK, other: FloatK) -> FloatK:
+def maximum(x: FloatK, y: FloatK) -> FloatK:
     """The larger, entry by entry.
 
     Examples
@@ -54,13 +54,13 @@ def maximum(one: FloatK, other: FloatK) -> FloatK:
     >>> maximum(1.0, 2.0), maximum(np.array([1.0, 3.0]), 2.0)
     (2.0, array([2., 3.]))
     """
-    if type(one) is float and type(other) is float:
-        return one if one >= other else other
-    larger: FloatK = np.maximum(one, other)
+    if type(x) is float and type(y) is float:
+        return x if x >= y else y
+    larger: FloatK = np.maximum(x, y)
     return larger
 
 
-def minimum(one: FloatK, other: FloatK) -> FloatK:
+def minimum(x: FloatK, y: FloatK) -> FloatK:
     """The smaller, entry by entry.
 
     Examples
@@ -68,9 +68,9 @@ def minimum(one: FloatK, other: FloatK) -> FloatK:
     >>> minimum(1.0, 2.0), minimum(np.array([1.0, 3.0]), 2.0)
     (1.0, array([1., 2.]))
     """
-    if type(one) is float and type(other) is float:
-        return one if one <= other else other
-    smaller: FloatK = np.minimum(one, other)
+    if type(x) is float and type(y) is float:
+        return x if x <= y else y
+    smaller: FloatK = np.minimum(x, y)
     return smaller
 
 
@@ -84,8 +84,8 @@ def ceiling(x: FloatK) -> FloatK:
     """
     if type(x) is float:
         return float(math.ceil(x))
-    whole: FloatK = np.ceil(x)
-    return whole
+    rounded: FloatK = np.ceil(x)
+    return rounded
 
 
 def opposite(x: BoolK) -> BoolK:

@@ -1,8 +1,9 @@
 """What PyTorch's checkpoint makes of a block's ops: tensors that autograd saves go through hooks of Python.
 
-``torch.utils.checkpoint`` (not its reentrant form) puts a holder where a tensor would have been saved, saves it anew
-where it is made again, compares both and hands it out to autograd (``_checkpoint_hook``, ``_recomputation_hook``,
-``check_recomputed_tensors_match``). A compiled block has its checkpoint inside and none of this.
+``torch.utils.checkpoint`` (not its reentrant form) puts a holder where a tensor would have been saved. It saves the
+tensor anew where it is made again, compares both and hands it out to autograd (``_checkpoint_hook``,
+``_recomputation_hook``, ``check_recomputed_tensors_match``). A compiled block has its checkpoint inside and none of
+this.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class Lifetimes:
     def _own_bytes(self, name: str, shared: BoolK) -> FloatK:
         """What a tensor allocates: nothing where it is another's memory, or the op that writes it does not run."""
         own = where(shared, 0.0, self.tensors[name].bytes)
-        at = self.birth.get(name)
-        if at is None or (op := self.ops[at]).present is True or not op.reads or name == op.writes[0]:
+        birth = self.birth.get(name)
+        if birth is None or (op := self.ops[birth]).present is True or not op.reads or name == op.writes[0]:
             return own
         return where(op.present, own, 0.0)
 
@@ -136,13 +136,13 @@ def _plain(mask: BoolK) -> BoolK:
 
 @dataclass(frozen=True)
 class BlockLifetimes:
-    """What a block allocates, by its two tapes joined; the others are positions in ``found``."""
+    """What a block allocates, by its two tapes joined; the others are positions in ``intervals``."""
 
     ops: tuple[Op, ...]
     boundary: int
     """The first op of the backward tape."""
-    found: list[Interval]
-    kept: list[int]
+    intervals: list[Interval]
+    saved: list[int]
     """What is kept from the forward for the backward."""
     longer: list[int]
     """What of it is there yet at the backward's first product with a weight."""
@@ -154,29 +154,30 @@ class BlockLifetimes:
         """The lives of the tensors of a block's tapes."""
         ops = forward.ops + backward.ops
         boundary, last = len(forward.ops), len(ops) - 1
-        lives = Lifetimes(ops, {**forward.tensors, **backward.tensors})
+        lifetimes = Lifetimes(ops, {**forward.tensors, **backward.tensors})
         end_of = dict.fromkeys(forward.outputs, boundary - 1)  # the next block owns the output from here on
         end_of.update(dict.fromkeys((*backward.outputs, *backward.lingers), last))
         # gathered buffers go when the next block's weights are copied out, the last block's at the end
-        end_of.update((name, boundary - 1) for op in forward.ops if op.name == "fsdp.hold" for name in op.reads)
+        end_of.update((name, boundary - 1) for op in forward.ops if op.holds for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
-        found = lives.intervals({name: at for name, at in starts.items() if lives.uses(name)}, end_of)
-        return cls(ops, boundary, found, *_kept(ops, found, boundary), _pools(ops, found))
+        intervals = lifetimes.intervals({name: start for name, start in starts.items() if lifetimes.uses(name)}, end_of)
+        return cls(ops, boundary, intervals, *_saved(ops, intervals, boundary), _pools(ops, intervals))
 
 
-def _kept(ops: tuple[Op, ...], found: list[Interval], boundary: int) -> tuple[list[int], list[int]]:
+def _saved(ops: tuple[Op, ...], intervals: list[Interval], boundary: int) -> tuple[list[int], list[int]]:
     products = (i for i, op in enumerate(ops[boundary:], boundary) if op.role in PRODUCT_ROLES)
     first = next(products, boundary)
-    kept, longer = (
-        [i for i, f in enumerate(found) if f.since < boundary and f.start <= at <= f.end] for at in (boundary, first)
+    saved, longer = (
+        [i for i, f in enumerate(intervals) if f.since < boundary and f.start <= op_index <= f.end]
+        for op_index in (boundary, first)
     )
-    return kept, longer
+    return saved, longer
 
 
-def _pools(ops: tuple[Op, ...], found: list[Interval]) -> dict[str, list[int]]:
+def _pools(ops: tuple[Op, ...], intervals: list[Interval]) -> dict[str, list[int]]:
     pools: dict[str, list[int]] = {s: [] for s in dict.fromkeys([op.pool or op.stream for op in ops]) if s in OWN_POOLS}
     stream_of = {w: op.pool or op.stream for op in ops for w in op.writes} if pools else {}
-    for i, f in enumerate(found if pools else ()):
+    for i, f in enumerate(intervals if pools else ()):
         if (stream := stream_of.get(f.owner)) in pools:
             pools[stream].append(i)
     return pools

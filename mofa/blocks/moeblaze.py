@@ -42,8 +42,8 @@ def index_only(forward: Tape, ctx: Context) -> Tape:
     ()
     """
     moe = ctx.model.moe
-    here = _where_index(ctx)
-    if moe is None or not anywhere(here) or all(op.name != "moe.permute" for op in forward.ops):
+    by_index = _where_index(ctx)
+    if moe is None or not anywhere(by_index) or all(op.name != "moe.permute" for op in forward.ops):
         return forward
     tokens, tensors = ctx.shard, dict(forward.tensors)
     own = tokens * float(ctx.model.hidden) * ctx.element
@@ -51,34 +51,36 @@ def index_only(forward: Tape, ctx: Context) -> Tape:
     dense = INDEX_BYTES * tokens * float(moe.num_experts)
     for name in ("moe.sent", "experts.out"):
         copies = tensors[name]
-        tensors[name] = copies._replace(bytes=where(here, own, copies.bytes), grad_bytes=where(here, own, copies.bytes))
+        tensors[name] = copies._replace(
+            bytes=where(by_index, own, copies.bytes), grad_bytes=where(by_index, own, copies.bytes)
+        )
     ids = tensors["moe.row_ids"]
-    tensors["moe.row_ids"] = ids._replace(bytes=where(here, 0.0, ids.bytes))
-    tensors[INDEX] = ids._replace(name=INDEX, bytes=where(here, index, 0.0))
+    tensors["moe.row_ids"] = ids._replace(bytes=where(by_index, 0.0, ids.bytes))
+    tensors[INDEX] = ids._replace(name=INDEX, bytes=where(by_index, index, 0.0))
     ops: list[Op] = []
     for op in forward.ops:
         if op.name == "moe.permute":
             # the map is written and read, the lists are written
             made = Stream(2.0 * dense + index)
             ops.append(
-                Op(op.name, "memory_bound", made, (op.reads[1],), (INDEX,), scratch=where(here, dense, 0.0),
-                   launches=4, present=here, region=op.region, back=Back(0.0, 0))
+                Op(op.name, "memory_bound", made, (op.reads[1],), (INDEX,), scratch=where(by_index, dense, 0.0),
+                   launches=4, present=by_index, region=op.region, back=Back(0.0, 0))
             )  # fmt: skip
-            ops.append(_left_out(op._replace(name="moe.gather"), here))
+            ops.append(_left_out(op._replace(name="moe.gather"), by_index))
         elif op.name in LEFT_OUT:
             rest = op.writes[1:]  # a map of the rows is no view of them: it is not made
             for name in rest:
-                tensors[name] = tensors[name]._replace(bytes=where(here, 0.0, tensors[name].bytes))
-            if rest and here is not True:
+                tensors[name] = tensors[name]._replace(bytes=where(by_index, 0.0, tensors[name].bytes))
+            if rest and by_index is not True:
                 maps = Op(f"{op.name}.maps", "memory_bound", None, (), rest, launches=0, present=op.present)
                 ops.append(maps._replace(region=op.region))
-            ops.append(_left_out(op._replace(writes=op.writes[:1], reads=(*op.reads, *rest)), here))
+            ops.append(_left_out(op._replace(writes=op.writes[:1], reads=(*op.reads, *rest)), by_index))
         elif op.name == "moe.row_map":
-            ops.append(op._replace(present=opposite(here)))
+            ops.append(op._replace(present=opposite(by_index)))
         elif op.name == "experts.fc1":
             ops.append(op._replace(saves=(*op.saves, INDEX)))
         else:
-            assert here is not True or not op.name.startswith(("moe.dispatch", "moe.combine", "moe.etp"))
+            assert by_index is not True or not op.name.startswith(("moe.dispatch", "moe.combine", "moe.etp"))
             ops.append(op)
     return replace(forward, ops=tuple(ops), tensors=tensors)
 
@@ -91,19 +93,19 @@ def _where_index(ctx: Context) -> BoolK:
     return True if everywhere(alone) else alone
 
 
-def _left_out(op: Op, here: BoolK) -> Op:
+def _left_out(op: Op, by_index: BoolK) -> Op:
     """A copy of rows that is a view here, each way."""
     assert isinstance(op.work, Stream) and op.back is not None
     back, none = op.back, 0.0
     if anywhere(back.launches):
-        again = back.moved()._replace(bytes=where(here, none, back.bytes))
+        again = back.moved()._replace(bytes=where(by_index, none, back.bytes))
         back = back._replace(
-            work=again, launches=where(here, none, back.launches), view=here, family=op.family, present=op.present,
-            stream=op.stream,
+            work=again, launches=where(by_index, none, back.launches), view=by_index, family=op.family,
+            present=op.present, stream=op.stream,
         )  # fmt: skip
     return op._replace(
-        work=op.work._replace(bytes=where(here, none, op.work.bytes)), view=here,
-        launches=where(here, none, op.launches), saves=() if here is True else op.saves, back=back,
+        work=op.work._replace(bytes=where(by_index, none, op.work.bytes)), view=by_index,
+        launches=where(by_index, none, op.launches), saves=() if by_index is True else op.saves, back=back,
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """The op tape: what one phase of one block computes, moves, allocates, keeps and sends, op by op.
 
-A quantity that depends on the strategy is a float or an array of shape (K,), one entry per unique combination of the
-degrees that the block's cost depends on. The tape is read twice: scanned over all K at once to search, and played out
-for one plan. A byte or a second that no op carries is a defect.
+A quantity that depends on the strategy is a float or an array of shape (K,). It has an entry for each unique
+combination of the degrees that the block's cost depends on. The tape is read twice: scanned over all K at once to
+search, and played out for one plan. A byte or a second that no op carries is a defect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from mofa.blocks.elementwise import BoolK as BoolK
 from mofa.blocks.elementwise import FloatK as FloatK
 from mofa.blocks.elementwise import anywhere, opposite
-from mofa.blocks.roles import CLAIMS, Role
+from mofa.blocks.roles import Part, Purpose, Role, TensorUse
 from mofa.blocks.work import Stream, Work
 from mofa.specs.host import Module
 
@@ -38,6 +38,8 @@ class Tensor(NamedTuple):
 
     ``shelved`` says where a coalesced collective that nobody waits for keeps it: it stays allocated until PyTorch's
     watchdog has seen the collective finished (:mod:`mofa.cost.allocations.watchdog`).
+
+    ``use`` says what FSDP uses it for, ``weight`` of a weight's gradient the op of the forward that has the weight.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Tensor(NamedTuple):
     sent: BoolK = False
     grad_sent: BoolK = False
     shelved: BoolK = False
+    use: TensorUse = ""
+    weight: str = ""
 
 
 CP_POOL = "cp_attention"
@@ -64,8 +68,8 @@ READS = 2000
 class Order(NamedTuple):
     """An op's temporaries one by one, as its kernels allocate and free them; their most together is its ``scratch``.
 
-    ``steps``: n allocates the n-th of ``sizes``, ~n frees it, and ``WRITES`` + n allocates the n-th output, and
-    ``READS`` + n lets the n-th input go. [B]
+    In ``steps``, n allocates the n-th of ``sizes`` and ~n frees it. ``WRITES`` + n allocates the n-th output, ``READS``
+    + n lets the n-th input go. [B]
     """
 
     sizes: tuple[FloatK, ...]
@@ -131,24 +135,24 @@ GRADIENT = "the gradient of its output"
 
 
 class Prepared(NamedTuple):
-    """What a linear layer makes of its output's gradient, and of what it kept, before the products of its backward.
+    """What a linear layer does in its backward besides its products.
 
-    ``gradient`` are ops on :data:`GRADIENT`, in order; the product for the input's gradient reads ``dgrad`` of what
-    they write, that for the weight's ``wgrad``. ``kept`` are ops on the tensors that the layer saved, before the
-    product for the input; ``late`` are what follows it, also on ``dgrad``. The weight's product reads ``input`` of what
-    they write, where named. The tensors are declared with the forward tape's.
+    ``gradient`` are ops on :data:`GRADIENT`, in order. Of what they write, the product for the input's gradient reads
+    ``dgrad``, that for the weight's ``wgrad``. ``before_dgrad`` are ops on saved tensors, before the product for the
+    input; ``after_dgrad`` are those behind it, which may read ``dgrad`` too. Where ``input`` names a tensor that these
+    write, the weight's product reads it instead of what was saved. The forward tape declares all these tensors.
     """
 
     gradient: tuple[Op, ...]
     dgrad: str
     wgrad: str
-    kept: tuple[Op, ...] = ()
-    late: tuple[Op, ...] = ()
+    before_dgrad: tuple[Op, ...] = ()
+    after_dgrad: tuple[Op, ...] = ()
     input: str = ""
 
     def ops(self) -> tuple[Op, ...]:
         """All of them."""
-        return (*self.gradient, *self.kept, *self.late)
+        return (*self.gradient, *self.before_dgrad, *self.after_dgrad)
 
 
 class Op(NamedTuple):
@@ -225,55 +229,44 @@ class Op(NamedTuple):
     checkpoints: FloatK = 0.0
     """Checkpoints that are functions of a framework's own, begun where it is repeated and ended behind it. [-]"""
 
-    @property
-    def module(self) -> str:
-        """The part of the model that it belongs to, or what issues it: ``attn``, ``experts``, ``loss``, ``fsdp``."""
-        return self.name.partition(".")[0]
-
-    @property
-    def origin(self) -> str:
-        """Of an op with a role: the op of the forward that it differentiates."""
-        return self.name.rpartition(".")[0]
+    origin: str = ""
+    """Of an op with a role: the op of the forward that it differentiates, empty where it is of a whole group."""
+    part: Part = ""
+    """What of the model issues it."""
+    purpose: Purpose = ""
+    """What else time and memory ask of it."""
+    claims: str = ""
+    """Of a mark: under which name the block before held what this one takes over; empty for most."""
 
     @property
     def casts_weight(self) -> bool:
         """Whether it makes a 16-bit copy of a weight."""
-        return self.name.endswith(".weight_cast")
+        return self.purpose == "weight_cast"
 
     @property
     def holds(self) -> bool:
         """Of a mark: whether what it reads is held for the next block."""
-        return ".hold" in self.name
-
-    @property
-    def claims(self) -> str:
-        """Of a mark: under which name the block before held what this one takes over; empty for most."""
-        return CLAIMS.get(self.name, "")
+        return self.purpose == "hold"
 
     @property
     def copies_out(self) -> bool:
         """Whether it copies what FSDP gathered into a tensor for each weight."""
-        return self.name.endswith(".copy_out")
-
-    @property
-    def puts_experts_together(self) -> bool:
-        """Whether it makes the weights of experts that are sharded apart."""
-        return self.name.startswith("efsdp.weights")
+        return self.purpose in ("copy_out", "experts_copy_out")
 
     @property
     def renews(self) -> bool:
         """Whether the layer's dispatcher of tokens gets new probabilities at it."""
-        return self.name.startswith(RENEWAL)
+        return self.purpose == "renewal"
 
     @property
     def is_embedding_gradient(self) -> bool:
         """Whether it makes the embedding's gradient, of zeros first (Embedding.cu): temporaries come later."""
-        return self.name == "embedding.backward"
+        return self.purpose == "embedding_gradient"
 
     @property
     def is_sharding(self) -> bool:
         """Whether FSDP issues it: for a block's own parameters, or for experts that are sharded apart."""
-        return self.name.startswith(("fsdp.", "efsdp."))
+        return self.part == "fsdp"
 
     def shares(self) -> BoolK:
         """Where the outputs are the memory of the first input. (K,)"""
@@ -317,6 +310,8 @@ class TapeBuilder:
     ops: list[Op] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     region: str = ""
+    part: Part = ""
+    """Of the ops that are appended, where they say none themselves."""
     block: str = ""
     """The kind of block that is being built, where a primitive depends on it."""
     mark: Callable[[Op], Op] | None = None
@@ -336,6 +331,8 @@ class TapeBuilder:
         """Append an op and return its first output."""
         if self.region and not op.region:
             op = Op._make((*op[:_REGION], self.region, *op[_REGION + 1 :]))  # twice as quick as _replace
+        if self.part and not op.part:
+            op = op._replace(part=self.part)
         if self.mark is not None:
             op = self.mark(op)
         if not all(map(self.tensors.__contains__, (*op.reads, *op.writes, *op.saves))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, where
 from mofa.blocks.op import RENEWAL, Back, Family, FloatK, Op, Prepared, TapeBuilder
+from mofa.blocks.roles import Purpose
 from mofa.blocks.work import Attention, Backend, Collective, Gemm, Stream
 
 
@@ -37,9 +38,9 @@ def hold(b: TapeBuilder, frame: str, x: str) -> None:
 
 def leave_frame(b: TapeBuilder, frame: str, present: BoolK = True) -> None:
     """The end of a module's forward, up to which its local variables are held where it is ``present``."""
-    held = tuple(name for name in b.tensors if name.startswith(f"{frame} has "))
-    if held:
-        b.add(Op(f"{frame} returns", "memory_bound", None, held, (), launches=0, present=present))
+    local_tensors = tuple(name for name in b.tensors if name.startswith(f"{frame} has "))
+    if local_tensors:
+        b.add(Op(f"{frame} returns", "memory_bound", None, local_tensors, (), launches=0, present=present))
 
 
 def marks_local_of(op: Op, frame: str) -> bool:
@@ -64,7 +65,7 @@ def renew(b: TapeBuilder) -> None:
     A recomputed layer's hang by autograd's graph on what its checkpoint was given: that and its gradient stay alive
     until here (:attr:`mofa.blocks.op.Tape.lingers`).
     """
-    b.add(Op(RENEWAL, "memory_bound", None, (), (), launches=0))
+    b.add(Op(RENEWAL, "memory_bound", None, (), (), launches=0, purpose="renewal"))
 
 
 def sp_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:
@@ -116,7 +117,7 @@ def linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, saves: tuple[str, ...],
     regather: tuple[str, ...] = (), out_element: int | None = None, grad_bytes_per_param: float = 0.0,
     accumulate_bytes_per_param: float = 0.0, format_: str = "", reads: tuple[str, ...] = (), grad: bool = True,
-    functions: FloatK = 0.0, prepared: Prepared | None = None,
+    functions: FloatK = 0.0, prepared: Prepared | None = None, purpose: Purpose = "",
 ) -> str:  # fmt: skip
     """A matrix product with a weight of n x k; ``grad_bytes_per_param`` of a weight gradient made apart. [B/param]"""
     out = b.tensor(f"{name}.out", m * n * (out_element or ctx.element), grad=grad)
@@ -124,7 +125,8 @@ def linear(
     return b.add(
         Op(name, "gemm", Gemm(m, n, k, format_ or ctx.gemm_format), (x, *reads), (out,), saves, regather=regather,  # type: ignore[arg-type]
            weight=name, weight_params=params, weight_bytes=params * grad_bytes_per_param,
-           accumulate_bytes_per_param=accumulate_bytes_per_param, functions=functions, prepared=prepared)
+           accumulate_bytes_per_param=accumulate_bytes_per_param, functions=functions, prepared=prepared,
+           purpose=purpose)
     )  # fmt: skip
 
 
@@ -197,8 +199,8 @@ def biased(b: TapeBuilder, x: str, name: str, width: float) -> str:
 HEAD = 256.0
 """Longest row of a norm over heads; the measured norms over the model's width begin at 512. [-]"""
 SPLIT_ROWS = 65536.0
-"""Rows above which the sum of a norm's weight gradient is split over many blocks of threads, which takes a memset and
-a kernel more, not issued as ops of their own (``LaunchGammaBetaBackwardCUDAKernel``,
+"""Rows above which the sum of a norm's weight gradient is split over many blocks of threads. That takes a memset and a
+kernel more, not issued as ops of their own (``LaunchGammaBetaBackwardCUDAKernel``,
 aten/src/ATen/native/cuda/layer_norm_kernel.cu). [-]"""
 
 

@@ -18,10 +18,10 @@ OUTSIDE = "data_parallel"
 class Recompute:
     """What is not kept but computed again.
 
-    ``full`` keeps the block's input alone. Otherwise ops of a region in ``checkpoint`` keep the region's inputs, and
-    a region in ``discard`` also gives up its outputs, which later ops would have kept (Megatron's output-discarding
-    checkpoint). ``keep_outputs`` are ops whose outputs a full recomputation keeps and does not repeat
-    (op-level selective checkpoint). A token chunk is always a checkpoint of its own (:mod:`mofa.blocks.chunks`), also
+    ``full`` keeps the block's input alone. Otherwise ops of a region in ``checkpoint`` keep the region's inputs. A
+    region in ``discard`` also gives up its outputs, which later ops would have kept (Megatron's output-discarding
+    checkpoint). ``keep_outputs`` are ops whose outputs a full recomputation keeps and does not repeat (op-level
+    selective checkpoint). A token chunk is always a checkpoint of its own (:mod:`mofa.blocks.chunks`), also
     where all else is recomputed: what comes after it in the layer is then not repeated. ``early_stop`` ends the
     repetition once the last needed tensor is there. ``reentrant`` is a checkpoint that is a function of Python with a
     backward of its own: up to its end that holds what the group read, what it made again and the gradients it was

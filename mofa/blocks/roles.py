@@ -5,18 +5,30 @@ from __future__ import annotations
 from typing import Literal
 
 Role = Literal["", "regather", "backward", "dgrad", "wgrad", "grad_cast", "whole", "accumulate", "sum"]
-"""What an op of a backward is for: a collective that runs again for a linear, a node of autograd's graph, a linear's
-product for its input or its weight, a cast of a weight's gradient, one of all experts' gradient in one tensor, adding a
-gradient to the parameter's, or the sum of two gradients of one tensor. Empty for all others, those of a forward among
-them."""
+"""What an op of a backward is for; empty for all others, those of a forward among them.
+
+``regather`` is a collective that runs again for a linear, ``backward`` a node of autograd's graph. ``dgrad`` and
+``wgrad`` are a linear's products for its input and for its weight. ``grad_cast`` casts a weight's gradient; ``whole``
+makes all experts' gradient in one tensor; ``accumulate`` adds a gradient to the parameter's. ``sum`` adds two gradients
+of one tensor."""
 WEIGHT_ROLES: frozenset[Role] = frozenset({"wgrad", "grad_cast", "whole", "accumulate"})
 """Of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
 NODE_ROLES: frozenset[Role] = frozenset({"backward", "dgrad", "whole"})
 """Of ops at which autograd's engine begins a node of its graph."""
 PRODUCT_ROLES: frozenset[Role] = frozenset({"dgrad", *WEIGHT_ROLES})
 """Of a linear's products and what follows them."""
-CLAIMS = {
-    "fsdp.turn": "fsdp.next", "efsdp.turn": "efsdp.next", "fsdp.turn@": "fsdp.next@", "efsdp.turn@": "efsdp.next@",
-    "fsdp.previous": "fsdp.reduce_input",
-}  # fmt: skip
-"""Marks at which a block takes over what the block before it held, and under which name that was held."""
+Part = Literal["", "experts", "loss", "fsdp"]
+"""What of a model issues an op: routed experts, the loss, or FSDP for a block's parameters or for its experts'."""
+Purpose = Literal[
+    "", "norm", "attention_output", "embedding", "output", "embedding_gradient", "weight_cast", "hold", "copy_out",
+    "experts_copy_out", "renewal", "checkpoint_end",
+]  # fmt: skip
+"""What else time and memory ask of an op.
+
+Whose weight it has: a norm's, attention's output's, the embedding's or the output layer's. That it makes the
+embedding's gradient, or a 16-bit copy of a weight. A mark whose inputs are held for the next block. A copy of what FSDP
+gathered into a tensor for each weight, of a block's own or of its experts'. New probabilities of a layer's dispatcher.
+The end of a checkpoint that was made again for weights' gradients."""
+TensorUse = Literal["", "gathered", "gathered_shard", "reduce_input", "reduced"]
+"""What FSDP uses a tensor for: what is gathered of a block's own parameters, a rank's shard in front of that, the input
+of a reduction, and a rank's part of its sum."""

@@ -66,8 +66,8 @@ def _described(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
         }
         for spec in modes:
             recompute = NO_RECOMPUTE if spec.kind == "none" else recompute_of(framework, spec, forward, model)
-            whole = chunks_of[spec.token_chunks] if kind.moe else forward
-            tapes[label(kind, spec)] = build.block(ctx, p, kind, recompute, whole)
+            layer_forward = chunks_of[spec.token_chunks] if kind.moe else forward
+            tapes[label(kind, spec)] = build.block(ctx, p, kind, recompute, layer_forward)
     if model.num_mtp_layers:
         tapes["mtp"] = build.mtp_entry(ctx, p)
     ends = {"embedding": build.embedding(ctx, p), "head": build.head(ctx, p)}

@@ -1,7 +1,7 @@
 """Tensor-parallel communication beside the products that need it: Transformer Engine's user buffers.
 
-Transformer Engine gathers a linear's input piece by piece in a ring of the tensor-parallel ranks, so that the product
-of one piece runs while the next arrives; and it reduces and scatters the pieces of a result as they are made
+Transformer Engine gathers a linear's input piece by piece in a ring of the tensor-parallel ranks: the product of one
+piece runs while the next arrives. It reduces and scatters the pieces of a result as they are made
 (common/comm_gemm_overlap/comm_gemm_overlap.cpp: ``split_overlap_ag``, ``split_overlap_rs``). Backward, the gather and
 the reduction around a column-parallel linear run beside its other product, with and without user buffers.
 """

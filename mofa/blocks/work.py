@@ -27,7 +27,7 @@ GroupedKernel = Literal["one", "multi-stream"]
 class Gemm:
     """``count`` matrix products (m, k) x (k, n).
 
-    ``way`` says which of a linear layer's three products it is: its output, the gradient of its input or, with the
+    ``product`` says which of a linear layer's three products it is: its output, the gradient of its input or, with the
     tokens as ``k``, of its weight. The widths of what is multiplied are ``n`` and ``k``, of a weight's gradient
     ``m`` and ``n``.
     """
@@ -37,7 +37,7 @@ class Gemm:
     k: FloatK
     format: Format = "bf16"
     count: FloatK = 1.0
-    way: Way = "fwd"
+    product: Way = "fwd"
 
     @property
     def flops(self) -> FloatK:
@@ -111,11 +111,11 @@ class Attention:
 class Stream(NamedTuple):
     """Memory-bound kernels that move ``bytes`` in all. [B]
 
-    ``like`` names the measured op whose rate they reach, such as ``rmsnorm_fwd``, as eager or as compiled as the op is,
-    or one of the two, such as ``compiled swiglu_fwd``; empty is the general rate. With
-    ``elements`` in rows of ``width``, the measured op's whole time is taken: what it costs a row and a column too.
-    ``source`` are the bytes of rows that are read several times, in no order: what the L2 does not hold of them comes
-    from memory again. ``parts`` are those of the bytes that kernels like other measured ops move.
+    ``like`` names the measured op whose rate they reach, such as ``rmsnorm_fwd``, as eager or as compiled as the op is.
+    It may name which of the two, such as ``compiled swiglu_fwd``; empty is the general rate. With ``elements`` in rows
+    of ``width``, the measured op's full time is taken: what it costs a row and a column too. ``source`` are the bytes
+    of rows that are read several times, in no order; what the L2 does not hold of them comes from memory again.
+    ``parts`` are those of the bytes that kernels like other measured ops move.
     """
 
     bytes: FloatK

@@ -130,12 +130,12 @@ def split_cases(
     cases = {(c := Case(family, *item[:3], "grid", item[3])).key: c for item in grid}
     sets: tuple[tuple[Split, Sequence[Item], int], ...] = (("heldout", heldout, num), ("fresh", fresh, num_fresh))
     for split, items, wanted in sets:
-        kept = 0
+        num_kept = 0
         for item in items:
             case = Case(family, *item[:3], split, item[3])
-            if kept < wanted and case.key not in cases:
+            if num_kept < wanted and case.key not in cases:
                 cases[case.key] = case
-                kept += 1
+                num_kept += 1
     return list(cases.values())
 
 

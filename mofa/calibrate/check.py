@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from mofa.blocks.work import Way
 from mofa.calibrate.cases import Split
-from mofa.calibrate.fit import Curves, predict
-from mofa.calibrate.folder import bundled_gpu, fit_folder
+from mofa.calibrate.fits.fit import Curves, predict
+from mofa.calibrate.fits.folder import bundled_gpu, fit_folder
 from mofa.calibrate.measurements import Row
-from mofa.calibrate.shapes_te_bf16 import GROUPED, OPS
+from mofa.calibrate.shapes.te_bf16 import GROUPED, OPS
 from mofa.cost.kernels.compute import gemm_s, unaligned_gemm_s
 from mofa.errors import SpecError
 
@@ -75,14 +75,14 @@ def check(
         raise SpecError(
             f"{folders[0]}: no {which} rows of a fitted family; run `mofa calibrate run` without --families{how}"
         )
-    found: dict[str, Any] = {"families": {name: summary(values) for name, values in sorted(errors.items())}}
+    report: dict[str, Any] = {"families": {name: summary(values) for name, values in sorted(errors.items())}}
     if by_op:
         ops: dict[str, list[tuple[str, float, bool]]] = {}
         for values in errors.values():
             for value in values:
                 ops.setdefault(value[0], []).append(value)
-        found["ops"] = {name: summary(values) for name, values in sorted(ops.items())}
-    return found
+        report["ops"] = {name: summary(values) for name, values in sorted(ops.items())}
+    return report
 
 
 def predictions(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -93,13 +93,13 @@ def predictions(folders: Sequence[Path]) -> list[dict[str, Any]]:
     list[dict]
         ``family, op, variant, dtype, split, shape, measured_s, predicted_s, error, extrapolated`` of each row.
     """
-    found = []
+    points = []
     for folder in folders:
         rows, curves = fit_folder(folder)
         for row, time_s, far in zip(rows, *_predict(curves, rows, folder), strict=True):
             if np.isfinite(time_s):
                 case = row.case
-                found.append(
+                points.append(
                     {
                         "family": FAMILY.get(case.family, case.family),
                         "op": case.op,
@@ -113,18 +113,18 @@ def predictions(folders: Sequence[Path]) -> list[dict[str, Any]]:
                         "extrapolated": bool(far),
                     }
                 )
-    return found
+    return points
 
 
 def _predict(curves: Curves, rows: Sequence[Row], folder: Path) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """What a folder's curves say, and of products with unaligned widths what its GPU's profile does. [s]"""
     time_s, outside = predict(curves, rows)
-    at = [i for i, row in enumerate(rows) if row.case.family == BUNDLED]
-    if at:
+    gemm_rows = [i for i, row in enumerate(rows) if row.case.family == BUNDLED]
+    if gemm_rows:
         gpu = bundled_gpu(curves.gpu, folder)
-        m, n, k = (np.array([[float(rows[i].case.size(x))] for i in at]) for x in "mnk")
-        ways: list[Way] = [rows[i].case.op for i in at]  # type: ignore[misc]
-        time_s[at] = unaligned_gemm_s(gemm_s(m, n, k, gpu), m, n, k, np.ones_like(m), ways, gpu)[:, 0]
+        m, n, k = (np.array([[float(rows[i].case.size(x))] for i in gemm_rows]) for x in "mnk")
+        ways: list[Way] = [rows[i].case.op for i in gemm_rows]  # type: ignore[misc]
+        time_s[gemm_rows] = unaligned_gemm_s(gemm_s(m, n, k, gpu), m, n, k, np.ones_like(m), ways, gpu)[:, 0]
     return time_s, outside
 
 

@@ -9,9 +9,9 @@ from statistics import fmean
 
 from mofa.calibrate.cases import Shape, Split
 from mofa.calibrate.chunked_layer import LayerPrediction, predict_layer
-from mofa.calibrate.folder import base_of
+from mofa.calibrate.fits.folder import base_of
 from mofa.calibrate.measurements import Row, read_file
-from mofa.calibrate.shapes_chunked import FAMILY, ISSUE, OPS
+from mofa.calibrate.shapes.chunked import FAMILY, ISSUE, OPS
 from mofa.specs.load import load_cluster, load_framework
 
 QUANTITIES = {"step": "step_s", "forward": "forward_s", "backward": "backward_s", "peak_bytes": "peak_bytes",
@@ -55,7 +55,7 @@ def score_layers(
         If a file is corrupt, or no bundled profile knows the GPU.
     """
     framework = load_framework("torchtitan")  # only which communicators share: a layer of plain PyTorch has one
-    found = []
+    scores = []
     for folder in folders:
         for rows in layers_of(folder):
             last = rows[OPS[-1]]
@@ -65,8 +65,8 @@ def score_layers(
             cluster = load_cluster(base_of(last.gpu, folder)[1], int(shape["ep"]))
             issue_s = rows[ISSUE].sample.median_s if ISSUE in rows else (hosts or {}).get(last.host)
             said = predict_layer(shape, cluster.on_shared_hosts().at_host(issue_s), framework)
-            found.append(LayerScore(folder.name, shape, _beside(rows, said, quantities), last.case.split))
-    return found
+            scores.append(LayerScore(folder.name, shape, _beside(rows, said, quantities), last.case.split))
+    return scores
 
 
 def layers_of(folder: Path) -> list[dict[str, Row]]:

@@ -19,7 +19,7 @@ from mofa.blocks.op import Back, Op, Tape, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
 from mofa.calibrate.cases import Shape
-from mofa.calibrate.shapes_chunked import rank_rows
+from mofa.calibrate.shapes.chunked import rank_rows
 from mofa.cost.allocations.allocation_trace import OpTrace, life
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.liveness import block_memory
@@ -122,7 +122,7 @@ def static_tensors(shape: Shape) -> dict[str, float]:
 
     Examples
     --------
-    >>> from mofa.calibrate.shapes_chunked import SMALL
+    >>> from mofa.calibrate.shapes.chunked import SMALL
     >>> static_tensors({**SMALL, "ep": 2, "chunks": 1, "skew": "0.0"})["w1"] == 4 * 2 * 16 * 32 * 2
     True
     """
@@ -161,10 +161,10 @@ def layer_forward(shape: Shape) -> Tape:
     b.add(Op("moe.rows", "memory_bound", Stream(2 * copies * row, "gather_copies", source=t * row),
              (spread, rows_of, places), (sent,),
              (places,), functions=1, back=Back(2 * copies * row, 1, like="permute")))  # fmt: skip
-    here, frame_local = sent, ""
+    received, frame_local = sent, ""
     if several:
-        here = _dispatch(b, here, copies, rows, e, row, imbalance=rows / copies)
-    out = _experts(b, here, rows, local, h, f)
+        received = _dispatch(b, received, copies, rows, e, row, imbalance=rows / copies)
+    out = _experts(b, received, rows, local, h, f)
     if several:
         ordered = b.tensor("unsorted", rows * row)
         out = b.add(_gather("moe.unsort", out, ordered, ("goes", "comes"), rows * row))
@@ -173,18 +173,18 @@ def layer_forward(shape: Shape) -> Tape:
         back = b.tensor("back", copies * row)
         work = Collective("all_to_all", "ep", copies * row, rows / copies)
         out = b.add(Op("moe.combine", "ep", work, (out,), (back,), stream="ep", functions=1))
-    kept = (out, rows_of, places, order, probs)
-    done = _combine(b, kept, (frame_local,) if several else (), copies * row, t * row)
+    saved = (out, rows_of, places, order, probs)
+    done = _combine(b, saved, (frame_local,) if several else (), copies * row, t * row)
     return b.tape((x,), (done,))
 
 
-def _combine(b: TapeBuilder, kept: tuple[str, ...], alive: tuple[str, ...], rows: float, own: float) -> str:
+def _combine(b: TapeBuilder, saved: tuple[str, ...], alive: tuple[str, ...], rows: float, own: float) -> str:
     """Copies picked, weighted in place and added; one function, whose kernels are ops here.
 
     Back, the copies are picked again and multiplied with their token's gradient, which gives the probabilities'; the
     token's gradient is spread over its copies and weighted. ``rows`` and ``own`` are the bytes of copies and tokens.
     """
-    y, rows_of, places, _, probs = kept
+    y, rows_of, places, _, probs = saved
     picked, weighed, again = (
         b.tensor("picked", rows),
         b.tensor("weighed", 0.0, grad_bytes=rows),
@@ -199,7 +199,7 @@ def _combine(b: TapeBuilder, kept: tuple[str, ...], alive: tuple[str, ...], rows
     done = b.tensor("out", own, grad_bytes=0.0)  # its gradient is static
     work, reads = Stream(rows + own, "sum_copies"), (again, probs, *alive)
     back = Back(3 * rows + own, 2, like="dot_copies")
-    return b.add(Op("moe.unpermute", "memory_bound", work, reads, (done,), kept, back=back))
+    return b.add(Op("moe.unpermute", "memory_bound", work, reads, (done,), saved, back=back))
 
 
 def _router(b: TapeBuilder, x: str, t: float, h: float, e: float, k: float) -> tuple[str, str]:
@@ -229,12 +229,12 @@ def _gather(name: str, x: str, out: str, index: tuple[str, str], nbytes: float) 
 
 def _dispatch(b: TapeBuilder, x: str, copies: float, rows: float, e: float, row: float, *, imbalance: float) -> str:
     """Counts travel, the host reads them, rows travel and are put in order of experts."""
-    told = b.tensor("counts", INT64 * e, grad=False)
-    b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", INT64 * e), ("rows",), (told,), stream="ep"))
-    b.add(Op("moe.sums", "memory_bound", Stream(8 * INT64 * e), (told,), launches=4))
+    all_counts = b.tensor("counts", INT64 * e, grad=False)
+    b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", INT64 * e), ("rows",), (all_counts,), stream="ep"))
+    b.add(Op("moe.sums", "memory_bound", Stream(8 * INT64 * e), (all_counts,), launches=4))
     b.add(Op("moe.sync", "host", HostSync()))
     goes, comes = (b.tensor(name, INT64 * rows, grad=False) for name in ("goes", "comes"))
-    b.add(Op("moe.blocks", "memory_bound", Stream(10 * INT64 * rows), (told,), (goes, comes),
+    b.add(Op("moe.blocks", "memory_bound", Stream(10 * INT64 * rows), (all_counts,), (goes, comes),
              scratch=2 * INT64 * rows, launches=18))  # fmt: skip
     got = b.tensor("received", rows * row)
     b.add(Op("moe.dispatch", "ep", Collective("all_to_all", "ep", copies * row, imbalance), (x,), (got,), stream="ep",
@@ -255,9 +255,10 @@ def _experts(b: TapeBuilder, x: str, rows: float, local: float, h: float, f: flo
         )  # fmt: skip
 
     both = product("experts.fc1", x, 2 * f, h)
-    act, one = b.tensor("act", BF16 * rows * f), BF16 * rows * f
-    b.add(Op("experts.act", "memory_bound", Stream(5 * one, "swiglu_halves_fwd"), (both,), (act,), (both,), launches=2,
-             functions=1, back=Back(11 * one, 4, scratch=one, like="swiglu_halves_bwd")))  # fmt: skip
+    act, act_bytes = b.tensor("act", BF16 * rows * f), BF16 * rows * f
+    back = Back(11 * act_bytes, 4, scratch=act_bytes, like="swiglu_halves_bwd")
+    b.add(Op("experts.act", "memory_bound", Stream(5 * act_bytes, "swiglu_halves_fwd"), (both,), (act,), (both,),
+             launches=2, functions=1, back=back))  # fmt: skip
     return product("experts.fc2", act, h, f)
 
 

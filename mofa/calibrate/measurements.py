@@ -97,11 +97,11 @@ def read_rows(folder: Path, *, families: Iterable[str] | None = None) -> list[Ro
 
 def rows_of_first(folders: Iterable[Path], *, families: Iterable[str]) -> list[Row]:
     """Rows of several folders: each op's from the first of them that has any."""
-    wanted, found = tuple(families), list[Row]()
+    wanted, rows = tuple(families), list[Row]()
     for folder in folders:
-        timed = {row.case.op for row in found}
-        found += [row for row in read_rows(folder, families=wanted) if row.case.op not in timed]
-    return found
+        timed = {row.case.op for row in rows}
+        rows += [row for row in read_rows(folder, families=wanted) if row.case.op not in timed]
+    return rows
 
 
 def read_file(path: Path) -> list[Row]:
@@ -201,11 +201,11 @@ def read_environment(folder: Path) -> dict[str, Any]:
     """What environment.json says of the machine."""
     path = folder / ENVIRONMENT
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        environment = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise SpecError(f"{path}: missing; it is written by `mofa calibrate run`") from None
     except ValueError as error:
         raise SpecError(f"{path}: no valid JSON ({error}); restore it or run again") from None
-    if not isinstance(found, dict) or not isinstance(found.get("gpu"), str):
+    if not isinstance(environment, dict) or not isinstance(environment.get("gpu"), str):
         raise SpecError(f"{path}: gpu (the name of the device) is missing; restore it or run again")
-    return found
+    return environment

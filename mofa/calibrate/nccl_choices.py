@@ -23,7 +23,7 @@ def read_choices(cases: Sequence[Case], lines: Iterable[str]) -> dict[str, list[
     >>> read_choices([case], ["NCCL INFO AllReduce: 4096 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..1}"])
     {'all_reduce 4': [{'from_bytes': 4096, 'algorithm': 'TREE', 'protocol': 'LL'}]}
     """
-    said = [found.groups() for line in lines if (found := _LINE.search(line))]
+    said = [match.groups() for line in lines if (match := _LINE.search(line))]
     if [name for name, _, _ in said] != [TUNED[case.op] for case in cases]:
         return {}
     chosen: dict[str, list[dict[str, Any]]] = {}

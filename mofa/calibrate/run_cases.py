@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mofa.calibrate.cases import Bench, Case, Unsupported
 from mofa.calibrate.measurements import ENVIRONMENT, append_row, read_file
-from mofa.calibrate.shapes import FAMILIES, ONE_GPU_FAMILIES, SEVERAL_GPU_FAMILIES, cases
-from mofa.calibrate.shapes_te_bf16 import TE_BF16_FAMILIES
+from mofa.calibrate.shapes.families import FAMILIES, ONE_GPU_FAMILIES, SEVERAL_GPU_FAMILIES, cases
+from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
 from mofa.errors import SpecError
 
 LAYERS = "chunked_moe"
@@ -43,8 +43,8 @@ def run(
         A quarter of the cases: about two minutes on one GPU. ``full`` measures all, in about six minutes; without
         either, half of the grid and all held-out shapes.
     families
-        Only these; see `mofa.calibrate.shapes.FAMILIES`. Whole MoE layers (``chunked_moe``) must be named; Transformer
-        Engine's are measured where it is installed.
+        Only these; see `mofa.calibrate.shapes.families.FAMILIES`. Whole MoE layers (``chunked_moe``) must be named;
+        Transformer Engine's are measured where it is installed.
     device
         ``auto`` and ``cuda`` need a GPU; ``cpu`` times NumPy through the same interface.
     fresh
@@ -70,10 +70,10 @@ def run(
     if unknown:
         raise SpecError(f"--families: unknown {', '.join(unknown)}; choose from {', '.join(FAMILIES)}")
     bench = open_bench(device)
-    found = num_gpus(bench) if gpus is None else gpus
+    count = num_gpus(bench) if gpus is None else gpus
     on_host = str(bench.environment().get("device")) == "cpu"
     every = _cases_of(
-        _families_of(bench, found, families), quick=quick, full=full, gpus=found, layer_gpus=0 if on_host else found,
+        _families_of(bench, count, families), quick=quick, full=full, gpus=count, layer_gpus=0 if on_host else count,
         fresh=fresh or fresh_only,
     )  # fmt: skip
     todo = [c for c in every if c.split == "fresh" or not fresh_only]
@@ -86,14 +86,14 @@ def run(
     several = [c for c in left if c.family in ("collective", "overlap")]
     layers = [c for c in left if c.family == LAYERS]
     skipped = _measure_singly(single, bench, out, host, limit_s, counts, len(left), tell)
-    if several and not counts["left"] and found > 1:
+    if several and not counts["left"] and count > 1:
         _measure_several(
             several,
             todo,
             out,
             host,
-            found,
-            lambda rows: tell(len(single) + rows, len(left), f"collectives on {found} GPUs"),
+            count,
+            lambda rows: tell(len(single) + rows, len(left), f"collectives on {count} GPUs"),
         )
         counts["measured"] += len(several)
     if layers and not counts["left"]:
@@ -205,8 +205,8 @@ def open_bench(device: str) -> Bench:
 
 def num_gpus(bench: Bench) -> int:
     """GPUs that this machine has."""
-    found = bench.environment().get("num_gpus", 1)
-    return found if isinstance(found, int) else 1
+    count = bench.environment().get("num_gpus", 1)
+    return count if isinstance(count, int) else 1
 
 
 def host_id(gpu_ids: str = "") -> str:

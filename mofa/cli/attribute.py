@@ -36,12 +36,12 @@ def attribute(
         job = jobs[0]
         refuse_another_run(trace, profile, job.cluster.num_gpus, job.id, job.gpu)
         plan = timed_plan(job.workload, job.cluster, job.strategy, framework=job.framework)
-    found = put_beside(profile.kernels, plan, job.rests_on)
-    warnings = doubts(profile, found)
-    found = found.model_copy(update={"warnings": tuple(warnings)})
+    attribution = put_beside(profile.kernels, plan, job.rests_on)
+    warnings = doubts(profile, attribution)
+    attribution = attribution.model_copy(update={"warnings": tuple(warnings)})
     for warning in warnings:
         print(f"mofa: warning: {warning}", file=sys.stderr)
     if json:
-        sys.stdout.write(found.model_dump_json(indent=2) + "\n")
+        sys.stdout.write(attribution.model_dump_json(indent=2) + "\n")
     else:
-        print_attribution(found, make_console())
+        print_attribution(attribution, make_console())

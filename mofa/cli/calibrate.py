@@ -68,8 +68,8 @@ def calibrate_run(
             fresh=fresh,
             fresh_only=fresh_only,
         )
-    told = f"{counts['measured']:,} measured, {counts['kept']:,} there before, {counts['unsupported']:,} unsupported"
-    print(f"{out}: {told}")
+    summary = f"{counts['measured']:,} measured, {counts['kept']:,} there before, {counts['unsupported']:,} unsupported"
+    print(f"{out}: {summary}")
 
 
 @calibrate.command("fit")
@@ -88,7 +88,7 @@ def calibrate_fit(
     """
     from tempfile import TemporaryDirectory
 
-    from mofa.calibrate.profile import fit
+    from mofa.calibrate.fits.profile import fit
     from mofa.errors import SpecError
     from mofa.report.save import check_writable, write_atomic
 
@@ -125,13 +125,13 @@ def calibrate_nccl(
     Ranks on one host measure the fast domain, and five sizes or more (-b 4K -e 1G -f 2) also give the curve of that
     collective; ranks on several hosts measure the network.
     """
-    from mofa.calibrate.nccl_tests import import_nccl
+    from mofa.calibrate.fits.nccl_tests import import_nccl
 
-    found = import_nccl(file, profile)
-    told = f"{found['level']}.{found['field']} = {found['value']:.2g}"
-    if found.get("curve"):
-        told += f", collectives.{found['curve']}"
-    print(f"{found['profile']}: {told} ({found['op']}, {found['points']} sizes)")
+    imported = import_nccl(file, profile)
+    summary = f"{imported['level']}.{imported['field']} = {imported['value']:.2g}"
+    if imported.get("curve"):
+        summary += f", collectives.{imported['curve']}"
+    print(f"{imported['profile']}: {summary} ({imported['op']}, {imported['points']} sizes)")
 
 
 @calibrate.command("check")
@@ -165,20 +165,20 @@ def calibrate_check(
         check_writable(out, directory=True)
     split: Split = "fresh" if fresh else "heldout"
     layers = score_layers(folders, split=split, hosts=known_hosts())
-    found = check(folders, by_op=by_op, split=split, needed=not layers)
+    report = check(folders, by_op=by_op, split=split, needed=not layers)
     if layers:
-        found["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layers(layers)}
+        report["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layers(layers)}
     if out is not None:
-        files = save_calibration(found, predictions(folders), out)
+        files = save_calibration(report, predictions(folders), out)
         if not quiet:
             print(f"wrote {len(files)} files to {out}", file=sys.stderr)
     if json:
         from json import dumps
 
-        sys.stdout.write(dumps(found, indent=2, allow_nan=False) + "\n")
+        sys.stdout.write(dumps(report, indent=2, allow_nan=False) + "\n")
         return
-    if found["families"]:
-        _print_check(found, TARGETS)
+    if report["families"]:
+        _print_check(report, TARGETS)
     if layers:
         from mofa.report.chunked_layers import print_layers
         from mofa.report.tables import make_console
@@ -197,21 +197,21 @@ def _bases(node: str) -> tuple[str, str]:
     return str(load_cluster(node, 1).node.gpu), node
 
 
-def _print_check(found: Mapping[str, Any], targets: Mapping[str, tuple[float, float]]) -> None:
+def _print_check(report: Mapping[str, Any], targets: Mapping[str, tuple[float, float]]) -> None:
     from mofa.report.tables import make_console, print_table
 
     numbers = [("points", "right"), ("median", "right"), ("90th percentile", "right"), ("bias", "right"),
                ("extrapolated", "right")]  # fmt: skip
     console = make_console()
     rows = []
-    for name, family in found["families"].items():
+    for name, family in report["families"].items():
         wanted = targets.get(name)
         met = "" if wanted is None else "yes" if _meets(family, wanted) else "no"
         rows.append([name, *_cells(family), "" if wanted is None else f"{wanted[0]:.0%}, {wanted[1]:.0%}", met])
     columns = [("family", "left"), *numbers, ("wanted: median, 90th", "right"), ("met", "left")]
     print_table(console, "Predicted against measured, held-out shapes", columns, rows)
-    if "ops" in found:
-        ops = [[name, *_cells(op)] for name, op in found["ops"].items()]
+    if "ops" in report:
+        ops = [[name, *_cells(op)] for name, op in report["ops"].items()]
         print_table(console, "By op", [("op", "left"), *numbers], ops)
 
 

@@ -196,11 +196,11 @@ def _calculator(
              (*_both(checkpoint, restart), ("--persist", persist))]  # fmt: skip
     at_s = None if interval is None else long_run.duration_s("--checkpoint-interval", interval)
     with _arguments():
-        found = calculate(
+        calculation = calculate(
             mtbf_s, times[0], times[1], persist_s=times[2], interval_s=at_s, days=days, num_runs=runs, seed=seed,
             shape=shape,
         )  # fmt: skip
-    show.show_calculation(found, rate)
+    show.show_calculation(calculation, rate)
 
 
 def _levels(
@@ -222,10 +222,10 @@ def _levels(
         raise SpecError(f"--shares: {shares[:40]!r} are no numbers; write them as 0.75,0.25") from None
     at_s = None if interval is None else long_run.duration_s("--checkpoint-interval", interval)
     with _arguments():
-        found = calculate_levels(
+        calculation = calculate_levels(
             mtbf_s, times[0], times[1], parts, interval_s=at_s, days=days, num_runs=runs, seed=seed
         )
-    show.show_levels(found, rate)
+    show.show_levels(calculation, rate)
 
 
 def _both(checkpoint: str | None, restart: str | None) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 class GoodputOutput(Output):
     """What the user asked to be shown and written."""
 
-    def show_calculation(self, found: Calculation, rate: LogReport | None) -> None:
+    def show_calculation(self, calculation: Calculation, rate: LogReport | None) -> None:
         """Write and print what the calculator found."""
         from mofa.report.goodput import print_calculation, print_rate
         from mofa.report.tables import make_console
 
-        if self._json(found.model_dump_json(indent=2) + "\n"):
+        if self._json(calculation.model_dump_json(indent=2) + "\n"):
             return
         console = make_console()
         if rate is not None:
             print_rate(console, rate)
-        print_calculation(console, found, quiet=self.quiet)
+        print_calculation(console, calculation, quiet=self.quiet)
 
-    def show_levels(self, found: LevelCalculation, rate: LogReport | None) -> None:
+    def show_levels(self, calculation: LevelCalculation, rate: LogReport | None) -> None:
         """Write and print what the calculator found of several levels."""
         from mofa.report.goodput import print_levels, print_rate
         from mofa.report.tables import make_console
 
-        if self._json(found.model_dump_json(indent=2) + "\n"):
+        if self._json(calculation.model_dump_json(indent=2) + "\n"):
             return
         console = make_console()
         if rate is not None:
             print_rate(console, rate)
-        print_levels(console, found, quiet=self.quiet)
+        print_levels(console, calculation, quiet=self.quiet)
 
     def show_rate(self, rate: LogReport) -> None:
         """Write and print what a log says."""

@@ -176,10 +176,10 @@ def split_set(items: list[str] | None) -> tuple[list[str], dict[str, object]]:
     """Items of ``--set`` without those about long runs, and these as dotted paths below the profile."""
     from mofa.specs.overrides import ROOTS, parse_set
 
-    mine = [item for item in items or () if item.strip().startswith("faults.")]
-    rest = [item for item in items or () if item not in mine]
+    of_faults = [item for item in items or () if item.strip().startswith("faults.")]
+    rest = [item for item in items or () if item not in of_faults]
     parse_set(rest, (*ROOTS, "faults"))  # a wrong beginning is told with all that there are
-    return rest, parse_set(mine, ("faults",))["faults"]
+    return rest, parse_set(of_faults, ("faults",))["faults"]
 
 
 def at_least(option: str, value: float, unit: str) -> float:

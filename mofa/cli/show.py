@@ -235,11 +235,11 @@ def _facts(spec: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
 def _leaves(raw: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves of nested mappings with their dotted paths, without absent ones."""
     for key, value in raw.items():
-        here = f"{path}.{key}" if path else key
+        key_path = f"{path}.{key}" if path else key
         if isinstance(value, dict):
-            yield from _leaves(value, here)
+            yield from _leaves(value, key_path)
         elif value is not None:
-            yield here, value
+            yield key_path, value
 
 
 def _print_json(value: object) -> None:

@@ -53,7 +53,7 @@ def trace(
 
     check_writable(out)
     with jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue) as jobs:
-        num, text, note = _played(_one(jobs, run, workload), ranks, micro_batches, jitter, seed)
+        num, text, note = _played(_single_job(jobs, run, workload), ranks, micro_batches, jitter, seed)
     write_atomic(out, text.encode())
     if not quiet:
         print(f"wrote {out}: {num:,} events, {len(text) / 1e6:.1f} MB; {note}", file=sys.stderr)
@@ -98,7 +98,7 @@ def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed
     return len(events), text, note
 
 
-def _one(jobs: list[Job], run: str | None, file: str) -> Job:
+def _single_job(jobs: list[Job], run: str | None, file: str) -> Job:
     from mofa.errors import SpecError
 
     names = ", ".join(str(job.id) for job in jobs)
@@ -117,9 +117,9 @@ def _ranks(text: str, pp: int) -> list[int]:
     from mofa.errors import SpecError
 
     try:
-        found = sorted({int(word) for word in text.replace(" ", "").split(",")})
+        ranks = sorted({int(word) for word in text.replace(" ", "").split(",")})
     except ValueError:
         raise SpecError(f"--ranks: {text!r} is no list of numbers; write it as 0,1,15") from None
-    if found[0] < 0 or found[-1] >= pp:
+    if ranks[0] < 0 or ranks[-1] >= pp:
         raise SpecError(f"--ranks: {text} is outside 0 to {pp - 1}, the pipeline ranks of the strategy")
-    return found
+    return ranks

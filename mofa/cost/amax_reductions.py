@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.megatron_fp8 import AMAX_BYTES
+from mofa.blocks.frameworks.megatron.fp8 import AMAX_BYTES
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.rows import Rows
 from mofa.specs.workload import WorkloadSpec

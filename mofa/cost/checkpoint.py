@@ -29,10 +29,10 @@ def saved_bytes_per_param(workload: WorkloadSpec, framework: FrameworkSpec) -> f
     parameter.
     """
     num_moments = workload.optimizer.traits.num_moments
-    moments = (2.0 if workload.precision.moments == "bf16" else 4.0) * num_moments
+    moments_bytes = (2.0 if workload.precision.moments == "bf16" else 4.0) * num_moments
     if not framework.traits.has_pytorch_modules:
-        return 2.0 + 4.0 + moments
-    return 2.0 + 2.0 * num_moments if workload.precision.params == "bf16" else 4.0 + moments
+        return 2.0 + 4.0 + moments_bytes
+    return 2.0 + 2.0 * num_moments if workload.precision.params == "bf16" else 4.0 + moments_bytes
 
 
 def checkpoint_bytes(workload: WorkloadSpec, framework: FrameworkSpec) -> float:
@@ -115,7 +115,7 @@ def checkpoint_times(
     per_node = per_rank_bytes * min(cluster.node.gpus_per_node, cluster.num_gpus)
     nics = nic.num_per_node * nic.bandwidth_bytes_per_s.value * nic.efficiency.value
     node = nics if storage.node_bytes_per_s is None else storage.node_bytes_per_s.value
-    kept = {
+    copies = {
         "async": spec.in_flight,
         "memory": 2,
         "two-level": 2,
@@ -127,5 +127,5 @@ def checkpoint_times(
         write_s=np.maximum(total_bytes / storage.write_bytes_per_s.value, per_node / node),
         read_s=np.maximum(total_bytes / storage.read_bytes_per_s.value, per_node / node),
         peer_s=per_node * (spec.copies - 1) / nics,
-        host_bytes=per_node * kept.get(spec.mode, 0),
+        host_bytes=per_node * copies.get(spec.mode, 0),
     )

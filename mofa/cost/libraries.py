@@ -39,7 +39,7 @@ def rests_on_library(
     library
         Whose curves count.
     """
-    whole: dict[str, float] = defaultdict(float)
+    by_family: dict[str, float] = defaultdict(float)
     under: dict[str, float] = defaultdict(float)
     machine = costs.machine
     kinds = Counter(layer_kind(model, i) for i in range(model.num_layers))
@@ -49,16 +49,16 @@ def rests_on_library(
             for op, took in zip(tape.ops, device_seconds(tape.ops, machine), strict=True):
                 if isinstance(op.work, (Gemm, Grouped, Attention, Stream)):
                     seconds = layers.get(name, 1) * float(took)
-                    whole[op.family] += seconds
+                    by_family[op.family] += seconds
                     under[op.family] += seconds * _is_measured_under(op, machine, library)
-    shares = {family: under[family] / whole[family] for family in whole if whole[family] > 0}
-    kernels_s = sum(whole.values())
+    shares = {family: under[family] / by_family[family] for family in by_family if by_family[family] > 0}
+    kernels_s = sum(by_family.values())
     for name in AS_THE_KERNELS:
         shares[name] = sum(under.values()) / kernels_s if kernels_s else 0.0
     shares["host_idle"] = float(has_facts_of(machine.cluster.gpu.curves.host, library))
     step_s = sum(exposed.values())
-    found = {name: shares.get(name, 0.0) * seconds / step_s for name, seconds in exposed.items()}
-    return {name: share for name, share in found.items() if share > 0}
+    step_shares = {name: shares.get(name, 0.0) * seconds / step_s for name, seconds in exposed.items()}
+    return {name: share for name, share in step_shares.items() if share > 0}
 
 
 def _is_measured_under(op: Op, machine: Machine, library: Library) -> bool:

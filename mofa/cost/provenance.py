@@ -58,11 +58,11 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
     Named as the curves' measured ranges: ``gemm`` m, n, k; ``grouped_gemm`` tokens, groups, n, k; ``attention`` q.
     """
     works = {id(op.work): op.work for tape in tapes for op in tape.ops}.values()
-    found: dict[str, Sizes] = {}
+    sizes: dict[str, Sizes] = {}
     for family, kind, names in SIZES:
         some = [work for work in works if type(work) is kind]
-        found[family] = {name: _span([getattr(w, field) for w in some]) for name, field in names.items() if some}
-    return found
+        sizes[family] = {name: _span([getattr(w, field) for w in some]) for name, field in names.items() if some}
+    return sizes
 
 
 def stream_names(tapes: Iterable[Tape]) -> frozenset[str]:
@@ -89,14 +89,14 @@ def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     The forward passes are enough: the products of the backward ones have the same operands. Several products in one
     kernel are left out, whose rate was measured (:class:`mofa.specs.gpu_facts.UnalignedProducts`).
     """
-    found: dict[int, dict[str, None]] = {}
+    names_of: dict[int, dict[str, None]] = {}
     for op in (op for tape in tapes for op in tape.ops):
         work = op.work
         if isinstance(work, (Gemm, Grouped)) and work.format in ALIGNED and not (type(work) is Gemm and _several(work)):
             for size in set(_span([work.n, work.k])):
                 if size % ALIGNED[work.format]:
-                    found.setdefault(int(size), {})[op.name] = None
-    return {size: tuple(found[size]) for size in sorted(found)}
+                    names_of.setdefault(int(size), {})[op.name] = None
+    return {size: tuple(names_of[size]) for size in sorted(names_of)}
 
 
 def has_unaligned_products(work: Gemm) -> bool:
@@ -114,10 +114,10 @@ OPTIMIZER = frozenset({"adam_fused", "adam_foreach", "grad_norm", "grad_clip", "
 
 def _of_streams(curves: Mapping[str, Curve], names: frozenset[str] | None) -> Provenance:
     """The least certain of the ops that occur, eager and compiled, and of the general rate."""
-    kept = [c for key, c in curves.items() if key == "default" or names is None or key.split()[-1] in names]
+    wanted = [c for key, c in curves.items() if key == "default" or names is None or key.split()[-1] in names]
     known = {key.split()[-1] for key in curves}
     stand_ins: list[Provenance] = ["transferred" for name in names or () if name in STREAM_FALLBACK.keys() - known]
-    return _least(*map(of_curve, kept), *stand_ins)
+    return _least(*map(of_curve, wanted), *stand_ins)
 
 
 def _of_product(curves: Mapping[GemmFormat, Curve], kind: GemmFormat, sizes: Sizes | None) -> Provenance:
@@ -159,17 +159,17 @@ def component_provenance(
         How experts' products run where they are not fp8's.
     """
     curves, node = cluster.gpu.curves, cluster.node
-    found = sizes or {}
+    sizes_of = sizes or {}
     outside = weakest(node.nic.efficiency, node.nic.latency_s)
     outside_a2a = weakest(node.nic.all_to_all_efficiency, node.nic.latency_s)
     stream = _of_streams(curves.stream, streams)
     kernels = [curve for key, curve in curves.attention.items() if key.split()[0] == backend]
-    attention = _least(*(of_curve(curve, found.get("attention")) for curve in kernels or curves.attention.values()))
+    attention = _least(*(of_curve(curve, sizes_of.get("attention")) for curve in kernels or curves.attention.values()))
     streamed = {"bf16": curves.streamed["bf16"]} if grouped_kernel == "multi-stream" else {}
     experts: dict[GemmFormat, Curve] = {**curves.grouped_gemm, **streamed}  # type: ignore[dict-item]
     out: dict[str, Provenance] = {
-        "gemm": _least(*(_of_product(curves.gemm, f, found.get("gemm")) for f in formats)),
-        "grouped_gemm": _least(*(_of_product(experts, f, found.get("grouped_gemm")) for f in formats)),
+        "gemm": _least(*(_of_product(curves.gemm, f, sizes_of.get("gemm")) for f in formats)),
+        "grouped_gemm": _least(*(_of_product(experts, f, sizes_of.get("grouped_gemm")) for f in formats)),
         "attention": attention,
         "memory_bound": stream,
         "host_idle": weakest(curves.host.eager_op_s, curves.host.sync_s),
@@ -191,5 +191,5 @@ def _inside(cluster: ClusterSpec, kind: str, ranks: int) -> Provenance:
     if not measured:
         share = node.intra.all_to_all_efficiency if kind == "all_to_all" else node.intra.efficiency
         return weakest(share, node.intra.latency_s)
-    whole = _least(*(of_curve(curve) for curve in measured.values()))
-    return _least("extrapolated", whole) if ranks > max(measured) and kind != "send_recv" else whole
+    least = _least(*(of_curve(curve) for curve in measured.values()))
+    return _least("extrapolated", least) if ranks > max(measured) and kind != "send_recv" else least

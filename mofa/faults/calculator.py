@@ -112,17 +112,17 @@ def calculate(
     persist, work = float(at_least_zero("persist_s", persist_s)), float(above_zero("days", days, "d")) * SECONDS_PER_DAY
     if num_runs < 2:
         raise SpecError(f"num_runs: is {num_runs}; give at least 2, which have a spread")
-    found = Intervals(
+    intervals = Intervals(
         young=float(young_s(block, mtbf)), daly=float(daly_s(block, mtbf)),
         daly_higher_order=float(daly_higher_order_s(block, mtbf)),
         exact=float(exact_s(block, mtbf)) if shape == 1 else weibull_exact_s(block, mtbf, restart, persist, shape),
     )  # fmt: skip
-    at = found.exact
+    used_s = intervals.exact
     if interval_s is not None:
-        at = float(above_zero("interval_s", interval_s))
-        if at > work:
+        used_s = float(above_zero("interval_s", interval_s))
+        if used_s > work:
             raise SpecError(
-                f"interval_s: is {at:g} s, longer than the run of {work:g} s; shorten it or lengthen the run"
+                f"interval_s: is {used_s:g} s, longer than the run of {work:g} s; shorten it or lengthen the run"
             )
 
     def shares(interval: float) -> dict[str, float]:
@@ -130,27 +130,27 @@ def calculate(
             return {name: float(v) for name, v in expected_shares(interval, block, mtbf, restart, persist).items()}
         return weibull_shares(interval, block, mtbf, restart, persist, shape)
 
-    if shape != 1 and at == 0:
+    if shape != 1 and used_s == 0:
         raise SpecError("shape: needs an interval above 0; give checkpoints a time, or --checkpoint-interval")
-    parts = shares(at)
+    parts = shares(used_s)
     value = parts["productive"]
-    by = {name: shares(getattr(found, name))["productive"] for name in Intervals.model_fields}
+    by = {name: shares(getattr(intervals, name))["productive"] for name in Intervals.model_fields}
     return Calculation(
-        mtbf_s=mtbf, checkpoint_s=block, persist_s=persist, restart_s=restart, interval_s=found, ettr=value,
-        shape=shape, at_interval_s=at, ettr_by_formula=Intervals(**by),
-        meta_ettr=float(meta_ettr(at, block, mtbf, restart + persist)) if at > 0 else None,
-        ettr_monte_carlo=_simulated(mtbf, block, persist, restart, at, value, work, num_runs, seed, shape),
+        mtbf_s=mtbf, checkpoint_s=block, persist_s=persist, restart_s=restart, interval_s=intervals, ettr=value,
+        shape=shape, at_interval_s=used_s, ettr_by_formula=Intervals(**by),
+        meta_ettr=float(meta_ettr(used_s, block, mtbf, restart + persist)) if used_s > 0 else None,
+        ettr_monte_carlo=_simulated(mtbf, block, persist, restart, used_s, value, work, num_runs, seed, shape),
         ledger=Ledger(**{part: parts[part] for part in PARTS}),
     )  # fmt: skip
 
 
 def _simulated(
-    mtbf: float, block: float, persist: float, restart: float, at: float, expected: float, work: float, num_runs: int,
-    seed: int, shape: float,
+    mtbf: float, block: float, persist: float, restart: float, interval_s: float, expected: float, work: float,
+    num_runs: int, seed: int, shape: float,
 ) -> MonteCarlo | None:  # fmt: skip
     if expected < LEAST_ETTR:
         return None
-    interval = at or 1e-9 * mtbf  # as good as all the time
+    interval = interval_s or 1e-9 * mtbf  # as good as all the time
     each = MAX_EACH
     if shape != 1 or persist > 0:
         num_runs, work, each = max(num_runs // FEWER, min(num_runs, FEWER)), work * FEWER, each * 10

@@ -74,12 +74,12 @@ class _Levels:
         if level > 0:
             inner = self.segment(level - 1, level - 1).repeated(self.ratios[level - 1] - 1).then(inner)
         # a failure within goes back to this stretch's begin with the share and restart of this level, or beyond it
-        mine, a = self.shares[level], self.resume(level)
+        share, a = self.shares[level], self.resume(level)
         fails = sum((self.shares[k] * (1 - self.resume(k)) for k in range(level + 1)), np.zeros_like(a))
         comes = sum((self.shares[k] * self.resume(k) for k in range(level + 1)), np.zeros_like(a))
-        again = (1 - a) * mine / (1 - fails)
-        fixed = mine * self.mtbf_s * (1 - a) + again * self.mtbf_s * fails
-        begin = mine * a + again * comes
+        again = (1 - a) * share / (1 - fails)
+        fixed = share * self.mtbf_s * (1 - a) + again * self.mtbf_s * fails
+        begin = share * a + again * comes
         keeps = 1 - inner.back * begin
         return _Stretch(
             (inner.fixed + inner.back * fixed) / keeps, inner.writing / keeps, inner.onward / keeps,
@@ -145,10 +145,10 @@ def _up(
     mean = mean_block_s(ratios, block_s)
     with np.errstate(all="ignore"):
         pattern = facts.segment(top, top)
-        found = (number * interval / pattern.fixed, pattern.writing / pattern.fixed)
+        fractions = (number * interval / pattern.fixed, pattern.writing / pattern.fixed)
     plain = (interval / (interval + mean), mean / (interval + mean))
     # where all but no segment survives, what is left of 1 is rounding
-    productive, writing = (np.clip(np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0) for x in found)
+    productive, writing = (np.clip(np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0) for x in fractions)
     return np.where(np.isinf(mtbf), plain[0], productive), np.where(np.isinf(mtbf), plain[1], writing)
 
 
@@ -187,9 +187,9 @@ def level_shares(
     columns = np.broadcast_arrays(mtbf, *shares, *restart_s)
     number = len(shares)
     weights, back = np.stack(columns[1 : number + 1], axis=-1), np.stack(columns[number + 1 :], axis=-1)
-    whole = weights.sum(axis=-1, keepdims=True)
+    total = weights.sum(axis=-1, keepdims=True)
     restart = effective_restart_s(
-        back, np.where(whole > 0, weights / np.where(whole > 0, whole, 1.0), 1 / number), mtbf
+        back, np.where(total > 0, weights / np.where(total > 0, total, 1.0), 1 / number), mtbf
     )
     ends = np.isinf(np.asarray(interval_s, dtype=np.float64))
     known, writes = _up(np.where(ends, 1.0, interval_s), ratios, block_s, mtbf, shares, restart_s)
@@ -248,8 +248,8 @@ def best_pattern(
         wide = sum((p * e for p, e in zip(parts, spans, strict=True)), np.zeros(()))
         own = (two_level_s((block, block), mtbf / wide, 1.0)[0], exact_s(block, mtbf / wide))
         for interval in own if interval_s is None else (wanted[0],):
-            at = np.where(np.isfinite(interval) & (interval > 0), interval, 1.0)
-            value = np.where(np.isinf(mtbf), 1.0, nested_ettr(at, ratios, block_s, mtbf, shares, restart_s))
+            valid_interval = np.where(np.isfinite(interval) & (interval > 0), interval, 1.0)
+            value = np.where(np.isinf(mtbf), 1.0, nested_ettr(valid_interval, ratios, block_s, mtbf, shares, restart_s))
             take = value > best
             chosen = (
                 np.where(take, interval, chosen[0]),

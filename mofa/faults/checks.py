@@ -19,30 +19,30 @@ def at_least_zero(name: str, value: ArrayLike, unit: str = "s", *, finite: bool 
     Traceback (most recent call last):
     mofa.errors.SpecError: restart_s: is -1 s; give a number of at least 0 s
     """
-    found = np.asarray(value, dtype=np.float64)
-    _refuse(name, found, (found < 0) | ~_known(found, finite), f"at least 0 {unit}".rstrip(), unit)
-    return found
+    values = np.asarray(value, dtype=np.float64)
+    _refuse(name, values, (values < 0) | ~_known(values, finite), f"at least 0 {unit}".rstrip(), unit)
+    return values
 
 
 def above_zero(name: str, value: ArrayLike, unit: str = "s", *, finite: bool = True) -> FloatN:
     """The value as floats, refused where it is zero, negative, NaN or, unless ``finite`` is off, infinite."""
-    found = np.asarray(value, dtype=np.float64)
-    _refuse(name, found, (found <= 0) | ~_known(found, finite), f"above 0 {unit}".rstrip(), unit)
-    return found
+    values = np.asarray(value, dtype=np.float64)
+    _refuse(name, values, (values <= 0) | ~_known(values, finite), f"above 0 {unit}".rstrip(), unit)
+    return values
 
 
 def share(name: str, value: ArrayLike) -> FloatN:
     """The value as floats, refused outside of 0 to 1. [-]"""
-    found = np.asarray(value, dtype=np.float64)
-    _refuse(name, found, (found < 0) | (found > 1) | ~_known(found, True), "0 to 1", "")
-    return found
+    values = np.asarray(value, dtype=np.float64)
+    _refuse(name, values, (values < 0) | (values > 1) | ~_known(values, True), "0 to 1", "")
+    return values
 
 
-def _known(found: FloatN, finite: bool) -> NDArray[np.bool_]:
-    return np.isfinite(found) if finite else ~np.isnan(found)
+def _known(values: FloatN, finite: bool) -> NDArray[np.bool_]:
+    return np.isfinite(values) if finite else ~np.isnan(values)
 
 
-def _refuse(name: str, found: FloatN, wrong: NDArray[np.bool_], want: str, unit: str) -> None:
+def _refuse(name: str, values: FloatN, wrong: NDArray[np.bool_], want: str, unit: str) -> None:
     if np.any(wrong):
-        first = float(found[wrong].flat[0]) if found.ndim else float(found)
+        first = float(values[wrong].flat[0]) if values.ndim else float(values)
         raise SpecError(f"{name}: is {f'{first:g} {unit}'.strip()}; give a number of {want}")

@@ -94,15 +94,15 @@ class FailureTimes:
         weibull = self.queue is None and clock.shape != 1 and not np.isinf(clock.mtbf_s)
         self.scale_s = weibull_scale_s(self.mean_s, clock.shape) if weibull else self.mean_s
 
-    def next_gap(self, at: IntN) -> FloatN:
+    def next_gap(self, rows: IntN) -> FloatN:
         """Time from the last failure of these runs to their next. [s]"""
         if self.queue is not None:
-            return self.queue.next_gap(at)
+            return self.queue.next_gap(rows)
         if np.isinf(self.clock.mtbf_s):
-            return np.full(len(at), np.inf)
+            return np.full(len(rows), np.inf)
         if self.clock.shape == 1:
-            return np.asarray(self.rng.exponential(self.mean_s[at]))
-        return np.asarray(self.rng.weibull(self.clock.shape, len(at)) * self.scale_s[at])
+            return np.asarray(self.rng.exponential(self.mean_s[rows]))
+        return np.asarray(self.rng.weibull(self.clock.shape, len(rows)) * self.scale_s[rows])
 
 
 class _NodeClocks:
@@ -126,13 +126,13 @@ class _NodeClocks:
         self.read = np.zeros(n, dtype=np.int64)
         self.last = np.zeros(n)
 
-    def next_gap(self, at: IntN) -> FloatN:
-        while np.any(self.read[at] >= np.isfinite(self.events[at]).sum(axis=1)):
+    def next_gap(self, rows: IntN) -> FloatN:
+        while np.any(self.read[rows] >= np.isfinite(self.events[rows]).sum(axis=1)):
             self._refill()
-        found = self.events[at, self.read[at]]
-        self.read[at] += 1
-        gap = found - self.last[at]
-        self.last[at] = found
+        event_s = self.events[rows, self.read[rows]]
+        self.read[rows] += 1
+        gap = event_s - self.last[rows]
+        self.last[rows] = event_s
         return np.asarray(gap)
 
     def _refill(self) -> None:

@@ -97,11 +97,11 @@ class FailureLog:
         """
         gaps, rest = [], []
         back: dict[str, float] = {}
-        for node, at, until in zip(self.nodes, self.times_s, self.until_s, strict=True):
-            if node in back and at > back[node]:
-                gaps.append(at - back[node])
-            back[node] = at if math.isnan(until) else until
-        rest = [self.times_s[-1] - at for at in back.values()]
+        for node, time_s, until in zip(self.nodes, self.times_s, self.until_s, strict=True):
+            if node in back and time_s > back[node]:
+                gaps.append(time_s - back[node])
+            back[node] = time_s if math.isnan(until) else until
+        rest = [self.times_s[-1] - time_s for time_s in back.values()]
         if len(gaps) < MIN_GAPS or np.ptp(gaps) == 0:
             return None
         return fit_weibull_shape(np.array(gaps), np.array(rest))
@@ -131,24 +131,24 @@ def read_log(path: str | Path) -> FailureLog:
     back: dict[str, float] = {}
     clocks: set[str] = set()
     for number, row in enumerate(rows, 1):
-        here = f"{where}: row {number}"
+        of_row = f"{where}: row {number}"
         for column in ("node", "time", "kind"):
             if not (row.get(column) or "").strip():
-                raise SpecError(f"{here}: {column} is empty; fill it in")
+                raise SpecError(f"{of_row}: {column} is empty; fill it in")
         node = str(row["node"]).strip()
-        at = _seconds(str(row["time"]), f"{here}: time", clocks)
+        time_s = _seconds(str(row["time"]), f"{of_row}: time", clocks)
         text = str(row.get("until") or "").strip()
-        until = _seconds(text, f"{here}: until", clocks) if text else math.nan
-        if times and at < times[-1]:
-            raise SpecError(f"{here}: time ({short(str(row['time']))}) is before the row above; sort the log by time")
-        if until < at:
-            raise SpecError(f"{here}: until ({short(text)}) is before time ({short(str(row['time']))}); swap them")
-        if at < back.get(node, -math.inf):
-            raise SpecError(f"{here}: {short(node)} fails while it is still down; its downtimes overlap, correct one")
-        back[node] = at if math.isnan(until) else until
+        until = _seconds(text, f"{of_row}: until", clocks) if text else math.nan
+        if times and time_s < times[-1]:
+            raise SpecError(f"{of_row}: time ({short(str(row['time']))}) is before the row above; sort the log by time")
+        if until < time_s:
+            raise SpecError(f"{of_row}: until ({short(text)}) is before time ({short(str(row['time']))}); swap them")
+        if time_s < back.get(node, -math.inf):
+            raise SpecError(f"{of_row}: {short(node)} fails while it is still down; its downtimes overlap, correct one")
+        back[node] = time_s if math.isnan(until) else until
         nodes.append(node)
         kinds.append(str(row["kind"]).strip()[:60])
-        times.append(at)
+        times.append(time_s)
         untils.append(until)
     return FailureLog(tuple(nodes), np.array(times), np.array(untils), tuple(kinds))
 
@@ -195,7 +195,7 @@ def _seconds(text: str, where: str, clocks: set[str]) -> float:
     """A time in seconds; ``clocks`` remembers how the log writes times, which must not change."""
     text = text.strip()
     try:
-        found, clock = float(text), "seconds"
+        seconds, clock = float(text), "seconds"
     except ValueError:
         try:
             stamp = datetime.fromisoformat(text)
@@ -204,10 +204,10 @@ def _seconds(text: str, where: str, clocks: set[str]) -> float:
                 f"{where} ({short(text)}) is no time; write ISO 8601, such as 2025-01-31T12:00:00, or seconds"
             ) from None
         clock = "dates without time zone" if stamp.tzinfo is None else "dates with time zone"
-        found = (stamp.replace(tzinfo=UTC) if stamp.tzinfo is None else stamp).timestamp()
-    if not math.isfinite(found):
+        seconds = (stamp.replace(tzinfo=UTC) if stamp.tzinfo is None else stamp).timestamp()
+    if not math.isfinite(seconds):
         raise SpecError(f"{where} ({short(text)}) is not finite; write a time")
     clocks.add(clock)
     if len(clocks) > 1:
         raise SpecError(f"{where} ({short(text)}): the log mixes {' and '.join(sorted(clocks))}; write all alike")
-    return found
+    return seconds

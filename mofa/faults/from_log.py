@@ -47,24 +47,22 @@ def profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, days: f
     }  # fmt: skip
     if shape is not None:
         changes |= {"shape": fact(min(max(shape, 0.1), 10.0)), "lemon_fraction": None, "lemon_multiple": None}
-    found = ReliabilitySpec(
-        **{**{name: getattr(reliability, name) for name in ReliabilitySpec.model_fields}, **changes}
-    )
-    return faults.model_copy(update={"reliability": found})
+    spec = ReliabilitySpec(**{**{name: getattr(reliability, name) for name in ReliabilitySpec.model_fields}, **changes})
+    return faults.model_copy(update={"reliability": spec})
 
 
 def _kinds(known: tuple[FailureKind, ...], shares: dict[str, float], where: str, like: Fact) -> tuple[FailureKind, ...]:
     """The profile's kinds with the shares of a log."""
     given = dict.fromkeys(range(len(known)), 0.0)
     for word, share in shares.items():
-        mine = [i for i, kind in enumerate(known) if kind.name.casefold() == word.casefold()]
-        mine = mine or [i for i, kind in enumerate(known) if kind.path == word.casefold()]
-        if not mine:
+        matching = [i for i, kind in enumerate(known) if kind.name.casefold() == word.casefold()]
+        matching = matching or [i for i, kind in enumerate(known) if kind.path == word.casefold()]
+        if not matching:
             names = dict.fromkeys([*(kind.name for kind in known), *(kind.path for kind in known)])
             raise SpecError(f"--log: kind {word} is none of {where}'s; write one of {', '.join(names)}")
-        total = sum(known[i].share.value for i in mine)
-        for i in mine:
-            given[i] += share * (known[i].share.value / total if total else 1 / len(mine))
+        total = sum(known[i].share.value for i in matching)
+        for i in matching:
+            given[i] += share * (known[i].share.value / total if total else 1 / len(matching))
     return tuple(
         kind.model_copy(update={"share": like.model_copy(update={"value": given[i]})}) for i, kind in enumerate(known)
     )

@@ -109,8 +109,8 @@ def exact_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     argument = np.asarray(-np.exp(-1 - x), dtype=np.float64)
     far = 1 + np.real(lambertw(argument, 0))
     with np.errstate(invalid="ignore"):
-        found = mtbf * np.where(x < 1e-4, near, far)
-    return np.where(block == 0, 0.0, np.where(np.isinf(mtbf), np.inf, found))
+        interval_s = mtbf * np.where(x < 1e-4, near, far)
+    return np.where(block == 0, 0.0, np.where(np.isinf(mtbf), np.inf, interval_s))
 
 
 def availability_s(block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike) -> FloatN:
@@ -200,6 +200,6 @@ def two_level_s(
     safe = at_least_zero("block_s[1]", block_s[1])
     p = share("recoverable", recoverable)
     with np.errstate(divide="ignore", invalid="ignore"):
-        one = np.where(p > 0, np.sqrt(2 * fast * mtbf / p), np.inf)
-        two = np.where(p < 1, np.sqrt(2 * safe * mtbf / (1 - p)), np.inf)
-    return one, two
+        fast_s = np.where(p > 0, np.sqrt(2 * fast * mtbf / p), np.inf)
+        slow_s = np.where(p < 1, np.sqrt(2 * safe * mtbf / (1 - p)), np.inf)
+    return fast_s, slow_s

@@ -134,10 +134,10 @@ def _refined(
             axes.append(np.unique(np.concatenate([around, [max(ratio - 1, 1), ratio, ratio + 1]])))
         grid = np.meshgrid(*axes, indexing="ij", sparse=True)
         number = np.prod(np.broadcast_arrays(*grid[1:]), axis=0)
-        found = np.where(number <= MAX_PATTERN, nested_ettr(grid[0], grid[1:], blocks, mtbf, shares, restarts), -1.0)
-        at = np.unravel_index(int(np.argmax(found)), found.shape)
-        interval = float(axes[0][at[0]])
-        ratios = tuple(int(axis[i]) for axis, i in zip(axes[1:], at[1:], strict=True))
+        values = np.where(number <= MAX_PATTERN, nested_ettr(grid[0], grid[1:], blocks, mtbf, shares, restarts), -1.0)
+        best = np.unravel_index(int(np.argmax(values)), values.shape)
+        interval = float(axes[0][best[0]])
+        ratios = tuple(int(axis[i]) for axis, i in zip(axes[1:], best[1:], strict=True))
     return interval, ratios
 
 

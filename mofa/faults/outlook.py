@@ -213,10 +213,10 @@ def _absence(facts: _Facts, num_ranks: FloatN, num_replicas: FloatN, spares: Int
     gone = sum(kind.share.value for kind in reliability.kinds if kind.path == "node")
     with np.errstate(invalid="ignore"):
         short = np.where(spares > 0, nodes_short(gone / facts.mtbf_s * restart.repair_s.value, spares), 0.0)
-        late = np.where(short > 0, short * facts.mtbf_s, 0.0)  # Little's law: nodes short over failures per second
+        queued_s = np.where(short > 0, short * facts.mtbf_s, 0.0)  # Little's law: nodes short over failures per second
     own = restart.initialise_s.value + restart.initialise_per_rank_s.value * num_ranks / num_replicas
     zero = np.zeros_like(facts.step_s)
-    back = zero + away + own + restart.warm_up_s.value + np.maximum(states, times.copy_s * num_replicas) + late
+    back = zero + away + own + restart.warm_up_s.value + np.maximum(states, times.copy_s * num_replicas) + queued_s
     return Absence(zero + detect + 2 * set_up, back, facts.step_s, num_replicas)
 
 
@@ -246,13 +246,13 @@ class _Facts:
 
     def of_level(self, level: int) -> tuple[FloatN, FloatN]:
         """Share of failures of which a level is the lowest to survive, and one restart time for them; 0, 0 of none."""
-        mine = np.array([w.level == level for w in self.ways])
-        total = self.shares[:, mine].sum(axis=-1, keepdims=True)
+        of_level = np.array([w.level == level for w in self.ways])
+        total = self.shares[:, of_level].sum(axis=-1, keepdims=True)
         if not np.any(total > 0):
             return np.zeros_like(self.mtbf_s), np.zeros_like(self.mtbf_s)
-        some = np.where(total > 0, self.shares[:, mine] / np.where(total > 0, total, 1.0), 1.0 / mine.sum())
-        one = effective_restart_s(self.seconds[:, mine], some, self.mtbf_s)
-        return np.clip(total[:, 0], 0.0, 1.0), np.where(total[:, 0] > 0, one, 0.0)
+        some = np.where(total > 0, self.shares[:, of_level] / np.where(total > 0, total, 1.0), 1.0 / of_level.sum())
+        level_restart_s = effective_restart_s(self.seconds[:, of_level], some, self.mtbf_s)
+        return np.clip(total[:, 0], 0.0, 1.0), np.where(total[:, 0] > 0, level_restart_s, 0.0)
 
 
 def _waiting_for_levels(
@@ -304,10 +304,10 @@ def _writing_behind(
         if fast is None:
             return interval, np.ones_like(step), parts
         segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_APART)
-        found = two_level_ettr(
+        ettr = two_level_ettr(
             interval, segments, (block, block), mtbf, (near, far), quick, (fast, persist), facts.work_s
         )
-        productive = np.where(np.isinf(interval), 1.0, found) * (1 - waiting)
+        productive = np.where(np.isinf(interval), 1.0, ettr) * (1 - waiting)
         lost = np.maximum(parts["productive"] + parts["lost"] - productive, 0.0)
         return interval, segments, {**parts, "productive": productive, "lost": lost}
 
@@ -394,5 +394,5 @@ def _whole_steps(faults: FaultSpec, best: FloatN, bound: FloatN, step: FloatN, w
     wanted = best if asked is None else np.full_like(step, asked)
     least = np.maximum(np.ceil(bound / step - 1e-9), 1.0) * step
     with np.errstate(invalid="ignore"):
-        whole = np.maximum(np.round(np.minimum(wanted, work) / step), 1.0) * step
-    return np.where(np.isinf(wanted) & np.isinf(work), np.inf, np.maximum(whole, least))
+        rounded = np.maximum(np.round(np.minimum(wanted, work) / step), 1.0) * step
+    return np.where(np.isinf(wanted) & np.isinf(work), np.inf, np.maximum(rounded, least))

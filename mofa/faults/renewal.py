@@ -80,9 +80,9 @@ def ettr(
     segment = expected_segment_s(interval, block, mtbf, restart_s, persist_s)
     after = np.asarray(restart_s, dtype=np.float64) + np.asarray(persist_s, dtype=np.float64)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found = np.where(np.isinf(interval), np.where(np.isinf(mtbf), 1.0, 0.0), interval / segment)
+        share = np.where(np.isinf(interval), np.where(np.isinf(mtbf), 1.0, 0.0), interval / segment)
         free = np.exp(-after / mtbf)  # checkpoints that cost nothing, taken all the time
-    return np.where((interval == 0) & (block == 0), free, found)
+    return np.where((interval == 0) & (block == 0), free, share)
 
 
 def effective_restart_s(restart_s: ArrayLike, shares: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
@@ -113,9 +113,9 @@ def effective_restart_s(restart_s: ArrayLike, shares: ArrayLike, mtbf_s: ArrayLi
     least = restart.min(axis=-1)  # taken out, so that long restarts don't underflow
     with np.errstate(invalid="ignore", over="ignore"):
         spread = np.exp(-(restart - least[..., None]) / mtbf[..., None])
-        found = least - mtbf * np.log((spread * weights).sum(axis=-1))
+        effective_s = least - mtbf * np.log((spread * weights).sum(axis=-1))
         mean = (restart * weights).sum(axis=-1)
-    return np.asarray(np.where(np.isinf(mtbf) | np.isinf(mean), mean, found))
+    return np.asarray(np.where(np.isinf(mtbf) | np.isinf(mean), mean, effective_s))
 
 
 def expected_lost_s(interval_s: ArrayLike, block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
@@ -206,8 +206,8 @@ def meta_ettr_queued(
     mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
     restart, queue = at_least_zero("restart_s", restart_s), at_least_zero("queue_s", queue_s)
     run = above_zero("run_s", run_s, finite=False)
-    kept = np.maximum(1 - (restart + at_least_zero("interval_s", interval_s) / 2) / mtbf, 0.0)
-    return kept / ((1 + restart / run) * (1 + queue / mtbf) + queue / run * kept)
+    productive = np.maximum(1 - (restart + at_least_zero("interval_s", interval_s) / 2) / mtbf, 0.0)
+    return productive / ((1 + restart / run) * (1 + queue / mtbf) + queue / run * productive)
 
 
 def wasted_per_failure_s(checkpoint_s: ArrayLike, interval_s: ArrayLike, retrieve_s: ArrayLike) -> FloatN:

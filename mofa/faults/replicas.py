@@ -56,11 +56,11 @@ class Absence:
             each = np.where(np.isinf(mtbf_s), 0.0, (self.stall_s + self.return_s / self.num_replicas) / mtbf_s)
         checkpoint = np.minimum(written, 1 - productive)
         restart = np.minimum(each * productive, 1 - productive - checkpoint)
-        mine = {
+        of_replicas = {
             "productive": productive, "checkpoint": checkpoint, "lost": 1 - productive - checkpoint - restart,
             "restart": restart, "waiting": np.zeros_like(productive),
         }  # fmt: skip
-        return {name: np.where(self.num_replicas > 1, mine[name], together[name]) for name in together}
+        return {name: np.where(self.num_replicas > 1, of_replicas[name], together[name]) for name in together}
 
 
 def nodes_short(in_repair: ArrayLike, num_spares: ArrayLike) -> NDArray[np.float64]:

@@ -141,12 +141,12 @@ class _Pattern:
 
     def segments_at(self, uptime: FloatN) -> IntN:
         uptime = np.maximum(uptime, 0.0)
-        whole = np.floor(uptime / self.ends[-1])
+        patterns = np.floor(uptime / self.ends[-1])
         if self.n == 1:
-            return np.asarray(whole.astype(np.int64))
-        rest = uptime - whole * self.ends[-1]
+            return np.asarray(patterns.astype(np.int64))
+        rest = uptime - patterns * self.ends[-1]
         inside = np.minimum(np.searchsorted(self.ends, rest, side="right") - 1, self.n - 1)
-        return np.asarray(whole.astype(np.int64) * self.n + np.maximum(inside, 0))
+        return np.asarray(patterns.astype(np.int64) * self.n + np.maximum(inside, 0))
 
 
 def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> Outcome:
@@ -203,12 +203,12 @@ def _some(run: LongRun, n: int, rng: np.random.Generator) -> Outcome:
     failures = np.zeros(n, dtype=np.int64)
     times = FailureTimes(run.clock, n, rng)
     repairs = _Repairs(run, n, rng)
-    at = np.arange(n)
+    running = np.arange(n)
     done = np.zeros(n, dtype=np.int64)  # segments that the run resumes from
     floors = np.zeros((len(levels), n), dtype=np.int64)  # the last checkpoint of each level or a safer one
     restart = np.zeros(n)
     for _ in range(MAX_FAILURES):
-        gap = times.next_gap(at) if run.clock.strikes_restarts else times.next_gap(at) + restart
+        gap = times.next_gap(running) if run.clock.strikes_restarts else times.next_gap(running) + restart
         begun = pattern.time_of(done)
         reached = begun + np.maximum(gap - restart, 0.0)
         finished = reached >= end
@@ -218,28 +218,28 @@ def _some(run: LongRun, n: int, rng: np.random.Generator) -> Outcome:
         within = np.minimum(np.minimum(reached - pattern.time_of(inside), tau), run.work_s - inside * tau)
         partial = np.where(finished, run.work_s - inside * tau, within)
         computed = (inside - done) * tau + partial
-        seconds["restart"][at] += np.where(finished, restart, np.minimum(gap, restart))
-        seconds["checkpoint"][at] += np.maximum(reached - begun - computed, 0.0)
+        seconds["restart"][running] += np.where(finished, restart, np.minimum(gap, restart))
+        seconds["checkpoint"][running] += np.maximum(reached - begun - computed, 0.0)
         if finished.all():
             break
         if finished.any():
             goes = ~finished
-            at, done, floors = at[goes], done[goes], floors[:, goes]
+            running, done, floors = running[goes], done[goes], floors[:, goes]
             reached, inside, partial = reached[goes], inside[goes], partial[goes]
-        failures[at] += 1
-        kind = np.minimum(np.searchsorted(cumulative, rng.random(len(at)), side="right"), len(run.kinds) - 1)
+        failures[running] += 1
+        kind = np.minimum(np.searchsorted(cumulative, rng.random(len(running)), side="right"), len(run.kinds) - 1)
         for j in reversed(range(len(levels))):
             stored = pattern.segments_at(reached - levels[j].persist_s) // levels[j].every * levels[j].every
             floors[j] = np.maximum(floors[j], np.where(stored > done, np.minimum(stored, inside), floors[j]))
             if j + 1 < len(levels):
                 floors[j] = np.maximum(floors[j], floors[j + 1])
-        done = floors[level_of[kind], np.arange(len(at))]
+        done = floors[level_of[kind], np.arange(len(running))]
         floors = np.minimum(floors, done)
-        seconds["lost"][at] += (inside - done) * tau + partial
+        seconds["lost"][running] += (inside - done) * tau + partial
         restart = restart_of[kind]
         if run.num_spares is not None:
-            spent = sum(seconds[name][at] for name in ("restart", "checkpoint", "lost", "waiting")) + done * tau
-            seconds["waiting"][at] += repairs.wait_s(at, np.asarray(spent), node_of[kind])
+            spent = sum(seconds[name][running] for name in ("restart", "checkpoint", "lost", "waiting")) + done * tau
+            seconds["waiting"][running] += repairs.wait_s(running, np.asarray(spent), node_of[kind])
     else:
         raise SpecError(f"run: fails more than {MAX_FAILURES} times and hardly gets on; shorten it or its interval")
     seconds["productive"] += run.work_s
@@ -254,10 +254,10 @@ class _Repairs:
         self.mean_s, self.rng = run.repair_s, rng
         self.back = np.full((n, (run.num_spares or 0) + 1), -np.inf)
 
-    def wait_s(self, at: IntN, now: FloatN, node: NDArray[np.bool_]) -> FloatN:
+    def wait_s(self, runs: IntN, now: FloatN, node: NDArray[np.bool_]) -> FloatN:
         """Send the failed nodes to repair; how long each run waits until it has its nodes again. [s]"""
-        wait = np.zeros(len(at))
-        rows = at[node]
+        wait = np.zeros(len(runs))
+        rows = runs[node]
         if len(rows) == 0:
             return wait
         slot = self.back[rows].argmin(axis=1)

@@ -92,10 +92,10 @@ def waiting_share(failures_per_s: ArrayLike, repair_s: ArrayLike, num_spares: Ar
         # Poisson probability of c over that of at most c, by logarithms: both underflow for large c
         upper = special.gammaincc(c + 1, a)
         log_at = c * np.log(a) - a - special.gammaln(c + 1)
-        found = np.exp(log_at - np.log(upper))
+        share = np.exp(log_at - np.log(upper))
         heavy = 1 - c / np.where(a > 0, a, 1.0)  # where at most c are all but impossible
-    found = np.where(upper > 1e-280, found, np.maximum(heavy, 0.0))
-    return np.where((a == 0) | np.isinf(c), 0.0, found)
+    share = np.where(upper > 1e-280, share, np.maximum(heavy, 0.0))
+    return np.where((a == 0) | np.isinf(c), 0.0, share)
 
 
 def peers_survive(num_nodes: int, copies: int, failed: int) -> float:

@@ -71,14 +71,14 @@ def two_level_ettr(
         falls = fails[0] * v / (1 - fails[0] * u)  # 1 - beta of the fast level
         again = np.where(falls > 1e-12, np.expm1(-(n - 1) * np.log1p(-falls)) / falls, n - 1)
         pattern = (kappa[0] * again + kappa[1]) * (1 - fails[1] * u) / (1 - fails[1])
-        found = n * interval / pattern
-    kept = kept_patterns(n, lengths, mtbf, u, persist - shift)
+        in_pattern = n * interval / pattern
+    productive = kept_patterns(n, lengths, mtbf, u, persist - shift)
     plain = n * interval / (n * interval + (n - 1) * blocks[0] + blocks[1])
     with np.errstate(all="ignore"):
-        anew = (1 - p) / (mtbf * found) * np.asarray(work_s, dtype=np.float64)
+        anew = (1 - p) / (mtbf * in_pattern) * np.asarray(work_s, dtype=np.float64)
         begun = np.where(anew > 0, anew / np.expm1(anew), 1.0)
-        left = np.fmax(kept, np.where(np.isinf(anew), 0.0, begun))
-    return np.where(np.isinf(mtbf), plain, found * np.where(p == 1, 1.0, left))
+        left = np.fmax(productive, np.where(np.isinf(anew), 0.0, begun))
+    return np.where(np.isinf(mtbf), plain, in_pattern * np.where(p == 1, 1.0, left))
 
 
 def kept_patterns(
@@ -126,16 +126,16 @@ def kept_patterns(
         return np.asarray(survives(seconds) / (1 + np.expm1(-seconds / mtbf) * u))
 
     with np.errstate(all="ignore"):
-        whole = (n - 1) * fast + last
-        patterns = np.floor(persist / whole)
-        rest = persist - patterns * whole
+        pattern_s = (n - 1) * fast + last
+        patterns = np.floor(persist / pattern_s)
+        rest = persist - patterns * pattern_s
         number = np.minimum(np.floor(rest / fast), n - 1)
         is_last = number == n - 1
         left = np.where(is_last, last, fast) - (rest - number * fast)
         begun = survives(left) - np.expm1(-left / mtbf) * u * np.where(is_last, ends(last), ends(fast))
         reach = begun * np.where(is_last, 1.0, ends(fast) ** (n - 2 - number) * ends(last))
         through = ends(fast) ** (n - 1) * ends(last)
-        before = np.expm1(-patterns * whole / mtbf) / np.expm1(-whole / mtbf)
-        fails = (through - survives(whole)) * before
-        fails = fails + survives(patterns * whole) * (through - survives(rest) * reach)
+        before = np.expm1(-patterns * pattern_s / mtbf) / np.expm1(-pattern_s / mtbf)
+        fails = (through - survives(pattern_s)) * before
+        fails = fails + survives(patterns * pattern_s) * (through - survives(rest) * reach)
         return np.asarray(survives(persist) / (1 - fails))

@@ -66,9 +66,9 @@ def weibull_shares(
     ends: FloatN = restart + np.arange(1.0, terms + 1.0) * length
     behind = float(survived(ends[-1] + tau / 2)) / length  # each checkpoint stands for half a length around its middle
     banked = float(np.exp(-(((ends + persist) / scale) ** shape)).sum()) / mtbf
-    late = float(survived(ends[-1] + persist + length / 2)) / length
+    last_banked = float(survived(ends[-1] + persist + length / 2)) / length
     checkpoint = float((survived(ends - block) - survived(ends)).sum()) + behind * block
-    parts = {"productive": tau * (banked + late), "checkpoint": checkpoint,
+    parts = {"productive": tau * (banked + last_banked), "checkpoint": checkpoint,
              "restart": 1 - float(survived(np.asarray(restart))), "waiting": 0.0}  # fmt: skip
     return {**parts, "lost": max(1 - sum(parts.values()), 0.0)}
 
@@ -106,5 +106,5 @@ def weibull_exact_s(
     values = np.array([missed(float(log)) for log in logs])
     best = int(values.argmin())
     between = (float(logs[max(best - 1, 0)]), float(logs[min(best + 1, SOUGHT)]))
-    found = optimize.minimize_scalar(missed, bounds=between, method="bounded", options={"xatol": 1e-6})
-    return float(np.exp(found.x if found.fun <= values[best] else logs[best]))
+    minimum = optimize.minimize_scalar(missed, bounds=between, method="bounded", options={"xatol": 1e-6})
+    return float(np.exp(minimum.x if minimum.fun <= values[best] else logs[best]))

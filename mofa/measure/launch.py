@@ -205,8 +205,8 @@ def run_tasks(
                 free = [g for g in free if g not in taken]
                 _go(started, taken)
                 running.append(started)
-                for one in running if len(running) > 1 else ():
-                    one.company = True
+                for beside in running if len(running) > 1 else ():
+                    beside.company = True
                 progress(f"{task.id}: started on {len(taken)} GPU{'s' * (len(taken) > 1)}")
             for started in list(running):
                 if (cut := _done(started)) is not None:

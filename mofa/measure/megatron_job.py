@@ -7,7 +7,7 @@ from typing import Any
 from mofa.blocks.frameworks.recompute import unsupported
 from mofa.measure.expand import ExpandedRun
 from mofa.schedules import default_schedule
-from mofa.specs.model import MlaSpec, MoeSpec
+from mofa.specs.model import MoeSpec
 
 
 def attention_config(run: ExpandedRun) -> dict[str, Any]:
@@ -21,38 +21,18 @@ def attention_config(run: ExpandedRun) -> dict[str, Any]:
     a = run.model.attention
     if run.model.positions == "alibi" or run.model.embedding_norm:
         raise run.refuse("ALiBi or a norm behind the embedding", "use rope or learned positions, and no norm")
-    if isinstance(a, MlaSpec):
-        return _latent(run, a)
-    if a.out_bias != run.model.mlp.bias or (a.out_bias and not a.qkv_bias):
+    kind = run.model.attention_kind
+    if kind.megatron.needs_rotation and run.model.positions != "rope":
+        raise run.refuse(f"{kind.name.upper()} with positions: {run.model.positions}", "use rope")
+    if not kind.megatron.has_unfused and run.framework.attention == "unfused":
+        attention = f"attention: {run.framework.attention}"
+        raise run.refuse(f"{kind.name.upper()} with {attention}", "use one that takes two head sizes")
+    some_biases = a.out_bias != run.model.mlp.bias or (a.out_bias and not a.qkv_bias)
+    if kind.megatron.has_biases and some_biases:
         raise run.refuse(
             "biases in some linear layers only", "set qkv_bias, out_bias and mlp.bias alike, or qkv_bias alone"
         )
-    return {
-        "num_attention_heads": a.num_heads,
-        "num_query_groups": a.num_kv_heads,
-        "kv_channels": a.head_dim,
-        "add_qkv_bias": a.qkv_bias,
-        "qk_layernorm": a.qk_norm,
-    }
-
-
-def _latent(run: ExpandedRun, a: MlaSpec) -> dict[str, Any]:
-    """Multi-latent attention with a norm behind each compression, as DeepSeek has it, and its YaRN."""
-    if run.model.positions != "rope":
-        raise run.refuse(f"MLA with positions: {run.model.positions}", "use rope")
-    if run.framework.attention == "unfused":
-        raise run.refuse(f"MLA with attention: {run.framework.attention}", "use one that takes two head sizes")
-    return {
-        "multi_latent_attention": True,
-        "num_attention_heads": a.num_heads,
-        "q_lora_rank": a.q_lora_rank,
-        "kv_lora_rank": a.kv_lora_rank,
-        "qk_head_dim": a.qk_nope_head_dim,
-        "qk_pos_emb_head_dim": a.qk_rope_head_dim,
-        "v_head_dim": a.v_head_dim,
-        "rope_type": "yarn",
-        "qk_layernorm": True,
-    }
+    return kind.megatron_config(a)
 
 
 def moe_config(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
@@ -135,7 +115,7 @@ def _refuse_what_the_local_spec_lacks(run: ExpandedRun) -> None:
         raise run.refuse("fp8 without Transformer Engine", "use precision.gemm: bf16")
     if run.strategy.cp > 1:
         raise run.refuse("cp without Transformer Engine", "use cp: 1")
-    if not isinstance(a, MlaSpec) and (a.sinks or a.window is not None):
+    if a.sinks or a.window is not None:
         raise run.refuse("sinks or a window without Transformer Engine", "use plain grouped-query attention")
     if moe is not None and (moe.expert_bias or moe.router_bias or moe.shared_gate):
         raise run.refuse("expert_bias, router_bias or shared_gate", "leave them out")

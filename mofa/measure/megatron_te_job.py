@@ -6,7 +6,6 @@ from typing import Any
 
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.megatron_job import common_job
-from mofa.specs.model import MlaSpec
 
 FP8_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3"}
 """Recipe (Megatron's ``fp8_recipe``) to Megatron's ``fp8``: e4m3 both ways under blocks, as Transformer Engine's recipe
@@ -34,21 +33,21 @@ def _refuse_what_this_spec_lacks(run: ExpandedRun) -> None:
         raise run.refuse(f"moments: {run.run.precision.moments}", "use fp32")
     if moe is not None and (moe.router_bias or moe.expert_bias != run.model.mlp.bias):
         raise run.refuse("biases of the router, or of experts alone", "set moe.expert_bias and mlp.bias alike")
-    if run.model.rope_scale != 1.0 and not isinstance(run.model.attention, MlaSpec):
+    if run.model.rope_scale != 1.0 and not run.model.attention_kind.megatron.rotates_by_yarn:
         raise run.refuse("scaled rotary embeddings", "use rope_scale: 1")
 
 
 def _attention(run: ExpandedRun) -> dict[str, Any]:
     a = run.model.attention
-    found: dict[str, Any] = {"apply_rope_fusion": run.model.positions == "rope"}
+    arguments: dict[str, Any] = {"apply_rope_fusion": run.model.positions == "rope"}
     if run.strategy.cp > 1:
-        found["cp_comm_type"] = CP_COMM[run.strategy.cp_kind]
-    if not isinstance(a, MlaSpec) and a.window is not None:
-        found["window_size"] = [a.window - 1, 0]
-        found["window_attn_skip_freq"] = a.window_every if a.window_every > 1 else None
-    if not isinstance(a, MlaSpec) and a.sinks:
-        found["softmax_type"] = "learnable"
-    return found
+        arguments["cp_comm_type"] = CP_COMM[run.strategy.cp_kind]
+    if a.window is not None:
+        arguments["window_size"] = [a.window - 1, 0]
+        arguments["window_attn_skip_freq"] = a.window_every if a.window_every > 1 else None
+    if a.sinks:
+        arguments["softmax_type"] = "learnable"
+    return arguments
 
 
 def _moe(run: ExpandedRun) -> dict[str, Any]:

@@ -26,13 +26,13 @@ def quartiles_apart(times: list[float]) -> float:
 
 
 def _rank_memory(rank: dict[str, Any]) -> RankMemory:
-    memory, whole, ready = rank["memory"], rank.get("memory_whole", {}), rank.get("memory_ready", {})
+    memory, whole_run, ready = rank["memory"], rank.get("memory_whole", {}), rank.get("memory_ready", {})
     return RankMemory(
         rank=rank["rank"],
         peak_allocated_bytes=memory["peak_allocated_bytes"],
         peak_reserved_bytes=memory["peak_reserved_bytes"],
-        whole_peak_allocated_bytes=whole.get("peak_allocated_bytes"),
-        whole_peak_reserved_bytes=whole.get("peak_reserved_bytes"),
+        whole_peak_allocated_bytes=whole_run.get("peak_allocated_bytes"),
+        whole_peak_reserved_bytes=whole_run.get("peak_reserved_bytes"),
         ready_allocated_bytes=ready.get("allocated_bytes"),
         between_steps_bytes=memory["allocated_bytes"] if rank["outcome"] == "ok" else None,
         device_bytes=memory["device_bytes"],
@@ -77,12 +77,12 @@ def measured_of(ranks: list[dict[str, Any]]) -> Measured:
 
 def record_of(run: ExpandedRun, outcome: Outcome, split: Split) -> Record:
     """The record of a run that gave a result."""
-    told = dict(outcome.ranks[0]["environment"])
+    of_rank = dict(outcome.ranks[0]["environment"])
     issues = [rank.get("host_issues_s") or [] for rank in outcome.ranks]
     if all(issues):
-        told["host_issues_s"] = [round(s, 9) for s in max(issues, key=statistics.fmean)]
-        told["host_issue_s"] = round(statistics.fmean(told["host_issues_s"]), 9)
-    environment = Environment(num_gpus=len(outcome.gpus), side_by_side=outcome.side_by_side, **told)
+        of_rank["host_issues_s"] = [round(s, 9) for s in max(issues, key=statistics.fmean)]
+        of_rank["host_issue_s"] = round(statistics.fmean(of_rank["host_issues_s"]), 9)
+    environment = Environment(num_gpus=len(outcome.gpus), side_by_side=outcome.side_by_side, **of_rank)
     gpus = f"{environment.num_gpus} {environment.gpu}"
     source = (
         f"measured on {gpus}, PyTorch {environment.torch}, {run.framework.name} {environment.framework}, "

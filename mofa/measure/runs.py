@@ -42,7 +42,7 @@ class Runner:
 
     module: str
     """Of :mod:`mofa.measure.runners`, a process of which is one rank."""
-    told: str
+    job_key: str
     """Key of the job under which the runner finds its configuration."""
     needs: dict[str, str]
     """What the self-test says of an installed package to what to install where it is not there."""
@@ -106,7 +106,7 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_
         "trace_beginning": trace_beginning,
         "routing_bias": router_bias(run.run.routing, moe.num_experts) if moe is not None else None,
         "routed_per_step": routed_per_step(run),
-        runner.told: runner.translate(run),
+        runner.job_key: runner.translate(run),
     }
     environment = {
         "PYTORCH_ALLOC_CONF": _ALLOCATORS[run.framework.allocator],
@@ -243,9 +243,9 @@ class _Call:
             for run in runs.values()
         ]
         with tempfile.TemporaryDirectory() as scratch:
-            found = run_tasks(tasks, self.gpus, Path(scratch), parallel=self.parallel, progress=self.progress)
-            with contextlib.closing(found):  # an interruption here ends the processes at once
-                for left, outcome in enumerate(found, start=1 - len(tasks)):
+            outcomes = run_tasks(tasks, self.gpus, Path(scratch), parallel=self.parallel, progress=self.progress)
+            with contextlib.closing(outcomes):  # an interruption here ends the processes at once
+                for left, outcome in enumerate(outcomes, start=1 - len(tasks)):
                     id = outcome.task.id
                     if outcome.error is not None:
                         self.failed[id] = outcome.error

@@ -6,20 +6,20 @@ from typing import Any
 
 from mofa.measure.expand import ExpandedRun
 from mofa.schedules import SCHEDULES, default_schedule
-from mofa.specs.model import GqaSpec, MlaSpec, ModelSpec, MoeSpec
+from mofa.specs.model import ModelSpec, MoeSpec
 
 
-def _llama3(run: ExpandedRun, model: ModelSpec, a: GqaSpec) -> dict[str, Any]:
+def _llama3(run: ExpandedRun, model: ModelSpec) -> dict[str, Any]:
     assert model.mlp.ffn_hidden is not None
-    if a.head_dim * a.num_heads != model.hidden:
-        raise run.refuse(f"head_dim {a.head_dim} with {a.num_heads} heads", "its llama3 needs hidden / num_heads")
+    a = model.attention
+    if a.d_qk * a.num_heads != model.hidden:
+        raise run.refuse(f"head_dim {a.d_qk} with {a.num_heads} heads", "its llama3 needs hidden / num_heads")
     if model.tied_embeddings:
         raise run.refuse("tied embeddings with llama3", "use qk_norm: true (qwen3) or untied embeddings")
     return {
         "dim": model.hidden,
         "n_layers": model.num_layers,
-        "n_heads": a.num_heads,
-        "n_kv_heads": a.num_kv_heads,
+        **model.attention_kind.torchtitan_args(a),
         "vocab_size": model.vocab,
         # hidden = multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of): exactly ffn_hidden
         "multiple_of": model.mlp.ffn_hidden,
@@ -50,13 +50,13 @@ def _moe_args(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
     }
 
 
-def _qwen3(run: ExpandedRun, model: ModelSpec, a: GqaSpec) -> dict[str, Any]:
+def _qwen3(run: ExpandedRun, model: ModelSpec) -> dict[str, Any]:
+    a = model.attention
     args: dict[str, Any] = {
         "dim": model.hidden,
         "n_layers": model.num_layers,
-        "n_heads": a.num_heads,
-        "n_kv_heads": a.num_kv_heads,
-        "head_dim": a.head_dim,
+        **model.attention_kind.torchtitan_args(a),
+        "head_dim": a.d_qk,
         "vocab_size": model.vocab,
         "hidden_dim": model.mlp.ffn_hidden or model.hidden,
         "qk_norm": a.qk_norm,
@@ -73,25 +73,23 @@ def _qwen3(run: ExpandedRun, model: ModelSpec, a: GqaSpec) -> dict[str, Any]:
     return args
 
 
-def _deepseek(run: ExpandedRun, model: ModelSpec, a: MlaSpec) -> dict[str, Any]:
+def _deepseek(run: ExpandedRun, model: ModelSpec) -> dict[str, Any]:
     if model.moe is None:
         raise run.refuse("MLA without experts", "use a model with moe")
     return {
         "dim": model.hidden,
         "n_layers": model.num_layers,
         "n_dense_layers": model.moe.first_k_dense,
-        "n_heads": a.num_heads,
+        **model.attention_kind.torchtitan_args(model.attention),
         "vocab_size": model.vocab,
         "inter_dim": model.mlp.ffn_hidden or model.hidden,
         "moe_inter_dim": model.moe.expert_hidden,
-        "q_lora_rank": a.q_lora_rank or 0,
-        "kv_lora_rank": a.kv_lora_rank,
-        "qk_nope_head_dim": a.qk_nope_head_dim,
-        "qk_rope_head_dim": a.qk_rope_head_dim,
-        "v_head_dim": a.v_head_dim,
-        "attn_type": "sdpa",
         "moe_args": _moe_args(run, model.moe),
     }
+
+
+_MODELS = {"llama3": _llama3, "qwen3": _qwen3, "deepseek_v3": _deepseek}
+"""By their names in torchtitan."""
 
 
 def _model(run: ExpandedRun) -> tuple[str, dict[str, Any]]:
@@ -100,13 +98,10 @@ def _model(run: ExpandedRun) -> tuple[str, dict[str, Any]]:
         raise run.refuse(f"model {model.name}", "it has RMSNorm, RoPE and SwiGLU without biases only")
     if model.num_mtp_layers or model.dropout:
         raise run.refuse("multi-token prediction or dropout", "set num_mtp_layers and dropout to 0")
-    if isinstance(a, MlaSpec):
-        return "deepseek_v3", _deepseek(run, model, a)
     if a.qkv_bias or a.out_bias or a.sinks or a.window is not None:
         raise run.refuse("attention with biases, sinks or a window", "use plain grouped-query attention")
-    if model.moe is None and not a.qk_norm:
-        return "llama3", _llama3(run, model, a)
-    return "qwen3", _qwen3(run, model, a)
+    name = model.attention_kind.torchtitan.model(a, model.moe is not None)
+    return name, _MODELS[name](run, model)
 
 
 def _recompute(run: ExpandedRun) -> dict[str, Any]:

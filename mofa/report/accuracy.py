@@ -267,9 +267,9 @@ def with_readme_table(text: str, report: ValidationReport) -> str:
         If the page has no markers.
     """
     begin, end = README_MARKERS
-    before, found, rest = text.partition(begin)
+    before, opened, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
-    if not found or not closed:
+    if not opened or not closed:
         raise ValueError(f"has no table to make anew; put {begin.strip()} and {end} on lines of their own")
     return f"{before}{begin}{readme_table(report)}\n{end}{after}"
 
@@ -296,8 +296,8 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
     if report.families:
         rows = [
             [name if i == 0 else "", *cells]
-            for name, found in report.families.items()
-            for i, cells in enumerate(attribution_rows(found))
+            for name, attribution in report.families.items()
+            for i, cells in enumerate(attribution_rows(attribution))
         ]
         parts += ["## By family of kernels", FAMILY_WORDS, markdown_table((("run", "left"), *FAMILY_COLUMNS), rows)]
     if report.layers:
@@ -363,17 +363,17 @@ def save_validation(report: ValidationReport, directory: Path) -> list[Path]:
     return write_files(directory, files)
 
 
-def print_attribution(found: Attribution, console: Console) -> None:
+def print_attribution(attribution: Attribution, console: Console) -> None:
     """Print a profiled step beside its prediction, a line a family."""
-    rows = attribution_rows(found)
-    rows.append(["recomputation, predicted", "", "", format_seconds(found.recompute_s), ""])
-    rows.append(["pipeline bubble, predicted", "", "", format_seconds(found.bubble_s), ""])
-    error = found.predicted_step_s / found.measured_step_s - 1
-    total = [format_seconds(found.measured_step_s), format_seconds(found.predicted_step_s), f"{error:+.1%}"]
+    rows = attribution_rows(attribution)
+    rows.append(["recomputation, predicted", "", "", format_seconds(attribution.recompute_s), ""])
+    rows.append(["pipeline bubble, predicted", "", "", format_seconds(attribution.bubble_s), ""])
+    error = attribution.predicted_step_s / attribution.measured_step_s - 1
+    total = [format_seconds(attribution.measured_step_s), format_seconds(attribution.predicted_step_s), f"{error:+.1%}"]
     rows.append(["step", "", *total])
     print_table(console, "One step", FAMILY_COLUMNS, rows)
     console.print(FAMILY_WORDS)
-    for note in found.notes:
+    for note in attribution.notes:
         console.print(f"- {note}", markup=False, highlight=False)
 
 
@@ -386,12 +386,12 @@ FAMILY_WORDS = (
 )
 
 
-def attribution_rows(found: Attribution) -> list[list[str]]:
+def attribution_rows(given: Attribution) -> list[list[str]]:
     """Rows under FAMILY_COLUMNS, one a family."""
     return [
         [
             component_name(item.family), str(item.kernels or ""), format_seconds(item.measured_s),
-            format_seconds(item.predicted_s), f"{(item.predicted_s - item.measured_s) / found.measured_step_s:+.1%}",
+            format_seconds(item.predicted_s), f"{(item.predicted_s - item.measured_s) / given.measured_step_s:+.1%}",
         ]
-        for item in found.families
+        for item in given.families
     ]  # fmt: skip

@@ -95,12 +95,12 @@ def _plot_rates(ax: Axes, points: Sequence[Mapping[str, Any]], family: str) -> N
     work_label, rate_label, unit = _WORK.get(family, ("work", "rate", 1.0))
     work = np.array([work_of(family, point["shape"]) for point in points])
     for split, colour in _COLOURS.items():
-        at = np.array([point["split"] == split for point in points], dtype=bool)
-        rate = work[at] / np.array([p["measured_s"] for p in points if p["split"] == split]) / unit
-        if not at.any():
+        of_split = np.array([point["split"] == split for point in points], dtype=bool)
+        rate = work[of_split] / np.array([p["measured_s"] for p in points if p["split"] == split]) / unit
+        if not of_split.any():
             continue
-        label = f"measured, {_SPLIT_WORDS[split]} ({int(at.sum()):,})"
-        ax.scatter(work[at], rate, s=12, color=colour, linewidths=0, rasterized=True, label=label)
+        label = f"measured, {_SPLIT_WORDS[split]} ({int(of_split.sum()):,})"
+        ax.scatter(work[of_split], rate, s=12, color=colour, linewidths=0, rasterized=True, label=label)
     predicted = work / np.array([point["predicted_s"] for point in points]) / unit
     if family == "collective":  # one curve per collective and group: the shape is its payload
         _plot_lines(ax, points, work, predicted)
@@ -122,8 +122,8 @@ def _plot_lines(ax: Axes, points: Sequence[Mapping[str, Any]], work: Any, predic
     for i, point in enumerate(points):
         rest = [part for part in str(point["shape"]).split() if not part.startswith("bytes=")]
         curves.setdefault(" ".join([str(point["op"]), *rest]), []).append(i)
-    for number, at in enumerate(curves.values()):
-        order = sorted(at, key=lambda i: float(work[i]))
+    for number, points_of_curve in enumerate(curves.values()):
+        order = sorted(points_of_curve, key=lambda i: float(work[i]))
         label = f"fitted curves ({len(curves)})" if number == 0 else None
         ax.plot(work[order], predicted[order], color=INK, linewidth=0.7, label=label)
 

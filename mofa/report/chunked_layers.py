@@ -66,8 +66,12 @@ def layer_tables(layers: Sequence[Layer]) -> list[str]:
 
     scores = []
     for layer in layers:
-        found = {"step": layer.step_time, "peak_bytes": layer.peak_allocated, "reserved_bytes": layer.peak_reserved}
-        values = {name: (of.measured, of.predicted) for name, of in found.items() if of is not None}
+        by_quantity = {
+            "step": layer.step_time,
+            "peak_bytes": layer.peak_allocated,
+            "reserved_bytes": layer.peak_reserved,
+        }
+        values = {name: (of.measured, of.predicted) for name, of in by_quantity.items() if of is not None}
         scores.append(LayerScore(layer.folder, layer.shape, values, layer.split))
     groups = [row[:-2] for row in group_cells(summarise_layers(scores))]  # phases are not in the report
     return [markdown_table(GROUP_COLUMNS[:-2], groups), markdown_table(LAYER_COLUMNS, [layer_cells(s) for s in scores])]

@@ -73,8 +73,8 @@ def plot_pipeline(played: TimeReplayed, *, label: str | None = None, ax: Axes | 
     ax.set_xlim(0.0, until)
     ax.set_ylabel("pipeline rank")
     ax.set_xlabel("time in the step [s]; numbers: micro-batches")
-    whole = f"the first {until:.3g} of {played.step_s:.3g} s" if cut else f"a step of {played.step_s:.3g} s"
-    ax.set_title(f"{label}: {whole}" if label else f"The pipeline: {whole}", loc="left", fontsize=10)
+    extent = f"the first {until:.3g} of {played.step_s:.3g} s" if cut else f"a step of {played.step_s:.3g} s"
+    ax.set_title(f"{label}: {extent}" if label else f"The pipeline: {extent}", loc="left", fontsize=10)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     ax.tick_params(length=0)

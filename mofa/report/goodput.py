@@ -23,24 +23,30 @@ LEAST_ETTR = 1e-3
 FORMULAS = {"young": "Young", "daly": "Daly, first order", "daly_higher_order": "Daly, higher order", "exact": "exact"}
 
 
-def print_calculation(console: Console, found: Calculation, *, quiet: bool = False) -> None:
+def print_calculation(console: Console, calculation: Calculation, *, quiet: bool = False) -> None:
     """Print the interval of each formula with its ETTR, the simulation and where the time goes."""
     rows = [
-        [words, format_seconds(getattr(found.interval_s, name)), f"{getattr(found.ettr_by_formula, name):.4f}"]
+        [
+            words,
+            format_seconds(getattr(calculation.interval_s, name)),
+            f"{getattr(calculation.ettr_by_formula, name):.4f}",
+        ]
         for name, words in FORMULAS.items()
     ]
     print_table(console, "Checkpoint intervals", [("formula", "left"), ("interval", "right"), ("ETTR", "right")], rows)
-    console.print(Text(f"ETTR {found.ettr:.4f} at an interval of {format_seconds(found.at_interval_s)}"))
-    if found.ettr_monte_carlo is None:
-        late = "so few intervals say nothing of checkpoints that are restorable so late"
-        console.print(Text(f"Not simulated: {'the run all but stands still' if found.ettr < LEAST_ETTR else late}."))
+    console.print(Text(f"ETTR {calculation.ettr:.4f} at an interval of {format_seconds(calculation.at_interval_s)}"))
+    if calculation.ettr_monte_carlo is None:
+        reason = "so few intervals say nothing of checkpoints that are restorable so late"
+        console.print(
+            Text(f"Not simulated: {'the run all but stands still' if calculation.ettr < LEAST_ETTR else reason}.")
+        )
     else:
-        _print_simulated(console, found.ettr_monte_carlo)
-    if found.meta_ettr is not None and not quiet:
-        console.print(Text(f"Meta's approximation {found.meta_ettr:.4f}"))
+        _print_simulated(console, calculation.ettr_monte_carlo)
+    if calculation.meta_ettr is not None and not quiet:
+        console.print(Text(f"Meta's approximation {calculation.meta_ettr:.4f}"))
     console.print()
     if not quiet:
-        print_ledger(console, found.ledger, "Where the wall clock goes")
+        print_ledger(console, calculation.ledger, "Where the wall clock goes")
 
 
 def _print_simulated(console: Console, mc: MonteCarlo) -> None:
@@ -51,24 +57,24 @@ def _print_simulated(console: Console, mc: MonteCarlo) -> None:
     console.print(Text(f"Simulated {mc.mean:.5f} {sure} ({what})"))
 
 
-def print_levels(console: Console, found: LevelCalculation, *, quiet: bool = False) -> None:
+def print_levels(console: Console, calculation: LevelCalculation, *, quiet: bool = False) -> None:
     """Print how often each level is written, the ETTR, the simulation and where the time goes."""
     rows = [
         [f"{k + 1}", format_seconds(x.checkpoint_s), format_seconds(x.restart_s), f"{x.share:.1%}",
          "never" if x.first_order_s is None else format_seconds(x.first_order_s),
-         format_seconds(x.every * found.at_interval_s), f"{x.every:,}"]
-        for k, x in enumerate(found.levels)
+         format_seconds(x.every * calculation.at_interval_s), f"{x.every:,}"]
+        for k, x in enumerate(calculation.levels)
     ]  # fmt: skip
     heads = ("level", "blocks", "restart", "of failures", "first order", "best interval", "every")
     print_table(console, "Levels of checkpoints", [(head, "right") for head in heads], rows)
-    console.print(Text(f"ETTR {found.ettr:.4f} at an interval of {format_seconds(found.at_interval_s)}"))
-    if found.ettr_monte_carlo is None:
+    console.print(Text(f"ETTR {calculation.ettr:.4f} at an interval of {format_seconds(calculation.at_interval_s)}"))
+    if calculation.ettr_monte_carlo is None:
         console.print(Text("Not simulated: the run all but stands still."))
     else:
-        _print_simulated(console, found.ettr_monte_carlo)
+        _print_simulated(console, calculation.ettr_monte_carlo)
     console.print()
     if not quiet:
-        print_ledger(console, found.ledger, "Where the wall clock goes")
+        print_ledger(console, calculation.ledger, "Where the wall clock goes")
 
 
 def print_rate(console: Console, rate: LogReport) -> None:
@@ -118,8 +124,8 @@ def print_scale(console: Console, report: GoodputReport, *, quiet: bool = False)
                 continue
             mtbf = "never" if point.mtbf_s is None else format_seconds(point.mtbf_s)
             head = [f"{point.num_gpus:,}", mtbf, format_seconds(point.step_s), f"{point.tokens_per_s_per_gpu:,.1f}"]
-            found = [point.variants.get(name) for name in names]
-            cells = ["" if v is None else cell.format(v) + ("" if v.host_memory_fits else " *") for v in found]
+            outcomes = [point.variants.get(name) for name in names]
+            cells = ["" if v is None else cell.format(v) + ("" if v.host_memory_fits else " *") for v in outcomes]
             spares = list(dict.fromkeys(f"{v.spares:,}" for v in point.variants.values() if v.spares))
             rows.append([*head, " or ".join(spares), *cells])
         print_table(console, title, columns, rows)

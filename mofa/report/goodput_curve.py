@@ -40,10 +40,10 @@ def plot_goodput_curve(report: GoodputReport, quantity: Quantity = "ettr", *, ax
         ax.plot(gpus, [p.tokens_per_s_per_gpu or 0.0 for p in points], color=INK, linewidth=1.0, linestyle=":",
                 label="without failures")  # fmt: skip
     for name, (colour, line, marker, size, width) in zip(names, STYLES[: len(names)], strict=True):
-        found = [(point.num_gpus, point.variants[name]) for point in points if name in point.variants]
-        values = [v.ettr if quantity == "ettr" else v.effective_tokens_per_s_per_gpu for _, v in found]
-        at = [n for n, _ in found]
-        ax.plot(at, values, line, color=colour, marker=marker, markersize=size, linewidth=width, label=name)
+        outcomes = [(point.num_gpus, point.variants[name]) for point in points if name in point.variants]
+        values = [v.ettr if quantity == "ettr" else v.effective_tokens_per_s_per_gpu for _, v in outcomes]
+        num_gpus = [n for n, _ in outcomes]
+        ax.plot(num_gpus, values, line, color=colour, marker=marker, markersize=size, linewidth=width, label=name)
     ax.set_xscale("log", base=2)
     ax.set_xticks(gpus, [f"{n // 1024}K" if n % 1024 == 0 else f"{n:,}" for n in gpus])
     ax.minorticks_off()

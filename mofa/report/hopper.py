@@ -39,7 +39,7 @@ def hopper_parts(report: ValidationReport) -> list[str]:
     left_out = [[run.id, run.model, _percent(_error(run)), why_in_no_set(run)] for run in rows if set_of(run) is None]
     return [
         "## Published Hopper rows on Transformer Engine", WORDS,
-        markdown_table(SUMMARY, [_summary(name, found) for name, found in members.items() if found]),
+        markdown_table(SUMMARY, [_summary(name, runs) for name, runs in members.items() if runs]),
         markdown_table(COLUMNS, judged),
         "Not in a set, each with the switch that keeps it out:", markdown_table(APART, left_out),
         "Not predicted, by a rule on their columns:", markdown_table(LEFT_OUT, _left_out(report)),
@@ -70,8 +70,8 @@ def _summary(name: str, runs: list[RunScore]) -> list[str]:
     errors = [_error(run) for run in runs]
     worst = max(errors, key=abs)
     if name in ROW_AIM:
-        kept = "yes" if abs(worst) <= ROW_AIM[name] else "NO"
-        return [name, str(len(runs)), "–", "–", _percent(worst), f"each row {ROW_AIM[name]:.0%}: {kept}"]
+        within_aim = "yes" if abs(worst) <= ROW_AIM[name] else "NO"
+        return [name, str(len(runs)), "–", "–", _percent(worst), f"each row {ROW_AIM[name]:.0%}: {within_aim}"]
     mean, aim = fmean(map(abs, errors)), MEAN_AIM[name]
     asked = f"mean {aim:.0%}: {'yes' if mean <= aim else 'NO'}"
     return [name, str(len(runs)), f"{mean * 100:.1f} %", _percent(fmean(errors)), _percent(worst), asked]

@@ -100,10 +100,10 @@ def print_ledger(console: Console, ledger: Ledger, title: str) -> None:
 def _print_detail(console: Console, run: LongRunDetail) -> None:
     fails = "no failure" if run.mtbf_s is None else f"a failure every {format_seconds(run.mtbf_s)}"
     spares = f"{run.spares} spare nodes" if run.spares else "no spare nodes, the scheduler replaces"
-    kept = "; ".join(_level(level) for level in run.levels)
+    levels = "; ".join(_level(level) for level in run.levels)
     lines = [
         f"{run.faults}: {fails}, {format_seconds(run.restart_s)} to restart, {spares}.",
-        f"Checkpoints ({run.mode}): {format_bytes(run.whole_checkpoint_bytes)}; {kept}.",
+        f"Checkpoints ({run.mode}): {format_bytes(run.whole_checkpoint_bytes)}; {levels}.",
         *([_goes_on(run.num_replicas)] if run.recovery == "replica" else []),
         f"Power is a model: {run.watts_per_gpu:,.0f} W a GPU on average, spares, nodes and building included.",
     ]

@@ -151,14 +151,14 @@ def as_played(table: pd.DataFrame, plans: Sequence[Plan]) -> pd.DataFrame:
     place = {row: i for i, row in enumerate(zip(*(out[name].tolist() for name in keys), strict=True))}
     columns = {name: out[name].tolist() for name in (*PLAYED, "mfu", "costed_by") if name in out.columns}
     for plan in plans:
-        at = place.get(tuple(plan.strategy.model_dump()[name] for name in keys))
-        if at is None or plan.costed_by != "replay":
+        place_of_plan = place.get(tuple(plan.strategy.model_dump()[name] for name in keys))
+        if place_of_plan is None or plan.costed_by != "replay":
             continue
-        told = plan.to_row()
+        values = plan.to_row()
         if "mfu" in columns:  # whose FLOPs are counted is the table's affair
-            columns["mfu"][at] *= plan.tokens_per_s_per_gpu / columns["tokens_per_s_per_gpu"][at]
+            columns["mfu"][place_of_plan] *= plan.tokens_per_s_per_gpu / columns["tokens_per_s_per_gpu"][place_of_plan]
         for name in columns.keys() - {"mfu"}:
-            columns[name][at] = told[name]
+            columns[name][place_of_plan] = values[name]
     return out.assign(**columns)
 
 
@@ -225,12 +225,12 @@ def _pipelines(estimates: Sequence[Estimate], steps: Sequence[TimeReplayed]) -> 
     return files
 
 
-def save_calibration(found: Mapping[str, Any], points: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:
+def save_calibration(report: Mapping[str, Any], points: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:
     """Write how well fitted curves predict what was measured.
 
     Parameters
     ----------
-    found
+    report
         Errors per family, as :func:`mofa.calibrate.check.check` gives them.
     points
         Every predicted row, as :func:`mofa.calibrate.check.predictions` gives them.
@@ -246,7 +246,7 @@ def save_calibration(found: Mapping[str, Any], points: Sequence[Mapping[str, Any
 
     from mofa.report.calibration import plot_calibration
 
-    files = {"check.json": (json.dumps(found, indent=2, allow_nan=False) + "\n").encode()}
+    files = {"check.json": (json.dumps(report, indent=2, allow_nan=False) + "\n").encode()}
     files["points.csv"] = csv_bytes(pd.DataFrame(list(points)))
     for family in sorted({str(point["family"]) for point in points}):
         files |= figure_files(family, plot_calibration(points, family))

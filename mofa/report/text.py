@@ -229,7 +229,7 @@ def print_stages(console: Console, memory: Memory) -> None:
 def print_ranks(console: Console, memory: Memory) -> None:
     """Print the ranks with the fewest and the most tokens of each stage where they differ; of many, the fullest."""
     uneven = [stage for stage in memory.by_stage if stage.ranks is not None]
-    shown = sorted(sorted(uneven, key=lambda stage: -stage.device_bytes)[:MAX_STAGE_ROWS], key=lambda one: one.stage)
+    shown = sorted(sorted(uneven, key=lambda stage: -stage.device_bytes)[:MAX_STAGE_ROWS], key=lambda item: item.stage)
     rows = [
         [
             str(stage.stage), name, f"{rank.tokens_over_mean:.2f}", format_bytes(rank.allocated_bytes),
@@ -261,9 +261,9 @@ def print_peak(console: Console, memory: Memory) -> None:
         ("of allocated", "right"),
     ]
 
-    def rows(tensors: Sequence[LiveTensors], whole: float) -> list[list[str]]:
+    def rows(tensors: Sequence[LiveTensors], total_bytes: float) -> list[list[str]]:
         return [
-            [t.name, component_name(t.kind), f"{t.count:,}", format_bytes(t.bytes), _share(t.bytes, whole)]
+            [t.name, component_name(t.kind), f"{t.count:,}", format_bytes(t.bytes), _share(t.bytes, total_bytes)]
             for t in tensors
         ]
 
@@ -405,12 +405,12 @@ def _print_split(console: Console, plan: Plan, of: str = "") -> None:
     layers, vpp = plan.layers_by_chunk, plan.strategy.vpp
     if not layers or (vpp == 1 and len(set(layers)) == 1):
         return
-    way = (
+    order = (
         "over the stages and back"
         if SCHEDULES[plan.strategy.schedule].placement == "v"
         else f"{vpp} times over the stages"
     )
-    what = f"chunk{of}, in a micro-batch's order ({way})" if vpp > 1 else f"stage{of}"
+    what = f"chunk{of}, in a micro-batch's order ({order})" if vpp > 1 else f"stage{of}"
     _say(console, f"Layers per {what}: {runs_text(layers)}.\n")
 
 
@@ -426,5 +426,5 @@ def _seconds(value_s: float) -> str:
     return format_seconds(value_s) if value_s else ""
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if part else ""
+def _share(part: float, total: float) -> str:
+    return f"{part / total:.1%}" if part else ""

@@ -157,13 +157,13 @@ def unit_of(name: str) -> str:
     return next((unit for end, unit in ends.items() if name.endswith(end)), "-")
 
 
-def counted(number: int, one: str, many: str | None = None) -> str:
+def counted(number: int, singular: str, plural: str | None = None) -> str:
     """A number of things.
 
     >>> counted(1, "step"), counted(2, "step"), counted(3, "micro-batch", "micro-batches")
     ('1 step', '2 steps', '3 micro-batches')
     """
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def runs_text(values: Iterable[int]) -> str:

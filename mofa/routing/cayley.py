@@ -61,10 +61,10 @@ def cayley_edges(num_gpus: int, num_experts: int) -> IntA:
     """
     degree = 2 * num_experts // num_gpus
     assert num_gpus > 1 and num_gpus & (num_gpus - 1) == 0 and degree * num_gpus == 2 * num_experts
-    whole, rest = divmod(degree, num_gpus - 1)
+    num_complete, rest = divmod(degree, num_gpus - 1)
     p = num_gpus.bit_length() - 1
     complete = (2,) * p, tuple(e for e in np.ndindex(*(2,) * p) if any(e))
-    graphs = [complete] * whole
+    graphs = [complete] * num_complete
     if rest:
         graphs.append(PUBLISHED.get((num_gpus, rest * num_gpus // 2)) or _best(num_gpus, rest))
     return np.concatenate([edges for orders, generators in graphs for edges in matchings(orders, generators)])

@@ -140,10 +140,10 @@ def checked_bins(bins: Sequence[int]) -> tuple[int, ...]:
     >>> checked_bins([4, 1, 2])
     (1, 2, 4)
     """
-    found = tuple(sorted(set(bins)))
-    if not found or found[0] < 1 or found[-1] > MAX_BIN:
+    ordered = tuple(sorted(set(bins)))
+    if not ordered or ordered[0] < 1 or ordered[-1] > MAX_BIN:
         raise SpecError(f"bins ({', '.join(map(str, bins))}): must be whole numbers from 1 to {MAX_BIN}; write 1,2,4,8")
-    return found
+    return ordered
 
 
 def choose_chunks(rows: FloatA, most: FloatA | float, bins: Sequence[int] = BINS) -> IntA:

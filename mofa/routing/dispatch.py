@@ -72,12 +72,12 @@ def route_tokens(placement: Placement, tokens: IntA, inputs: IntA, gpus_per_node
     left[experts, gpus] -= local
     capacity[experts, column] -= local
     for start in range(0, placement.num_gpus, gpus_per_node):
-        here = slice(start, start + gpus_per_node)
+        node_gpus = slice(start, start + gpus_per_node)
         on_node = node == start // gpus_per_node
         some = np.flatnonzero(on_node.any(axis=1))  # experts with a replica on the node
-        matched = _in_order(left[some, here], np.where(on_node[some], capacity[some], 0))
-        flow[some, here] += matched
-        left[some, here] -= matched.sum(axis=2)
+        matched = _in_order(left[some, node_gpus], np.where(on_node[some], capacity[some], 0))
+        flow[some, node_gpus] += matched
+        left[some, node_gpus] -= matched.sum(axis=2)
         capacity[some] -= matched.sum(axis=1)
     flow += _in_order(left, capacity)
     return np.asarray(flow[experts, :, column].T)

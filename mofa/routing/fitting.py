@@ -84,5 +84,5 @@ def _fit(kind: str, wanted: FloatA, largest: float, num: int, top_k: int, seed: 
     grid = np.linspace(low, high, 25)
     best = int(np.argmin([distance(x) for x in grid]))
     span = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    found = float(minimize_scalar(distance, bounds=span, method="bounded", options={"xatol": 1e-6}).x)
-    return Fit(routing(found), distance(found), float(ordered(found)[0]), largest)
+    parameter = float(minimize_scalar(distance, bounds=span, method="bounded", options={"xatol": 1e-6}).x)
+    return Fit(routing(parameter), distance(parameter), float(ordered(parameter)[0]), largest)

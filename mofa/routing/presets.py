@@ -68,9 +68,9 @@ def _memfine_counts(p99: float, largest: float, smallest: float) -> FloatA:
     from scipy.special import ndtri
 
     z = ndtri((np.arange(MEMFINE_EXPERTS) + 0.5) / MEMFINE_EXPERTS)
-    at = 0.99 * (MEMFINE_EXPERTS - 1)  # where NumPy's percentile lies between order statistics
-    below = int(at)
-    z99 = z[below] + (at - below) * (z[below + 1] - z[below])
+    percentile_rank = 0.99 * (MEMFINE_EXPERTS - 1)  # where NumPy's percentile lies between order statistics
+    below = int(percentile_rank)
+    z99 = z[below] + (percentile_rank - below) * (z[below + 1] - z[below])
     tail = p99 * np.exp(np.log(largest / p99) / (z[-1] - z99) * (z - z99))
     total = MEMFINE_MEAN * MEMFINE_EXPERTS
 
@@ -79,7 +79,7 @@ def _memfine_counts(p99: float, largest: float, smallest: float) -> FloatA:
         both = np.where(np.arange(MEMFINE_EXPERTS) > below, tail, np.maximum(body, smallest))
         both[0] = smallest
         # the percentile lies on the line between its neighbours, which stay in order
-        part = at - below
+        part = percentile_rank - below
         both[below + 1] = min(both[below] + (p99 - both[below]) / part, both[below + 2])
         both[below] = (p99 - part * both[below + 1]) / (1 - part)
         return np.asarray(both)

@@ -313,10 +313,10 @@ def cap_shares(shares: FloatA, cap: float) -> FloatA:
     return result
 
 
-def _fraction(part: FloatA, whole: FloatA, otherwise: FloatA) -> FloatA:
-    """``part / whole``, at most 1, or otherwise where the whole is 0."""
+def _fraction(part: FloatA, total: FloatA, otherwise: FloatA) -> FloatA:
+    """``part / total``, at most 1, or otherwise where ``total`` is 0."""
     out = np.broadcast_to(otherwise, part.shape).copy()
-    return np.divide(np.minimum(part, whole), whole, out=out, where=np.broadcast_to(whole > 0, part.shape))
+    return np.divide(np.minimum(part, total), total, out=out, where=np.broadcast_to(total > 0, part.shape))
 
 
 def rank_shares(shares: FloatA, ep: int) -> FloatA:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mofa.blocks.frameworks import primitives_of
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
@@ -12,7 +13,7 @@ from mofa.routing.scheduled import with_scheduling
 from mofa.search.space import ON_REQUEST
 from mofa.specs.framework import OFFERED, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.model import GqaSpec, MlaSpec, ModelSpec
+from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, PrecisionSpec, WorkloadSpec
 
@@ -34,12 +35,12 @@ class Switch(NamedTuple):
 def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, Switch]:
     """A framework's switches by field."""
     heads = model.attention
-    grouped = isinstance(heads, GqaSpec) and heads.num_kv_heads < heads.num_heads
+    grouped = heads.num_kv_heads < heads.num_heads
     experts = model.moe is not None, "experts"
     refused = {
         "permute_fusion": Switch(True, *experts),
         "router_padding": Switch(False, *experts),
-        "shards_head_norms": Switch(True, isinstance(heads, GqaSpec) and heads.qk_norm, "norms over heads (qk_norm)"),
+        "shards_head_norms": Switch(True, heads.qk_norm, "norms over heads (qk_norm)"),
         "repeats_keys": Switch(False, grouped, "keys that several query heads share"),
     }
     if framework.library is not None:
@@ -124,14 +125,16 @@ def _refuse_fp8_switches(
 
 def _refuse_attention(model: ModelSpec, framework: FrameworkSpec) -> None:
     """Refuse attention that the framework's kernels do not compute."""
-    attention = model.attention
-    without_flash = isinstance(attention, MlaSpec) or attention.sinks
+    kind, primitives = model.attention_kind, primitives_of(framework)
+    if any(getattr(primitives, name) is None for name in kind.primitives):
+        raise SpecError(f"{framework.name}: {kind.title} is not modelled; use another framework")
+    without_flash = not kind.megatron.has_flash or model.attention.sinks
     if framework.library and framework.attention == "flash" and without_flash:
         raise SpecError(
             "attention: flash: FlashAttention 2 has no sinks, and is not modelled for latent attention; use attention: "
             "fused"
         )
-    if not framework.traits.has_windows and getattr(model.attention, "window", None) is not None:
+    if not framework.traits.has_windows and model.attention.window is not None:
         raise SpecError(f"{framework.name}: its attention has no windows; leave model.attention.window out")
 
 

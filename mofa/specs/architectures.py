@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mofa.specs.attention.gqa import GQA
+from mofa.specs.attention.mla import MLA
 from mofa.specs.files import short
 
 KeyType = Literal["count", "positive", "text", "truth", "list", "object"]
@@ -77,7 +79,7 @@ _LAYER_TYPES = (_LIST, lambda config: None)
 def _gqa(c: Config, qkv_bias: bool, out_bias: bool, qk_norm: bool = False, **window: Any) -> dict[str, Any]:
     kv = c["num_key_value_heads"]
     return {
-        "kind": "gqa",
+        "kind": GQA.name,
         "num_heads": c["num_attention_heads"],
         "num_kv_heads": c["num_attention_heads"] if kv is None else kv,
         "head_dim": c["head_dim"],
@@ -202,7 +204,7 @@ def _deepseek(c: Config, prefix: str) -> dict[str, Any]:
     if method not in ("greedy", "group_limited_greedy", "noaux_tc"):
         raise ValueError(f"topk_method ({short(method)}) must be greedy, group_limited_greedy or noaux_tc")
     attention = {
-        "kind": "mla",
+        "kind": MLA.name,
         "num_heads": c["num_attention_heads"],
         **{k: c[k] for k in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
     }

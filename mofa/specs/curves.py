@@ -165,18 +165,18 @@ ELSE = {
 """Of ops of Transformer Engine that were not measured, the op whose rate they take."""
 
 
-def _on_streams(one: GemmCurve, known: MultiStreamCurve | None) -> MultiStreamCurve:
+def _on_streams(single: GemmCurve, known: MultiStreamCurve | None) -> MultiStreamCurve:
     """Products on several streams of a format that was not measured: bf16's starts and gaps around its own tiles."""
     if known is not None:
         form, source = known.form, known.source
     else:
-        starts, rate = load_unmeasured().multi_stream_starts, one.form.bytes_per_s
+        starts, rate = load_unmeasured().multi_stream_starts, single.form.bytes_per_s
         adding = starts.adding_rate.value * rate
         form = MultiStreamForm(starts.floor_s.value, starts.start_s.value, 1.0, rate, adding, starts.sharpness.value)
         source = "an H100's starts"
     return MultiStreamCurve(
-        provenance="assumed", source=f"{source}, around single products: {one.source}", form=form,
-        sustained=one.sustained, alone=one.alone, clock=one.clock,
+        provenance="assumed", source=f"{source}, around single products: {single.source}", form=form,
+        sustained=single.sustained, alone=single.alone, clock=single.clock,
     )  # fmt: skip
 
 
@@ -223,9 +223,11 @@ class GpuCurves(Spec):
     def _check(self) -> Self:
         if DEFAULT_STREAM not in self.stream:
             raise ValueError("curves.stream needs an entry default, for ops that are like none that was measured")
-        for way in ("fwd", "bwd"):
-            if not any(way in key.split() for key in self.attention):
-                raise ValueError(f"curves.attention has no {way} entry; give one such as 'cudnn {way} 128/128'")
+        for direction in ("fwd", "bwd"):
+            if not any(direction in key.split() for key in self.attention):
+                raise ValueError(
+                    f"curves.attention has no {direction} entry; give one such as 'cudnn {direction} 128/128'"
+                )
         return self
 
     def product(self, kind: GemmFormat) -> GemmCurve:
@@ -251,17 +253,17 @@ class GpuCurves(Spec):
     def streamed(self) -> dict[GemmFormat, MultiStreamCurve]:
         """Products on several streams by format: as measured, else assumed."""
         known = self.multi_stream.get("bf16")
-        return {f: self.multi_stream.get(f) or _on_streams(one, known) for f, one in self.gemm.items()}
+        return {f: self.multi_stream.get(f) or _on_streams(single, known) for f, single in self.gemm.items()}
 
     @cached_property
     def attention_kernels(self) -> dict[AttentionKey, AttentionCurve]:
         """The attention curves by backend, way and head sizes."""
-        found: dict[AttentionKey, AttentionCurve] = {}
+        kernels: dict[AttentionKey, AttentionCurve] = {}
         for key, curve in self.attention.items():
-            backend, way, sizes = key.split()
+            backend, direction, sizes = key.split()
             d_qk, d_v = sizes.split("/")
-            found[backend, way, float(d_qk), float(d_v)] = curve
-        return found
+            kernels[backend, direction, float(d_qk), float(d_v)] = curve
+        return kernels
 
     @cached_property
     def _nearest(self) -> dict[AttentionKey, tuple[AttentionKey, AttentionCurve]]:
@@ -269,13 +271,13 @@ class GpuCurves(Spec):
 
     def attention_near(self, key: AttentionKey) -> tuple[AttentionKey, AttentionCurve]:
         """The curve of a kernel, or of the one that is nearest in head sizes, of the same backend where it has any."""
-        found = self._nearest.get(key)
-        if found is None:
-            backend, way, d_qk, d_v = key
-            kernels = [k for k in self.attention_kernels if k[1] == way]
+        nearest = self._nearest.get(key)
+        if nearest is None:
+            backend, direction, d_qk, d_v = key
+            kernels = [k for k in self.attention_kernels if k[1] == direction]
             best = min(kernels, key=lambda k: (k[0] != backend, abs(k[2] - d_qk) + abs(k[3] - d_v)))
-            found = self._nearest[key] = best, self.attention_kernels[best]
-        return found
+            nearest = self._nearest[key] = best, self.attention_kernels[best]
+        return nearest
 
     def stream_like(self, like: str, compiled: bool) -> StreamCurve:
         """The curve of a memory-bound op: compiled where it was measured compiled, else eager, else the default."""

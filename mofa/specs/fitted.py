@@ -61,14 +61,14 @@ class PoweredCurve(Curve):
         rate: FloatArray | float = clock**power
         return rate
 
-    def kept(self, share: FloatArray) -> FloatArray:
+    def rate_fraction(self, share: FloatArray) -> FloatArray:
         """Rate over the rate at full clock where such kernels take ``share`` of the time: on the line through the two
         measured states, never above full clock.
 
         Examples
         --------
         >>> curve = PoweredCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85)
-        >>> curve.kept(np.array([0.0, 0.61, 1.0])).round(3)
+        >>> curve.rate_fraction(np.array([0.0, 0.61, 1.0])).round(3)
         array([0.978, 0.9  , 0.85 ])
         """
         slope = (self.sustained - self.alone) / (1.0 - BETWEEN_SHARE)

@@ -446,5 +446,5 @@ def implied(options: Mapping[str, Any]) -> dict[str, Any]:
     {'grads_bytes_per_param': 2, 'reduced_bytes_per_param': 2, 'accumulation_bytes_per_param': 6}
     """
     engine, grads = options.get("deepspeed"), options.get("grads")
-    found = dict(DEEPSPEED.get(engine, {})) if isinstance(engine, str) else {}
-    return {**found, **(GRADIENTS.get(grads, {}) if isinstance(grads, str) else {})}
+    of_engine = dict(DEEPSPEED.get(engine, {})) if isinstance(engine, str) else {}
+    return {**of_engine, **(GRADIENTS.get(grads, {}) if isinstance(grads, str) else {})}

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from mofa.errors import SpecError
+from mofa.specs.attention import ATTENTION_KINDS
 from mofa.specs.files import did_you_mean, short
 
 S = TypeVar("S", bound=BaseModel)
@@ -81,7 +82,7 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
         return f"{place} is missing; add it"
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         key = str(context.get("discriminator", "kind")).strip("'")
-        tags = str(context.get("expected_tags", "gqa, mla")).replace("'", "")
+        tags = str(context.get("expected_tags", ", ".join(ATTENTION_KINDS))).replace("'", "")
         got = f"({short(context['tag'])}) " if "tag" in context else ""
         return f"{place}.{key} {got}must be one of {tags}; write it"
     if kind == "value_error":

@@ -35,7 +35,7 @@ class UnalignedProducts(Spec):
     weight_gradient_even: ShareFact
     weight_gradient_odd: ShareFact
 
-    def single(self, way: Literal["fwd", "dgrad", "wgrad"]) -> tuple[float, float]:
+    def single(self, product: Literal["fwd", "dgrad", "wgrad"]) -> tuple[float, float]:
         """Of single products of a linear layer's way: with an even width, and with an odd one. [-]
 
         Examples
@@ -47,7 +47,7 @@ class UnalignedProducts(Spec):
             "fwd": (self.forward_even, self.forward_odd),
             "dgrad": (self.input_gradient_even, self.input_gradient_odd),
             "wgrad": (self.weight_gradient_even, self.weight_gradient_odd),
-        }[way]
+        }[product]
         return even.value, odd.value
 
 

@@ -90,9 +90,9 @@ def _architecture(config: Mapping[str, Any], where: str, prefix: str) -> Archite
         if by_class or (not names and model_type in architecture.model_types):
             return architecture
     known = ", ".join(a.classes[0] for a in ARCHITECTURES)
-    found = names[0] if names else model_type
+    named = names[0] if names else model_type
     raise SpecError(
-        f"{where}: {prefix}architectures ({short(found)}) is no model that mofa reads; use one of {known}, "
+        f"{where}: {prefix}architectures ({short(named)}) is no model that mofa reads; use one of {known}, "
         "or write a workload YAML"
     )
 

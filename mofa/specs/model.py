@@ -2,71 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from mofa.specs.attention import ATTENTION_KINDS, AttentionSpec
+from mofa.specs.attention.record import AttentionKind
 from mofa.specs.base import Count, Positive, Spec
-
-
-class GqaSpec(Spec):
-    """Multi-head, grouped-query or multi-query attention."""
-
-    kind: Literal["gqa"] = "gqa"
-    num_heads: Positive
-    num_kv_heads: Positive
-    head_dim: Positive
-    qkv_bias: bool = False
-    out_bias: bool = False
-    qk_norm: bool = False
-    sinks: bool = False
-    """One learned logit per head that joins the softmax (gpt-oss)."""
-    window: Positive | None = None
-    """Sliding-window length of the windowed layers. [tokens]"""
-    window_every: Positive = 1
-    """Layer i is windowed where ``i % window_every < window_every - 1`` (2: alternating), all layers where 1."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
-        return self
-
-    @property
-    def d_qk(self) -> int:
-        return self.head_dim
-
-    @property
-    def d_v(self) -> int:
-        return self.head_dim
-
-
-class MlaSpec(Spec):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
-
-    kind: Literal["mla"] = "mla"
-    num_heads: Positive
-    q_lora_rank: Positive | None = None
-    kv_lora_rank: Positive
-    qk_nope_head_dim: Positive
-    qk_rope_head_dim: Positive
-    v_head_dim: Positive
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def d_qk(self) -> int:
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
-
-    @property
-    def d_v(self) -> int:
-        return self.v_head_dim
-
-    @property
-    def window(self) -> None:
-        return None
 
 
 class MlpSpec(Spec):
@@ -121,7 +63,7 @@ class ModelSpec(Spec):
     hidden: Positive
     vocab: Positive
     tied_embeddings: bool = False
-    attention: GqaSpec | MlaSpec = Field(discriminator="kind")
+    attention: AttentionSpec
     mlp: MlpSpec
     moe: MoeSpec | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
@@ -152,6 +94,11 @@ class ModelSpec(Spec):
             )
         return self
 
+    @property
+    def attention_kind(self) -> AttentionKind[Any, Any]:
+        """What its attention does: the record of its kind."""
+        return ATTENTION_KINDS[self.attention.kind]
+
     def is_moe_layer(self, layer: int) -> bool:
         """Whether the layer with this index, from 0, holds routed experts."""
         if self.moe is None or layer < self.moe.first_k_dense:
@@ -161,7 +108,7 @@ class ModelSpec(Spec):
     def is_windowed_layer(self, layer: int) -> bool:
         """Whether the layer with this index, from 0, attends within a sliding window."""
         attention = self.attention
-        if attention.kind != "gqa" or attention.window is None:
+        if attention.window is None:
             return False
         return attention.window_every == 1 or layer % attention.window_every < attention.window_every - 1
 

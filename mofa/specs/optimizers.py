@@ -22,6 +22,17 @@ class OptimizerTraits:
         """How many these are. [-]"""
         return len(self.moments)
 
+    @property
+    def main_and_moments_bytes(self) -> float:
+        """The fp32 copy of the parameters that is stepped, and its moments in fp32. [B/param]
+
+        Examples
+        --------
+        >>> OPTIMIZERS["adamw"].main_and_moments_bytes
+        12.0
+        """
+        return 4.0 + 4.0 * self.num_moments
+
 
 @dataclass(frozen=True)
 class StepKernels:

@@ -36,27 +36,8 @@ def _norm(model: ModelSpec, width: int) -> int:
 
 def attention_params(model: ModelSpec) -> tuple[int, int]:
     """Parameters of one attention layer with its norm: split over tp, and replicated. [params]"""
-    a, h = model.attention, model.hidden
-    if a.kind == "mla":
-        heads = a.num_heads
-        split = a.kv_lora_rank * heads * (a.qk_nope_head_dim + a.v_head_dim) + heads * a.v_head_dim * h
-        replicated = h * (a.kv_lora_rank + a.qk_rope_head_dim) + _norm(model, a.kv_lora_rank)
-        if a.q_lora_rank is None:
-            split += h * heads * a.d_qk
-        else:
-            split += a.q_lora_rank * heads * a.d_qk
-            replicated += h * a.q_lora_rank + _norm(model, a.q_lora_rank)
-        return split, replicated + _norm(model, h)
-    q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    split = h * (q + 2 * kv) + q * h
-    if a.qkv_bias:
-        split += q + 2 * kv
-    if a.sinks:
-        split += a.num_heads
-    replicated = _norm(model, h) + (h if a.out_bias else 0)
-    if a.qk_norm:
-        replicated += 2 * a.head_dim
-    return split, replicated
+    split, replicated = model.attention_kind.params(model.attention, model.hidden, _norm(model, 1))
+    return split, replicated + _norm(model, model.hidden)
 
 
 @lru_cache(maxsize=64)
@@ -101,15 +82,10 @@ def layer_tensors(model: ModelSpec, moe: bool, *, packed: bool) -> tuple[int, in
     >>> layer_tensors(llama, False, packed=True), layer_tensors(llama, False, packed=False)
     ((6, 0), (9, 0))
     """
-    a, gated = model.attention, model.mlp.activation == "swiglu"
+    gated = model.mlp.activation == "swiglu"
     norm = 2 if model.norm == "layernorm" else 1
     up = 2 if gated and not packed else 1
-    count = 2 * norm
-    if a.kind == "mla":
-        count += 4 + norm + (1 + norm if a.q_lora_rank is not None else 0)
-    else:
-        split = 1 if packed else 3
-        count += (split + 1) + a.qkv_bias * split + a.out_bias + a.sinks + 2 * a.qk_norm
+    count = 2 * norm + model.attention_kind.num_tensors(model.attention, norm, packed)
     if not moe:
         return count + up + 1 + (up + 1 if model.mlp.bias else 0), 0
     assert model.moe is not None

@@ -105,15 +105,15 @@ def transferred_curves(
         family: {f: said(curve, rates[f]) for f, curve in curves[family].items() if f in rates} for family in COMPUTE
     }
     if "multi_stream" in curves:
-        found = {f: said(curve, rates[f]) for f, curve in curves["multi_stream"].items() if f in rates}
-        made["multi_stream"] = found
+        measured = {f: said(curve, rates[f]) for f, curve in curves["multi_stream"].items() if f in rates}
+        made["multi_stream"] = measured
     made["attention"] = {key: said(curve, rates["bf16"]) for key, curve in curves["attention"].items()}
     copy = curves["stream"].get("eager copy", curves["stream"]["default"])["form"]["bytes_per_s"]
 
     def moved(curve: dict[str, Any]) -> dict[str, Any]:
         known = said(curve, 1.0)
-        found = moved_rate(curve["form"]["bytes_per_s"], copy, bandwidth, sms * clock)
-        return {**known, "form": {**known["form"], "bytes_per_s": _digits(found)}}
+        measured = moved_rate(curve["form"]["bytes_per_s"], copy, bandwidth, sms * clock)
+        return {**known, "form": {**known["form"], "bytes_per_s": _digits(measured)}}
 
     made["stream"] = {key: moved(curve) for key, curve in curves["stream"].items()}
     if curves.get("releases"):
@@ -146,9 +146,9 @@ def slower_host(
     check. ``words`` say why.
     """
 
-    def one(name: str, fact: Any) -> Any:
+    def slowed(name: str, fact: Any) -> Any:
         if isinstance(fact, Mapping) and "value" not in fact:  # facts below facts: those of modules
-            return {key: one(key, item) for key, item in fact.items()}
+            return {key: slowed(key, item) for key, item in fact.items()}
         times = (by_name or {}).get(name, factor)
         try:
             value = f"{parse_quantity(fact['value'], 's') * times * 1e6:.6g} us"
@@ -156,7 +156,7 @@ def slower_host(
         except (KeyError, TypeError, ValueError):
             return fact
 
-    return {key: one(key, fact) for key, fact in host.items()}
+    return {key: slowed(key, fact) for key, fact in host.items()}
 
 
 def _restated(fact: Any, source: str) -> Any:
@@ -195,7 +195,7 @@ def rescaled_host(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
 def _unless_set(host: Mapping[str, Any], own: Mapping[str, Any], scaled: Mapping[str, Any]) -> dict[str, Any]:
     """Scaled facts where a host has its profile's own, at any depth, and else what was set."""
 
-    def one(key: str, fact: Any) -> Any:
+    def chosen(key: str, fact: Any) -> Any:
         if key not in own:
             return fact
         if fact == own[key]:
@@ -203,7 +203,7 @@ def _unless_set(host: Mapping[str, Any], own: Mapping[str, Any], scaled: Mapping
         nested = isinstance(fact, dict) and isinstance(own[key], dict) and "value" not in own[key]
         return _unless_set(fact, own[key], scaled[key]) if nested else fact
 
-    return {key: one(key, fact) for key, fact in host.items()}
+    return {key: chosen(key, fact) for key, fact in host.items()}
 
 
 def _device(curves: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,8 +250,8 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
         curves, rates=rates, bandwidth=bandwidth, sms=sms, provenance="assumed", source=words, exact=False
     )
     names = ("host", "hosts", "stream_clock", "power_limit", "chip_spread", "host_spread", "overlap_slowdown")
-    kept = {name: curves[name] for name in names if name in curves}
-    return {**gpu, "curves": {**scaled, **kept}}
+    unchanged = {name: curves[name] for name in names if name in curves}
+    return {**gpu, "curves": {**scaled, **unchanged}}
 
 
 def rescaled_node(node: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,9 +294,9 @@ def rescaled_node(node: Mapping[str, Any], before: Mapping[str, Any]) -> dict[st
             [_digits(max(start_s + more_s, SHORTEST_S)), _digits(bytes_per_s * rate)]
             for start_s, bytes_per_s in curve["form"]["protocols"]
         ]
-        kept = {name: value for name, value in curve.items() if name not in FIT_FIELDS}
+        unchanged = {name: value for name, value in curve.items() if name not in FIT_FIELDS}
         words = f"set by the user: the curve of {before.get('name')} by the changes of its link"
-        return {**kept, "provenance": "assumed", "source": words, "form": {**curve["form"], "protocols": made}}
+        return {**unchanged, "provenance": "assumed", "source": words, "form": {**curve["form"], "protocols": made}}
 
     try:
         return {**node, "collectives": {key: scaled(str(key), curve) for key, curve in curves.items()}}
@@ -309,8 +309,8 @@ def _both(new: Mapping[str, Any], old: Mapping[str, Any], path: Sequence[str], u
     try:
         for key in path:
             new, old = new[key], old[key]
-        found = [fact["value"] if isinstance(fact, Mapping) else fact for fact in (new, old)]
-        values = [parse_quantity(fact, unit) if unit else float(fact) for fact in found]
+        given = [fact["value"] if isinstance(fact, Mapping) else fact for fact in (new, old)]
+        values = [parse_quantity(fact, unit) if unit else float(fact) for fact in given]
     except (KeyError, TypeError, ValueError):
         return 1.0, 1.0
     return values[0], values[1]

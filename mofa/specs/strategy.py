@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from mofa.schedules import SCHEDULE_NAMES, default_schedule
+from mofa.specs.attention import MODULES_OF_ATTENTION
 from mofa.specs.base import Positive, Spec
 
-RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", *MODULES_OF_ATTENTION, "mlp", "moe", "shared_experts")
 CP_KINDS = ("ring", "allgather", "a2a")
 """How attention under context parallelism reaches all keys: they go around, are gathered, or heads are exchanged for
 tokens by all-to-all (Megatron's ``cp_comm_type``: ``p2p``, ``all_gather``, ``a2a``)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from mofa.calibrate.chunked_check import score_layers
-from mofa.calibrate.shapes_chunked import FAMILY
+from mofa.calibrate.shapes.chunked import FAMILY
 from mofa.errors import SpecError
 from mofa.search.entry_points import timed_plan
 from mofa.validate.attribute import Attribution, attribute, read_trace

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mofa.specs.attention.gqa import GQA
+
 Row = Mapping[str, str]
 
 BUNDLED = (
@@ -112,7 +114,7 @@ def _dense(row: Row, name: str) -> dict[str, Any]:
     gpt, mpt = re.search(GPT, name) is not None, re.search(MPT, name) is not None
     plain = gpt or mpt or re.search(NEMOTRON, name) is not None
     attention: dict[str, Any] = {
-        "kind": "gqa",
+        "kind": GQA.name,
         "num_heads": heads,
         "num_kv_heads": number(row, "kv_heads"),
         "head_dim": number(row, "head_dim") or hidden // heads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from mofa.calibrate.shapes_chunked import FAMILY
+from mofa.calibrate.shapes.chunked import FAMILY
 from mofa.validate.all_runs import layer_folders, reference_dir
 
 

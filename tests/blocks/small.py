@@ -12,7 +12,8 @@ import yaml
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.context import Context, Primitives
 from mofa.blocks.fp8 import FP8_RECIPES
-from mofa.blocks.frameworks import megatron, megatron_local
+from mofa.blocks.frameworks.megatron import local as megatron_local
+from mofa.blocks.frameworks.megatron import transformer_engine as megatron
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Gemm, Grouped

@@ -10,7 +10,7 @@ import pytest
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.deferred_weight_gradients import KEPT
 from mofa.blocks.elementwise import value
-from mofa.blocks.frameworks.torchtitan import PRIMITIVES
+from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.block.deferred_weight_gradients import deferred
 from tests.blocks.small import LATENT, context, framework, llama

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import embedding
-from mofa.blocks.frameworks.megatron_local import persistent_buffers
+from mofa.blocks.frameworks.megatron.local import persistent_buffers
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from tests.blocks.small import build, context, framework, gpt, kept, primitives
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockKind, BlockTapes, block, head
-from mofa.blocks.frameworks import megatron
-from mofa.blocks.frameworks.megatron_persistent import WORKSPACE
+from mofa.blocks.frameworks.megatron import transformer_engine as megatron
+from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.frameworks.recompute import modes, unsupported
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
@@ -218,8 +218,8 @@ def test_swiglu_of_two_widths_is_compiled_for_any(name: str) -> None:
     routed experts' own function."""
     shared = {**EXPERTS, "shared_hidden": 512}
 
-    def passes(model: ModelSpec, module: str = "shared", *, whole: bool = True) -> list[float]:
-        ctx = replace(context(model, framework(name), seq_len=S, micro_batch=B), whole=whole)
+    def passes(model: ModelSpec, module: str = "shared", *, has_all_layers: bool = True) -> list[float]:
+        ctx = replace(context(model, framework(name), seq_len=S, micro_batch=B), has_all_layers=has_all_layers)
         tapes = build(ctx, moe=module != "mlp")
         out = size(tapes.forward, f"{module}.act")
         found = one(tapes.forward, f"{module}.activation"), one(tapes.backward, f"{module}.activation.backward")
@@ -227,8 +227,8 @@ def test_swiglu_of_two_widths_is_compiled_for_any(name: str) -> None:
 
     both = llama(moe={**shared, "first_k_dense": 1})
     assert passes(both) == passes(both, "mlp") == [7.5, 38.0]
-    assert passes(llama(moe={**shared, "every": 2}), whole=False) == [7.5, 38.0]
-    assert passes(llama(moe=shared)) == passes(both, whole=False) == [3.0, 8.0]
+    assert passes(llama(moe={**shared, "every": 2}), has_all_layers=False) == [7.5, 38.0]
+    assert passes(llama(moe=shared)) == passes(both, has_all_layers=False) == [3.0, 8.0]
     assert passes(llama(moe={**shared, "shared_hidden": F, "first_k_dense": 1})) == [3.0, 8.0]
     assert passes(both, "experts") == [3.0, 11.0]
 

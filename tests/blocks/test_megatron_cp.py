@@ -11,7 +11,7 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.elementwise import value
-from mofa.blocks.frameworks.megatron_cp import ORDER
+from mofa.blocks.frameworks.megatron.cp import ORDER
 from mofa.blocks.op import CP_POOL, Tape
 from mofa.blocks.work import Attention, Collective, Stream
 from mofa.cost.allocations.allocation_trace import STREAMS, life

@@ -8,7 +8,7 @@ import pytest
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import FloatK, value
-from mofa.blocks.frameworks.megatron_fp8 import cast_input
+from mofa.blocks.frameworks.megatron.fp8 import cast_input
 from mofa.blocks.op import Op, Tape, TapeBuilder
 from mofa.blocks.work import Collective, Gemm, Grouped, Stream
 from tests.blocks.small import EXPERTS, build, context, framework, in_fp8, kept, llama, size, together

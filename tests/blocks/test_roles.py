@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 import mofa
+from mofa.blocks.work import Gemm, Grouped
 from mofa.cost.estimate import Estimator
 from mofa.search.job_setup import loads_of
 from mofa.search.one_strategy import one_row
 from mofa.specs.framework import FRAMEWORK_NAMES
-from tests.blocks.roles import role_of
-
-PARTS = ("experts", "loss")
+from tests.blocks.roles import CLAIMS, origin_of, part_of, purpose_of, role_of
 
 
 @pytest.mark.parametrize(
@@ -35,6 +34,11 @@ def test_ops_do_what_their_names_say(name: str, model: str, strategy: str) -> No
     assert len(ops) > 50
     assert [(op.name, op.role) for op in ops if op.role != role_of(op.name)] == []
     assert [(op.name, op.repeated) for op in ops if op.repeated != op.name.endswith("~")] == []
-    for part in PARTS:
-        named = [op for op in ops if op.name != part]
-        assert [op.name for op in named if (op.module == part) != op.name.startswith(f"{part}.")] == []
+    assert [(op.name, op.part) for op in ops if op.part != part_of(op.name)] == []
+    assert [(op.name, op.origin) for op in ops if op.origin != origin_of(op.name)] == []
+    assert [(op.name, op.claims) for op in ops if op.claims != CLAIMS.get(op.name, "")] == []
+    for op in ops:
+        assert purpose_of(op.name) in (None, op.purpose), (op.name, op.purpose)
+        # a norm keeps what it scaled its rows by
+        scales = any(name.endswith(".rstd") for name in op.saves) and not isinstance(op.work, Gemm | Grouped)
+        assert (op.purpose == "norm") == scales or op.repeated, op.name

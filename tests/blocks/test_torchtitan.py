@@ -13,7 +13,7 @@ import pytest
 
 from mofa.blocks.build import BlockKind, BlockTapes, block, embedding, head
 from mofa.blocks.context import Context
-from mofa.blocks.frameworks.torchtitan import PRIMITIVES, kept_outputs
+from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES, kept_outputs
 from mofa.blocks.op import Op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, HostSync, Stream

@@ -11,7 +11,7 @@ import pytest
 
 from mofa.blocks.build import head
 from mofa.blocks.frameworks.recompute import modes
-from mofa.blocks.frameworks.torchtitan import PRIMITIVES
+from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.blocks.recomputation import Recompute
 from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec

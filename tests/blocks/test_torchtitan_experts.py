@@ -9,7 +9,7 @@ import pytest
 
 from mofa.blocks.context import Context
 from mofa.blocks.work import Collective, Stream
-from mofa.calibrate.shapes_routed import product_bytes
+from mofa.calibrate.shapes.routed import product_bytes
 from tests.blocks.small import EXPERTS, LATENT, llama
 from tests.blocks.test_torchtitan import TOKENS, D, context, layer, ops_named
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockKind, BlockTapes, block
-from mofa.blocks.frameworks.torchtitan import PRIMITIVES
+from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.blocks.op import Tape
 from mofa.blocks.work import Attention, Collective
 from mofa.errors import SpecError

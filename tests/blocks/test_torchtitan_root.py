@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mofa.blocks.build import embedding, head
-from mofa.blocks.frameworks.torchtitan import PRIMITIVES
+from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.blocks.work import Collective
 from mofa.cost.block.liveness import block_memory
 from tests.blocks.test_torchtitan import D, V, context, moved, ops_named, params, size

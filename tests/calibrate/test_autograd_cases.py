@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from mofa.calibrate.shapes import AUTOGRAD_CALLS, AUTOGRAD_CHAINS, FAMILIES, cases
+from mofa.calibrate.shapes.families import AUTOGRAD_CALLS, AUTOGRAD_CHAINS, FAMILIES, cases
 
 
 def test_every_chain_goes_both_ways_and_no_op_comes_twice() -> None:

@@ -16,7 +16,7 @@ from mofa.calibrate.cases import Sample, Shape
 from mofa.calibrate.chunked_check import LayerScore, score_layers, summarise_layers
 from mofa.calibrate.chunked_layer import REGION, layer_forward, predict_layer, static_tensors
 from mofa.calibrate.measurements import append_row, read_file
-from mofa.calibrate.shapes_chunked import OPS, chunked_cases, expert_loads, rank_rows
+from mofa.calibrate.shapes.chunked import OPS, chunked_cases, expert_loads, rank_rows
 from mofa.errors import SpecError
 from mofa.specs.load import load_cluster, load_framework
 

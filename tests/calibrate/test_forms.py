@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.fit import fit_curves, predict
+from mofa.calibrate.fits.fit import fit_curves, predict
 from mofa.calibrate.measurements import Row
 from mofa.cost.kernels.fitted_forms import (
     attention_s,

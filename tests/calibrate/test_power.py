@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.fit import fit_curves
+from mofa.calibrate.fits.fit import fit_curves
+from mofa.calibrate.fits.profile import BETWEEN, powered
 from mofa.calibrate.measurements import Row
-from mofa.calibrate.profile import BETWEEN, powered
 from mofa.specs.curves import BETWEEN_SHARE, PoweredCurve
 from mofa.specs.power import mixed_clock
 

@@ -13,9 +13,9 @@ import yaml
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.check import TARGETS, TE_TARGETS, check, judged, predictions
+from mofa.calibrate.fits.nccl_tests import import_nccl, read_nccl
+from mofa.calibrate.fits.profile import fit
 from mofa.calibrate.measurements import append_row, read_rows
-from mofa.calibrate.nccl_tests import import_nccl, read_nccl
-from mofa.calibrate.profile import fit
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.fitted_forms import gemm_s
 from mofa.cost.kernels.topology import Group

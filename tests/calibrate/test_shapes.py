@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mofa.calibrate.cases import MODELS
-from mofa.calibrate.shapes import FAMILIES, MIN_POINTS, cases
+from mofa.calibrate.shapes.families import FAMILIES, MIN_POINTS, cases
 
 HELD_OUT = {"gemm": 100, "grouped_gemm": 60, "attention": 60, "memory_bound": 60, "collective": 60}
 

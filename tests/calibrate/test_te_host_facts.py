@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.folder import fit_folder
+from mofa.calibrate.fits.folder import fit_folder
+from mofa.calibrate.fits.profile import gpu_profile, merged
+from mofa.calibrate.fits.te_host_facts import LATENT_LAYER, MOE_LAYER, layer_in_small_ops, module_facts, modules_of
+from mofa.calibrate.fits.te_host_times import Times
 from mofa.calibrate.measurements import Row, append_row, read_rows
-from mofa.calibrate.profile import gpu_profile, merged
-from mofa.calibrate.te_host_facts import LATENT_LAYER, MOE_LAYER, layer_in_small_ops, module_facts, modules_of
-from mofa.calibrate.te_host_times import Times
 from mofa.specs.host import LayerPace
 from mofa.units import parse_quantity
 

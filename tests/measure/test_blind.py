@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mofa.calibrate.cases import Shape
-from mofa.calibrate.shapes_chunked import CHUNKS, FRESH_SKEWS, chunked_cases
+from mofa.calibrate.shapes.chunked import CHUNKS, FRESH_SKEWS, chunked_cases
 from mofa.measure.expand import expand
 from mofa.measure.runs import plan_task
 from mofa.specs.load import load_runs

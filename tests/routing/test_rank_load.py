@@ -18,9 +18,10 @@ from mofa.errors import SpecError
 from mofa.replay.replayer import Replayer
 from mofa.routing.rank_load import cap_shares, expert_shares, max_rank_ratio, rank_loads, rank_shares, routing_loads
 from mofa.search.one_strategy import one_row
+from mofa.specs.attention.gqa import GqaSpec
 from mofa.specs.complete import complete_strategy
 from mofa.specs.load import load_cluster, load_framework, load_workload
-from mofa.specs.model import GqaSpec, MlpSpec, ModelSpec, MoeSpec
+from mofa.specs.model import MlpSpec, ModelSpec, MoeSpec
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.routing import RoutingSpec
 

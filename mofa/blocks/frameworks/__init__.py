@@ -1,11 +1,14 @@
-"""What each framework launches, keeps and sends: one file a framework, one set of primitives each."""
+"""What each framework launches, keeps and sends: one file or folder a framework, one set of primitives each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.frameworks import fsdp1, megatron, megatron_local, torchtitan
+from mofa.blocks.frameworks import fsdp1
+from mofa.blocks.frameworks.megatron import local as megatron_local
+from mofa.blocks.frameworks.megatron import transformer_engine as megatron
+from mofa.blocks.frameworks.torchtitan import layer as torchtitan
 from mofa.blocks.op import Op
 from mofa.specs.framework import FrameworkSpec
 
@@ -27,8 +30,8 @@ def persistent_buffers(framework: FrameworkSpec, ctx: Context, ops: Sequence[Op]
         body = megatron.persistent_buffers(ctx, ops, with_head=False)
         return body, body + megatron.head_buffers(ctx)
     if framework.layers == "megatron":
-        one = megatron_local.persistent_buffers(ctx)
-        return one, one
+        buffers_bytes = megatron_local.persistent_buffers(ctx)
+        return buffers_bytes, buffers_bytes
     return 0.0, 0.0
 
 

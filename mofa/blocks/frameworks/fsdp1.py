@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.frameworks import torchtitan
-from mofa.blocks.frameworks.torchtitan_linear import linear
+from mofa.blocks.frameworks.torchtitan import layer as torchtitan
+from mofa.blocks.frameworks.torchtitan.linear import linear
 from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.parts import biased
 from mofa.blocks.work import Stream
@@ -21,14 +21,13 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     if not ctx.framework.fused_qkv:
         return torchtitan.qkv(b, ctx, h)
     a, t, e = ctx.model.attention, ctx.tokens, ctx.element
-    assert a.kind == "gqa"
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
-    whole = linear(b, ctx, h, "wqkv", m=t, n=q_width + 2 * kv_width, k=float(ctx.model.hidden), wide_input=True)
+    fused = linear(b, ctx, h, "wqkv", m=t, n=q_width + 2 * kv_width, k=float(ctx.model.hidden), wide_input=True)
     if a.qkv_bias:
-        whole = biased(b, whole, "wqkv", float((a.num_heads + 2 * a.num_kv_heads) * a.d_qk))
+        fused = biased(b, fused, "wqkv", float((a.num_heads + 2 * a.num_kv_heads) * a.d_qk))
     q, k, v = (b.tensor(name, t * width * e) for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)))
     moved = 2 * t * (q_width + 2 * kv_width) * e
-    b.add(Op("wqkv.chunk", "memory_bound", None, (whole,), (q, k, v), view=True, launches=0,
+    b.add(Op("wqkv.chunk", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
              back=Back(moved, 1, like="copy")))  # fmt: skip
     return q, k, v
 
@@ -36,8 +35,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """The output projection, with its bias."""
     y = torchtitan.row_linear(b, ctx, x, name, n, k)
-    a = ctx.model.attention
-    return biased(b, y, name, n) if a.kind == "gqa" and a.out_bias else y
+    return biased(b, y, name, n) if ctx.model.attention.out_bias else y
 
 
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from mofa.blocks.frameworks.torchtitan import kept_outputs
+from mofa.blocks.frameworks.torchtitan.layer import kept_outputs
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.specs.attention import ATTENTION_KINDS, MODULES_OF_ATTENTION
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
@@ -15,7 +16,7 @@ CHECKPOINTED = {"core_attn": "core_attn", "mlp": "mlp", "moe": "moe", "shared_ex
 DISCARDED = {
     "moe_act": ("moe.moe_act",),
     "layernorm": ("layernorm.attn_norm", "layernorm.mlp_norm"),
-    "mla_up_proj": ("mla_up",),
+    **MODULES_OF_ATTENTION,
 }
 
 
@@ -51,8 +52,8 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
     if spec.kind == "ops":
         assert forward is not None, "recompute: ops picks ops from the forward tape"
         compiled = framework.compile and parted
-        kept = kept_outputs(forward, model, attention=framework.saves_attention, products=not compiled)
-        return Recompute(kind="full", keep_outputs=kept, early_stop=early_stop)
+        saved_outputs = kept_outputs(forward, model, attention=framework.saves_attention, products=not compiled)
+        return Recompute(kind="full", keep_outputs=saved_outputs, early_stop=early_stop)
     return Recompute(kind="full", early_stop=early_stop)
 
 
@@ -94,8 +95,9 @@ def _module_unsupported(framework: FrameworkSpec, module: str, model: ModelSpec)
         return f"recompute: module {module} needs experts, {model.name} has none"
     if module == "shared_experts" and (model.moe is None or not model.moe.shared_hidden):
         return f"recompute: module shared_experts needs shared experts, {model.name} has none"
-    if module == "mla_up_proj" and model.attention.kind != "mla":
-        return f"recompute: module mla_up_proj needs latent attention, {model.name} has none"
+    if module in MODULES_OF_ATTENTION and module not in model.attention_kind.recompute_modules:
+        owner = next(kind.title for kind in ATTENTION_KINDS.values() if module in kind.recompute_modules)
+        return f"recompute: module {module} needs {owner}, {model.name} has none"
     if module == "mlp" and not model.num_dense_layers:
         return f"recompute: module mlp needs dense layers, {model.name} has none"
     if module == "mlp" and model.mlp.bias:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mofa.calibrate.bench.torch_host import issue_s
 from mofa.calibrate.cases import Case
-from mofa.calibrate.shapes_chunked import ISSUE, expert_loads
+from mofa.calibrate.shapes.chunked import ISSUE, expert_loads
 
 Tensor = torch.Tensor
 
@@ -224,7 +224,7 @@ WARM_S, MEASURED_S = 0.25, 0.35
 
 
 def measure_layer(layer: Layer, device: str) -> dict[str, list[float]]:
-    """Every step's times [s] and peaks [B] of this rank, by the names of `mofa.calibrate.shapes_chunked.OPS`."""
+    """Every step's times [s] and peaks [B] of this rank, by the names of `mofa.calibrate.shapes.chunked.OPS`."""
     if device != "cuda":
         return _measure_host(layer)
     torch.cuda.empty_cache()

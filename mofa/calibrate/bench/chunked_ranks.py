@@ -16,7 +16,7 @@ from mofa.calibrate.bench.chunked_layer import Layer, measure_layer
 from mofa.calibrate.bench.torch_timing import GpuMonitor, summarise
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row
-from mofa.calibrate.shapes_chunked import FAMILY, OPS
+from mofa.calibrate.shapes.chunked import FAMILY, OPS
 
 
 def measure_chunked(

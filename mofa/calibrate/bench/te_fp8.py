@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, num_sets, summarise, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
-from mofa.calibrate.shapes_te import (
+from mofa.calibrate.shapes.te_fp8 import (
     BLOCK,
     BLOCK_ROWS,
     COLUMN_CAST,

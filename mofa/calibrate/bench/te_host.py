@@ -108,7 +108,7 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
     )
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     torch.cuda.set_device(rank)
-    from mofa.calibrate.bench import te_models, te_modules
+    from mofa.calibrate.bench import te_megatron, te_models, te_modules
 
     waits, cores = Waits(), host_pace.Cores(rank, torch.cuda.device_count())
     described = environment("cuda")
@@ -118,9 +118,9 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
     )  # fmt: skip
     if rank == 0:
         recorder.out.mkdir(parents=True, exist_ok=True)
-        described |= {"host": recorder.host, "gpus_used": gpus, **te_modules.versions()}
+        described |= {"host": recorder.host, "gpus_used": gpus, **te_megatron.versions()}
         (recorder.out / "environment.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    te_modules.start(gpus, {})
+    te_megatron.start(gpus, {})
     todo = te_modules.alone(recorder) + te_models.alone(recorder) if gpus == 1 else []
     if gpus == 2:
         todo = te_modules.pairs(recorder) + te_models.pairs(recorder)

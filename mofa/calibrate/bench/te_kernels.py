@@ -15,7 +15,7 @@ import torch
 
 from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, num_sets, summarise, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
-from mofa.calibrate.shapes_te_bf16 import ATTENTION, GROUPED, HOST, WGRAD
+from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, HOST, WGRAD
 
 MAX_LAUNCHES = 400
 """Products that are issued before the device begins, fewer than its queues take."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_modules import RECIPES, Todo, config_of, start
+from mofa.calibrate.bench.te_megatron import RECIPES, Todo, config_of, start
 from mofa.calibrate.bench.te_timing import Recorder, label_of, that_count
 
 SEQUENCE, VOCABULARY = 128, 1024

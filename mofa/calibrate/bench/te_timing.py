@@ -1,7 +1,7 @@
 """How a host's seconds of modules are timed: chains of them, a recorder of rows, and the host's pace beside each.
 
-The cases are in :mod:`mofa.calibrate.bench.te_modules` and :mod:`mofa.calibrate.bench.te_models`, the command in
-:mod:`mofa.calibrate.bench.te_host`.
+The cases are in :mod:`mofa.calibrate.bench.te_modules`, :mod:`~mofa.calibrate.bench.te_experts` and
+:mod:`~mofa.calibrate.bench.te_models`, the command in :mod:`mofa.calibrate.bench.te_host`.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from mofa.calibrate.bench.torch_routed import routed_calls
 from mofa.calibrate.bench.torch_sequence import sequence_sample
 from mofa.calibrate.bench.torch_timing import GpuMonitor, Pool, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
-from mofa.calibrate.shapes_te import FAMILIES as TE_FAMILIES
-from mofa.calibrate.shapes_te_bf16 import TE_BF16_FAMILIES
+from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
+from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
 
 SMI_FIELDS = "driver_version,clocks.max.sm,clocks.max.mem,power.limit,pcie.link.gen.max,pcie.link.width.max"
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
 from mofa.calibrate.cases import Case, Unsupported
-from mofa.calibrate.shapes_routed import COPIES, INDEXED, PRODUCTS, REPEATED, top_of
+from mofa.calibrate.shapes.routed import COPIES, INDEXED, PRODUCTS, REPEATED, top_of
 
 
 def routed_calls(case: Case, pool: Pool) -> list[Call]:

@@ -10,19 +10,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.deferred_weight_gradients import KEPT
 from mofa.blocks.elementwise import value
-from mofa.blocks.frameworks.megatron_persistent import Lasting
+from mofa.blocks.frameworks.megatron.persistent import FirstUse, Lasting
 from mofa.blocks.op import KINDS, OWN_POOLS, READS, WRITES, Op, Tape, Tensor
-from mofa.blocks.roles import PRODUCT_ROLES, WEIGHT_ROLES, Role
+from mofa.blocks.roles import PRODUCT_ROLES, WEIGHT_ROLES, Part, Purpose, Role, TensorUse
 from mofa.blocks.work import Attention, Collective
-from mofa.cost.allocations.parameter_tensors import block_weights
+from mofa.cost.allocations.parameter_tensors import BlockWeight, block_weights
 
 STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
-
-
-_REDUCED = "fsdp.reduced", "efsdp.reduced"
 
 
 class New(NamedTuple):
@@ -34,6 +30,8 @@ class New(NamedTuple):
     kind: int
     expert: int = -1
     """Whose tokens alone it holds, of a rank's experts; -1: of all."""
+    use: TensorUse = ""
+    """As of its :class:`mofa.blocks.op.Tensor`."""
 
 
 class OpTrace(NamedTuple):
@@ -69,10 +67,10 @@ class OpTrace(NamedTuple):
     """What the first such op of a rank takes for good."""
     role: Role = ""
     repeated: bool = False
-    module: str = ""
+    part: Part = ""
     origin: str = ""
+    purpose: Purpose = ""
     """As of its :class:`mofa.blocks.op.Op`."""
-    puts_experts_together: bool = False
     is_product: bool = False
     """Whether it is a linear layer, one of its two products on the way back, or what is gathered for them."""
 
@@ -92,7 +90,7 @@ class BlockTrace:
     back: str
     given: str
     cached: frozenset[str]
-    weights: tuple[tuple[str, float], ...]
+    weights: tuple[BlockWeight, ...]
     logits: str = ""
     """Of a pipeline's head: what the stage gave, which the schedule holds until its backward is through."""
     launches: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -116,6 +114,8 @@ class BlockTrace:
     """What is alive beyond the backward's end, until a deed that renews it, as it goes then. [B]"""
     torch_products: bool = True
     """Whether its products are PyTorch's, which have a workspace for each thread."""
+    input: str = "x"
+    """What its forward is given, empty for nothing."""
 
     def of_inputs(self) -> tuple[tuple[OpTrace, ...], frozenset[str]]:
         """The backward by inputs alone, and what the weights' gradients need of it."""
@@ -145,7 +145,7 @@ class BlockTrace:
         """
         both = (self.split_backward_of_last if last else self.split_backward) or self.backward
         return tuple(
-            deed._replace(free=()) if deed.op == KEPT else deed for deed in both if deed.weight
+            deed._replace(free=()) if deed.purpose == "checkpoint_end" else deed for deed in both if deed.weight
         )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def in_order(
 def life(
     block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, sums_apart: bool = False,
     pipelined: bool = False, puts_off: bool = False, replicated: bool = False,
-    lasting: Mapping[str, tuple[Lasting, ...]] | None = None,
+    lasting: Mapping[FirstUse, tuple[Lasting, ...]] | None = None,
 ) -> BlockTrace:  # fmt: skip
     """The deeds of a block, of one combination of those that its tapes have; ``pipelined`` under PyTorch's schedules.
 
@@ -190,12 +190,14 @@ def life(
     ``weight_first``: autograd's product (``MmBackward0``) makes the second factor's gradient, the weight's, before the
     input's; Megatron's own function the other way round.
 
-    ``lasting``: what ops take for good at a rank's first use, by their names, where layers are a library's and only the
+    ``lasting``: what ops take for good at a rank's first use, where layers are a library's and only the
     head's products PyTorch's.
     """
     trace = _life(block, k, autocast, weight_first, sums_apart, pipelined, lasting=lasting or {})
     trace = replace(trace, torch_products=lasting is None or block.name == "head")
-    trace = replace(trace, freed_at_end=frozenset(_REDUCED)) if replicated else trace
+    if replicated:
+        reduced = (tensor.name for tensor in block.backward.tensors.values() if tensor.use == "reduced")
+        trace = replace(trace, freed_at_end=frozenset(reduced))
     if not puts_off:
         return trace
     halves, both = block.split_backward, []
@@ -223,7 +225,7 @@ def life(
 
 def _life(
     block: BlockTapes, k: int, autocast: bool, weight_first: bool, sums_apart: bool, pipelined: bool, *,
-    lasting: Mapping[str, tuple[Lasting, ...]], by_weights_from: int | None = None,
+    lasting: Mapping[FirstUse, tuple[Lasting, ...]], by_weights_from: int | None = None,
 ) -> BlockTrace:  # fmt: skip
     """Of the two tapes as they are; ops of the backward from ``by_weights_from`` on are those by weights, else those so
     named."""
@@ -270,15 +272,16 @@ def _life(
     cached = frozenset(
         w for op in block.forward.ops for w in op.writes
         if autocast and op.casts_weight and w not in read_later
-        and not (op.compiled or op.module == "experts")
+        and not (op.compiled or op.part == "experts")
     )  # fmt: skip
     weights = block_weights(block.forward.ops, k)
-    places = {name: n for n, (name, _) in enumerate(weights)}
+    places = {weight.name: n for n, weight in enumerate(weights)}
     op_traces = [
         _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
               op.role in WEIGHT_ROLES if by_weights_from is None else i >= boundary + by_weights_from,
               bool(given) and present[i] and op.role == "sum" and of(op.writes[0]) == given,
-              places, bool(lingers) and op.renews, lasting.get(op.name, ()) if present[i] else ())
+              places, bool(lingers) and op.renews,
+              lasting.get((op.origin or op.name, op.role), ()) if present[i] else ())
         for i, op in enumerate(ops)
     ]  # fmt: skip
     pieces = _pieces(op_traces, weights)
@@ -295,7 +298,7 @@ def _life(
         and op.work.group == "tp"
     )
     sent = frozenset(of(name) for name, tensor in tensors.items() if value(tensor.sent, k))
-    first = next((op for op in block.forward.ops if op.module == "loss" and op.reads), None)
+    first = next((op for op in block.forward.ops if op.part == "loss" and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
     return BlockTrace(
         block.name, tuple(d for d in op_traces[:boundary] if d), tuple(d for d in op_traces[boundary:] if d), out, back,
@@ -303,54 +306,51 @@ def _life(
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
         _dry(block, k) if pipelined else (), reduced, sent,
         frozenset(of(name) for name, tensor in tensors.items() if value(tensor.shelved, k)),
-        lingers=tuple(lingers.items()),
+        lingers=tuple(lingers.items()), input=of(block.forward.inputs[0]) if block.forward.inputs else "",
     )  # fmt: skip
 
 
 def awaiting_embedding(head: BlockTrace) -> BlockTrace:
     """A head whose weight gradient stays until the embedding's of the same weight is added to it."""
-    made = frozenset(
-        name for deed in head.backward if deed.role == "accumulate" and deed.module == "output" for name in deed.grads
-    )
+    made = frozenset(name for deed in head.backward if deed.role == "accumulate" for name in deed.grads)
     return replace(head, freed_at_end=head.freed_at_end | made)
 
 
 def gathering(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
     """The first layer, whose backward gathers ahead what comes behind it: the embedding, not a layer like itself."""
-    gathered = {
-        item.name.replace("fsdp.gathered", "fsdp.next@"): item.bytes
-        for deed in embedding.forward for item in deed.new if item.name in ("fsdp.gathered", "fsdp.gathered.in")
+    gathered: dict[TensorUse, int] = {
+        item.use: item.bytes
+        for deed in embedding.forward for item in deed.new if item.use in ("gathered", "gathered_shard")
     }  # fmt: skip
     if not gathered:
         return layer
 
     def with_its_bytes(deed: OpTrace) -> OpTrace:
-        if not any(item.name in gathered for item in deed.new):
+        if not any(item.use in gathered for item in deed.new):
             return deed
-        return deed._replace(new=tuple(item._replace(bytes=gathered.get(item.name, item.bytes)) for item in deed.new))
+        return deed._replace(new=tuple(item._replace(bytes=gathered.get(item.use, item.bytes)) for item in deed.new))
 
     return replace(layer, backward=tuple(with_its_bytes(deed) for deed in layer.backward))
 
 
-def _pieces(op_traces: list[OpTrace | None], weights: tuple[tuple[str, float], ...]) -> dict[str, tuple[New, ...]]:
+def _pieces(op_traces: list[OpTrace | None], weights: tuple[BlockWeight, ...]) -> dict[str, tuple[New, ...]]:
     """FSDP copies what it gathered into a tensor for each weight."""
     out: dict[str, tuple[New, ...]] = {}
     for op_trace in op_traces:
         if op_trace is None or not op_trace.frees_held:
             continue
         for item in op_trace.new:
-            fits = _fitting(item, weights)
+            fits = _fitting(item, weights, experts=op_trace.purpose == "experts_copy_out")
             if fits:
                 out[item.name] = fits
     return out
 
 
-def _fitting(item: New, weights: tuple[tuple[str, float], ...]) -> tuple[New, ...]:
+def _fitting(item: New, weights: tuple[BlockWeight, ...], *, experts: bool) -> tuple[New, ...]:
     """The weights that a gathered buffer holds, in 2 bytes a parameter, and one tensor for what no op names."""
-    experts = item.name.startswith("efsdp.")
-    chosen = [n for name, n in weights if name.startswith("experts.") == experts]
+    chosen = [weight.params for weight in weights if weight.of_experts == experts]
     if not experts and 2 * sum(chosen) < item.bytes / 2:  # the experts are in the block's own group
-        chosen = [n for _, n in weights]
+        chosen = [weight.params for weight in weights]
     rest = item.bytes - sum(int(2 * n) for n in chosen)
     if rest < 0:
         return ()
@@ -367,7 +367,7 @@ def _cut(op_trace: OpTrace, pieces: dict[str, tuple[New, ...]]) -> OpTrace:
     new = tuple(n for item in op_trace.new for n in pieces.get(item.name, (item,)))
     renamed = op_trace._replace(new=new, free=names(op_trace.free), hold=names(op_trace.hold))
     largest = max((item.bytes for item in new), default=0)
-    if not op_trace.puts_experts_together or not 0 < sum(item.bytes for item in op_trace.scratch) <= 1.01 * largest:
+    if op_trace.purpose != "experts_copy_out" or not 0 < sum(item.bytes for item in op_trace.scratch) <= 1.01 * largest:
         return renamed
     # each of the experts' matrices is put together apart and copied, the next while the last one's parts are there
     steps: list[int | str] = []
@@ -380,14 +380,17 @@ def _cut(op_trace: OpTrace, pieces: dict[str, tuple[New, ...]]) -> OpTrace:
 def _dry(block: BlockTapes, k: int) -> tuple[OpTrace, ...]:
     """A forward of which nothing is kept but its input, by the frames of Python around it, and its output."""
     forward = block.forward
-    ops = tuple(op for op in forward.ops if op.module != "loss")
-    loss = next((op for op in forward.ops if op.module == "loss" and op.reads), None)
+    ops = tuple(op for op in forward.ops if op.part != "loss")
+    loss = next((op for op in forward.ops if op.part == "loss" and op.reads), None)
     given = forward.outputs if loss is None else loss.reads[:1]
     alone = BlockTapes(block.name, replace(forward, ops=ops, outputs=given), Tape((), {}, (), ()))
-    op_traces = life(alone, k).forward
+    trace = life(alone, k)
     if block.name == "head":
-        return op_traces
-    return tuple(op_trace._replace(free=tuple(name for name in op_trace.free if name != "x")) for op_trace in op_traces)
+        return trace.forward
+    return tuple(
+        op_trace._replace(free=tuple(name for name in op_trace.free if name != trace.input))
+        for op_trace in trace.forward
+    )
 
 
 def _one_node(op: Op, behind: Op) -> bool:
@@ -447,10 +450,10 @@ def _deed(
     stream = STREAMS.get(op.pool or op.stream, 0)
     mark = op.work is None and value(op.launches, k) == 0
     claim = op.claims if mark else ""
-    if claim == "fsdp.reduce_input":
+    if claim and tensors[claim].use == "reduce_input":
         stream = 0
     new = tuple(
-        New(name, nbytes, stream, KINDS.index(tensors[name].kind))
+        New(name, nbytes, stream, KINDS.index(tensors[name].kind), use=tensors[name].use)
         for name in born
         if (nbytes := int(value(tensors[name].bytes, k))) > 0
     )
@@ -463,17 +466,16 @@ def _deed(
         order = tuple(_step(op, n, of) for n in op.order.steps)
     holds = mark and op.holds
     grads = tuple(of(r) for r in op.reads) if op.role == "accumulate" and present else ()
-    if op.role == "accumulate" and op.origin in ("fsdp", "efsdp"):
+    if op.role == "accumulate" and op.part == "fsdp":
         # as the modules lie (_fsdp_param_group.py, ``post_backward``)
-        grads = tuple(sorted(grads, key=lambda name: places.get(name.removeprefix("dW:"), -1)))
+        grads = tuple(sorted(grads, key=lambda name: places.get(tensors[name].weight, -1)))
     attention = isinstance(op.work, Attention)
     deed = OpTrace(
         op.name, new, pieces or _scratch(scratch, () if attention else new, stream),
         attention or op.is_embedding_gradient,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.copies_out,
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
-        int(value(op.expert_loops, k)), renews, lasting, op.role, op.repeated, op.module, op.origin,
-        op.puts_experts_together,
+        int(value(op.expert_loops, k)), renews, lasting, op.role, op.repeated, op.part, op.origin, op.purpose,
         op.role in ("regather", "wgrad", "dgrad") or (not op.role and value(op.weight_params, k) > 0),
     )  # fmt: skip
     plain = not (new or scratch or dead or claim or grads or sums or renews or lasting or deed.frees_held)

@@ -40,10 +40,10 @@ def rotations(rows: Rows) -> tuple[int, ...]:
     a = rows.workload.model.attention
     if not rows.framework.traits.makes_rotation_tables or rows.workload.model.positions != "rope":
         return ()
-    width = a.qk_rope_head_dim if a.kind == "mla" else 2 * a.d_qk if a.qk_norm else a.d_qk
+    width = 2 * a.d_qk if a.qk_norm else a.d_rope
     table_bytes = 4 * rows.workload.batch.seq_len * int(width)
-    real = a.kind != "mla" and a.qk_norm
-    return (table_bytes, table_bytes // 4, *[table_bytes // 2] * 3) if real else (table_bytes, *[table_bytes // 2] * 2)
+    parts = (table_bytes // 4, *[table_bytes // 2] * 3) if a.qk_norm else [table_bytes // 2] * 2
+    return (table_bytes, *parts)
 
 
 def built(weights: Sequence[Weight], table: Sequence[int]) -> list[Want]:
@@ -77,7 +77,7 @@ def built(weights: Sequence[Weight], table: Sequence[int]) -> list[Want]:
             take(table[0], TABLE)
             for slot in (*parts, old):
                 give(slot)
-        for w in sorted(of_chunk, key=lambda w: w.name.endswith(" embedding")):  # which is the head's, where it is one
+        for w in sorted(of_chunk, key=lambda w: w.purpose == "embedding"):  # which is the head's, where it is one
             if w.draft:
                 give(take(w.draft, DRAFT))
     return out

@@ -9,23 +9,37 @@ from typing import NamedTuple
 
 from mofa.blocks.elementwise import value
 from mofa.blocks.op import Op
+from mofa.blocks.roles import Purpose
 from mofa.cost.rows import Rows
 from mofa.specs.params import layer_tensors
 
 SMALLEST_BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
 """Parameters of Megatron's buckets where reductions overlap (distributed_data_parallel.py): at least the one, the other
 for each data-parallel rank."""
-ENDS = ("embedding", "output")
+ENDS: tuple[Purpose, ...] = ("embedding", "output")
+"""Purposes of the weights at the model's ends."""
 ALIGNED_PARAM, ALIGNED_BUCKET = 64, 128
 """Parameters that Megatron's buffers align each tensor and each bucket to (param_and_grad_buffer.py)."""
 
 
+class BlockWeight(NamedTuple):
+    """A weight of a block. [params]"""
+
+    name: str
+    params: float
+    of_experts: bool = False
+    purpose: Purpose = ""
+    """As of the :class:`mofa.blocks.op.Op` that has it."""
+
+
 class Module(NamedTuple):
-    """What runs as one on a rank: its name, its block's, and its weights with their parameters. [params]"""
+    """What runs as one on a rank: its name, its block's, and its weights."""
 
     name: str
     block: str
-    weights: tuple[tuple[str, float], ...]
+    weights: tuple[BlockWeight, ...]
+    is_layer: bool = False
+    """Whether it is one of the model's layers; predictions' are not."""
 
 
 class Param(NamedTuple):
@@ -39,9 +53,13 @@ class Param(NamedTuple):
     """Of one dimension: norms and biases, which Megatron's optimizer holds in a group of their own."""
     shared: bool = False
     """An embedding that another pipeline stage holds too: Megatron gives it a bucket of its own."""
+    module: str = ""
+    """Name of what it is part of."""
+    purpose: Purpose = ""
+    """As of its :class:`BlockWeight`."""
 
 
-def block_weights(ops: Iterable[Op], k: int) -> tuple[tuple[str, float], ...]:
+def block_weights(ops: Iterable[Op], k: int) -> tuple[BlockWeight, ...]:
     """Every weight of a combination with its parameters, in order; one that several ops read (token chunks) once.
     [params]"""
     readers: dict[str, Op] = {}
@@ -49,7 +67,9 @@ def block_weights(ops: Iterable[Op], k: int) -> tuple[tuple[str, float], ...]:
         if value(op.weight_params, k) > 0:
             readers.setdefault(op.weight or op.name, op)
     return tuple(
-        (name, value(op.weight_params, k) / max(value(op.num_weights, k), 1.0))
+        BlockWeight(
+            name, value(op.weight_params, k) / max(value(op.num_weights, k), 1.0), op.part == "experts", op.purpose
+        )
         for name, op in readers.items()
         for _ in range(max(int(value(op.num_weights, k)), 1))
     )
@@ -68,21 +88,21 @@ def params_of(rows: Rows, r: int, chunks: Sequence[Sequence[Module]], *, tied: b
     once: set[str] = set()  # a prediction's embedding and output are the model's, where the rank holds those
     for c, chunk in enumerate(chunks):
         for piece in chunk:
-            weights = tuple((name, n) for name, n in piece.weights if name not in once)
-            once |= {name for name, _ in weights if name in ENDS}
+            weights = tuple(weight for weight in piece.weights if weight.name not in once)
+            once |= {weight.name for weight in weights if weight.purpose in ENDS}
             if megatron:
                 weights = _in_order(weights, sequential=fw.experts == "sequential")
             params = [
                 Param(
-                    f"{piece.name} {name}", n, c, name.startswith("experts."), "norm" in name,
-                    lone and name in ENDS,
+                    f"{piece.name} {weight.name}", weight.params, c, weight.of_experts, weight.purpose == "norm",
+                    lone and weight.purpose in ENDS, piece.name, weight.purpose,
                 )
-                for name, n in weights if n and not (tied and name == "output")
+                for weight in weights if weight.params and not (tied and weight.purpose == "output")
             ]  # fmt: skip
             named.append((piece, c, params))
     rest = float(rows.shards.whole(1.0)[0, r]) - sum(p.params for _, _, params in named for p in params)
     positions = (model.max_positions or 0) * model.hidden if model.positions == "learned" else 0
-    layers = [n for n, (piece, _, _) in enumerate(named) if piece.name.startswith("block ")]
+    layers = [n for n, (piece, _, _) in enumerate(named) if piece.is_layer]
     out: list[Param] = []
     for n, (piece, c, params) in enumerate(named):
         out += params
@@ -98,24 +118,24 @@ def params_of(rows: Rows, r: int, chunks: Sequence[Sequence[Module]], *, tied: b
     return tuple(p for p in out if p.params >= 1)
 
 
-def _in_order(weights: tuple[tuple[str, float], ...], *, sequential: bool) -> tuple[tuple[str, float], ...]:
+def _in_order(weights: tuple[BlockWeight, ...], *, sequential: bool) -> tuple[BlockWeight, ...]:
     """A block's weights as Megatron's modules register them."""
-    first = [w for w in weights[:1] if "norm" in w[0]]
+    first = [w for w in weights[:1] if w.purpose == "norm"]
     rest = weights[len(first) :]
-    moved = [w for w in rest if w[0] == "proj"]
-    rest = tuple(w for w in rest if w[0] != "proj")
-    experts = [w for w in rest if w[0].startswith("experts.")]
+    moved = [w for w in rest if w.purpose == "attention_output"]
+    rest = tuple(w for w in rest if w.purpose != "attention_output")
+    experts = [w for w in rest if w.of_experts]
     if not experts or not sequential:
         return (*first, *moved, *rest)
     first_expert = rest.index(experts[0])
-    kinds = [[w for w in experts if w[0] == name] for name in dict.fromkeys(name for name, _ in experts)]
+    kinds = [[w for w in experts if w.name == name] for name in dict.fromkeys(w.name for w in experts)]
     by_expert = [w for of_expert in zip(*kinds, strict=True) for w in of_expert]
     return (
         *first,
         *moved,
         *rest[:first_expert],
         *by_expert,
-        *(w for w in rest[first_expert:] if not w[0].startswith("experts.")),
+        *(w for w in rest[first_expert:] if not w.of_experts),
     )
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from mofa.blocks.elementwise import value
 from mofa.blocks.fp8 import weight_copies
-from mofa.blocks.frameworks.megatron_persistent import WORKSPACE, rotations
+from mofa.blocks.frameworks.megatron.persistent import WORKSPACE, rotations
+from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned
 from mofa.cost.rows import Rows
@@ -42,6 +43,9 @@ class Weight(NamedTuple):
     an fp8 parameter the 16-bit one (te/module/base.py, ``reset_parameters``)."""
     transposed: int = 0
     """Bytes of an fp8 parameter's second copy, there from the start."""
+    module: str = ""
+    purpose: Purpose = ""
+    """As of its :class:`mofa.cost.allocations.parameter_tensors.Param`."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +95,13 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
     stored = even if fsdp else [p.params for p in params]
     width = held_bytes / stored_params
     drafted = fw.traits.draws_weights_wide and round(width) < 4
-    alone = any(p.name.endswith(" output") for p in params) or not rows.workload.model.tied_embeddings
+    alone = any(p.purpose == "output" for p in params) or not rows.workload.model.tied_embeddings
     return tuple(
         Weight(
             p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / max(num_moments, 1) * own[n]),
             int(temporary * own[n]), chained and p.expert, p.chunk, p.flat, int(wide * own[n]),
-            int(4 * stored[n]) if drafted and not p.flat and not (alone and p.name.endswith(" embedding")) else 0,
+            int(4 * stored[n]) if drafted and not p.flat and not (alone and p.purpose == "embedding") else 0,
+            module=p.module, purpose=p.purpose,
         )
         for n, p in enumerate(params)
     )  # fmt: skip
@@ -110,7 +115,7 @@ def held_in_fp8(rows: Rows, weights: tuple[Weight, ...], layers: Collection[str]
     copies = weight_copies(recipe, rows.costs.context.fp8_transposes)
     return tuple(
         w._replace(param=w.param // 2, draft=w.param, transposed=(copies - 1) * (w.param // 2))
-        if w.name.rpartition(" ")[0] in layers and not w.flat else w
+        if w.module in layers and not w.flat else w
         for w in weights
     )  # fmt: skip
 
@@ -123,7 +128,7 @@ def built_beside(rows: Rows, weights: Sequence[Weight], layers: int) -> tuple[tu
     """
     if rows.framework.library is None or not weights:
         return ()
-    first = next((n for n, w in enumerate(weights) if w.name.endswith(" proj")), 0)
+    first = next((n for n, w in enumerate(weights) if w.purpose == "attention_output"), 0)
     tables = rotations(rows.costs.context).built * layers
     return (first, WORKSPACE), *((len(weights) - 1, nbytes) for nbytes in tables)
 
@@ -187,7 +192,7 @@ def ddp_buckets(
     for chunk in chunks if total else ():
         ready: list[int] = []
         for life in reversed(chunk):
-            weights = {name: int(width * n) for name, n in life.weights}
+            weights = {weight.name: int(width * weight.params) for weight in life.weights}
             made = [deed.origin for deed in life.backward if deed.role == "wgrad"]
             first = [name for name in made if name in weights and not (tied and life.name == "head")]
             ready += [weights.pop(name) for name in dict.fromkeys(first)]

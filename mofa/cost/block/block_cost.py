@@ -24,7 +24,7 @@ from mofa.cost.block.durations import Machine, Timed, tape_flops, time_works
 from mofa.cost.block.host_clock import Clocks
 from mofa.cost.block.liveness import BlockMemory, block_memories, sent_and_launched, shelved
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.block.tape_clock import PhaseTime, scan, scan_apart
+from mofa.cost.block.tape_clock import PhaseTime, scan, scan_halves
 from mofa.cost.kernels.collectives import token_spread
 from mofa.cost.kernels.topology import Group, process_groups
 from mofa.cost.optimizer import held_width
@@ -40,8 +40,11 @@ SIZES = 4
 
 
 class Phases:
-    """The times of blocks' tapes on a machine: works that several share are timed once, a tape is scanned once, and
-    none before it is asked for, which who plays a plan out hardly does."""
+    """The times of blocks' tapes on a machine.
+
+    Works that several tapes share are timed once. A tape is scanned when it is first asked for: playing a plan asks
+    for few.
+    """
 
     def __init__(self, tapes: Mapping[str, BlockTapes], machine: Machine) -> None:
         self.tapes, self.machine = tapes, machine
@@ -61,16 +64,16 @@ class Phases:
         return reduce(_both, [self._of(block.backward) for block in reversed(blocks)])
 
     def _of(self, tape: Tape) -> PhaseTime:
-        found = self._known.get(id(tape))
-        if found is None:
-            found = self._known[id(tape)] = scan(tape, self.machine, timed=self._timed)
-        return found
+        phase = self._known.get(id(tape))
+        if phase is None:
+            phase = self._known[id(tape)] = scan(tape, self.machine, timed=self._timed)
+        return phase
 
 
-def _both(one: PhaseTime, other: PhaseTime) -> PhaseTime:
+def _both(first: PhaseTime, second: PhaseTime) -> PhaseTime:
     return PhaseTime(
-        one.exposed + other.exposed, one.hidden + other.hidden, one.issue + other.issue,
-        np.array(Clocks(*one.clocks).then(Clocks(*other.clocks))), one.weights + other.weights,
+        first.exposed + second.exposed, first.hidden + second.hidden, first.issue + second.issue,
+        np.array(Clocks(*first.clocks).then(Clocks(*second.clocks))), first.weights + second.weights,
     )  # fmt: skip
 
 
@@ -123,12 +126,12 @@ class BlockCost:
     @cached_property
     def sent_and_launched(self) -> ArrayK:
         """What NCCL's stream uses of it, and its launches (:func:`mofa.cost.block.liveness.sent_and_launched`)."""
-        return sum((sent_and_launched(one, self.memories.num_k) for one in self.blocks), np.zeros((4, 1)))
+        return sum((sent_and_launched(block, self.memories.num_k) for block in self.blocks), np.zeros((4, 1)))
 
     @cached_property
     def shelved(self) -> ArrayK:
         """What PyTorch's watchdog lets go of it (:func:`mofa.cost.block.liveness.shelved`)."""
-        return sum((shelved(one, self.memories.num_k) for one in self.blocks), np.zeros((2, 1)))
+        return sum((shelved(block, self.memories.num_k) for block in self.blocks), np.zeros((2, 1)))
 
     def then(self, block: BlockCost) -> BlockCost:
         """This block and one behind it as one: what this one keeps stays while the other runs."""
@@ -241,7 +244,7 @@ class Costs:
     def split_backward(self) -> dict[str, tuple[ArrayK, ArrayK]]:
         """Both clocks of each block's backward by inputs and by weights, as zero-bubble schedules run them:
         rows of :class:`mofa.cost.block.host_clock.Clocks`. (4, K) each [s]"""
-        both = {name: scan_apart(block, self.machine) for name, block in self.tapes.items()}
+        both = {name: scan_halves(block, self.machine) for name, block in self.tapes.items()}
         return {name: (by_inputs.clocks, by_weights.clocks) for name, (by_inputs, by_weights) in both.items()}
 
     @cached_property
@@ -340,7 +343,7 @@ def block_context(
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
         uneven=_plain(load.uneven), fixed_rows=workload.routing.pad_to_capacity,
         unseen=_plain(unseen), new_kernels=_plain(kernels),
-        whole=_plain(table.pp == 1),
+        has_all_layers=_plain(table.pp == 1),
         loops_met=_plain((np.maximum(model.num_moe_layers / (table.pp * table.vpp), 1.0) + 1.0) / 2.0),
         scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
         accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
@@ -355,8 +358,10 @@ def _unseen(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads, copies: FloatK,
     selection: KernelSelection, multiple: float,
 ) -> tuple[ArrayK, ArrayK]:  # fmt: skip
-    """Share of experts' numbers of tokens that need another kernel, where each expert has products of its own, and
-    kernels that are loaded for a number. (n,), (n,) [-]"""
+    """Share of experts' numbers of tokens that need another kernel, and kernels loaded for a number. (n,), (n,) [-]
+
+    Both are 0 where experts have no products of their own.
+    """
     if not framework.multiplies_by_expert:
         return np.zeros(len(table)), np.zeros(len(table))
     chunks = workload.batch.global_batch / (table.dp * table.micro_batch * table.pp)
@@ -443,7 +448,7 @@ def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
         if anywhere(op.weight_params > 0) and (op.weight or op.name) not in seen:
             seen.add(op.weight or op.name)  # token chunks read the same weight
             number = maximum(op.num_weights, 1.0)
-            out.append(WeightClass(op.weight_params / number, number, op.module == "experts"))
+            out.append(WeightClass(op.weight_params / number, number, op.part == "experts"))
     return tuple(out)
 
 
@@ -464,7 +469,7 @@ def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: Memorie
 def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes of weight copies that autocast makes in the forward and the backward does not read. (K,) [B]"""
     # experts are cast outright, not by autocast, and what is compiled casts outside of its cache
-    casts = [op for op in block.forward.ops if op.casts_weight and op.module != "experts"
+    casts = [op for op in block.forward.ops if op.casts_weight and op.part != "experts"
              and not op.compiled]  # fmt: skip
     if not casts:
         return np.zeros(num_k)

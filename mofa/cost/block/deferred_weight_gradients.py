@@ -23,10 +23,10 @@ ArrayK = NDArray[np.float64]
 class Deferred:
     """Bytes of one block and one micro-batch, (K,); by kind (len(KINDS), K). [B]
 
-    ``between_halves`` is what a backward by inputs leaves for that by weights beside what was saved, ``before`` the
-    most alive in it, what was saved counted. ``peak`` and ``kinds`` are the most alive in the latter, both counted,
-    ``peak_of_last`` the same of a chunk's last block, with no weight behind it; ``left`` is what stays of all that
-    until the whole chunk's is through.
+    A backward by inputs leaves ``between_halves`` for that by weights, beside what the forward saved. ``before`` is the
+    most alive in the former, saved tensors included. ``peak`` and ``kinds`` are the most alive in the latter, both
+    included; ``peak_of_last`` is the same of a chunk's last block, with no weight behind it. ``left`` stays until the
+    whole chunk's backward by weights is through.
     """
 
     between_halves: ArrayK
@@ -38,51 +38,52 @@ class Deferred:
 
 
 def deferred(block: BlockTapes, num_k: int) -> Deferred:
-    """Of a block."""
+    """What deferred weight gradients of a block keep alive."""
     halves = block.split_backward
-    found = _alive(block.forward, halves.inputs, halves.weights, num_k)
+    memory = _alive(block.forward, halves.inputs, halves.weights, num_k)
     if halves.weights_of_last is halves.weights:
-        return found
-    return replace(found, peak_of_last=_alive(block.forward, halves.inputs, halves.weights_of_last, num_k).peak)
+        return memory
+    return replace(memory, peak_of_last=_alive(block.forward, halves.inputs, halves.weights_of_last, num_k).peak)
 
 
 def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> Deferred:
     """Of a backward's two halves, one after the other."""
     # what the backward by inputs hands on is the next block's; nothing is added to a gradient that is held
     halves = [op._replace(view=False) if op.role == "sum" else op for op in inputs.ops]
-    lives = BlockLifetimes.of(forward, Tape((*halves, *weights.ops), weights.tensors, inputs.inputs, ()))
-    late = lives.boundary + len(inputs.ops)
-    ops = lives.ops[lives.boundary :]
-    if late == len(lives.ops):
+    lifetimes = BlockLifetimes.of(forward, Tape((*halves, *weights.ops), weights.tensors, inputs.inputs, ()))
+    weights_begin = lifetimes.boundary + len(inputs.ops)
+    ops = lifetimes.ops[lifetimes.boundary :]
+    if weights_begin == len(lifetimes.ops):
         nothing = np.zeros(num_k)
         return Deferred(nothing, nothing, nothing, nothing, np.zeros((len(KINDS), num_k)), nothing)
-    found = [f for f in lives.found if f.end >= lives.boundary]
-    sizes = stacked([f.bytes for f in found], num_k) if found else np.zeros((0, num_k))
-    start, end, since = (np.array([getattr(f, name) for f in found], dtype=int) for name in ("start", "end", "since"))
-    saved = (since < lives.boundary) & (start <= lives.boundary)
-    kind = np.array([f.kind for f in found], dtype=int)
-    staying = [n for n, f in enumerate(found) if saved[n] and f.end < late]
+    intervals = [interval for interval in lifetimes.intervals if interval.end >= lifetimes.boundary]
+    sizes = stacked([interval.bytes for interval in intervals], num_k) if intervals else np.zeros((0, num_k))
+    fields = ("start", "end", "since", "kind")
+    start, end, since, kind = (np.array([getattr(each, name) for each in intervals], dtype=int) for name in fields)
+    saved = (since < lifetimes.boundary) & (start <= lifetimes.boundary)
+    staying = [n for n, interval in enumerate(intervals) if saved[n] and interval.end < weights_begin]
     rest = np.zeros((len(staying), num_k))
     for more, n in zip(rest, staying, strict=True):
         # a life may be cut into pieces that some candidates lack: it stays where none reaches the backward by weights
-        later = [m for m, f in enumerate(found) if f.owner == found[n].owner and f.start > found[n].end]
-        stays = np.all(sizes[[m for m in later if found[m].end >= late]] == 0.0, axis=0)
+        owner, end_of_n = intervals[n].owner, intervals[n].end
+        later = [m for m, interval in enumerate(intervals) if interval.owner == owner and interval.start > end_of_n]
+        stays = np.all(sizes[[m for m in later if intervals[m].end >= weights_begin]] == 0.0, axis=0)
         more[:] = np.where(stays, sizes[n], 0.0)
         sizes[later] = np.where(stays, 0.0, sizes[later])
     sizes = np.concatenate([sizes, rest])
-    start, end = np.append(start, end[staying] + 1), np.append(end, np.full(len(staying), len(lives.ops) - 1))
+    start, end = np.append(start, end[staying] + 1), np.append(end, np.full(len(staying), len(lifetimes.ops) - 1))
     since, kind = np.append(since, since[staying]), np.append(kind, kind[staying])
-    at = np.arange(lives.boundary, len(lives.ops))[:, None]
-    there = (start <= at) & (at <= end)
+    op_index = np.arange(lifetimes.boundary, len(lifetimes.ops))[:, None]
+    there = (start <= op_index) & (op_index <= end)
     scratch = stacked([op.scratch if op.present is True else where(op.present, op.scratch, 0.0) for op in ops], num_k)
     alive = there.astype(float) @ sizes + scratch
-    behind = late - lives.boundary
+    behind = weights_begin - lifetimes.boundary
     most = behind + alive[behind:].argmax(axis=0)
     kinds = np.array([
         [(there[op] * (kind == of)) @ sizes[:, k] for k, op in enumerate(most)] for of in range(len(KINDS))
     ])  # fmt: skip
     kinds[KINDS.index("scratch")] += scratch[most, np.arange(num_k)]
-    waits = (since >= lives.boundary) & (since < late) & (start <= late) & (end >= late)
+    waits = (since >= lifetimes.boundary) & (since < weights_begin) & (start <= weights_begin) & (end >= weights_begin)
     peak = alive[behind:].max(axis=0)
     before = alive[:behind].max(axis=0) if behind else np.zeros(num_k)
     return Deferred(waits @ sizes, before, there[-1] @ sizes, peak, kinds, peak)

@@ -77,24 +77,24 @@ class Machine:
     def shares_world(self, group: str) -> BoolK:
         """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that
         spans them (device_mesh.py), Megatron makes one for every group. (K,)"""
-        return self._whole.get(group, False)
+        return self._spans_world.get(group, False)
 
     @cached_property
-    def _whole(self) -> dict[str, BoolK]:
+    def _spans_world(self) -> dict[str, BoolK]:
         if not self.framework.traits.has_pytorch_modules or "world" not in self.groups:
             return {}
         world = self.groups["world"].size
-        whole = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
-        return {name: bool(same[0]) if self.num_k == 1 else same for name, same in whole.items()}
+        same = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
+        return {name: bool(entries[0]) if self.num_k == 1 else entries for name, entries in same.items()}
 
-    def once(self, clock: str, ops: tuple[Op, ...], told: Callable[[], list[FloatK]]) -> list[FloatK]:
-        """What ``told`` says of the ops of a tape, which is asked once where there is one candidate."""
+    def once(self, clock: str, ops: tuple[Op, ...], compute: Callable[[], list[FloatK]]) -> list[FloatK]:
+        """What ``compute`` returns for the ops of a tape; called once where there is one candidate."""
         if self.num_k > 1:
-            return told()
+            return compute()
         tapes = self.known.tapes
         known = tapes.get((clock, id(ops)))
         if known is None:
-            known = tapes[clock, id(ops)] = ops, tuple(told())
+            known = tapes[clock, id(ops)] = ops, tuple(compute())
         return list(known[1])
 
 
@@ -151,10 +151,10 @@ def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
         if key not in met:
             met.add(key)
             kinds[_work_kind(op)][key] = op
-    for kind, found in kinds.items():
-        some = list(found.values())
+    for kind, op_of_work in kinds.items():
+        some = list(op_of_work.values())
         took = _rows(_seconds_of_kind(kind, some, machine))
-        works.update(zip(found, zip(some, took, strict=True), strict=True))
+        works.update(zip(op_of_work, zip(some, took, strict=True), strict=True))
     return {name: works[key][1] for name, key in keys.items()}
 
 
@@ -172,7 +172,7 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
         time_s = gemm_s(m, n, k, gpu, kind[1], count)
         if kind[1] != "bf16":
             return time_s
-        return unaligned_gemm_s(time_s, m, n, k, count, [op.work.way for op in ops if type(op.work) is Gemm], gpu)
+        return unaligned_gemm_s(time_s, m, n, k, count, [op.work.product for op in ops if type(op.work) is Gemm], gpu)
     if kind[0] is Grouped:
         rows, groups, n, k, uneven = columns("rows", "groups", "n", "k", "uneven")
         return grouped_gemm_s(
@@ -224,10 +224,10 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
             kinds[_work_kind(op)].append(i)
     if not kinds:
         return seconds
-    whole = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
+    compute_s = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
     powered = {kind: _powered_curve(kind, machine) for kind in kinds}
     shares: dict[Any, FloatK] = {
-        kind: sum((seconds[i] for i in rows), 0.0) / maximum(whole, 1e-12) for kind, rows in kinds.items()
+        kind: sum((seconds[i] for i in rows), 0.0) / maximum(compute_s, 1e-12) for kind, rows in kinds.items()
     }
     curves = machine.cluster.gpu.curves
     limit, memory = curves.power_limit, curves.stream_clock
@@ -243,8 +243,8 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     for kind, rows in kinds.items():
         curve = powered[kind]
         # where clocks were not read, the share of products and attention says how far it falls
-        kept = curve.kept(np.minimum(work, 1.0)) if memory is None else curve.at_clock(clock)
-        slower: FloatK = curve.sustained / kept * machine.slowest
+        rate_fraction = curve.rate_fraction(np.minimum(work, 1.0)) if memory is None else curve.at_clock(clock)
+        slower: FloatK = curve.sustained / rate_fraction * machine.slowest
         if isinstance(slower, np.generic):
             slower = float(slower)
         for i in rows:
@@ -273,10 +273,10 @@ def kernel_curve(op: Op, machine: Machine) -> Curve | None:
 def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     """Memory-bound ops: a launch for each kernel, and their bytes over the rate of the measured op that they are like.
 
-    An op of several kernels that was measured as one, such as gradients sorted and added to rows, takes its own floor
-    where that is more. Where the op gives its elements and width, the measured op's whole form counts: bytes, rows and
-    columns; of an op that is like none that was measured its bytes alone. Where it reads rows again, those that the L2
-    does not hold count too. Parts that are like other ops take their rates.
+    An op of several kernels may have been measured as one, such as gradients sorted and added to rows. It takes its own
+    floor where that is more. Where the op gives its elements and width, the measured op's whole form counts: bytes,
+    rows and columns; of an op that is like none that was measured its bytes alone. Where it reads rows again, those
+    that the L2 does not hold count too. Parts that are like other ops take their rates.
     """
     num_k, curves = machine.num_k, machine.cluster.gpu.curves
     works = [op.work for op in ops if isinstance(op.work, Stream)]

@@ -1,8 +1,8 @@
 """Two clocks, the device's and the host's: what a tape does to both, as a 2 x 2 matrix over (max, +).
 
 An op starts when the device is free and the host has issued it, and the host waits for the device where it
-synchronises. Both only ever take the later of two times and add to it, so that what a whole tape does is four numbers,
-tapes one after the other are a product, and what a repetition takes in the long run is the largest mean of a cycle
+synchronises. Both only ever take the later of two times and add to it. So a whole tape is four numbers, and tapes one
+after the other are a product. In the long run a repetition takes the largest mean of a cycle
 (Baccelli et al. 1992, "Synchronization and Linearity", chapter 3).
 """
 
@@ -43,8 +43,8 @@ class Clocks(NamedTuple):
         --------
         Two ops of 3 ms on the device and 1 ms on the host, one of 1 ms and 5 ms behind them:
 
-        >>> one, other = (Clocks(*(np.array([x]) for x in given)) for given in ((3, 3, NEVER, 1), (1, 5, NEVER, 5)))
-        >>> [float(x[0]) for x in one.then(other)[:4]]
+        >>> first, second = (Clocks(*(np.array([x]) for x in of)) for of in ((3, 3, NEVER, 1), (1, 5, NEVER, 5)))
+        >>> [float(x[0]) for x in first.then(second)[:4]]
         [4.0, 6.0, -9995.0, 6.0]
         """
         return Clocks(

@@ -130,7 +130,7 @@ class CompiledRegions:
         host = self.host
         begins_s = host.compiled_module_s.value if forward else host.compiled_node_s.value
         kernel_s = host.compiled_op_s.value + host.compiled_model_op_s.value
-        if op.module == "loss":
+        if op.part == "loss":
             begins_s, kernel_s = host.compiled_call_s.value, host.compiled_op_s.value
         each = op.launches * kernel_s + where(self.inside, 0.0, begins_s)
         return each + host.compiled_attention_s.value if forward and type(op.work) is Attention else each
@@ -151,8 +151,8 @@ class Calls:
     """What a host takes for calls of modules, met in the order in which ops are issued.
 
     A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its
-    seconds hold the launches of all of them. A collective that a module launches comes on top, and so do kernels that
-    the library chooses anew, and what a checkpoint of Megatron's does ahead of an op that it repeats.
+    seconds hold the launches of all of them. On top come a collective that a module launches, kernels that the library
+    chooses anew, and what Megatron's checkpoint does ahead of an op that it repeats.
     """
 
     def __init__(self, host: HostCurve) -> None:

@@ -88,23 +88,23 @@ def block_memory(block: BlockTapes, num_k: int, large: ArrayK | None = None) -> 
 def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | None = None) -> list[BlockMemory]:
     """As :func:`block_memory`, of several: of few combinations all in one go, as NumPy's calls are all it takes."""
     large = np.zeros((0, num_k)) if large is None else large
-    lives = [block.lifetimes for block in blocks]
-    some = [block for block in lives if block.found]
+    lifetimes = [block.lifetimes for block in blocks]
+    some = [block for block in lifetimes if block.intervals]
     at_once = max(len(some), 1) if num_k < FEW else 1
     parts = [_together(some[i : i + at_once], num_k, large) for i in range(0, len(some), at_once)]
     memories = iter([memory for part in parts for memory in part])
-    return [next(memories) if block.found else _nothing(num_k, len(large)) for block in lives]
+    return [next(memories) if block.intervals else _nothing(num_k, len(large)) for block in lifetimes]
 
 
 def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> list[BlockMemory]:
     """Blocks that all allocate something, in one go."""
     joined = _Joined.of(blocks, num_k)
-    sizes, kept = joined.sizes, np.flatnonzero(joined.across)
+    sizes, crossing = joined.sizes, np.flatnonzero(joined.across)
     peak, peak_kinds, peak_op = _peaks(joined)
-    of_block = joined.of_block[:, kept]
-    saved_kinds = (of_block[:, None] & joined.is_kind[:, kept]) @ sizes[kept]
-    slack = of_block @ (rounded_bytes(sizes[kept]) - sizes[kept])
-    above = joined.sums([block.kept for block in blocks]) - joined.sums([block.longer for block in blocks])
+    of_block = joined.of_block[:, crossing]
+    saved_kinds = (of_block[:, None] & joined.is_kind[:, crossing]) @ sizes[crossing]
+    slack = of_block @ (rounded_bytes(sizes[crossing]) - sizes[crossing])
+    above = joined.sums([block.saved for block in blocks]) - joined.sums([block.longer for block in blocks])
     own = sizes.copy()
     for block, first in zip(blocks, joined.first, strict=True):
         for pool in block.pools.values():
@@ -147,9 +147,10 @@ class _Joined:
     @classmethod
     def of(cls, blocks: Sequence[BlockLifetimes], num_k: int) -> _Joined:
         """The blocks one after the other."""
-        _, kind, start, end, nbytes, since, _ = zip(*(found for b in blocks for found in b.found), strict=True)
+        intervals = [interval for block in blocks for interval in block.intervals]
+        _, kind, start, end, nbytes, since, _ = zip(*intervals, strict=True)
         bounds = np.cumsum([0, *(num for b in blocks for num in (b.boundary, len(b.ops) - b.boundary))])
-        count = [len(b.found) for b in blocks]
+        count = [len(b.intervals) for b in blocks]
         block = np.repeat(np.arange(len(blocks)), count)
         begin = bounds[::2][block]
         scratch = stacked(
@@ -186,17 +187,18 @@ class _Joined:
 
     def there(self, ops: IntA, tensors: IntA | slice = slice(None)) -> NDArray[np.bool_]:
         """Which of some tensors are alive at some ops. (ops, tensors)"""
-        at = ops[:, None]
-        return np.asarray((self.start[tensors] <= at) & (at <= self.end[tensors]))
+        op_index = ops[:, None]
+        return np.asarray((self.start[tensors] <= op_index) & (op_index <= self.end[tensors]))
 
     def alive(self) -> ArrayK:
         """What is alive at each op, block by block: no other's tensors are. (ops, K) [B]"""
         out = np.empty_like(self.scratch)
         ops = np.arange(len(out))
         tensors = np.append(self.first, len(self.sizes))
-        for begin, end, mine, others in zip(self.bounds[:-1:2], self.bounds[2::2], tensors, tensors[1:], strict=False):
-            there = self.there(ops[begin:end], slice(mine, others))
-            np.matmul(there.astype(float), self.sizes[mine:others], out=out[begin:end])
+        blocks = zip(self.bounds[:-1:2], self.bounds[2::2], tensors, tensors[1:], strict=False)
+        for begin, end, first, next_first in blocks:
+            there = self.there(ops[begin:end], slice(first, next_first))
+            np.matmul(there.astype(float), self.sizes[first:next_first], out=out[begin:end])
         return np.add(out, self.scratch, out=out)
 
 
@@ -204,15 +206,15 @@ def _peaks(joined: _Joined) -> tuple[ArrayK, ArrayK, IntA]:
     """The most alive at one op of each tape, (tapes, K), its kinds, (tapes, len(KINDS), K), and the op of the block."""
     sizes, scratch, bounds, num_k = joined.sizes, joined.scratch, joined.bounds, joined.sizes.shape[1]
     some = np.flatnonzero(np.diff(bounds))  # a tape without ops holds nothing
-    most, at = largest_of_parts(joined.alive(), bounds[some])
-    ops, which = np.unique(at, return_inverse=True)  # few ops are at the peak of some combination
-    found = (joined.there(ops)[:, None] & joined.is_kind) @ sizes
-    here = np.arange(num_k)
+    most, peak_ops = largest_of_parts(joined.alive(), bounds[some])
+    ops, which = np.unique(peak_ops, return_inverse=True)  # few ops are at the peak of some combination
+    alive_kinds = (joined.there(ops)[:, None] & joined.is_kind) @ sizes
+    combination = np.arange(num_k)
     num = len(bounds) - 1
     peak, kinds, op = np.zeros((num, num_k)), np.zeros((num, len(KINDS), num_k)), np.zeros((num, num_k), dtype=np.intp)
-    peak[some], op[some] = most, at - np.repeat(bounds[:-1:2], 2)[some, None]
-    kinds[some] = found[which.reshape(at.shape), :, here].swapaxes(1, 2)
-    kinds[some, NUMBER["scratch"]] += scratch[at, here]
+    peak[some], op[some] = most, peak_ops - np.repeat(bounds[:-1:2], 2)[some, None]
+    kinds[some] = alive_kinds[which.reshape(peak_ops.shape), :, combination].swapaxes(1, 2)
+    kinds[some, NUMBER["scratch"]] += scratch[peak_ops, combination]
     return peak, kinds, op
 
 
@@ -233,24 +235,24 @@ def _larger_at_once(joined: _Joined, sizes: ArrayK, large: ArrayK) -> tuple[Arra
     def larger(some: ArrayK) -> tuple[IntA, ArrayK]:
         """Where any is, and its bytes or 0. (some, sizes * K)"""
         is_larger = some[:, None] > large
-        at = np.flatnonzero(is_larger.any(axis=(1, 2)))
-        return at, (is_larger[at] * some[at, None]).reshape(-1, large.size)
+        places = np.flatnonzero(is_larger.any(axis=(1, 2)))
+        return places, (is_larger[places] * some[places, None]).reshape(-1, large.size)
 
-    tensors, held = larger(sizes)
+    tensors, nbytes = larger(sizes)
     ops, scratch = larger(joined.scratch)
-    at = _instants_of(joined, tensors, ops)
-    alive = joined.there(at, tensors).astype(float) @ held
-    alive[np.searchsorted(at, ops)] += scratch
-    kept = (joined.of_block & joined.across)[:, tensors].astype(float) @ held
-    bounds = np.searchsorted(at, joined.bounds)
+    peak_ops = _peak_ops_of(joined, tensors, ops)
+    alive = joined.there(peak_ops, tensors).astype(float) @ nbytes
+    alive[np.searchsorted(peak_ops, ops)] += scratch
+    saved = (joined.of_block & joined.across)[:, tensors].astype(float) @ nbytes
+    bounds = np.searchsorted(peak_ops, joined.bounds)
     tapes = np.flatnonzero(np.diff(bounds))
     most = np.zeros((len(bounds) - 1, large.size))
     most[tapes] = np.maximum.reduceat(alive, bounds[tapes])
     shape = -1, *large.shape
-    return kept.reshape(shape), most[::2].reshape(shape), most[1::2].reshape(shape)
+    return saved.reshape(shape), most[::2].reshape(shape), most[1::2].reshape(shape)
 
 
-def _instants_of(joined: _Joined, tensors: IntA, ops: IntA) -> IntA:
+def _peak_ops_of(joined: _Joined, tensors: IntA, ops: IntA) -> IntA:
     """These ops and those at which most of some tensors is alive: before one goes, if any came since one went."""
     born, dies = np.zeros((2, len(joined.scratch)), dtype=bool)
     tapes = np.flatnonzero(np.diff(joined.bounds))
@@ -263,18 +265,18 @@ def _instants_of(joined: _Joined, tensors: IntA, ops: IntA) -> IntA:
     return np.flatnonzero(more)
 
 
-def _pool_slack(block: BlockLifetimes, sizes: ArrayK, at: IntA) -> ArrayK:
+def _pool_slack(block: BlockLifetimes, sizes: ArrayK, peak_op: IntA) -> ArrayK:
     """Memory is pooled per stream: what a communication stream held at its own peak stays reserved for it. (K,) [B]
 
-    ``sizes`` begin with the block's tensors, (tensors, K); its peak is ``at`` these ops, (K,).
+    ``sizes`` begin with the block's tensors, (tensors, K); its peak is at ``peak_op``, (K,).
     """
     total = np.zeros(sizes.shape[1])
     for pool in block.pools.values():
-        start, end = (np.array([getattr(block.found[i], name) for i in pool]) for name in ("start", "end"))
+        start, end = (np.array([getattr(block.intervals[i], name) for i in pool]) for name in ("start", "end"))
         if pool:
             ops = np.arange(len(block.ops))[:, None]
             alive = ((start <= ops) & (ops <= end)).astype(float) @ sizes[pool]
-            total += alive.max(axis=0) - alive[at, np.arange(len(total))]
+            total += alive.max(axis=0) - alive[peak_op, np.arange(len(total))]
     return total
 
 
@@ -308,14 +310,14 @@ def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -
 
     Pieces of one tensor's life follow on each other: it is given up once, where the last of a candidate's ends.
     """
-    lives, tensors = block.lifetimes, {**block.forward.tensors, **block.backward.tensors}
+    lifetimes, tensors = block.lifetimes, {**block.forward.tensors, **block.backward.tensors}
     by_owner: dict[str, list[FloatK]] = {}
-    for one in lives.found:
-        asked = which(tensors[one.owner])
+    for interval in lifetimes.intervals:
+        asked = which(tensors[interval.owner])
         if anywhere(asked):
-            by_pass = by_owner.setdefault(one.owner, [0.0, 0.0])
-            at = int(one.end >= lives.boundary)
-            by_pass[at] = maximum(by_pass[at], where(asked, one.bytes, 0.0))
+            by_pass = by_owner.setdefault(interval.owner, [0.0, 0.0])
+            is_backward = int(interval.end >= lifetimes.boundary)
+            by_pass[is_backward] = maximum(by_pass[is_backward], where(asked, interval.bytes, 0.0))
     forward: list[FloatK] = [0.0, *(where(back > 0, 0.0, ahead) for ahead, back in by_owner.values())]
     backward: list[FloatK] = [0.0, *(back for _, back in by_owner.values())]
     return [stacked(some, num_k).sum(axis=0) for some in (forward, backward)]

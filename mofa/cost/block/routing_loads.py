@@ -26,8 +26,8 @@ MOST_RANKS = 8
 class Scheduled:
     """Load of the ranks where tokens are scheduled over replicas in merged expert-parallel groups.
 
-    ``time`` and ``memory`` are rows of a rank over the mean, ``sent`` the tokens that the busiest rank sends or
-    receives over those of a uniform exchange in the merged group [-]; ``host_s`` is what the host adds to every layer
+    ``time`` and ``memory`` are rows of a rank over the mean [-]. ``sent`` is the busiest rank's tokens, sent or
+    received, over those of a uniform exchange in the merged group [-]. ``host_s`` is what the host adds to every layer
     and micro-batch [s].
     """
 
@@ -95,8 +95,9 @@ class RoutingLoads:
         self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float],
         selection: KernelSelection, multiple: float = 1.0,
     ) -> tuple[FloatN, FloatN]:  # fmt: skip
-        """Share of experts' numbers of tokens that the library remembers no kernel for, and kernels that a number needs
-        for the first time, on the rank where those are most. (n,), (n,) [-]
+        """Share of experts' numbers of tokens without a remembered kernel, and kernels that a number needs first.
+
+        On the rank that needs most of them. (n,), (n,) [-]
 
         Parameters
         ----------
@@ -132,11 +133,11 @@ class RoutingLoads:
         keys, inverse = np.unique(np.stack([ep, copies, chunks, inner]), axis=1, return_inverse=True)
         hidden, up = ends
         given = self.shares.tobytes(), self.shares.shape, self.steps_before, self.drifts, selection, multiple
-        found = [
+        shares_and_kernels = [
             _unseen(*given, int(degree), sent, each, ((up * width, hidden), (hidden, width)))
             for degree, sent, each, width in keys.T.tolist()
         ]
-        share, kernels = np.array(found)[np.asarray(inverse).reshape(-1)].T
+        share, kernels = np.array(shares_and_kernels)[np.asarray(inverse).reshape(-1)].T
         return share, kernels
 
     def runs(self, ep: NDArray[np.int64], draws: NDArray[np.float64]) -> FloatN:

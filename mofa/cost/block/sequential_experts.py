@@ -21,15 +21,16 @@ BETWEEN = 0.5826
 
 
 def in_turn(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK]) -> list[FloatK]:
-    """Issue of each op such that ops that run in turn make the device wait as long as they do round by round. [s]
+    """Issue of each op such that a loop's ops make the device wait as long as they do expert by expert. [s]
 
     Notes
     -----
-    Of ``R`` equal rounds that are issued in ``H`` and run for ``D``, the device begins ``h / R`` behind the host, ``h``
-    the issue of the first op, and ends no sooner than the last round's last op, ``d / R`` long, behind the end of the
-    issue. Both hold if all that is issued ahead of the first op takes ``max(h / R, H + d / R - D)``; the rest of ``H``
-    comes behind the last op. Where the rounds' products differ (``Grouped.uneven``), :func:`excess` comes on top: after
-    some small ones the device has caught up with the host, even where the loop as a whole is the device's.
+    ``R`` equal loops are issued in ``H`` and run for ``D``; the first op is issued in ``h``, the last one runs for
+    ``d``, all loops together. The device begins ``h / R`` behind the host. It ends no sooner than the last loop's last
+    op, ``d / R`` long, behind the end of the issue. Both hold if all that is issued ahead of the first op takes
+    ``max(h / R, H + d / R - D)``; the rest of ``H`` comes behind the last op. Where the loops' products differ
+    (``Grouped.uneven``), :func:`excess` comes on top: after some small ones the device has caught up with the host,
+    even where the loop as a whole is bound by the device.
 
     Examples
     --------
@@ -47,41 +48,41 @@ def in_turn(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK
     out = list(issue)
     if {1.0}.issuperset([op.expert_loops if type(op.expert_loops) is float else 0.0 for op in ops]):  # nearly always
         return out
-    at = 0
-    while at < len(ops):
-        rounds = ops[at].expert_loops
-        if not anywhere(rounds > 1.0):
-            at += 1
+    start = 0
+    while start < len(ops):
+        loops = ops[start].expert_loops
+        if not anywhere(loops > 1.0):
+            start += 1
             continue
-        end = at
+        end = start
         while end < len(ops) and anywhere(ops[end].expert_loops > 1.0):
             end += 1
-        running = [i for i in range(at, end) if ops[i].work is not None]
+        running = [i for i in range(start, end) if ops[i].work is not None]
         if running and end < len(ops):
-            _one_loop(ops, rounds, running, end, seconds, out)
-        at = end
+            _one_loop(ops, loops, running, end, seconds, out)
+        start = end
     return out
 
 
-def excess(behind: FloatK, deviation: FloatK, rounds: FloatK) -> FloatK:
-    """How much longer the device waits in a loop for unequal rounds than for equal ones, in any order. [s]
+def excess(behind: FloatK, deviation: FloatK, loops: FloatK) -> FloatK:
+    """How much longer the device waits for unequal loops than for equal ones, in any order. [s]
 
     Parameters
     ----------
     behind
         What issuing the loop takes longer than computing it, negative where it is the shorter. [s]
     deviation
-        Standard deviation of what the rounds take the device. [s]
-    rounds
+        Standard deviation of the loops' seconds on the device. [s]
+    loops
         How many there are. [-]
 
     Notes
     -----
-    The device waits for the largest sum of ``issue - computing`` over the first rounds, in the mean over their orders.
-    The sums go from 0 to ``m = behind`` like a Brownian bridge of variance ``S = R deviation^2``, which exceeds ``b``
-    with ``exp(-2 b (b - m) / S)``; steps in discrete time as one that is higher by :data:`BETWEEN` of a step. Within
-    0.1 rounds of orders drawn at random where issue and computing are equal. ``exp(z^2) erfc(z)`` is Abramowitz and
-    Stegun's 7.1.25.
+    The device waits for the largest sum of ``issue - computing`` over the first loops, in the mean over their orders.
+    The sums go from 0 to ``m = behind`` like a Brownian bridge of variance ``S = R deviation^2``. It exceeds ``b`` with
+    probability ``exp(-2 b (b - m) / S)``; steps in discrete time as one that is higher by :data:`BETWEEN` of a step.
+    Within 0.1 rounds of orders drawn at random where issue and computing are equal. ``exp(z^2) erfc(z)`` is Abramowitz
+    and Stegun's 7.1.25.
 
     Examples
     --------
@@ -91,7 +92,7 @@ def excess(behind: FloatK, deviation: FloatK, rounds: FloatK) -> FloatK:
     >>> [round(float(excess(m, 0.6, 16.0)), 2) for m in (0.0, -1.6, 32.0)]
     [1.16, 0.63, 0.0]
     """
-    scale: FloatK = np.sqrt(2.0 * rounds)
+    scale: FloatK = np.sqrt(2.0 * loops)
     root = maximum(deviation * scale, 1e-30)
     level: FloatK = maximum(behind, -behind) / root
     shifted = level + 2.0 * BETWEEN * deviation / root
@@ -102,18 +103,18 @@ def excess(behind: FloatK, deviation: FloatK, rounds: FloatK) -> FloatK:
 
 
 def _one_loop(
-    ops: Sequence[Op], rounds: FloatK, running: list[int], end: int, seconds: Sequence[FloatK], out: list[FloatK]
+    ops: Sequence[Op], loops: FloatK, running: list[int], end: int, seconds: Sequence[FloatK], out: list[FloatK]
 ) -> None:
     """Move the issue of one loop's ops ahead of the first and behind the last."""
-    first, last, several = running[0], running[-1], rounds > 1.0
+    first, last, several = running[0], running[-1], loops > 1.0
     issued, busy = sum((out[i] for i in running), 0.0), sum((seconds[i] for i in running), 0.0)
-    ahead = maximum(out[first] / rounds, issued + seconds[last] / rounds - busy)
+    ahead = maximum(out[first] / loops, issued + seconds[last] / loops - busy)
     uneven: FloatK = 0.0
     for i in running:
         if type(work := ops[i].work) is Grouped and anywhere(work.uneven):
             uneven = uneven + work.uneven * seconds[i]
     if anywhere(uneven):
-        ahead = minimum(ahead + excess(issued - busy, uneven / rounds, rounds), issued)
+        ahead = minimum(ahead + excess(issued - busy, uneven / loops, loops), issued)
     for i in running:
         out[i] = where(several, ahead if i == first else 0.0, out[i])
     out[end] = out[end] + where(several, issued - ahead, 0.0)

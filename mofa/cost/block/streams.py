@@ -32,9 +32,9 @@ MOVES = np.inf
 
 def through(present: BoolK, made: Ready, handed_on: Ready) -> Ready:
     """What an op makes where it is present, and what it hands on where it is not."""
-    out = {family: where(present, at, NEVER) for family, at in made.items()}
-    for family, at in handed_on.items():
-        out[family] = maximum(where(present, NEVER, at), out.get(family, NEVER))
+    out = {family: where(present, ready_s, NEVER) for family, ready_s in made.items()}
+    for family, ready_s in handed_on.items():
+        out[family] = maximum(where(present, NEVER, ready_s), out.get(family, NEVER))
     return out
 
 
@@ -67,12 +67,12 @@ class Streams:
             dict(self.since), self.loss,
         )  # fmt: skip
 
-    def wait(self, name: str, family: str, late: FloatK) -> None:
+    def wait(self, name: str, family: str, wait_s: FloatK) -> None:
         """The compute stream waits so long for a tensor that a family makes. [s]"""
-        regained = maximum(minimum(late, self.loss - self.since.get(name, MOVES)), 0.0)
+        regained = maximum(minimum(wait_s, self.loss - self.since.get(name, MOVES)), 0.0)
         self.regained[family] = self.regained.get(family, 0.0) + regained
         self.loss = self.loss - regained
-        self.compute = self.compute + late
+        self.compute = self.compute + wait_s
 
     def hand_on(self, op: Op, runs: BoolK) -> None:
         """Where an op of the compute stream does not run, its output is there when its input is."""
@@ -88,22 +88,22 @@ class Streams:
         start, since = launch, self.loss
         ready, fixed_from = self.ready, self.since
         inputs = [name for name in op.reads if name in ready]
-        awaited = [(at, fixed_from.get(name, MOVES)) for name in inputs for at in ready[name].values()]
+        awaited = [(ready_s, fixed_from.get(name, MOVES)) for name in inputs for ready_s in ready[name].values()]
         awaited.append(self.streams.get(op.stream, FREE))
         collective = op.work if type(op.work) is Collective else None
         if collective is not None:
-            whole = machine.shares_world(collective.group)
-            awaited.append(self._communicator(collective.group, whole))
-        for at, fixed in awaited:
-            later = at > start
+            on_world = machine.shares_world(collective.group)
+            awaited.append(self._communicator(collective.group, on_world))
+        for ready_s, fixed in awaited:
+            later = ready_s > start
             if later is not False:
-                start, since = where(later, at, start), where(later, fixed, since)
+                start, since = where(later, ready_s, start), where(later, fixed, since)
         # where computing is later than it waits in the queue, it moves as well
         since = maximum(minimum(since, self.loss), self.loss - (start - launch))
         end = start + took
         _take(self.streams, op.stream, op.present, end, since)
         if collective is not None:
-            self._occupy(collective.group, whole, op.present, end, since)
+            self._occupy(collective.group, on_world, op.present, end, since)
         made: Ready = {op.family: end}
         if op.reads:
             if op.present is not True:  # where it does not run, its output is ready when its input is
@@ -114,22 +114,24 @@ class Streams:
         for name in op.writes:
             ready[name], fixed_from[name] = made, since
 
-    def _communicator(self, group: str, whole: BoolK) -> Until:
-        """Until when a group's communicator, the world's where ``whole``, is taken: NCCL runs one operation after the
-        other."""
+    def _communicator(self, group: str, on_world: BoolK) -> Until:
+        """Until when a group's communicator is taken, the world's where ``on_world``.
+
+        NCCL runs one operation after the other.
+        """
         own = self.communicators.get(group, FREE)
-        if whole is False:
+        if on_world is False:
             return own
         world = self.communicators.get("world", FREE)
-        return where(whole, world[0], own[0]), where(whole, world[1], own[1])
+        return where(on_world, world[0], own[0]), where(on_world, world[1], own[1])
 
-    def _occupy(self, group: str, whole: BoolK, present: BoolK, end: FloatK, since: FloatK) -> None:
-        if whole is False:
+    def _occupy(self, group: str, on_world: BoolK, present: BoolK, end: FloatK, since: FloatK) -> None:
+        if on_world is False:
             _take(self.communicators, group, present, end, since)
             return
-        for name, here in ((group, opposite(whole)), ("world", whole)):
-            if anywhere(here):
-                _take(self.communicators, name, present & here, end, since)
+        for name, where_taken in ((group, opposite(on_world)), ("world", on_world)):
+            if anywhere(where_taken):
+                _take(self.communicators, name, present & where_taken, end, since)
 
 
 def _take(queues: dict[str, Until], name: str, present: BoolK, end: FloatK, since: FloatK) -> None:

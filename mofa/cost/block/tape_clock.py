@@ -65,12 +65,12 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
     return _scanned(*_read(tape, machine, timed), machine, repeat)
 
 
-def scan_apart(block: BlockTapes, machine: Machine) -> tuple[PhaseTime, PhaseTime]:
-    """A backward as zero-bubble schedules run it: what makes inputs' gradients, and weights', each back to back. [s]"""
+def scan_halves(block: BlockTapes, machine: Machine) -> tuple[PhaseTime, PhaseTime]:
+    """The halves of a backward as zero-bubble schedules run them: by inputs and by weights, each back to back. [s]"""
     tape, seconds, issue = _read(block.backward, machine, None)
-    at = [n for n, op in enumerate(tape.ops) if op.role not in WEIGHT_ROLES]
-    inputs = replace(tape, ops=tuple([tape.ops[n] for n in at]))
-    by_inputs = _scanned(inputs, [seconds[n] for n in at], [issue[n] for n in at], machine, 2)
+    rest = [n for n, op in enumerate(tape.ops) if op.role not in WEIGHT_ROLES]
+    inputs = replace(tape, ops=tuple([tape.ops[n] for n in rest]))
+    by_inputs = _scanned(inputs, [seconds[n] for n in rest], [issue[n] for n in rest], machine, 2)
     return by_inputs, _scanned(*_read(block.split_backward.weights, machine, None), machine, 2)
 
 
@@ -112,7 +112,7 @@ def _scanned(
             begun = starts[0].compute, starts[1].host
             for start in starts:
                 _pass(ops, watched, seconds, issue, start, machine)
-            ends = [(start.compute - at, start.host - at) for start, at in zip(starts, begun, strict=True)]
+            ends = [(start.compute - begin, start.host - begin) for start, begin in zip(starts, begun, strict=True)]
             clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
         else:  # what waits for a late launch is no device's time: nothing holds the host, let it run ahead
             ahead = Streams(-1e9)
@@ -172,9 +172,9 @@ def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tu
                 if isinstance(op.work, Stream):
                     copies[op.family] = copies[op.family] + took
     return {
-        name: (at, share + (1.0 - share) * copies[name] / maximum(aside[name], 1e-12))
-        for name, at in sent.items()
-        if anywhere(at)
+        name: (sent_s, share + (1.0 - share) * copies[name] / maximum(aside[name], 1e-12))
+        for name, sent_s in sent.items()
+        if anywhere(sent_s)
     }
 
 
@@ -185,9 +185,9 @@ def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: Machine) -> Flo
     own: dict[str, FloatK] = {}
     for op, took in zip(ops, seconds, strict=True):
         if type(op.work) is Collective and op.stream != "compute" and not _neighbours(op):
-            whole = machine.shares_world(op.work.group)
-            world = world + where(whole, took, 0.0)
-            own[op.work.group] = own.get(op.work.group, 0.0) + where(whole, 0.0, took)
+            on_world = machine.shares_world(op.work.group)
+            world = world + where(on_world, took, 0.0)
+            own[op.work.group] = own.get(op.work.group, 0.0) + where(on_world, 0.0, took)
     for busy in own.values():
         world = maximum(world, busy)
     return world
@@ -278,8 +278,8 @@ def _awaited(op: Op, state: Streams) -> FloatK:
     """Until when a host synchronisation waits: for all that is queued, or for what it reads of other streams. [s]"""
     until: FloatK = state.compute if not op.reads else -np.inf
     for name in op.reads:
-        for at in state.ready.get(name, NOTHING).values():
-            until = maximum(until, at)
+        for ready_s in state.ready.get(name, NOTHING).values():
+            until = maximum(until, ready_s)
     return until
 
 
@@ -287,11 +287,12 @@ def _wait(op: Op, state: Streams, exposed: dict[str, FloatK]) -> None:
     """An op of the compute stream waits for what other streams make of its inputs, unless it passes it on as it is."""
     runs = _runs(op) if _may_pass(op) else True
     for name in op.reads:
-        for family, at in state.ready.get(name, NOTHING).items():  # of a repetition before the first there is nothing
+        ready = state.ready.get(name, NOTHING)  # of a repetition before the first there is nothing
+        for family, ready_s in ready.items():
             if family:  # else computed on the stream itself
-                late = where(runs, maximum(at - state.compute, 0.0), 0.0)
-                exposed[family] = exposed[family] + late
-                state.wait(name, family, late)
+                wait_s = where(runs, maximum(ready_s - state.compute, 0.0), 0.0)
+                exposed[family] = exposed[family] + wait_s
+                state.wait(name, family, wait_s)
 
 
 def _record(op: Op, watched: set[str], state: Streams) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import per_combination
-from mofa.blocks.frameworks.megatron import vocab_per_rank
+from mofa.blocks.frameworks.megatron.transformer_engine import vocab_per_rank
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -46,7 +46,7 @@ def waits_for_embedding(rows: Rows) -> bool:
     A weight that two functions use has one node that takes its gradients (AccumulateGrad); autograd's engine keeps the
     first in the node's buffer and adds the second in place, and the node runs, with Megatron's hook, only behind both
     (torch/csrc/autograd/engine.cpp, ``evaluate_function``). A product that adds to the main gradient by itself leaves
-    nothing that waits but the dummy (:func:`mofa.blocks.frameworks.megatron.head_buffers`).
+    nothing that waits but the dummy (:func:`mofa.blocks.frameworks.megatron.transformer_engine.head_buffers`).
     """
     fw = rows.framework
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ KIND_COMPONENT = {
     "activation": "activations", "weight_copy": "weight_copies", "grad": "gradients", "state": "optimizer_states",
     "buffer": "buffers", "scratch": "temporaries",
 }  # fmt: skip
+Direction = Literal["", "forward", "backward"]
+End = Literal["embedding", "loss"]
 _ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
 
 
@@ -159,15 +162,16 @@ class PeakCandidates:
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
         minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
-        lingers: ArrayN | float = 0.0,
+        lingers: ArrayN | float = 0.0, direction: Direction = "",
     ) -> None:  # fmt: skip
         """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``.
 
-        Inside of layers, at the loss, is behind a forward; outside of all is behind a backward.
+        Inside of layers, at the loss, is behind a forward; outside of all is behind a backward. ``direction`` is of the
+        computation that it is in, empty outside of all.
         """
         lingers = lingers + self.shelved[not inside]
-        if inside or name.endswith(" backward"):
-            lingers = lingers - self.let_go[inside == "backward" or name.endswith(" backward")]
+        if direction:
+            lingers = lingers - self.let_go[direction == "backward"]
         alive = self.fixed + grads * self.grads + transient[:, None] + copies + lingers
         if minus is not None:
             alive += self.activations - minus
@@ -175,7 +179,7 @@ class PeakCandidates:
         self.all.append(_Instant(name, inside, total, minus, grads, copies, lingers, kinds))
 
     def add_block(
-        self, direction: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
+        self, direction: Direction, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
         where: NDArray[np.bool_], minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
         lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
@@ -184,7 +188,7 @@ class PeakCandidates:
         self.add(
             f"{direction} {name}", where, peak[mode, k, kind],
             lambda positions: kinds[mode[positions], k[positions], kind].T, minus, grads=grads,
-            copies=copies, lingers=lingers, inside=direction,
+            copies=copies, lingers=lingers, inside=direction, direction=direction,
         )  # fmt: skip
 
     def build(self) -> None:
@@ -294,7 +298,10 @@ class PeakCandidates:
                 more, alone = in_flight.split_backward(i, recomputed, backward[0])
                 gone = np.where(there, in_flight.behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
                 name = f"of the last {kind} block{label}"
-                for direction, peaks in (("forward", forward), ("backward", backward)):
+                both: tuple[tuple[Direction, tuple[ArrayN, ArrayN]], ...] = (
+                    ("forward", forward), ("backward", backward),
+                )  # fmt: skip
+                for direction, peaks in both:
                     most = in_flight.most(
                         "F" if direction == "forward" else "B", gone - more * (direction == "backward")
                     )
@@ -317,13 +324,14 @@ class PeakCandidates:
         on_head, on_first = (np.full((self.n, self.num_shown, stages.vpp), np.inf) for _ in range(2))
         on_head[:, of[stages.head_stage], -1] = 0.0
         on_first[:, 0, 0] = 0.0
-        for name, forward, kinds in (
-            ("loss forward", True, head.forward_kinds), ("loss backward", False, head.backward_kinds),
-        ):  # fmt: skip
-            most = in_flight.most("F" if forward else "B", on_head)
-            self._add_end(name, rows.is_head, kinds, **self._alive_at(most))
+        ways: tuple[tuple[Direction, ArrayN], ...] = (
+            ("forward", head.forward_kinds), ("backward", head.backward_kinds),
+        )  # fmt: skip
+        for direction, kinds in ways:
+            most = in_flight.most("F" if direction == "forward" else "B", on_head)
+            self._add_end("loss", direction, rows.is_head, kinds, **self._alive_at(most))
         most = in_flight.most("B", on_first, ended=True)
-        self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, **self._alive_at(most))
+        self._add_end("embedding", "backward", rows.is_first, embedding.backward_kinds, **self._alive_at(most))
         if rows.mode.precision != "mixed":
             return
         model, tp = rows.workload.model, rows.table.tp
@@ -355,17 +363,18 @@ class PeakCandidates:
         rows = self.rows
         head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
         others = rows.workload.model.num_mtp_layers * head.saved_kinds
-        for name, kinds, copies in (
-            ("loss forward", head.forward_kinds + others, cached), ("loss backward", head.backward_kinds + others, 0.0),
-        ):  # fmt: skip
-            direction = FORWARD if name == "loss forward" else BACKWARD
-            lingers = self.retention.at_end(-1, direction) if self.retention else 0.0
-            self._add_end(name, rows.is_head, kinds, 0.0, grads=mid, copies=copies, lingers=lingers)
+        ways: tuple[tuple[Direction, ArrayN, ArrayN | float], ...] = (
+            ("forward", head.forward_kinds + others, cached), ("backward", head.backward_kinds + others, 0.0),
+        )  # fmt: skip
+        for direction, kinds, copies in ways:
+            pass_of = FORWARD if direction == "forward" else BACKWARD
+            lingers = self.retention.at_end(-1, pass_of) if self.retention else 0.0
+            self._add_end("loss", direction, rows.is_head, kinds, 0.0, grads=mid, copies=copies, lingers=lingers)
         gone, lingers = self._one_micro_batch(), 0.0
         if self.retention:
             lingers = self.retention.at_end(0, BACKWARD, ended=True) + self.retention.there * gone
         self._add_end(
-            "embedding backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0, copies=tied_grads(rows),
+            "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0, copies=tied_grads(rows),
             lingers=lingers,
         )  # fmt: skip
 
@@ -383,14 +392,15 @@ class PeakCandidates:
         self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
 
     def _add_end(
-        self, name: str, stage: ArrayN, kinds: ArrayN, minus: ArrayN | float, *, grads: ArrayN | float,
-        copies: ArrayN | float = 0.0, lingers: ArrayN | float = 0.0,
+        self, end: End, direction: Direction, stage: ArrayN, kinds: ArrayN, minus: ArrayN | float, *,
+        grads: ArrayN | float, copies: ArrayN | float = 0.0, lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""
         k = self.rows.k
         self.add(
-            name, stage[None] > 0, kinds.sum(axis=0)[k], lambda positions: kinds[:, k[positions]], minus, grads=grads,
-            copies=copies, lingers=lingers, inside="loss" if name.startswith("loss") else "",
+            f"{end} {direction}", stage[None] > 0, kinds.sum(axis=0)[k], lambda positions: kinds[:, k[positions]],
+            minus, grads=grads, copies=copies, lingers=lingers, inside="loss" if end == "loss" else "",
+            direction=direction,
         )  # fmt: skip
 
     def _one_micro_batch(self) -> ArrayN:

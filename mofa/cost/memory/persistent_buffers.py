@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import per_combination
-from mofa.blocks.frameworks.megatron_persistent import rotations
+from mofa.blocks.frameworks.megatron.persistent import rotations
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]

@@ -87,8 +87,8 @@ def one_f_one_b_s(
     m = num_micro_batches[:, None]
     pp = forward_s.shape[1]
     t = forward_s + backward_s
-    held = np.zeros_like(t) if before_s is None else before_s
-    until, every = np.cumsum(held, axis=1), held.sum(axis=1, keepdims=True)
+    ahead_s = np.zeros_like(t) if before_s is None else before_s
+    until, every = np.cumsum(ahead_s, axis=1), ahead_s.sum(axis=1, keepdims=True)
     rested = t if rested_s is None else rested_s
     before = np.cumsum(rested, axis=1) - rested
     behind = rested.sum(axis=1, keepdims=True) - before - rested

@@ -1,9 +1,9 @@
 """The longest path through a pipeline's own order of computations and hand-overs, for many plans at once.
 
-The replay's clock: a computation starts when the one before it on its rank is done and its input has come, and ends
-no sooner than the host's lead lets it; a hand-over takes ``hop_s`` from when both sides have launched it and their
-streams are free. What can start once so many others are done forms a level, and a level is one pass over arrays. Rounds
-of a steady state take equally long, so that only :data:`ROUNDS` of them are walked.
+The replay's clock. A computation starts when the one before it on its rank is done and its input has come. It ends no
+sooner than the host's lead lets it. A hand-over takes ``hop_s`` from when both sides have launched it and their streams
+are free. What can start once so many others are done forms a level, and a level is one pass over arrays. Rounds of a
+steady state take equally long, so that only :data:`ROUNDS` of them are walked.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class OncePerStep:
 class Durations:
     """What computations and hand-overs take.
 
-    ``forward_s`` and ``backward_s`` are of one micro-batch on each chunk of each rank, or of those that differ,
-    ``weights_s`` the part of the backward that makes weights' gradients, (n, R, vpp); ``hop_s`` is one hand-over, (n,).
-    ``slowdown`` is what computing loses of its rate beside one. With ``once`` the time goes from the first gather to
-    the last reduction: Megatron's, which all ranks launch at once, a chunk's gather when the first forward of the
-    chunk before begins on rank 0, the first two at the start, a reduction as many backwards behind the chunk's last as
-    the rank counts. ``host`` are both clocks of each kind of computation, where the host may be late. [s]
+    ``forward_s`` and ``backward_s`` are of one micro-batch on each chunk of each rank, or of those ranks that differ.
+    ``weights_s`` is the part of the backward that makes weights' gradients, (n, R, vpp). ``hop_s`` is one hand-over,
+    (n,); ``slowdown`` is what computing loses of its rate beside one. ``host`` are both clocks of each kind of
+    computation, where the host may be late. [s]
+
+    With ``once`` the time goes from Megatron's first gather to its last reduction, which all ranks launch at once. The
+    first two chunks are gathered at the start. Each further one is when the first forward of the chunk before it begins
+    on rank 0. A rank reduces a chunk as many backwards behind the chunk's last as its own number.
     """
 
     forward_s: ArrayN
@@ -61,11 +63,19 @@ class Durations:
     once: OncePerStep | None = None
     host: tuple[Clocks, ...] | None = None
 
-    def take(self, at: IntA, host: tuple[Clocks, ...]) -> Durations:
+    def take(self, index: IntA, host: tuple[Clocks, ...]) -> Durations:
         """Those of some plans, with the clocks of their hosts."""
-        once = self.once and OncePerStep(self.once.gather_s[at], self.once.held_s[at], self.once.reduce_s[at])
+        once = self.once
+        if once is not None:
+            once = OncePerStep(once.gather_s[index], once.held_s[index], once.reduce_s[index])
         return Durations(
-            self.forward_s[at], self.backward_s[at], self.weights_s[at], self.hop_s[at], self.slowdown, once, host
+            self.forward_s[index],
+            self.backward_s[index],
+            self.weights_s[index],
+            self.hop_s[index],
+            self.slowdown,
+            once,
+            host,
         )
 
     def table(self, schedule: str) -> ArrayN:
@@ -149,11 +159,11 @@ def critical_path_s(
     kinds, kind = np.unique(np.stack([np.minimum(nums, ROUNDS * per_round), per_round]), axis=1, return_inverse=True)
     kind_of = kind.ravel()[inverse]
     for which, (walked, each) in enumerate(kinds.T.tolist()):
-        mine = np.flatnonzero(kind_of == which)
+        plans_alike = np.flatnonzero(kind_of == which)
         walk = levels_of(*plan, walked, each, given.once is not None)
         step = max(1, _AT_ONCE // walk.size)
-        for start in range(0, len(mine), step):
-            some = mine[start : start + step]
+        for start in range(0, len(plans_alike), step):
+            some = plans_alike[start : start + step]
             now = np.ascontiguousarray(durations[:, some])
             hosts = None if host is None else tuple(table[:, some] for table in host)
             total[some], period = _walk(walk, rows, now, hosts)
@@ -175,20 +185,20 @@ def _walk(
     rows = place.take(walk.which)
     spent = durations.take(rows, axis=0)
     if hosts is not None:
-        held, woken, host = (table.take(rows, axis=0) for table in hosts)
-    for here, waits, sent, before in walk.levels:
+        held_s, woken_s, host_s = (table.take(rows, axis=0) for table in hosts)
+    for nodes, waits, sent, before in walk.levels:
         latest = _latest(done, waits)
         if len(sent):
             handed = _latest(done, sent)
             handed += durations[0]
             np.maximum(latest, handed, out=latest)
-        ends = done[here]
-        np.add(latest, spent[here], out=ends)
+        ends = done[nodes]
+        np.add(latest, spent[nodes], out=ends)
         if hosts is not None:
             issued_before = issued.take(before, axis=0)
-            np.maximum(ends, issued_before + held[here], out=ends)
-            np.maximum(latest + woken[here], issued_before + host[here], out=issued[here])
-    return done[walk.ends].max(axis=0), (done[walk.late] - done[walk.early]).max(axis=0)
+            np.maximum(ends, issued_before + held_s[nodes], out=ends)
+            np.maximum(latest + woken_s[nodes], issued_before + host_s[nodes], out=issued[nodes])
+    return done[walk.ends].max(axis=0), (done[walk.last_steady] - done[walk.round_before]).max(axis=0)
 
 
 def _latest(done: ArrayN, waits: IntA) -> ArrayN:

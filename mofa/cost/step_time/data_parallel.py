@@ -15,7 +15,7 @@ from mofa.cost.kernels.compute import stream_rate
 from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.critical_path import OncePerStep
-from mofa.cost.step_time.micro_batch import LateHost
+from mofa.cost.step_time.micro_batch import HostBound
 
 ArrayN = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ def _of_chunks(group: Group) -> Group:
     return Group(*(of[:, None, None] for of in (group.size, group.ranks_per_domain, group.ranks_per_node)))
 
 
-def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, late: LateHost | None = None) -> Outside:
+def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, host_bound: HostBound | None = None) -> Outside:
     """Gathers and reductions outside the tapes, and how much of them computing hides.
 
     Parameters
@@ -52,7 +52,7 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, late: LateHo
         Of one micro-batch on each stage. (n, R) [s]
     m
         Micro-batches. (n,)
-    late
+    host_bound
         The rows whose host is late.
     """
     zero = np.zeros_like(m)
@@ -64,7 +64,7 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, late: LateHo
     if rows.mode.precision != "mixed":
         return none
     if rows.mode.pipelined:
-        return _pipelined_fsdp(rows, fwd, bwd, late)
+        return _pipelined_fsdp(rows, fwd, bwd, host_bound)
     exposed, hidden = _replicas(rows, bwd)
     return replace(none, exposed=m * exposed, hidden=m * hidden, each_s=exposed)
 
@@ -98,8 +98,8 @@ def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp:
 
     The last chunk's begins at the rank's end; the one before it ``pp`` backwards of a chunk earlier, and so on. (n, R)
     """
-    late = np.maximum(seconds / vpp, seconds - (vpp - 1) * pp * chunk_s)
-    return np.asarray(np.maximum(late - drain_s, 0.0))
+    left_s = np.maximum(seconds / vpp, seconds - (vpp - 1) * pp * chunk_s)
+    return np.asarray(np.maximum(left_s - drain_s, 0.0))
 
 
 def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
@@ -125,14 +125,14 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     buckets = _at_once(rows, np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0))[rows.grid]
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
-    held = np.zeros_like(fwd)
+    before_forward = np.zeros_like(fwd)
     exposed, hidden, on_path, in_passing = np.zeros((4, len(fwd)))
     worst = row_max(reduce)
     if fw.overlap_grad_reduce:
-        late = _after_last(reduce, bwd / vpp, before_b / vpp, pp, vpp)
+        left_s = _after_last(reduce, bwd / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
-            late[:, 0] = np.maximum(reduce[:, 0] / buckets, reduce[:, 0] - bwd[:, 0])
-        worst = row_max(late)
+            left_s[:, 0] = np.maximum(reduce[:, 0] / buckets, reduce[:, 0] - bwd[:, 0])
+        worst = row_max(left_s)
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
         lost = slow[:, 0] * beside
         if vpp > 1:  # the last chunk's is beside nothing
@@ -146,14 +146,14 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     if not fw.overlap_param_gather:
         exposed = exposed + row_max(gather * gathers_per_step(rows)[rows.grid])
     elif vpp == 1:
-        held = gather.copy()
-        held[:, 0] = first
+        before_forward = gather.copy()
+        before_forward[:, 0] = first
         hidden = hidden + np.maximum(gather[:, 0] - first, 0.0)
         exposed = exposed + slow[:, 0] * np.maximum(gather[:, 0] - first, 0.0)
     else:
-        late = np.maximum(gather / vpp, gather - (vpp - 1) * pp * fwd / vpp)
-        late[:, 0] = np.maximum(first, gather[:, 0] - (vpp - 1) * pp * fwd[:, 0] / vpp)
-        worst = row_max(np.maximum(late - before_f / vpp, 0.0))
+        left_s = np.maximum(gather / vpp, gather - (vpp - 1) * pp * fwd / vpp)
+        left_s[:, 0] = np.maximum(first, gather[:, 0] - (vpp - 1) * pp * fwd[:, 0] / vpp)
+        worst = row_max(np.maximum(left_s - before_f / vpp, 0.0))
         lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * fwd[:, 0] / vpp, slow[:, 0])
         exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
         in_passing = in_passing + lost
@@ -167,7 +167,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         starts = gathers.copy()
         starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - fwd[:, 0] / vpp)
         once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
-    return Outside(exposed, hidden, held, once, on_path, in_passing if vpp > 1 else 0.0)
+    return Outside(exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0)
 
 
 def _at_once(rows: Rows, buckets: ArrayN) -> ArrayN:
@@ -176,22 +176,22 @@ def _at_once(rows: Rows, buckets: ArrayN) -> ArrayN:
     stages, shards = rows.layout.stages, rows.shards
     layers = sum(int(stages.counts[k, 0, 0]) for k, kind in enumerate(stages.kinds) if kind.moe)
     experts = shards.expert[:, 0] / stages.vpp / max(layers, 1)
-    whole = (shards.dense + shards.expert)[:, 0] / stages.vpp
-    return np.minimum(buckets, whole / np.maximum(experts, 1.0))
+    chunk_params = (shards.dense + shards.expert)[:, 0] / stages.vpp
+    return np.minimum(buckets, chunk_params / np.maximum(experts, 1.0))
 
 
 def gathers_per_step(rows: Rows) -> ArrayN:
     """How often Megatron gathers a stage's parameters behind the optimizer, of each grid of ranks. (g, R) [-]
 
-    Experts that are split have an optimizer of their own beside the dense parameters', and each of the two gathers all
-    parameters of its model chunks, dense and expert, when it has stepped (distrib_optimizer.py, step_with_ready_grads;
+    Experts that are split have an optimizer beside that of the dense parameters. When either has stepped, it gathers
+    all parameters of its model chunks, dense and expert (distrib_optimizer.py, step_with_ready_grads;
     ChainedOptimizer): twice 2.3 ms in the trace of mc2-ep2-qwen30b-4l-traced.
     """
     chained = (rows.grids.ep > 1) & rows.framework.traits.chains_optimizers
     return np.asarray(1.0 + (chained[:, None] & (rows.shards.expert > 0)))
 
 
-def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, late_host: LateHost | None) -> Outside:
+def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound | None) -> Outside:
     """FSDP under pipelines: gathered once, piece by piece ahead of the first forward; reduced behind the last backward.
 
     A later stage's host has the pipeline's fill to gather in; the runtime of several chunks gathers two ahead. Ahead of
@@ -207,18 +207,18 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, late_host: LateHost | 
     slow = _slowdown(rows)
     fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
     chunk_f = fwd / vpp
-    late = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
-    late = np.maximum(late, gather - (vpp - 1) * pp * chunk_f - chunk_f)
-    gathered = row_max(np.maximum(late - before_f / vpp, 0.0))
-    if late_host is not None and vpp == 1:
+    left_s = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
+    left_s = np.maximum(left_s, gather - (vpp - 1) * pp * chunk_f - chunk_f)
+    gathered = row_max(np.maximum(left_s - before_f / vpp, 0.0))
+    if host_bound is not None and vpp == 1:
         # a host that waits for the device in every layer gathers the next one's parameters no earlier: on each stage
         # of the first micro-batch's way, all but what computing has left of a layer by then
-        at, ahead = late_host.at, late_host.forward
+        index, ahead = host_bound.rows, host_bound.forward
         waits = (ahead.woken_s > NEVER / 2)[:, :, 0]
         lead = np.maximum(ahead.device_s - ahead.woken_s, 0.0)[:, :, 0]
-        first = np.where(rows.is_first > 0, 0.0, gather[at] / pieces[at])
-        alone = waits * np.maximum(gather[at] - first - pieces[at] * lead, 0.0)
-        gathered[at] = np.maximum(gathered[at], rows.over_all(alone))
+        first = np.where(rows.is_first > 0, 0.0, gather[index] / pieces[index])
+        alone = waits * np.maximum(gather[index] - first - pieces[index] * lead, 0.0)
+        gathered[index] = np.maximum(gathered[index], rows.over_all(alone))
     written = np.maximum(reduce, _listing_s(rows)[rows.grid]) + _replicas_s(rows)
     reduced = row_max(_after_last(written, bwd / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
@@ -258,9 +258,9 @@ def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
     # beside it makes nothing later
     room = np.maximum(bwd[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
     beside = np.minimum(once - last_s, room)
-    late = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
+    left_s = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
     copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / stream_rate(rows.cluster.gpu, "copy"), 0.0)
-    each = late + copies
+    each = left_s + copies
     return Outside(m * each, m * np.minimum(once, room), none.before_forward, each_s=each)
 
 
@@ -277,5 +277,5 @@ def _replicas_s(rows: Rows) -> ArrayN:
 def _replicas(rows: Rows, bwd: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What replicas leave exposed of a backward on a single stage, block by block behind it, and what is hidden. [s]"""
     once = _replicas_s(rows)[:, 0]
-    late = np.maximum(once - bwd[:, 0], 0.0)
-    return late + row_max(_slowdown(rows)) * (once - late), once - late
+    left_s = np.maximum(once - bwd[:, 0], 0.0)
+    return left_s + row_max(_slowdown(rows)) * (once - left_s), once - left_s

@@ -19,10 +19,12 @@ IntA = NDArray[np.intp]
 class Levels:
     """A program's computations and hand-overs by level.
 
-    Each level is the nodes of it, the nodes whose ends they wait for (waits, nodes), those that a hand-over follows,
-    and the computation before each on its rank. ``which`` of the durations each node takes, (N,): 0 is a hand-over,
-    then by rank and chunk those of each kind of computation alone, the same beside a hand-over, and gathers, what of
-    them holds up a forward, and reductions. Node 0 is the start.
+    A level has its nodes, and for each of them three more things: the nodes whose ends it waits for, (waits, nodes),
+    those that a hand-over follows, and the computation before it on its rank. Node 0 is the start.
+
+    ``which`` says which of the durations each node takes, (N,). Duration 0 is a hand-over. Behind it come, by rank and
+    chunk: each kind of computation alone; each beside a hand-over; gathers; what of these holds up a forward;
+    reductions.
     """
 
     levels: tuple[tuple[slice, IntA, IntA, IntA], ...]
@@ -30,13 +32,14 @@ class Levels:
     size: int
     ends: IntA
     """The last computation and the last reduction of each rank."""
-    late: IntA
-    """The last backward of each rank's steady state; ``early`` the one a round before it."""
-    early: IntA
+    last_steady: IntA
+    """The last backward of each rank's steady state."""
+    round_before: IntA
+    """The backward one round before it."""
 
 
 @dataclass(frozen=True)
-class _Acts:
+class _Computations:
     """The computations of an order as arrays; every rank has as many. ``kind`` says which of ``num_kinds`` it is.
 
     Arrays of shape (pp, n).
@@ -49,8 +52,8 @@ class _Acts:
     micro_batch: IntA
 
     @classmethod
-    def of(cls, order: Order, kinds: tuple[str, ...]) -> _Acts:
-        columns = np.array([(kinds.index(a.kind), a.stage, a.micro_batch) for acts in order.ranks for a in acts])
+    def of(cls, order: Order, kinds: tuple[str, ...]) -> _Computations:
+        columns = np.array([(kinds.index(a.kind), a.stage, a.micro_batch) for rank in order.ranks for a in rank])
         return cls(order, len(kinds), *columns.T.reshape(3, order.pp, -1))
 
     @property
@@ -71,12 +74,12 @@ class _Acts:
 @dataclass
 class _Graph:
     """Which duration each node takes, and pairs of a node and one whose end it waits for, itself or a hand-over behind
-    it. Node 0 is the start; ``acts`` are the computations. (N,), (pairs, 2), (pairs, 2), (pp, n)"""
+    it. Node 0 is the start; ``computations`` are nodes too. (N,), (pairs, 2), (pairs, 2), (pp, n)"""
 
     weight: IntA
     waits: IntA
     sent: IntA
-    acts: IntA
+    computations: IntA
 
 
 @lru_cache(maxsize=256)
@@ -88,10 +91,10 @@ def levels_of(
     ``once``: with Megatron's gathers of parameters and reductions of gradients.
     """
     order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
-    acts = _Acts.of(order, SCHEDULES[schedule].computations)
+    computations = _Computations.of(order, SCHEDULES[schedule].computations)
     queued = runtime == "pytorch"
-    graph = _queued(acts, program_of(order, schedule, runtime)) if queued else _beside(acts)
-    reduced = _add_once(graph, acts) if once else []
+    graph = _queued(computations, program_of(order, schedule, runtime)) if queued else _beside(computations)
+    reduced = _add_once(graph, computations) if once else []
     size = len(graph.weight)
     level = _level(size, np.concatenate([graph.waits, graph.sent]))
     handed = np.bincount(graph.sent[:, 0], minlength=size) > 0
@@ -104,16 +107,16 @@ def levels_of(
     waits, sent = (_tables(place[pairs], bounds) for pairs in (graph.waits, graph.sent))
     weight = graph.weight[in_order]
     before = np.zeros(size, dtype=np.intp)
-    before[graph.acts[:, 1:]] = graph.acts[:, :-1]
+    before[graph.computations[:, 1:]] = graph.computations[:, :-1]
     before = place[before[in_order]]
-    late, early = [], []
-    for rank, mine in enumerate(graph.acts):
-        last = len(mine) - 1 - min(2 * (pp - 1 - rank) + (vpp - 1) * each, len(mine) // 2)
-        late.append(mine[last])
-        early.append(mine[max(last - 2 * each * vpp, 0)])
+    last_steady, round_before = [], []
+    for rank, nodes in enumerate(graph.computations):
+        last = len(nodes) - 1 - min(2 * (pp - 1 - rank) + (vpp - 1) * each, len(nodes) // 2)
+        last_steady.append(nodes[last])
+        round_before.append(nodes[max(last - 2 * each * vpp, 0)])
     return Levels(
         tuple((slice(a, b), w, s, before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), weight, size,
-        place[[*graph.acts[:, -1], *reduced]], place[late], place[early],
+        place[[*graph.computations[:, -1], *reduced]], place[last_steady], place[round_before],
     )  # fmt: skip
 
 
@@ -140,9 +143,9 @@ def _level(size: int, pairs: IntA) -> IntA:
     missing = np.bincount(pairs[:, 0], minlength=size).tolist()
     level = [0] * size
     ready = [0]
-    for at in ready:
-        behind = level[at] + 1
-        for reader in readers[first[at] : first[at + 1]]:
+    for node in ready:
+        behind = level[node] + 1
+        for reader in readers[first[node] : first[node + 1]]:
             if level[reader] < behind:
                 level[reader] = behind
             missing[reader] -= 1
@@ -152,50 +155,51 @@ def _level(size: int, pairs: IntA) -> IntA:
     return np.array(level)
 
 
-def _beside(acts: _Acts) -> _Graph:
-    """Computations alone: on streams of their own for each pair of ranks hand-overs do not queue, as one is shorter
-    than a computation, and each is a part of the computation that needs it.
+def _beside(computations: _Computations) -> _Graph:
+    """Computations alone, each with the hand-over that it needs.
 
-    Follows :func:`mofa.schedules.point_to_point.overlapped`: behind every forward the next one's receive is launched,
-    backwards likewise, the first backward's behind the last forward but one.
+    Hand-overs run on a stream for each pair of ranks and do not queue, as one is shorter than a computation. Follows
+    :func:`mofa.schedules.point_to_point.overlapped`: behind every forward the next one's receive is launched, backwards
+    likewise, the first backward's behind the last forward but one.
     """
-    order, (pp, n) = acts.order, acts.stage.shape
+    order, (pp, n) = computations.order, computations.stage.shape
     last = order.num_stages - 1
     node = 1 + np.arange(pp * n).reshape(pp, n)
     before = np.concatenate([np.zeros((pp, 1), dtype=np.intp), node[:, :-1]], axis=1)
     of = np.zeros((2, order.num_stages, order.num_micro_batches), dtype=np.intp)
-    of[acts.backward * 1, acts.stage, acts.micro_batch] = node
-    source = acts.stage + np.where(acts.backward, 1, -1)
-    receives, sends = (source >= 0) & (source <= last), np.where(acts.backward, acts.stage > 0, acts.stage < last)
-    launched = _launched_behind(acts.backward)
+    of[computations.backward * 1, computations.stage, computations.micro_batch] = node
+    source = computations.stage + np.where(computations.backward, 1, -1)
+    receives = (source >= 0) & (source <= last)
+    sends = np.where(computations.backward, computations.stage > 0, computations.stage < last)
+    launched = _launched_behind(computations.backward)
     behind = np.where(launched < 0, 0, np.take_along_axis(node, np.maximum(launched, 0), axis=1))
     beside = np.zeros((pp, n + 1), dtype=bool)
     beside[np.nonzero(receives)[0], launched[receives] + 1] = True
     beside[:, 1:] |= sends
     beside = beside[:, :n]
-    made = of[acts.backward * 1, np.clip(source, 0, last), acts.micro_batch]
+    made = of[computations.backward * 1, np.clip(source, 0, last), computations.micro_batch]
     sent = [np.stack([node[receives], other[receives]], axis=1) for other in (made, behind)]
     return _Graph(
-        np.concatenate([[0], acts.weight(beside).ravel()]), np.stack([node.ravel(), before.ravel()], axis=1),
+        np.concatenate([[0], computations.weight(beside).ravel()]), np.stack([node.ravel(), before.ravel()], axis=1),
         np.concatenate(sent), node,
     )  # fmt: skip
 
 
 def _launched_behind(backward: NDArray[np.bool_]) -> IntA:
     """Behind which computation of its rank each one's input is begun to be received, -1 before the first. (pp, n)"""
-    at = np.arange(backward.shape[1])
+    position = np.arange(backward.shape[1])
     behind = np.full(backward.shape, -1)
     for which in (~backward, backward):
-        latest = np.maximum.accumulate(np.where(which, at, -1), axis=1)
+        latest = np.maximum.accumulate(np.where(which, position, -1), axis=1)
         earlier = np.concatenate([np.full((len(backward), 1), -1), latest[:, :-1]], axis=1)
-        behind = np.where(which, np.where(earlier < 0, np.maximum(at - 2, -1), earlier), behind)
+        behind = np.where(which, np.where(earlier < 0, np.maximum(position - 2, -1), earlier), behind)
     return behind
 
 
-def _queued(acts: _Acts, program: Program) -> _Graph:
+def _queued(computations: _Computations, program: Program) -> _Graph:
     """Computations and hand-overs where all of a rank's run one after the other on one stream: a send and its receive
     are one node, as both end at once."""
-    order, (pp, n) = acts.order, acts.stage.shape
+    order, (pp, n) = computations.order, computations.stage.shape
     of: dict[Action, int] = {}
     waits: list[tuple[int, int]] = []
     node, beside = np.empty((pp, n), dtype=np.intp), np.zeros((pp, n), dtype=bool)
@@ -203,20 +207,20 @@ def _queued(acts: _Acts, program: Program) -> _Graph:
         before, queue, i, handed = 0, 0, 0, False
         for item in items:
             exchange = isinstance(item, Exchange)
-            one = of.setdefault(_receive(item.ops[0]) if isinstance(item, Exchange) else item, len(of) + 1)
-            waits.append((one, before))
+            number = of.setdefault(_receive(item.ops[0]) if isinstance(item, Exchange) else item, len(of) + 1)
+            waits.append((number, before))
             if exchange:
-                waits.append((one, queue))
-                queue, handed = one, True
+                waits.append((number, queue))
+                queue, handed = number, True
                 continue
-            node[rank, i], beside[rank, i] = one, handed
-            before, handed, i = one, False, i + 1
-    for key, one in of.items():
+            node[rank, i], beside[rank, i] = number, handed
+            before, handed, i = number, False, i + 1
+    for key, number in of.items():
         need = received(order, key) if key.kind in ("F", "B", "I") else None
         if need is not None:
-            waits.append((one, of[need]))
+            waits.append((number, of[need]))
     weight = np.zeros(len(of) + 1, dtype=np.intp)
-    weight[node] = acts.weight(beside)
+    weight[node] = computations.weight(beside)
     return _Graph(weight, np.array(waits), np.zeros((0, 2), dtype=np.intp), node)
 
 
@@ -229,28 +233,30 @@ def _receive(op: Action) -> Action:
     return op
 
 
-def _add_once(graph: _Graph, acts: _Acts) -> list[int]:
+def _add_once(graph: _Graph, computations: _Computations) -> list[int]:
     """Add Megatron's gathers and reductions (``param_sync_func``, ``grad_sync_func``); the last reductions."""
-    pp, vpp = acts.order.pp, acts.order.vpp
+    pp, vpp = computations.order.pp, computations.order.vpp
     size, new, last = pp * vpp, len(graph.weight), []
     weight: list[int] = []
     waits: list[tuple[int, int]] = []
-    for rank, mine in enumerate(graph.acts.tolist()):
-        forwards, backwards = (np.flatnonzero(which) for which in (~acts.backward[rank], acts.backward[rank]))
+    for rank, nodes in enumerate(graph.computations.tolist()):
+        backward = computations.backward[rank]
+        forwards, backwards = np.flatnonzero(~backward), np.flatnonzero(backward)
         chunks = np.arange(vpp)[:, None]
-        first = np.argmax(acts.chunk[rank, forwards] == chunks, axis=1)
-        final = len(backwards) - 1 - np.argmax(acts.chunk[rank, backwards[::-1]] == chunks, axis=1)
+        first = np.argmax(computations.chunk[rank, forwards] == chunks, axis=1)
+        final = len(backwards) - 1 - np.argmax(computations.chunk[rank, backwards[::-1]] == chunks, axis=1)
         stream = 0
         for c in range(vpp):
-            at = int(forwards[max(first[c - 1] - rank, 0)]) if c > 1 else 0
-            gather, held = new + len(weight), new + len(weight) + 1
+            position = int(forwards[max(first[c - 1] - rank, 0)]) if c > 1 else 0
+            gather, blocking = new + len(weight), new + len(weight) + 1
             weight += [1 + 4 * size + rank * vpp + c, 1 + 5 * size + rank * vpp + c]
-            waits += [(one, before) for one in (gather, held) for before in (mine[at - 1] if at else 0, stream)]
-            waits.append((mine[forwards[first[c]]], held))
+            launched = nodes[position - 1] if position else 0
+            waits += [(number, before) for number in (gather, blocking) for before in (launched, stream)]
+            waits.append((nodes[forwards[first[c]]], blocking))
             stream = gather
         for c in np.argsort(final, kind="stable").tolist():
-            at = int(backwards[min(int(final[c]) + rank, len(backwards) - 1)])
-            waits += [(new + len(weight), mine[at]), (new + len(weight), stream)]
+            position = int(backwards[min(int(final[c]) + rank, len(backwards) - 1)])
+            waits += [(new + len(weight), nodes[position]), (new + len(weight), stream)]
             stream = new + len(weight)
             weight.append(1 + 6 * size + rank * vpp + c)
         last.append(stream)

@@ -22,16 +22,16 @@ from mofa.cost.rows import Rows
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
 
-"""Schedules that run backwards by inputs and by weights apart."""
 _BARELY = 0.01
 """A device that waits by less of a layer's time for a host that has no lead is taken not to wait. [-]"""
 
 
 @dataclass(frozen=True)
-class LateHost:
-    """Passes of the rows ``at`` which the host is late in any layer, on both clocks. (late rows, R, vpp)"""
+class HostBound:
+    """Passes of rows whose host is late in any layer, on both clocks. (late rows, R, vpp)"""
 
-    at: IntA
+    rows: IntA
+    """Positions in the table. (late rows,)"""
     forward: Clocks
     backward: Clocks
 
@@ -41,14 +41,14 @@ class LateHost:
     queued: tuple[Clocks, Clocks]
     """Forward and backward with no more launches ahead than the device's queue takes."""
 
-    apart: tuple[Clocks, Clocks] | None = None
-    """Backwards by inputs and by weights, where a schedule runs them apart."""
+    split_backward: tuple[Clocks, Clocks] | None = None
+    """Backwards by inputs and by weights, where a schedule defers weight gradients."""
 
     @property
     def kinds(self) -> tuple[Clocks, ...]:
         """Each kind of computation."""
         forward, backward = self.queued
-        return (forward, *(self.apart or (backward,)))
+        return (forward, *(self.split_backward or (backward,)))
 
     def issued_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
         """When the first rank may end at the earliest, as far as hosts are concerned. (late rows,) [s]
@@ -56,8 +56,8 @@ class LateHost:
         The host of every rank issues all that it has without a pause; the last backward goes on to the first rank.
         ``of`` says which of the stages that are shown each one is like. (pp,)
         """
-        issue = np.sum([one.host_s for one in self.kinds], axis=0).sum(axis=2)[:, of]
-        backward_s = np.sum([one.device_s for one in self.kinds[1:]], axis=0)[:, of, 0]
+        issue = np.sum([clocks.host_s for clocks in self.kinds], axis=0).sum(axis=2)[:, of]
+        backward_s = np.sum([clocks.device_s for clocks in self.kinds[1:]], axis=0)[:, of, 0]
         ahead_s = np.cumsum(backward_s, axis=1) - backward_s
         return row_max(num_micro_batches[:, None] * issue + ahead_s)
 
@@ -84,14 +84,14 @@ class LateHost:
         return np.asarray(waited)
 
     def between_exchanges_s(self, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> tuple[ArrayN, ...]:
-        """Forward and backward of 1F1B in its steady state, and both of a stage that had to wait, where the host waits
-        for the device at every exchange. (late rows, R, 1) each [s]
+        """Forward and backward of 1F1B's steady state, and both of a stage that had to wait. (late rows, R, 1) each [s]
 
-        Both clocks begin together behind an exchange, and what is handed on is there once both have ended. The
-        ``first`` stage goes from a backward on to the next forward, the ``last`` from a forward to its backward. (R,)
+        The host waits for the device at every exchange. Both clocks begin together behind an exchange, and what is
+        handed on is there once both have ended. The ``first`` stage goes from a backward on to the next forward, the
+        ``last`` from a forward to its backward. (R,)
         """
         forward, backward = self.queued
-        ended = [one.ended_s for one in (forward, backward)]
+        ended = [clocks.ended_s for clocks in (forward, backward)]
         before, behind = backward.then(forward).ended_s - ended[1], forward.then(backward).ended_s - ended[0]
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
@@ -105,39 +105,40 @@ class LateHost:
         ended = np.maximum(turn.device_s, turn.held_s) - np.maximum(turn.woken_s, turn.host_s)
         return np.asarray(np.maximum(ended, 0.0)[:, :, 0])
 
-    def held_s(self) -> tuple[ArrayN, ArrayN]:
+    def device_wait_s(self) -> tuple[ArrayN, ArrayN]:
         """What the device waits for the host in a forward and in a backward that take turns. (late rows, R, vpp) [s]
 
-        What a turn of both takes more than the device does, by how late the host is in either; nothing where it
-        waits for nothing, as then the whole step counts.
+        What a turn of both takes more than the device does is shared by how late the host is in either. Nothing where
+        the host waits for nothing, as then the whole step counts.
         """
         forward, backward = self.forward, self.backward
         turn = self.queued[0].then(self.queued[1])
-        held = np.maximum(turn.cycle_s - forward.device_s - backward.device_s, 0.0)
-        held *= self.waits[:, None, None]
-        late = [np.maximum(one.host_s - one.device_s, 1e-12) for one in (forward, backward)]
-        return held * late[0] / (late[0] + late[1]), held * late[1] / (late[0] + late[1])
+        wait_s = np.maximum(turn.cycle_s - forward.device_s - backward.device_s, 0.0)
+        wait_s *= self.waits[:, None, None]
+        forward_s, backward_s = (np.maximum(each.host_s - each.device_s, 1e-12) for each in (forward, backward))
+        return wait_s * forward_s / (forward_s + backward_s), wait_s * backward_s / (forward_s + backward_s)
 
 
 @dataclass(frozen=True)
 class Passes:
-    """What one micro-batch takes. ``forward_s``, ``backward_s`` and ``weights_s``, the part of the backward that makes
-    weights' gradients, are of chunks, (n, R, vpp); ``regained_s`` is what layers alone wait more for the host, (n, R).
-    ``late`` is None where no host is. [s]
+    """What one micro-batch takes on each chunk of each stage. (n, R, vpp) [s]
 
-    Where the pipeline's walk carries the host's clock, passes are those of a host far ahead; else they have what a turn
-    of both takes more.
+    Where the pipeline's walk carries the host's clock, passes are those of a host far ahead. Elsewhere they have what a
+    turn of forward and backward takes more.
     """
 
     forward_s: ArrayN
     backward_s: ArrayN
     weights_s: ArrayN
-    regained_s: ArrayN | float
-    late: LateHost | None
+    """The part of the backward that makes weights' gradients."""
+    host_wait_saved_s: ArrayN | float
+    """What layers by themselves wait more for the host than passes do, which carry its lead over. (n, R) [s]"""
+    host_bound: HostBound | None
+    """None where no row's host is late."""
     waited_s: ArrayN | None = None
     """Forward and backward of a stage that had to wait for others, where known. (n, R) [s]"""
-    more_s: ArrayN | None = None
-    """What backwards by inputs and by weights take more than whole ones. (n, R) [s]"""
+    split_backward_extra_s: ArrayN | None = None
+    """What backwards by inputs and by weights take more than undivided ones. (n, R) [s]"""
 
     def of_stages(self) -> tuple[ArrayN, ArrayN]:
         """Forward and backward of all chunks of a stage. (n, R) each [s]"""
@@ -149,8 +150,9 @@ class Passes:
         if self.waited_s is not None:
             return self.waited_s
         rested: ArrayN = (self.forward_s + self.backward_s).sum(axis=2)
-        if self.late is not None:
-            rested[self.late.at] = (self.late.forward.device_s + self.late.backward.device_s).sum(axis=2)
+        if self.host_bound is not None:
+            device_s = self.host_bound.forward.device_s + self.host_bound.backward.device_s
+            rested[self.host_bound.rows] = device_s.sum(axis=2)
         return rested
 
 
@@ -160,60 +162,60 @@ def passes(rows: Rows) -> Passes:
     forward = _over_chunks(rows, "forward_s", c.embedding.forward.total, c.head.forward.total)
     backward = _over_chunks(rows, "backward_s", c.embedding.backward.total, c.head.backward.total)
     weights = np.zeros_like(forward)
-    apart = rows.schedule_record.defers_weight_gradients
-    if apart:
+    splits = rows.schedule_record.defers_weight_gradients
+    if splits:
         weights = _over_chunks(rows, "weights_s", c.embedding.backward.weights, c.head.backward.weights)
-    at = np.flatnonzero(_is_late(rows))
-    if not len(at):
+    index = np.flatnonzero(_is_host_bound(rows))
+    if not len(index):
         return Passes(forward, backward, weights, 0.0, None)
     (forward_clocks, queued_forward), (backward_clocks, queued_backward) = (
-        _clocks_of(rows, at, way) for way in ("forward", "backward")
+        _clocks_of(rows, index, direction) for direction in ("forward", "backward")
     )
     clocks = forward_clocks, backward_clocks
-    waits = np.maximum(*(way.woken_s for way in clocks)).max(axis=(1, 2)) > NEVER / 2
+    waits = np.maximum(*(clock.woken_s for clock in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
     exchanges = not rows.framework.traits.has_pytorch_modules and rows.schedule_record.joins_exchanges
     waits |= rows.layout.stages.pp == 1 or exchanges
     queued = queued_forward, queued_backward
-    host = LateHost(at, *clocks, waits, queued, _apart(rows, at, clocks[1]) if apart else None)
+    host = HostBound(index, *clocks, waits, queued, _split_backward_clocks(rows, index, clocks[1]) if splits else None)
     before, waited = (forward + backward).sum(axis=2), None
-    more: ArrayN | None = None
-    forward[at], backward[at] = host.forward.device_s, host.backward.device_s
-    if host.apart is not None:
-        by_inputs, by_weights = host.apart
+    extra_s: ArrayN | None = None
+    forward[index], backward[index] = host.forward.device_s, host.backward.device_s
+    if host.split_backward is not None:
+        by_inputs, by_weights = host.split_backward
         both = by_inputs.device_s + by_weights.device_s
-        more = np.zeros_like(before)
-        more[at] = (both - backward[at]).sum(axis=2)
-        before += more
-        backward[at], weights[at] = both, by_weights.device_s
+        extra_s = np.zeros_like(before)
+        extra_s[index] = (both - backward[index]).sum(axis=2)
+        before += extra_s
+        backward[index], weights[index] = both, by_weights.device_s
     elif exchanges and rows.layout.stages.pp > 1:
         waited = before.copy()
         ends = rows.is_first > 0, rows.is_last > 0
-        forward[at], backward[at], both = host.between_exchanges_s(*ends)
-        waited[at] = both[:, :, 0]
+        forward[index], backward[index], both = host.between_exchanges_s(*ends)
+        waited[index] = both[:, :, 0]
     elif rows.schedule_record.has_closed_form:
-        held_forward, held_backward = host.held_s()
-        forward[at] += held_forward
-        backward[at] += held_backward
-    return Passes(forward, backward, weights, before - (forward + backward).sum(axis=2), host, waited, more)
+        held_forward, held_backward = host.device_wait_s()
+        forward[index] += held_forward
+        backward[index] += held_backward
+    return Passes(forward, backward, weights, before - (forward + backward).sum(axis=2), host, waited, extra_s)
 
 
-def _is_late(rows: Rows) -> NDArray[np.bool_]:
+def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it; all rows
     where backwards by inputs and by weights are more than whole ones. (n,)"""
     if rows.schedule_record.defers_weight_gradients:
         return np.ones(len(rows.table), dtype=bool)
     layers, lay = rows.layers, rows.layout
-    late = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
+    host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
     handed_s = sum(handing_seconds(rows)) / chunk if not rows.schedule_record.joins_exchanges else 0.0
     for clocks in (layers.forward_clocks, layers.backward_clocks):
-        late |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
-    if not late.any():
+        host_bound |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
+    if not host_bound.any():
         return np.zeros(len(rows.table), dtype=bool)
-    plain, full = (late[mode, rows.k] for mode in (rows.base, rows.full))
-    found = plain & (lay.plain > 0).any(axis=2) | full & (lay.full > 0).any(axis=2)
-    return np.asarray(found.any(axis=1))
+    plain, full = (host_bound[mode, rows.k] for mode in (rows.base, rows.full))
+    bound_stages = plain & (lay.plain > 0).any(axis=2) | full & (lay.full > 0).any(axis=2)
+    return np.asarray(bound_stages.any(axis=1))
 
 
 def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
@@ -223,8 +225,8 @@ def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     plain, full = rows.gather(getattr(rows.layers, name))
     chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
     for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
-        whole = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
-        chunks += whole * (full - plain)[:, kind, None, None]
+        num_full = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
+        chunks += num_full * (full - plain)[:, kind, None, None]
     chunks[:, 0, 0] += first[rows.k]
     chunks[:, head_stage, -1] += (1 + depth) * head[rows.k]
     mtp = rows.of_mtp(name)
@@ -233,15 +235,15 @@ def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     return np.asarray(chunks)
 
 
-def _clocks_of(rows: Rows, at: IntA, way: str) -> tuple[Clocks, Clocks]:
-    """The forward or the backward of each chunk of the rows ``at``, and the same as the device's queue takes it."""
-    name, c = f"{way}_clocks", rows.costs
-    ends: list[PhaseTime] = [getattr(cost, way) for cost in (c.embedding, c.head)]
+def _clocks_of(rows: Rows, index: IntA, direction: str) -> tuple[Clocks, Clocks]:
+    """The forward or the backward of each chunk of the rows ``index``, and the same as the device's queue takes it."""
+    name, c = f"{direction}_clocks", rows.costs
+    ends: list[PhaseTime] = [getattr(cost, direction) for cost in (c.embedding, c.head)]
     grid: ArrayN = getattr(rows.layers, name)
-    return _clocks(rows, at, grid, [end.clocks for end in ends], rows.of_mtp(name), forward=way == "forward")
+    return _clocks(rows, index, grid, [end.clocks for end in ends], rows.of_mtp(name), forward=direction == "forward")
 
 
-def _layers_apart(rows: Rows) -> tuple[ArrayN, ArrayN]:
+def _split_layer_clocks(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """The clocks of layers' backwards by inputs and by weights, as :class:`mofa.cost.rows.LayerArrays` has those of
     whole ones."""
     c, kinds = rows.costs, rows.layout.stages.kinds
@@ -250,43 +252,45 @@ def _layers_apart(rows: Rows) -> tuple[ArrayN, ArrayN]:
     return grids[0], grids[1]
 
 
-def _apart(rows: Rows, at: IntA, whole: Clocks) -> tuple[Clocks, Clocks]:
-    """The backward of each chunk of the rows ``at`` by inputs and by weights; the first stage has no input to
+def _split_backward_clocks(rows: Rows, index: IntA, unsplit: Clocks) -> tuple[Clocks, Clocks]:
+    """The backward of each chunk of the rows ``index`` by inputs and by weights; the first stage has no input to
     differentiate by, and does all of it with its weights'."""
-    grids, c = _layers_apart(rows), rows.costs
+    grids, c = _split_layer_clocks(rows), rows.costs
     parts = [
-        _clocks(rows, at, grid, [c.split_backward[end][n] for end in ("embedding", "head")], None, forward=False)[1]
+        _clocks(rows, index, grid, [c.split_backward[end][n] for end in ("embedding", "head")], None, forward=False)[1]
         for n, grid in enumerate(grids)
     ]
-    for none, by_weights, both, nothing in zip(*parts, whole, (0.0, NEVER, NEVER, 0.0, 0.0), strict=True):
+    for none, by_weights, both, nothing in zip(*parts, unsplit, (0.0, NEVER, NEVER, 0.0, 0.0), strict=True):
         none[:, 0, 0], by_weights[:, 0, 0] = nothing, both[:, 0, 0]
     return parts[0], parts[1]
 
 
 def _clocks(
-    rows: Rows, at: IntA, grid: ArrayN, ends: Sequence[ArrayN], mtp: ArrayN | None, *, forward: bool
+    rows: Rows, index: IntA, grid: ArrayN, ends: Sequence[ArrayN], mtp: ArrayN | None, *, forward: bool
 ) -> tuple[Clocks, Clocks]:  # fmt: skip
-    """Passes of each chunk of the rows ``at``: its layers by kind, between its ends; by a host that may be ahead as far
-    as it likes, and as far as the device's queue takes."""
+    """Passes of each chunk of the rows ``index``: its layers by kind, between its ends.
+
+    First by a host that may be ahead as far as it likes, then as far as the device's queue takes.
+    """
     stages, shown, model = rows.layout.stages, rows.layout.shown, rows.workload.model
     counts = stages.counts[:, shown.stage].astype(float)
-    whole = rows.layout.full_by_chunk[rows.layout.choice[at]]
+    num_full = rows.layout.full_by_chunk[rows.layout.choice[index]]
     first, last = np.zeros((2, 1, *counts.shape[1:]))
     first[0, 0, 0] = 1.0
     last[0, shown.of[stages.head_stage], -1] = 1.0
-    k, plain, full = rows.k[at], rows.base[at], rows.full[at]
+    k, plain, full = rows.k[index], rows.base[index], rows.full[index]
     pieces = [(ends[0][:, k].T, first)]
     for kind in range(len(stages.kinds)):
-        pieces.append((grid[plain, k, kind], counts[kind] - whole[:, kind]))
+        pieces.append((grid[plain, k, kind], counts[kind] - num_full[:, kind]))
         if rows.layout.any_full:
-            pieces.append((grid[full, k, kind], whole[:, kind]))
+            pieces.append((grid[full, k, kind], num_full[:, kind]))
     if mtp is not None:
-        pieces.append((mtp[at], model.num_mtp_layers * last))
+        pieces.append((mtp[index], model.num_mtp_layers * last))
     pieces.append((ends[1][:, k].T, (1 + model.num_mtp_layers) * last))
     passed = [
         Clocks(*clocks.T[:, :, None, None]).times(count) for clocks, count in (pieces if forward else reversed(pieces))
     ]
-    ahead, queued = reduce(Clocks.then, passed), reduce(Clocks.then, [here.through_queue() for here in passed])
+    ahead, queued = reduce(Clocks.then, passed), reduce(Clocks.then, [piece.through_queue() for piece in passed])
     behind_s, ahead_s = handing_seconds(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
     only_host = behind_s + (ahead_s if not rows.schedule_record.joins_exchanges else 0.0)

@@ -23,7 +23,7 @@ from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.critical_path import Durations, critical_path_s
 from mofa.cost.step_time.data_parallel import Outside, outside_blocks
-from mofa.cost.step_time.micro_batch import LateHost, Passes, handing_seconds, passes
+from mofa.cost.step_time.micro_batch import HostBound, Passes, handing_seconds, passes
 from mofa.specs.params import layer_tensors
 
 ArrayN = NDArray[np.float64]
@@ -65,37 +65,37 @@ def step_time(rows: Rows) -> StepTime:
     per_batch_hidden = rows.over_layers(rows.layers.hidden, *shares, "nk,nkf->fn")
     depth = rows.workload.model.num_mtp_layers
     for cost, there, times in ((c.embedding, rows.is_first, 1), (c.head, rows.is_head, 1 + depth)):
-        at = np.flatnonzero(there[slowest])
-        per_batch[:, at] += times * (cost.forward.exposed + cost.backward.exposed)[:, rows.k[at]]
-        per_batch_hidden[:, at] += times * (cost.forward.hidden + cost.backward.hidden)[:, rows.k[at]]
+        index = np.flatnonzero(there[slowest])
+        per_batch[:, index] += times * (cost.forward.exposed + cost.backward.exposed)[:, rows.k[index]]
+        per_batch_hidden[:, index] += times * (cost.forward.hidden + cost.backward.hidden)[:, rows.k[index]]
     mtp_exposed, mtp_hidden = rows.of_mtp("exposed"), rows.of_mtp("hidden")
     if mtp_exposed is not None and mtp_hidden is not None:
         at_head = rows.is_head[slowest]
         per_batch += at_head * depth * mtp_exposed.T
         per_batch_hidden += at_head * depth * mtp_hidden.T
     exposed[_OF_TAPES] += m * per_batch
-    regained = each.regained_s
-    exposed[_T["host_idle"]] -= m * (regained if isinstance(regained, float) else regained[rowsel, slowest])
-    if each.more_s is not None:  # blocks made again for each weight, or sums of one gradient
-        more = m * each.more_s[rowsel, slowest]
+    saved_s = each.host_wait_saved_s
+    exposed[_T["host_idle"]] -= m * (saved_s if isinstance(saved_s, float) else saved_s[rowsel, slowest])
+    if each.split_backward_extra_s is not None:  # blocks made again for each weight, or sums of one gradient
+        extra_s = m * each.split_backward_extra_s[rowsel, slowest]
         again = np.max(lay.full > 0, axis=1)[rowsel, slowest]
-        exposed[_T["recompute"]] += np.where(again, more, 0.0)
-        exposed[_T["memory_bound"]] += np.where(again, 0.0, more)
+        exposed[_T["recompute"]] += np.where(again, extra_s, 0.0)
+        exposed[_T["memory_bound"]] += np.where(again, 0.0, extra_s)
     hidden += m * per_batch_hidden
-    outside = outside_blocks(rows, fwd, bwd, m, each.late)
+    outside = outside_blocks(rows, fwd, bwd, m, each.host_bound)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     _pipeline(rows, exposed, hidden, each, slowest, m, outside)
-    if each.late is not None and rows.layout.stages.pp == 1:
-        at = each.late.at
-        counted = stage_s[at, 0] - (each.late.forward.device_s + each.late.backward.device_s)[:, 0, 0]
-        behind_s = np.broadcast_to(outside.each_s, len(m))[at]
-        exposed[_T["host_idle"], at] += each.late.single_stage_s(m[at], behind_s) - m[at] * counted
-    elif each.late is not None:
-        _catch_up(rows, exposed, each.late, m, outside)
-    late = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
-    exposed[_T["dp"]] += late
-    exposed[_T["host_idle"]] -= late
+    if each.host_bound is not None and rows.layout.stages.pp == 1:
+        index = each.host_bound.rows
+        counted = stage_s[index, 0] - (each.host_bound.forward.device_s + each.host_bound.backward.device_s)[:, 0, 0]
+        behind_s = np.broadcast_to(outside.each_s, len(m))[index]
+        exposed[_T["host_idle"], index] += each.host_bound.single_stage_s(m[index], behind_s) - m[index] * counted
+    elif each.host_bound is not None:
+        _catch_up(rows, exposed, each.host_bound, m, outside)
+    negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
+    exposed[_T["dp"]] += negative_idle
+    exposed[_T["host_idle"]] -= negative_idle
     exposed[_T["dp"]] += amax_seconds(rows)
     exposed[_T["optimizer"]] += row_max(step_end_seconds(rows, each)) + norm_seconds(rows)
     return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
@@ -115,8 +115,8 @@ def step_end_seconds(rows: Rows, each: Passes) -> ArrayN:
         rows.of_mtp("issue_s"),
     )  # fmt: skip
     lead = np.maximum(sum(each.of_stages()) - issue, 0.0)
-    if each.late is not None:
-        lead[each.late.at] = each.late.lead_s()
+    if each.host_bound is not None:
+        lead[each.host_bound.rows] = each.host_bound.lead_s()
     parts = device_parts(*given)
     waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid, _distributed(rows), parts)
     seconds = optimizer_seconds(*given, parts)[rows.grid] + waited
@@ -174,31 +174,31 @@ def _pipeline(
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
     fwd, bwd = each.of_stages()
     busy = m * (fwd + bwd)[np.arange(len(m)), slowest]
-    turns = 2.0 * m * stages.vpp
+    num_passes = 2.0 * m * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if schedule.placement == "v" else stages.pp))
     if not schedule.has_closed_form:
-        sent = fill * hop + slow * turns * hop
+        sent = fill * hop + slow * num_passes * hop
         plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
         given = Durations(each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once)
         total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.layout.shown.of)
-        if each.late is not None:
-            late = each.late.at
-            with_host = given.take(late, each.late.kinds)
-            until = critical_path_s(plan, with_host, rows.num_micro_batches[late], of=rows.layout.shown.of)
-            ahead = np.where(each.late.waits, 0.0, np.broadcast_to(outside.in_passing, len(m))[late])
-            exposed[_T["host_idle"], late] += np.maximum(until - total[late] - ahead, 0.0)
+        if each.host_bound is not None:
+            index = each.host_bound.rows
+            with_host = given.take(index, each.host_bound.kinds)
+            until = critical_path_s(plan, with_host, rows.num_micro_batches[index], of=rows.layout.shown.of)
+            ahead = np.where(each.host_bound.waits, 0.0, np.broadcast_to(outside.in_passing, len(m))[index])
+            exposed[_T["host_idle"], index] += np.maximum(until - total[index] - ahead, 0.0)
         idle = np.maximum(total - busy, 0.0)
         for name, part in (("pp", sent), ("dp", outside.on_path)):
             shown = np.minimum(part, idle)
             exposed[_T[name]] += shown
             idle = idle - shown
         exposed[_T["bubble"]] += idle
-        hidden[_H["pp"]] += turns * hop
+        hidden[_H["pp"]] += num_passes * hop
         return
     fwd, bwd = rows.on_every_stage(fwd), rows.on_every_stage(bwd)
     # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
-    rested = rows.on_every_stage(each.rested_s()) if each.late is not None else None
+    rested = rows.on_every_stage(each.rested_s()) if each.host_bound is not None else None
     if schedule.joins_exchanges and not runtime:
         _exchanging(rows, exposed, (fwd, bwd, rested), busy, m, before, hop)
         return
@@ -206,11 +206,11 @@ def _pipeline(
     exposed[_T["bubble"]] += alone - busy
     if np.any(before):
         before = rows.on_every_stage(before)
-        held = pipeline_s(schedule, fwd, bwd, m, before_s=before, rested_s=rested)
-        exposed[_T["dp"]] += held - alone
-    exposed[_T["pp"]] += fill * hop + (turns * hop if schedule.joins_exchanges else slow * turns * hop)
+        with_gathers = pipeline_s(schedule, fwd, bwd, m, before_s=before, rested_s=rested)
+        exposed[_T["dp"]] += with_gathers - alone
+    exposed[_T["pp"]] += fill * hop + (num_passes * hop if schedule.joins_exchanges else slow * num_passes * hop)
     if not schedule.joins_exchanges:
-        hidden[_H["pp"]] += turns * hop
+        hidden[_H["pp"]] += num_passes * hop
 
 
 def _exchanging(
@@ -229,8 +229,8 @@ def _exchanging(
     waited = (fwd + bwd if rested is None else rested) + receives[0] + receives[1]
     total = one_f_one_b_s(*given, rested_s=waited)
     if np.any(before):
-        held = one_f_one_b_s(*given, before_s=rows.on_every_stage(before), rested_s=waited)
-        exposed[_T["dp"]] += held - total
+        with_gathers = one_f_one_b_s(*given, before_s=rows.on_every_stage(before), rested_s=waited)
+        exposed[_T["dp"]] += with_gathers - total
     idle = total - busy
     share = hop / each[:, 0]
     sent = np.minimum((m * (1.0 + (pp > 2)) + 2.0 * (pp - 2)) * each[:, 0], idle)
@@ -239,22 +239,22 @@ def _exchanging(
     exposed[_T["bubble"]] += idle - sent
 
 
-def _catch_up(rows: Rows, exposed: ArrayN, late: LateHost, m: ArrayN, outside: Outside) -> None:
+def _catch_up(rows: Rows, exposed: ArrayN, host_bound: HostBound, m: ArrayN, outside: Outside) -> None:
     """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
     gone, but whatever the device waits for meanwhile counts as well."""
-    at = late.at
-    reduced = np.broadcast_to(outside.exposed - outside.in_passing, len(m))[at]
-    more = late.issued_s(rows.layout.shown.of, m[at]) + reduced - exposed[:, at].sum(axis=0)
-    exposed[_T["host_idle"], at] += np.where(late.waits, 0.0, np.maximum(more, 0.0))
+    index = host_bound.rows
+    reduced = np.broadcast_to(outside.exposed - outside.in_passing, len(m))[index]
+    missing_s = host_bound.issued_s(rows.layout.shown.of, m[index]) + reduced - exposed[:, index].sum(axis=0)
+    exposed[_T["host_idle"], index] += np.where(host_bound.waits, 0.0, np.maximum(missing_s, 0.0))
 
 
 def hop_seconds(rows: Rows) -> ArrayN:
     """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
     payload, groups = rows.costs.boundary[rows.k], {name: rows.groups[name].take(rows.grid) for name in ("pp", "tp")}
-    whole = collective_s("send_recv", payload, groups["pp"], rows.costs.machine.fabric)
+    full_s = collective_s("send_recv", payload, groups["pp"], rows.costs.machine.fabric)
     if not rows.framework.scatters_pipeline_sends:
-        return whole
+        return full_s
     tp = rows.table.tp.astype(float)
-    part = collective_s("send_recv", payload / tp, groups["pp"], rows.costs.machine.fabric)
-    part = part + collective_s("all_gather", payload, groups["tp"], rows.costs.machine.fabric)
-    return np.where(rows.table.sp | (tp == 1), whole, part)
+    part_s = collective_s("send_recv", payload / tp, groups["pp"], rows.costs.machine.fabric)
+    part_s = part_s + collective_s("all_gather", payload, groups["tp"], rows.costs.machine.fabric)
+    return np.where(rows.table.sp | (tp == 1), full_s, part_s)

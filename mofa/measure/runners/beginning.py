@@ -14,12 +14,12 @@ UNIT_BYTES = 512
 
 def where(frames: list[dict[str, Any]]) -> str:
     """The innermost frames of an allocation outside PyTorch's own machinery."""
-    kept = [
+    frames_kept = [
         f"{Path(f['filename']).name}:{f['name']}"
         for f in frames
         if "/torch/" not in f["filename"] and f["filename"].endswith(".py")
     ]
-    return " < ".join(kept[:3])
+    return " < ".join(frames_kept[:3])
 
 
 class Beginning:
@@ -88,12 +88,12 @@ def columns(entries: list[dict[str, Any]]) -> dict[str, Any]:
     actions: dict[str, int] = {}
     places: dict[str, int] = {}
     streams: dict[int, int] = {}
-    found: dict[str, list[int]] = {"action": [], "bytes": [], "address": [], "stream": [], "where": []}
+    lists: dict[str, list[int]] = {"action": [], "bytes": [], "address": [], "stream": [], "where": []}
     for entry in entries:
         address = entry.get("addr") or 0
-        found["action"].append(actions.setdefault(entry["action"], len(actions)))
-        found["bytes"].append(entry["size"])
-        found["address"].append((address - lowest) // UNIT_BYTES if address else -1)
-        found["stream"].append(streams.setdefault(entry.get("stream", 0), len(streams)))
-        found["where"].append(places.setdefault(where(entry.get("frames", [])), len(places)))
-    return {"unit_bytes": UNIT_BYTES, "actions": list(actions), "places": list(places), **found}
+        lists["action"].append(actions.setdefault(entry["action"], len(actions)))
+        lists["bytes"].append(entry["size"])
+        lists["address"].append((address - lowest) // UNIT_BYTES if address else -1)
+        lists["stream"].append(streams.setdefault(entry.get("stream", 0), len(streams)))
+        lists["where"].append(places.setdefault(where(entry.get("frames", [])), len(places)))
+    return {"unit_bytes": UNIT_BYTES, "actions": list(actions), "places": list(places), **lists}

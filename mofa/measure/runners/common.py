@@ -183,7 +183,7 @@ def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float
 def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path, rank: int) -> None:
     result["memory_ready"] = _memory()
     warmup = _warm_up(training, job, result)
-    whole = _memory()
+    whole_run = _memory()
     per_step = _agree(min(warmup[1:]))
     num_steps = int(min(max(job["seconds"] / per_step, job["min_steps"]), job["max_steps"]))
     paces = _Paces(training)
@@ -196,7 +196,7 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     steady["device_bytes"] -= paces.outside_bytes
     result["memory"] = steady
     result["memory_whole"] = {
-        k: max(whole[k], steady[k]) for k in ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
+        k: max(whole_run[k], steady[k]) for k in ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
     }
     result["loss"] = training.loss()
     result["outcome"] = "ok"
@@ -225,8 +225,8 @@ def _tried_bytes(text: str) -> int | None:
 def _driver() -> str | None:
     """Version of the GPU's driver, as its kernel module says it."""
     path = Path("/proc/driver/nvidia/version")
-    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", path.read_text()) if path.is_file() else None
-    return found[1] if found else None
+    match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", path.read_text()) if path.is_file() else None
+    return match[1] if match else None
 
 
 def _host() -> str:

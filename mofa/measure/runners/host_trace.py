@@ -16,7 +16,7 @@ STEPS = 6
 
 
 @contextmanager
-def _collections(found: list[list[float]]) -> Iterator[None]:
+def _collections(runs: list[list[float]]) -> Iterator[None]:
     """Add every run of the cycle collector: its generation and its seconds."""
     began = 0.0
 
@@ -25,7 +25,7 @@ def _collections(found: list[list[float]]) -> Iterator[None]:
         if phase == "start":
             began = time.perf_counter()
         else:
-            found.append([info["generation"], round(time.perf_counter() - began, 7)])
+            runs.append([info["generation"], round(time.perf_counter() - began, 7)])
 
     gc.callbacks.append(tell)
     try:
@@ -46,9 +46,9 @@ def _clocks() -> list[float]:
 def _steps(step: Callable[[], None]) -> dict[str, Any]:
     """Steps one after the other, of each what its issue took by all clocks; then the wait for the device. [s]"""
     torch.cuda.synchronize()
-    found: list[list[float]] = []
+    runs: list[list[float]] = []
     rows, allocated = [], []
-    with _collections(found):
+    with _collections(runs):
         before = _clocks()
         for _ in range(STEPS):
             step()
@@ -58,7 +58,8 @@ def _steps(step: Callable[[], None]) -> dict[str, Any]:
             allocated.append([stats.get("num_device_alloc", 0), stats.get("num_device_free", 0)])
             before = after
         torch.cuda.synchronize()
-    return {"steps": rows, "wait_s": time.perf_counter() - before[0], "collections": found, "device_allocs": allocated}
+    wait_s = time.perf_counter() - before[0]
+    return {"steps": rows, "wait_s": wait_s, "collections": runs, "device_allocs": allocated}
 
 
 def ops(step: Callable[[], None]) -> dict[str, Any]:

@@ -161,8 +161,8 @@ def _forward_step(batch: Callable[[], Any], model: Any) -> tuple[Any, Any]:
 
 
 def _routers(chunks: list[Any]) -> list[Any]:
-    found = [m for chunk in chunks for m in chunk.modules() if type(m).__name__ == "TopKRouter"]
-    return sorted(found, key=lambda router: router.layer_number)
+    routers = [m for chunk in chunks for m in chunk.modules() if type(m).__name__ == "TopKRouter"]
+    return sorted(routers, key=lambda router: router.layer_number)
 
 
 CERTAINTY = 8.0

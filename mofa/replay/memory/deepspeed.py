@@ -73,8 +73,8 @@ def start(state: RankState) -> None:
     zeros = outside(GRADIENTS, "fp32 zeros of the partition", where)
     steps = [state.new(2 * part, zeros) for part in parts] if r.deepspeed != "bf16" else []
     for part in parts:
-        for name in ("first", "second"):
-            state.new(2 * part, outside(STATES, f"Adam's {name} moments", where))
+        for moments in r.moments:
+            state.new(2 * part, outside(STATES, moments, where))
     state.drop_all(steps)
     state.look(begun)
 
@@ -179,7 +179,7 @@ def optimize(state: RankState) -> None:
 
 def _step_in_parts(state: RankState, scratch: Instruction) -> None:
     """ZeRO 1's step: the parts of all groups looked through in fp32 for what is not finite; then of one group after the
-    other normed, flattened and cast, whose gradients then go; the fp32 ones of all groups stay for Adam."""
+    other normed, flattened and cast, whose gradients then go; the fp32 ones of all groups stay for the optimizer."""
     ranks = state.rank.optimizer_ranks
     parts = [int(total / ranks) for total in totals(state)]
     by_group = [_part_of(state, grads, part) for grads, part in zip(_by_group(state), parts, strict=True)]

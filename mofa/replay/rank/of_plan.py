@@ -10,7 +10,7 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.elementwise import value
-from mofa.blocks.frameworks.megatron_persistent import lasting
+from mofa.blocks.frameworks.megatron.persistent import lasting
 from mofa.cost.allocations.allocation_trace import BlockTrace, awaiting_embedding, gathering, life
 from mofa.cost.allocations.host_lead import beside_peers, device_per_host, paces
 from mofa.cost.allocations.initialization import rotations
@@ -184,7 +184,7 @@ def _rank(
                 ends = (gathering(end, traces["embedding"]) for end in (moves.some, moves.more))
                 moves = replace(moves, some=next(ends), more=next(ends))
             of_rank[-1][len(pieces)] = moves
-            pieces.append(RankBlock(f"block {layer}", trace, paces(costs[-1])))
+            pieces.append(RankBlock(f"block {layer}", trace, paces(costs[-1]), is_layer=True))
         if stage == pp * vpp - 1:
             for n in range(rows.workload.model.num_mtp_layers):
                 # its entry, a layer like the last and a pass through the head; recomputed only with all layers
@@ -208,7 +208,8 @@ def _rank(
     groups = tuple(
         tuple(
             tuple(
-                (n, n / (expert_ranks if name.startswith("experts.") else dense_ranks)) for name, n in p.trace.weights
+                (weight.params, weight.params / (expert_ranks if weight.of_experts else dense_ranks))
+                for weight in p.trace.weights
             )
             for p in c
         )
@@ -226,7 +227,7 @@ def _rank(
     keeps_received = beside.throughout > 0 and vpp == 1
     held_throughout = 0 if keeps_received else beside.throughout
     tied = _tied(rows, r)
-    modules = [[Module(p.name, p.trace.name, p.trace.weights) for p in c] for c in chunks]
+    modules = [[Module(p.name, p.trace.name, p.trace.weights, p.is_layer) for p in c] for c in chunks]
     params = params_of(rows, r, modules, tied=tied)
     in_fp8 = {p.name for c in chunks for p in c if _in_fp8(p, traces)}
     weights = held_in_fp8(rows, weights_of(rows, params, r, data_rank), in_fp8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mofa.blocks.frameworks.megatron_persistent import Lasting
+from mofa.blocks.frameworks.megatron.persistent import Lasting
 from mofa.blocks.op import RENEWAL
 from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace, in_order
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size
@@ -88,14 +88,11 @@ class _Slots:
 
     def shown(self, name: str) -> str:
         """What a tensor is called: what blocks hand on has one name for all of them."""
-        if name in ("x", self.trace.out):
+        if name and name in (self.trace.input, self.trace.out):
             return INPUT
         if name and name in (self.trace.given, self.trace.back):
             return GRADIENT
         return name.split("#")[0]
-
-    def shown_in(self, name: str, op: str) -> str:
-        return f"scratch of {op}" if name.startswith(SCRATCH) else self.shown(name)
 
     def freeing(self, name: str) -> int:
         """How a tensor is let go."""
@@ -107,8 +104,12 @@ class _Slots:
             return SHELVE
         return LATE if name in self.trace.freed_at_end else FREE
 
-    def instruction(self, code: int, name: str, op: str, item: New | None = None) -> Instruction:
-        shown = self.shown_in(name, op)
+    def scratch(self, code: int, n: int, op: str, item: New) -> Instruction:
+        """The n-th of an op's temporaries."""
+        return self.instruction(code, f"{SCRATCH}{n}", op, item, f"scratch of {op}")
+
+    def instruction(self, code: int, name: str, op: str, item: New | None = None, shown: str = "") -> Instruction:
+        shown = shown or self.shown(name)
         if shown in (INPUT, GRADIENT):
             self.groups[name] = ACTIVATIONS
         elif item is not None:
@@ -130,12 +131,10 @@ class _Slots:
         replaced = not self.trace.logits or op_traces is not self.trace.forward
         awaits_product, at_embedding = self.trace.torch_products, self.trace.name == "embedding"
         for op_trace in op_traces:
-            if not replaced and op_trace.module == "loss":
+            if not replaced and op_trace.part == "loss":
                 out.append(Instruction(REPLACED, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
                 replaced = True
-            scratch = [
-                self.instruction(NEW, f"{SCRATCH}{i}", op_trace.op, item) for i, item in enumerate(op_trace.scratch)
-            ]
+            scratch = [self.scratch(NEW, i, op_trace.op, item) for i, item in enumerate(op_trace.scratch)]
             made = []
             out += [self.lasting(buffer, op_trace.op) for buffer in op_trace.lasting if not buffer.behind]
             items |= {item.name: item for item in op_trace.new}
@@ -144,9 +143,7 @@ class _Slots:
                 made.append(self.instruction(CLAIM if claimed else NEW, item.name, op_trace.op, item))
                 if claimed:
                     self.claims[self.of(item.name)] = op_trace.claim
-            gone = [
-                self.instruction(FREE, f"{SCRATCH}{i}", op_trace.op, item) for i, item in enumerate(op_trace.scratch)
-            ]
+            gone = [self.scratch(FREE, i, op_trace.op, item) for i, item in enumerate(op_trace.scratch)]
             early = {
                 f"-{name}": self.instruction(FREE, name, op_trace.op)
                 for name in op_trace.free
@@ -201,7 +198,7 @@ def block_program(trace: BlockTrace) -> BlockProgram:
     def place(name: str) -> int:
         return slots.of(name) if name else -1
 
-    x, out, given, back = slots.of("x"), place(trace.out), place(trace.given), place(trace.back)
+    x, out, given, back = slots.of(trace.input), place(trace.out), place(trace.given), place(trace.back)
     loose = tuple(slots.instruction(FREE, name, "end") for name in sorted(left) if name)
     let_go = tuple(slots.instruction(FREE, name, "end") for name in sorted(above))
     rest = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index))

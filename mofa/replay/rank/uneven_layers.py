@@ -153,9 +153,7 @@ def between(some: BlockTrace, more: BlockTrace, fraction: float) -> BlockTrace:
 
     def sized(items: tuple[New, ...], others: tuple[New, ...]) -> tuple[New, ...]:
         return tuple(
-            New(a.name, max(int(a.bytes + fraction * (b.bytes - a.bytes)), 0), a.stream, a.kind, a.expert)
-            if a.bytes != b.bytes
-            else a
+            a._replace(bytes=max(int(a.bytes + fraction * (b.bytes - a.bytes)), 0)) if a.bytes != b.bytes else a
             for a, b in zip(items, others, strict=True)
         )
 

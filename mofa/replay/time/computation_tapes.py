@@ -121,7 +121,7 @@ class Book:
                 made_at = max(
                     (made[name, role] for role in _BEFORE_REDUCTION if (name, role) in made), default=len(lines) - 1
                 )
-                weights.append(Placed(n, made_at, params, line.op.module == "experts"))
+                weights.append(Placed(n, made_at, params, line.op.part == "experts"))
             self.weights[label] = tuple(weights)
         return self.weights[label]
 

@@ -123,11 +123,11 @@ class CommunicationScheduler:
                 self._stays.append((stays, expert, int(n)))
         self._per_node = np.bincount(self.node, minlength=nodes)
         for n in range(nodes):
-            kept = [(s, 1.0) for s in stays_of[n]]
+            staying = [(s, 1.0) for s in stays_of[n]]
             share = (cross, float(self._per_node[n]))
-            here = [(x[i], -1.0) for i in np.flatnonzero(self.node[self.gpus] == n)]
-            self._cross.append(row(0.0, infinity, [share, *kept]))
-            row(0.0, infinity, [share, *kept, *here])
+            sources = [(x[i], -1.0) for i in np.flatnonzero(self.node[self.gpus] == n)]
+            self._cross.append(row(0.0, infinity, [share, *staying]))
+            row(0.0, infinity, [share, *staying, *sources])
         solver.Objective().SetCoefficient(comp, 1.0)
         solver.Objective().SetCoefficient(comm, weights.intra)
         solver.Objective().SetCoefficient(cross, weights.inter)

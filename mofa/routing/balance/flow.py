@@ -48,28 +48,28 @@ class FlowScheduler:
         """Schedule one micro-batch, as :meth:`ReplicaScheduler.solve` does; ``optimum`` is the whole maximum."""
         from ortools.graph.python.max_flow import SimpleMaxFlow
 
-        whole = checked_loads(loads, self.placement.num_experts)
-        num_gpus, total = self.placement.num_gpus, int(whole.sum())
+        checked = checked_loads(loads, self.placement.num_experts)
+        num_gpus, total = self.placement.num_gpus, int(checked.sum())
         m = -(-total // num_gpus)
         if self._tight is not None:
             within, size = self._tight
-            m = max(m, -(-int(whole[within].sum()) // size))
+            m = max(m, -(-int(checked[within].sum()) // size))
         solve_s = 0.0
         while True:
             flow = SimpleMaxFlow()
-            capacities = np.concatenate([whole, np.full(len(self.experts), total), np.full(num_gpus, m)])
+            capacities = np.concatenate([checked, np.full(len(self.experts), total), np.full(num_gpus, m)])
             arcs = flow.add_arcs_with_capacity(self._tails, self._heads, capacities)
             started = time.thread_time()
             flow.solve(self._source, self._sink)
             solve_s += time.thread_time() - started
             if flow.optimal_flow() == total:
                 break
-            m = max(m + 1, self._next(flow, whole))
-        tokens = np.asarray(flow.flows(arcs[len(whole) : len(whole) + len(self.experts)]), dtype=np.int64)
+            m = max(m + 1, self._next(flow, checked))
+        tokens = np.asarray(flow.flows(arcs[len(checked) : len(checked) + len(self.experts)]), dtype=np.int64)
         on_gpu = np.bincount(self.gpus, tokens, num_gpus).astype(np.int64)
         return Schedule(tokens.astype(np.float64), tokens, on_gpu, float(on_gpu.max()), solve_s)
 
-    def _next(self, flow: Any, whole: IntA) -> int:
+    def _next(self, flow: Any, loads: IntA) -> int:
         """The rounded-up density of the subset that a minimum cut shows, which is kept for the next micro-batch."""
         num_experts = self.placement.num_experts
         side = np.zeros(num_experts + self.placement.num_gpus + 2, dtype=bool)
@@ -78,4 +78,4 @@ class FlowScheduler:
         within = ~np.asarray((self.placement.hosts & ~subset).any(axis=1))
         size = int(subset.sum())
         self._tight = within, size
-        return -(-int(whole[within].sum()) // size)
+        return -(-int(loads[within].sum()) // size)

@@ -96,26 +96,26 @@ class ReplicaScheduler:
         SpecError
             If the loads are of another number of experts, negative, fractional, or all 0.
         """
-        whole = checked_loads(loads, self.placement.num_experts)
-        unit = float(whole.sum()) / self.placement.num_gpus
-        scaled = whole / unit
+        checked = checked_loads(loads, self.placement.num_experts)
+        unit = float(checked.sum()) / self.placement.num_gpus
+        scaled = checked / unit
         program = self._program
         if program is None or np.abs(scaled - self._before).sum() > UNLIKE * scaled.sum():
             program = self._build(*opened(self.placement, scaled))
         self._before = scaled
         solve_s = 0.0
         while True:
-            found = program.solve(scaled)
-            solve_s += found.solve_s
-            better = self._better(found.price, found.m, scaled)
+            solution = program.solve(scaled)
+            solve_s += solution.solve_s
+            better = self._better(solution.price, solution.m, scaled)
             if not better.any():
                 break
             program = self._build(self._open | better, self._base)
         x = np.zeros(len(self.experts))
-        x[self._open] = np.maximum(found.x, 0.0) * unit
-        tokens = round_loads(x, whole, self.experts, self.gpus, self.placement.num_gpus)
+        x[self._open] = np.maximum(solution.x, 0.0) * unit
+        tokens = round_loads(x, checked, self.experts, self.gpus, self.placement.num_gpus)
         on_gpu = np.bincount(self.gpus, tokens, self.placement.num_gpus).astype(np.int64)
-        return Schedule(x, tokens, on_gpu, found.m * unit, solve_s)
+        return Schedule(x, tokens, on_gpu, solution.m * unit, solve_s)
 
     def _build(self, open_: BoolA, base: BoolA) -> ReplicaProgram:
         self._open, self._base = open_, base
@@ -127,16 +127,16 @@ class ReplicaScheduler:
 
         None where the prices already prove ``m``.
         """
-        at = price[self.gpus]
+        gpu_price = price[self.gpus]
         cheapest, cheapest_open = np.full((2, len(scaled)), np.inf)
-        np.minimum.at(cheapest, self.experts, at)
+        np.minimum.at(cheapest, self.experts, gpu_price)
         if m <= float(scaled @ cheapest) * (1 + _TOLERANCE):
-            return np.zeros(len(at), dtype=bool)
-        np.minimum.at(cheapest_open, self.experts[self._open], at[self._open])
+            return np.zeros(len(gpu_price), dtype=bool)
+        np.minimum.at(cheapest_open, self.experts[self._open], gpu_price[self._open])
         gain = np.where(cheapest < cheapest_open - _TOLERANCE, scaled * (cheapest_open - cheapest), 0.0)
         most = np.argsort(-gain, kind="stable")[:AT_ONCE]
         opens = np.isin(self.experts, most[gain[most] > 0])
-        return np.asarray(~self._open & opens & (at <= cheapest[self.experts]))
+        return np.asarray(~self._open & opens & (gpu_price <= cheapest[self.experts]))
 
 
 def opened(placement: Placement, loads: FloatA) -> tuple[BoolA, BoolA]:
@@ -177,10 +177,10 @@ def opened(placement: Placement, loads: FloatA) -> tuple[BoolA, BoolA]:
     open_, base = np.zeros(len(experts), dtype=bool), np.zeros(len(experts), dtype=bool)
     for expert in np.argsort(-loads, kind="stable").tolist():
         filled = sorted((level[gpu], k) for k, gpu in enumerate(hosts[expert]))
-        mine = [k for _, k in filled[: needed[expert]]]
-        base[first[expert] + mine[0]] = True
-        open_[[first[expert] + k for k in mine]] = True
-        _pour(level, [hosts[expert][k] for k in mine], float(loads[expert]))
+        chosen = [k for _, k in filled[: needed[expert]]]
+        base[first[expert] + chosen[0]] = True
+        open_[[first[expert] + k for k in chosen]] = True
+        _pour(level, [hosts[expert][k] for k in chosen], float(loads[expert]))
     return open_, base
 
 

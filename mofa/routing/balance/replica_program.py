@@ -64,9 +64,9 @@ class ReplicaProgram:
     ) -> None:
         from ortools.linear_solver import pywraplp
 
-        self._base, self._free, self._at = base, np.flatnonzero(~base), gpus[base]
+        self._base, self._free, self._base_gpu = base, np.flatnonzero(~base), gpus[base]
         self._of = experts[self._free]
-        others = np.bincount(self._of, minlength=len(self._at))
+        others = np.bincount(self._of, minlength=len(self._base_gpu))
         self._alone = others[self._of] == 1
         solver: Any = pywraplp.Solver.CreateSolver("GLOP")
         infinity = solver.infinity()
@@ -79,7 +79,7 @@ class ReplicaProgram:
         for expert, gpu in zip(self._of.tolist(), gpus[self._free].tolist(), strict=True):
             x = solver.NumVar(0.0, infinity, "")
             rows[gpu].SetCoefficient(x, 1.0)
-            rows[self._at[expert]].SetCoefficient(x, -1.0)
+            rows[self._base_gpu[expert]].SetCoefficient(x, -1.0)
             if expert in sums:
                 sums[expert].SetCoefficient(x, 1.0)
             variables.append(x)
@@ -116,7 +116,7 @@ class ReplicaProgram:
     def _update(self, loads: FloatA) -> None:
         """Loads into the bounds."""
         infinity = self._solver.infinity()
-        on_bases = np.bincount(self._at, loads, len(self._rows))
+        on_bases = np.bincount(self._base_gpu, loads, len(self._rows))
         for row, load in zip(self._rows, on_bases.tolist(), strict=True):
             row.SetBounds(-infinity, -load)
         most = zip(self._variables, self._alone.tolist(), loads[self._of].tolist(), strict=True)

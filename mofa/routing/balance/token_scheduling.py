@@ -108,8 +108,8 @@ def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None
         raise SpecError(f"micro-batch {i}, layer {layer}: has no tokens; leave it out")
     loads = inputs.sum(axis=3)
     rows["plain"] = plain_tokens(inputs, setup)
-    kept = kept_below_capacity(inputs, setup.capacity_factor)
-    ratio["capacity"] = plain_tokens(kept, setup).max(axis=-1)
+    within_capacity = kept_below_capacity(inputs, setup.capacity_factor)
+    ratio["capacity"] = plain_tokens(within_capacity, setup).max(axis=-1)
     ratio["lower_bound"] = max_density(fixed.hosts, loads.astype(float))
     ratio["micro_moe_random"] = np.ceil(max_density(random.hosts, loads.astype(float)) - 1e-6)
     moved: list[int] = []
@@ -117,8 +117,8 @@ def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None
     for layer in range(layers):
         scheduler = _scheduler(fixed, setup)
         # one after the other and nothing between: the solver's time is its own, not that of a cold cache
-        whole = isinstance(scheduler, CommunicationScheduler)
-        chosen = [scheduler.solve(inputs[i, layer] if whole else loads[i, layer]) for i in range(num)]
+        by_source = isinstance(scheduler, CommunicationScheduler)
+        chosen = [scheduler.solve(inputs[i, layer] if by_source else loads[i, layer]) for i in range(num)]
         solve_s[:, layer] = [schedule.solve_s for schedule in chosen]
         adaptive = _Adaptive(fixed, setup)
         for i, schedule in enumerate(chosen):
@@ -148,7 +148,7 @@ def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None
         sent={scheme: values / means for scheme, values in sent.items()},
         crossing={scheme: values / means for scheme, values in crossing.items()},
         solve_s=solve_s,
-        dropped_fraction=float(1.0 - kept.sum() / inputs.sum()),
+        dropped_fraction=float(1.0 - within_capacity.sum() / inputs.sum()),
         moved=tuple(moved),
         settled=float(settled.mean()) if settled.size else None,
     )
@@ -188,7 +188,7 @@ class _Adaptive:
 
     def solve(self, load: IntA) -> tuple[Schedule, Placement]:
         """Schedule, and on what; afterwards, every so often, look at the placement."""
-        found = self.scheduler.solve(load), self.placement
+        solution = self.scheduler.solve(load), self.placement
         rule = self.setup.adaptation
         self.past.append(load)
         if is_due(len(self.past), rule.interval):
@@ -197,4 +197,4 @@ class _Adaptive:
             if new is not None:
                 self.moved.append(int(self.placement.moved(new).max()))
                 self.placement, self.scheduler, self.since = new, FlowScheduler(new), len(self.past)
-        return found
+        return solution

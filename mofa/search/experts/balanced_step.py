@@ -40,9 +40,9 @@ OVERHEAD_NOTE = (
     "steps by the closed form; overhead of scheduling: solving as measured on one core, the rest of the dispatch as "
     "published (MicroMoE, figure 9), not overlapped; the time of new placements is not in the steps"
 )
-WEIGHT_BYTES, STATE_BYTES = 2.0, 12.0
-"""Of a parameter: the bf16 weight that every replica holds; the fp32 master weight and two moments that an expert's
-replicas share (Megatron-Core's distributed optimizer). [B]"""
+WEIGHT_BYTES = 2.0
+"""Of a parameter: the bf16 weight that every replica holds. The optimizer's fp32 copy and moments are shared by an
+expert's replicas (Megatron-Core's distributed optimizer). [B]"""
 
 
 def balance_workload(
@@ -141,7 +141,7 @@ def balance_step(
 
     before, after, adaptive = step("plain"), step("micro_moe"), step("micro_moe_adaptive")
     balanced = Candidate(workload, cluster, framework, row, RoutingLoads({}, {}), "causal").in_closed_form(banded=False)
-    migration_s, gained_s = _migration_s(cluster, workload.model, setup, played, spec), after.step_s - adaptive.step_s
+    migration_s, gained_s = _migration_s(cluster, workload, setup, played, spec), after.step_s - adaptive.step_s
     result = StepBalance(
         strategy=strategy, before_s=before.step_s, after_s=after.step_s,
         gain_fraction=before.step_s / after.step_s - 1.0, adaptive_s=adaptive.step_s,
@@ -243,15 +243,16 @@ def _quantile(ratios: FloatA, quantile: float) -> float:
 
 
 def _migration_s(
-    cluster: ClusterSpec, model: ModelSpec, setup: Setup, played: Played, spec: StrategySpec
+    cluster: ClusterSpec, workload: WorkloadSpec, setup: Setup, played: Played, spec: StrategySpec
 ) -> float | None:
     """Time of one new placement of all layers of a stage, at the busiest GPU. [s]"""
+    model = workload.model
     if not played.moved:
         return None
     assert model.moe is not None
     matrices = 3 if model.mlp.activation == "swiglu" else 2
     params = matrices * model.hidden * model.moe.expert_hidden / spec.etp
-    replica_bytes = params * (WEIGHT_BYTES + STATE_BYTES / setup.merged)
+    replica_bytes = params * (WEIGHT_BYTES + workload.optimizer.traits.main_and_moments_bytes / setup.merged)
     inside = setup.num_gpus * spec.etp <= cluster.node.gpus_per_domain
     link = cluster.node.intra.bandwidth_bytes_per_s.value if inside else cluster.nic_bandwidth_per_gpu_bytes_per_s
     layers = -(-model.num_moe_layers // spec.pp)

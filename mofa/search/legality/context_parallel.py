@@ -25,11 +25,11 @@ def ranks_too_many(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable)
     a, alone = model.attention, np.asarray(t.cp - 1, dtype=float)
     if not framework.traits.has_context_parallelism:
         return alone
-    a2a, plain = t.cp_kind == A2A, a.kind != "gqa" or (a.window is None and not a.sinks)
+    a2a, plain = t.cp_kind == A2A, a.window is None and not a.sinks
     if framework.traits.has_pytorch_modules:
         return np.where(a2a | (not plain), alone, 0.0)
     refused = a2a & (_uneven(model, t) > 0)
-    if a.kind == "gqa" and a.sinks:
+    if a.sinks:
         refused |= ~a2a
     elif not plain:
         refused |= t.cp_kind == RING
@@ -58,6 +58,6 @@ def what_to_do(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable) -> 
             f"must divide a rank's heads ({heads}) and key-value heads ({kv_heads}) where they are exchanged "
             "(cp_kind=a2a); use a smaller cp or tp, or another cp_kind"
         )
-    if a.kind == "gqa" and a.sinks:
+    if a.sinks:
         return "runs attention with sinks by all-to-all over heads alone; use cp_kind=a2a"
     return "runs windowed attention by all-gather or all-to-all over heads; use cp_kind=allgather or a2a"

@@ -24,11 +24,8 @@ def _sizes(workload: WorkloadSpec, t: StrategyTable) -> Iterator[tuple[str, Floa
     yield "tokens of a sequence shard", np.where(t.sp, tokens / t.tp, tokens), OUTER
     yield "hidden", np.full(len(t), float(model.hidden)), INNER
     yield "heads times their size", a.num_heads * a.d_v / t.tp, INNER
-    if a.kind == "mla":
-        for name in ("q_lora_rank", "kv_lora_rank"):
-            if (rank := getattr(a, name)) is not None:
-                yield name, np.full(len(t), float(rank)), INNER
-        yield "kv_lora_rank + qk_rope_head_dim", np.full(len(t), float(a.kv_lora_rank + a.qk_rope_head_dim)), OUTER
+    for width in model.attention_kind.low_rank_widths(a):
+        yield width.name, np.full(len(t), float(width.elements)), INNER if width.is_input else OUTER
     if model.num_dense_layers:
         yield "ffn_hidden", (model.mlp.ffn_hidden or 0) / t.tp, INNER
     if model.moe is not None:

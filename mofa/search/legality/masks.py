@@ -30,9 +30,9 @@ def _gpus(job: Job, t: StrategyTable) -> FloatN:
 def _heads(job: Job, t: StrategyTable) -> FloatN:
     a = job.workload.model.attention
     short = remainder(a.num_heads, t.tp)
-    if a.kind == "gqa" and job.framework.traits.has_pytorch_modules:  # heads are views of what a rank has (model.py)
+    if job.framework.traits.has_pytorch_modules:  # heads are views of what a rank has (model.py)
         short = np.maximum(short, remainder(a.num_kv_heads, t.tp))
-    elif a.kind == "gqa":  # either tp divides the key-value heads or each is held by several ranks
+    else:  # either tp divides the key-value heads or each is held by several ranks
         kv = a.num_kv_heads
         short = np.maximum(short, np.where(t.tp <= kv, remainder(kv, t.tp), remainder(t.tp, np.full_like(t.tp, kv))))
     return short
@@ -310,9 +310,9 @@ def _mtp(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _rotary(job: Job, t: StrategyTable) -> FloatN:
-    """Refuses eager rotary embeddings of latent attention under Transformer Engine: they have no tape."""
+    """Refuses eager rotary embeddings of attention under Transformer Engine where they have no tape."""
     eager = job.framework.layers == "transformer-engine" and not job.framework.fused_rope
-    return np.full(len(t), float(eager and job.workload.model.attention.kind == "mla"))
+    return np.full(len(t), float(eager and not job.workload.model.attention_kind.megatron.has_eager_rotation))
 
 
 def _tied(job: Job, t: StrategyTable) -> FloatN:
@@ -370,7 +370,8 @@ CHECKS: tuple[Check, ...] = (
         f"torchtitan trains no multi-token-prediction layers, the model has {j.workload.model.num_mtp_layers}; set "
         "workload.model.num_mtp_layers=0")),
     Check("rotary_embedding", "switch", _rotary, lambda j, t: (
-        f"{j.framework.name}: fused_rope false is not modelled for latent attention; leave it out")),
+        f"{j.framework.name}: fused_rope false is not modelled for {j.workload.model.attention_kind.title}; leave it "
+        "out")),
     Check("gpus", "GPUs", _gpus, lambda j, t: (
         f"gpus ({j.cluster.num_gpus}) must be a multiple of {only(t, 'tp', 'cp', 'pp')}; change one of them")),
     Check("fsdp1", "ranks", _fsdp1, lambda j, t: (

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, broadcast, built
 from mofa.cost.allocations.weight_buffers import Weight
 
 MIB = 1 << 20
 
 
-def weight(name: str, mib: float, chunk: int = 0, draft: float = 0.0) -> Weight:
-    return Weight(name, int(mib * MIB), 0, 0, 0, chunk=chunk, draft=int(draft * MIB))
+def weight(name: str, mib: float, chunk: int = 0, draft: float = 0.0, purpose: Purpose = "") -> Weight:
+    return Weight(name, int(mib * MIB), 0, 0, 0, chunk=chunk, draft=int(draft * MIB), purpose=purpose)
 
 
 def test_parts_are_built_one_after_the_other() -> None:
@@ -27,7 +28,7 @@ def test_parts_are_built_one_after_the_other() -> None:
 
 def test_the_embedding_is_drawn_last_where_it_is_the_head() -> None:
     """Its values are the output projection's (``enable_weight_tying``)."""
-    wants = built([weight("0 embedding", 8, draft=16), weight("0 wq", 4, draft=8)], ())
+    wants = built([weight("0 w", 8, draft=16, purpose="embedding"), weight("0 wq", 4, draft=8)], ())
     assert [want.nbytes // MIB for want in wants] == [8, 4, 8, 0, 16, 0]
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from mofa.blocks.build import BlockKind, block
 from mofa.blocks.context import Primitives
-from mofa.blocks.frameworks.megatron_local import PRIMITIVES as LOCAL
-from mofa.blocks.frameworks.torchtitan import PRIMITIVES
+from mofa.blocks.frameworks.megatron.local import PRIMITIVES as LOCAL
+from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.specs.load import load_cluster
 from tests.blocks.small import context, framework, llama

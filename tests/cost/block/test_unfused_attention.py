@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mofa.blocks.build import BlockKind, block
-from mofa.blocks.frameworks.megatron_local import PRIMITIVES
+from mofa.blocks.frameworks.megatron.local import PRIMITIVES
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.provenance import stream_names
 from mofa.measure.records import read_record

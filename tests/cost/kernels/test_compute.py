@@ -17,7 +17,7 @@ from mofa.blocks.op import Op
 from mofa.blocks.work import Attention, Gemm, Stream, Way
 from mofa.calibrate.cases import Case
 from mofa.calibrate.measurements import read_rows
-from mofa.calibrate.shapes_routed import BY_BYTES, BYTES
+from mofa.calibrate.shapes.routed import BY_BYTES, BYTES
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.kernels.collectives import collective_s

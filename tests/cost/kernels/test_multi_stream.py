@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import mofa
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.fit import fit_curves, predict
+from mofa.calibrate.fits.fit import fit_curves, predict
 from mofa.calibrate.measurements import Row
-from mofa.calibrate.shapes import cases
+from mofa.calibrate.shapes.families import cases
 from mofa.cost.kernels.compute import grouped_gemm_s
 from mofa.cost.kernels.multi_stream import balanced_multi_stream_s, multi_stream_s
 from mofa.specs.curves import GemmForm

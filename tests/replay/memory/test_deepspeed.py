@@ -9,6 +9,7 @@ import pytest
 
 import mofa
 from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
 from mofa.replay.allocator.caching import Allocator
@@ -36,7 +37,7 @@ def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
             OpTrace("wgrad", (New("dW", 200 * MIB, 0, 2),), free=("kept", "d")),
             OpTrace("w.accumulate", grads=("dW",), free=("dW",)),
         ),
-        "out", "", "", frozenset(), (("w", 100.0 * MIB),),
+        "out", "", "", frozenset(), (BlockWeight("w", 100.0 * MIB),),
     )  # fmt: skip
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
     weight = Weight("w", 200 * MIB, 0, 0, 0)
@@ -53,6 +54,13 @@ def test_what_is_there_from_the_start() -> None:
     assert play(_toy("zero1", 2)).ready == (200 + 200 + 400) * MIB
     assert play(_toy("bf16", 2)).ready == (200 + 200 + 400 + 400) * MIB
     assert play(_toy("zero0", 1)).ready == (200 + 400 + 800) * MIB
+
+
+def test_states_are_those_that_the_optimizer_names() -> None:
+    """One moment fewer of 4 bytes for each of the rank's parameters: 100 Mi halved, or whole."""
+    for kind, ranks, moment in (("zero1", 2, 200), ("bf16", 2, 200), ("zero0", 1, 400)):
+        adam = _toy(kind, ranks)
+        assert play(adam).ready - play(replace(adam, moments=("moments",))).ready == moment * MIB
 
 
 def test_the_bf16_optimizer_keeps_gradients_and_casts_them() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import mofa
-from mofa.blocks.frameworks.megatron_persistent import GROUPED_STREAMS, WORKSPACE, lasting, rotations
+from mofa.blocks.frameworks.megatron.persistent import GROUPED_STREAMS, WORKSPACE, lasting, rotations
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.memory.executor import StepExecutor
@@ -33,7 +33,7 @@ def test_a_dummy_gradient_for_each_shape_behind_its_product() -> None:
     block = next(one for one in part.costs.tapes.values() if one.name == "dense")
     found = lasting(part.costs.context, block.name, block.forward.ops)
     assert {name: [one.bytes for one in all_] for name, all_ in found.items()} == {
-        f"{name}.wgrad": [2 * params * 2**20]
+        (name, "wgrad"): [2 * params * 2**20]
         for name, params in (("qkv", 24), ("proj", 16), ("mlp.fc1", 112), ("mlp.fc2", 56))
     }
     assert all(one.behind and not one.each for all_ in found.values() for one in all_)
@@ -42,7 +42,7 @@ def test_a_dummy_gradient_for_each_shape_behind_its_product() -> None:
 def test_fp8_copies_come_in_front_of_their_product_and_are_each_layers_own() -> None:
     part = llama(gemm="fp8-blockwise").parts[0]
     block = next(one for one in part.costs.tapes.values() if one.name == "dense")
-    copies = lasting(part.costs.context, block.name, block.forward.ops)["proj"]
+    copies = lasting(part.costs.context, block.name, block.forward.ops)["proj", ""]
     assert [(one.bytes, one.each, one.behind) for one in copies] == [(16 * MIB, True, False)] * 2
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import mofa
 from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace, life
+from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.memory.fsdp_root import tied_grads
 from mofa.cost.memory.peak import stage_bytes
@@ -406,7 +407,7 @@ def _toy(num: int) -> Rank:
             OpTrace("w.wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d"), role="wgrad", is_product=True),
             OpTrace("w.accumulate", grads=("dW",), free=("dW",), role="accumulate"),
         ),
-        "out", "", "", frozenset(), (("w", 10.0),),
+        "out", "", "", frozenset(), (BlockWeight("w", 10.0),),
     )  # fmt: skip
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
     weight = Weight("w", 20 * MIB, 0, 20 * MIB, 0)

@@ -165,7 +165,7 @@ def test_a_hosts_lead_lasts_until_it_is_used() -> None:
     machines, facts = mofa.load_cluster("h100-hgx", 32).at_host(8e-6), mofa.load_framework("torchtitan")
     row = one_row(workload, machines, facts, "tp=2 pp=8 vpp=2 cp=2 micro_batch=1")
     one = Estimator(workload, machines, facts, row)
-    late = passes(rows_of(one)).late
+    late = passes(rows_of(one)).host_bound
     assert late is not None
     issued = (late.forward.host_s + late.backward.host_s).sum(axis=2).max() * 64
     step_s = time_of(one, detail=False).step_s

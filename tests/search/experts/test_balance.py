@@ -17,6 +17,7 @@ from mofa.routing.scheduled import DISPATCH_S, with_scheduling
 from mofa.search.experts.balance import balance_experts
 from mofa.search.experts.balanced_step import balance_step, step_setup
 from mofa.search.one_strategy import one_row
+from mofa.specs.optimizers import OptimizerTraits
 from mofa.specs.routing import RoutingSpec
 
 JOB = mofa.load_workload("mixtral-8x7b", overrides={"routing.kind": "zipf", "routing.s": 0.8})
@@ -85,6 +86,19 @@ def test_the_step_before_and_after() -> None:
     assert step.balanced_s < step.adaptive_s < step.after_s and step.capacity_s < step.eplb_s < step.before_s
     assert report.adaptive.migration_s is not None and step.payback_steps is not None
     assert step.payback_steps == pytest.approx(report.adaptive.migration_s / (step.after_s - step.adaptive_s))
+
+
+def test_states_that_move_are_those_of_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an optimizer of one moment 2 B of weights and 8 / 2 B of states a parameter, not 12 / 2."""
+
+    def migration_s() -> float:
+        report = balance_step(JOB, CLUSTER, STRATEGY, Setup(8, 8, 4), framework=MEGATRON, micro_batches=3)
+        assert report.adaptive.migration_s is not None
+        return report.adaptive.migration_s
+
+    adam_s = migration_s()
+    monkeypatch.setattr("mofa.specs.workload.OPTIMIZERS", {"adamw": OptimizerTraits(("moments",))})
+    assert migration_s() / adam_s == pytest.approx((2 + 8 / 2) / (2 + 12 / 2))
 
 
 def test_the_cost_of_moving_experts_by_hand() -> None:

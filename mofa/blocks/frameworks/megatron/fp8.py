@@ -1,0 +1,351 @@
+"""Linear layers in fp8 as Transformer Engine runs them: casts, what is kept, gathers, transposes.
+
+Read in Transformer Engine 2.20.2, module/linear.py (``_linear_forward_impl``, ``_linear_backward_impl``),
+module/layernorm_linear.py, module/grouped_linear.py and module/base.py (``grad_output_preprocess``). The input is cast
+before the product; forward reads its row-wise copy, and the column-wise one is kept. The output's gradient is cast to
+both: the product for the input reads rows, that for the weight columns. Weights' copies are made in the first
+micro-batch of a step and stay (``quantize_weight``): they are no part of a layer's tape.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mofa.blocks.context import Context
+from mofa.blocks.elementwise import BoolK, anywhere, ceiling, everywhere, opposite, where
+from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
+from mofa.blocks.frameworks.megatron.calls import call
+from mofa.blocks.op import GRADIENT, Back, FloatK, Op, Prepared, TapeBuilder
+from mofa.blocks.work import Collective, Stream
+
+VIEW = Back(0.0, 0)
+AMAX_BYTES = 4.0
+"""Of a tensor's largest, which is reduced over the ranks that hold its shards. [B]"""
+
+
+class Operand(NamedTuple):
+    """An input in fp8: what the forward product reads, what is kept of it, and what is made of that backward."""
+
+    row: str
+    saves: tuple[str, ...]
+    before_dgrad: tuple[Op, ...] = ()
+    after_dgrad: tuple[Op, ...] = ()
+    input: str = ""
+
+
+class Received(NamedTuple):
+    """An output's gradient in fp8: ops on it, and the copies that the two products read."""
+
+    ops: tuple[Op, ...]
+    dgrad: str
+    wgrad: str
+    after_dgrad: tuple[Op, ...] = ()
+
+
+def prepared(operand: Operand, received: Received) -> Prepared:
+    """What a linear layer's backward does before its products."""
+    after_dgrad = (*operand.after_dgrad, *received.after_dgrad)
+    return Prepared(received.ops, received.dgrad, received.wgrad, operand.before_dgrad, after_dgrad, operand.input)
+
+
+def recipe_of(ctx: Context) -> Fp8Recipe:
+    """The recipe of a context that has one."""
+    assert ctx.fp8 is not None
+    return ctx.fp8
+
+
+def _one_copy(ctx: Context) -> bool:
+    """Where products with one scale a tensor take any layout, one copy is both."""
+    return recipe_of(ctx).gathers_rows_alone and not ctx.fp8_transposes
+
+
+def cast_input(
+    b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK, *, moved: FloatK | None = None,
+    gathered: FloatK | None = None, experts: FloatK = 1.0, kept_anyway: bool = False,
+) -> Operand:  # fmt: skip
+    """Cast a linear layer's input.
+
+    Parameters
+    ----------
+    elements, moved
+        That are held, and that the kernels pass over where routing is uneven. [elements]
+    gathered
+        Of the input as sequence parallelism gathers it; None of a layer that never does. [elements]
+    experts
+        Tensors that are cast each by itself. [-]
+    kept_anyway
+        Whether another op keeps the input in bf16, which recipes that can cast it again then rely on.
+    """
+    recipe, moved = recipe_of(ctx), elements if moved is None else moved
+    gathers, gathered = _where_gathered(ctx, gathered)
+    again = kept_anyway and recipe.keeps_inputs
+    sources = (x, *_reduced_amax(b, ctx, x, name, gathers))
+    norm_does = _found_by_norm(b, recipe, x, elements)
+    row = b.tensor(f"{name}.fp8", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.element)
+    if again:
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
+        return _cast_again(b, ctx, recipe, x, name, row, elements, gathered, gathers)
+    if _one_copy(ctx):
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
+        regathered, ops = _gathered(b, ctx, recipe, row, f"{name}.again", gathered, gathers)
+        return Operand(row, (row,), ops, (), regathered)
+    alone = recipe.gathers_rows_alone
+    cast_alone = _rows_alone(recipe, gathers)
+    column = b.tensor(f"{name}.fp8_t", _copy_bytes(recipe, where(cast_alone, 0.0, elements)), grad=False)
+    if not alone or gathers is False:
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row, column), moved, cast_alone, experts, norm_does))
+        if gathers is False:
+            return Operand(row, (column,))
+        interleaved, ops = _gathered(b, ctx, recipe, column, f"{name}.again", gathered, gathers, columns=True)
+        full, after_dgrad = _in_order(b, recipe, column, interleaved, f"{name}.again", gathered, gathers)
+        return Operand(row, (column,), ops, after_dgrad, full)
+    # of candidates that gather the row-wise shard is kept, of the others the transposed copy
+    shard = b.tensor(f"{name}.fp8_shard", _copy_bytes(recipe, where(gathers, elements, 0.0)), grad=False)
+    b.tensors[row] = b.tensors[row]._replace(bytes=_copy_bytes(recipe, where(gathers, 0.0, elements)))
+    _add(b, _cast(f"{name}.cast", recipe, sources, (row, shard, column), moved, cast_alone, experts, norm_does))
+    full, ops = _gathered(b, ctx, recipe, shard, f"{name}.again", gathered, gathers)
+    turned, after_dgrad = _transposed(b, column, full, f"{name}.again", gathered, gathers)
+    return Operand(row, (shard, column), ops, after_dgrad, turned)
+
+
+def _cast_again(
+    b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, x: str, name: str, row: str, elements: FloatK, gathered: FloatK,
+    gathers: BoolK,
+) -> Operand:  # fmt: skip
+    """An input that is kept in bf16 and cast once more backward: to columns, or to rows that are gathered."""
+    alone = recipe.gathers_rows_alone
+    rows = b.tensor(f"{name}.again.fp8", _copy_bytes(recipe, elements if alone else 0.0), grad=False)
+    column_elements = where(_rows_alone(recipe, gathers), 0.0, 0.0 if _one_copy(ctx) else elements)
+    column = b.tensor(f"{name}.again.fp8_t", _copy_bytes(recipe, column_elements), grad=False)
+    copies = where(_rows_alone(recipe, gathers), 1.0, 1.0 if _one_copy(ctx) or not alone else 2.0)
+    like = recipe.column_cast
+    moved = Stream(recipe.bytes_of(0) * elements + copies * elements, like)
+    cast = Op(f"{name}.again.cast", "memory_bound", moved, (x,), (rows, column), launches=recipe.launches)
+    if gathers is False:
+        return Operand(row, (x,), (cast,), (), rows if _one_copy(ctx) else column)
+    source = rows if alone else column
+    full, ops = _gathered(b, ctx, recipe, source, f"{name}.again", gathered, gathers)
+    if _one_copy(ctx):
+        return Operand(row, (x,), (cast, *ops), (), full)
+    turn = _transposed(b, column, full, f"{name}.again", gathered, gathers)
+    if not alone:
+        turn = _in_order(b, recipe, column, full, f"{name}.again", gathered, gathers)
+    return Operand(row, (x,), (cast, *ops), turn[1], turn[0])
+
+
+def cast_gradient(
+    b: TapeBuilder, ctx: Context, name: str, elements: FloatK, *, moved: FloatK | None = None,
+    gathered: FloatK | None = None, experts: FloatK = 1.0,
+) -> Received:  # fmt: skip
+    """Cast a linear layer's output gradient, and gather it behind a row-parallel layer (``gathered`` elements)."""
+    recipe, moved = recipe_of(ctx), elements if moved is None else moved
+    gathers, gathered = _where_gathered(ctx, gathered)
+    base = f"{name}.dy"
+    sources: tuple[str, ...] = (GRADIENT,)
+    before: tuple[Op, ...] = ()
+    if recipe.reduces_amax and gathers is not False:
+        amax = b.tensor(f"{base}.amax", AMAX_BYTES, grad=False)
+        before = (_reduce_amax(ctx, base, GRADIENT, amax, gathers),)
+        sources = (GRADIENT, amax)
+    row = b.tensor(f"{base}.fp8", _copy_bytes(recipe, elements), grad=False)
+    if _one_copy(ctx):
+        cast = _cast(f"{base}.cast", recipe, sources, (row,), moved, True, experts, "bf16")
+        full, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
+        return Received((*before, *cast, *ops), full, full)
+    alone = _rows_alone(recipe, gathers)
+    column = b.tensor(f"{base}.fp8_t", _copy_bytes(recipe, where(alone, 0.0, elements)), grad=False)
+    cast = _cast(f"{base}.cast", recipe, sources, (row, column), moved, alone, experts, "bf16")
+    if gathers is False:
+        return Received(cast, row, column)
+    full, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
+    if recipe.gathers_rows_alone:
+        turned, turn = _transposed(b, column, full, base, gathered, gathers)
+        if ctx.framework.tp_overlap:  # user buffers hold one copy, which is transposed behind the product
+            return Received((*before, *cast, *ops), full, turned, turn)
+        return Received((*before, *cast, *ops, *turn), full, turned)
+    _shelve(b, recipe, row, gathers)
+    _shelve(b, recipe, column, gathers)
+    interleaved, columns = _gathered(b, ctx, recipe, column, f"{base}.columns", gathered, gathers, columns=True)
+    ordered, order = _in_order(b, recipe, column, interleaved, base, gathered, gathers)
+    return Received((*before, *cast, *ops, *columns, *order), full, ordered)
+
+
+def _where_gathered(ctx: Context, elements: FloatK | None) -> tuple[BoolK, FloatK]:
+    """Where a tensor's shards are gathered, False if nowhere, and how many elements they make together."""
+    if elements is None or not anywhere(ctx.gathers):
+        return False, 0.0
+    return ctx.gathers, elements
+
+
+def gather_input(b: TapeBuilder, ctx: Context, row: str, name: str, elements: FloatK) -> str:
+    """All-gather of the row-wise copies in front of a column-parallel layer; the gradient is reduced in bf16."""
+    recipe = recipe_of(ctx)
+    _shelve(b, recipe, row, ctx.gathers)
+    out = b.tensor(f"{name}.full", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.element)
+    reduced = Collective("reduce_scatter", "tp", elements * ctx.element)
+    back = Back(work=reduced, family="tp", present=ctx.gathers, stream="tp")
+    work = Collective("all_gather", "tp", _copy_bytes(recipe, elements))
+    op = Op(f"{name}.all_gather", "tp", work, (row,), (out,), present=ctx.gathers, stream="tp", back=back)
+    return b.add(op)
+
+
+def padded(ctx: Context, rows: FloatK) -> FloatK:
+    """Rows of a rank's experts with what fills each up to whole pieces: half a piece less a half on average. [tokens]
+
+    Examples
+    --------
+    ``Fp8Padding`` (te/module/fp8_padding.py) rounds each expert's rows up to 16, by 7.5 in the mean.
+    """
+    return rows + where(rows > 0, FILLED_ROWS * ctx.local_experts, 0.0)
+
+
+def pad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
+    """A copy of the experts' rows with rows of zeros between them, and back of the gradient without them.
+
+    ``TEGroupedMLP.forward`` pads all counts that are no multiples already: by chance few are, and all where the
+    router's map is padded (``router_padding``). It pads the rows' probabilities too, whose bytes are left out here.
+    """
+    hidden = float(ctx.model.hidden)
+    out = b.tensor("experts.padded", padded(ctx, memory_rows) * hidden * ctx.element)
+    moved = 2.0 * padded(ctx, rows) * hidden * ctx.element
+    back = Back(2.0 * rows * hidden * ctx.element, 1, like="copy")
+    by = call(ctx, "fp8_padding", ctx.local_experts, times=2.0)
+    return b.add(Op("experts.pad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
+
+
+def unpad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
+    """The experts' results without the rows that filled them up."""
+    hidden = float(ctx.model.hidden)
+    out = b.tensor("experts.unpadded", memory_rows * hidden * ctx.element)
+    moved = 2.0 * rows * hidden * ctx.element
+    back = Back(2.0 * padded(ctx, rows) * hidden * ctx.element, 1, like="copy")
+    by = call(ctx, "fp8_padding", ctx.local_experts)
+    return b.add(Op("experts.unpad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
+
+
+def expert_operands(
+    b: TapeBuilder, ctx: Context, x: str, name: str, rows: tuple[FloatK, FloatK], inner: FloatK, out: FloatK
+) -> tuple[str, tuple[str, ...], Prepared | None]:
+    """A grouped product's input, in fp8 where products are, what of it is kept, and what its backward makes first.
+
+    ``rows`` are those that the slowest rank's kernels pass over, and those that are held.
+    """
+    if ctx.fp8 is None:
+        return x, (x,), None
+    moved, memory_rows = rows
+    passes = moved
+    if ctx.fp8.casts_ragged_slower:  # an expert's padded rows seldom fill its last block
+        passes = moved * (1.0 + (1.0 - ALIGNED_ROWS / BLOCK) * (ctx.kernels.ragged_block_cast.value - 1.0))
+    operand = cast_input(b, ctx, x, name, memory_rows * inner, moved=passes * inner, experts=ctx.local_experts)
+    received = cast_gradient(b, ctx, name, memory_rows * out, moved=passes * out, experts=ctx.local_experts)
+    return operand.row, operand.saves, prepared(operand, received)
+
+
+def _copy_bytes(recipe: Fp8Recipe, elements: FloatK) -> FloatK:
+    return elements * recipe.copy_bytes()
+
+
+def _rows_alone(recipe: Fp8Recipe, gathers: BoolK) -> BoolK:
+    """Where a cast makes no column-wise copy, because rows are gathered and transposed then."""
+    return gathers if recipe.gathers_rows_alone else False
+
+
+def _cast(
+    name: str, recipe: Fp8Recipe, reads: tuple[str, ...], writes: tuple[str, ...], moved: FloatK, alone: BoolK,
+    experts: FloatK, norm_does: str,
+) -> tuple[Op, ...]:  # fmt: skip
+    """A cast, to rows ``alone`` or to both copies, which is another kernel: an op each where candidates differ.
+
+    ``norm_does`` is what a norm in front of it did already (:attr:`Fp8Recipe.norm`).
+    """
+    copies = where(alone, 1.0, 2.0)
+    if norm_does == "casts":  # all that is left is to transpose
+        work = Stream(2.0 * (copies - 1.0) * moved, "fp8_transpose")
+        return (Op(name, "memory_bound", work, reads, writes, launches=copies - 1.0, back=VIEW),)
+    known = recipe.amax_bytes if norm_does == "finds amax" else 0.0
+    launches: FloatK = recipe.launches - (1 if norm_does == "finds amax" else 0)
+    together = TENSORS_PER_CAST if recipe.casts_experts_together else 1.0
+    launches = launches * ceiling(experts / together)
+
+    def kernel(copies: float, like: str, runs: BoolK) -> tuple[Stream, FloatK]:
+        nbytes = (recipe.bytes_of(0) - known + copies) * moved
+        return Stream(where(runs, nbytes, 0.0), like), where(runs, launches, 0.0)
+
+    rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.both_cast, opposite(alone))
+    if everywhere(alone):
+        return (Op(name, "memory_bound", rows[0], reads, writes, launches=rows[1], back=VIEW),)
+    made = Op(name, "memory_bound", both[0], reads, writes, launches=both[1], back=VIEW)
+    if not anywhere(alone):
+        return (made,)
+    return made, Op(f"{name}.rows", "memory_bound", rows[0], writes[:1], (), launches=rows[1], present=alone)
+
+
+def _add(b: TapeBuilder, ops: tuple[Op, ...]) -> None:
+    for op in ops:
+        b.add(op)
+
+
+def _found_by_norm(b: TapeBuilder, recipe: Fp8Recipe, x: str, elements: FloatK) -> str:
+    """What the norm in front of a linear, one module with it, has done of its cast; its output is then not in bf16."""
+    for i, op in enumerate(b.ops):
+        if op.writes[:1] != (x,) or op.weight or not op.weight_params or op.region.startswith("layernorm"):
+            continue
+        if recipe.norm == "casts" and isinstance(op.work, Stream):
+            b.ops[i] = op._replace(work=op.work._replace(bytes=op.work.bytes - elements))
+            tensor = b.tensors[x]
+            b.tensors[x] = tensor._replace(bytes=0.0 * tensor.bytes, grad_bytes=tensor.bytes)
+        return recipe.norm
+    return "bf16"
+
+
+def _reduced_amax(b: TapeBuilder, ctx: Context, x: str, name: str, gathers: BoolK) -> tuple[str, ...]:
+    """The largest of a shard reduced over the ranks that hold the others, where the recipe does so."""
+    if not recipe_of(ctx).reduces_amax or gathers is False:
+        return ()
+    amax = b.tensor(f"{name}.amax", AMAX_BYTES, grad=False)
+    return (b.add(_reduce_amax(ctx, name, x, amax, gathers)),)
+
+
+def _reduce_amax(ctx: Context, name: str, x: str, amax: str, gathers: BoolK) -> Op:
+    work = Collective("all_reduce", "tp", AMAX_BYTES)
+    by = call(ctx, "amax")
+    return Op(f"{name}.amax", "tp", work, (x,), (amax,), present=gathers, stream="tp", call=by)
+
+
+def _gathered(
+    b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, source: str, name: str, elements: FloatK, gathers: BoolK, *,
+    columns: bool = False,
+) -> tuple[str, tuple[Op, ...]]:  # fmt: skip
+    """A copy gathered over the sequence shards, where they are; ``columns`` lie shard by shard until put in order."""
+    if gathers is False:
+        return source, ()
+    out = b.tensor(f"{name}.gathered", _copy_bytes(recipe, elements), grad=False, shelved=gathers if columns else False)
+    work = Collective("all_gather", "tp", _copy_bytes(recipe, elements))
+    return out, (Op(f"{name}.all_gather", "tp", work, (source,), (out,), present=gathers, stream="tp"),)
+
+
+def _shelve(b: TapeBuilder, recipe: Fp8Recipe, shard: str, gathers: BoolK) -> None:
+    """What a gather of blocks and their scales is given stays with it: the two are one coalesced collective, of which
+    only the outer handle is waited for (te distributed.py, ``_start_all_gather_fp8_blockwise``; torch
+    distributed_c10d.py, ``_coalescing_manager`` with a device). A forward's is given up afterwards, as are a backward's
+    both; what was kept of an input is cleared, and with it the copy that the collective has."""
+    if not recipe.gathers_rows_alone:
+        b.tensors[shard] = b.tensors[shard]._replace(shelved=gathers)
+
+
+def _transposed(
+    b: TapeBuilder, column: str, full: str, name: str, elements: FloatK, gathers: BoolK
+) -> tuple[str, tuple[Op, ...]]:
+    """The transposed copy of gathered rows; where nothing was gathered, the one that the cast made."""
+    out = b.tensor(f"{name}.transposed", 1.0 * elements, grad=False)
+    work = Stream(2.0 * elements, "fp8_transpose")
+    return out, (Op(f"{name}.transpose", "memory_bound", work, (column, full), (out,), present=gathers),)
+
+
+def _in_order(
+    b: TapeBuilder, recipe: Fp8Recipe, column: str, interleaved: str, name: str, elements: FloatK, gathers: BoolK
+) -> tuple[str, tuple[Op, ...]]:
+    """Gathered columns, which lie shard by shard, put in order (``_finish_all_gather_fp8_blockwise``)."""
+    out = b.tensor(f"{name}.ordered", _copy_bytes(recipe, elements), grad=False)
+    work = Stream(2.0 * elements, "fp8_transpose")
+    return out, (Op(f"{name}.order", "memory_bound", work, (column, interleaved), (out,), present=gathers),)

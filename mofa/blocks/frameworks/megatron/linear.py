@@ -1,0 +1,219 @@
+"""Megatron-Core with Transformer Engine: norms, linears and the residual stream (see :mod:`.transformer_engine`)."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import anywhere
+from mofa.blocks.frameworks.megatron import fp8
+from mofa.blocks.frameworks.megatron.calls import begin, call, issue, one_module
+from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
+from mofa.blocks.parts import HEAD, biased, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
+from mofa.blocks.work import Collective, Stream
+
+
+class WeightGrad(TypedDict, total=False):
+    """Arguments of a linear about its weight gradient."""
+
+    grad_bytes_per_param: float
+    accumulate_bytes_per_param: float
+
+
+def weight_grad(ctx: Context) -> WeightGrad:
+    """Bytes of a weight gradient that is made apart and the bytes moved to add it. [B/param]"""
+    if ctx.framework.fuses_wgrad_accumulation:  # reads and writes the main gradient where one alone writes 2 bytes
+        return {"accumulate_bytes_per_param": 2.0 * ctx.framework.grads_bytes_per_param - 2.0}
+    return {"grad_bytes_per_param": 2.0, "accumulate_bytes_per_param": ctx.framework.accumulation_bytes_per_param}
+
+
+def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """One kernel each way; keeps its input and its output, which the linear that it is fused with reads.
+
+    Both are one function of autograd's, which has the gradient of the linear's output until it returns
+    (te/module/layernorm_linear.py; te1-llama8b-4l-first-traced).
+    """
+    since = len(b.ops)
+    out = norm_op(b, ctx, x, name, width, b.region or norm_region(b, ctx, name))
+    op = b.ops[-1]
+    if name in BEHIND and not _is_module(b, ctx, name) and op.back is not None:
+        b.ops[-1] = op._replace(back=op.back._replace(holds=(f"{BEHIND[name]}.out",)))
+    issue(b, since, call(ctx, "norm" if _is_module(b, ctx, name) else "norm_linear"))
+    return out
+
+
+BEHIND = {"attn_norm": "qkv", "mlp_norm": "mlp.fc1", "q_norm": "q_up", "kv_norm": "kv_up"}
+"""The linear that each norm is fused with, where it is (gpt_layer_specs.py)."""
+
+
+def _is_module(b: TapeBuilder, ctx: Context, name: str) -> bool:
+    """Whether a norm is a module of its own, and no part of the linear behind it (gpt_layer_specs.py)."""
+    if name == "attn_norm":
+        return ctx.model.attention_kind.megatron.norm_is_module
+    if name == "mlp_norm":
+        return b.block.startswith("moe")
+    return name not in ("q_norm", "kv_norm")
+
+
+@one_module
+def column_linear(
+    b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float, *, kept_anyway: bool = False
+) -> str:  # fmt: skip
+    """Column-parallel linear: the shard of its input is kept, gathered for the product and again for the gradient.
+
+    ``kept_anyway``: another op keeps its input.
+    """
+    if ctx.fp8 is None:
+        full = sp_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
+        return linear(
+            b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
+            regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
+        )  # fmt: skip
+    operand = fp8.cast_input(b, ctx, h, name, ctx.shard * k, gathered=ctx.tokens * k, kept_anyway=kept_anyway)
+    full = fp8.gather_input(b, ctx, tp_copy(b, ctx, operand.row, name, k), name, ctx.tokens * k)
+    received = fp8.cast_gradient(b, ctx, name, ctx.tokens * n)
+    return linear(b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
+                  prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
+
+
+@one_module
+def row_linear(
+    b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK, *, kept_anyway: bool = False
+) -> str:  # fmt: skip
+    """Row-parallel linear and the reduction of its partial results.
+
+    In fp8 the shard of its gradient is cast before it is gathered (module/base.py, ``grad_output_preprocess``).
+    """
+    if ctx.fp8 is None:
+        partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_grad(ctx))
+        return tp_reduce(b, ctx, partial, name, n)
+    operand = fp8.cast_input(b, ctx, x, name, ctx.tokens * k, kept_anyway=kept_anyway)
+    received = fp8.cast_gradient(b, ctx, name, ctx.shard * n, gathered=ctx.tokens * n)
+    partial = linear(b, ctx, operand.row, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
+                     prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
+    return tp_reduce(b, ctx, partial, name, n, scattered_back=fp8.VIEW)
+
+
+def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
+    """The row-parallel linear behind attention, which keeps its output itself; then the module returns.
+
+    What adds its bias sums its gradient's rows (fused_bias_dropout.py).
+    """
+    out = row_linear(b, ctx, x, name, n, k, kept_anyway=True)
+    out = biased(b, out, name, n) if ctx.model.attention.out_bias else out
+    leave_frame(b, "attention")
+    return out
+
+
+@one_module
+def whole_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: float) -> str:
+    """A linear that each rank has whole, over its shard of the tokens."""
+    if ctx.fp8 is None:
+        return linear(b, ctx, x, name, m=ctx.shard, n=n, k=k, saves=(x,), **weight_grad(ctx))
+    operand = fp8.cast_input(b, ctx, x, name, ctx.shard * k)
+    received = fp8.cast_gradient(b, ctx, name, ctx.shard * n)
+    return linear(b, ctx, operand.row, name, m=ctx.shard, n=n, k=k, saves=operand.saves,
+                  prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
+
+
+def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
+    """Bias, dropout and add in one kernel; the mask is kept where there is dropout."""
+    nbytes = ctx.shard * ctx.model.hidden * ctx.residual
+    out = b.tensor(name, nbytes)
+    saves: tuple[str, ...] = ()
+    back = Back(0.0, 0)
+    writes: tuple[str, ...] = (out,)
+    if ctx.model.dropout > 0:
+        mask = b.tensor(f"{name}.mask", ctx.shard * ctx.model.hidden * 1.0, grad=False)
+        writes, saves, back = (out, mask), (mask,), Back(2.5 * nbytes, 1)
+    b.add(
+        Op(f"{name}.add", "memory_bound", Stream(3 * nbytes, "residual_add"), (x, y), writes, saves, back=back,
+           call=call(ctx, "bias_dropout_add"))
+    )  # fmt: skip
+    if name == "mid":  # once a layer
+        begin(b, "layer", call(ctx, "layer"))
+        if ctx.fp8 is not None and ctx.fp8.context_each_layer:
+            begin(b, "layer.fp8_context", call(ctx, "fp8_context"))
+    return out
+
+
+def by_python(b: TapeBuilder, since: int, name: str, functions: FloatK, guarded: FloatK = 0.0) -> None:
+    """Say of the ops of this name, among those added since, how many functions of Python autograd calls around them."""
+    for i, op in enumerate(b.ops[since:], since):
+        if op.name == name:
+            b.ops[i] = op._replace(functions=functions, guarded=guarded)
+
+
+def compiled_residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
+    """Bias, dropout and add: one function that is compiled by itself (fused_bias_dropout.py, jit_fuser)."""
+    since = len(b.ops)
+    out = residual(b, ctx, x, y, name)
+    by_python(b, since, f"{name}.add", 0.0, 1.0)
+    return out
+
+
+def norm_region(b: TapeBuilder, ctx: Context, name: str) -> str:
+    """The region of a block's norm: a module of its own before latent attention and experts, else in the linear.
+
+    The norm that is fused with a dense layer's first linear is part of the ``mlp`` checkpoint; ``layernorm``
+    recomputation finds only norms that are modules (transformer_layer.py, gpt_layer_specs.py).
+    """
+    if name == "attn_norm":
+        return "layernorm.attn_norm" if _is_module(b, ctx, name) else ""
+    if name == "mlp_norm":
+        return "layernorm.mlp_norm" if _is_module(b, ctx, name) else "mlp"
+    return ""
+
+
+TUNED_NORMS: dict[str, tuple[int, ...]] = {
+    "rmsnorm": (512, 768, 1024, 2048, 4096, 8192),
+    "layernorm": (768, 1024, 1536, 2048, 2304, 3072, 3840, 4096, 5120, 6144, 8192, 10240, 12288, 12800, 15360,
+                  16384, 18432, 20480, 24576, 25600, 30720, 32768, 40960, 49152, 65536),
+}  # fmt: skip
+"""Widths that Transformer Engine has a kernel of their own for (2.20, common/normalization/*/*_fwd_cuda_kernel.cu)."""
+
+
+def untuned_norm(ctx: Context, *, of_heads: bool) -> tuple[float, float]:
+    """Time of Transformer Engine's general norms, forward and back, over that of tuned ones at their width. [-]"""
+    kernels = ctx.kernels
+    if of_heads:
+        return kernels.te_head_norm_forward.value, kernels.te_head_norm_backward.value
+    return kernels.te_norm_forward.value, kernels.te_norm_backward.value
+
+
+def norm_op(
+    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, region: str, *, torch_kernels: bool = False,
+    saved_input: str = "",
+) -> str:  # fmt: skip
+    """A norm over the last dimension: backward is two kernels, the input's and the weight's partial sums.
+
+    ``torch_kernels`` are PyTorch's, else Transformer Engine's, which are slower at widths that have none of their own.
+    ``saved_input`` is kept for the backward instead of ``x``, where named."""
+    rows = b.tensors[x].bytes / (width * ctx.element)
+    out = b.tensor(f"{name}.out", rows * width * ctx.element)
+    scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
+    moved = 2.0 * rows * width * ctx.element
+    like, forward, backward = str(ctx.model.norm), 1.0, 1.0
+    if not torch_kernels:
+        like = f"te {like}"
+        if width not in TUNED_NORMS[str(ctx.model.norm)]:
+            forward, backward = untuned_norm(ctx, of_heads=width <= HEAD)
+    elements = rows * width
+    back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=backward * elements, width=width)
+    if torch_kernels and width <= HEAD and like == "rmsnorm":
+        like, back = "rmsnorm_heads", heads_norm_back(ctx, rows, width)
+    b.add(
+        Op(name, "memory_bound", Stream(moved, f"{like}_fwd", forward * elements, width), (x,), (out, scale),
+           (saved_input or x, scale), region=region, back=back,
+           weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
+           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="norm")
+    )  # fmt: skip
+    return out
+
+
+def buffer_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """All-gather of the sequence shards into the global "mpu" buffer, which outlives the tape (tensor_parallel)."""
+    nbytes = ctx.tokens * width * ctx.element
+    out = b.tensor(f"{name}.full", 0.0, "buffer", grad_bytes=nbytes)
+    work = Collective("all_gather", "tp", nbytes)
+    return b.add(Op(f"{name}.all_gather", "tp", work, (x,), (out,), present=ctx.gathers, stream="tp"))

@@ -1,0 +1,464 @@
+"""Megatron-Core with its local layer spec, without Transformer Engine and Apex: what each step launches and keeps.
+
+Read in megatron_core 0.16.1 (file names in the comments). Norms and linears are modules of their own; gathered inputs
+and the unfused attention's score buffer share one persistent buffer; weight gradients are made in bf16 and added to
+the fp32 main gradients apart; the rotary embedding, the permutation and (as an option) attention and SwiGLU are
+unfused; experts run one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.elementwise import anywhere, maximum, opposite, where
+from mofa.blocks.frameworks.megatron import linear as base
+from mofa.blocks.frameworks.megatron import mlp as megatron_mlp
+from mofa.blocks.frameworks.megatron import moe as megatron_moe
+from mofa.blocks.frameworks.megatron import transformer_engine as te
+from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, router, sort, unpermute
+from mofa.blocks.frameworks.megatron.rope import turn, unfused_rope
+from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, TapeBuilder
+from mofa.blocks.parts import attention_backward_scratch, hold, leave_frame, linear, stream, tp_copy, tp_reduce
+from mofa.blocks.work import Attention, Collective, Gemm, Grouped, Stream
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
+
+
+def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """PyTorch's fused norm, a module of its own."""
+    own = name in ("attn_norm", "mlp_norm")
+    return base.norm_op(b, ctx, x, name, width, f"layernorm.{name}" if own else b.region, torch_kernels=True)
+
+
+def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float) -> str:
+    """Column-parallel linear: keeps its shard, gathers it into the global buffer now and for the weight gradient."""
+    full = base.buffer_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
+    return linear(
+        b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
+        regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **base.weight_grad(ctx),
+        functions=where(ctx.reduces, 2.0, 1.0),  # the product, which gathers itself, or the copy before it
+    )  # fmt: skip
+
+
+def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
+    """Row-parallel linear and the reduction of its partial results."""
+    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **base.weight_grad(ctx),
+                     functions=where(ctx.has_tp, 2.0, 1.0))  # fmt: skip
+    out = tp_reduce(b, ctx, partial, name, n)
+    if name == "proj":
+        leave_frame(b, "attention")
+    return out
+
+
+def add_bias(b: TapeBuilder, x: str, name: str) -> str:
+    """A bias that is added by a kernel of its own; backward sums the rows and passes the gradient on."""
+    nbytes = b.tensors[x].bytes
+    out = b.tensor(f"{name}.biased", nbytes)
+    back = Back(work=Stream(nbytes), family="memory_bound", view=True)
+    return b.add(Op(f"{name}.bias", "memory_bound", Stream(2.0 * nbytes, "mul"), (x,), (out,), back=back))
+
+
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
+    """One product for q, k and v and views of it; queries of several groups are copied to adjacent heads."""
+    a = ctx.model.attention
+    q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
+    fused = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
+    if a.qkv_bias:
+        fused = add_bias(b, fused, "qkv")
+    t, e = ctx.tokens, ctx.element
+    q, k = b.tensor("q", t * q_width * e), b.tensor("k", t * kv_width * e)
+    v = b.tensor("v", t * kv_width * e)
+    # views forward; backward concatenates dq, dk and dv
+    b.add(
+        Op("qkv.split", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
+           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
+    )  # fmt: skip
+    return te.query_copy(b, ctx, q, t * q_width * e), k, v
+
+
+def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
+    """PyTorch's fused norm over each head: copies a strided view together, forward and back, and keeps the view."""
+    nbytes = ctx.tokens * heads * head_dim * ctx.element
+    together = b.tensor(f"{name}.together", nbytes)
+    moved = 2.0 * nbytes
+    y = b.add(
+        Op(f"{name}.copy", "memory_bound", Stream(moved, "strided_copy"), (x,), (together,),
+           present=te.is_strided(ctx, name), region=b.region, back=Back(moved, 1, like="strided_copy", nodes=0.0))
+    )  # fmt: skip
+    return base.norm_op(b, ctx, y, name, head_dim, b.region, torch_kernels=True, saved_input=x)
+
+
+def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
+    """Unfused rotary embedding of q and k, or the fused one where it is on."""
+    return te.rope(b, ctx, q, k) if ctx.framework.fused_rope else unfused_rope(b, ctx, q, k)
+
+
+def _down(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
+    """A latent projection split over tp and gathered along its width into a fresh tensor, then copied together."""
+    e = ctx.element
+    part = column_linear(b, ctx, h, name, width / ctx.tp, float(ctx.model.hidden))
+    full_bytes = ctx.tokens * width * e
+    gathered, joined = b.tensor(f"{name}.gathered", full_bytes), b.tensor(f"{name}.joined", full_bytes)
+    y = b.add(
+        Op(f"{name}.gather_width", "tp", Collective("all_gather", "tp", full_bytes), (part,), (gathered,),
+           present=ctx.has_tp, stream="tp",
+           back=Back(work=Stream(2 * full_bytes / ctx.tp), family="memory_bound", present=ctx.has_tp))
+    )  # fmt: skip
+    return b.add(
+        Op(
+            f"{name}.join",
+            "memory_bound",
+            Stream(2 * full_bytes),
+            (y,),
+            (joined,),
+            present=ctx.has_tp,
+            back=Back(0.0, 0),
+        )
+    )
+
+
+def _scatter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, strided: bool) -> str:
+    """A rank's slice of the sequence: a view of whole rows, a copy of strided ones; backward gathers the gradient."""
+    shard = ctx.shard * width * ctx.element
+    out = b.tensor(f"{name}.slice", shard)
+    back = Back(
+        work=Collective("all_gather", "tp", ctx.tokens * width * ctx.element), family="tp", present=ctx.gathers,
+        stream="tp",
+    )  # fmt: skip
+    work = Stream(2 * shard) if strided else None
+    return b.add(
+        Op(f"{name}.scatter", "memory_bound", work, (x,), (out,), view=not strided, launches=int(strided),
+           present=ctx.gathers, back=back)
+    )  # fmt: skip
+
+
+def _latent_norm(b: TapeBuilder, ctx: Context, x: str, width: float) -> str:
+    """The norm of keys' and values' latent, a view beside the rotary key unless a rank's own rows were copied out: it
+    copies the view together, forward and back, and keeps the view."""
+    nbytes = b.tensors[x].bytes
+    together = b.tensor("kv_norm.together", nbytes)
+    y = b.add(
+        Op("kv_norm.copy", "memory_bound", Stream(2.0 * nbytes, "strided_copy"), (x,), (together,),
+           present=opposite(ctx.gathers), region=b.region, back=Back(2.0 * nbytes, 1, like="strided_copy", nodes=0.0))
+    )  # fmt: skip
+    return base.norm_op(b, ctx, y, "kv_norm", width, b.region, torch_kernels=True, saved_input=x)
+
+
+def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
+    """Latent attention with split down-projections, gathered along their width, and an unfused rotary embedding.
+
+    multi_latent_attention.py:590-840; it needs a core attention that takes two head sizes, such as SDPA.
+    """
+    t, e, heads = ctx.tokens, ctx.element, ctx.heads
+    rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
+    q = h
+    if a.q_lora_rank is not None:
+        q = _down(b, ctx, h, "q_down", float(a.q_lora_rank))
+        q = _scatter(b, ctx, q, "q_down", float(a.q_lora_rank), strided=False)
+        q = norm(b, ctx, q, "q_norm", a.q_lora_rank)
+    kv = _down(b, ctx, h, "kv_down", float(rank + rope_dim))
+    latent, k_pe = b.tensor("kv.latent", t * rank * e), b.tensor("k_pe", t * rope_dim * e)
+    b.add(
+        Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
+           back=Back(2 * t * (rank + rope_dim) * e, 1))
+    )  # fmt: skip
+    latent = _scatter(b, ctx, latent, "kv_latent", float(rank), strided=True)
+    latent = _latent_norm(b, ctx, latent, float(rank))
+    b.region = "mla_up"
+    if a.q_lora_rank is None:
+        q = column_linear(b, ctx, q, "q_proj", heads * a.d_qk, float(ctx.model.hidden))
+    else:
+        q = column_linear(b, ctx, q, "q_up", heads * a.d_qk, float(a.q_lora_rank))
+    up = column_linear(b, ctx, latent, "kv_up", heads * (nope + a.v_head_dim), float(rank))
+    q_bytes, v_bytes = t * heads * a.d_qk * e, t * heads * a.v_head_dim * e
+    q_nope, q_pe = b.tensor("q.nope", t * heads * nope * e), b.tensor("q.pe", t * heads * rope_dim * e)
+    b.add(
+        Op("q.split", "memory_bound", None, (q,), (q_nope, q_pe), view=True, launches=0,
+           back=Back(2 * q_bytes, 1, like="join_heads"))
+    )  # fmt: skip
+    k_nope, v_part = b.tensor("k.nope", t * heads * nope * e), b.tensor("v.part", v_bytes)
+    b.add(
+        Op("kv_up.split", "memory_bound", None, (up,), (k_nope, v_part), view=True, launches=0,
+           back=Back(2 * t * heads * (nope + a.v_head_dim) * e, 1, like="join_heads"))
+    )  # fmt: skip
+    q_pe = turn(b, ctx, q_pe, "q_pe", b.tensors[q_pe].bytes, rope_dim, pairs=True)
+    k_pe = turn(b, ctx, k_pe, "k_pe", b.tensors[k_pe].bytes, rope_dim, pairs=True)
+    query, key, value = b.tensor("q", q_bytes), b.tensor("k", q_bytes), b.tensor("v", v_bytes)
+    joined = Stream(2 * q_bytes, "join_heads")
+    b.add(Op("q.cat", "memory_bound", joined, (q_nope, q_pe), (query,), back=Back(0.0, 0)))
+    # backward sums the gradient of the shared rotary key over the heads
+    b.add(
+        Op("k.cat", "memory_bound", joined, (k_nope, k_pe), (key,),
+           back=Back(work=Stream(t * heads * rope_dim * e), family="memory_bound", view=True))
+    )  # fmt: skip
+    moved = Stream(2 * v_bytes, "strided_copy")
+    b.add(Op("v.copy", "memory_bound", moved, (v_part,), (value,), back=Back(0.0, 0)))
+    b.region = ""
+    return query, key, value
+
+
+def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
+    """The core attention module: PyTorch's SDPA in its place, or the unfused one."""
+    b.region = "core_attn"
+    out = unfused(b, ctx, q, k, v) if ctx.framework.attention == "unfused" else sdpa(b, ctx, q, k, v, windowed)
+    b.region = ""
+    return out
+
+
+def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
+    """Flash attention over permuted views: v keeps the whole of qkv alive; the output has the layout of q, no copy.
+
+    Under GQA, backward makes the gradients of k and v for every query head and sums them over a group. That takes the
+    time of a kernel; its temporaries are the kernel's own (:func:`mofa.blocks.parts.attention_backward_scratch`).
+    """
+    a, e, t = ctx.model.attention, ctx.element, ctx.tokens
+    expanded, grouped = [], ctx.heads > ctx.kv_heads
+    for name, x, d in (("k", k, a.d_qk), ("v", v, a.d_v)):
+        expanded_bytes, own = t * ctx.heads * d * e, t * ctx.kv_heads * d * e
+        y = b.tensor(f"attn.{name}_heads", own, grad_bytes=own)
+        expanded.append(
+            b.add(
+                Op(f"attn.{name}_heads", "memory_bound", None, (x,), (y,), view=True, launches=0,
+                   present=grouped,
+                   back=Back(work=Stream(expanded_bytes + own), family="memory_bound", view=True, present=grouped))
+            )
+        )  # fmt: skip
+    kh, vh = expanded
+    out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
+    lse = b.tensor("attn.lse", t * ctx.heads * 4.0, grad=False)
+    work = Attention(ctx.micro_batch, ctx.heads, ctx.seq_len / ctx.cp, ctx.attention_pairs(windowed), a.d_qk, a.d_v,
+                     kv_heads=ctx.kv_heads)  # fmt: skip
+    back = Back(0.0, 3, attention_backward_scratch(ctx))
+    b.add(Op("attn.core", "attention", work, (q, kh, vh), (out, lse), (q, kh, vh, out, lse), back=back))
+    return out
+
+
+def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
+    """Scores, softmax and context as separate steps over P = b * heads * s^2 scores (dot_product_attention.py).
+
+    The causal mask is a full one: every score is computed. A fused softmax keeps its 16-bit output (2P). The PyTorch
+    one runs in fp32 (fused_softmax.py, forward_torch_softmax): the scores, their fp32 copy, the softmax and its
+    16-bit copy are alive at once (12P); the fp32 softmax and the 16-bit copy are kept (6P); backward holds the fp32
+    gradient, the product that PyTorch's softmax backward makes beside it and its result with the softmax (16P).
+    """
+    a, e, t = ctx.model.attention, ctx.element, ctx.tokens
+    s = ctx.seq_len / ctx.cp
+    count = ctx.micro_batch * ctx.heads
+    scores_num = count * s * s
+    k, v = _expand(b, ctx, k, "k", a.d_qk), _expand(b, ctx, v, "v", a.d_v)
+    # the scale is the product's alpha: backward multiplies dq and dk by it, a kernel each
+    scaled = []
+    for name, x in (("q", q), ("k", k)):
+        nbytes = t * ctx.heads * a.d_qk * e
+        y = b.tensor(f"attn.{name}_scaled", nbytes)
+        op = Op(f"attn.{name}_scale", "memory_bound", None, (x,), (y,), view=True, launches=0, back=Back(2 * nbytes, 1))
+        scaled.append(b.add(op))
+    scores = b.tensor("attn.scores", 2.0 * scores_num)
+    operands = (scaled[0], scaled[1])
+    b.add(Op("attn.qk", "attention", Gemm(s, s, a.d_qk, count=count), operands, (scores,), operands))
+    if ctx.model.positions == "alibi":  # copied into the product's result, which the product then reads and adds to
+        sloped = b.tensor("attn.sloped", 2.0 * scores_num)
+        slopes = Stream(4.0 * scores_num, "copy")
+        scores = b.add(
+            Op("attn.slopes", "memory_bound", slopes, (scores,), (sloped,), view=True, back=Back(0.0, 0, view=True))
+        )
+    for local in (k, v, scores):
+        hold(b, "core attention", local)
+    probs = _softmax(b, ctx, scores, scores_num, s)
+    if ctx.model.dropout > 0:  # its output takes its input's place in the frame; its mask comes first (Dropout.cu)
+        dropped = b.tensor("attn.dropped", 2.0 * scores_num)
+        mask = b.tensor("attn.dropout_mask", scores_num, grad=False)
+        b.add(
+            Op("attn.dropout", "memory_bound", Stream(5.0 * scores_num), (probs,), (dropped, mask), (mask,),
+               back=Back(5.0 * scores_num, 1), order=Order((), (WRITES + 1, WRITES)))
+        )  # fmt: skip
+        probs = dropped
+    hold(b, "core attention", probs)
+    context = b.tensor("attn.context", t * ctx.heads * a.d_v * e)
+    b.add(Op("attn.pv", "attention", Gemm(s, a.d_v, s, count=count), (probs, v), (context,), (probs, v)))
+    out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
+    moved = 2 * t * ctx.heads * a.d_v * e
+    stream(b, "attn.to_rows", (context,), out, bytes_=moved, back_launches=0, like="strided_copy")
+    leave_frame(b, "core attention")
+    return out
+
+
+def _expand(b: TapeBuilder, ctx: Context, x: str, name: str, d: float) -> str:
+    """A copy of a key or value head for every query head of its group; backward sums over the group."""
+    expanded_bytes, own = ctx.tokens * ctx.heads * d * ctx.element, ctx.tokens * ctx.kv_heads * d * ctx.element
+    out = b.tensor(f"attn.{name}_expanded", expanded_bytes)
+    return b.add(
+        Op(f"attn.{name}_expand", "memory_bound", Stream(expanded_bytes + own, "strided_copy"), (x,), (out,),
+           present=ctx.heads > ctx.kv_heads, back=Back(expanded_bytes + own, 1))
+    )  # fmt: skip
+
+
+def _softmax(b: TapeBuilder, ctx: Context, scores: str, num: ArrayK, s: ArrayK) -> str:
+    probs = b.tensor("attn.probs", 2.0 * num)
+    if ctx.framework.fused_softmax:  # backward works in place on the gradient
+        back = Back(work=Stream(6.0 * num), family="memory_bound", view=True)
+        return b.add(Op("attn.softmax", "memory_bound", Stream(4.0 * num), (scores,), (probs,), (probs,), back=back))
+    soft = b.tensor("attn.softmax", 4.0 * num, grad=False)
+    mask = b.tensor("attn.mask", s * s, grad=False)
+    # the gradient widened, a product beside the softmax's, that masked, and narrowed again
+    backward = Order((4.0 * num,) * 4, (0, READS, 1, 2, ~0, ~1, READS + 1, 3, ~2, WRITES, ~3))
+    # cast 6, mask 8, softmax 8, cast 6 bytes a score; the mask is built each call: ones, triu, bool
+    casts = (6.0 * num, "cast_up"), (6.0 * num, "cast_down")
+    moved = Stream(28.0 * num + 17.0 * s * s, parts=(*casts, (8.0 * num, "softmax_fp32")))
+    b.add(
+        Op("attn.softmax", "memory_bound", moved, (scores,), (probs, soft, mask), (soft, mask), scratch=4.0 * num,
+           launches=7, back=Back(44.0 * num, 5, 8.0 * num, parts=casts, order=backward),
+           order=Order((4.0 * num,), (0, WRITES + 2, WRITES + 1, WRITES, ~0)))
+    )  # fmt: skip
+    return probs
+
+
+def activation(
+    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
+) -> str:
+    """SwiGLU or GELU, fused unless SwiGLU is a kernel for each step."""
+    if ctx.framework.fused_swiglu or ctx.model.mlp.activation != "swiglu":
+        since = len(b.ops)
+        out = megatron_mlp.activation(b, ctx, h, name, elements, moved, region, launches)
+        # an autograd.Function around a function that is compiled by itself (fused_bias_swiglu.py)
+        base.by_python(b, since, f"{name}.activation", launches, launches)
+        return out
+    return megatron_mlp.unfused_swiglu(b, ctx, h, name, elements, moved, region, launches)
+
+
+def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
+    """Dense feed-forward: gate and up in one product."""
+    f = width / ctx.tp
+    n = 2 * f if ctx.model.mlp.activation == "swiglu" else f
+    b.region = "mlp" if name == "mlp" else b.region
+    fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden)
+    if ctx.model.mlp.bias and not ctx.framework.fused_swiglu:
+        fc1 = add_bias(b, fc1, f"{name}.fc1")
+    act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
+    y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
+    b.region = ""
+    return y
+
+
+def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
+    """Shared experts, router, unfused permutation, exchange and experts one after the other (token_dispatcher.py)."""
+    spec = ctx.model.moe
+    assert spec is not None
+    row, shared = float(ctx.model.hidden) * ctx.element, ""
+    if spec.shared_hidden:
+        b.region = "moe.shared"
+        shared = mlp(b, ctx, h, "shared", float(spec.shared_hidden))
+    b.region = "moe"
+    scores = router(b, ctx, h)
+    if ctx.framework.dispatcher == "allgather":
+        out = _moe_allgather(b, ctx, h, scores)
+    else:
+        out = _moe_alltoall(b, ctx, h, scores)
+    if shared:
+        total = b.tensor("moe.total", ctx.shard * row)
+        out = stream(b, "moe.add_shared", (out, shared), total, bytes_=3 * ctx.shard * row, back_launches=0,
+                     like="residual_add")  # fmt: skip
+    b.region = ""
+    return out
+
+
+def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
+    spec = ctx.model.moe
+    assert spec is not None
+    row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * spec.top_k
+    sent = permute(b, ctx, h, scores, ctx.shard, copies, copies, counted=gathered_counts(b, ctx))
+    received = megatron_moe.exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
+    hold(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
+    hold(b, "moe", received)
+    rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    if anywhere(ctx.etp > 1):
+        gathered = b.tensor("moe.gathered", memory_rows * row)
+        received = b.add(
+            Op("moe.etp_gather", "ep", Collective("all_gather", "etp", rows * row), (received,), (gathered,),
+               present=ctx.etp > 1, stream="ep")
+        )  # fmt: skip
+    received = sort(b, ctx, received, "sort", rows, memory_rows)
+    y = sort(b, ctx, experts(b, ctx, received, rows, memory_rows), "unsort", rows, memory_rows)
+    if anywhere(ctx.etp > 1):
+        scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
+        y = b.add(
+            Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
+               present=ctx.etp > 1, stream="ep")
+        )  # fmt: skip
+    y = megatron_moe.exchange(b, ctx, y, "moe.combine", copies * row)
+    out = unpermute(b, ctx, y, ctx.shard, copies)
+    leave_frame(b, "moe")
+    return out
+
+
+def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
+    """Every rank gathers all tokens into the global buffer, picks its experts' rows, and scatters the sums."""
+    row, ranks = float(ctx.model.hidden) * ctx.element, ctx.ep * ctx.etp
+    tokens = ctx.shard * ranks
+    nbytes = tokens * row
+    full = b.tensor("moe.full", 0.0, "buffer", grad_bytes=nbytes)
+    x = b.add(
+        Op("moe.dispatch", "ep", Collective("all_gather", "ep", nbytes, ctx.imbalance), (h,), (full,),
+           present=ranks > 1, stream="ep")
+    )  # fmt: skip
+    rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    sent = permute(b, ctx, x, scores, tokens, rows, memory_rows)
+    y = unpermute(b, ctx, experts(b, ctx, sent, rows, memory_rows), tokens, rows)
+    out = b.tensor("moe.out", ctx.shard * row)
+    return b.add(
+        Op("moe.combine", "ep", Collective("reduce_scatter", "ep", nbytes, ctx.imbalance), (y,), (out,),
+           present=ranks > 1, stream="ep")
+    )  # fmt: skip
+
+
+def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
+    """The routed experts. One after the other their outputs are concatenated, and backward their input gradients."""
+    if ctx.framework.experts != "sequential":
+        return megatron_moe.experts(b, ctx, x, rows, memory_rows, activation)
+    row, several = float(ctx.model.hidden) * ctx.element, ctx.local_experts > 1
+    parts = b.tensor("experts.parts", memory_rows * row)
+    x = b.add(
+        Op("experts.split", "memory_bound", None, (x,), (parts,), view=True, launches=0, present=several,
+           back=Back(2 * rows * row, 1, like="copy"), pieces=2.0 * ctx.local_experts, part="experts")
+    )  # fmt: skip
+    since = len(b.ops)
+    y = megatron_moe.experts(b, ctx, x, rows, memory_rows, activation)
+    for product in ("experts.fc1", "experts.fc2"):
+        base.by_python(b, since, product, ctx.local_experts)
+    for i, op in enumerate(b.ops[since:], since):
+        work = replace(op.work, uneven=ctx.uneven) if isinstance(op.work, Grouped) else op.work
+        b.ops[i] = op._replace(work=work, loops_met=ctx.loops_met, expert_loops=ctx.local_experts)
+    joined = b.tensor("experts.joined", memory_rows * row)
+    return b.add(
+        Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
+           back=Back(0.0, 0), pieces=2.0 * ctx.local_experts, part="experts")
+    )  # fmt: skip
+
+
+def head(b: TapeBuilder, ctx: Context, x: str) -> str:
+    """As in the Transformer Engine variant, whose output layer is Megatron's own."""
+    return te.head(b, ctx, x)
+
+
+def persistent_buffers(ctx: Context) -> ArrayK:
+    """Bytes of the global "mpu" buffer: its largest use, never freed (utils.py, GlobalMemoryBuffer). [B]
+
+    Uses are the gathered input of a column-parallel linear, the scores' input of unfused attention (the slopes take
+    its place), and the tokens of the all-gather dispatcher.
+    """
+    model, e = ctx.model, ctx.element
+    width = float(max(model.hidden, model.attention_kind.gathered_width(model.attention)))
+    total = where(ctx.gathers, ctx.tokens * width * e, 0.0)
+    if ctx.framework.attention == "unfused" and model.positions != "alibi":
+        total = maximum(total, ctx.micro_batch * ctx.heads * (ctx.seq_len / ctx.cp) ** 2 * e)
+    if model.moe is not None and ctx.framework.dispatcher == "allgather":
+        ranks = ctx.ep * ctx.etp
+        total = maximum(total, where(ranks > 1, ctx.shard * ranks * model.hidden * e, 0.0))
+    return total
+
+
+PRIMITIVES = Primitives(
+    norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
+    residual=base.compiled_residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
+)  # fmt: skip

@@ -1,0 +1,111 @@
+"""Megatron's dense feed-forward and its fused activation, which experts share.
+
+Read in megatron_core 0.16.1 (transformer/mlp.py, fusions/fused_bias_swiglu.py) and transformer_engine 2.20.
+"""
+
+from __future__ import annotations
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import BoolK, where
+from mofa.blocks.frameworks.megatron.calls import call
+from mofa.blocks.frameworks.megatron.linear import column_linear, row_linear
+from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
+from mofa.blocks.parts import biased, hold, leave_frame
+from mofa.blocks.work import Stream
+
+
+def activation(
+    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
+) -> str:
+    """Fused SwiGLU or bias-GELU: one kernel each way, the first linear's output kept. ``elements`` of the output.
+
+    SwiGLU's backward makes both halves of one gradient in one kernel, which reads gradient and input for each half
+    (fused_bias_swiglu.py, ``swiglu_back``): as long as 8 passes over the output, 7.7 in mc2-tp2-llama-6l-traced and 8.1
+    in mc1-qwen06b-host-bound-traced, where 5 would do. Experts' gradient of the probabilities takes another kernel and
+    3 passes (``weighted_swiglu_back``).
+
+    Dense layers and shared experts call the same function, compiled when it is first called. Where a rank calls it with
+    two widths, it is compiled for any width the second time (TorchDynamo's automatic dynamic shapes). Its kernels then
+    divide each element's index by a width that they read, once forward and once back. They take
+    ``any_width_swiglu_*_passes`` of the GPU's ``layer_kernels``, on the curves of the compiled one.
+    """
+    gated = ctx.model.mlp.activation == "swiglu"
+    if gated and not ctx.framework.fused_swiglu:
+        return unfused_swiglu(b, ctx, h, name, elements, moved, region, launches)
+    out = b.tensor(f"{name}.act", elements * ctx.element)
+    wide = 2.0 if gated else 1.0
+    like, again = ("compiled swiglu_fwd", "compiled swiglu_bwd") if gated else ("gelu_fwd", "gelu_bwd")
+    weighted = 1.0 if gated and name == "experts" else 0.0
+    any_width = _any_width(ctx, name)
+    passes = where(any_width, ctx.kernels.any_width_swiglu_forward_passes.value, wide + 1.0)
+    back_passes = where(
+        any_width, ctx.kernels.any_width_swiglu_backward_passes.value, 8.0 + 3.0 * weighted if gated else 3.0
+    )
+    back = Back(back_passes * moved * ctx.element, launches * (1.0 + weighted), like=again)
+    by = call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
+    if name == "experts" and ctx.framework.experts == "sequential":  # issued one expert after the other
+        by = None
+    b.add(
+        Op(f"{name}.activation", "memory_bound", Stream(passes * moved * ctx.element, like), (h,), (out,), (h,),
+           region=region, launches=launches, back=back, call=by)
+    )  # fmt: skip
+    return out
+
+
+def unfused_swiglu(
+    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
+) -> str:
+    """SwiGLU as silu, an added offset and a product, each output kept (mlp.py:218-226)."""
+    allocated_bytes, moved_bytes = elements * ctx.element, moved * ctx.element
+    gate, up = b.tensor(f"{name}.gate", allocated_bytes), b.tensor(f"{name}.up", allocated_bytes)
+    b.add(
+        Op(f"{name}.chunk", "memory_bound", None, (h,), (gate, up), view=True, launches=0, region=region,
+           back=Back(4 * moved_bytes, launches, like="copy"))
+    )  # fmt: skip
+    silu, shifted = b.tensor(f"{name}.silu", allocated_bytes), b.tensor(f"{name}.shifted", allocated_bytes)
+    out = b.tensor(f"{name}.act", allocated_bytes)
+    back = Back(3 * moved_bytes, launches, like="gelu_bwd")
+    b.add(
+        Op(f"{name}.silu", "memory_bound", Stream(2 * moved_bytes, "silu"), (gate,), (silu,), (gate,),
+           launches=launches, region=region, back=back)
+    )  # fmt: skip
+    b.add(
+        Op(f"{name}.offset", "memory_bound", Stream(2 * moved_bytes, "silu"), (up,), (shifted,), launches=launches,
+           region=region, back=Back(0.0, 0))
+    )  # fmt: skip
+    b.add(
+        Op(f"{name}.product", "memory_bound", Stream(3 * moved_bytes, "mul"), (silu, shifted), (out,), (silu, shifted),
+           launches=launches, region=region, back=Back(6 * moved_bytes, 2 * launches, like="mul"))
+    )  # fmt: skip
+    return out
+
+
+def _any_width(ctx: Context, name: str) -> BoolK:
+    """Where an activation's function is called with two widths on its rank: under pipelines the shared experts' only
+    where dense layers are between theirs, not where they are the first ones."""
+    if name not in ("mlp", "shared") or not ctx.model.two_gated_widths:
+        return False
+    moe = ctx.model.moe
+    assert moe is not None
+    return True if name == "mlp" or moe.every > 1 else ctx.has_all_layers
+
+
+def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
+    """Dense feed-forward: gate and up in one product.
+
+    Biases are added by what follows (``skip_bias_add``): by the activation, whose function returns a gradient of every
+    row that autograd sums (fused_bias_gelu.py), and with the residual.
+    """
+    f, bias = width / ctx.tp, ctx.model.mlp.bias
+    n = 2 * f if ctx.model.mlp.activation == "swiglu" else f
+    b.region = "mlp" if name == "mlp" else b.region
+    # the router keeps the shared experts' input as well (moe/shared_experts.py)
+    fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden, kept_anyway=name == "shared")
+    fc1 = biased(b, fc1, f"{name}.fc1", width) if bias else fc1
+    act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
+    hold(b, name, act)  # intermediate_parallel in mlp.py's forward
+    y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
+    y = biased(b, y, f"{name}.fc2", float(ctx.model.hidden)) if bias else y
+    leave_frame(b, name)
+    b.region = ""
+    return y

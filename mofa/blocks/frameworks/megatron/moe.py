@@ -1,0 +1,341 @@
+"""Megatron's layer of experts with Transformer Engine: router, dispatch, grouped products, combine.
+
+Read in megatron_core 0.16.1 (transformer/moe/: moe_layer.py, router.py, token_dispatcher.py, experts.py) and
+transformer_engine 2.20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import BoolK, anywhere, opposite
+from mofa.blocks.frameworks.megatron import fp8
+from mofa.blocks.frameworks.megatron.calls import begin, call, issue
+from mofa.blocks.frameworks.megatron.linear import weight_grad
+from mofa.blocks.frameworks.megatron.micro_moe import schedule
+from mofa.blocks.frameworks.megatron.mlp import activation, mlp
+from mofa.blocks.frameworks.megatron.permute import (
+    WEIGHT,
+    filled,
+    fills,
+    pad_map,
+    permute,
+    routed,
+    sort,
+    unpermute,
+    unsort,
+)
+from mofa.blocks.op import Back, Call, FloatK, Op, Prepared, TapeBuilder
+from mofa.blocks.parts import hold, leave_frame, linear, made_again_behind, renew, stream
+from mofa.blocks.work import Collective, Grouped, GroupedKernel, HostSync, Stream
+
+Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
+
+
+ROUTER_KERNELS = {"softmax": 11, "sigmoid": 17}
+"""Kernels of top-k routing by its scores: the choice (2), its softmax, or sigmoid, bias, gather and normalisation, and
+the scores and the map scattered over all experts from zeros (8): moe_utils.py, ``topk_routing_with_score_function``."""
+GROUP_KERNELS = 12
+"""Kernels more where the choice is among groups of experts (``group_limited_topk``)."""
+
+
+def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
+    """Logits in fp32, the choice, and scores and map over all experts: (scores, map).
+
+    The product and both of its gradients run in fp32: the weight, which is small, and the input are cast each time,
+    and the input's gradient back (moe_utils.py, ``RouterGatingLinearFunction``; its use of Transformer Engine's product
+    asks for a workspace that 2.20 no longer has, so that PyTorch's runs). Kept are the choice's indices and scores; of
+    scores over all experts these as well. The dispatcher holds the scattered scores and the map until the layer's next
+    micro-batch.
+    """
+    moe = ctx.model.moe
+    assert moe is not None
+    s, experts, hidden, since = ctx.shard, float(moe.num_experts), float(ctx.model.hidden), len(b.ops)
+    wide = b.tensor("router.input", s * hidden * 4.0)
+    back = Back(12.0 * s * hidden, 2, 4.0 * s * hidden, like="cast_up")
+    b.add(Op("router.cast", "memory_bound", Stream(6.0 * s * hidden, "cast_up"), (h,), (wide,), back=back))
+    logits = linear(
+        b, ctx, wide, "router.gate", m=s, n=experts, k=hidden, saves=(h,), format_="fp32", out_element=4,
+        grad_bytes_per_param=2.0, accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, functions=1.0,
+    )  # fmt: skip
+    scores = b.tensor("router.scores", s * experts * 4.0)
+    over_all = 4.0 * experts if moe.score == "sigmoid" else 0.0
+    chosen = b.tensor("router.chosen", s * (moe.top_k * 12.0 + over_all), grad=False)
+    mapped = b.tensor("router.map", s * experts, grad=False)
+    launches = ROUTER_KERNELS[moe.score] + (GROUP_KERNELS if moe.num_groups > 1 else 0)
+    kind = f"megatron router_{'grouped_' if moe.num_groups > 1 else ''}{moe.score}"
+    back = Back(24.0 * s * experts, 6, like=f"{kind}_bwd", elements=s * experts, width=experts)
+    b.add(
+        Op("router.topk", "memory_bound", Stream(4.0 * launches * s * experts, f"{kind}_fwd", s * experts, experts),
+           (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=launches, back=back)
+    )  # fmt: skip
+    issue(b, since, call(ctx, "router"))
+    return scores, mapped
+
+
+def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
+    """Router, dispatch, experts, combine and shared experts (moe_layer.py, token_dispatcher.py, experts.py)."""
+    spec = ctx.model.moe
+    assert spec is not None
+    row = float(ctx.model.hidden) * ctx.element
+    b.region = "moe"
+    begin(b, "moe.layer", call(ctx, "moe_layer"))
+    shared = ""
+    if spec.shared_hidden:
+        b.region = "moe.shared"
+        shared = mlp(b, ctx, h, "shared", float(spec.shared_hidden))
+        b.region = "moe"
+    scores, mapped = router(b, ctx, h)
+    y = _by_rows(b, ctx, h, scores, mapped)
+    if shared:
+        total = b.tensor("moe.total", ctx.shard * row)
+        y = stream(
+            b, "moe.add_shared", (y, shared), total, bytes_=3 * ctx.shard * row, back_launches=0, like="residual_add"
+        )
+    leave_frame(b, "moe")
+    b.region = ""
+    y = made_again_behind(b, "moe", y, h)
+    assert ctx.framework.dispatcher in ("alltoall", "allgather", "deepep")
+    return y
+
+
+def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> str:
+    """Tokens' rows to the experts and back, with their probabilities (``MoEAlltoAllTokenDispatcher``).
+
+    Rows are sorted by expert on every rank that holds several, also where no other rank sends any: the fused sort
+    copies them all (``dispatch_postprocess``, ``combine_preprocess``). The permuted and the received rows are local
+    variables of ``custom_forward``, held until the layer returns. A padded map makes the number of rows the device's to
+    say: the host waits for it before they are copied (``preprocess``, ``before_permutation_1``).
+    """
+    ctx = filled(ctx)
+    fw, row = ctx.framework, float(ctx.model.hidden) * ctx.element
+    all_to_all = fw.dispatcher == "alltoall"
+    if all_to_all:  # its own probabilities are the router's, the others' those that were exchanged
+        renew(b)
+    mapped = pad_map(b, ctx, mapped)
+    since = len(b.ops)
+    on_host = "" if ctx.fixed_rows else counts(b, ctx, mapped)
+    issue(b, since, call(ctx, "dispatch"))
+    if fills(ctx):
+        _synchronise(b, ctx, on_host, "moe.sync", True)
+    since = len(b.ops)
+    sent, weights = permute(b, ctx, h, scores, mapped)
+    issue(b, since, call(ctx, "permute") if fw.permute_fusion else None)
+    schedule(b, ctx, scores)
+    split = ctx.ep * ctx.etp > 1
+    if not fills(ctx):
+        _synchronise(b, ctx, on_host, "moe.sync", split)
+    received = exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
+    weights = exchange_weights(b, ctx, weights)
+    hold(b, "moe", sent)
+    hold(b, "moe", received)
+    if not all_to_all:
+        renew(b)
+    rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    if anywhere(ctx.etp > 1):
+        received = _gather(b, ctx, received, "moe.etp_gather", rows * row, kept * row)
+        weights = _gather(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, kept * WEIGHT)
+    received, weights = sort(b, ctx, received, weights, rows, kept)
+    if not fills(ctx):
+        _synchronise(b, ctx, on_host, "moe.end_sync", opposite(split))
+    y = experts(b, ctx, received, rows, kept, weights=(weights,))
+    y = unsort(b, ctx, y, rows, kept)
+    if anywhere(ctx.etp > 1):
+        scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
+        y = b.add(
+            Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
+               present=ctx.etp > 1, stream="ep")
+        )  # fmt: skip
+    y = exchange(b, ctx, y, "moe.combine", routed(ctx) * row)
+    return unpermute(b, ctx, y)
+
+
+def counts(b: TapeBuilder, ctx: Context, mapped: str) -> str:
+    """Rows of each expert: counted, gathered where experts are split, summed, and copied to the host on a stream of
+    their own (``preprocess``, ``_maybe_dtoh_and_synchronize``)."""
+    spec = ctx.model.moe
+    assert spec is not None
+    ranks, own = ctx.ep * ctx.etp, 8.0 * spec.num_experts
+    counted = b.tensor("moe.count", own, grad=False)
+    b.add(
+        Op("moe.count", "memory_bound", Stream(ctx.shard * float(spec.num_experts)), (mapped,), (counted,),
+           back=Back(0.0, 0))
+    )  # fmt: skip
+    if anywhere(ranks > 1):
+        gathered = b.tensor("moe.counts", own * ranks, grad=False)
+        counted = b.add(
+            Op("moe.counts", "ep", Collective("all_gather", "ep", own * ranks), (counted,), (gathered,),
+               present=ranks > 1, stream="ep", back=Back(0.0, 0))
+        )  # fmt: skip
+        summed = b.tensor("moe.count_sums", own, grad=False)
+        counted = b.add(
+            Op("moe.count_sums", "memory_bound", Stream(own * ranks), (counted,), (summed,), launches=5,
+               present=ranks > 1, back=Back(0.0, 0))
+        )  # fmt: skip
+    on_host = b.tensor("moe.counts_on_host", 0.0, grad=False)
+    return b.add(
+        Op("moe.counts_to_host", "memory_bound", Stream(own), (counted,), (on_host,), stream="to_host",
+           back=Back(0.0, 0))
+    )  # fmt: skip
+
+
+def _synchronise(b: TapeBuilder, ctx: Context, on_host: str, name: str, present: BoolK) -> None:
+    """The host waits for the counts: before the exchange needs its splits, else before the experts need theirs.
+
+    Of rows that are dropped and padded to a capacity it knows them (``drop_and_pad``).
+    """
+    for i in range(0 if ctx.fixed_rows else ctx.framework.dispatch_syncs):
+        b.add(Op(f"{name}{i}", "host", HostSync(), (on_host,), present=present))
+
+
+def _gather(b: TapeBuilder, ctx: Context, x: str, name: str, moved: ArrayK, nbytes: ArrayK) -> str:
+    out = b.tensor(f"{name}ed", nbytes)
+    work = Collective("all_gather", "etp", moved)
+    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.etp > 1, stream="ep"))
+
+
+def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
+    """The rows' probabilities, an exchange of their own."""
+    if ctx.framework.dispatcher != "alltoall" or not anywhere(ctx.ep > 1):
+        return weights
+    out = b.tensor("moe.dispatch_weights", ctx.rows_memory * WEIGHT)
+    work = Collective("all_to_all", "ep", routed(ctx) * WEIGHT, ctx.imbalance)
+    by = call(ctx, "collective")
+    return b.add(Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", call=by))
+
+
+def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK) -> str:
+    """Send token rows to the ranks that hold their experts, or back."""
+    row = float(ctx.model.hidden) * ctx.element
+    out = b.tensor(f"{name}.out", out_bytes)
+    dispatcher = ctx.framework.dispatcher
+    if dispatcher == "allgather":
+        forward = name.endswith("dispatch")
+        work = Collective("all_gather" if forward else "reduce_scatter", "ep", ctx.shard * row * ctx.ep, ctx.imbalance)
+    elif dispatcher == "deepep":
+        work = Collective("deepep", "ep", ctx.shard * row, ctx.imbalance)
+    else:
+        work = Collective("all_to_all", "ep", routed(ctx) * row, ctx.imbalance)
+    by = call(ctx, "collective")
+    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, call=by))
+
+
+def experts(
+    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, activate: Activation = activation,
+    weights: tuple[str, ...] = (),
+) -> str:  # fmt: skip
+    """The routed experts: a grouped product each for gate-and-up and for down, the probability in the activation.
+
+    ``weights`` are the rows' probabilities, where they are a tensor of their own that the activation keeps.
+    """
+    spec = ctx.model.moe
+    assert spec is not None
+    e, hidden, local = ctx.element, float(ctx.model.hidden), ctx.local_experts
+    f = spec.expert_hidden / ctx.etp
+    gated = ctx.model.mlp.activation == "swiglu"
+    n = 2 * f if gated else f
+    sequential = ctx.framework.experts == "sequential"
+    launches = local if sequential else 1
+    actual, pads = (rows, kept), ctx.fp8 is not None and not fills(ctx)
+    b.part = "experts"
+    if pads:
+        x = fp8.pad(b, ctx, x, rows, kept)
+        rows, kept = fp8.padded(ctx, rows), fp8.padded(ctx, kept)
+    begin(b, "experts", call(ctx, "experts"))
+    since = len(b.ops)
+    operand = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, kept), hidden, n)
+    fc1 = _products(b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", kept * n * e), (rows, n, hidden))
+    issue(b, since, grouped(ctx))
+    act = activate(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act", launches)
+    fused = gated and ctx.framework.fused_swiglu
+    if not fused:
+        act = _by_probability(b, act, kept * f * e, rows * f * e, launches)
+    if weights:
+        b.ops[-1] = _weighted(b.ops[-1], weights, rows * f if fused else 0.0, float(spec.expert_hidden))
+    since = len(b.ops)
+    operand = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, kept), f, hidden)
+    out = _products(b, ctx, operand, "experts.fc2", b.tensor("experts.out", kept * hidden * e), (rows, hidden, f))
+    issue(b, since, grouped(ctx))
+    out = expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
+    out = fp8.unpad(b, ctx, out, *actual) if pads else out
+    b.part = ""
+    return out
+
+
+def grouped(ctx: Context) -> Call | None:
+    """The call of a linear of all experts; experts one after the other have a linear each (experts.py,
+    ``SequentialMLP``)."""
+    if ctx.framework.experts == "sequential":
+        return call(ctx, "linear", times=ctx.local_experts)
+    return call(ctx, "grouped_linear", ctx.local_experts)
+
+
+def _products(
+    b: TapeBuilder, ctx: Context, operand: tuple[str, tuple[str, ...], Prepared | None], name: str, out: str,
+    shape: tuple[ArrayK, ArrayK, ArrayK],
+) -> str:  # fmt: skip
+    """A product of each expert with its rows: ``shape`` is (rows, features out, features in).
+
+    Products on several streams were measured with what they add to main gradients. Kernels that are loaded are the
+    forward product's and the input gradient's alike, hardly ever the weight gradient's.
+    """
+    x, saves, ready = operand
+    rows, n, k = shape
+    local, sequential = ctx.local_experts, ctx.framework.experts == "sequential"
+    grads, params = weight_grad(ctx), local * n * k
+    apart, added = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
+    kernel: GroupedKernel = ctx.framework.grouped_kernel if ctx.fp8 is None else "one"
+    streamed = kernel == "multi-stream" or ctx.fp8 is not None
+    within = added if streamed and not sequential and not apart else 0.0
+    work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=sequential, kernel=kernel, added_bytes=within)
+    return b.add(
+        Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1, prepared=ready,
+           weight=name, weight_params=params, weight_bytes=params * apart / (local if sequential else 1.0),
+           accumulate_bytes_per_param=added - within, num_weights=local, choices=local * ctx.unseen,
+           loads=local * ctx.new_kernels / 4.0, loops_met=ctx.loops_met)
+    )  # fmt: skip
+
+
+def _weighted(op: Op, weights: tuple[str, ...], elements: FloatK, width: float) -> Op:
+    """An activation that reads and keeps the rows' probabilities; a fused one of so many elements, as it was measured
+    (fused_bias_swiglu.py, ``weighted_swiglu``)."""
+    op = op._replace(reads=(*op.reads, *weights), saves=(*op.saves, *weights))
+    if not anywhere(elements > 0.0) or not isinstance(op.work, Stream) or op.back is None:
+        return op
+    return op._replace(
+        work=op.work._replace(like="te weighted_swiglu_fwd", elements=elements, width=width),
+        back=op.back._replace(like="te weighted_swiglu_bwd", elements=elements, width=width),
+    )
+
+
+def _by_probability(b: TapeBuilder, act: str, kept: ArrayK, moved: ArrayK, launches: FloatK) -> str:
+    """The activation times its tokens' 16-bit probabilities, where no fused function does that as SwiGLU's does.
+
+    mlp.py:174-229 (``per_token_scale``), moe/experts.py. The activation is kept for the probabilities' gradient;
+    backward multiplies twice, and sums the rows of the one product beside the other.
+    """
+    out = b.tensor("experts.weighted", kept)
+    back = Back(6.0 * moved, 3 * launches, kept, like="mul")
+    work = Stream(2.0 * moved, "mul")
+    return b.add(
+        Op("experts.weight", "memory_bound", work, (act,), (out,), (act,), region="moe.moe_act", launches=launches,
+           back=back)
+    )  # fmt: skip
+
+
+def expert_bias(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK) -> str:
+    """The second products' biases times the probabilities, expert by expert in eager ops, and their concatenation.
+
+    moe/experts.py, ``TEGroupedMLP._apply_bias``; the first products add theirs themselves. An expert's rows are
+    multiplied (2 bytes an element) and added (6), then all are copied (4); backward multiplies and sums twice (12) and
+    concatenates (4).
+    """
+    local, element = ctx.local_experts, ctx.element
+    elements = rows * float(ctx.model.hidden)
+    out = b.tensor("experts.biased", kept * float(ctx.model.hidden) * element)
+    back = Back(8 * elements * element, 5 * local + 1, like="mul")
+    return b.add(
+        Op("experts.bias", "memory_bound", Stream(6 * elements * element, "residual_add"), (x,), (out,),
+           scratch=2 * kept * float(ctx.model.hidden) * element, launches=3 * local + 1, back=back)
+    )  # fmt: skip

@@ -1,0 +1,197 @@
+"""How Megatron's dispatchers put token rows in order around an exchange: by Transformer Engine's kernels or PyTorch's.
+
+Read in megatron_core 0.16.1 (transformer/moe/moe_utils.py, token_dispatcher.py) and transformer_engine 2.20
+(pytorch/permutation.py). A framework's ``permute_fusion`` chooses; PyTorch's wait for the host, and sum by atomics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import BoolK, where
+from mofa.blocks.fp8 import FILLED_ROWS
+from mofa.blocks.frameworks.megatron.calls import call
+from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
+from mofa.blocks.work import HostSync, Stream
+
+WEIGHT = 4.0
+"""Bytes of a row's probability, fp32 as the router computes. [B]"""
+INDEX = 8.0
+"""Of a row's place in PyTorch's ops. [B]"""
+PAD_KERNELS = 9
+"""Sum, negation, remainder, zeros, their cast, their ranks, the comparison, and the marks (``pad_routing_map``). [-]"""
+PAD_BYTES = 32.0
+"""Moved by them for each entry of the map: ranks are counted in 32 bits and summed up in 64. [B]"""
+
+
+def routed(ctx: Context) -> FloatK:
+    """Rows that a rank sends, with those that fill up each expert's where the router's map is padded. [tokens]"""
+    spec = ctx.model.moe
+    assert spec is not None
+    return ctx.shard * spec.top_k + _filled(ctx)
+
+
+def filled(ctx: Context) -> Context:
+    """The context with the rows that every sending rank adds to each expert's, where the router's map is padded."""
+    more = _filled(ctx)
+    if not more:
+        return ctx
+    return replace(ctx, rows_time=ctx.rows_time + more, rows_memory=ctx.rows_memory + more)
+
+
+def _filled(ctx: Context) -> float:
+    """Rows that fill up those of all experts on one rank: as many as come to an expert rank of all. [tokens]"""
+    spec = ctx.model.moe
+    assert spec is not None
+    return FILLED_ROWS * spec.num_experts if fills(ctx) else 0.0
+
+
+def fills(ctx: Context) -> bool:
+    """Whether the router's map is padded to whole blocks of rows; rows padded to a capacity are that already."""
+    return ctx.framework.router_padding and ctx.fp8 is not None and not ctx.fixed_rows
+
+
+def pad_map(b: TapeBuilder, ctx: Context, mapped: str) -> str:
+    """Mark tokens that an expert did not get until its rows are whole blocks (``pad_routing_map``, eager kernels)."""
+    if not fills(ctx):
+        return mapped
+    spec = ctx.model.moe
+    assert spec is not None
+    table = ctx.shard * float(spec.num_experts)
+    out = b.tensor("moe.padded_map", 0.0 * table, grad=False)
+    return b.add(
+        Op("moe.pad_map", "memory_bound", Stream(PAD_BYTES * table), (mapped,), (out,), scratch=14.0 * table, view=True,
+           launches=PAD_KERNELS, back=Back(0.0, 0))
+    )  # fmt: skip
+
+
+def permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> tuple[str, str]:
+    """Copies of rows by expert with their probabilities: (rows, probabilities)."""
+    permutation = _fused_permute if ctx.framework.permute_fusion else _eager_permute
+    return permutation(b, ctx, h, scores, mapped)
+
+
+def _fused_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> tuple[str, str]:
+    """By a map of rows that is made in three kernels and kept (``moe_permute_with_probs``)."""
+    spec = ctx.model.moe
+    assert spec is not None
+    experts, hidden, copies = float(spec.num_experts), float(ctx.model.hidden), routed(ctx)
+    row_ids = b.tensor("moe.row_ids", ctx.shard * (2.0 * experts + 1.0) * 4.0, grad=False)
+    table = ctx.shard * experts
+    b.add(
+        Op("moe.row_map", "memory_bound", Stream(21.0 * table, "te row_map", table, experts), (mapped,), (row_ids,),
+           launches=3, back=Back(0.0, 0))
+    )  # fmt: skip
+    row = hidden * ctx.element
+    sent, weights = b.tensor("moe.sent", copies * row), b.tensor("moe.weights", copies * WEIGHT)
+    elements, moved = copies * hidden, (copies + ctx.shard) * row
+    back = Back(moved, 1, like="te permute_bwd", elements=elements, width=hidden)
+    b.add(
+        Op("moe.permute", "memory_bound", Stream(moved, "te permute_fwd", elements, hidden), (h, scores, row_ids),
+           (sent, weights), (row_ids,), back=back)
+    )  # fmt: skip
+    return sent, weights
+
+
+def _eager_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> tuple[str, str]:
+    """By masked selections, the rows' places and the probabilities, whose sizes the host waits for, and one by index.
+    Rows padded to a capacity, whose sizes are known, are taken alike but for the waits.
+
+    Kept are the places, the mask and the probabilities as they were selected from, in the experts' order; backward adds
+    gradients of rows onto zeros by index, by atomics, and puts those of probabilities back in five kernels.
+    """
+    spec = ctx.model.moe
+    assert spec is not None
+    row, table, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * float(spec.num_experts), routed(ctx)
+    places = b.tensor("moe.row_ids", copies * INDEX, grad=False)
+    mask = b.tensor("moe.mask", table, grad=False)
+    turned = b.tensor("moe.turned_scores", table * WEIGHT, grad=False)
+    sent, weights = b.tensor("moe.sent", copies * row), b.tensor("moe.weights", copies * WEIGHT)
+    b.add(
+        Op("moe.mask", "memory_bound", Stream(4.0 * table), (mapped,), (mask,), launches=4, back=Back(0.0, 0))
+    )  # the mask by expert, the tokens' numbers, and how many are chosen
+    if not ctx.fixed_rows:
+        b.add(Op("moe.rows_sync", "host", HostSync()))
+    b.add(
+        Op("moe.select_rows", "memory_bound", Stream(12.0 * table + 3.0 * INDEX * copies), (mask, scores),
+           (places, turned), scratch=2.0 * INDEX * copies, launches=6, back=Back(0.0, 0))
+    )  # fmt: skip
+    if not ctx.fixed_rows:
+        b.add(Op("moe.weights_sync", "host", HostSync()))
+    b.add(
+        Op("moe.select_weights", "memory_bound", Stream(table + (3.0 * INDEX + WEIGHT) * copies), (scores, mask),
+           (weights,), (mask, turned), scratch=2.0 * INDEX * copies, launches=3,
+           back=Back((2.0 * WEIGHT + 2.0) * table, 5, nodes=3.0))
+    )  # fmt: skip
+    b.add(
+        Op("moe.permute", "memory_bound", Stream(2.0 * copies * row, "permute"), (h, places), (sent,), (places,),
+           back=Back(3.0 * copies * row, 2, like="index_add"))
+    )  # fmt: skip
+    return sent, weights
+
+
+def unpermute(b: TapeBuilder, ctx: Context, y: str) -> str:
+    """Rows added to their tokens; by PyTorch onto zeros, and back gathered by index."""
+    row, hidden, copies = float(ctx.model.hidden) * ctx.element, float(ctx.model.hidden), routed(ctx)
+    out = b.tensor("moe.out", ctx.shard * row)
+    if not ctx.framework.permute_fusion:
+        work = Stream((3.0 * copies + ctx.shard) * row, "unpermute")
+        back = Back(2.0 * copies * row, 1, like="permute")
+        return b.add(Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), launches=2, back=back))
+    elements = copies * hidden
+    back = Back((copies + ctx.shard) * row, 1, like="te unpermute_bwd", elements=elements, width=hidden)
+    work = Stream((copies + ctx.shard) * row, "te unpermute_fwd", elements, hidden)
+    by = call(ctx, "unpermute")
+    return b.add(Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), back=back, call=by))
+
+
+def sort(b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, memory_rows: ArrayK) -> tuple[str, str]:
+    """Rows and probabilities in the order of the experts."""
+    out = _by_chunks(b, ctx, x, "moe.sort", "moe.sorted", rows, memory_rows)
+    by_expert = b.tensor("moe.sorted_weights", memory_rows * WEIGHT)
+    eager = not ctx.framework.permute_fusion
+    moved = 2.0 * rows * WEIGHT if eager else 0.0
+    weights = b.add(
+        Op("moe.sort_weights", "memory_bound", Stream(moved, "copy" if eager else ""), (weights,), (by_expert,),
+           launches=1 if eager else 0, present=_sorts(ctx), pieces=_chunks(ctx) if eager else 0.0,
+           back=Back(moved, 1, like="copy") if eager else Back(0.0, 0))
+    )  # fmt: skip
+    return out, weights
+
+
+def unsort(b: TapeBuilder, ctx: Context, y: str, rows: ArrayK, memory_rows: ArrayK) -> str:
+    """The experts' results in the order in which they are sent back."""
+    return _by_chunks(b, ctx, y, "moe.unsort", "moe.unsorted", rows, memory_rows)
+
+
+def _by_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, out: str, rows: ArrayK, memory_rows: ArrayK) -> str:
+    """Chunks of an expert and a sender in another order: by a map of rows, which is kept, or cut and joined, which
+    keeps nothing (``sort_chunks_by_idxs``)."""
+    hidden = float(ctx.model.hidden)
+    moved, elements = 2 * rows * hidden * ctx.element, rows * hidden
+    y = b.tensor(out, memory_rows * hidden * ctx.element)
+    if not ctx.framework.permute_fusion:
+        back = Back(moved, 2, like="copy")
+        return b.add(
+            Op(name, "memory_bound", Stream(moved, "copy"), (x,), (y,), launches=2, present=_sorts(ctx), back=back,
+               pieces=_chunks(ctx))
+        )  # fmt: skip
+    place = b.tensor(f"{name}_map", where(_sorts(ctx), memory_rows * 4.0, 0.0), grad=False)
+    back = Back(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
+    work = Stream(moved, "te sort_fwd", elements, hidden)
+    by = call(ctx, "sort_chunks")
+    return b.add(
+        Op(name, "memory_bound", work, (x,), (y, place), (place,), launches=2, present=_sorts(ctx), back=back, call=by)
+    )  # fmt: skip
+
+
+def _chunks(ctx: Context) -> FloatK:
+    """Of an expert and a rank that sends to it. [-]"""
+    return ctx.local_experts * ctx.ep * ctx.etp
+
+
+def _sorts(ctx: Context) -> BoolK:
+    """Where a rank sorts rows by expert: with several experts; other dispatchers only where several ranks send."""
+    several = ctx.local_experts > 1
+    return several if ctx.framework.dispatcher == "alltoall" else several & (ctx.ep > 1)

@@ -1,0 +1,114 @@
+"""What Megatron-Core on Transformer Engine takes at a first use and keeps: workspaces, dummy gradients, fp8 copies.
+
+When each is taken decides which hole of the allocator's it lies in for good, and so what is reserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import anywhere, value
+from mofa.blocks.fp8 import weight_copies
+from mofa.blocks.op import Op
+from mofa.blocks.roles import Role
+from mofa.blocks.work import Grouped
+
+WORKSPACE = 32 * 2**20 + 1024
+"""Of cuBLAS, that Transformer Engine hands to each of its products (2.20.2, cpp_extensions/gemm.py,
+``get_cublas_workspace_size_bytes``): on Hopper and later; 4 MiB before, which is not told apart. [B]"""
+GROUPED_STREAMS = 4
+"""Such workspaces beside it for grouped products, one for each stream (``get_num_cublas_streams``). [-]"""
+YARN_POSITIONS = 4096
+"""Positions whose cosines and sines each layer of latent attention has from the start (megatron_core 0.16.1,
+``original_max_position_embeddings``; yarn_rotary_pos_embedding.py). [tokens]"""
+OUTSIDE_LAYERS = ("embedding", "head", "mtp")
+"""Blocks whose products are not Transformer Engine's, or are not in fp8."""
+
+
+FirstUse = tuple[str, Role]
+"""An op of a block: the forward's that it is or differentiates, and its role."""
+
+
+class Lasting(NamedTuple):
+    """A buffer that the first op of its ``name`` on a rank takes for good. [B]
+
+    ``each``: every block has its own. ``behind``: it comes behind the op's outputs, else in front of them.
+    """
+
+    name: str
+    bytes: int
+    each: bool
+    behind: bool
+
+
+def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[FirstUse, tuple[Lasting, ...]]:
+    """What ops of a block take at their first use; ``ops`` are its forward ones.
+
+    A dummy gradient comes behind the product that adds to the main gradient by itself (te/module/base.py,
+    ``get_dummy_wgrad``; tensor_parallel/layers.py): one for each shape. fp8 copies of a weight come in front of its
+    product (``get_weight_workspace``), where the parameter is not fp8 itself. The head's gathered input is a buffer of
+    Megatron's (``get_global_memory_buffer``).
+    """
+    buffers: dict[FirstUse, tuple[Lasting, ...]] = {}
+    for op in ops:
+        if not op.weight or anywhere(op.weight_bytes):
+            continue
+        number = max(int(value(op.num_weights, k)), 1)
+        params = value(op.weight_params, k) / number
+        of_forward: list[Lasting] = []
+        if ctx.fp8 is not None and block not in OUTSIDE_LAYERS and not ctx.framework.fp8_params:
+            layouts = weight_copies(ctx.fp8.name, ctx.fp8_transposes)
+            of_forward += [
+                Lasting(f"fp8 copy of {op.weight} {i}", int(params), each=True, behind=False)
+                for i in range(number * layouts)
+            ]
+        if block == "head" and value(ctx.gathers, k):
+            gathered = int(value(ctx.tokens, k) * ctx.model.hidden * ctx.element)
+            of_forward.append(Lasting("gathered input of the head", gathered, each=False, behind=False))
+        if _in_streams(op):
+            of_forward += [
+                Lasting(f"workspace of grouped products {i}", WORKSPACE, each=False, behind=True)
+                for i in range(GROUPED_STREAMS)
+            ]
+        if of_forward:
+            buffers[op.name, ""] = tuple(of_forward)
+        if ctx.framework.fuses_wgrad_accumulation:
+            dummy = Lasting(f"dummy gradient of {round(params)}", int(2 * params), each=False, behind=True)
+            buffers[op.name, "wgrad"] = (dummy,)
+    return buffers
+
+
+def workspaces(ops: Iterable[Op]) -> float:
+    """Transformer Engine's for products, and those for grouped ones where ``ops`` have any. [B]"""
+    return WORKSPACE * (1.0 + GROUPED_STREAMS * any(_in_streams(op) for op in ops))
+
+
+def _in_streams(op: Op) -> bool:
+    return isinstance(op.work, Grouped) and not op.work.sequential
+
+
+class Rotations(NamedTuple):
+    """Tables of rotations, each of a model chunk, or of a layer with latent attention. (K,) [B]
+
+    ``built`` are there from the start, cosines and sines; ``table`` comes with the first forward.
+    """
+
+    built: tuple[int, ...]
+    table: ArrayK
+    of_layers: bool
+
+
+def rotations(ctx: Context) -> Rotations:
+    """Tables of rotations that stay.
+
+    Of a rank's positions a table in fp32 is kept for good (rotary_pos_embedding.py, ``lru_cache``). Under YaRN each
+    layer's attention has two more in bf16.
+    """
+    a = ctx.model.attention
+    if ctx.model.positions != "rope":
+        return Rotations((), 0.0, of_layers=False)
+    of_layers, width = ctx.model.attention_kind.megatron.rotates_by_yarn, int(a.d_rope)
+    built = (2 * YARN_POSITIONS * width,) * 2 if of_layers else ()
+    return Rotations(built, 4.0 * ctx.seq_len * width / ctx.cp, of_layers=of_layers)

@@ -1,0 +1,290 @@
+"""Megatron-Core with Transformer Engine: what each step of a block launches, keeps and sends.
+
+Read in megatron_core 0.16.1 and transformer_engine 2.20 (file names in the comments). Norm and linear are one module
+that keeps the norm's input and its output shard; under sequence parallelism the gathered input is not kept but
+gathered again beside the input gradient; weight gradients are added to the fp32 main gradients by the GEMM itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.elementwise import BoolK, anywhere, ceiling, opposite, where
+from mofa.blocks.frameworks.megatron import cp as megatron_cp
+from mofa.blocks.frameworks.megatron.calls import call, issue
+from mofa.blocks.frameworks.megatron.linear import (
+    attention_output,
+    buffer_gather,
+    column_linear,
+    norm,
+    residual,
+    untuned_norm,
+    weight_grad,
+    whole_linear,
+)
+from mofa.blocks.frameworks.megatron.loss import cross_entropy
+from mofa.blocks.frameworks.megatron.mlp import mlp
+from mofa.blocks.frameworks.megatron.moe import moe
+from mofa.blocks.frameworks.megatron.persistent import workspaces
+from mofa.blocks.frameworks.megatron.rope import unfused_rope
+from mofa.blocks.op import Back, Op, TapeBuilder
+from mofa.blocks.parts import (
+    embedding_backward_scratch,
+    hold,
+    leave_frame,
+    linear,
+    made_again_behind,
+    sp_gather,
+    stream,
+    tp_copy,
+    tp_reduce,
+)
+from mofa.blocks.tp_overlap import buffer_bytes
+from mofa.blocks.work import Stream
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
+
+
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
+    """One product for q, k and v; fused attention copies v, a strided view, so that the whole is let go."""
+    a = ctx.model.attention
+    q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
+    fused = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
+    t, e = ctx.tokens, ctx.element
+    q = b.tensor("q", t * q_width * e)
+    k = b.tensor("k", t * kv_width * e)
+    v_part = b.tensor("v.part", t * kv_width * e)
+    since = len(b.ops)
+    # views forward; backward concatenates dq, dk and dv
+    b.add(
+        Op("qkv.split", "memory_bound", None, (fused,), (q, k, v_part), view=True, launches=0,
+           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
+    )  # fmt: skip
+    q = query_copy(b, ctx, q, t * q_width * e)
+    issue(b, since, call(ctx, "self_attention"))
+    return q, k, v_part
+
+
+def value_copy(b: TapeBuilder, ctx: Context, v: str) -> str:
+    """Values apart from queries and keys, as fused attention copies them behind a rotary embedding (te's utils.py,
+    ``get_qkv_layout``); without one, part of one interleaved tensor, which it takes as it is."""
+    if ctx.model.positions != "rope" or not ctx.model.attention_kind.megatron.fuses_qkv:
+        return v
+    nbytes = b.tensors[v].bytes
+    hold(b, "attention", v)
+    return stream(
+        b, "v.copy", (v,), b.tensor("v", nbytes), bytes_=2 * nbytes, back_bytes=0.0, back_launches=0,
+        like="strided_copy",
+    )  # fmt: skip
+
+
+def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
+    """The reshape of the queries of several groups to heads copies: they are not adjacent (attention.py)."""
+    out = b.tensor("q.heads", nbytes)
+    copies = (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
+    work = Stream(2 * nbytes, "strided_copy")
+    return b.add(Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies, back=Back(0.0, 0)))
+
+
+def is_strided(ctx: Context, name: str) -> BoolK:
+    """Whether what a norm over heads is given is a view of qkv: keys are, queries where no group's heads had to be
+    copied to adjacent ones."""
+    return True if name == "k_norm" else opposite((ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads))
+
+
+def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
+    """Norm over each head. A view of qkv is copied together and the copy kept, so that the whole is let go
+    (transformer_engine/pytorch/ops/basic/rmsnorm.py, ``input_.contiguous()``)."""
+    elements = ctx.tokens * heads * head_dim
+    nbytes = elements * ctx.element
+    x = b.add(
+        Op(f"{name}.copy", "memory_bound", Stream(2 * nbytes, "strided_copy"), (x,),
+           (b.tensor(f"{name}.together", nbytes),), present=is_strided(ctx, name), region=b.region, back=Back(0.0, 0))
+    )  # fmt: skip
+    out = b.tensor(f"{name}.out", nbytes)
+    scale = b.tensor(f"{name}.rstd", ctx.tokens * heads * 4.0, grad=False)
+    forward, backward = untuned_norm(ctx, of_heads=True)
+    b.add(
+        Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", forward * elements, head_dim), (x,),
+           (out, scale), (x, scale), region=b.region,
+           back=Back(3 * nbytes, 2, like="te rmsnorm_bwd", elements=backward * elements, width=head_dim),
+           call=call(ctx, "norm"), purpose="norm")
+    )  # fmt: skip
+    return out
+
+
+def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
+    """Fused rotary embedding, a kernel each for q and k, nothing kept; eager kernels where it is off, or cosine and
+    sine are scaled, which Transformer Engine's kernel does not do (rope_utils.py:279)."""
+    if ctx.model.rope_scale != 1.0 or not ctx.framework.fused_rope:
+        return unfused_rope(b, ctx, q, k)
+    outs = []
+    for x in (q, k):  # qkv_output in attention.py's forward has both until it returns
+        hold(b, "attention", x)
+    for name, x, heads in (("q", q, ctx.heads), ("k", k, ctx.kv_heads)):
+        nbytes = b.tensors[x].bytes
+        out = b.tensor(f"{name}.rope", nbytes)
+        since, width = len(b.ops), heads * ctx.model.attention.d_qk
+        work = Stream(2 * nbytes, "te rope_fwd", ctx.tokens * width, width)
+        back = Back(2 * nbytes, 1, like="te rope_bwd", elements=ctx.tokens * width, width=width)
+        outs.append(b.add(Op(f"{name}.rope", "memory_bound", work, (x,), (out,), back=back)))
+        issue(b, since, call(ctx, "rope"))
+    return outs[0], outs[1]
+
+
+def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
+    """Latent attention: replicated down-projections of the shard, up-projections split by heads, fused rotary."""
+    t, s, e, hidden = ctx.tokens, ctx.shard, ctx.element, float(ctx.model.hidden)
+    rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
+    q = h
+    if a.q_lora_rank is not None:
+        q = whole_linear(b, ctx, h, "q_down", float(a.q_lora_rank), hidden)
+    kv = whole_linear(b, ctx, h, "kv_down", float(rank + rope_dim), hidden)
+    latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
+    b.add(
+        Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
+           back=Back(2 * s * (rank + rope_dim) * e, 1), call=call(ctx, "latent_attention"))
+    )  # fmt: skip
+    k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
+    b.region = "mla_up"
+    if a.q_lora_rank is None:
+        q = column_linear(b, ctx, q, "q_proj", ctx.heads * a.d_qk, hidden)
+    else:
+        q = norm(b, ctx, q, "q_norm", a.q_lora_rank)
+        q = column_linear(b, ctx, q, "q_up", ctx.heads * a.d_qk, a.q_lora_rank)
+    # the norm copies its strided input and keeps the copy (te/module/layernorm_linear.py:1726)
+    copy = b.tensor("kv.latent_copy", s * rank * e)
+    latent = stream(b, "kv.latent_copy", (latent,), copy, bytes_=2 * s * rank * e, back_launches=0)
+    latent = norm(b, ctx, latent, "kv_norm", rank)
+    up = column_linear(b, ctx, latent, "kv_up", ctx.heads * (nope + a.v_head_dim), rank)
+    heads = ctx.heads
+    query = b.tensor("q", t * heads * a.d_qk * e)
+    key = b.tensor("k", t * heads * a.d_qk * e)
+    value = b.tensor("v", t * heads * a.v_head_dim * e)
+    turned = 2 * t * heads * rope_dim * e
+    b.add(
+        Op("q.rope", "memory_bound", Stream(turned), (q,), (query,), view=True, back=Back(turned, 1),
+           call=call(ctx, "rope"))
+    )  # fmt: skip
+    b.add(
+        Op("kv.rope", "memory_bound", Stream(2 * t * heads * (a.d_qk + a.v_head_dim) * e), (up, k_pe), (key, value),
+           back=Back(2 * t * heads * (a.d_qk + a.v_head_dim) * e, 1), call=call(ctx, "rope"))
+    )  # fmt: skip
+    b.region = ""
+    return query, key, value
+
+
+def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
+    """Fused attention (cuDNN or flash), the module that recompute calls core_attn.
+
+    The module around it has what it is given until it returns, and itself the copy of the values.
+    """
+    since = len(b.ops)
+    v = value_copy(b, ctx, v)
+    for x in (q, k):
+        hold(b, "attention", x)
+    hold(b, "core attention", v)
+    b.region = "core_attn"
+    megatron_cp.begin_kinds(b, ctx)
+    out = megatron_cp.attention(b, ctx, q, k, v, windowed)
+    issue(b, since, call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
+    b.region = ""
+    leave_frame(b, "core attention")
+    return made_again_behind(b, "attn", out, q) if ctx.model.attention_kind.recompute_modules else out
+
+
+def vocab_per_rank(ctx: Context) -> ArrayK:
+    """Rows of the embedding and the head on one rank, padded as Megatron pads them."""
+    unit = ctx.framework.vocab_divisor * ctx.tp
+    return ceiling(ctx.model.vocab / unit) * unit / ctx.tp
+
+
+def embedding(b: TapeBuilder, ctx: Context) -> str:
+    """Vocabulary-parallel lookup; under sequence parallelism a copy, a reduce-scatter and a clone behind it."""
+    h, e, since = float(ctx.model.hidden), ctx.element, len(b.ops)
+    params = vocab_per_rank(ctx) * h
+    looked = b.tensor("embedding.rows", ctx.tokens * h * e)
+    b.add(
+        Op("embedding", "memory_bound", Stream(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
+           back=Back(2 * params + 2 * ctx.tokens * h * e, 3, embedding_backward_scratch(ctx, params / h)),
+           weight_params=params, weight_bytes=2.0 * params,
+           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="embedding")
+    )  # fmt: skip
+    y = tp_reduce(b, ctx, looked, "embedding", h)
+    clone = b.tensor("embedding.clone", ctx.shard * h * e)
+    nbytes = ctx.shard * h * e
+    y = b.add(
+        Op("embedding.copy", "memory_bound", Stream(2 * nbytes), (y,), (clone,), present=ctx.gathers,
+           back=Back(2 * nbytes, 1))
+    )  # fmt: skip
+    if ctx.model.positions == "learned":
+        placed = b.tensor("embedding.placed", nbytes)
+        y = stream(b, "embedding.positions", (y,), placed, bytes_=3 * nbytes, back_launches=0)
+    if ctx.model.embedding_norm:
+        y = norm(b, ctx, y, "embedding_norm", h)
+    if ctx.model.dropout > 0:
+        dropped = b.tensor("embedding.dropped", nbytes)
+        mask = b.tensor("embedding.mask", ctx.shard * h, grad=False)
+        y = b.add(
+            Op("embedding.dropout", "memory_bound", Stream(2.5 * nbytes), (y,), (dropped, mask), (mask,),
+               back=Back(2.5 * nbytes, 1))
+        )  # fmt: skip
+    issue(b, since, call(ctx, "embedding"))
+    return y
+
+
+def head(b: TapeBuilder, ctx: Context, x: str) -> str:
+    """Final norm, output layer and vocabulary-parallel cross entropy."""
+    h = float(ctx.model.hidden)
+    normed = norm(b, ctx, x, "final_norm", h)
+    v, since = vocab_per_rank(ctx), len(b.ops)
+    full = buffer_gather(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
+    logits = linear(
+        b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
+        regather=("output.all_gather",) if anywhere(ctx.gathers) else (), purpose="output", **weight_grad(ctx),
+    )  # fmt: skip
+    b.part = "loss"
+    loss = cross_entropy(b, ctx, logits, ctx.tokens * v)
+    b.part = ""
+    issue(b, since, call(ctx, "head"))
+    return loss
+
+
+def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
+    """Nothing but the block's name: data parallelism acts on buffers of the whole model, after the last micro-batch."""
+    b.block = block
+
+
+def head_buffers(ctx: Context) -> ArrayK:
+    """The head's share of the buffers that stay: its dummy gradient and its gathered input. [B]"""
+    vocab = 2.0 * vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
+    return vocab + where(ctx.gathers, ctx.tokens * ctx.model.hidden * ctx.element, 0.0)
+
+
+def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = True) -> ArrayK:
+    """Bytes that stay allocated from the first use on, outside the tapes; ``ops`` are the blocks' forward ops. [B]
+
+    Transformer Engine's workspaces, and a bf16 gradient for each distinct shape of a weight whose GEMM adds to the main
+    gradient by itself: it is handed to autograd as a dummy (te/module/base.py, get_dummy_wgrad). With the head also the
+    buffer of its gathered input. Tables of rotations are apart (:func:`.persistent.rotations`).
+    """
+    ops = tuple(ops)
+    total: ArrayK = workspaces(ops)
+    seen: list[ArrayK] = []
+    for op in ops:
+        if op.weight and not anywhere(op.weight_bytes):
+            params_each = op.weight_params / op.num_weights
+            new: BoolK = True
+            for other in seen:
+                new = new & (params_each != other)
+            seen.append(params_each)
+            total = total + where(new, 2.0 * params_each, 0.0)
+    total = total + buffer_bytes(ctx)
+    return total + head_buffers(ctx) if with_head else total
+
+
+PRIMITIVES = Primitives(
+    norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=attention_output,
+    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, wrap_block=wrap_block,
+)  # fmt: skip

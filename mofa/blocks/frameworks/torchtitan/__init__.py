@@ -1,0 +1,1 @@
+"""torchtitan: a layer and FSDP2 around it, a file a part."""

@@ -1,0 +1,63 @@
+"""torchtitan's feed-forward layer: eager activation, one op a kernel, or fused by the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.frameworks.torchtitan.linear import cast_once, hold_until_scattered, linear, sum_gradients
+from mofa.blocks.op import Back, BoolK, Op, TapeBuilder
+from mofa.blocks.parts import leave_frame
+from mofa.blocks.work import Stream
+
+
+def feed_forward(
+    b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, fused: bool, partial: BoolK = False,
+    returns: bool = True,
+) -> str:  # fmt: skip
+    """w2(silu(w1 x) * w3 x), in this order: w1, silu, w3, product, w2; or w2(gelu(w1 x)).
+
+    ``returns``: whether nothing is scattered behind w2. ``partial`` where each product's gradient of x is summed over
+    tp by itself.
+    """
+    t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
+    count = t * f
+    x, wide = cast_once(b, ctx, x, name, t * hidden)
+
+    def up(which: str) -> str:
+        source = sum_gradients(b, x, f"{name}.{which}", t * hidden * e, partial)
+        return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide)
+
+    act = gated(b, ctx, name, up, count, count, e, fused=fused)
+    if not returns:
+        hold_until_scattered(b, ctx, act, f"{name}.w2")
+    out = linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f)
+    if returns:
+        leave_frame(b, name)
+    return out
+
+
+def gated(
+    b: TapeBuilder, ctx: Context, name: str, up: Callable[[str], str], memory_elements: ArrayK, moved: ArrayK, e: int,
+    *, fused: bool,
+) -> str:  # fmt: skip
+    """The activation between the products: eager keeps w1 out, silu out, w3 out, the product; fused not silu out."""
+    first = up("w1")
+    if ctx.model.mlp.activation != "swiglu":
+        out = b.tensor(f"{name}.gelu", memory_elements * e)
+        b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "gelu_fwd"), (first,), (out,), (first,),
+                 back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
+        return out
+    product = b.tensor(f"{name}.product", memory_elements * e)
+    if fused:
+        third = up("w3")
+        b.add(Op(f"{name}.act", "memory_bound", Stream(3 * moved * e, "compiled swiglu_fwd"), (first, third),
+                 (product,), (first, third), back=Back(5 * moved * e, 1, like="compiled swiglu_bwd")))  # fmt: skip
+        return product
+    silu = b.tensor(f"{name}.silu", memory_elements * e)
+    b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "silu"), (first,), (silu,), (first,),
+             back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
+    third = up("w3")
+    b.add(Op(f"{name}.act_product", "memory_bound", Stream(3 * moved * e, "mul"), (silu, third), (product,),
+             (silu, third), back=Back(6 * moved * e, 2, like="mul")))  # fmt: skip
+    return product

@@ -1,0 +1,385 @@
+"""FSDP2 around torchtitan's blocks: gathers with prefetch, copies, fp32 reduce-scatter, accumulation.
+
+Read in torch/distributed/fsdp/_fully_shard of PyTorch 2.11. A block's tape stands for one of many repetitions: a
+tensor read before it is written is that of the previous repetition. Ops without work mark when memory of another
+stream's tensor is held or released. Groups: the embedding, each block, [norm, output] together; experts are a group of
+their own under expert parallelism, prefetched explicitly.
+"""
+
+from __future__ import annotations
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
+from mofa.blocks.frameworks.torchtitan.expert_loop import behind_the_loop, whole_gradients
+from mofa.blocks.frameworks.torchtitan.fsdp_pieces import (
+    GATHER,
+    REDUCE,
+    Pieces,
+    adds,
+    copy_out,
+    gather,
+    groups,
+    neighbour_params,
+    reduce,
+    shards,
+    weights_of,
+)
+from mofa.blocks.frameworks.torchtitan.linear import (
+    CAST,
+    all_reduce_partial_gradients,
+    autocast,
+    is_product,
+    marker,
+)
+from mofa.blocks.frameworks.torchtitan.root import ROOT, backward_of_end, root_holds_ends, wrap_end
+from mofa.blocks.op import Op, Tape, TapeBuilder
+from mofa.blocks.recomputation import OUTSIDE
+from mofa.blocks.work import Stream
+from mofa.specs.framework import PythonFunctions
+
+
+def python_functions(ctx: Context) -> PythonFunctions:
+    """What modules call beside their launches."""
+    functions = ctx.framework.python_functions
+    assert functions is not None, f"{ctx.framework.name} needs python_functions in its profile"
+    return functions
+
+
+def call_python(ctx: Context) -> float:
+    """What a block's own call takes where no gather's hooks (``shard_hook_s``) hold it already."""
+    hooked = ctx.precision_mode == "mixed" and ctx.pipelined
+    return python_functions(ctx).module_call.value if hooked else 0.0
+
+
+# -- forward
+
+
+def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
+    """Gather the block's weights before it: by the host running ahead, or where ep is on by an explicit prefetch."""
+    b.block = block
+    b.mark = marker(ctx, block)
+    if not shards(ctx):
+        return
+    own, experts = groups(ctx, dense_params, expert_params)
+    if root_holds_ends(ctx) and block in ("embedding", "head"):
+        wrap_end(b, ctx, block, own)
+        return
+    ahead = (ctx.ep > 1) & (block not in ("embedding", "head"))
+    p = Pieces()
+    reads: list[str] = []
+    if anywhere(opposite(ahead)):
+        reads.append(gather(p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, opposite(ahead), of_block=True))
+        p.tensor("fsdp.weights", 0.0)
+        p.mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
+    if anywhere(ahead):
+        p.tensor("fsdp.next", 0.0)
+        p.tensor("fsdp.prefetched", where(ahead & (ctx.fsdp > 1), 2.0 * own, 0.0))
+        p.mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",), claims="fsdp.next")
+        reads.append("fsdp.prefetched")
+        if anywhere(experts > 0):
+            p.tensor("efsdp.next", 0.0)
+            p.tensor("efsdp.prefetched", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
+            p.mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",), claims="efsdp.next")
+    copy_out(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
+    if anywhere(ahead):
+        gather(p, ctx, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
+        if anywhere(experts > 0):
+            gather(p, ctx, "efsdp.next", "efsdp", experts, ctx.efsdp, experts > 0)
+            p.tensor("efsdp.params", experts)
+    p.add_to(b)
+
+
+def expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
+    """The experts' weights, copied out of their gathered buffer; read by their last product, then let go."""
+    if "efsdp.params" not in b.tensors:
+        return ()
+    params = b.tensors.pop("efsdp.params").bytes
+    p = Pieces()
+    reads = tuple(n for n in ("efsdp.prefetched", "fsdp.prefetched") if n in b.tensors)
+    copy_out(p, ctx, reads, "efsdp.weights", params, ctx.efsdp, experts=True)
+    p.add_to(b)
+    return ("efsdp.weights",)
+
+
+def release(b: TapeBuilder) -> tuple[str, ...]:
+    """At the end of a block its weights are let go; gathered buffers are held until the next block's copy."""
+    names = ("fsdp.gathered", ROOT, "fsdp.next", "efsdp.next", "efsdp.prefetched")
+    released = [n for n in names if n in b.tensors]
+    if "efsdp.weights" not in b.tensors and "fsdp.prefetched" in b.tensors:
+        released.append("fsdp.prefetched")
+    if released:
+        p = Pieces()
+        p.hold("fsdp.hold", tuple(released))
+        p.add_to(b)
+    return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
+
+
+def await_first_block(b: TapeBuilder, ctx: Context) -> None:
+    """Behind the embedding, the first block's gather: issued behind the embedding's, with little to run beside it."""
+    if not shards(ctx):
+        return
+    p = Pieces()
+    p.wait("fsdp.first_block", (p.neighbour("fsdp.first_gather", "all_gather", neighbour_params(ctx, "embedding")[0],
+                                            ctx.fsdp, 2.0, GATHER),))  # fmt: skip
+    p.add_to(b)
+
+
+# -- backward
+
+
+def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
+    """What becomes of weights and their gradients in the backward pass, by precision mode."""
+    ops = [_without_forward_weights(op, block) for op in tape.ops]
+    p = Pieces(tensors=dict(tape.tensors))
+    mark = marker(ctx, block)
+    in_turn = ctx.framework.experts == "sequential" and block.startswith("moe")
+    if in_turn:
+        ops = whole_gradients(ops, p.tensors, ctx)
+    if ctx.framework.compile:
+        ops = _compiled_graphs(ops, tape, block)
+    ops = [mark(op) for op in ops]
+    if autocast(ctx):
+        p.ops = _autocast_weights(p, ops, ctx)
+    elif ctx.precision_mode == "uniform":
+        p.ops = _plain_gradients(p, ops, ctx)
+    elif ctx.pipelined:
+        p.ops = _unsharded_gradients(p, ops, ctx, *groups(ctx, dense_params, expert_params))
+    elif root_holds_ends(ctx) and block in ("embedding", "head"):
+        backward_of_end(p, ops, ctx, block, groups(ctx, dense_params, expert_params)[0])
+    else:
+        _fsdp(p, ops, ctx, block, *groups(ctx, dense_params, expert_params))
+    if in_turn:
+        p.ops = behind_the_loop(p.ops)
+    return Tape(tuple(p.ops), p.tensors, tape.inputs, tape.outputs)
+
+
+def _without_forward_weights(op: Op, block: str) -> Op:
+    """Recomputed ops read the weights gathered for the backward pass, which the tape holds throughout."""
+    if block == "head" or not any(r.startswith(("fsdp.", "efsdp.")) for r in op.reads):
+        return op
+    return op._replace(reads=tuple(r for r in op.reads if not r.startswith(("fsdp.", "efsdp."))))
+
+
+def _compiled_graphs(ops: list[Op], tape: Tape, block: str) -> list[Op]:
+    """What comes into a compiled graph's backward stays until its end: the call holds its arguments.
+
+    (torch/_functorch/_aot_autograd/runtime_wrappers.py, ``CompiledFunction.backward``: ``*flat_args``.) A dense block
+    is one graph; of those in a block with experts only theirs is large.
+    """
+    if block.startswith("dense"):
+        ops = [_fused_sum(op) for op in ops]
+        return [*ops[:-1], ops[-1]._replace(reads=(*ops[-1].reads, *tape.inputs))]
+    ops = [_fused_sum(op) if op.name.startswith(_FUSED_SUMS) else op for op in ops]
+    given = tuple(n for n in ("d:experts.out.fp32", "d:experts.w2.out") if n in tape.tensors)[:1]
+    inside = [i for i, op in enumerate(ops) if op.name.startswith("experts.")]
+    if given and inside:
+        last = ops[inside[-1]]
+        ops[inside[-1]] = last._replace(reads=(*last.reads, *given))
+    return ops
+
+
+_FUSED_SUMS = ("accumulate attn.bf16 ", "accumulate shared.bf16 ", "accumulate experts.in.bf16 ")
+"""Sums of what a module that is compiled by itself casts once for several products: inside the kernel that casts them
+back. Of what it is given autograd makes the sums (tt1-hunyuana13b-3l-compile-skewed-traced)."""
+
+
+def _fused_sum(op: Op) -> Op:
+    """Inductor adds gradients inside the next kernel: one more read."""
+    if op.role == "sum" and isinstance(op.work, Stream):
+        return op._replace(work=Stream(op.work.bytes / 3.0, "compiled residual_add"), launches=0)
+    return op
+
+
+def _after_experts(ops: list[Op]) -> int:
+    """Index behind the exchange of the experts' input gradients, where their parameters' backward hook runs."""
+    names = ("experts.", "moe.dispatch.backward")
+    return max((i for i, op in enumerate(ops) if op.name.startswith(names)), default=-1) + 1
+
+
+def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
+    """The kept (or repeated) bf16 weight is read by the input gradient; the bf16 weight gradient is cast to fp32.
+
+    Compiled too: the input gradient's product reads the copy from memory, and what a backward kernel that cannot be
+    fused reads is not computed again (torch/_functorch/partitioners.py, ban_if_materialized_backward).
+    """
+    out: list[Op] = []
+    pending: list[Op] = []  # what is made of a weight's gradient: the input's is cast back before, being cast after it
+    for op in ops:
+        base = op.name.rsplit(".", 1)[0]
+        copy = f"{base}.weight16"
+        cast = (
+            op.name.endswith((".cast.backward", ".cast")) and pending and pending[0].name.rsplit(".", 1)[0] in op.name
+        )
+        if pending and not cast:
+            out += pending
+            pending = []
+        if op.role == "dgrad" and copy in p.tensors:
+            if f"{copy}~" in p.tensors:
+                copy = f"{copy}~"
+            op = op._replace(reads=(*op.reads, copy))
+        out.append(op)
+        for grad in (w for w in op.writes if w.startswith("dW:")):
+            params = p.tensors[grad].bytes / 2.0
+            last = grad
+            if is_product(op):
+                last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
+                pending.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params, "cast_up"), (grad,),
+                              (last,), present=op.present, compiled=op.compiled, role="grad_cast", origin=op.origin,
+                              part=op.part))  # fmt: skip
+            else:  # the embedding's gradient is fp32
+                params = params / 2.0
+            if ctx.accumulating:
+                moved = Stream(12.0 * params * ctx.accumulates, "mul")
+                pending.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
+                              launches=adds(ctx), present=op.present, role="accumulate", origin=op.origin,
+                              part=op.part))  # fmt: skip
+    return [*out, *pending]
+
+
+def _plain_gradients(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
+    """Gradients in the parameters' dtype, added from the second micro-batch on: behind the sum of input gradients, for
+    which autograd turns the folded input before the transposed weight."""
+    out: list[Op] = []
+    pending: list[Op] = []
+    for op in ops:
+        if pending and op.role != "sum":
+            out += pending
+            pending = []
+        out.append(op)
+        for grad in (w for w in op.writes if w.startswith("dW:")):
+            if ctx.accumulating:
+                moved = Stream(3.0 * p.tensors[grad].bytes * ctx.accumulates)
+                pending.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=adds(ctx),
+                               present=op.present, role="accumulate"))  # fmt: skip
+    return [*out, *pending]
+
+
+def _unsharded_gradients(p: Pieces, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
+    """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
+    per_param = CAST + (4.0 if ctx.accumulating else 0.0) * ctx.accumulates
+    result = list(ops)
+    dense_grads = weights_of(ops, experts=False)
+    expert_grads = weights_of(ops, experts=True)
+    own_group = experts > 0
+    if anywhere(own_group) and expert_grads:
+        add = Op(
+            "efsdp.accumulate",
+            "dp",
+            Stream(per_param * experts, "accumulate"),
+            expert_grads,
+            (),
+            launches=3,
+            present=own_group,
+            role="accumulate",
+            part="fsdp",
+        )
+        post = Pieces(ops=[add], tensors=p.tensors)
+        expert_grads = _kept_where_together(post, expert_grads, own_group)
+        index = _after_experts(ops)
+        result[index:index] = post.ops
+    tail = (*dense_grads, *expert_grads)
+    result.append(Op("fsdp.accumulate", "dp", Stream(per_param * own, "accumulate"), tail, (),
+                     launches=len(dense_grads) + 2, role="accumulate", part="fsdp"))  # fmt: skip
+    return result
+
+
+def _kept_where_together(p: Pieces, grads: tuple[str, ...], own_group: BoolK) -> tuple[str, ...]:
+    """The experts' gradients as the block's own group sees them: alive on only where it is their group too."""
+    names = []
+    for grad in grads:
+        name = p.tensor(f"{grad}.together", 0.0, "grad")
+        p.ops.append(
+            Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=opposite(own_group), launches=0, region=OUTSIDE,
+               part="fsdp")
+        )  # fmt: skip
+        names.append(name)
+    return tuple(names)
+
+
+def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
+    zero, own_group, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
+    block_own, _ = neighbour_params(ctx, block)
+    following, previous = own, own
+    if block == "embedding":
+        following, previous = zero, block_own
+    elif block == "head":
+        following, previous = block_own, zero
+    begin = Pieces(tensors=p.tensors)
+    weights = "fsdp.weights"
+    if block != "head":
+        begin.tensor("fsdp.next@", 0.0)
+        begin.tensor("fsdp.arrived", where(ctx.fsdp > 1, 2.0 * own, 0.0))
+        begin.mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
+        weights = copy_out(begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False)
+    gathered = []
+    if block != "embedding":
+        gathered.append(gather(begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0, of_block=True))
+    if anywhere(own_group):
+        begin.tensor("efsdp.next@", 0.0)
+        begin.tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
+        begin.mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",), claims="efsdp.next@")
+        gathered.append(gather(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, own_group))
+    begin.tensor("fsdp.previous.experts", where(own_group, width * previous, 0.0))
+    begin.tensor("fsdp.previous", where(own_group, 0.0, width * previous))
+    if block == "embedding":  # the first block's gradients are still on their way
+        begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
+    begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input")
+    body = list(ops)
+    dense_grads = weights_of(ops, experts=False)
+    expert_grads = weights_of(ops, experts=True)
+    if anywhere(own_group):
+        post = Pieces(tensors=p.tensors)
+        post.tensor("fsdp.reduced", 0.0, use="reduced")
+        post.wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
+        reduce(post, ctx, "efsdp", experts, ctx.efsdp, expert_grads, 3)
+        together = Pieces(tensors=p.tensors)
+        expert_grads = _kept_where_together(together, expert_grads, own_group)
+        # behind the copy-in, in front of the reduction's output (foreach_reduce: unsharded_grads.clear())
+        copied = next(i for i, op in enumerate(post.ops) if op.name == "efsdp.reduce_copy_in") + 1
+        post.ops[copied:copied] = together.ops
+        index = _after_experts(body)
+        body[index:index] = post.ops
+        names = ("experts.", "moe.combine.backward")
+        first = next(i for i, op in enumerate(body) if op.name.startswith(names))
+        if body[first].repeated:
+            index = next(i for i, op in enumerate(body) if op.name.startswith(names) and not op.repeated)
+            body[index:index] = _experts_again(p, ctx, experts)
+        pre = Pieces(tensors=p.tensors)
+        copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
+        body[first:first] = pre.ops
+    if block == "head":  # hooks run behind the loss, in front of the output layer
+        index = next((i for i, op in enumerate(body) if op.name == "output.dgrad"), 0)
+        body[index:index] = begin.ops
+    else:
+        body[:0] = begin.ops
+    end = Pieces(tensors=p.tensors)
+    if block not in ("embedding", "head"):
+        end.ops += all_reduce_partial_gradients(ctx)
+    wait = "efsdp.reduced" if anywhere(own_group) else "fsdp.reduced"
+    freed = ("efsdp.reduce_input",) if anywhere(own_group) else ()
+    end.tensor("fsdp.reduced", 0.0, use="reduced")
+    end.tensor("fsdp.done", 0.0)
+    end.wait("fsdp.reshard", (weights, "fsdp.previous", wait, *freed))
+    reduce(end, ctx, "fsdp", own, ctx.fsdp, (*dense_grads, *expert_grads), len(dense_grads) + 2)
+    if gathered:
+        end.hold("fsdp.hold@", tuple(gathered))
+    end.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+    if block == "embedding":  # the last reduction of a micro-batch: nothing is left to run beside it
+        end.mark("fsdp.last", (), ("fsdp.done",), REDUCE)
+        end.wait("fsdp.finish", ("fsdp.done",))
+    p.ops = body + end.ops
+
+
+def _experts_again(p: Pieces, ctx: Context, experts: FloatK) -> list[Op]:
+    """The experts' second gather where their layer is computed again: its hooks let them go behind the repetition.
+
+    The block's own hook has its weights there already, the experts' has not (_fsdp_state.py, _pre_forward). The tape
+    holds the first ones throughout.
+    """
+    again = Pieces(tensors=p.tensors)
+    arrived = gather(again, ctx, "efsdp.again", "efsdp", experts, ctx.efsdp, ctx.efsdp > 1)
+    for name in (arrived, f"{arrived}.in"):
+        again.tensors[name] = again.tensors[name]._replace(bytes=0.0)
+    copy_out(again, ctx, ("efsdp.weights@", arrived), "efsdp.weights@@", experts, ctx.efsdp, experts=True)
+    again.tensors["efsdp.weights@@"] = again.tensors["efsdp.weights@@"]._replace(bytes=0.0)
+    return [op._replace(scratch=0.0) for op in again.ops]

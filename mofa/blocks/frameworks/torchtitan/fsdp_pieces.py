@@ -1,0 +1,262 @@
+"""What FSDP2 does for one group of parameters, in ops: gather, copy out, copy in, reduce-scatter, add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
+from mofa.blocks.op import Op, TapeBuilder, Tensor
+from mofa.blocks.recomputation import OUTSIDE
+from mofa.blocks.roles import Purpose, Role, TensorUse
+from mofa.blocks.work import Collective, CollectiveKind, Stream
+from mofa.specs.params import layer_params
+
+GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"
+
+
+def shards(ctx: Context) -> bool:
+    """Whether blocks are gathered before and reduced after each use; under pp their weights stay."""
+    return ctx.precision_mode == "mixed" and not ctx.pipelined
+
+
+def groups(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
+    """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
+    own_group = ctx.ep > 1
+    return dense + where(own_group, 0.0, experts), where(own_group, experts, 0.0)
+
+
+def dim1(ctx: Context) -> BoolK:
+    """Where the experts are too few to be sharded by expert and are sharded by rows, which costs copies."""
+    moe = ctx.model.moe
+    return False if moe is None else ctx.efsdp * ctx.ep > moe.num_experts
+
+
+@dataclass
+class Pieces:
+    """Ops with the tensors that they declare."""
+
+    ops: list[Op] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def tensor(self, name: str, nbytes: ArrayK | float, kind: str = "buffer", use: TensorUse = "") -> str:
+        """Declare a tensor; its name."""
+        self.tensors[name] = Tensor(name, nbytes, kind, grad=False, use=use)  # type: ignore[arg-type]
+        return name
+
+    def mark(
+        self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER, role: Role = "",
+        claims: str = "", purpose: Purpose = "",
+    ) -> None:  # fmt: skip
+        """An op without work: memory is held or let go."""
+        self.ops.append(
+            Op(name, "dp", None, reads, writes, launches=0, stream=stream, region=OUTSIDE, role=role, part="fsdp",
+               claims=claims, purpose=purpose)
+        )  # fmt: skip
+
+    def hold(self, name: str, reads: tuple[str, ...], stream: str = GATHER) -> None:
+        """A mark up to which these are held for the next block."""
+        self.mark(name, reads, (), stream, purpose="hold")
+
+    def wait(self, name: str, reads: tuple[str, ...]) -> None:
+        """The compute stream waits until these are there."""
+        self.ops.append(Op(name, "dp", Stream(0.0), reads, (), launches=0, region=OUTSIDE, part="fsdp"))
+
+    def neighbour(
+        self, name: str, kind: CollectiveKind, params: FloatK, ranks: FloatK, bytes_: float, stream: str
+    ) -> str:
+        """A collective of the block before or behind, which its own tape launches and counts; none for one rank."""
+        payload = where(ranks > 1.0, bytes_ * params, 0.0)
+        self.tensor(name, 0.0)
+        self.ops.append(
+            Op(
+                name,
+                "dp",
+                Collective(kind, "fsdp", payload),
+                (),
+                (name,),
+                launches=0,
+                stream=stream,
+                region=OUTSIDE,
+                part="fsdp",
+            )
+        )
+        return name
+
+    def add_to(self, b: TapeBuilder) -> None:
+        """Put them behind what a block's tape has."""
+        b.tensors.update(self.tensors)
+        for op in self.ops:
+            b.add(op)
+
+
+def gather(
+    p: Pieces, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK, *,
+    of_block: bool = False,
+) -> str:  # fmt: skip
+    """Cast and copy the shard in, a bf16 one copied alone, gather in place: 2 bytes a parameter come out; nothing for a
+    group of one rank. ``of_block``: the parameters are a block's own."""
+    runs = present & (ranks > 1)
+    p.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0), use="gathered_shard" if of_block else "")
+    p.tensor(out, where(runs, 2.0 * params, 0.0), use="gathered" if of_block else "")
+    if not anywhere(runs):
+        return out
+    p.ops.append(
+        Op(f"{out}.copy_in", "dp", Stream(where(runs, (ctx.stored + 2.0) * params / ranks, 0.0), "foreach_cast"), (),
+           (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
+    )  # fmt: skip
+    p.ops.append(
+        Op(f"{out}.all_gather", "dp", Collective("all_gather", group, 2.0 * params), (f"{out}.in",), (out,),
+           present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
+    )  # fmt: skip
+    return out
+
+
+def copy_out(
+    p: Pieces, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *, experts: bool
+) -> str:  # fmt: skip
+    """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard.
+
+    FSDP1's parameters are views of the gathered buffer: nothing moves, and what is held is taken to be FSDP2's.
+    """
+    by_rows = dim1(ctx) & experts & (ranks > 1)
+    moved = where(ranks > 1, 4.0, ctx.stored + 6.0) * params + where(by_rows, 4.0 * params, 0.0)
+    launches = where(ranks == 1, 6.0, 1.0) if experts else 1.0
+    if ctx.framework.flat_params:
+        moved, launches = where(ranks > 1, 0.0, (ctx.stored + 2.0) * params), where(ranks > 1, 0.0, 1.0)
+    scratch = where(ranks > 1, where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
+    p.tensor(weights, 2.0 * params, "weight_copy")
+    p.ops.append(
+        Op(f"{weights}.copy_out", "dp", Stream(moved, "copy"), reads, (weights,), scratch=scratch, launches=launches,
+           present=params > 0, region=OUTSIDE, part="fsdp",
+           purpose="experts_copy_out" if experts else "copy_out")
+    )  # fmt: skip
+    return weights
+
+
+def reduce(
+    p: Pieces, ctx: Context, name: str, params: ArrayK, ranks: ArrayK, grads: tuple[str, ...], num_weights: int
+) -> None:
+    """Copy bf16 gradients into an fp32 buffer, reduce-scatter it, add the shard to the gradient.
+
+    The buffer, 4 bytes a parameter, lives until the next group's reduction. A group of one rank divides by a factor of
+    one into a temporary and copies: 12 bytes a parameter. Where the sum is in 16 bits, the buffer is as well; where the
+    parameters are, the sum is cast to them (``_to_dtype_if_needed(reduce_output, orig_dtype)``). In FSDP1 the
+    parameters are pieces of one tensor: autograd concatenates their gradients, and the result is divided in front of
+    the sum (_runtime_utils.py, _reduce_grad: ``_gradient_predivide_factor``). FSDP2 leaves that to NCCL.
+
+    Behind the copy gradients are let go, but for that of the parameter registered last where there are ranks to reduce
+    over: the variable of a loop over them holds it until ``foreach_reduce`` returns, beside what is reduced.
+    """
+    present = params > 0
+    if not anywhere(present):
+        p.tensor(f"{name}.reduced", 0.0, use="reduced")
+        p.tensor(f"{name}.reduce_input", 0.0, use="reduce_input")
+        return
+    alone = present & (ranks <= 1)
+    by_rows = dim1(ctx) & (ranks > 1) & (name == "efsdp")
+    width = ctx.framework.reduced_bytes_per_param
+    p.tensor(f"{name}.reduce_input", width * params, use="reduce_input")
+    p.ops.append(
+        Op(f"{name}.reduce_copy_in", "dp", Stream((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
+           (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=present,
+           listed=params / ranks, region=OUTSIDE, part="fsdp")
+    )  # fmt: skip
+    in_loop: tuple[str, ...] = ()
+    last = registered_last(grads, ctx)
+    if last and not ctx.framework.flat_params and anywhere(present & opposite(alone)):
+        in_loop = (p.tensor(f"{name}.in_loop", 0.0, "grad"),)
+        p.ops.append(
+            Op(
+                f"{name}.loop",
+                "dp",
+                None,
+                last,
+                in_loop,
+                launches=0,
+                view=present & opposite(alone),
+                region=OUTSIDE,
+                part="fsdp",
+            )
+        )
+    result_bytes = where(ctx.accumulating & present, ctx.stored * params / ranks, 0.0)
+    p.tensor(f"{name}.reduced", result_bytes, "grad", "reduced")
+    out, kind = f"{name}.reduced", "grad"
+    casts = ctx.stored < width
+    if casts:
+        result_bytes, kind = where(present, width * params / ranks, 0.0), "buffer"
+        out = p.tensor(f"{name}.summed", result_bytes)
+    if anywhere(present & opposite(alone)):
+        payload = Collective("reduce_scatter", name, width * params)
+        if ctx.framework.flat_params:
+            p.ops.append(
+                Op(f"{name}.predivide", "dp", Stream(where(alone, 0.0, 2.0 * width * params), "mul"),
+                   (f"{name}.reduce_input",), (), launches=where(alone, 0.0, 1.0), present=present, stream=REDUCE,
+                   region=OUTSIDE, part="fsdp")
+            )  # fmt: skip
+        writes = (f"{name}.scattered",) if anywhere(alone) else (out,)
+        if anywhere(alone):
+            p.tensor(writes[0], where(alone, 0.0, result_bytes), kind)
+        p.ops.append(
+            Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes,
+               present=present & opposite(alone), stream=REDUCE, region=OUTSIDE, part="fsdp")
+        )  # fmt: skip
+    if anywhere(alone):
+        reads = (f"{name}.scattered" if anywhere(present & opposite(alone)) else f"{name}.reduce_input",)
+        p.ops.append(
+            Op(f"{name}.reduce_copy", "dp", Stream(where(alone, 16.0 * params, 0.0), "copy"), reads, (out,),
+               scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
+               present=alone, stream=REDUCE, region=OUTSIDE, part="fsdp")
+        )  # fmt: skip
+    if casts:
+        moved = where(present, (width + ctx.stored) * params / ranks, 0.0)
+        p.ops.append(
+            Op(f"{name}.reduced_cast", "dp", Stream(moved, "cast_down"), (out,), (f"{name}.reduced",), present=present,
+               stream=REDUCE, region=OUTSIDE, part="fsdp")
+        )  # fmt: skip
+        out = f"{name}.reduced"
+    if ctx.accumulating:
+        added = 3.0 * ctx.stored * params / ranks * ctx.accumulates
+        p.ops.append(
+            Op(f"{name}.accumulate", "dp", Stream(added, "mul"), (out,), (),
+               launches=adds(ctx, float(num_weights)), present=present, stream=REDUCE, region=OUTSIDE,
+               role="accumulate", part="fsdp")
+        )  # fmt: skip
+    if in_loop:
+        p.ops.append(Op(f"{name}.reduce_returns", "dp", None, in_loop, (), launches=0, region=OUTSIDE, part="fsdp"))
+
+
+def registered_last(grads: tuple[str, ...], ctx: Context) -> tuple[str, ...]:
+    """Of a group's gradients that of the parameter registered last; none where that is a norm's or the router's.
+
+    A block with grouped queries registers its norms behind its MLP or experts. One with latent attention has them ahead
+    of these, and shared experts behind all others. Of an MLP ``w3`` is last (torchtitan 0.2.2, models/*/model/model.py
+    and moe.py).
+    """
+    names = {grad.removeprefix("dW:") for grad in grads}
+    if names and all(name.startswith("experts.") for name in names):
+        ends: tuple[str, ...] = ("experts.w3",)
+    elif ctx.model.attention_kind.torchtitan.registers_norms_first:
+        ends = "output", "embedding", "shared.w3", "mlp.w3"
+    else:
+        ends = "output", "embedding"
+    return tuple(f"dW:{name}" for name in ends if name in names)
+
+
+def adds(ctx: Context, num: float = 1.0) -> FloatK:
+    """Launches of the additions to earlier gradients: none where a step has one micro-batch."""
+    return where(ctx.accumulates > 0.0, num, 0.0)
+
+
+def weights_of(ops: list[Op], *, experts: bool) -> tuple[str, ...]:
+    """The gradients of weights that these ops write, of the experts or of the others."""
+    names = (w for op in ops for w in op.writes if w.startswith("dW:"))
+    return tuple(n for n in names if n.startswith("dW:experts.") == experts)
+
+
+def neighbour_params(ctx: Context, block: str) -> tuple[ArrayK, ArrayK]:
+    """Parameters of the first layer behind the embedding, of the last in front of the head. [params]"""
+    index = 0 if block == "embedding" else ctx.model.num_layers - 1
+    layer = layer_params(ctx.model, ctx.model.is_moe_layer(index))
+    dense = (layer.matrices_tp + layer.shared) / ctx.tp + layer.replicated
+    return groups(ctx, dense, layer.routed / (ctx.ep * ctx.etp))

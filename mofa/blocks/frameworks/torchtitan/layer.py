@@ -1,0 +1,444 @@
+"""torchtitan 0.2.2 on PyTorch 2.11: what each step of a dense block launches, keeps and sends.
+
+Plain PyTorch modules: separate q, k and v, eager SwiGLU that keeps four tensors, rotary embedding in complex fp32
+(Llama, DeepSeek) or by cosines in the compute dtype (Qwen3, told by its head norms). Where the framework is compiled,
+a dense block is one graph of fused kernels; embedding, final norm and output layer stay eager, the loss is compiled.
+"""
+
+from __future__ import annotations
+
+from mofa.blocks import parts
+from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.elementwise import anywhere, where
+from mofa.blocks.frameworks.torchtitan import fsdp
+from mofa.blocks.frameworks.torchtitan.ffn import feed_forward
+from mofa.blocks.frameworks.torchtitan.heads import gather_heads, own_heads, ranks_of_heads, repeat, with_repeated_keys
+from mofa.blocks.frameworks.torchtitan.linear import (
+    CAST,
+    autocast,
+    cast_once,
+    enter,
+    hold_until_scattered,
+    in_compiled_block,
+    in_compiled_part,
+    leave,
+    linear,
+    llama_style,
+    split_by_ddp,
+    sum_gradients,
+    weight_grad_bytes,
+)
+from mofa.blocks.frameworks.torchtitan.loss import cross_entropy
+from mofa.blocks.frameworks.torchtitan.moe import moe
+from mofa.blocks.frameworks.torchtitan.ring import ring_attention
+from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, Tape, TapeBuilder
+from mofa.blocks.recomputation import OUTSIDE
+from mofa.blocks.work import Attention, Collective, Gemm, HostSync, Stream
+from mofa.specs.attention.mla import MlaSpec
+from mofa.specs.attention.record import Heads
+from mofa.specs.model import ModelSpec
+
+
+def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """Norm of the residual stream in its own dtype: one kernel, backward two; keeps its input and a scale a row."""
+    out = row_norm(b, ctx, x, name, ctx.shard, width, ctx.residual)
+    frame = {"attn_norm": "attention", "mlp_norm": "mlp", "final_norm": "output"}.get(name)
+    if frame is not None:  # an argument of the module behind it
+        parts.hold(b, frame, out)
+    return out
+
+
+def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, width: float, element: int) -> str:
+    """Fused where input and weight have one dtype; under autocast a bf16 input meets an fp32 weight: a chain of ops.
+
+    The chain (``rms_norm_composite``, aten/src/ATen/native/layer_norm.cpp of PyTorch 2.11) moves so many bytes for an
+    element, kernel by kernel: cast 6, square 8, mean 4, times the row's scale 8, times the weight 8, cast 6; two more
+    kernels have a number a row. Backward: cast 6; the weight's product 12 and its sum over rows 4, with a memset; times
+    the weight 8; the scale's product 12 and its sum over columns 4; times the scale 8; the mean's gradient spread 4,
+    the square's 28 in three kernels; their sum 12; cast 6; three have a number a row (tt1-qwen06b-host-bound-traced).
+    Fused backward: the input gradient reads dy and x and writes dx, the weight's reads dy and x again. Rows as short as
+    a head are bound by the blocks of threads, one a row (:func:`mofa.blocks.parts.heads_norm_back`); compiled they turn
+    in the same kernel, and back in one more.
+    """
+    count = rows * width
+    block_compiled = in_compiled_block(b, ctx)
+    compiled = block_compiled or (in_compiled_part(b, ctx) and name not in ("attn_norm", "mlp_norm"))
+    out_element = 2 if autocast(ctx) and (compiled or element == 2) else element
+    out = b.tensor(f"{name}.out", count * out_element)
+    scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
+    if autocast(ctx) and element == 2 and not compiled:
+        wide = b.tensor(f"{name}.upcast", 4.0 * count, grad=False)
+        normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
+        b.add(Op(name, "memory_bound", Stream(40.0 * count, "norm_chain_fwd"), (x,), (out, scale, wide, normed),
+                 (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm(4.0 * count), purpose="norm",
+                 back=Back(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
+        return out
+    read = 0.0 if block_compiled and name == "mlp_norm" else element  # fused behind the residual's sum
+    moved = (read + out_element) * count
+    like: str = ctx.model.norm
+    # the measured kernels read and write 2 bytes an element; wider elements count as more of them
+    behind = block_compiled and not read
+    short = width <= parts.HEAD and like == "rmsnorm"
+    like = "rmsnorm_heads" if short else like
+    work = Stream(moved, "add_rmsnorm_fwd") if behind else Stream(moved, f"{like}_fwd", moved / 4.0, width)
+    back = Back((3.0 * element + 2.0 * out_element) * count, 2, like=f"{like}_bwd",
+                elements=count * (2.0 * element + out_element) / 6.0, width=width)  # fmt: skip
+    if short:
+        back = Back(10.0 * count, 3, like=f"{like}_bwd", elements=count, width=width)
+        back = back if compiled else parts.heads_norm_back(ctx, rows, width)
+    b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back, purpose="norm"))
+    return out
+
+
+def eager_norm(x: FloatK) -> Order:
+    """The input in fp32, its squares and what their mean gives, both multiplied, times the weight, and cast."""
+    return Order((x, x), (WRITES + 2, 0, ~0, WRITES + 1, WRITES + 3, 1, WRITES, ~1))
+
+
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
+    """Three linears on one gathered input; under autocast each keeps a copy of its own, unless compiled."""
+    a, hidden = ctx.model.attention, float(ctx.model.hidden)
+    full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", ctx.tokens * hidden)
+    widths = (("wq", ctx.heads), ("wk", ctx.kv_heads), ("wv", ctx.kv_heads))
+    q, k, v = (
+        linear(b, ctx, full, name, m=ctx.tokens, n=heads * a.d_qk, k=hidden, wide_input=wide) for name, heads in widths
+    )
+    return q, k, v
+
+
+def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
+    """Norm over each head; keeps its input, the raw linear output; compiled, one kernel with the rotation behind it."""
+    x = gather_heads(b, ctx, x, name, heads, head_dim)
+    return row_norm(b, ctx, x, name, ctx.tokens * heads * ranks_of_heads(ctx), head_dim, ctx.element)
+
+
+def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
+    """Rotary embedding of q and k together; keeps nothing of their size.
+
+    By cosines (qwen3/model/model.py), in units of a tensor's bytes: times cosine 2, a half negated 1, the halves joined
+    2, times sine 2, their sum 3. Backward: two products 4; of the halves' gradients one negated and two copied 3, into
+    two zeroed tensors 2; the additions of what came by either half and by the cosine 6.
+    """
+    a = ctx.model.attention
+    ranks = ranks_of_heads(ctx) if a.qk_norm else 1.0
+    sizes = tuple((ctx.tokens * heads * a.d_qk * ranks) for heads in (ctx.heads, ctx.kv_heads))
+    out_q, out_k = (
+        b.tensor(f"{n}.rope", s * ctx.element) for n, s in zip("qk", sizes, strict=True)
+    )  # fmt: skip
+    total = sizes[0] + sizes[1]
+    order = None
+    if llama_style(ctx):
+        work, back, scratch, launches = complex_rotation(ctx, total, sizes[0])
+        positions = 4.0 * a.d_qk * ctx.seq_len / ctx.cp
+        if ctx.element == 2 and not (in_compiled_block(b, ctx) or in_compiled_part(b, ctx)):
+            back = back._replace(scratch=6.0 * sizes[0] + 2.0 * sizes[1] + positions,
+                                 order=complex_back(sizes[0], sizes[1], positions))  # fmt: skip
+        table = _table(b, ctx, ctx.tokens * a.d_qk * 4.0)
+        if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):
+            launches = 5
+    else:
+        table = _table(b, ctx, ctx.tokens * a.d_qk * 2.0 * ctx.element, table_elements=ctx.seq_len * 2.0 * a.d_qk)
+        e = ctx.element
+        if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):  # inside the head norms' kernels
+            work, back, scratch, launches = Stream(0.0 * total), Back(0.0, 0), 0.0 * total, 0
+        else:
+            each = (e * sizes[0], e * sizes[1])
+            work, back, scratch, launches = (
+                Stream(10.0 * e * total, "rope_heads_fwd"),
+                Back(15.0 * e * total, 18, 2.0 * each[0], like="rope_heads_bwd", order=halves_back(*each)),
+                2.0 * each[0], 10,
+            )  # fmt: skip
+            order = halves(*each)
+    b.add(Op("rope", "memory_bound", work, (q, k, *table), (out_q, out_k), table, scratch=scratch, launches=launches,
+             back=back, order=order))  # fmt: skip
+    out_k = repeat(b, ctx, out_k, "k", ranks, a.d_qk)
+    if anywhere(ranks > 1.0):
+        key_heads = ctx.heads if ctx.framework.repeats_keys else ctx.kv_heads
+        out_q = own_heads(b, ctx, out_q, "q", ctx.heads, a.d_qk)
+        out_k = own_heads(b, ctx, out_k, "k", key_heads, a.d_qk)
+    return out_q, out_k
+
+
+def complex_back(q: FloatK, k: FloatK, positions: FloatK) -> Order:
+    """Keys and queries in fp32, both times what turns them back, of which a conjugate is made each time, and cast."""
+    sizes = (4.0 * k, 4.0 * q, positions, 4.0 * k, positions, 4.0 * q)
+    return Order(sizes, (0, READS + 1, 1, READS, 2, 3, ~2, ~0, 4, 5, ~4, ~1, WRITES + 1, ~3, WRITES, ~5))
+
+
+def halves(q: FloatK, k: FloatK) -> Order:
+    """Qwen3's rotation, of queries and then of keys: by cosine, halves turned, joined, by sine, their sum."""
+    sizes = (q, 0.5 * q, q, q, k, 0.5 * k, k, k)
+    return Order(sizes, (0, 1, 2, ~1, 3, ~2, WRITES, ~0, ~3, 4, 5, 6, ~5, 7, ~6, WRITES + 1, ~4, ~7))
+
+
+def halves_back(q: FloatK, k: FloatK) -> Order:
+    """Keys first: the gradient by sine, its halves turned into their places, added in place; by cosine, added too."""
+    keys = (0, 1, WRITES + 1, ~1, 2, ~0, ~2, 3, READS + 1, ~3)
+    steps = (*keys, 4, 5, WRITES, ~5, 6, ~4, ~6, 7, READS, ~7)
+    return Order((k, 0.5 * k, k, k, q, 0.5 * q, q, q), steps)
+
+
+def complex_rotation(ctx: Context, total: ArrayK, largest: ArrayK) -> tuple[Stream, Back, ArrayK, int]:
+    """Casts to fp32, complex products, casts back: work, backward, scratch forward, kernels for q and k."""
+    if ctx.element == 4:
+        return Stream(8.0 * total, "mul"), Back(8.0 * total, 4, like="mul"), 0.0 * total, 2
+    moved, like, width = (2.0 * CAST + 8.0) * total, "rope_complex", float(ctx.model.hidden)
+    back = Back(moved, 8, 8.0 * largest, like=like, elements=total, width=width)
+    return Stream(moved, like, total, width), back, 8.0 * total, 6
+
+
+def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, table_elements: float = 0.0) -> tuple[str, ...]:
+    """What the rotation keeps of its tables: rows picked for cp's positions; Qwen3's cast to the compute dtype.
+
+    FSDP casts the table that every block is called with, outside of the checkpoint; other modes cast it inside.
+    """
+    names = []
+    if table_elements and ctx.element == 2:
+        outside = ctx.precision_mode == "mixed"
+        name = b.tensor("rope_table", table_elements * 2.0, grad=False)
+        b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", Stream(CAST * table_elements), (),
+                 (name,), launches=1 if outside else 2, region=OUTSIDE if outside else "",
+                 part="fsdp" if outside else ""))  # fmt: skip
+        names.append(name)
+    if anywhere(ctx.cp > 1):
+        splits_rows = ctx.cp > 1
+        name = b.tensor("rope_rows", where(splits_rows, rows_bytes, 0.0), grad=False)
+        b.add(Op("rope_rows", "memory_bound", Stream(2.0 * rows_bytes), (), (name,), present=splits_rows))
+        names.append(name)
+    return tuple(names)
+
+
+def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
+    """Latent attention (deepseek_v3/model.py): low-rank projections replicated over tp on the gathered sequence.
+
+    Keys are concatenated with the one rotated key; values stay a view of the up-projection, which is kept whole.
+    """
+    t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
+    heads, rank, turn, nope = ctx.heads, float(a.kv_lora_rank), float(a.qk_rope_head_dim), float(a.qk_nope_head_dim)
+    d_qk, d_v = float(a.d_qk), float(a.v_head_dim)
+    full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", t * hidden)
+    if a.q_lora_rank is None:
+        q_raw = linear(b, ctx, full, "wq", m=t, n=heads * d_qk, k=hidden, wide_input=wide)
+    else:
+        low = float(a.q_lora_rank)
+        down = linear(b, ctx, full, "wq_a", m=t, n=low, k=hidden, wide_input=wide)
+        down = row_norm(b, ctx, down, "q_norm", t, low, e)
+        down = sum_gradients(b, down, "wq_b", t * low * e, ctx.has_tp)
+        q_raw = linear(b, ctx, down, "wq_b", m=t, n=heads * d_qk, k=low)
+    query = b.tensor("q", t * heads * d_qk * e)
+    spun, back, scratch, launches = complex_rotation(ctx, t * heads * turn, t * heads * turn)
+    joined = 2.0 * t * heads * d_qk * e
+    turned = b.tensor("q.turned", t * heads * turn * e, grad=False)
+    order = Order((0.5 * scratch, 0.5 * scratch), (0, 1, WRITES + 1, ~0, ~1, WRITES))
+    b.add(Op("rope.q", "memory_bound", Stream(spun.bytes + joined, "rope_complex"), (q_raw,), (query, turned),
+             scratch=scratch, launches=launches // 2 + 1, order=order if e == 2 else None,
+             back=Back(back.bytes + 2 * joined, launches // 2 + 4, back.scratch, like="rope_complex",
+                       order=Order((0.5 * back.scratch, 0.5 * back.scratch, 0.25 * back.scratch),
+                                   (0, 1, ~0, 2, ~1, WRITES, ~2)) if e == 2 else None)))  # fmt: skip
+    for local in (q_raw, turned):
+        parts.hold(b, "attention", local)
+    low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=wide)
+    latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
+    b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0,
+             back=Back(2 * t * (rank + turn) * e, 3, like="copy")))  # fmt: skip
+    spun, back, scratch, launches = complex_rotation(ctx, t * turn, t * turn)
+    rotated = b.tensor("k.rope", t * turn * e)
+    b.add(Op("rope.k", "memory_bound", spun, (single,), (rotated,), scratch=scratch, launches=launches // 2,
+             back=Back(back.bytes, launches // 2 + 1, back.scratch, like="rope_complex")))  # fmt: skip
+    latent = row_norm(b, ctx, latent, "kv_norm", t, rank, e)
+    latent = sum_gradients(b, latent, "wkv_b", t * rank * e, ctx.has_tp)
+    up = linear(b, ctx, latent, "wkv_b", m=t, n=heads * (nope + d_v), k=rank)
+    part, value = b.tensor("k.nope", t * heads * nope * e), b.tensor("v", t * heads * d_v * e)
+    b.add(Op("wkv_b.split", "memory_bound", None, (up,), (part, value), view=True, launches=0,
+             back=Back(2 * t * heads * (nope + d_v) * e, 1, like="copy")))  # fmt: skip
+    key = b.tensor("k", t * heads * d_qk * e)
+    b.add(Op("attn.k_join", "memory_bound", Stream(joined, "copy"), (part, rotated), (key,),
+             back=Back(work=Stream(joined, "copy"), family="memory_bound", launches=3, view=True)))  # fmt: skip
+    return query, key, value
+
+
+def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
+    """cuDNN's fused attention; fp32 inputs are left to the composite one, which keeps the probabilities."""
+    v = repeat(b, ctx, v, "v", 1.0, ctx.model.attention.d_v)
+    ctx = with_repeated_keys(ctx)
+    for local in (q, k, v):
+        parts.hold(b, "attention", local)
+    if ctx.element == 4:
+        return _composite_attention(b, ctx, q, k, v)
+    if anywhere(ctx.cp > 1):
+        return ring_attention(b, ctx, q, k, v, windowed)
+    return parts.fused_attention(b, ctx, q, k, v, windowed)
+
+
+def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
+    """The math backend: keys and values repeated to all heads, scaled copies, S x S fp32 scores with a mask."""
+    a, t, s = ctx.model.attention, ctx.tokens, float(ctx.seq_len)
+    wide_q, wide_v = t * ctx.heads * a.d_qk * 4.0, t * ctx.heads * a.d_v * 4.0
+    scores = 4.0 * t * ctx.heads * s
+    scaled_q, scaled_k = b.tensor("attn.q_scaled", wide_q), b.tensor("attn.k_scaled", wide_q)
+    repeated = b.tensor("attn.v_repeated", wide_v)
+    spread = ctx.kv_heads < ctx.heads
+    parts.stream(b, "attn.scale_q", (q,), scaled_q, bytes_=2 * wide_q, back_bytes=2 * wide_q)
+    parts.stream(b, "attn.scale_k", (k,), scaled_k, bytes_=4 * wide_q, back_bytes=4 * wide_q, launches=2,
+                 back_launches=2)  # fmt: skip
+    b.add(Op("attn.repeat_v", "memory_bound", Stream(2 * wide_v), (v,), (repeated,), present=spread,
+             back=Back(2 * wide_v, 1)))  # fmt: skip
+    soft = b.tensor("attn.soft", scores, grad=False)
+    raw = b.tensor("attn.raw", wide_v)
+    out = b.tensor("attn.out", wide_v)
+    work = Attention(ctx.micro_batch, ctx.heads, ctx.seq_len, 2 * ctx.attention_pairs(False), a.d_qk, a.d_v,
+                     kv_heads=ctx.kv_heads)  # fmt: skip
+    saved = (scaled_q, scaled_k, repeated, soft)
+    b.add(Op("attn.core", "attention", work, (scaled_q, scaled_k, repeated), (raw, soft), saved, scratch=2 * scores,
+             launches=2, back=Back(0.0, 4, 2 * scores)))  # fmt: skip
+    b.add(Op("attn.softmax", "memory_bound", Stream(7 * scores), (raw,), (out,), view=True, launches=4,
+             back=Back(work=Stream(8 * scores), family="memory_bound", view=True, launches=3)))  # fmt: skip
+    return out
+
+
+def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
+    """A linear over the split width, and the reduce-scatter of its partial sums."""
+    name = "wo" if name == "proj" else name
+    hold_until_scattered(b, ctx, x, name)
+    out = leave(b, ctx, linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k), name, n)
+    parts.leave_frame(b, "attention")
+    return out
+
+
+def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
+    """An addition that keeps nothing; an fp32 stream takes a bf16 branch, whose gradient is cast back.
+
+    Compiled, the sum inside a block runs in the kernel of the norm behind it and is not kept: the partitioner keeps
+    the branch that was added to the block's input, which is kept anyway, and adds again. The block's last sum ends its
+    use of the gathered weights.
+    """
+    count = ctx.shard * ctx.model.hidden
+    wide, narrow = ctx.residual, ctx.element
+    compiled = in_compiled_block(b, ctx)
+    if ctx.model.dropout > 0:
+        dropped = b.tensor(f"{name}.dropped", count * narrow)
+        mask = b.tensor(f"{name}.mask", count, grad=False)
+        b.add(Op(f"{name}.dropout", "memory_bound", Stream((2 * narrow + 1) * count), (y,), (dropped, mask), (mask,),
+                 back=Back((2 * narrow + 1) * count, 1)))  # fmt: skip
+        y = dropped
+    if wide != narrow:
+        promoted = b.tensor(f"{name}.promoted", count * wide)
+        b.add(Op(f"{name}.promote", "memory_bound", None, (y,), (promoted,), view=True, launches=0,
+                 back=Back(work=Stream(CAST * count, "cast_down"), family="memory_bound")))  # fmt: skip
+        y = promoted
+    total = b.tensor(name, count * wide)
+    weights = fsdp.release(b) if name == "out" else ()
+    inside = compiled and name == "mid"
+    b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"),
+             (y, x) if inside else (x, y, *weights), (total,), launches=0 if inside else 1, view=inside,
+             functions=fsdp.call_python(ctx) if name == "out" else 0.0, back=Back(0.0, 0)))  # fmt: skip
+    return total
+
+
+def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
+    """Dense feed-forward on one gathered input."""
+    full = enter(b, ctx, h, name, float(ctx.model.hidden))
+    fused = in_compiled_block(b, ctx) and not split_by_ddp(b, ctx)
+    y = feed_forward(b, ctx, full, name, width / ctx.tp, fused=fused, returns=False)
+    out = leave(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
+    parts.leave_frame(b, name)
+    return out
+
+
+# -- ends of the model
+
+
+def embedding(b: TapeBuilder, ctx: Context) -> str:
+    """Lookup; under tp of masked rows, reduce-scattered along the sequence. Its gradient is as large as the table, of
+    which distributed tensors make all rows on every rank (tensor/_ops/_embedding_ops.py splits none of them).
+
+    Each micro-batch's tokens come from pageable memory, for which the host waits until the device has done all before
+    (train.py, ``train_step``: ``.to(self.device)``; torch's copy synchronizes the stream). Of a pipeline all come at
+    once, as the step begins.
+    """
+    hidden, r = float(ctx.model.hidden), ctx.residual
+    params = ctx.model.vocab * hidden / ctx.tp
+    positions = (ctx.model.max_positions or 0) * hidden if ctx.model.positions == "learned" else 0.0
+    wrap = params + positions / ctx.tp
+    own_block = not b.block  # else part of a multi-token-prediction layer, which owns no embedding
+    if own_block:
+        if not ctx.pipelined:
+            b.add(Op("tokens.sync", "host", HostSync()))
+        fsdp.wrap_block(b, ctx, "embedding", wrap, 0.0 * ctx.tp)
+    grad = {"mixed": 2.0, "autocast": 4.0 * ctx.accumulating, "uniform": weight_grad_bytes(ctx)}[ctx.precision_mode]
+    rows = ctx.tokens * hidden
+    made = where(ctx.has_tp, ctx.model.vocab * hidden, params)
+    looked = b.tensor("embedding.rows", rows * r)
+    weights = tuple(n for n in ("fsdp.weights",) if n in b.tensors)
+    width = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.element)}[ctx.precision_mode]
+    many = where(ctx.has_tp, 4.0, 1.0)
+    b.add(Op("embedding", "memory_bound", Stream(2 * rows * r, "embedding"), weights, (looked,), launches=many,
+             back=Back(width * made + 2 * rows * r, 5, parts.embedding_backward_scratch(ctx, made / hidden)),
+             weight_params=params, weight_bytes=grad * made, purpose="embedding"))  # fmt: skip
+    if positions:
+        moved = b.tensor("embedding.sum", rows * r)
+        looked = parts.stream(b, "embedding.positions", (looked,), moved, bytes_=3 * rows * r, launches=2,
+                              back_launches=0)  # fmt: skip
+    if own_block:
+        fsdp.release(b)
+        fsdp.await_first_block(b, ctx)
+    return leave(b, ctx, looked, "embedding", hidden)
+
+
+def head(b: TapeBuilder, ctx: Context, x: str) -> str:
+    """Final norm and output layer, one group that stays gathered until its backward; loss over logits split by tp."""
+    hidden = float(ctx.model.hidden)
+    vocab = ctx.model.vocab / ctx.tp
+    fsdp.wrap_block(b, ctx, "head", vocab * hidden + hidden, 0.0 * ctx.tp)
+    normed = norm(b, ctx, x, "final_norm", hidden)
+    full = enter(b, ctx, normed, "output", hidden)
+    fsdp.release(b)
+    logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True, purpose="output")
+    parts.leave_frame(b, "output")
+    if not ctx.framework.loss_parallel and anywhere(ctx.has_tp):
+        all_logits = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
+        work = Collective("all_gather", "tp", ctx.tokens * ctx.model.vocab * float(ctx.element))
+        logits = b.add(
+            Op("logits.all_gather", "tp", work, (logits,), (all_logits,), present=ctx.has_tp, stream="tp")
+        )  # fmt: skip
+        vocab = 1.0 * ctx.model.vocab
+    b.part = "loss"
+    loss = cross_entropy(b, ctx, logits, ctx.tokens * vocab)
+    b.part = ""
+    return loss
+
+
+# -- selective activation checkpointing by op
+
+
+def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, products: bool = True) -> frozenset[str]:
+    """Ops whose outputs ``selective: op`` keeps (activation_checkpoint.py).
+
+    Every other matrix product from the first, ``attention`` (``saves_attention``), reduce-scatters, and all-to-alls.
+    Qwen3's list lacks the latter (models/qwen3/infra/parallelize.py); it runs experts behind grouped-query attention
+    without sinks.
+
+    Products of the router's gate are neither kept nor counted; grouped products are not in the list. ``products`` is
+    False where parts of a block are compiled inside of the checkpoint: they multiply into memory of their own choice
+    (``aten.mm.out``), which is another op than the list has, while attention is called as ever.
+    """
+    saved_outputs: set[str] = set()
+    exchanges = model.attention_kind.torchtitan.keeps_exchanges or model.attention.sinks
+    collectives = ("reduce_scatter", "all_to_all") if exchanges else ("reduce_scatter",)
+    count = 0
+    for op in forward.ops:
+        work = op.work
+        if isinstance(work, Gemm) and op.name != "router.gate":
+            count += 1
+            if products and count % 2:
+                saved_outputs.add(op.name)
+        elif (attention and isinstance(work, Attention)) or (isinstance(work, Collective) and work.kind in collectives):
+            saved_outputs.add(op.name)
+    return frozenset(saved_outputs)
+
+
+PRIMITIVES = Primitives(
+    norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
+    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, wrap_block=fsdp.wrap_block,
+    wrap_backward=fsdp.wrap_backward,
+)  # fmt: skip

@@ -1,0 +1,309 @@
+"""torchtitan's linears in its three precision modes, and what tensor parallelism does around them.
+
+FSDP2's mixed precision: bf16 throughout, weights gathered by data parallelism. Autocast (one GPU, DDP): fp32 between
+linears, a bf16 copy of the input for every call and of the weight for every linear; of bf16 parameters nothing is left
+to cast. Without either (TP or PP alone): everything in the training dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mofa.blocks import parts
+from mofa.blocks.context import Context
+from mofa.blocks.elementwise import anywhere, opposite, where
+from mofa.blocks.op import Back, BoolK, FloatK, Op, TapeBuilder
+from mofa.blocks.roles import Purpose
+from mofa.blocks.work import Collective, Gemm, Stream
+
+CAST = 6.0
+"""Bytes an element that a cast between bf16 and fp32 moves. [B]"""
+
+
+DDP_BUCKET = 100.0 * 2**20
+"""Bytes of gradients in one of DDP's buckets (torchtitan's bucket_cap_mb). [B]"""
+
+
+def autocast(ctx: Context) -> bool:
+    """Whether torch.autocast casts what fp32 linears read."""
+    return ctx.precision_mode == "autocast"
+
+
+def runs_autocast(ctx: Context) -> bool:
+    """Whether torch.autocast runs, though linears may have nothing to cast."""
+    return autocast(ctx) or ctx.amp
+
+
+def in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
+    """Whether the block is compiled as one: blocks with experts are compiled in pieces."""
+    return ctx.framework.compile and b.block.startswith("dense")
+
+
+def in_compiled_part(b: TapeBuilder, ctx: Context) -> bool:
+    """Whether a module of the block is compiled by itself: attention, router and shared experts beside experts.
+
+    A block with experts is cut at the hooks around them (llama4/infra/parallelize.py, apply_compile).
+    """
+    return ctx.framework.compile and b.block.startswith("moe")
+
+
+def split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
+    """Whether a compiled dense block is cut between the products of its feed-forward layer.
+
+    Under DDP, torchtitan has Dynamo compile a block in one graph for each bucket of gradients (apply_ddp:
+    ddp_optimizer; a bucket of 100 MiB). So a product whose weight fills a bucket is a graph with the elementwise ops
+    behind it (torch/_dynamo/backends/distributed.py). Nothing is fused over a cut, and what crosses it is kept.
+    """
+    each = 4.0 if autocast(ctx) else float(ctx.element)
+    weight_bytes = each * ctx.model.hidden * float(ctx.model.mlp.ffn_hidden or 0)
+    ddp = ctx.framework.data_parallel == "ddp" and runs_autocast(ctx)
+    return in_compiled_block(b, ctx) and ddp and weight_bytes >= DDP_BUCKET
+
+
+def llama_style(ctx: Context) -> bool:
+    """Whether q, k and v leave their linears as local tensors; Qwen3 and DeepSeek keep distributed ones."""
+    return ctx.model.attention_kind.torchtitan.has_local_heads and not ctx.model.attention.qk_norm
+
+
+def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
+    """What says of an op of this block whether it is compiled, and where it works on distributed tensors."""
+    compile_, grouped = ctx.framework.compile, ctx.framework.experts != "sequential"
+    distributed: BoolK = ctx.has_tp
+    any_tp = bool(anywhere(ctx.has_tp))
+
+    def mark(op: Op) -> Op:
+        name = op.name
+        if name.startswith(("fsdp", "efsdp")) or op.family in ("dp", "host"):
+            return op
+        if block == "embedding":
+            compiled = False
+        elif block == "head":
+            compiled = compile_ and name.startswith("loss.")
+        elif block.startswith("moe"):
+            eager = ("moe.", "mid.add", "out.add", "accumulate", *(() if grouped else ("experts.",)))
+            compiled = compile_ and not name.startswith(eager)
+        else:
+            compiled = compile_
+        dispatched: BoolK = False if _local(name, ctx) or not any_tp else distributed
+        if any_tp and name.startswith("accumulate ") and not name.startswith(_LOCAL_SUMS):
+            op = op._replace(view=opposite(dispatched))
+        if not compiled and name.endswith(_SUMS_OF_VIEWS) and not op.reads[0].endswith("=sum"):
+            op = op._replace(view=False)
+        return op._replace(compiled=compiled, dtensor=dispatched, views=_views(op, ctx))
+
+    return mark
+
+
+_LLAMA_LOCAL = ("rope", "attn.core", "attn.k", "mlp.act", "mid.add", "out.add")
+_MOE_TURNS = ("moe.all_gather", "moe.gather_copy", "moe.scatter_copy", "moe.reduce_scatter", "moe.routed.")
+"""Ops of a layer of experts that are changes of layout; between them all tensors but the gate's and the shared
+experts' products are local (``use_local_input``, ``use_local_output``: llama4/infra/parallelize.py)."""
+
+
+_LOCAL_SUMS = ("accumulate x ", "accumulate mid ", "accumulate moe.")
+"""Sums of gradients of local tensors, in place: the residual stream's and what experts are given. Those of distributed
+tensors are new ones (torch/csrc/autograd/input_buffer.cpp; tt4-tp2-ep4-dsv2lite-8l-traced)."""
+
+
+_SUMS_OF_VIEWS = (" at wk", " at wq", " at wkv_a", " at mlp.w1", " at mlp.w3")
+"""Sums whose first gradient is a view of what a product made, as that of a linear's folded input is: a view has its
+base, so that nothing is added to it in place (``can_accumulate_inplace``; tt2-pp2-interleaved-llama-10l-traced)."""
+
+
+def _local(name: str, ctx: Context) -> bool:
+    """Whether an op works on plain tensors under tensor parallelism too."""
+    if name.startswith(("moe.", "experts.", "router.", "shared.act")):
+        return not name.startswith((*_MOE_TURNS, "router.gate"))
+    return llama_style(ctx) and name.startswith(_LLAMA_LOCAL)
+
+
+_VIEWS = {
+    "linear": 5.0, "linear.dgrad": 5.0, "linear.wgrad": 5.0, "norm": 1.0, "collective": 1.0,
+    "join": 6.0, "attn.core": 6.0, "split": 2.0,
+}  # fmt: skip
+"""Ops without a kernel, as counted on torchtitan's models under tensor parallelism by a mode that sees every op: a
+linear transposes its weight and folds and unfolds its input, three views, and has a turn to and from a distributed
+tensor; its two gradients share seven views and three turns; a norm and a change of layout have one turn. Rotations of
+halves (Qwen3) slice, of pairs (DeepSeek) view as complex numbers; heads are split off, transposed, joined."""
+
+
+def _views(op: Op, ctx: Context) -> float:
+    """Ops without a kernel around an op, where tensors are distributed or a mode sees every op. [-]"""
+    name = op.name.removesuffix("~").removesuffix(".backward")
+    if isinstance(op.work, Gemm):
+        product = next((f"linear{end}" for end in (".dgrad", ".wgrad") if name.endswith(end)), "linear")
+        return _VIEWS[product]
+    if isinstance(op.work, Collective):
+        return _VIEWS["collective"]
+    if name.endswith("norm"):
+        return _VIEWS["norm"]
+    if llama_style(ctx):
+        return 0.0
+    if name.startswith("rope"):
+        return ctx.model.attention_kind.torchtitan.views_of_rotation
+    if name.endswith("_join"):
+        return _VIEWS["join"]
+    return _VIEWS.get("split" if name.endswith(".split") else name, 0.0)
+
+
+def weight_grad_bytes(ctx: Context) -> float:
+    """Bytes of a linear's gradient before it is reduced or added; 0 where it is the lasting one itself. [B/param]"""
+    if ctx.precision_mode == "uniform":
+        return float(ctx.element) if ctx.accumulating else 0.0
+    return 2.0
+
+
+def weight_copy(b: TapeBuilder, name: str, params: FloatK, like: str = "cast_down") -> str:
+    """The bf16 copy of an fp32 weight, which the graph keeps for the input gradient."""
+    copy = b.tensor(f"{name}.weight16", 2.0 * params, "weight_copy", grad=False)
+    return b.add(
+        Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params, like), (), (copy,), purpose="weight_cast")
+    )
+
+
+def cast(
+    b: TapeBuilder, x: str, name: str, elements: FloatK, element: float = 2.0, back_like: str | None = None
+) -> str:
+    """A cast between bf16 and fp32 to ``element`` bytes, and back in the backward pass, there as ``back_like``."""
+    out = b.tensor(f"{name}.{'bf16' if element == 2 else 'fp32'}", element * elements)
+    like, opposite_like = ("cast_down", "cast_up") if element == 2 else ("cast_up", "cast_down")
+    back_like = back_like or opposite_like
+    return parts.stream(b, f"{name}.cast", (x,), out, bytes_=CAST * elements, back_bytes=CAST * elements, like=like,
+                        back_like=back_like)  # fmt: skip
+
+
+def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK) -> tuple[str, bool]:
+    """The input of several linears, and whether each casts it for itself under autocast.
+
+    A module compiled by itself is handed the norm's fp32 output and casts it once for all of its linears.
+    """
+    if not autocast(ctx) or not in_compiled_part(b, ctx):
+        return x, True
+    return cast(b, x, name, elements), False
+
+
+def linear(
+    b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, wide_input: bool = False,
+    reads: tuple[str, ...] = (), purpose: Purpose = "",
+) -> str:  # fmt: skip
+    """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input."""
+    if autocast(ctx):
+        reads = (*reads, weight_copy(b, name, n * k))
+        if wide_input and (not in_compiled_block(b, ctx) or (split_by_ddp(b, ctx) and name.endswith(".w3"))):
+            x = cast(b, x, name, m * k)
+    return parts.linear(
+        b,
+        ctx,
+        x,
+        name,
+        m=m,
+        n=n,
+        k=k,
+        saves=(x,),
+        reads=reads,
+        grad_bytes_per_param=weight_grad_bytes(ctx),
+        purpose=purpose,
+    )
+
+
+def enter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """All-gather of the sequence before a sublayer, one for all of its linears, which keep its output.
+
+    Gathering along the second dimension copies chunks together unless the micro-batch has one sequence; the backward
+    reduce-scatter always copies its input together first (_functional_collectives.py).
+    """
+    if not anywhere(ctx.has_tp):
+        return x
+    full = parts.sp_gather(b, ctx, parts.tp_copy(b, ctx, x, name, width), name, width)
+    full = _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=True)
+    if not in_compiled_block(b, ctx):  # the argument of the sublayer's forward
+        parts.hold(b, "attention" if name == "attn" else name, full)
+    return full
+
+
+def enter_local(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """As :func:`enter` before a sublayer on plain tensors (``use_local_input``), whose gradient is taken to be the same
+    on every rank: each cuts out its shard, and nothing is reduced."""
+    if not anywhere(ctx.has_tp):
+        return x
+    full = parts.tp_copy(b, ctx, x, name, width)
+    out = b.tensor(f"{name}.full", ctx.tokens * width * ctx.element)
+    shard_bytes = ctx.tokens / ctx.tp * width * ctx.element
+    full = b.add(
+        Op(f"{name}.all_gather", "tp", Collective("all_gather", "tp", ctx.tokens * width * ctx.element), (full,),
+           (out,), present=ctx.gathers, stream="tp",
+           back=Back(work=Stream(2.0 * shard_bytes, "copy"), family="memory_bound", present=ctx.gathers))
+    )  # fmt: skip
+    return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=None)
+
+
+def sum_gradients(b: TapeBuilder, x: str, name: str, nbytes: FloatK, present: BoolK) -> str:
+    """``x``, whose gradient is a partial sum on every rank of tp and is all-reduced, a copy of it.
+
+    A layout that says so at once (``redistribute`` of a ``Partial``: tensor/_api.py, placement_types.py), behind both
+    products that it comes from; ``_c10d_functional.all_reduce`` leaves its input as it is.
+    """
+    if not anywhere(present):
+        return x
+    summed, copied = b.tensor(f"{name}.sum_gradients", nbytes), b.tensor(f"{name}.gradient_copy", nbytes)
+    reduce = Back(work=Collective("all_reduce", "tp", nbytes), family="tp", present=present, view=True, stream="tp")
+    copy = Back(work=Stream(2.0 * nbytes, "copy"), family="memory_bound", present=present)
+    b.add(Op(f"{name}.sum_gradients", "memory_bound", None, (x,), (summed,), view=True, launches=0, back=reduce))
+    return b.add(
+        Op(f"{name}.gradient_copy", "memory_bound", None, (summed,), (copied,), view=True, launches=0, back=copy)
+    )  # fmt: skip
+
+
+def leave(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """Reduce-scatter of a row-parallel linear's partial sums along the sequence, after a copy of its chunks."""
+    if not anywhere(ctx.has_tp):
+        return x
+    hold_until_scattered(b, ctx, x, name)
+    x = _chunks(b, ctx, x, f"{name}.scatter_copy", width, forward=True, backward=ctx.micro_batch > 1)
+    out = parts.tp_reduce(b, ctx, x, name, width)
+    parts.leave_frame(b, f"{name} call")
+    return out
+
+
+def hold_until_scattered(b: TapeBuilder, ctx: Context, x: str, name: str) -> None:
+    """Input or output of a linear whose sums are scattered by a hook behind it: its call has both until then."""
+    if anywhere(ctx.has_tp) and not in_compiled_block(b, ctx):
+        parts.hold(b, f"{name} call", x)
+
+
+def _chunks(
+    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, forward: BoolK, backward: BoolK | None
+) -> str:  # fmt: skip
+    """A copy of chunks on the ways where there is one; ``backward`` None: the gradient passes as it is."""
+    moved = 2.0 * ctx.tokens * width * ctx.element
+    out = b.tensor(name, ctx.tokens * width * ctx.element)
+    back = Back(0.0, 0)
+    if backward is not None:
+        work = Stream(where(backward, moved, 0.0), "copy")
+        back = Back(work=work, family="memory_bound", present=ctx.gathers, view=opposite(backward))
+    return b.add(
+        Op(name, "memory_bound", Stream(where(forward, moved, 0.0), "copy"), (x,), (out,), present=ctx.gathers,
+           view=opposite(forward), back=back)
+    )  # fmt: skip
+
+
+def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
+    """Gradients of the two norms are partial under sequence parallelism: a small all-reduce each.
+
+    So is that of a product whose output all heads share, as the latent and the one rotated key of latent attention."""
+    if not anywhere(ctx.gathers):
+        return []
+    hidden = float(ctx.model.hidden)
+    payloads = [2.0 * hidden, 2.0 * hidden]
+    if shared := ctx.model.attention_kind.shared_columns(ctx.model.attention):
+        payloads.append(2.0 * hidden * shared)
+    works = [Collective("all_reduce", "tp", payload) for payload in payloads]
+    return [
+        Op(f"fsdp.partial_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp", part="fsdp")
+        for i, work in enumerate(works)
+    ]
+
+
+def is_product(op: Op) -> bool:
+    """Whether an op of a backward tape makes a linear's weight gradient."""
+    return op.role == "wgrad"

@@ -1,0 +1,83 @@
+"""torchtitan until July 2025: the embedding, the last norm and the output layer are one group of FSDP, the root's.
+
+Read in torchtitan 0.1.0 (models/llama3/infra/parallelize.py) and PyTorch 2.7 (fsdp/_fully_shard/_fsdp_state.py).
+"""
+
+from __future__ import annotations
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import where
+from mofa.blocks.frameworks.torchtitan.fsdp_pieces import (
+    REDUCE,
+    Pieces,
+    copy_out,
+    gather,
+    neighbour_params,
+    reduce,
+    shards,
+    weights_of,
+)
+from mofa.blocks.op import Op, TapeBuilder
+
+ROOT, LAST = "fsdp.root", "fsdp.last_block"
+"""What the root gathers, and the last block's weights, where the ends of the model are the root's."""
+
+
+def root_holds_ends(ctx: Context) -> bool:
+    """Whether the embedding, the last norm and the output layer are the root's one group (``ends_apart``)."""
+    return shards(ctx) and not ctx.framework.ends_apart
+
+
+def head_params(ctx: Context) -> ArrayK:
+    """Of the last norm and of an output layer that is not the embedding. [params]"""
+    hidden = float(ctx.model.hidden)
+    return where(ctx.model.tied_embeddings, 0.0, ctx.model.vocab * hidden) / ctx.tp + hidden
+
+
+def wrap_end(b: TapeBuilder, ctx: Context, block: str, own: ArrayK) -> None:
+    """The root is gathered in front of the embedding. The last block stays gathered until its backward, through the
+    head and the loss (``reshard_after_forward=int(layer_id) < len(model.layers) - 1``)."""
+    p = Pieces()
+    if block == "embedding":
+        all_params = own + head_params(ctx)
+        reads = (gather(p, ctx, ROOT, "fsdp", all_params, ctx.fsdp, all_params > 0),)
+        copy_out(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
+    else:
+        block_params, _ = neighbour_params(ctx, block)
+        p.mark("fsdp.keep_last", (), (p.tensor(LAST, 2.0 * block_params, "weight_copy"),), "compute")
+    p.add_to(b)
+
+
+def backward_of_end(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK) -> None:
+    """The ends of the model where they are the root's: nothing is gathered, and the root's hook runs at the end, as
+    tokens need no gradient (_fsdp_state.py, ``_root_post_backward_final_callback``).
+
+    The head's gradients wait for it among the parameters' gradients and are let go with those, behind the optimizer's
+    step: of several micro-batches the later ones find 2 bytes a head parameter too many.
+    """
+    width = ctx.framework.reduced_bytes_per_param
+    own_grads = weights_of(ops, experts=False)
+    p.ops = list(ops)
+    if block == "head":
+        p.mark("fsdp.turn_last", (LAST,), (), "compute")
+        p.mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
+        p.tensor(
+            "fsdp.reduce_input", 4.0, use="reduce_input"
+        )  # stands for what the last block finds on its way: nothing
+        p.mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
+        p.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+        return
+    all_params, (block_own, expert_params) = own + head_params(ctx), neighbour_params(ctx, block)
+    begin = Pieces(tensors=p.tensors)
+    begin.tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
+    begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
+    begin.mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
+    end = Pieces(tensors=p.tensors)
+    end.tensor("fsdp.reduced", 0.0, use="reduced")
+    end.tensor("fsdp.done", 0.0)
+    end.wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))
+    reduce(end, ctx, "fsdp", all_params, ctx.fsdp, own_grads, 3)
+    end.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+    end.mark("fsdp.last", (), ("fsdp.done",), REDUCE)
+    end.wait("fsdp.finish", ("fsdp.done",))
+    p.ops = begin.ops + p.ops + end.ops

@@ -1,0 +1,48 @@
+"""A folder of measurements: its rows, the curves fitted to them, and the bundled profile of its device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mofa.calibrate.fits.fit import Curves, fit_curves
+from mofa.calibrate.measurements import Row, read_environment, read_rows
+from mofa.calibrate.shapes.te_bf16 import GROUPED
+from mofa.errors import SpecError
+from mofa.specs.hardware import GpuSpec
+from mofa.specs.load import load_cluster
+
+BASES = {"H200": ("h200-sxm", "h200-hgx"), "H100": ("h100-sxm", "h100-hgx"), "H800": ("h800", "h800-hgx"),
+         "A100": ("a100-80gb", "a100-hgx"), "H20": ("h20", "h20-hgx"), "GB200": ("gb200", "gb200-nvl72"),
+         "B200": ("b200", "b200-hgx")}  # fmt: skip
+"""Word in the device's name, and the bundled profiles that hold the datasheet facts no measurement gives."""
+
+
+def fit_folder(folder: Path) -> tuple[list[Row], Curves]:
+    """The rows of a folder and the curves fitted to its grid."""
+    rows = read_rows(folder)
+    environment = read_environment(folder)
+    if any(row.gpu != environment["gpu"] for row in rows):
+        raise SpecError(
+            f"{folder}: environment.json is of {environment['gpu']!r}, the rows are of {rows[0].gpu!r}; "
+            "put back the file that belongs to them"
+        )
+    sms, l2_bytes = int(environment.get("num_sms") or 1), float(environment.get("l2_bytes") or 0.0)
+    single = None
+    if any(row.case.family == GROUPED for row in rows):
+        single = bundled_gpu(rows[0].gpu, folder).curves.gemm["bf16"].form
+    return rows, fit_curves(rows, num_sms=sms, gpu=rows[0].gpu, l2_bytes=l2_bytes, single=single)
+
+
+def bundled_gpu(gpu: str, folder: Path) -> GpuSpec:
+    """The bundled profile of a device by its name, as the rows of a folder carry it."""
+    return load_cluster(base_of(gpu, folder)[1], 1).gpu
+
+
+def base_of(gpu: str, folder: Path) -> tuple[str, str]:
+    """The bundled GPU and node of a device's name, as the rows of a folder carry it."""
+    for word, names in BASES.items():
+        if word in gpu.replace("-", " ").split():
+            return names
+    raise SpecError(
+        f"{folder}: no bundled profile knows {gpu!r}, and a profile needs datasheet facts; name the nearest with --base"
+    )

@@ -1,0 +1,84 @@
+"""What is read off measured rows without a fit: ratios of times and clocks of the same kernel, and copies' rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mofa.calibrate.measurements import Row
+from mofa.specs.curves import BETWEEN_SHARE
+
+
+def sustained(rows: Sequence[Row]) -> dict[str, float]:
+    """Per op and format: the median over shapes of burst over sustained time, alone and between memory-bound ops."""
+    burst = {(r.case.op, r.case.dtype, r.case.shape_text): r.sample.median_s for r in rows if r.case.variant == "burst"}
+    ratios: dict[str, list[float]] = {}
+    for r in rows:
+        key = r.case.op, r.case.dtype, r.case.shape_text
+        if r.case.variant != "burst" and key in burst:
+            name = f"{r.case.op} {r.case.dtype} {'alone' if r.case.variant == '2s' else r.case.variant}"
+            ratios.setdefault(name, []).append(burst[key] / r.sample.median_s)
+    return {name: float(np.median(values)) for name, values in sorted(ratios.items())}
+
+
+def clocks(rows: Sequence[Row], *, of_products: bool = False) -> dict[str, float]:
+    """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one.
+
+    ``memory_bound`` is the clock of memory-bound kernels alone, solved from the clocks of what ran between them, as
+    :func:`mofa.specs.power.mixed_clock` mixes them; it is left out with ``of_products``. Where seconds of products
+    drew no more power than the first milliseconds, another GPU of the machine was read, which says nothing.
+    """
+    power = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.power_w for r in rows}
+    read = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.sm_mhz for r in rows}
+    clock_ratios: dict[str, list[float]] = {}
+    for (op, dtype, shape, variant), full in read.items():
+        alone, between = (read.get((op, dtype, shape, v)) for v in ("2s", "between_memory"))
+        if variant != "burst" or not full or not alone:
+            continue
+        before, loaded = power[op, dtype, shape, variant], power[op, dtype, shape, "2s"]
+        if before and loaded and loaded <= before:
+            continue
+        clock_ratios.setdefault(f"{op} {dtype}", []).append(alone / full)
+        if between and not of_products:
+            left = (between / full) ** -2 - BETWEEN_SHARE * (alone / full) ** -2
+            if left > 0:
+                clock_ratios.setdefault("memory_bound", []).append(min((left / (1.0 - BETWEEN_SHARE)) ** -0.5, 1.0))
+    return {name: float(np.median(values)) for name, values in sorted(clock_ratios.items())}
+
+
+def copies(rows: Sequence[Row]) -> dict[str, float]:
+    """Rate of the largest copy of each kind; a copy on the device counts bytes read and written. [B/s]"""
+    rates: dict[str, float] = {}
+    for r in sorted(rows, key=lambda r: r.case.size("bytes")):
+        factor = 2 if r.case.op in ("device_copy", "h2d_d2h") else 1
+        rates[r.case.op] = factor * r.case.size("bytes") / r.sample.median_s
+    return rates
+
+
+def overlaps(rows: Sequence[Row]) -> dict[str, float]:
+    """Median over sizes of the time beside the other over the time alone."""
+    times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
+    ratios: dict[str, list[float]] = {}
+    for (op, shape, variant), time_s in times.items():
+        alone = times.get((op, shape, variant.replace("overlapped", "alone")))
+        if "overlapped" in variant and alone:
+            ratios.setdefault(f"{op} {variant.replace('_overlapped', '')}", []).append(time_s / alone)
+    return {name: float(np.median(values)) for name, values in sorted(ratios.items())}
+
+
+def overlap_slowdown(rows: Sequence[Row]) -> float:
+    """The share of its rate that computing loses while a collective runs beside it; the median over kernels. [-]
+
+    The compute time lost is taken over the collective's time alone. Only kernels that the collective outlasts count:
+    beside a longer kernel, how long both ran together was not recorded.
+    """
+    times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
+    slowdowns = []
+    for (op, shape, variant), beside in times.items():
+        kind = variant.removesuffix("_overlapped")
+        alone = times.get((op, shape, f"{kind}_alone"))
+        other = [times.get((op, shape, f"collective_{state}_{kind}")) for state in ("overlapped", "alone")]
+        if kind != variant and alone and other[0] and other[1] and other[0] >= beside:
+            slowdowns.append((1.0 - alone / beside) * other[0] / other[1])
+    return float(np.median(slowdowns)) if slowdowns else 0.0

@@ -1,0 +1,401 @@
+"""Facts of a host's modules from rows of :mod:`mofa.calibrate.bench.te_host`.
+
+Every time is taken over a small layer of Transformer Engine that was timed beside it, each way over its own, so that
+rows of several machines can be joined, and given for a host on which that layer takes a chosen time. Small ops say
+less: on two machines on which they took as long, modules' ways back took 0.9 to 2 times as long.
+
+In a chain of its own a module's code and data stay in the processor's caches; in a layer they have left them when it is
+called again. Forward, a layer's modules are timed one by one where they are called; what is timed in chains alone is
+taken as much longer as those are (:func:`cold_forward`), and so is the way back (:func:`cold_backward`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from mofa.calibrate.fits.te_host_times import ATTENTION, BF16, DENSE, FAMILY, PACES, QUERIES, Times, linear_shape
+from mofa.calibrate.measurements import Row
+from mofa.specs.host import LayerPace
+
+MOE, MOE_EXPERTS = "model_moe8", 8
+ONE_GPU_EXPERTS = {MOE: MOE_EXPERTS, "model_moe64": 64, "model_moe128": 128}
+"""Models by the experts of each layer."""
+EXCHANGED_EXPERTS = {"model_ep2_moe8": 4, "model_ep2_moe64": 32}
+"""The same over two ranks, by the experts on each."""
+OF_EXPERTS = {**ONE_GPU_EXPERTS, **EXCHANGED_EXPERTS}
+CALLED = {
+    "linear": ("column_linear", DENSE, "TELinear.forward"),
+    "norm_linear": ("norm_linear", DENSE, "TELayerNormColumnParallelLinear.forward"),
+    "attention": ("attention", DENSE, ATTENTION),
+    "rope": ("rope", DENSE, "fused_apply_rotary_pos_emb"),
+    "bias_dropout_add": ("bias_dropout_add", DENSE, "bias_dropout_add_fused_train"),
+    "swiglu": ("swiglu", DENSE, "bias_swiglu_impl"),
+    "norm": ("norm", MOE, "RMSNorm.forward"),
+    "weighted_swiglu": ("weighted_swiglu", MOE, "weighted_bias_swiglu_impl"),
+    "permute": ("permute", MOE, "permute"),
+    "unpermute": ("unpermute", MOE, "unpermute"),
+    "sort_chunks": ("sort_chunks", MOE, "sort_chunks_by_idxs"),
+}  # fmt: skip
+"""Modules by the chain in which they are timed, and the model and the method or function that its layers call."""
+IN_FP8 = ("linear", "norm_linear")
+"""Modules that compute in fp8, which layers of a dense model have. Grouped linears do too."""
+SPLIT_NODES = 5.0
+"""Plain nodes of autograd's between a linear and attention: the split, views and the reshape of queries. [-]"""
+FP8 = ("fp8-blockwise", "fp8-delayed", "fp8-tensorwise")
+QK_NORM = "model_qk_norm"
+"""A model with norms over heads."""
+LATENT = "model_latent"
+LATENT_LAYER = {
+    "norm": 1.0, "linear": 4.0, "norm_linear": 3.0, "rope": 2.0, "attention": 1.0, "swiglu": 1.0,
+    "bias_dropout_add": 2.0, "layer": 1.0,
+}  # fmt: skip
+"""A dense layer with latent attention, but for that one's own Python."""
+DENSE_LAYER = {"norm_linear": 2.0, "linear": 2.0, "rope": 2.0, "attention": 1.0, "swiglu": 1.0, "bias_dropout_add": 2.0}
+
+
+Ways = dict[str, float]
+"""Layers by the names of :class:`mofa.specs.host.ModuleCall`'s fields. [-]"""
+
+
+def cold_forward(times: Times, dtype: str = BF16) -> float:
+    """How much longer a module takes in a layer than in a chain of its own, forward; 1 where that was not timed. [-]"""
+    found = []
+    for chain, model, method in CALLED.values():
+        alone, called = times.one(chain, "fwd", dtype, **_chosen(chain)), times.call(model, method, dtype)
+        if alone is not None and called is not None:
+            found.append(called / alone)
+    return median(found) if found else 1.0
+
+
+def cold_backward(times: Times) -> float:
+    """The same back: a dense layer's backward over its modules' chains. [-]"""
+    layer, plain = times.layer(DENSE, "backward"), times.one("silu", "bwd")
+    chains = {CALLED[name][0]: number for name, number in DENSE_LAYER.items()}
+    alone = [(number, times.one(chain, "bwd", BF16, **_chosen(chain))) for chain, number in chains.items()]
+    known = [count * seconds for count, seconds in alone if seconds is not None]
+    if layer is None or plain is None or len(known) < len(alone):
+        return 1.0
+    return layer / (sum(known) + SPLIT_NODES * plain)
+
+
+def _chosen(chain: str) -> dict[str, int]:
+    """Which of a chain's rows count: weights' gradients are added by the product."""
+    return {"fused": 1} if chain in ("column_linear", "norm_linear", "grouped_linear") else {}
+
+
+def modules_of(times: Times) -> dict[str, Ways]:
+    """What every module takes that was timed, in layers of :class:`mofa.host_pace.EngineLayer`, each way. [-]
+
+    Examples
+    --------
+    >>> modules_of(Times({("rope", "fwd", "bf16"): [({"ops": 16}, 8.0)], ("rope", "bwd", "bf16"): [({}, 6.0)]}))
+    {'rope': {'forward_s': 8.0, 'backward_s': 6.0}}
+    """
+    back = cold_backward(times)
+    found: dict[str, Ways] = {}
+    if ways := _grouped(times, cold_forward(times), back):
+        found["grouped_linear"] = ways
+    for dtype in (BF16, *FP8):
+        end, ahead = "" if dtype == BF16 else f" {dtype}", cold_forward(times, dtype)
+        for name, (chain, model, method) in CALLED.items():
+            if dtype != BF16 and name not in IN_FP8:
+                continue
+            alone = times.one(chain, "fwd", dtype, **_chosen(chain))
+            called = times.call(model, method, dtype) or (None if alone is None else ahead * alone)
+            behind = times.one(chain, "bwd", dtype, **_chosen(chain))
+            _put(found, name + end, called, None if behind is None else back * behind)
+        chosen = [_choice(times, dtype, way) for way in CHOSEN]
+        _put(found, "kernel_choice" + end, _times(chosen[0], cold_forward(times)), _times(chosen[1], back))
+        if dtype != BF16:
+            _put_forward(found, "fp8_context" + end, times.one("fp8_context", "fwd", dtype))
+    if ways := _over_experts(times, "fp8_padding", BF16, cold_forward(times), back, {}):
+        found["fp8_padding"] = {name: value / PADDED_AND_CUT for name, value in ways.items()}
+    _norms(times, found)
+    _dense(times, found, back)
+    _latent(times, found)
+    _experts(times, found, back)
+    for dtype in FP8:
+        if ways := _grouped_in(times, dtype, found.get("grouped_linear", {})):
+            found[f"grouped_linear {dtype}"] = ways
+    _parallel(times, found)
+    if "linear" in found:
+        found["amax"] = {"forward_s": AMAX, "backward_s": AMAX}
+    return found
+
+
+AMAX = 0.048
+"""Reduction of a cast's largest element, which Transformer Engine issues from C++ (Float8CurrentScalingQuantizer in
+pytorch/csrc/quantizer.cpp). As the part of any collective from the question whether its stream is captured to the event
+behind its kernel: 67 us on the quiet thread of te4-tp4-llama8b-16l-traced (fitting half), where a layer takes 1.41 ms.
+[-]"""
+TENSOR_PARALLEL, COLLECTIVES = "model_tp2_dense", (4.0, 6.0)
+"""A dense layer under tensor and sequence parallelism, and the collectives that its linears launch each way: inputs are
+gathered once more for weights' gradients. [-]"""
+RING, GATHERED, EXCHANGED = CONTEXT_PARALLEL = ("model_cp2_p2p", "model_cp2_all_gather", "model_cp2_a2a")
+STEPS = 2.0
+
+
+def _parallel(times: Times, found: dict[str, Ways]) -> None:
+    """What a layer takes longer over two ranks: by each collective of a linear's, and attention with all of its own.
+
+    Forward by the kind of context parallelism: of a ring by each of two steps. Back they are not told apart, as ways
+    back of one kind differ by as much.
+    """
+
+    def more(part: str, number: float) -> float | None:
+        alone, layer = times.within(DENSE, part), times.within(TENSOR_PARALLEL, part)
+        return None if alone is None or layer is None else max(layer - alone, 0.0) / number
+
+    _put(found, "collective", *(more(part, n) for part, n in zip(("forward", "backward"), COLLECTIVES, strict=True)))
+    alone = times.call(DENSE, ATTENTION)
+    dense = times.within(DENSE, "backward")
+    layers = [layer for model in CONTEXT_PARALLEL if (layer := times.within(model, "backward")) is not None]
+    if alone is None or dense is None or not layers or "attention" not in found:
+        return
+    behind = max(median(layers) - dense, 0.0)
+    ahead = {model: max(called - alone, 0.0) for model in CONTEXT_PARALLEL if (called := times.call(model, ATTENTION))}
+    if RING in ahead:
+        found["attention"] |= {"forward_each_s": ahead[RING] / STEPS, "backward_each_s": behind / STEPS}
+    _put(found, "gathered_attention", ahead.get(GATHERED), behind)
+    _put(found, "exchanged_attention", ahead.get(EXCHANGED), behind)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
+
+
+def _put(found: dict[str, Ways], module: str, forward: float | None, backward: float | None) -> None:
+    if forward is not None and backward is not None:
+        found[module] = {"forward_s": max(forward, 0.0), "backward_s": max(backward, 0.0)}
+
+
+def _put_forward(found: dict[str, Ways], module: str, forward: float | None) -> None:
+    """Of a module that autograd knows nothing of."""
+    if forward is not None:
+        found[module] = {"forward_s": forward}
+
+
+def _grouped(times: Times, ahead: float, back: float) -> Ways:
+    """A line over the number of experts: forward where layers call it, else of chains, as much longer as other modules
+    are in layers.
+
+    In te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, 128 experts' takes 3.6 ms forward under
+    the profiler, with which the step is no longer: 0.7 before its first product, 12 us for each, 0.7 behind the last.
+    """
+    chains = _over_experts(times, "grouped_linear", BF16, ahead, back, {"fused": 1})
+    called = {n: value for model, n in OF_EXPERTS.items() if (value := times.call(model, "TEGroupedLinear.forward"))}
+    if chains and (line := _line(called)) is not None:
+        chains["forward_s"], chains["forward_each_s"] = line
+    return chains
+
+
+def _grouped_in(times: Times, dtype: str, plain: Mapping[str, float]) -> Ways:
+    """The same in fp8: what it takes longer in layers than in chains, such as hooks of parameters, it does as in bf16
+    (``plain``), once and for each expert."""
+    chains, beside = (_over_experts(times, "grouped_linear", one, 1.0, 1.0, {"fused": 1}) for one in (dtype, BF16))
+    return {name: max(value + plain.get(name, 0.0) - beside.get(name, 0.0), 0.0) for name, value in chains.items()}
+
+
+PADDED_AND_CUT = 2.0
+"""Calls in each step of the chain that fills up experts' rows and cuts them again. [-]"""
+
+
+def _over_experts(times: Times, op: str, dtype: str, ahead: float, back: float, sizes: Mapping[str, int]) -> Ways:
+    """A line over the number of experts, each way, ``ahead`` and ``back`` times as long as in chains; none of fewer
+    than two numbers."""
+    made: Ways = {}
+    for way, name, cold in (("fwd", "forward", ahead), ("bwd", "backward", back)):
+        numbers = {int(shape["experts"]) for shape, _ in times.by.get((op, way, dtype), [])}
+        told = {n: times.one(op, way, dtype, **sizes, experts=n) for n in numbers}
+        values = {n: value for n, value in told.items() if value is not None}
+        line = _line(values)
+        if line is None:
+            return {}
+        made[f"{name}_s"], made[f"{name}_each_s"] = (cold * value for value in line)
+    return made
+
+
+CHOSEN = {"fwd": 1, "bwd": 2}
+"""Products of an expert in a grouped linear, each way: back one for each gradient. [-]"""
+ONE_SCALE = ("fp8-delayed", "fp8-tensorwise")
+"""Recipes whose products are the same to the library, with one scale a tensor: the one that is timed first chooses."""
+
+
+def _choice(times: Times, dtype: str, way: str) -> float | None:
+    """What each product of a grouped linear takes longer, each way, whose number of rows was never there.
+
+    The mean of a linear's experts, in chains. The way back is 0.93 of the way forward in
+    te2-ep2-moonlight-9l-skewed-traced (fitting half; a product of a known shape takes 9.0 times as long with a choice
+    forward, 9.5 and 7.3 for the gradients). The least of linears counts, as in others kernels are loaded besides.
+    """
+    by_linear: dict[str, list[float]] = defaultdict(list)
+    for one in ONE_SCALE if dtype in ONE_SCALE else (dtype,):
+        seen = {linear_shape(shape): value for shape, value in times.by.get(("grouped_seen_rows", way, one), [])}
+        for shape, value in times.by.get(("grouped_new_rows", way, one), []):
+            if (linear := linear_shape(shape)) in seen:
+                by_linear[linear].append((value - seen[linear]) / (CHOSEN[way] * int(shape["experts"])))
+    return min(map(max, by_linear.values()), default=None)
+
+
+def _line(values: Mapping[int, float]) -> tuple[float, float] | None:
+    """What is there at 0, and what each adds, of least relative errors."""
+    if len(values) < 2:
+        return None
+    at, told = np.array(list(values), dtype=float), np.array(list(values.values()))
+    columns = np.stack([np.ones_like(at), at], axis=1) / told[:, None]
+    once, each = np.linalg.lstsq(columns, np.ones_like(told), rcond=None)[0]
+    return max(float(once), 0.0), max(float(each), 0.0)
+
+
+def _sum(found: Mapping[str, Ways], way: str, modules: Mapping[str, float]) -> float | None:
+    """What modules take together, each so often."""
+    if any(name not in found for name in modules):
+        return None
+    return sum(count * found[name].get(way, 0.0) for name, count in modules.items())
+
+
+def _rest(whole: float | None, parts: float | None) -> float | None:
+    return None if whole is None or parts is None else max(whole - parts, 0.0)
+
+
+def _norms(times: Times, found: dict[str, Ways]) -> None:
+    """A norm forward where it is timed twice in a layer: over the heads of queries and of keys, which are copied.
+
+    Alone it hits what it just used: in te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, both
+    add 0.45 ms to what lies between the projection and the rotation.
+    """
+    made, plain = (times.call(model, QUERIES) for model in (QK_NORM, DENSE))
+    copy = times.one("silu", "fwd")
+    if made is not None and plain is not None and copy is not None and "norm" in found:
+        found["norm"]["forward_s"] = max(made - plain - copy, 0.0) / 2.0
+
+
+def _latent(times: Times, found: dict[str, Ways]) -> None:
+    """Latent attention's own Python, each way: what is left of a layer of it that projects queries twice as well."""
+    ahead, behind = (
+        _rest(times.within(LATENT, part), _sum(found, f"{part}_s", LATENT_LAYER)) for part in ("forward", "backward")
+    )
+    _put(found, "latent_attention", ahead, behind)
+
+
+def _dense(times: Times, found: dict[str, Ways], back: float) -> None:
+    """Attention's and the layer's own Python: what is left of what calls their modules."""
+    plain = times.one("silu", "bwd")
+    made = times.call(DENSE, QUERIES)
+    own = _rest(made, _sum(found, "forward_s", {"norm_linear": 1.0}))
+    _put(found, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
+    whole = _sum(found, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})
+    _put_forward(found, "layer", _rest(times.within(DENSE, "forward"), whole))
+    ahead = times.call(DENSE, "GPTModel._preprocess")
+    _put(found, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
+    if ahead is not None and "norm" in found:
+        norm, first = found["norm"], found["embedding"]
+        forward = _rest(times.ends(DENSE, "forward"), ahead + norm["forward_s"])
+        behind = _rest(times.ends(DENSE, "backward"), norm["backward_s"] + first["backward_s"])
+        _put(found, "head", forward, behind)
+
+
+MOE_LAYER = {
+    "norm_linear": 1.0, "linear": 1.0, "rope": 2.0, "attention": 1.0, "self_attention": 1.0, "bias_dropout_add": 2.0,
+    "layer": 1.0, "norm": 1.0, "router": 1.0, "dispatch": 1.0, "permute": 1.0, "unpermute": 1.0, "sort_chunks": 2.0,
+    "experts": 1.0, "weighted_swiglu": 1.0,
+}  # fmt: skip
+"""A layer of experts but for its grouped linears and its own Python."""
+
+
+def _experts(times: Times, found: dict[str, Ways], back: float) -> None:
+    """Router, dispatcher and what is left of a layer of experts: forward its own Python, back the grouped linears'."""
+
+    def behind(*chains: str) -> float | None:
+        some = [value for chain in chains if (value := times.one(chain, "bwd", experts=MOE_EXPERTS)) is not None]
+        return back * sum(some) if len(some) == len(chains) else None
+
+    _put(found, "router", times.call(MOE, "MoELayer.route"), behind("router_gate", "router_topk"))
+    prepared = times.call(MOE, "MoELayer.preprocess")
+    _put_forward(found, "dispatch", _rest(prepared, _sum(found, "forward_s", {"permute": 1.0})))
+    weighted, grouped = _sum(found, "forward_s", {"weighted_swiglu": 1.0}), found.get("grouped_linear")
+    if grouped is None or weighted is None:
+        return
+    inside = weighted + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)
+    _put_forward(found, "experts", _rest(times.call(MOE, "TEGroupedMLP.forward"), inside))
+    ahead, behind_all = (_sum(found, f"{way}_s", MOE_LAYER) for way in ("forward", "backward"))
+    if ahead is None or behind_all is None:
+        return
+    layer = times.within(MOE, "forward")
+    _put_forward(found, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
+    backs = _products(times, behind_all, ONE_GPU_EXPERTS)
+    if (line := _line(backs)) is not None:
+        grouped["backward_s"], grouped["backward_each_s"] = line
+    elif MOE_EXPERTS in backs:  # what else is there, such as the hooks of parameters
+        more = backs[MOE_EXPERTS] - _of_members(grouped, "backward", MOE_EXPERTS)
+        grouped["backward_s"] += max(more, 0.0)
+    _exchanges(times, found, behind_all)
+
+
+def _products(times: Times, others: float, models: Mapping[str, int]) -> dict[int, float]:
+    """What a grouped linear takes back with the hooks of its parameters, by its experts: half of what is left of a
+    layer's way back without the others."""
+    layers = {n: times.within(model, "backward") for model, n in models.items()}
+    return {n: (layer - others) / 2.0 for n, layer in layers.items() if layer is not None and layer > others}
+
+
+EXCHANGES = (4.0, 3.0)
+"""Collectives of a layer's experts, each way: forward their counts as well as tokens, weights and outputs. [-]"""
+PARTS_OF_EXCHANGE = ("MoELayer.preprocess", "MoELayer.dispatch", "MoELayer.combine")
+
+
+def _exchanges(times: Times, found: dict[str, Ways], others: float) -> None:
+    """A collective between ranks with experts of a layer: what its dispatcher's calls take longer over two of them, and
+    a layer's way back. Forward a whole layer would hold what one rank waits for the other. Back the least of models
+    counts: of few experts the line over their number says too little."""
+    called = [[times.call(model, part) for part in PARTS_OF_EXCHANGE] for model in (MOE, *EXCHANGED_EXPERTS)]
+    known = [sum(part for part in parts if part is not None) for parts in called if None not in parts]
+    halves = _products(times, others, EXCHANGED_EXPERTS)
+    if len(known) == len(called) and halves:
+        behind = min(2.0 * (half - _of_members(found["grouped_linear"], "backward", n)) for n, half in halves.items())
+        _put(found, "exchange", (median(known[1:]) - known[0]) / EXCHANGES[0], behind / EXCHANGES[1])
+
+
+def _of_members(ways: Ways, way: str, members: int) -> float:
+    return ways[f"{way}_s"] + members * ways[f"{way}_each_s"]
+
+
+def layer_in_small_ops(rows: Iterable[Row]) -> tuple[float, float] | None:
+    """The layer over the small op of the same moments, each way, in the middle of cases; None of rows without. [-]"""
+    paces: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.case.family == FAMILY and row.case.variant in PACES:
+            paces[row.case.variant].append(row.sample.median_s)
+    if any(name not in paces for name in PACES):
+        return None
+    small, ahead, behind = (median(paces[name]) for name in PACES)
+    return ahead / small, behind / small
+
+
+def module_facts(modules: Mapping[str, Ways], layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
+    """What :func:`modules_of` found as a profile holds it, of a host on which a layer takes so long. [s]
+
+    Examples
+    --------
+    >>> module_facts({"rope": {"forward_s": 0.04}}, LayerPace(1e-3, 2e-3), "an example")["rope"]["forward_s"]["value"]
+    '40 us'
+    """
+
+    def fact(way: str, layers: float) -> dict[str, Any]:
+        seconds = layers * (layer.issue_s if way.startswith("forward") else layer.back_s)
+        return {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}
+
+    return {name: {way: fact(way, value) for way, value in ways.items()} for name, ways in sorted(modules.items())}
+
+
+def layer_facts(layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
+    """A layer's times as a profile holds them."""
+    return {
+        f"layer_{way}": {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}
+        for way, seconds in layer._asdict().items()
+    }

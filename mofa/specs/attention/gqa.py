@@ -1,0 +1,107 @@
+"""Multi-head, grouped-query and multi-query attention: its spec and its record."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, Self
+
+from pydantic import model_validator
+
+from mofa.specs.attention.record import AttentionKind, Heads, InMegatron, InTorchtitan
+from mofa.specs.base import Positive, Spec
+
+
+class GqaSpec(Spec):
+    """Multi-head, grouped-query or multi-query attention."""
+
+    kind: Literal["gqa"] = "gqa"
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_dim: Positive
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    sinks: bool = False
+    """One learned logit per head that joins the softmax (gpt-oss)."""
+    window: Positive | None = None
+    """Sliding-window length of the windowed layers. [tokens]"""
+    window_every: Positive = 1
+    """Layer i is windowed where ``i % window_every < window_every - 1`` (2: alternating), all layers where 1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
+        return self
+
+    @property
+    def d_qk(self) -> int:
+        return self.head_dim
+
+    @property
+    def d_v(self) -> int:
+        return self.head_dim
+
+    @property
+    def d_rope(self) -> int:
+        return self.head_dim
+
+
+class Steps(Protocol):
+    """What it is built with."""
+
+    def qkv(self, h: str) -> Heads:
+        """Queries, keys and values of an input."""
+
+    def norm_heads(self, q: str, k: str) -> tuple[str, str]:
+        """Queries and keys behind a norm over each head."""
+
+    def rotate(self, q: str, k: str) -> tuple[str, str]:
+        """Queries and keys turned by their positions, as they are where positions are no rotary ones."""
+
+
+def _params(a: GqaSpec, hidden: int, norm_tensors: int) -> tuple[int, int]:
+    q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    split = hidden * (q + 2 * kv) + q * hidden
+    if a.qkv_bias:
+        split += q + 2 * kv
+    if a.sinks:
+        split += a.num_heads
+    return split, (hidden if a.out_bias else 0) + (2 * a.head_dim if a.qk_norm else 0)
+
+
+def _num_tensors(a: GqaSpec, norm_tensors: int, packed: bool) -> int:
+    products = 1 if packed else 3
+    return (products + 1) + a.qkv_bias * products + a.out_bias + a.sinks + 2 * a.qk_norm
+
+
+def _project(a: GqaSpec, steps: Steps, h: str) -> Heads:
+    q, k, v = steps.qkv(h)
+    if a.qk_norm:
+        q, k = steps.norm_heads(q, k)
+    q, k = steps.rotate(q, k)
+    return q, k, v
+
+
+def _megatron_config(a: GqaSpec) -> dict[str, Any]:
+    return {
+        "num_attention_heads": a.num_heads,
+        "num_query_groups": a.num_kv_heads,
+        "kv_channels": a.head_dim,
+        "add_qkv_bias": a.qkv_bias,
+        "qk_layernorm": a.qk_norm,
+    }
+
+
+def _torchtitan_model(a: GqaSpec, experts: bool) -> str:
+    return "qwen3" if experts or a.qk_norm else "llama3"
+
+
+def _torchtitan_args(a: GqaSpec) -> dict[str, Any]:
+    return {"n_heads": a.num_heads, "n_kv_heads": a.num_kv_heads}
+
+
+GQA = AttentionKind(
+    name="gqa", title="grouped-query attention", params=_params, num_tensors=_num_tensors, project=_project,
+    primitives=("qkv", "head_norm", "rope"), megatron=InMegatron(fuses_qkv=True),
+    torchtitan=InTorchtitan(_torchtitan_model), megatron_config=_megatron_config, torchtitan_args=_torchtitan_args,
+)  # fmt: skip

@@ -1,0 +1,133 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): its spec and its record."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Protocol
+
+from mofa.specs.attention.record import AttentionKind, Heads, InMegatron, InTorchtitan, LowRankWidth
+from mofa.specs.base import Positive, Spec
+
+
+class MlaSpec(Spec):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+
+    qkv_bias: ClassVar[bool] = False
+    out_bias: ClassVar[bool] = False
+    qk_norm: ClassVar[bool] = False
+    sinks: ClassVar[bool] = False
+    window: ClassVar[None] = None
+    window_every: ClassVar[int] = 1
+
+    kind: Literal["mla"] = "mla"
+    num_heads: Positive
+    q_lora_rank: Positive | None = None
+    kv_lora_rank: Positive
+    qk_nope_head_dim: Positive
+    qk_rope_head_dim: Positive
+    v_head_dim: Positive
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def d_qk(self) -> int:
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def d_v(self) -> int:
+        return self.v_head_dim
+
+    @property
+    def d_rope(self) -> int:
+        return self.qk_rope_head_dim
+
+
+class Steps(Protocol):
+    """What it is built with."""
+
+    def mla(self, a: MlaSpec, h: str) -> Heads:
+        """Queries, keys and values by low-rank projections of an input, rotated."""
+
+
+def _params(a: MlaSpec, hidden: int, norm_tensors: int) -> tuple[int, int]:
+    heads = a.num_heads
+    split = a.kv_lora_rank * heads * (a.qk_nope_head_dim + a.v_head_dim) + heads * a.v_head_dim * hidden
+    replicated = hidden * (a.kv_lora_rank + a.qk_rope_head_dim) + norm_tensors * a.kv_lora_rank
+    if a.q_lora_rank is None:
+        return split + hidden * heads * a.d_qk, replicated
+    return split + a.q_lora_rank * heads * a.d_qk, replicated + hidden * a.q_lora_rank + norm_tensors * a.q_lora_rank
+
+
+def _num_tensors(a: MlaSpec, norm_tensors: int, packed: bool) -> int:
+    return 4 + norm_tensors + (1 + norm_tensors if a.q_lora_rank is not None else 0)
+
+
+def _project(a: MlaSpec, steps: Steps, h: str) -> Heads:
+    return steps.mla(a, h)
+
+
+def _megatron_config(a: MlaSpec) -> dict[str, Any]:
+    """With a norm behind each compression, as DeepSeek has it, and its YaRN."""
+    return {
+        "multi_latent_attention": True,
+        "num_attention_heads": a.num_heads,
+        "q_lora_rank": a.q_lora_rank,
+        "kv_lora_rank": a.kv_lora_rank,
+        "qk_head_dim": a.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": a.qk_rope_head_dim,
+        "v_head_dim": a.v_head_dim,
+        "rope_type": "yarn",
+        "qk_layernorm": True,
+    }
+
+
+def _torchtitan_model(a: MlaSpec, experts: bool) -> str:
+    return "deepseek_v3"
+
+
+def _torchtitan_args(a: MlaSpec) -> dict[str, Any]:
+    return {
+        "n_heads": a.num_heads,
+        "q_lora_rank": a.q_lora_rank or 0,
+        "kv_lora_rank": a.kv_lora_rank,
+        "qk_nope_head_dim": a.qk_nope_head_dim,
+        "qk_rope_head_dim": a.qk_rope_head_dim,
+        "v_head_dim": a.v_head_dim,
+        "attn_type": "sdpa",
+    }
+
+
+def _low_rank_widths(a: MlaSpec) -> tuple[LowRankWidth, ...]:
+    queries = () if a.q_lora_rank is None else (LowRankWidth("q_lora_rank", a.q_lora_rank, is_input=True),)
+    return (
+        *queries,
+        LowRankWidth("kv_lora_rank", a.kv_lora_rank, is_input=True),
+        LowRankWidth("kv_lora_rank + qk_rope_head_dim", _shared_columns(a), is_input=False),
+    )
+
+
+def _gathered_width(a: MlaSpec) -> int:
+    return a.q_lora_rank or 0
+
+
+def _shared_columns(a: MlaSpec) -> int:
+    """The latent of keys and values, and the one rotated key."""
+    return a.kv_lora_rank + a.qk_rope_head_dim
+
+
+MLA = AttentionKind(
+    name="mla", title="latent attention", params=_params, num_tensors=_num_tensors, project=_project,
+    primitives=("mla",),
+    megatron=InMegatron(
+        fuses_qkv=False, norm_is_module=True, has_flash=False, has_unfused=False, has_eager_rotation=False,
+        has_biases=False, needs_rotation=True, rotates_by_yarn=True,
+    ),
+    torchtitan=InTorchtitan(
+        _torchtitan_model, has_local_heads=False, keeps_exchanges=True, registers_norms_first=True,
+        views_of_rotation=8.0,
+    ),
+    megatron_config=_megatron_config, torchtitan_args=_torchtitan_args,
+    recompute_modules={"mla_up_proj": ("mla_up",)}, low_rank_widths=_low_rank_widths, gathered_width=_gathered_width,
+    shared_columns=_shared_columns,
+)  # fmt: skip
