@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,6 @@ KIND_COMPONENT = {
     "activation": "activations", "weight_copy": "weight_copies", "grad": "gradients", "state": "optimizer_states",
     "buffer": "buffers", "scratch": "temporaries",
 }  # fmt: skip
-Direction = Literal["", "forward", "backward"]
-End = Literal["embedding", "loss"]
 _ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
 
 
@@ -162,7 +159,7 @@ class PeakCandidates:
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
         minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
-        lingers: ArrayN | float = 0.0, direction: Direction = "",
+        lingers: ArrayN | float = 0.0, direction: str = "",
     ) -> None:  # fmt: skip
         """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``.
 
@@ -179,7 +176,7 @@ class PeakCandidates:
         self.all.append(_Instant(name, inside, total, minus, grads, copies, lingers, kinds))
 
     def add_block(
-        self, direction: Direction, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
+        self, direction: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
         where: NDArray[np.bool_], minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
         lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
@@ -298,10 +295,7 @@ class PeakCandidates:
                 more, alone = in_flight.split_backward(i, recomputed, backward[0])
                 gone = np.where(there, in_flight.behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
                 name = f"of the last {kind} block{label}"
-                both: tuple[tuple[Direction, tuple[ArrayN, ArrayN]], ...] = (
-                    ("forward", forward), ("backward", backward),
-                )  # fmt: skip
-                for direction, peaks in both:
+                for direction, peaks in (("forward", forward), ("backward", backward)):
                     most = in_flight.most(
                         "F" if direction == "forward" else "B", gone - more * (direction == "backward")
                     )
@@ -324,10 +318,7 @@ class PeakCandidates:
         on_head, on_first = (np.full((self.n, self.num_shown, stages.vpp), np.inf) for _ in range(2))
         on_head[:, of[stages.head_stage], -1] = 0.0
         on_first[:, 0, 0] = 0.0
-        ways: tuple[tuple[Direction, ArrayN], ...] = (
-            ("forward", head.forward_kinds), ("backward", head.backward_kinds),
-        )  # fmt: skip
-        for direction, kinds in ways:
+        for direction, kinds in (("forward", head.forward_kinds), ("backward", head.backward_kinds)):
             most = in_flight.most("F" if direction == "forward" else "B", on_head)
             self._add_end("loss", direction, rows.is_head, kinds, **self._alive_at(most))
         most = in_flight.most("B", on_first, ended=True)
@@ -363,10 +354,9 @@ class PeakCandidates:
         rows = self.rows
         head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
         others = rows.workload.model.num_mtp_layers * head.saved_kinds
-        ways: tuple[tuple[Direction, ArrayN, ArrayN | float], ...] = (
+        for direction, kinds, copies in (
             ("forward", head.forward_kinds + others, cached), ("backward", head.backward_kinds + others, 0.0),
-        )  # fmt: skip
-        for direction, kinds, copies in ways:
+        ):  # fmt: skip
             pass_of = FORWARD if direction == "forward" else BACKWARD
             lingers = self.retention.at_end(-1, pass_of) if self.retention else 0.0
             self._add_end("loss", direction, rows.is_head, kinds, 0.0, grads=mid, copies=copies, lingers=lingers)
@@ -392,7 +382,7 @@ class PeakCandidates:
         self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
 
     def _add_end(
-        self, end: End, direction: Direction, stage: ArrayN, kinds: ArrayN, minus: ArrayN | float, *,
+        self, end: str, direction: str, stage: ArrayN, kinds: ArrayN, minus: ArrayN | float, *,
         grads: ArrayN | float, copies: ArrayN | float = 0.0, lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""

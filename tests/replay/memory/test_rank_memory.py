@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace, life
-from mofa.cost.allocations.parameter_tensors import BlockWeight
+from mofa.cost.allocations.allocation_trace import BlockTrace, BlockWeight, New, OpTrace, life
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.memory.fsdp_root import tied_grads
 from mofa.cost.memory.peak import stage_bytes
