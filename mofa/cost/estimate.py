@@ -18,6 +18,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPO
 from mofa.cost.checkpoint import rank_bytes
 from mofa.cost.kernels.lazy_loading import drained as drained_share
 from mofa.cost.memory.peak import Peak, StageBytes, fullest_of, stage_bytes, stage_peaks
+from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, split_layers
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
@@ -220,7 +221,7 @@ class Estimator:
     def _costed_as(self, changed: Callable[[Costs], Costs]) -> Estimator:
         """The same with other times of its blocks."""
         other = copy.copy(self)
-        for name in ("row", "_row_bytes", "drained", "rested", "paced"):
+        for name in ("row", "rank_specs", "_row_bytes", "drained", "rested", "paced"):
             other.__dict__.pop(name, None)
         other.parts = [_Part.of(part.mode, changed(part.costs)) for part in self.parts]
         return other
@@ -231,6 +232,11 @@ class Estimator:
         only = np.arange(len(self.table))
         ((_, rows),) = self._composed(only, self.table.recompute_layers, every_stage=True)
         return rows
+
+    @cached_property
+    def rank_specs(self) -> tuple[RankSpec, ...]:
+        """What each of its pipeline ranks holds and does. (pp,)"""
+        return rank_specs(self.row)
 
     @cached_property
     def _row_bytes(self) -> StageBytes:

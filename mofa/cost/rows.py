@@ -16,13 +16,13 @@ from mofa.cost.block.block_cost import (
     base_mode,
     candidate_groups,
     full_mode,
-    needs_full,
     unique_rows,
 )
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.kernels.topology import Group
+from mofa.cost.layout import Layout, layout
 from mofa.cost.optimizer import Shards, StaticBytes, static_bytes, whole_embedding_gradient
-from mofa.cost.stages import Stages, enough_for_flight, in_flight
+from mofa.cost.stages import Stages
 from mofa.schedules import SCHEDULES, Schedule
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -160,125 +160,6 @@ class LayerArrays:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """Stages that stand for all that are alike: the same layers, the same ends, no more micro-batches in flight.
-
-    The first stage of each kind is shown, so that what is largest over the shown stages is largest over all, and what
-    is first among equals is too. R of pp stages are shown.
-    """
-
-    stage: NDArray[np.intp]
-    """The stages that are shown, in order. (R,)"""
-    of: NDArray[np.intp]
-    """Which of them each stage is like. (pp,)"""
-
-    @classmethod
-    def every(cls, pp: int) -> Shown:
-        """All stages, each for itself."""
-        return cls(np.arange(pp), np.arange(pp))
-
-    @classmethod
-    def alike(cls, stages: Stages, full: ArrayN, flight: ArrayN) -> Shown:
-        """The first of each kind of stage.
-
-        Parameters
-        ----------
-        full
-            Layers that are recomputed whole under each choice of recomputation. (choices, kinds, pp, vpp)
-        flight
-            Micro-batches in flight under each number of them. (numbers, pp, vpp)
-        """
-        ends = {0: "first", stages.head_stage: "head", stages.pp - 1: "last"}  # stage 0 is never like another
-        first: dict[object, int] = {}
-        stage: list[int] = []
-        of = np.zeros(stages.pp, dtype=np.intp)
-        for r in range(stages.pp):
-            key = stages.layers[r], full[:, :, r].tobytes(), ends.get(r)
-            place = first.get(key)
-            if place is None or np.any(flight[:, stage[place]] < flight[:, r]):
-                place = first[key] = len(stage)
-                stage.append(r)
-            of[r] = place
-        return cls(np.array(stage), of)
-
-    @cached_property
-    def times(self) -> ArrayN:
-        """Stages that each stands for. (R,)"""
-        return np.bincount(self.of).astype(float)
-
-    @cached_property
-    def ahead(self) -> ArrayN:
-        """Stages like each shown one (first axis) that are ahead of each shown one. (R, R)"""
-        of_each = self.of == np.arange(len(self.stage))[:, None]
-        return np.take(np.cumsum(of_each, axis=1) - of_each, self.stage, axis=1).astype(float)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Layer counts of the candidates of one pp x vpp on the stages that are shown: (n, kinds, R) unless said."""
-
-    stages: Stages
-    shown: Shown
-    plain: ArrayN
-    """Layers that run in the base mode."""
-    full: ArrayN
-    """Layers that are recomputed whole."""
-    plain_in_flight: ArrayN
-    full_in_flight: ArrayN
-    last_in_flight: ArrayN
-    """Micro-batches of the last chunk in flight. (n, R)"""
-    after: ArrayN
-    """As :attr:`mofa.cost.stages.Stages.behind`. (kinds, kinds, R)"""
-    full_by_chunk: ArrayN
-    """Layers that are recomputed whole under each choice of recomputation. (choices, kinds, R, vpp)"""
-    choice: NDArray[np.intp]
-    """Each candidate's choice. (n,)"""
-    any_plain: bool
-    any_full: bool
-    """Whether any candidate has layers of either sort."""
-
-    @property
-    def counts(self) -> ArrayN:
-        return self.plain + self.full
-
-
-def layout(
-    table: StrategyTable, stages: Stages, schedule: str, num_micro_batches: IntN, *, every_stage: bool = True
-) -> Layout:  # fmt: skip
-    """Gather the layer counts of each candidate: which layers it recomputes, how many micro-batches are in flight."""
-    pp, vpp = stages.pp, stages.vpp
-    whole = np.array([needs_full(spec) for spec in table.recompute_modes])[table.recompute]
-    first, which = unique_rows([np.where(whole, table.recompute, -1), table.recompute_layers])
-    full = np.zeros((len(first), *stages.counts.shape))
-    for u, layers in enumerate(table.recompute_layers[first]):
-        spec = table.recompute_modes[int(table.recompute[first[u]])]
-        if spec.kind == "full":
-            full[u] = stages.counts if layers < 0 else stages.recomputed_first(int(layers))
-        elif spec.kind == "every":
-            full[u] = stages.recomputed_every(spec.layers or 1)
-    cap = enough_for_flight(pp, schedule, num_micro_batches)
-    batches, batch_of = unique_rows([cap])
-    flight = np.stack([in_flight(pp, vpp, schedule, int(b)) for b in cap[batches]])
-    shown = Shown.every(pp) if every_stage else Shown.alike(stages, full, flight)
-    full, flight = full[:, :, shown.stage], flight[:, shown.stage]
-    plain = stages.counts[:, shown.stage] - full
-    plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)
-    full_fl = np.einsum("ukrc,brc->ubkr", full, flight)
-    return Layout(
-        stages, shown, _given(plain.sum(axis=3), which), _given(full.sum(axis=3), which),
-        plain_fl[which, batch_of], full_fl[which, batch_of], flight[:, :, -1][batch_of],
-        stages.behind[:, :, shown.stage], full, which, bool(plain.any()), bool(full.any()),
-    )  # fmt: skip
-
-
-def _given(of_choice: ArrayN, which: NDArray[np.intp]) -> ArrayN:
-    """What each candidate's choice says; one choice is not copied. (choices, ...) -> (n, ...)"""
-    if len(of_choice) == 1:
-        return np.broadcast_to(of_choice, (len(which), *of_choice.shape[1:]))
-    return of_choice[which]
-
-
-@dataclass(frozen=True)
 class Rows:
     """The candidates of one pp x vpp and everything gathered for them; ``k`` (n,) indexes the unique combinations."""
 
@@ -370,17 +251,17 @@ class Rows:
     @cached_property
     def is_first(self) -> ArrayN:
         """1 on the stage with the embedding, 0 elsewhere. (R,)"""
-        return np.asarray(self.layout.shown.stage == 0, dtype=float)
+        return np.asarray(self.layout.has_embedding, dtype=float)
 
     @cached_property
     def is_head(self) -> ArrayN:
         """1 on the stage with the head, 0 elsewhere. (R,)"""
-        return np.asarray(self.layout.shown.stage == self.layout.stages.head_stage, dtype=float)
+        return np.asarray(self.layout.has_head, dtype=float)
 
     @cached_property
     def is_last(self) -> ArrayN:
         """1 on the last stage, 0 elsewhere. (R,)"""
-        return np.asarray(self.layout.shown.stage == self.layout.stages.pp - 1, dtype=float)
+        return np.asarray(self.layout.is_last, dtype=float)
 
     def on_every_stage(self, shown: ArrayN) -> ArrayN:
         """What is known of the stages that are shown, for all. (n, R) -> (n, pp)"""
@@ -426,7 +307,7 @@ def make_rows(
         params_in_layers(workload, grids, lay) if workload.precision.fp8_recipe else None, grids.tp[:, None],
         mode.amp,
     )  # fmt: skip
-    is_first = np.asarray(lay.shown.stage == 0, dtype=float)
+    is_first = np.asarray(lay.has_embedding, dtype=float)
     more = whole_embedding_gradient(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)
     static = replace(static, grads=static.grads + more)
     return Rows(
@@ -464,7 +345,7 @@ def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) 
     if model.num_mtp_layers:  # each has a layer like the last
         p = layer_params(model, model.is_moe_layer(model.num_layers - 1))
         one = (p.matrices_tp + p.shared) / table.tp + p.replicated + p.routed / (table.ep * table.etp)
-        params += model.num_mtp_layers * (lay.shown.stage == lay.stages.head_stage) * one[:, None]
+        params += model.num_mtp_layers * lay.has_head * one[:, None]
     return np.asarray(params)
 
 
@@ -478,7 +359,7 @@ def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: Strate
     # Megatron's positions and the norm behind them are whole on every rank
     looked_up = model.vocab * model.hidden
     whole = embedding_params(model) - looked_up
-    first, head = lay.shown.stage == 0, lay.shown.stage == lay.stages.head_stage
+    first, head = lay.has_embedding, lay.has_head
     dense[:, :, 0] += first * ((looked_up + padding) / tp + whole / (tp if framework.shards_params else 1))
     output = head_params(model) or (model.vocab * model.hidden if lay.stages.head_stage != 0 else 0)
     dense[:, :, -1] += head * ((output + (padding if output else 0.0)) / tp + model.hidden)

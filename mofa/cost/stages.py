@@ -4,33 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockKind, block_kinds, layer_kind
 from mofa.schedules import SCHEDULES, Placement
+from mofa.schedules.order import hands_over, ranks_of_stages
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
+from mofa.specs.strategy import RecomputeSpec
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.int64]
+BoolA = NDArray[np.bool_]
+
+
+Recomputed = tuple[tuple[tuple[bool, ...], ...], ...]
+"""Whether each layer of each chunk of each rank is recomputed whole. (pp, vpp, layers of the chunk)"""
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Layers per kind, stage and chunk.
+    """Which layers each pipeline rank holds in each of its chunks, and what a chunk has at its ends.
 
     ``counts`` (kinds, pp, vpp); ``kinds`` names the first axis; ``layers`` (pp, vpp) lists the layers of each chunk
-    by index of kind, in forward order. The embedding is on stage 0, the head and the multi-token-prediction layers
-    on stage ``head_stage``: the last one, or stage 0 where chunks are placed in a V.
+    by index of kind, in forward order, ``first_layers`` (pp, vpp) the number of the first of them in the model. The
+    embedding is on stage 0, the head and the multi-token-prediction layers on stage ``head_stage``: the last one, or
+    stage 0 where chunks are placed in a V.
     """
 
     kinds: tuple[BlockKind, ...]
     counts: IntA
     layers: tuple[tuple[tuple[int, ...], ...], ...]
-    head_stage: int
+    first_layers: tuple[tuple[int, ...], ...]
+    placement: Placement
 
     @property
     def pp(self) -> int:
@@ -39,6 +49,65 @@ class Stages:
     @property
     def vpp(self) -> int:
         return int(self.counts.shape[2])
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the model on all ranks. [-]"""
+        return self.pp * self.vpp
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of each of the model's chunks, along the model."""
+        return ranks_of_stages(self.pp, self.vpp, self.placement)
+
+    @cached_property
+    def positions(self) -> IntA:
+        """Where along the model each chunk is; the first chunk of a model has the embedding. (pp, vpp)"""
+        out = np.empty((self.pp, self.vpp), dtype=np.int64)
+        for position, rank in enumerate(self.ranks):
+            out[rank, position // self.pp] = position
+        return out
+
+    @property
+    def ranks_of_layers(self) -> IntA:
+        """The rank of each layer of the model. (layers,)"""
+        chunks = ((rank, self.layers[rank][position // self.pp]) for position, rank in enumerate(self.ranks))
+        return np.array([rank for rank, chunk in chunks for _ in chunk], dtype=np.int64)
+
+    @property
+    def head_stage(self) -> int:
+        """The rank with the model's last chunk, which has the head behind it."""
+        return self.ranks[-1]
+
+    @cached_property
+    def has_embedding(self) -> BoolA:
+        """Whether each rank has the embedding. (pp,)"""
+        return np.asarray((self.positions == 0).any(axis=1))
+
+    @cached_property
+    def has_head(self) -> BoolA:
+        """Whether each rank has the head, and the multi-token-prediction layers. (pp,)"""
+        return np.asarray((self.positions == self.num_chunks - 1).any(axis=1))
+
+    @cached_property
+    def is_last(self) -> BoolA:
+        """Whether each rank is the pipeline's last. (pp,)"""
+        return np.asarray(np.arange(self.pp) == self.pp - 1)
+
+    @cached_property
+    def sends(self) -> BoolA:
+        """Whether each chunk's output goes to another rank. (pp, vpp)"""
+        return np.array(hands_over(self.ranks))[self.positions]
+
+    @cached_property
+    def receives(self) -> BoolA:
+        """Whether each chunk's input comes from another rank. (pp, vpp)"""
+        return np.array((False, *hands_over(self.ranks)))[self.positions]
+
+    @cached_property
+    def feeds_own_chunk(self) -> BoolA:
+        """Whether each chunk's output goes to another chunk of its rank, where others have chunks too. (pp, vpp)"""
+        return np.asarray(~self.sends & (self.positions < self.num_chunks - 1) & (self.pp > 1))
 
     @cached_property
     def behind(self) -> ArrayN:
@@ -52,30 +121,54 @@ class Stages:
                     out[kind, other, r] += 1
         return out
 
-    def recomputed_first(self, n: int) -> IntA:
-        """Counts of the first ``n`` layers of every chunk: Megatron's block method. (kinds, pp, vpp)"""
-        out = np.zeros_like(self.counts)
-        for r, chunks in enumerate(self.layers):
-            for c, chunk in enumerate(chunks):
-                for kind in chunk[:n]:
-                    out[kind, r, c] += 1
-        return out
+    def recomputed(self, spec: RecomputeSpec, first: int) -> Recomputed:
+        """Which layers are recomputed whole.
 
-    def recomputed_every(self, n: int) -> IntA:
-        """Counts of every n-th layer of a rank, counted over its chunks: torchtitan's layer-selective mode."""
-        out = np.zeros_like(self.counts)
-        for r, chunks in enumerate(self.layers):
-            seen = 0
-            for c, chunk in enumerate(chunks):
-                for kind in chunk:
-                    seen += 1
-                    if seen % n == 0:
-                        out[kind, r, c] += 1
-        return out
+        Parameters
+        ----------
+        spec
+            ``full`` recomputes the ``first`` layers of every chunk, Megatron's block method; ``every`` each n-th layer
+            of a rank, counted over its chunks, torchtitan's layer-selective mode. Others recompute none whole.
+        first
+            All layers of a chunk where negative. [-]
+        """
+        known = self._recomputed
+        if (spec, first) not in known:
+            known[spec, first] = tuple(_recomputed(chunks, spec, first) for chunks in self.layers)
+        return known[spec, first]
+
+    def num_recomputed(self, spec: RecomputeSpec, first: int) -> IntA:
+        """Numbers of the layers of :meth:`recomputed`. (kinds, pp, vpp)"""
+        known = self._num_recomputed
+        if (spec, first) not in known:
+            out = known[spec, first] = np.zeros_like(self.counts)
+            for r, chunks in enumerate(self.recomputed(spec, first) if spec.kind in ("full", "every") else ()):
+                for c, chunk in enumerate(chunks):
+                    for kind, is_recomputed in zip(self.layers[r][c], chunk, strict=True):
+                        out[kind, r, c] += is_recomputed
+        return known[spec, first]
+
+    @cached_property
+    def _recomputed(self) -> dict[tuple[RecomputeSpec, int], Recomputed]:
+        return {}
+
+    @cached_property
+    def _num_recomputed(self) -> dict[tuple[RecomputeSpec, int], IntA]:
+        return {}
 
     @property
     def largest_chunk(self) -> int:
         return int(self.counts.sum(axis=0).max())
+
+
+def _recomputed(chunks: tuple[tuple[int, ...], ...], spec: RecomputeSpec, first: int) -> tuple[tuple[bool, ...], ...]:
+    """Of the layers of a rank's chunks those that are recomputed whole."""
+    if spec.kind == "full":
+        return tuple(tuple(first < 0 or j < first for j in range(len(chunk))) for chunk in chunks)
+    if spec.kind != "every":
+        return tuple((False,) * len(chunk) for chunk in chunks)
+    number = count(1)
+    return tuple(tuple(next(number) % (spec.layers or 1) == 0 for _ in chunk) for chunk in chunks)
 
 
 @lru_cache(maxsize=512)
@@ -113,20 +206,17 @@ def split_layers(
     kinds = block_kinds(model)
     index = {kind: i for i, kind in enumerate(kinds)}
     counts = np.zeros((len(kinds), pp, vpp), dtype=np.int64)
-    layers: list[list[tuple[int, ...]]] = [[() for _ in range(vpp)] for _ in range(pp)]
+    layers: list[list[tuple[int, ...]]] = [[] for _ in range(pp)]
+    first_layers: list[list[int]] = [[] for _ in range(pp)]
     start = 0
-    head_stage = pp - 1
-    for chunk, size in enumerate(sizes):
-        stage, position = chunk % pp, chunk // pp
-        if placement == "v" and position % 2 == 1:
-            stage = pp - 1 - stage
-            head_stage = 0
-        held = tuple(index[layer_kind(model, i)] for i in range(start, start + size))
-        layers[stage][position] = held
-        for kind in held:
-            counts[kind, stage, position] += 1
+    for rank, size in zip(ranks_of_stages(pp, vpp, placement), sizes, strict=True):
+        chunk = tuple(index[layer_kind(model, i)] for i in range(start, start + size))
+        for kind in chunk:
+            counts[kind, rank, len(layers[rank])] += 1
+        layers[rank].append(chunk)
+        first_layers[rank].append(start)
         start += size
-    return Stages(kinds, counts, tuple(tuple(chunks) for chunks in layers), head_stage)
+    return Stages(kinds, counts, tuple(map(tuple, layers)), tuple(map(tuple, first_layers)), placement)
 
 
 def layer_weight(model: ModelSpec, moe: bool) -> float:

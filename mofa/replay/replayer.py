@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mofa.cost.estimate import Estimator
-from mofa.cost.memory.fsdp_gathered import by_chunk, gathers_whole
 from mofa.replay.allocator.pools import LimitPassed
 from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest, play
 from mofa.replay.memory.shared_recordings import SharedRecordings
@@ -222,16 +221,17 @@ class Replayer:
 
     def _is_off(self, r: int) -> float:
         """By how much the closed form of a pipeline rank may be too low, as a share. [-]"""
-        rows = self.estimator.row
-        if r not in (0, rows.layout.stages.head_stage):
+        spec = self.estimator.rank_specs[r]
+        if not spec.place.has_end:
             return STAGES_ARE_OFF
-        if by_chunk(rows):
+        if spec.gradients.reduces_by_chunk:
             return 1.0
-        return ENDS_ARE_OFF if gathers_whole(rows) and rows.workload.model.moe is not None else STAGES_ARE_OFF
+        is_moe = self.estimator.workload.model.moe is not None
+        return ENDS_ARE_OFF if spec.gradients.gathers_whole and is_moe else STAGES_ARE_OFF
 
     def _layers(self, r: int) -> object:
         """Equal for pipeline ranks that hold the same; an end is like no other, nor is any where layers get tokens of
         their own."""
-        stages = self.estimator.row.layout.stages
-        alone = r in (0, stages.head_stage) or rows_by_layer(self.estimator) is not None
-        return r if alone else stages.layers[r]
+        spec = self.estimator.rank_specs[r]
+        alone = spec.place.has_end or rows_by_layer(self.estimator) is not None
+        return r if alone else tuple(tuple(block.kind for block in chunk.blocks) for chunk in spec.chunks)

@@ -27,8 +27,45 @@ class Action(NamedTuple):
     stage: int
     micro_batch: int
 
+    @property
+    def computes(self) -> Kind | None:
+        """What a computation does: stage 0 has no input to differentiate by, so that W is its whole backward and I
+        nothing.
+
+        Examples
+        --------
+        >>> Action("W", 0, 3).computes, Action("I", 0, 3).computes, Action("I", 1, 3).computes
+        ('B', None, 'I')
+        """
+        if self.stage == 0 and self.kind in ("I", "W"):
+            return "B" if self.kind == "W" else None
+        return self.kind
+
     def __str__(self) -> str:
         return f"{self.kind} of stage {self.stage}, micro-batch {self.micro_batch}"
+
+
+def ranks_of_stages(pp: int, vpp: int, placement: Placement) -> tuple[int, ...]:
+    """The rank of each of a model's pp x vpp stages, along the model.
+
+    Examples
+    --------
+    >>> ranks_of_stages(2, 2, "loop"), ranks_of_stages(2, 2, "v")
+    ((0, 1, 0, 1), (0, 1, 1, 0))
+    """
+    positions = (divmod(stage, pp) for stage in range(pp * vpp))
+    return tuple(pp - 1 - place if placement == "v" and turn % 2 else place for turn, place in positions)
+
+
+def hands_over(ranks: tuple[int, ...]) -> tuple[bool, ...]:
+    """For every stage, by the ranks of all, whether the model's next stage is on another rank.
+
+    Examples
+    --------
+    >>> hands_over((0, 1, 1, 0))
+    (True, False, True, False)
+    """
+    return (*(rank != following for rank, following in pairwise(ranks)), False)
 
 
 @dataclass(frozen=True)
@@ -51,14 +88,12 @@ class Order:
 
     @cached_property
     def _ranks_of_stages(self) -> tuple[int, ...]:
-        positions = (divmod(stage, self.pp) for stage in range(self.num_stages))
-        return tuple(self.pp - 1 - place if self.placement == "v" and turn % 2 else place for turn, place in positions)
+        return ranks_of_stages(self.pp, self.vpp, self.placement)
 
     @cached_property
     def hands_over(self) -> tuple[bool, ...]:
         """For every stage, whether the model's next stage is on another rank."""
-        ranks = self._ranks_of_stages
-        return (*(rank != there for rank, there in pairwise(ranks)), False)
+        return hands_over(self._ranks_of_stages)
 
     def chunk_of(self, stage: int) -> int:
         """The number of a stage among its rank's chunks."""

@@ -50,7 +50,7 @@ class Schedule:
     pp micro-batches in all chunks; empty without a steady state."""
     handed_on_tensors: int = 0
     """Tensors of the size of a stage's input that Megatron-Core holds throughout
-    (:mod:`mofa.cost.memory.stage_inputs`). [-]"""
+    (:func:`mofa.cost.rank_rules.held_inputs`). [-]"""
 
     @property
     def has_several_chunks(self) -> bool:

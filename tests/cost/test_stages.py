@@ -11,6 +11,7 @@ from mofa.blocks.build import BlockKind
 from mofa.cost.stages import in_flight, layer_weight, split_layers
 from mofa.specs.load import load_workload
 from mofa.specs.model import ModelSpec
+from mofa.specs.strategy import RecomputeSpec
 from tests.cost.toy import llama, mla_moe, moe_llama, windowed
 
 FRAMEWORKS = ("megatron", "megatron-local", "torchtitan")
@@ -124,18 +125,21 @@ def test_a_v_puts_the_last_chunk_beside_the_first() -> None:
     stages = split_layers(llama(num_layers=8), 2, 2, "torchtitan", "v")
     assert stages.head_stage == 0
     assert [[len(c) for c in stage] for stage in stages.layers] == [[2, 1], [3, 2]]
+    assert stages.first_layers == ((0, 7), (2, 5))
+    assert stages.ranks_of_layers.tolist() == [0, 0, 1, 1, 1, 1, 1, 0]
 
 
 def test_recomputed_layers() -> None:
     """Megatron's block method: the first n of every chunk. torchtitan's: each n-th of a rank, over its chunks."""
     stages = split_layers(mla_moe(num_layers=12), 2, 2, "megatron")
-    first = stages.recomputed_first(2)
+    full, every_other, every_one = (RecomputeSpec.parse(text) for text in ("full", "every:2", "every:1"))
+    first = stages.num_recomputed(full, 2)
     assert first.sum(axis=0).tolist() == [[2, 2], [2, 2]]
     assert first[stages.kinds.index(BlockKind(moe=False))].tolist() == [[1, 0], [0, 0]]
-    assert np.array_equal(stages.recomputed_first(3), stages.counts)
-    every = stages.recomputed_every(2)
+    assert np.array_equal(stages.num_recomputed(full, 3), stages.counts)
+    every = stages.num_recomputed(every_other, -1)
     assert every.sum(axis=0).tolist() == [[1, 2], [1, 2]]  # of 3 and 3: the 2nd; the 4th and 6th
-    assert np.array_equal(stages.recomputed_every(1), stages.counts)
+    assert np.array_equal(stages.num_recomputed(every_one, -1), stages.counts)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 8])

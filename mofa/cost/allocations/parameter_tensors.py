@@ -10,12 +10,12 @@ from typing import NamedTuple
 from mofa.blocks.elementwise import value
 from mofa.blocks.op import Op
 from mofa.blocks.roles import Purpose
-from mofa.cost.rows import Rows
+from mofa.cost.rank_rules import BUCKET_PER_RANK, SMALLEST_BUCKET
+from mofa.cost.rank_spec import BlockRole, RankSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.params import layer_tensors
+from mofa.specs.workload import WorkloadSpec
 
-SMALLEST_BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
-"""Parameters of Megatron's buckets where reductions overlap (distributed_data_parallel.py): at least the one, the other
-for each data-parallel rank."""
 ENDS: tuple[Purpose, ...] = ("embedding", "output")
 """Purposes of the weights at the model's ends."""
 ALIGNED_PARAM, ALIGNED_BUCKET = 64, 128
@@ -33,13 +33,11 @@ class BlockWeight(NamedTuple):
 
 
 class Module(NamedTuple):
-    """What runs as one on a rank: its name, its block's, and its weights."""
+    """What runs as one on a rank: its name, its role, and its weights."""
 
     name: str
-    block: str
+    role: BlockRole
     weights: tuple[BlockWeight, ...]
-    is_layer: bool = False
-    """Whether it is one of the model's layers; predictions' are not."""
 
 
 class Param(NamedTuple):
@@ -75,15 +73,17 @@ def block_weights(ops: Iterable[Op], k: int) -> tuple[BlockWeight, ...]:
     )
 
 
-def params_of(rows: Rows, r: int, chunks: Sequence[Sequence[Module]], *, tied: bool) -> tuple[Param, ...]:
+def params_of(
+    workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, chunks: Sequence[Sequence[Module]]
+) -> tuple[Param, ...]:  # fmt: skip
     """A rank's parameters in the order of its modules.
 
     What no op of a tape names (norms, biases) is spread over the layers in as many tensors as these have more; a
     learned position embedding is one. Megatron registers the output projection of attention before the others, and
     of sequential experts each one's matrices in turn (transformer/attention.py, moe/experts.py).
     """
-    megatron, fw, model = rows.static.grads_always and not rows.framework.deepspeed, rows.framework, rows.workload.model
-    lone = model.tied_embeddings and int(rows.table.pp[0]) > 1
+    megatron, model = spec.gradients.has_flat_buffers, workload.model
+    lone = model.tied_embeddings and spec.place.pp > 1
     named: list[tuple[Module, int, list[Param]]] = []
     once: set[str] = set()  # a prediction's embedding and output are the model's, where the rank holds those
     for c, chunk in enumerate(chunks):
@@ -91,22 +91,23 @@ def params_of(rows: Rows, r: int, chunks: Sequence[Sequence[Module]], *, tied: b
             weights = tuple(weight for weight in piece.weights if weight.name not in once)
             once |= {weight.name for weight in weights if weight.purpose in ENDS}
             if megatron:
-                weights = _in_order(weights, sequential=fw.experts == "sequential")
+                weights = _in_order(weights, sequential=framework.experts == "sequential")
             params = [
                 Param(
                     f"{piece.name} {weight.name}", weight.params, c, weight.of_experts, weight.purpose == "norm",
                     lone and weight.purpose in ENDS, piece.name, weight.purpose,
                 )
-                for weight in weights if weight.params and not (tied and weight.purpose == "output")
+                for weight in weights
+                if weight.params and not (spec.gradients.ties_ends and weight.purpose == "output")
             ]  # fmt: skip
             named.append((piece, c, params))
-    rest = float(rows.shards.whole(1.0)[0, r]) - sum(p.params for _, _, params in named for p in params)
+    rest = spec.parameters.total - sum(p.params for _, _, params in named for p in params)
     positions = (model.max_positions or 0) * model.hidden if model.positions == "learned" else 0
-    layers = [n for n, (piece, _, _) in enumerate(named) if piece.is_layer]
+    layers = [n for n, (piece, _, _) in enumerate(named) if piece.role == "layer"]
     out: list[Param] = []
     for n, (piece, c, params) in enumerate(named):
         out += params
-        if positions and piece.block == "embedding":
+        if positions and piece.role == "embedding":
             own = min(float(positions), rest)
             rest -= own
             out.append(Param(f"{piece.name} positions", own, c))
@@ -139,7 +140,7 @@ def _in_order(weights: tuple[BlockWeight, ...], *, sequential: bool) -> tuple[Bl
     )
 
 
-def owned(rows: Rows, params: Sequence[Param], r: int, data_rank: int) -> list[float]:
+def owned(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param], data_rank: int) -> list[float]:
     """Of each parameter what a rank of Megatron's distributed optimizer steps: of its buffers each owns another part,
     whatever tensors that cuts, so that most tensors are some rank's whole. [params]
 
@@ -148,13 +149,13 @@ def owned(rows: Rows, params: Sequence[Param], r: int, data_rank: int) -> list[f
     data_rank
         Which of the ranks that hold the same parameters.
     """
-    dense, expert = int(rows.shards.dense_ranks[0, 0]), int(rows.shards.expert_ranks[0, 0])
+    place = spec.place
     own = [0.0] * len(params)
-    tensor_ranks = int(rows.table.tp[0])
-    number = dense * tensor_ranks // max(expert, 1) or 1  # ranks between two of the same experts' replicas
-    for buffer in buffers_of(rows, params, r):
-        ranks = expert if buffer.expert else dense
-        rank = data_rank * tensor_ranks // number if buffer.expert else data_rank
+    # ranks between two of the same experts' replicas
+    number = place.dense_ranks * place.tensor_ranks // max(place.expert_ranks, 1) or 1
+    for buffer in buffers_of(framework, spec, params):
+        ranks = place.expert_ranks if buffer.expert else place.dense_ranks
+        rank = data_rank * place.tensor_ranks // number if buffer.expert else data_rank
         for n, size in shares(buffer, ranks, rank % ranks).items():
             own[n] = size
     return own
@@ -174,27 +175,24 @@ class Bucketed:
     buckets: tuple[int, ...]
 
 
-def buffers_of(rows: Rows, params: Sequence[Param], r: int) -> tuple[Bucketed, ...]:
+def buffers_of(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param]) -> tuple[Bucketed, ...]:
     """Megatron's buffers: of each chunk one for what all ranks hold, and one for experts under expert parallelism.
 
     Parameters lie from the last to the first. Where reductions overlap, the first stage's first chunk is cut into
     buckets (distributed_data_parallel.py, param_and_grad_buffer.py).
     """
-    chunks = sorted({p.chunk for p in params})
-    dense, expert = int(rows.shards.dense_ranks[0, 0]), int(rows.shards.expert_ranks[0, 0])
-    split = int(rows.table.ep[0]) > 1 or dense != expert
-    sharded = int(rows.table.zero[0]) >= 1
-    data_ranks = int(rows.table.dp[0])
+    chunks, place = sorted({p.chunk for p in params}), spec.place
+    split = place.splits_experts or place.dense_ranks != place.expert_ranks
     out = []
     for c in chunks:
         bucket = math.inf
-        if rows.framework.overlap_grad_reduce and data_ranks > 1 and r == 0 and c == 0:
-            bucket = max(SMALLEST_BUCKET, BUCKET_PER_RANK * data_ranks)
+        if framework.overlap_grad_reduce and place.data_ranks > 1 and place.pipeline_rank == 0 and c == 0:
+            bucket = max(SMALLEST_BUCKET, BUCKET_PER_RANK * place.data_ranks)
         for experts in (False, True) if split else (False,):
             members = [n for n, p in enumerate(params) if p.chunk == c and (p.expert and split) is experts][::-1]
             if members:
-                ranks = expert if experts else dense
-                places, buckets = _places([params[n] for n in members], bucket, ranks if sharded else 0)
+                ranks = (place.expert_ranks if experts else place.dense_ranks) if spec.gradients.shards_states else 0
+                places, buckets = _places([params[n] for n in members], bucket, ranks)
                 out.append(Bucketed(experts, c, tuple(members), places, buckets))
     return tuple(out)
 

@@ -9,17 +9,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mofa.blocks.elementwise import value
 from mofa.blocks.fp8 import weight_copies
-from mofa.blocks.frameworks.megatron.persistent import WORKSPACE, rotations
+from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.allocation_trace import BlockTrace
 from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned
+from mofa.cost.rank_rules import DDP_BUCKET_BYTES
+from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.optimizers import ADAM_MOMENTS_BYTES
-
-BUCKET = 100 * 2**20
-"""Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""
+from mofa.specs.workload import WorkloadSpec
 
 
 class Weight(NamedTuple):
@@ -60,7 +60,9 @@ class FlatBuffer:
     grads: int
 
 
-def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) -> tuple[Weight, ...]:
+def weights_of(
+    workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, params: tuple[Param, ...], data_rank: int
+) -> tuple[Weight, ...]:  # fmt: skip
     """What a rank holds of each parameter and its optimizers' states; the rest of its bytes is proportional to it.
 
     Parameters
@@ -69,33 +71,33 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
         Which of the ranks that hold the same parameters: Megatron's distributed optimizer gives each another part of
         its buffers, whatever tensors that cuts, so that most tensors are some rank's whole.
     """
-    static, shards, fw = rows.static, rows.shards, rows.framework
-    dense, expert = int(shards.dense_ranks[0, 0]), int(shards.expert_ranks[0, 0])
-    fsdp = fw.shards_params and rows.mode.precision == "mixed"
-    megatron = static.grads_always or bool(fw.deepspeed)
-    distributed = megatron and int(rows.table.zero[0]) >= 1
-    all_params, sharded = float(shards.whole(1.0)[0, r]), float(shards.sharded(1.0)[0, r])
-    stored_params, stepped_params = sharded if fsdp else all_params, sharded if fsdp or distributed else all_params
-    held_bytes = float(static.params[0, r])
-    if fsdp and rows.mode.pipelined:
-        held_bytes -= float(shards.whole(2.0)[0, r])
-    states = float(static.states[0, r]) / stepped_params
-    main, num_moments = 0.0, rows.workload.optimizer.traits.num_moments
+    fw, parameters = framework, spec.parameters
+    dense, expert = spec.place.dense_ranks, spec.place.expert_ranks
+    fsdp = spec.gradients.shards_params
+    megatron = spec.gradients.has_flat_buffers or bool(fw.deepspeed)
+    distributed = megatron and spec.gradients.shards_states
+    stored_params = parameters.sharded if fsdp else parameters.total
+    stepped_params = parameters.sharded if fsdp or distributed else parameters.total
+    held_bytes = parameters.params_bytes
+    if spec.gradients.gathers_whole:
+        held_bytes -= 2.0 * parameters.total
+    states = parameters.states_bytes / stepped_params
+    main, num_moments = 0.0, workload.optimizer.traits.num_moments
     if megatron:
         main = max(fw.states_bytes_per_param - ADAM_MOMENTS_BYTES, 0.0)
-    chained = megatron and int(rows.table.ep[0]) > 1
+    chained = megatron and spec.place.splits_experts
     temporary = (
-        fw.step_kernels.temporary_bytes_per_param if megatron else float(static.step_scratch[0, r]) / stepped_params
+        fw.step_kernels.temporary_bytes_per_param if megatron else parameters.step_scratch_bytes / stepped_params
     )
     wide = 4.0 if fw.widens_gradients else 0.0
     even = [p.params / (expert if p.expert else dense) for p in params]
     own = even if fsdp or (distributed and fw.deepspeed) else [p.params for p in params]
     if distributed and not fw.deepspeed:
-        own = owned(rows, params, r, data_rank)
+        own = owned(fw, spec, params, data_rank)
     stored = even if fsdp else [p.params for p in params]
     width = held_bytes / stored_params
     drafted = fw.traits.draws_weights_wide and round(width) < 4
-    alone = any(p.purpose == "output" for p in params) or not rows.workload.model.tied_embeddings
+    alone = any(p.purpose == "output" for p in params) or not workload.model.tied_embeddings
     return tuple(
         Weight(
             p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / max(num_moments, 1) * own[n]),
@@ -120,39 +122,31 @@ def held_in_fp8(rows: Rows, weights: tuple[Weight, ...], layers: Collection[str]
     )  # fmt: skip
 
 
-def built_beside(rows: Rows, weights: Sequence[Weight], layers: int) -> tuple[tuple[int, int], ...]:
+def built_beside(framework: FrameworkSpec, spec: RankSpec, weights: Sequence[Weight]) -> tuple[tuple[int, int], ...]:
     """What Transformer Engine's modules take for good while parameters are made: behind which, and how much. [B]
 
     The workspace of products comes with the first linear, which is attention's output (module/linear.py,
-    ``_prealloc_cublas_workspace``); tables of rotations, of ``layers`` of latent attention, are put behind all.
+    ``_prealloc_cublas_workspace``); tables of rotations of latent attention, each layer's, are put behind all.
     """
-    if rows.framework.library is None or not weights:
+    if framework.library is None or not weights:
         return ()
     first = next((n for n, w in enumerate(weights) if w.purpose == "attention_output"), 0)
-    tables = rotations(rows.costs.context).built * layers
+    tables = spec.buffers.tables_built * len(spec.layers)
     return (first, WORKSPACE), *((len(weights) - 1, nbytes) for nbytes in tables)
 
 
-def rotation_tables(rows: Rows, layers: int, k: int = 0) -> tuple[int, ...]:
-    """What the first forward keeps of rotations: a table of each chunk, or of each of ``layers`` of attention. [B]"""
-    if rows.framework.library is None:
-        return ()
-    tables = rotations(rows.costs.context)
-    nbytes = int(value(tables.table, k))
-    return (nbytes,) * (layers if tables.of_layers else rows.layout.stages.vpp) if nbytes else ()
-
-
-def flat_buffers(rows: Rows, params: tuple[Param, ...], r: int, weights: tuple[Weight, ...]) -> tuple[FlatBuffer, ...]:
+def flat_buffers(
+    framework: FrameworkSpec, spec: RankSpec, params: tuple[Param, ...], weights: tuple[Weight, ...]
+) -> tuple[FlatBuffer, ...]:  # fmt: skip
     """The bytes of Megatron's buffers; without the distributed optimizer parameters stay where they are."""
-    fw = rows.framework
-    if not rows.static.grads_always or fw.deepspeed:
+    if not spec.gradients.has_flat_buffers:
         return ()
-    moves = int(rows.table.zero[0]) >= 1
     out = []
-    for b in buffers_of(rows, params, r):
+    for b in buffers_of(framework, spec, params):
         padding = b.buckets[-1] / max(sum(round(params[n].params) for n in b.members), 1)
         params_bytes = int(padding * sum(weights[n].param for n in b.members))
-        out.append(FlatBuffer(b.members, params_bytes if moves else 0, int(fw.grads_bytes_per_param * b.buckets[-1])))
+        grads_bytes = int(framework.grads_bytes_per_param * b.buckets[-1])
+        out.append(FlatBuffer(b.members, params_bytes if spec.gradients.shards_states else 0, grads_bytes))
     return tuple(out)
 
 
@@ -175,7 +169,8 @@ def ddp_buckets(
     chunks: Sequence[Sequence[BlockTrace]], total: int, width: float, *, tied: bool
 ) -> tuple[tuple[int, ...], ...]:
     """DDP's buckets of each chunk, in the order in which its backward makes gradients: a gradient goes into the bucket
-    that is being filled, which is closed once it has :data:`BUCKET` (reducer.cpp, compute_bucket_assignment_by_size).
+    that is being filled, which is closed once it has :data:`mofa.cost.rank_rules.DDP_BUCKET_BYTES` (reducer.cpp,
+    compute_bucket_assignment_by_size).
 
     What no op of a tape names, norms, is in the last. [B]
 
@@ -199,7 +194,7 @@ def ddp_buckets(
             ready += [] if tied and life.name == "head" else list(weights.values())
         filled = [0]
         for size in ready:
-            if filled[-1] >= BUCKET:
+            if filled[-1] >= DDP_BUCKET_BYTES:
                 filled.append(0)
             filled[-1] += size
         out.append(filled)

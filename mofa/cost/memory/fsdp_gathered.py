@@ -16,16 +16,6 @@ A fourth one's weights are taken to be gathered in front of its first forward, a
 [-]"""
 
 
-def gathers_whole(rows: Rows) -> bool:
-    """Whether FSDP keeps parameters gathered and gradients whole for a step, as it does under pipelines."""
-    return rows.mode.precision == "mixed" and rows.mode.pipelined and rows.framework.shards_params
-
-
-def by_chunk(rows: Rows) -> bool:
-    """Whether each chunk's gradients are reduced behind its last backward, not at a step's end, and its weights go."""
-    return gathers_whole(rows) and rows.schedule_record.gathers_by_chunk
-
-
 def unsharded(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
     """Bytes of all gathered weights, and what is left of the gradients when they are reduced, as a share of ``grads``,
     the whole ones. (n, R) each [B, -]"""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import per_combination
 from mofa.blocks.frameworks.megatron.transformer_engine import vocab_per_rank
+from mofa.cost.rank_rules import head_waits
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -40,24 +41,9 @@ def head_grads(rows: Rows) -> ArrayN | float:
     return tied_grads(rows)
 
 
-def waits_for_embedding(rows: Rows) -> bool:
-    """Whether the head's weight gradient stays until the embedding's is there, on a rank that has both.
-
-    A weight that two functions use has one node that takes its gradients (AccumulateGrad); autograd's engine keeps the
-    first in the node's buffer and adds the second in place, and the node runs, with Megatron's hook, only behind both
-    (torch/csrc/autograd/engine.cpp, ``evaluate_function``). A product that adds to the main gradient by itself leaves
-    nothing that waits but the dummy (:func:`mofa.blocks.frameworks.megatron.transformer_engine.head_buffers`).
-    """
-    fw = rows.framework
-    return (
-        rows.workload.model.tied_embeddings and rows.layout.stages.pp == 1
-        and not fw.traits.has_pytorch_modules and not fw.fuses_wgrad_accumulation
-    )  # fmt: skip
-
-
 def tied_grads(rows: Rows) -> ArrayN | float:
     """The head's 16-bit gradient while it waits for the embedding's. (n, 1) [B]"""
-    if not waits_for_embedding(rows):
+    if not head_waits(rows):
         return 0.0
     nbytes = 2.0 * np.asarray(vocab_per_rank(rows.costs.context)) * rows.workload.model.hidden
     return per_combination(nbytes, rows.costs.machine.num_k)[rows.k][:, None]

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from mofa.blocks.tapes import label
 from mofa.cost.block.deferred_weight_gradients import Deferred
-from mofa.cost.memory.fsdp_gathered import CHUNKS_AHEAD, by_chunk, unsharded
+from mofa.cost.memory.fsdp_gathered import CHUNKS_AHEAD, unsharded
+from mofa.cost.rank_rules import reduces_by_chunk
 from mofa.cost.rows import Rows
-from mofa.schedules import Action, Runtime, order_of
+from mofa.schedules import Runtime, order_of
 from mofa.schedules.interleaved import micro_batches_per_round
 
 ArrayN = NDArray[np.float64]
@@ -62,7 +63,7 @@ def rank_in_flight(
     """
     order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
     of_ranks = [
-        _of_rank(tuple((_done(a), order.chunk_of(a.stage)) for a in actions), vpp, kind, unshards)
+        _of_rank(tuple((a.computes or "", order.chunk_of(a.stage)) for a in actions), vpp, kind, unshards)
         for actions in order.ranks
     ]
     most = max(len(rank) for rank in of_ranks)
@@ -77,13 +78,6 @@ _Each = tuple[int, ...]
 _State = tuple[int, _Each, _Each, _Each, _Each, _Each, bool, bool]
 """Chunk, in flight, gradients begun, put off, weights away, gradients reduced, whether the chunk's own come now, and
 are put off."""
-
-
-def _done(action: Action) -> str:
-    """What a computation is in terms of memory: the first stage has no input to differentiate by, W does it all."""
-    if action.stage == 0 and action.kind in ("I", "W"):
-        return "B" if action.kind == "W" else ""
-    return action.kind
 
 
 def _of_rank(computations: tuple[tuple[str, int], ...], vpp: int, of_kind: str, unshards: bool) -> list[_State]:
@@ -136,15 +130,10 @@ def layers_behind(rows: Rows) -> ArrayN:
     out = np.zeros((len(lay.full_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
     for first in given.tolist():
         spec, layers = table.recompute_modes[int(table.recompute[first])], int(table.recompute_layers[first])
+        recomputed = stages.recomputed(spec, layers)
         for r, stage in enumerate(shown.tolist()):
-            seen = 0
             for c, chunk in enumerate(stages.layers[stage]):
-                layers_seen: list[tuple[int, int]] = []
-                for j, kind in enumerate(chunk):
-                    seen += 1
-                    recomputed = spec.kind == "full" and (layers < 0 or j < layers)
-                    recomputed = recomputed or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
-                    layers_seen.append((kind, int(recomputed)))
+                layers_seen = list(zip(chunk, map(int, recomputed[stage][c]), strict=True))
                 for each in set(layers_seen):
                     last = len(layers_seen) - 1 - layers_seen[::-1].index(each)
                     for other in layers_seen[last + 1 :]:
@@ -170,7 +159,7 @@ class InFlight:
     def __init__(self, rows: Rows, grads: ArrayN) -> None:
         lay, stages = rows.layout, rows.layout.stages
         self.rows, self.grads = rows, grads
-        self.unshards = by_chunk(rows)
+        self.unshards = reduces_by_chunk(rows)
         self.copies, self.reduced = unsharded(rows, grads)
         plain, full = rows.gather(rows.layers.saved)
         per_micro_batch = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
@@ -180,7 +169,7 @@ class InFlight:
         # a chunk's input is in the buffer that it was received in, its output stays until its backward
         boundary = rows.costs.boundary[rows.k]
         per_micro_batch[:, 0, 0] += boundary
-        per_micro_batch[:, lay.shown.of[stages.head_stage], -1] -= boundary
+        per_micro_batch[:, lay.head_place, -1] -= boundary
         self.per_micro_batch = per_micro_batch
         self.saved = plain, full
         self.puts_off = rows.schedule_record.defers_weight_gradients
@@ -205,7 +194,7 @@ class InFlight:
         deferred = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
         for kind in range(len(stages.kinds) if lay.any_full else 0):
             deferred = deferred + lay.full_by_chunk[:, kind][lay.choice] * (full - plain)[:, kind, None, None]
-        last = lay.shown.of[stages.head_stage]
+        last = lay.head_place
         head = rows.costs.head.memory  # what is above its weight goes with the loss, which is detached
         deferred[:, last, -1] += (rows.costs.deferred["head"].between_halves + head.saved - head.above)[rows.k]
         # the output goes with the backward by inputs, as the head has none
@@ -287,7 +276,7 @@ class InFlight:
         lay = self.rows.layout
         behind = self.layers_behind[:, :, :, kind, recomputed][lay.choice].sum(axis=(1, 2)) == 0
         head = np.zeros(behind.shape[1:], dtype=bool)
-        head[lay.shown.of[lay.stages.head_stage], -1] = True
+        head[lay.head_place, -1] = True
         return np.asarray(behind & ~head)
 
     def behind(self, kind: int, recomputed: int) -> ArrayN:

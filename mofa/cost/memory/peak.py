@@ -11,6 +11,7 @@ from mofa.blocks.elementwise import first_largest
 from mofa.cost.memory.communicators import communicators_of
 from mofa.cost.memory.peak_candidates import PeakCandidates
 from mofa.cost.memory.reserved import native_bytes, shards_waste
+from mofa.cost.rank_rules import has_flat_buffers, shards_params
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -72,7 +73,7 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: 
     ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
     slack = slack + np.maximum(ends, rows.most_of_layers(rows.layers.pools))
-    shards = rows.framework.shards_params and rows.mode.precision == "mixed"
+    shards = shards_params(rows)
     if shards and not rows.mode.pipelined:
         slack = slack + (1.0 - candidates.grads_at(which)) * candidates.grads
     if rows.framework.allocator != "expandable":
@@ -81,6 +82,6 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: 
         return native_bytes(rows, candidates.alive(allocated)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
-    if static.grads_always and not rows.framework.deepspeed:
+    if has_flat_buffers(rows):
         return np.maximum(allocated + slack, (2.0 * static.params + static.grads)[rows.grid])
     return allocated + slack

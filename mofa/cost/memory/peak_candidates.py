@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
-from mofa.cost.memory.fsdp_gathered import gathers_whole, unsharded
+from mofa.cost.memory.fsdp_gathered import unsharded
 from mofa.cost.memory.fsdp_root import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
 from mofa.cost.memory.in_flight import InFlight, Most
 from mofa.cost.memory.persistent_buffers import lasting_bytes
 from mofa.cost.memory.reserved import Alive
 from mofa.cost.memory.stage_inputs import held_bytes, let_go_bytes
 from mofa.cost.memory.watchdog_held import shelved_bytes
+from mofa.cost.rank_rules import gathers_whole
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -87,8 +88,7 @@ class PeakCandidates:
     def _sent(self) -> ArrayN:
         """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
         rows = self.rows
-        sends = rows.layout.shown.stage < rows.layout.stages.pp - 1
-        return np.asarray((rows.costs.boundary[rows.k] / rows.table.tp)[:, None] * sends)
+        return np.asarray((rows.costs.boundary[rows.k] / rows.table.tp)[:, None] * rows.layout.sends[:, -1])
 
     def _received(self) -> ArrayN:
         """What PyTorch's pipelines keep of the boundary's size for each micro-batch, all chunks together. (R,)
@@ -97,16 +97,11 @@ class PeakCandidates:
         too, until the next step's takes its place (stage_backward_input); in a V what turns round on the last rank
         instead of what it receives.
         """
-        rows, vpp = self.rows, self.rows.layout.stages.vpp
-        ways = np.full(self.num_shown, 2.0 * vpp)
-        ways[0] -= 1.0
-        ways[rows.layout.shown.of[rows.layout.stages.head_stage]] -= 1.0
+        rows, lay = self.rows, self.rows.layout
+        ways = (lay.receives.astype(float) + lay.sends + lay.feeds_own_chunk).sum(axis=1)
         if rows.schedule_record.defers_weight_gradients:
-            ways += vpp
-            ways[0] -= 1.0
-        if rows.schedule_record.placement == "v":
-            ways[-1] -= 1.0
-        return ways
+            ways = ways + lay.stages.vpp - lay.has_embedding
+        return np.asarray(ways)
 
     def _layer_grads(self, kind: int) -> ArrayN:
         """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.
@@ -313,10 +308,10 @@ class PeakCandidates:
 
     def _pipelined_ends(self, in_flight: InFlight) -> None:
         """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
-        rows, stages, of = self.rows, self.rows.layout.stages, self.rows.layout.shown.of
+        rows, stages = self.rows, self.rows.layout.stages
         head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
         on_head, on_first = (np.full((self.n, self.num_shown, stages.vpp), np.inf) for _ in range(2))
-        on_head[:, of[stages.head_stage], -1] = 0.0
+        on_head[:, rows.layout.head_place, -1] = 0.0
         on_first[:, 0, 0] = 0.0
         for direction, kinds in (("forward", head.forward_kinds), ("backward", head.backward_kinds)):
             most = in_flight.most("F" if direction == "forward" else "B", on_head)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.liveness import BlockMemory
 from mofa.cost.memory.ring_buffers import late_bytes
 from mofa.cost.optimizer import held_width, whole_embedding_gradient
+from mofa.cost.rank_rules import gathers_whole, has_flat_buffers, shards_states
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -84,9 +85,9 @@ def native_bytes(rows: Rows, alive: Alive) -> ArrayN:
     """
     bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_first
     late_states, widest = _late_states(rows), rows.most_of_layers(rows.layers.largest)
-    if rows.framework.shards_params and rows.mode.precision == "mixed" and rows.mode.pipelined:
+    if gathers_whole(rows):
         return _unsharded(rows, alive, late_states, bulk)
-    if not rows.static.grads_always or rows.framework.deepspeed:
+    if not has_flat_buffers(rows):
         ahead = alive.forward - late_states
         return np.maximum(np.maximum(alive.most, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
     made = weights_made(rows)
@@ -106,9 +107,8 @@ def _bulk(memory: BlockMemory) -> ArrayN:
 
 def _late_states(rows: Rows) -> ArrayN:
     """The states that appear at the end of the first step: Megatron's main copies are there before. (n, R) [B]"""
-    main = rows.static.grads_always and not rows.framework.deepspeed
     num_moments = rows.workload.optimizer.traits.num_moments
-    return rows.static.states[rows.grid] * (num_moments / (num_moments + 1.0) if main else 1.0)
+    return rows.static.states[rows.grid] * (num_moments / (num_moments + 1.0) if has_flat_buffers(rows) else 1.0)
 
 
 def _with_loss(
@@ -229,7 +229,7 @@ def weights_made(rows: Rows) -> WeightsMade:
     k = rows.k[rows.first]  # a weight is the same for all candidates of a grid
     number, hole = weights.numbers[:, k], 2.0 * weights.params[:, k]
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
-    shared = np.where(rows.grids.zero >= 1, shared, 1.0)
+    shared = np.where(shards_states(rows), shared, 1.0)
     # a rank's part of a chunk's buffer holds tensors whole, where it is no smaller than they are
     dense, expert = rows.params.max(axis=(2, 3))  # of the largest chunk: how many stages are shown is the table's
     has_experts = rows.grids.ep > 1

@@ -13,6 +13,16 @@ from mofa.cost.block.host_clock import NEVER
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import stream_rate
 from mofa.cost.kernels.topology import Group, stacked_groups
+from mofa.cost.rank_rules import (
+    DDP_BUCKET_BYTES,
+    ddp_width,
+    first_bucket_params,
+    gathered_width,
+    gradient_sharing,
+    reduced_width,
+    scatters_gradients,
+    shards_states,
+)
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.critical_path import OncePerStep
 from mofa.cost.step_time.micro_batch import HostBound
@@ -57,13 +67,14 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, host_bound: 
     """
     zero = np.zeros_like(m)
     none = Outside(zero, zero, np.zeros_like(fwd))
-    if not rows.framework.traits.has_pytorch_modules:
+    sharing = gradient_sharing(rows)
+    if sharing == "Megatron":
         return _megatron(rows, fwd, bwd)
-    if rows.mode.amp:
+    if sharing == "DDP":
         return _ddp(rows, bwd, m, none)
-    if rows.mode.precision != "mixed":
+    if sharing == "none":
         return none
-    if rows.mode.pipelined:
+    if sharing == "FSDP by step":
         return _pipelined_fsdp(rows, fwd, bwd, host_bound)
     exposed, hidden = _replicas(rows, bwd)
     return replace(none, exposed=m * exposed, hidden=m * hidden, each_s=exposed)
@@ -111,18 +122,17 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead.
     """
     fw, s, stages = rows.framework, rows.shards, rows.layout.stages
-    pp, vpp, width = stages.pp, stages.vpp, fw.reduced_bytes_per_param
+    pp, vpp, width = stages.pp, stages.vpp, reduced_width(rows)
     slow = _slowdown(rows)
-    zero = rows.grids.zero[:, None, None]
-    scatters = (zero >= 1) & (fw.deepspeed != "bf16")  # whose fp32 gradients are summed whole (_bf16_reduce_grads)
-    each = fw.gathered_bytes_per_param(rows.workload.precision.gemm)
+    shards, scatters = (of_grids[:, None, None] for of_grids in (shards_states(rows), scatters_gradients(rows)))
+    each = gathered_width(rows)
     reduces, gathers = _over(rows, ("reduce_scatter", width), ("all_gather", each))
     if not scatters.all():
         reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
-    reduces, gathers = reduces[rows.grid], np.where(zero >= 1, gathers, 0.0)[rows.grid]
+    reduces, gathers = reduces[rows.grid], np.where(shards, gathers, 0.0)[rows.grid]
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
-    size = np.maximum(40e6, 1e6 * s.dense_ranks[:, 0])
-    buckets = _at_once(rows, np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0))[rows.grid]
+    parts = np.maximum((s.dense + s.expert)[:, 0] / vpp / first_bucket_params(rows), 1.0)
+    buckets = _at_once(rows, parts)[rows.grid]
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
     before_forward = np.zeros_like(fwd)
@@ -157,10 +167,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * fwd[:, 0] / vpp, slow[:, 0])
         exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
         in_passing = in_passing + lost
-    if rows.workload.model.tied_embeddings and pp > 1:
-        tied = rows.workload.model.vocab * rows.workload.model.hidden * width / rows.grids.tp
-        embedding = collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)
-        exposed = exposed + embedding[rows.grid]
+    exposed = exposed + tied_seconds(rows)
     once = None
     if vpp > 1:
         gathers = gathers * fw.overlap_param_gather
@@ -168,6 +175,15 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - fwd[:, 0] / vpp)
         once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return Outside(exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0)
+
+
+def tied_seconds(rows: Rows) -> ArrayN:
+    """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. (n,) [s]"""
+    model = rows.workload.model
+    if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.layout.stages.pp == 1:
+        return np.zeros(len(rows.table))
+    nbytes = model.vocab * model.hidden * reduced_width(rows) / rows.grids.tp
+    return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid]
 
 
 def _at_once(rows: Rows, buckets: ArrayN) -> ArrayN:
@@ -200,7 +216,7 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound 
     """
     stages = rows.layout.stages
     pp, vpp = stages.pp, stages.vpp
-    each = _over(rows, ("all_gather", 2.0), ("reduce_scatter", 4.0))
+    each = _over(rows, ("all_gather", gathered_width(rows)), ("reduce_scatter", reduced_width(rows)))
     gather, reduce = (seconds.sum(axis=2)[rows.grid] for seconds in each)
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     pieces = np.maximum(rows.layout.counts.sum(axis=1) / vpp, 1.0)
@@ -234,11 +250,6 @@ def _listing_s(rows: Rows) -> ArrayN:
     return np.asarray(host * (rows.params / group.size).sum(axis=(0, 3)) / 2**20)
 
 
-def ddp_width(rows: Rows) -> float:
-    """Bytes of a gradient in DDP's buckets: those of the parameters. [B]"""
-    return 4.0 if rows.mode.precision == "autocast" else 2.0
-
-
 def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
     """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
 
@@ -252,7 +263,7 @@ def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
         rows.grid, 0, 0
     ]
     params = params[rows.grid]
-    last = max(100 * 2.0**20, width * model.vocab * model.hidden)
+    last = max(float(DDP_BUCKET_BYTES), width * model.vocab * model.hidden)
     last_s = once * np.minimum(1.0, last / np.maximum(params[:, 0] * width, 1.0))
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
     # beside it makes nothing later

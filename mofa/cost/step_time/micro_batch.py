@@ -17,6 +17,7 @@ from mofa.blocks.elementwise import row_max
 from mofa.blocks.tapes import label
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.block.tape_clock import PhaseTime
+from mofa.cost.rank_rules import waits_at_exchanges
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -174,7 +175,7 @@ def passes(rows: Rows) -> Passes:
     clocks = forward_clocks, backward_clocks
     waits = np.maximum(*(clock.woken_s for clock in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
-    exchanges = not rows.framework.traits.has_pytorch_modules and rows.schedule_record.joins_exchanges
+    exchanges = waits_at_exchanges(rows)
     waits |= rows.layout.stages.pp == 1 or exchanges
     queued = queued_forward, queued_backward
     host = HostBound(index, *clocks, waits, queued, _split_backward_clocks(rows, index, clocks[1]) if splits else None)
@@ -188,7 +189,7 @@ def passes(rows: Rows) -> Passes:
         extra_s[index] = (both - backward[index]).sum(axis=2)
         before += extra_s
         backward[index], weights[index] = both, by_weights.device_s
-    elif exchanges and rows.layout.stages.pp > 1:
+    elif exchanges:
         waited = before.copy()
         ends = rows.is_first > 0, rows.is_last > 0
         forward[index], backward[index], both = host.between_exchanges_s(*ends)
@@ -221,17 +222,17 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
 def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     """Something of the layers summed over each chunk, with that of the embedding and the heads. (n, R, vpp)"""
     stages, shown = rows.layout.stages, rows.layout.shown
-    depth, head_stage = rows.workload.model.num_mtp_layers, shown.of[stages.head_stage]
+    depth, head_place = rows.workload.model.num_mtp_layers, rows.layout.head_place
     plain, full = rows.gather(getattr(rows.layers, name))
     chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
     for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
         num_full = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
         chunks += num_full * (full - plain)[:, kind, None, None]
     chunks[:, 0, 0] += first[rows.k]
-    chunks[:, head_stage, -1] += (1 + depth) * head[rows.k]
+    chunks[:, head_place, -1] += (1 + depth) * head[rows.k]
     mtp = rows.of_mtp(name)
     if mtp is not None:
-        chunks[:, head_stage, -1] += depth * mtp
+        chunks[:, head_place, -1] += depth * mtp
     return np.asarray(chunks)
 
 
@@ -277,7 +278,7 @@ def _clocks(
     num_full = rows.layout.full_by_chunk[rows.layout.choice[index]]
     first, last = np.zeros((2, 1, *counts.shape[1:]))
     first[0, 0, 0] = 1.0
-    last[0, shown.of[stages.head_stage], -1] = 1.0
+    last[0, rows.layout.head_place, -1] = 1.0
     k, plain, full = rows.k[index], rows.base[index], rows.full[index]
     pieces = [(ends[0][:, k].T, first)]
     for kind in range(len(stages.kinds)):

@@ -19,6 +19,7 @@ from mofa.cost.optimizer import (
     unread_gradient_seconds,
     weight_cast_seconds,
 )
+from mofa.cost.rank_rules import waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.critical_path import Durations, critical_path_s
@@ -170,7 +171,7 @@ def _pipeline(
     if stages.pp == 1:
         exposed[_T["dp"]] += before[:, 0]
         return
-    runtime, schedule = rows.framework.traits.has_pytorch_modules, rows.schedule_record
+    schedule = rows.schedule_record
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
     fwd, bwd = each.of_stages()
     busy = m * (fwd + bwd)[np.arange(len(m)), slowest]
@@ -199,7 +200,7 @@ def _pipeline(
     fwd, bwd = rows.on_every_stage(fwd), rows.on_every_stage(bwd)
     # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
     rested = rows.on_every_stage(each.rested_s()) if each.host_bound is not None else None
-    if schedule.joins_exchanges and not runtime:
+    if waits_at_exchanges(rows):
         _exchanging(rows, exposed, (fwd, bwd, rested), busy, m, before, hop)
         return
     alone = pipeline_s(schedule, fwd, bwd, m, rested_s=rested)
@@ -221,10 +222,10 @@ def _exchanging(
     (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for
     a forward, the last none for a backward."""
     fwd, bwd, rested = passes_s
-    pp = rows.layout.stages.pp
+    pp, stages = rows.layout.stages.pp, rows.layout.stages
     wait_s = rows.cluster.sync_s + handing_seconds(rows)[1]
     each = (hop + wait_s)[:, None]
-    receives = [each * (np.arange(pp) > 0), each * (np.arange(pp) < pp - 1)]
+    receives = [each * stages.receives[:, 0], each * stages.sends[:, -1]]
     given = fwd + receives[0], bwd + receives[1], m
     waited = (fwd + bwd if rested is None else rested) + receives[0] + receives[1]
     total = one_f_one_b_s(*given, rested_s=waited)

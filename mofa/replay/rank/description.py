@@ -21,8 +21,6 @@ class RankBlock:
     trace: BlockTrace
     paces: tuple[Pace, Pace] = Pace(), Pace()
     """Of its forward and its backward."""
-    is_layer: bool = False
-    """Whether it is one of the model's layers; predictions' are not."""
 
 
 @dataclass(frozen=True)

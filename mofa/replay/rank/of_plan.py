@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
-from mofa.blocks.build import layer_kind
-from mofa.blocks.elementwise import value
 from mofa.blocks.frameworks.megatron.persistent import lasting
 from mofa.cost.allocations.allocation_trace import BlockTrace, awaiting_embedding, gathering, life
 from mofa.cost.allocations.host_lead import beside_peers, device_per_host, paces
 from mofa.cost.allocations.initialization import rotations
 from mofa.cost.allocations.parameter_tensors import Module, params_of
 from mofa.cost.allocations.sequential_experts import one_by_one
+from mofa.cost.allocations.watchdog import Pace
 from mofa.cost.allocations.weight_buffers import (
     built_beside,
     ddp_buckets,
     flat_buffers,
     held_in_fp8,
-    rotation_tables,
     weights_of,
 )
-from mofa.cost.block.block_cost import BlockCost, base_mode, full_mode
 from mofa.cost.estimate import Estimator
 from mofa.cost.memory.communicators import communicators_of
-from mofa.cost.memory.fsdp_gathered import by_chunk
-from mofa.cost.memory.fsdp_root import waits_for_embedding
-from mofa.cost.memory.stage_inputs import held_beside
+from mofa.cost.rank_spec import BlockSpec, PersistentBuffers, RankSpec, block_cost
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.data_parallel import ddp_width
 from mofa.replay.rank.description import Rank, RankBlock
 from mofa.replay.rank.routing_drift import Moving, RoutingDrift
 from mofa.replay.rank.uneven_layers import UnevenLayers, rows_by_layer
-from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Order, order_of
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
 
 def rows_of(estimator: Estimator) -> Rows:
@@ -70,44 +62,27 @@ def makers_of_extremes(estimator: Estimator) -> tuple[tuple[Callable[[int], Rank
 def tokens_over_mean(estimator: Estimator, r: int) -> tuple[float, ...]:
     """Tokens of the experts of every rank of an expert-parallel group over their mean, in the mean of a stage's layers;
     empty where the counts of its layers are not known, or it has none with experts. [-]"""
-    rows = rows_of(estimator)
-    known, model = rows_by_layer(estimator), rows.workload.model
+    known, model = rows_by_layer(estimator), estimator.workload.model
     if known is None:
         return ()
-    stages = rows.layout.stages
-    order = order_of(
-        rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0])
-    )
     routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
-    places = [routed.index(layer) for layer in _layers(rows, order, r) if model.is_moe_layer(layer)]
+    places = [routed.index(layer) for layer in estimator.rank_specs[r].layers if model.is_moe_layer(layer)]
     return tuple(known[places].mean(axis=0).tolist()) if places else ()
 
 
-def _layers(rows: Rows, order: Order, r: int) -> list[int]:
-    """The layers of a pipeline rank, chunk by chunk."""
-    stages, starts = rows.layout.stages, _first_layers(rows)
-    own_stages = [
-        next(s for s in range(c * stages.pp, (c + 1) * stages.pp) if order.rank_of(s) == r) for c in range(stages.vpp)
-    ]
-    return [starts[stage] + j for c, stage in enumerate(own_stages) for j in range(len(stages.layers[r][c]))]
-
-
 def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
-    rows = rows_of(estimator)
-    fw, stages = rows.framework, rows.layout.stages
     traces = _block_traces(estimator)
     routed = UnevenLayers(estimator, traces, _block_traces)
     traces = {label: one_by_one(trace) for label, trace in traces.items()}
-    order = order_of(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
-    return partial(_rank, rows, traces, routed, order)
+    return partial(_rank, rows_of(estimator), estimator.rank_specs, traces, routed)
 
 
 def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:
     """The first and the last of the data-parallel ranks, where Megatron's distributed optimizer makes them differ."""
-    fw, table = estimator.framework, estimator.table
-    if fw.shards_params or fw.deepspeed or int(table.zero[0]) < 1:
+    spec = estimator.rank_specs[0]
+    if not (spec.gradients.has_flat_buffers and spec.gradients.shards_states):
         return (0,)
-    return tuple(sorted({0, int(table.dp[0] * table.cp[0]) - 1}))
+    return tuple(sorted({0, spec.place.dense_ranks - 1}))
 
 
 def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
@@ -148,134 +123,111 @@ def room_of(estimator: Estimator, r: int = 0) -> int:
 
 
 def _rank(
-    rows: Rows, traces: dict[str, BlockTrace], routed: UnevenLayers, order: Order, emptiest: bool, data_rank: int,
-    r: int,
+    rows: Rows, specs: Sequence[RankSpec], traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool,
+    data_rank: int, r: int,
 ) -> Rank:  # fmt: skip
-    stages, mode, fw = rows.layout.stages, rows.mode, rows.framework
-    pp, vpp = stages.pp, stages.vpp
-    table = rows.table
-    spec = table.recompute_modes[int(table.recompute[0])]
-    base = base_mode(spec)
-    chunks: list[tuple[RankBlock, ...]] = []
-    costs: list[BlockCost] = []
-    seen = 0
-    starts = _first_layers(rows)
-    own_stages = [next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == r) for c in range(vpp)]
-    layers = _layers(rows, order, r)
-    life_of, routers = routed.of_rank(layers, emptiest), routed.routers(layers, emptiest)
-    of_rank: list[dict[int, Moving | None]] = []
-    for c, stage in enumerate(own_stages):
-        pieces: list[RankBlock] = []
-        of_rank.append({})
-        if stage == 0:
-            pieces.append(RankBlock("the embedding", traces["embedding"], paces(rows.costs.embedding)))
-            costs.append(rows.costs.embedding)
-        for j, kind in enumerate(stages.layers[r][c]):
-            seen += 1
-            full = spec.kind == "full" and (table.recompute_layers[0] < 0 or j < table.recompute_layers[0])
-            full = full or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
-            label = f"{stages.kinds[kind].name} recompute={full_mode(spec) if full else base}"
-            costs.append(rows.costs.blocks[full_mode(spec) if full else base][kind])
-            layer = starts[stage] + j
-            trace = life_of(label, layer)
-            trace = gathering(trace, traces["embedding"]) if layer == 0 else trace
-            moves = routed.moving(label, layer)
-            if moves is not None and layer == 0:
-                ends = (gathering(end, traces["embedding"]) for end in (moves.some, moves.more))
-                moves = replace(moves, some=next(ends), more=next(ends))
-            of_rank[-1][len(pieces)] = moves
-            pieces.append(RankBlock(f"block {layer}", trace, paces(costs[-1]), is_layer=True))
-        if stage == pp * vpp - 1:
-            for n in range(rows.workload.model.num_mtp_layers):
-                # its entry, a layer like the last and a pass through the head; recomputed only with all layers
-                again = full_mode(spec) if spec.kind == "full" and table.recompute_layers[0] < 0 else base
-                last = layer_kind(rows.workload.model, rows.workload.model.num_layers - 1)
-                pieces.append(RankBlock(f"prediction {n}", traces["mtp"]))
-                pieces.append(RankBlock(f"the layer of prediction {n}", traces[f"{last.name} recompute={again}"]))
-                pieces.append(RankBlock(f"the head of prediction {n}", traces["head"]))
-            waits = waits_for_embedding(rows)
-            head = awaiting_embedding(traces["head"]) if waits else traces["head"]
-            pieces.append(RankBlock("the head", head, paces(rows.costs.head)))
-            costs.append(rows.costs.head)
-        chunks.append(tuple(pieces))
-    computations = tuple((a.kind, a.stage // pp, a.micro_batch) for a in order.ranks[r])
-    local = [s for s in range(pp * vpp) if order.rank_of(s) == r]
-    receives = tuple(s > 0 and order.rank_of(s - 1) != r for s in local)
-    sends = tuple(s < pp * vpp - 1 and order.rank_of(s + 1) != r for s in local)
-    ctx = rows.costs.context
-    boundary = int(value(ctx.shard) * rows.workload.model.hidden * ctx.residual)
-    dense_ranks, expert_ranks = float(rows.shards.dense_ranks[0, 0]), float(rows.shards.expert_ranks[0, 0])
-    groups = tuple(
-        tuple(
-            tuple(
-                (weight.params, weight.params / (expert_ranks if weight.of_experts else dense_ranks))
-                for weight in p.trace.weights
-            )
-            for p in c
-        )
-        for c in chunks
-    )
-    pipelined = mode.precision == "mixed" and mode.pipelined and fw.shards_params
-    tp, ds = int(table.tp[0]), fw.deepspeed
-    if any(p.trace.sent for c in chunks for p in c):
-        peers = int(table.tp[0] * table.cp[0])
-        chunks = [tuple(replace(p, paces=beside_peers(p.paces, rows.cluster, peers)) for p in c) for c in chunks]
-    on_head = r == stages.head_stage
-    persistent_bytes = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
-    persistent = (persistent_bytes,) if persistent_bytes and not fw.library else rotation_tables(rows, len(layers))
-    beside = held_beside(fw, rows.schedule_record, pp, sum(receives))
-    keeps_received = beside.throughout > 0 and vpp == 1
-    held_throughout = 0 if keeps_received else beside.throughout
-    tied = _tied(rows, r)
-    modules = [[Module(p.name, p.trace.name, p.trace.weights, p.is_layer) for p in c] for c in chunks]
-    params = params_of(rows, r, modules, tied=tied)
-    in_fp8 = {p.name for c in chunks for p in c if _in_fp8(p, traces)}
-    weights = held_in_fp8(rows, weights_of(rows, params, r, data_rank), in_fp8)
-    moving = tuple(tuple(of.get(n) for n in range(len(c))) for of, c in zip(of_rank, chunks, strict=True))
+    """A rank as it is described, with the traces of its blocks."""
+    spec, fw, workload = specs[r], rows.framework, rows.workload
+    place, gradients, inputs = spec.place, spec.gradients, spec.buffers.held_inputs
+    chunks, moving = _chunks(rows, spec, traces, routed, emptiest)
+    modules = [
+        [Module(p.name, block.role, p.trace.weights) for p, block in zip(pieces, chunk.blocks, strict=True)]
+        for pieces, chunk in zip(chunks, spec.chunks, strict=True)
+    ]
+    params = params_of(workload, fw, spec, modules)
+    in_fp8 = {block.phrase for chunk in spec.chunks for block in chunk.blocks if block.is_layer}
+    weights = held_in_fp8(rows, weights_of(workload, fw, spec, params, data_rank), in_fp8)
+    costs = [block_cost(rows, block) for chunk in spec.chunks for block in chunk.blocks]
+    boundary, ds = int(spec.buffers.boundary_bytes), fw.deepspeed
+    keeps_received = inputs.throughout > 0 and place.vpp == 1
+    held_throughout = 0 if keeps_received else inputs.throughout
     # where weights' gradients are put off, or collectives' memory comes back late, two steps are played
-    defers = rows.schedule_record.defers_weight_gradients
+    defers, routers = spec.schedule.defers_weight_gradients, routed.routers(spec.layers, emptiest)
     drift = RoutingDrift(routers, moving) if routers is not None and not (defers or ds) else None
     return Rank(
-        weights=weights, chunks=tuple(chunks), computations=computations,
-        num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
-        feeds_own_chunk=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
-        first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
-        rotations=rotations(rows),
-        lazy_buffers=(*persistent, *(boundary,) * held_throughout), built=built_beside(rows, weights, len(layers)),
-        keeps_received=keeps_received, inputs_at_end=beside.at_end,
-        grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
-        preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers, round_length=pp * vpp, tied=tied,
-        stored_bytes=rows.costs.context.stored,
-        gathered_params=groups if pipelined else None, unshards=by_chunk(rows),
-        moments=rows.workload.optimizer.traits.moments,
-        deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
-        norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
-        output_stays=rows.schedule_record.joins_exchanges and pp > 1 and fw.traits.has_pytorch_pipelines,
-        device_per_host=device_per_host(costs),
+        weights=weights, chunks=chunks, computations=spec.computations,
+        num_micro_batches=spec.schedule.num_micro_batches, receives=tuple(c.receives for c in spec.chunks),
+        sends=tuple(c.sends for c in spec.chunks), feeds_own_chunk=tuple(c.feeds_own_chunk for c in spec.chunks),
+        first_chunks=frozenset(c for c, chunk in enumerate(spec.chunks) if chunk.position == 0),
+        boundary_bytes=boundary, rotations=rotations(rows),
+        lazy_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
+        built=built_beside(fw, spec, weights), keeps_received=keeps_received, inputs_at_end=inputs.at_end,
+        grads_always=gradients.has_flat_buffers, flat_buffers=flat_buffers(fw, spec, params, weights),
+        preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers,
+        round_length=place.pp * place.vpp, tied=gradients.ties_ends, stored_bytes=rows.costs.context.stored,
+        gathered_params=_gathered_params(spec, chunks) if gradients.gathers_whole else None,
+        unshards=gradients.reduces_by_chunk, moments=workload.optimizer.traits.moments,
+        deepspeed=ds, optimizer_ranks=float(place.dense_ranks) if gradients.shards_states else 1.0,
+        norms_gradients=place.tensor_ranks == 1 or fw.norms_gradients,
+        optimizer_rank=min(fw.optimizer_rank, place.dense_ranks - 1),
+        output_stays=spec.schedule.keeps_last_output,
+        device_per_host=device_per_host([cost for cost in costs if cost is not None]),
         buckets=ddp_buckets(
-            [[p.trace for p in c] for c in chunks], int(rows.static.buffers[0, r]), ddp_width(rows), tied=tied
+            [[p.trace for p in c] for c in chunks], int(spec.buffers.copies_bytes), gradients.bytes_in_bucket,
+            tied=gradients.ties_ends,
         ) if fw.shards_params else (),
-        sent_bytes=boundary // tp if ds and tp > 1 else 0, launch_blocking=fw.launch_blocking,
-        casts_to_reduce=fw.casts_to_reduce, routing_drift=drift,
+        sent_bytes=boundary // place.tensor_ranks if ds and place.tensor_ranks > 1 else 0,
+        launch_blocking=fw.launch_blocking, casts_to_reduce=fw.casts_to_reduce, routing_drift=drift,
     )  # fmt: skip
 
 
-def _in_fp8(piece: RankBlock, traces: dict[str, BlockTrace]) -> bool:
-    """Whether Transformer Engine's linears are in a piece: all but the embedding, the head and a prediction's entry."""
-    return not any(piece.trace is traces.get(name) for name in ("embedding", "head", "mtp"))
+_Moves = tuple[tuple[Moving | None, ...], ...]
+"""Of each block of each chunk what moves from step to step, if anything."""
 
 
-def _tied(rows: Rows, r: int) -> bool:
-    """Whether a rank has the embedding and a head that is the same weight."""
-    return rows.workload.model.tied_embeddings and r == 0 and rows.layout.stages.head_stage == 0
+def _chunks(
+    rows: Rows, spec: RankSpec, traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool
+) -> tuple[tuple[tuple[RankBlock, ...], ...], _Moves]:  # fmt: skip
+    """The blocks of a rank's chunks with their traces, and what moves of them."""
+    trace_of = routed.of_rank(spec.layers, emptiest)
+
+    def trace(block: BlockSpec) -> BlockTrace:
+        if block.role == "layer":
+            of_layer = trace_of(block.tapes, block.number)
+            return gathering(of_layer, traces["embedding"]) if block.number == 0 else of_layer
+        waits = block.role == "head" and spec.gradients.head_waits
+        return awaiting_embedding(traces["head"]) if waits else traces[block.tapes]
+
+    def moves(block: BlockSpec) -> Moving | None:
+        of_layer = routed.moving(block.tapes, block.number) if block.role == "layer" else None
+        if of_layer is None or block.number > 0:
+            return of_layer
+        some, more = (gathering(end, traces["embedding"]) for end in (of_layer.some, of_layer.more))
+        return replace(of_layer, some=some, more=more)
+
+    chunks = tuple(
+        tuple(RankBlock(block.phrase, trace(block), _paces(rows, block)) for block in chunk.blocks)
+        for chunk in spec.chunks
+    )
+    if any(piece.trace.sent for chunk in chunks for piece in chunk):
+        peers = spec.place.tensor_ranks * spec.place.context_ranks
+        chunks = tuple(
+            tuple(replace(piece, paces=beside_peers(piece.paces, rows.cluster, peers)) for piece in chunk)
+            for chunk in chunks
+        )
+    return chunks, tuple(tuple(map(moves, chunk.blocks)) for chunk in spec.chunks)
 
 
-def _first_layers(rows: Rows) -> list[int]:
-    """The first layer of every stage."""
-    stages = rows.layout.stages
-    sizes = [0] * (stages.pp * stages.vpp)
-    for s in range(len(sizes)):
-        turn, position = divmod(s, stages.pp)
-        r = stages.pp - 1 - position if rows.schedule_record.placement == "v" and turn % 2 else position
-        sizes[s] = len(stages.layers[r][turn])
-    return [int(x) for x in np.concatenate([[0], np.cumsum(sizes)[:-1]])]
+def _paces(rows: Rows, block: BlockSpec) -> tuple[Pace, Pace]:
+    cost = block_cost(rows, block)
+    return paces(cost) if cost is not None else (Pace(), Pace())
+
+
+def _lazy_buffers(buffers: PersistentBuffers, library: str | None) -> tuple[int, ...]:
+    """What the first forward takes for good: a library's tables of rotations, else the framework's own. [B]"""
+    number, nbytes = (buffers.tables, buffers.table_bytes) if library else (1, buffers.kept_bytes)
+    return (int(nbytes),) * number if int(nbytes) else ()
+
+
+def _gathered_params(
+    spec: RankSpec, chunks: tuple[tuple[RankBlock, ...], ...]
+) -> tuple[tuple[tuple[tuple[float, float], ...], ...], ...]:  # fmt: skip
+    """The weights of FSDP's groups per chunk, and the rank's share of each. [params]"""
+    dense, expert = spec.place.dense_ranks, spec.place.expert_ranks
+    return tuple(
+        tuple(
+            tuple((w.params, w.params / (expert if w.of_experts else dense)) for w in piece.trace.weights)
+            for piece in chunk
+        )
+        for chunk in chunks
+    )

@@ -5,68 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from mofa.blocks.build import BlockTapes, layer_kind
+from mofa.blocks.build import BlockTapes
 from mofa.blocks.roles import WEIGHT_ROLES, Role
-from mofa.cost.block.block_cost import base_mode, full_mode
 from mofa.cost.block.durations import time_works
 from mofa.cost.rows import Rows
 from mofa.replay.time.kernel_runs import Draft, Names, Score, Step, draft, score, value
-from mofa.schedules import Order
 
 Phase = Literal["F", "B", "I", "W"]
 _BEFORE_REDUCTION: tuple[Role, ...] = ("wgrad", "accumulate", "backward", "grad_cast")
 """Roles of the ops behind which a weight's gradient may be reduced."""
-
-
-class PieceName(NamedTuple):
-    """Something of a model that runs as one: what it is called and which tapes it has."""
-
-    name: str
-    label: str
-
-
-Chunk = tuple[PieceName, ...]
-
-
-def chunks_of(rows: Rows, order: Order, rank: int) -> tuple[Chunk, ...]:
-    """What a rank's chunks hold, in forward order: the embedding, layers as they are recomputed, the head."""
-    stages, table, model = rows.layout.stages, rows.table, rows.workload.model
-    pp, vpp = stages.pp, stages.vpp
-    spec = table.recompute_modes[int(table.recompute[0])]
-    base, layers = base_mode(spec), int(table.recompute_layers[0])
-    starts = _first_layers(rows, order)
-    out: list[Chunk] = []
-    seen = 0
-    for c in range(vpp):
-        stage = next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == rank)
-        pieces = [PieceName("embedding", "embedding")] if stage == 0 else []
-        for j, kind in enumerate(stages.layers[rank][c]):
-            seen += 1
-            full = spec.kind == "full" and (layers < 0 or j < layers)
-            full = full or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
-            label = f"{stages.kinds[kind].name} recompute={full_mode(spec) if full else base}"
-            pieces.append(PieceName(f"block {starts[stage] + j}", label))
-        if stage == pp * vpp - 1:
-            for n in range(model.num_mtp_layers):
-                # its entry, a layer like the last and a pass through the head; recomputed only with all layers
-                again = full_mode(spec) if spec.kind == "full" and layers < 0 else base
-                last = layer_kind(model, model.num_layers - 1)
-                pieces.append(PieceName(f"prediction {n}", "mtp"))
-                pieces.append(PieceName(f"layer of prediction {n}", f"{last.name} recompute={again}"))
-                pieces.append(PieceName(f"head of prediction {n}", "head"))
-            pieces.append(PieceName("head", "head"))
-        out.append(tuple(pieces))
-    return tuple(out)
-
-
-def _first_layers(rows: Rows, order: Order) -> list[int]:
-    """The first layer of every stage."""
-    stages = rows.layout.stages
-    starts, next_layer = [], 0
-    for s in range(stages.pp * stages.vpp):
-        starts.append(next_layer)
-        next_layer += len(stages.layers[order.rank_of(s)][s // stages.pp])
-    return starts
 
 
 class Placed(NamedTuple):

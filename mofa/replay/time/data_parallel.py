@@ -16,14 +16,13 @@ import numpy as np
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import stream_rate
+from mofa.cost.rank_rules import DDP_BUCKET_BYTES
+from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.data_parallel import ddp_width, gathers_per_step
-from mofa.replay.time.computation_tapes import Book, Chunk
+from mofa.cost.step_time.data_parallel import gathers_per_step
+from mofa.replay.time.computation_tapes import Book
 from mofa.replay.time.kernel_runs import FAMILY, NOW, Beside, Step, awaiting, computing
 from mofa.schedules import Action, Order
-
-DDP_BUCKET = 100 * 2**20
-"""Bytes of gradients in one of DDP's buckets (torchtitan: bucket_cap_mb=100). [B]"""
 
 
 @dataclass
@@ -90,10 +89,15 @@ class _Rank:
 
     rows: Rows
     book: Book
-    chunks: tuple[Chunk, ...]
+    spec: RankSpec
     order: Order
-    rank: int
+    """Of what is played: the spec's, another of as many micro-batches, or one with fewer."""
     shared: Shared
+
+    @property
+    def rank(self) -> int:
+        """Of the pipeline."""
+        return self.spec.place.pipeline_rank
 
     def seconds(self, kind: CollectiveKind, bytes_per_param: float, dense: float, expert: float) -> float:
         """Of reducing or gathering so many dense parameters and expert ones. [s]"""
@@ -137,9 +141,9 @@ class _Rank:
         return self._scale(False), self._scale(True)
 
     def _scale(self, expert: bool) -> float:
-        named = sum(w.params for c in range(len(self.chunks)) for w in self._named(c, False) if w.expert == expert)
-        own_params = self.rows.shards.expert if expert else self.rows.shards.dense
-        return float(own_params[0, self.rank]) / named if named else 0.0
+        named = sum(w.params for c in range(len(self.spec.chunks)) for w in self._named(c, False) if w.expert == expert)
+        own_params = self.spec.parameters.expert if expert else self.spec.parameters.dense
+        return own_params / named if named else 0.0
 
     def _named(self, chunk: int, backward: bool) -> list[_Weight]:
         labels = self.labels[chunk]
@@ -155,7 +159,7 @@ class _Rank:
     @cached_property
     def labels(self) -> list[tuple[str, ...]]:
         """Of the pieces of every chunk."""
-        return [tuple([piece.label for piece in chunk]) for chunk in self.chunks]
+        return [tuple([block.tapes for block in chunk.blocks]) for chunk in self.spec.chunks]
 
     def buckets(self, chunk: int, size: float) -> list[_Bucket]:
         """A chunk's parameters from the last to the first, a bucket closed once it has ``size`` parameters; dense and
@@ -168,7 +172,7 @@ class _Rank:
 
     def of_piece(self, chunk: int) -> list[tuple[float, float]]:
         """Dense and expert parameters of each piece of a chunk, in forward order."""
-        out = [[0.0, 0.0] for _ in self.chunks[chunk]]
+        out = [[0.0, 0.0] for _ in self.spec.chunks[chunk].blocks]
         for w in self.weights(chunk, backward=False):
             out[w.piece][w.expert] += w.params
         return [(dense, expert) for dense, expert in out]
@@ -189,21 +193,21 @@ class _Rank:
 
 
 def added(
-    rows: Rows, book: Book, chunks: tuple[Chunk, ...], order: Order, rank: int, shared: Shared | None = None
+    rows: Rows, book: Book, spec: RankSpec, order: Order, shared: Shared | None = None
 ) -> Added:  # fmt: skip
     """What data parallelism adds on one pipeline rank; ``shared`` has what was worked out for the others."""
-    me, out, fw = _Rank(rows, book, chunks, order, rank, shared or Shared()), Added(), rows.framework
-    if not fw.traits.has_pytorch_modules:
+    me, out = _Rank(rows, book, spec, order, shared or Shared()), Added()
+    sharing = spec.gradients.sharing
+    if sharing == "Megatron":
         _megatron_gradients(me, out)
         _megatron_parameters(me, out)
-    elif rows.mode.amp:
+    elif sharing == "DDP":
         _ddp(me, out)
-    elif rows.mode.precision == "mixed":
-        if rows.mode.pipelined:
-            _fsdp_pipelined(me, out)
-        elif fw.dp_replicate > 1:
-            for c in range(len(chunks)):
-                _replicas(me, c, out.backwards.setdefault(c, Extra()))
+    elif sharing == "FSDP by step":
+        _fsdp_pipelined(me, out)
+    elif sharing == "FSDP by block" and rows.framework.dp_replicate > 1:
+        for c in range(len(spec.chunks)):
+            _replicas(me, c, out.backwards.setdefault(c, Extra()))
     return out
 
 
@@ -231,25 +235,24 @@ def _bucket_size(me: _Rank, chunk: int) -> float:
     """Parameters of a bucket: only the first chunk of the first rank is cut (distributed_data_parallel.py:95)."""
     if me.rank or chunk:
         return np.inf
-    return max(40e6, 1e6 * float(me.rows.shards.dense_ranks[0, 0]))
+    return me.spec.gradients.bucket_params
 
 
 def _megatron_gradients(me: _Rank, out: Added) -> None:
-    scatters = int(me.rows.table.zero[0]) >= 1 and me.rows.framework.deepspeed != "bf16"
-    kind: CollectiveKind = "reduce_scatter" if scatters else "all_reduce"
+    kind: CollectiveKind = "reduce_scatter" if me.spec.gradients.scatters_gradients else "all_reduce"
     computations = me.order.ranks[me.rank]
     backwards = [a for a in computations if a.kind in ("B", "W")]
-    for c in range(len(me.chunks)):
+    for c in range(len(me.spec.chunks)):
         last = me.last(c)
         for bucket in me.buckets(c, _bucket_size(me, c)):
-            seconds = me.seconds(kind, me.rows.framework.reduced_bytes_per_param, bucket.dense, bucket.expert)
+            seconds = me.seconds(kind, me.spec.gradients.reduced_bytes_per_param, bucket.dense, bucket.expert)
             if not seconds:
                 continue
             step = me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
             if not me.rows.framework.overlap_grad_reduce:
                 out.end.append(step)
             elif (
-                len(me.chunks) > 1
+                len(me.spec.chunks) > 1
             ):  # as many backwards later as the rank counts, at once on all ranks (grad_sync_func)
                 later = min(backwards.index(last) + me.rank, len(backwards) - 1)
                 out.extra_for(backwards[later]).after.append(step)
@@ -259,24 +262,24 @@ def _megatron_gradients(me: _Rank, out: Added) -> None:
 
 
 def _megatron_parameters(me: _Rank, out: Added) -> None:
-    if int(me.rows.table.zero[0]) < 1:
+    if not me.spec.gradients.shards_states:
         return
-    each = me.rows.framework.gathered_bytes_per_param(me.rows.workload.precision.gemm)
+    each = me.spec.gradients.gathered_bytes_per_param
     if not me.rows.framework.overlap_param_gather:
         times = float(gathers_per_step(me.rows)[0, me.rank])
-        for c in range(len(me.chunks)):
+        for c in range(len(me.spec.chunks)):
             for bucket in me.buckets(c, _bucket_size(me, c)):
                 out.after_optimizer_s += times * me.seconds("all_gather", each, bucket.dense, bucket.expert)
         return
     forwards = [a for a in me.order.ranks[me.rank] if a.kind == "F"]
-    for c in range(len(me.chunks)):
-        first, aligned = me.first(c), len(me.chunks) > 1
+    for c in range(len(me.spec.chunks)):
+        first, aligned = me.first(c), len(me.spec.chunks) > 1
         gathers = []
         for n, bucket in enumerate(reversed(me.buckets(c, _bucket_size(me, c)))):
             seconds = me.seconds("all_gather", each, bucket.dense, bucket.expert)
             if seconds:
                 name = f"dp.gathered {c}.{n}"
-                where = len(me.chunks[c]) - 1 - bucket.piece
+                where = len(me.spec.chunks[c].blocks) - 1 - bucket.piece
                 gathers.append((where, me.beside("gathering of parameters", seconds, "dp", (), name), name))
         if aligned:  # chunks 0 and 1 at the start, the others a chunk ahead, at once on all ranks (param_sync_func)
             ahead = max(forwards.index(me.first(c - 1)) - me.rank, 0) if c > 1 else 0
@@ -295,14 +298,14 @@ def _megatron_parameters(me: _Rank, out: Added) -> None:
 
 def _ddp(me: _Rank, out: Added) -> None:
     """DDP reduces buckets of whole gradients in every backward, which ends with the last of them."""
-    width = ddp_width(me.rows)
-    for c in range(len(me.chunks)):
+    width = me.spec.gradients.bytes_in_bucket
+    for c in range(len(me.spec.chunks)):
         extra = out.backwards.setdefault(c, Extra())
         filled = 0.0
         weights = me.weights(c, backward=True)
         for n, w in enumerate(weights):
             filled += w.params
-            if width * filled >= DDP_BUCKET or n == len(weights) - 1:
+            if width * filled >= DDP_BUCKET_BYTES or n == len(weights) - 1:
                 seconds = me.collective_s("all_reduce", width * filled, "dp")
                 if seconds:
                     extra.behind(
@@ -319,28 +322,28 @@ def _replicas(me: _Rank, chunk: int, extra: Extra, after: bool = False) -> None:
     """All-reduce of each piece's sharded gradients over the replicas, behind its reduction."""
     if me.rows.framework.dp_replicate <= 1:
         return
-    shards = me.rows.shards
+    place = me.spec.place
     pieces = me.of_piece(chunk)
     for i, (dense, expert) in enumerate(reversed(pieces)):
-        own_params = dense / float(shards.dense_ranks[0, 0]) + expert / float(shards.expert_ranks[0, 0])
+        own_params = dense / place.dense_ranks + expert / place.expert_ranks
         seconds = me.collective_s("all_reduce", me.rows.framework.reduced_bytes_per_param * own_params, "dp_replicate")
         step = me.beside("reduction over replicas", seconds, "dp_replicate", (NOW, "fsdp.reduced"), "dp.replicated")
         if after:
             extra.after.append(step)
         else:
-            last = len(me.book.drafts[me.chunks[chunk][len(pieces) - 1 - i].label, "B"].lines) - 1
+            last = len(me.book.drafts[me.spec.chunks[chunk].blocks[len(pieces) - 1 - i].tapes, "B"].lines) - 1
             extra.behind(i, last, step)
 
 
 def _fsdp_pipelined(me: _Rank, out: Added) -> None:
     """Under pipelines FSDP gathers once a step and reduces behind a stage's last backward, group by group."""
-    runtime = len(me.chunks) > 1
-    for c in range(len(me.chunks)):
+    runtime = len(me.spec.chunks) > 1
+    for c in range(len(me.spec.chunks)):
         first, last = out.extra_for(me.first(c)), out.extra_for(me.last(c))
         # the runtime gathers the next three stages ahead, a single stage's pieces are gathered as the host gets there
         ahead = out.extra_for(me.first(max(c - 2, 0)))
         for i, (dense, expert) in enumerate(me.of_piece(c)):
-            seconds = me.seconds("all_gather", 2.0, dense, expert)
+            seconds = me.seconds("all_gather", me.spec.gradients.gathered_bytes_per_param, dense, expert)
             if seconds:
                 name = f"fsdp.gathered {c}.{i}"
                 step = me.beside("gathering of parameters", seconds, "fsdp_gather", (), name)
@@ -350,7 +353,8 @@ def _fsdp_pipelined(me: _Rank, out: Added) -> None:
                     first.behind(i, -1, step)
                 first.behind(i, -1, awaiting((name,)))
         for dense, expert in reversed(me.of_piece(c)):
-            seconds = max(me.seconds("reduce_scatter", 4.0, dense, expert), me.listing_s(dense, expert))
+            reduction_s = me.seconds("reduce_scatter", me.spec.gradients.reduced_bytes_per_param, dense, expert)
+            seconds = max(reduction_s, me.listing_s(dense, expert))
             if seconds:
                 last.after.append(me.beside("reduction of gradients", seconds, "fsdp_reduce", (NOW,), "fsdp.reduced"))
         _replicas(me, c, last, after=True)

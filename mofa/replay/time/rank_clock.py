@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import QUEUE
+from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
 from mofa.replay.time.computation_effect import NOTHING, Left, Result
-from mofa.replay.time.computation_tapes import Book, Chunk, Phase
+from mofa.replay.time.computation_tapes import Book, Phase
 from mofa.replay.time.data_parallel import Added, Extra, Shared
 from mofa.replay.time.kernel_runs import Sync
 from mofa.replay.time.pipeline import CAUSES
@@ -83,8 +84,7 @@ class RankTime:
 
     plan: TimedPlan
     order: Order
-    rank: int
-    chunks: tuple[Chunk, ...]
+    spec: RankSpec
     added: Added
     clock: StreamClocks
     marked: frozenset[int] = frozenset()
@@ -106,13 +106,16 @@ class RankTime:
     marks: dict[int, Mark] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.rank = self.spec.place.pipeline_rank
+        self.chunks = tuple(chunk.blocks for chunk in self.spec.chunks)
         self.num_variants = len(self.plan.books)
         plan = self.plan
         self.plain = plan.cache is not None and not plan.jitter and not plan.watched
         self.once = self.added.once
         behind_s, self.ahead_s = plan.handing_s
         self.handing_s = behind_s if plan.host_waits else behind_s + self.ahead_s
-        self.kinds = [self.plan.kinds.setdefault(tuple(p.label for p in c), len(self.plan.kinds)) for c in self.chunks]
+        tapes = [tuple(block.tapes for block in blocks) for blocks in self.chunks]
+        self.kinds = [plan.kinds.setdefault(names, len(plan.kinds)) for names in tapes]
         if self.plan.jitter:
             shape = (4, len(self.chunks), self.order.num_micro_batches)
             draws = np.random.default_rng([self.plan.seed, self.rank]).standard_normal(shape)
@@ -190,16 +193,14 @@ class RankTime:
     # -- computing
     def _new_kind(self, action: Action) -> _KindPlayed:
         c, variant = action.stage // self.order.pp, action.micro_batch % self.num_variants
-        phase: Phase | None = action.kind  # type: ignore[assignment]
-        if action.stage == 0 and action.kind in ("I", "W"):
-            phase = "B" if action.kind == "W" else None  # there is no input to differentiate by
+        phase: Phase | None = action.computes  # type: ignore[assignment]
         played_kind = _KindPlayed(phase, c, variant)
         if phase is not None:
             book, cache = self.plan.books[variant], self.plan.cache
             every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
             of = (self.rank, c) if every is not _PLAIN else None
             known = {} if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
-            scores = [book.score(p.label, phase) for p in self.chunks[c]]
+            scores = [book.score(block.tapes, phase) for block in self.chunks[c]]
             waits = any(type(step) is Sync for part in scores for step in part.steps)
             launches = sum(part.launches for part in scores)
             played_kind = _KindPlayed(
@@ -233,7 +234,7 @@ class RankTime:
             self.clock,
         )
         assert phase is not None
-        labels = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
+        blocks = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
         start = clock.compute
         clock.empty()
         clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
@@ -245,14 +246,14 @@ class RankTime:
         clock.watch = watch if watched else None
         clock.steps(once.before)
         clock.steps(every.before)
-        for i, piece in enumerate(labels):
-            place = piece.name
+        for i, block in enumerate(blocks):
+            place = block.name
             inserted: dict[int, list[object]] = {}
             for extra in (once, every):
                 for line, steps in extra.lines.get(i, {}).items():
                     inserted.setdefault(line, []).extend(steps)
-            part = book.score(piece.label, phase, inserted)  # type: ignore[arg-type]
-            follow = book.drafts[labels[i + 1].label, "F" if phase == "F" else "B"].given if i + 1 < len(labels) else ""
+            part = book.score(block.tapes, phase, inserted)  # type: ignore[arg-type]
+            follow = book.drafts[blocks[i + 1].tapes, "F" if phase == "F" else "B"].given if i + 1 < len(blocks) else ""
             clock.play(part, follow)
         clock.wait_for((part.out,))
         clock.steps(every.after)

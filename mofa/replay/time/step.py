@@ -12,13 +12,14 @@ from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
-from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
+from mofa.cost.step_time.data_parallel import tied_seconds
 from mofa.cost.step_time.micro_batch import handing_seconds, passes
 from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
 from mofa.replay.garbage_collection import no_collection
 from mofa.replay.rank.of_plan import rows_of
-from mofa.replay.time.computation_tapes import Book, chunks_of
+from mofa.replay.time.computation_tapes import Book
 from mofa.replay.time.data_parallel import added
 from mofa.replay.time.extrapolate import InsertedRounds, lengthen, stretches
 from mofa.replay.time.kernel_runs import FAMILY
@@ -27,7 +28,7 @@ from mofa.replay.time.rank_clock import RankTime, TimedPlan
 from mofa.replay.time.send_recv import Wiring, wire
 from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.replay.time.time_replayed import Computation, TimeReplayed, Transfer
-from mofa.schedules import Order, Program, Runtime, order_of, program_of
+from mofa.schedules import Order, Placement, Program, Runtime, order_of, program_of
 from mofa.schedules.order_check import OrderError, check
 from mofa.schedules.point_to_point import overlapped
 
@@ -82,39 +83,39 @@ def time_of(
     curves = rows.cluster.gpu.curves
     plan = TimedPlan(
         rows, books, _hop_seconds(rows), curves.overlap_slowdown.value,
-        rows.schedule_record.joins_exchanges and stages.pp > 1 and not fw.traits.has_pytorch_modules,
-        handing_seconds(rows),
-        _optimizer_seconds(rows), {} if cached else None, watched, jitter, seed,
+        estimator.rank_specs[0].schedule.waits_at_exchanges, handing_seconds(rows), _optimizer_seconds(rows),
+        {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
     with no_collection():
         for inserted in stretches(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.played)
-            ranks = _ranks(plan, wiring.program.order, inserted)
+            ranks = _ranks(plan, estimator.rank_specs, wiring.program.order, inserted)
             run(wiring, ranks, plan.hop_s)
             if lengthen(inserted, ranks, spans):
                 return _finish(plan, ranks, None, spans)
         if order is None:
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, num)
         else:
-            wiring = wire(_own(order, stages.pp, stages.vpp, num))
-        ranks = _ranks(plan, wiring.program.order)
+            wiring = wire(_own(order, stages.pp, stages.vpp, num, stages.placement))
+        ranks = _ranks(plan, estimator.rank_specs, wiring.program.order)
         flights = run(wiring, ranks, plan.hop_s)
         return _finish(plan, ranks, flights if detail else None, spans)
 
 
-def _ranks(plan: TimedPlan, order: Order, inserted: InsertedRounds | None = None) -> list[RankTime]:
+def _ranks(
+    plan: TimedPlan, specs: Sequence[RankSpec], order: Order, inserted: InsertedRounds | None = None
+) -> list[RankTime]:  # fmt: skip
     """The ranks in front of a step, each as much later as its optimizer is."""
     rows = plan.rows
     sync_s = rows.cluster.sync_s
     own_order = any(line.op is not None and line.op.stream in OWN_ORDER for b in plan.books for d in b.drafts.values()
                     for line in d.lines) or rows.mode.pipelined  # fmt: skip
     ranks = []
-    for r in range(order.pp):
-        chunks = chunks_of(rows, order, r)
-        extra = added(rows, plan.books[0], chunks, order, r, plan.shared)
+    for r, spec in enumerate(specs):
+        extra = added(rows, plan.books[0], spec, order, plan.shared)
         marked = frozenset(inserted.marks(order, r)) if inserted is not None else frozenset[int]()
-        ranks.append(RankTime(plan, order, r, chunks, extra, StreamClocks(sync_s, own_order=own_order), marked))
+        ranks.append(RankTime(plan, order, spec, extra, StreamClocks(sync_s, own_order=own_order), marked))
     ends = _ends(plan, ranks)
     for rank, seconds in zip(ranks, ends, strict=True):
         rank.clock.compute = rank.clock.host = seconds - min(ends)
@@ -131,13 +132,17 @@ def _wiring(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batche
     return wire(program_of(order_of(schedule, runtime, pp, vpp, num_micro_batches), schedule, runtime))
 
 
-def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
+def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Placement) -> Program:
     """The sends and receives of an order that no framework made: beside its computations, on a stream for each way."""
     has, wants = (order.pp, order.vpp, order.num_micro_batches), (pp, vpp, num_micro_batches)
     if has != wants:
         raise OrderError(
             f"the order has {has[0]} ranks, {has[1]} chunks and {has[2]} micro-batches, the strategy "
             f"{wants[0]}, {wants[1]} and {wants[2]}; give one for the strategy"
+        )
+    if order.placement != placement:
+        raise OrderError(
+            f"the order places chunks in a {order.placement}, the strategy in a {placement}; give one for it"
         )
     program = overlapped(order)
     check(program)
@@ -156,18 +161,18 @@ def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: Flights | Non
         clock.drain(DP)
         tails.append(np.array([clock.exposed, clock.beside, clock.waited]))
         ends.append(clock.compute)
-    tied = _tied_seconds(rows)
+    tied = float(tied_seconds(rows)[0])
     meet = max(ends)
     if tied:
-        first, head = 0, rows.layout.stages.head_stage
-        meet = max(meet, max(ends[first], ends[head]) + tied)
+        with_ends = (seconds for seconds, player in zip(ends, players, strict=True) if player.spec.place.has_end)
+        meet = max(meet, max(with_ends) + tied)
     norm, amaxes = float(norm_seconds(rows)[0]), float(amax_seconds(rows)[0])
     step = meet + amaxes + norm + max(last) - (max(last) - min(last))
     shown: list[dict[str, float]] = []
     hiddens: list[dict[str, float]] = []
     for r, player in enumerate(players):
         counts = player.counts() + tails[r]
-        both = tied if tied and r in (0, rows.layout.stages.head_stage) else 0.0
+        both = tied if player.spec.place.has_end else 0.0
         drain = meet - ends[r] - both
         player.idle["drain"] += drain
         exposed = dict(zip(EXPOSED, counts[0].tolist(), strict=True))
@@ -209,15 +214,6 @@ def _hop_seconds(rows: Rows) -> float:
     if rows.layout.stages.pp == 1:
         return 0.0
     return float(hop_seconds(rows)[0])
-
-
-def _tied_seconds(rows: Rows) -> float:
-    """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. [s]"""
-    model = rows.workload.model
-    if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.layout.stages.pp == 1:
-        return 0.0
-    tied = model.vocab * model.hidden * rows.framework.reduced_bytes_per_param / rows.table.tp
-    return float(collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)[0])
 
 
 def _optimizer_seconds(rows: Rows) -> list[float]:

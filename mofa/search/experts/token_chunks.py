@@ -256,8 +256,8 @@ def _stages_of(workload: WorkloadSpec, framework: FrameworkSpec, spec: StrategyS
     stages = split_layers(
         workload.model, spec.pp, spec.vpp, framework.name, SCHEDULES[spec.schedule].placement, framework.splits_layers
     )
-    ranks = [r for c in range(spec.vpp) for r in range(spec.pp) for _ in stages.layers[r][c]]
-    return np.array([rank for i, rank in enumerate(ranks) if workload.model.is_moe_layer(i)])
+    has_experts = [i for i in range(workload.model.num_layers) if workload.model.is_moe_layer(i)]
+    return stages.ranks_of_layers[has_experts]
 
 
 def _smallest(curves: dict[int, _Curves], ratios: FloatA, stage: IntA, limit: float) -> IntA:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import mofa
-from mofa.cost.memory.stage_inputs import HeldInputs, held_beside
+from mofa.cost.rank_rules import HeldInputs, held_inputs
 from mofa.schedules.interleaved import INTERLEAVED
 from mofa.schedules.one_f_one_b import ONE_F_ONE_B
 
@@ -18,8 +18,8 @@ RUNS = Path(__file__).parents[3] / "reference_runs" / "measured"
 def test_others_hold_none() -> None:
     """torchtitan's buffers are its own; one stage hands on nothing."""
     megatron, titan = mofa.load_framework("megatron"), mofa.load_framework("torchtitan")
-    assert held_beside(titan, ONE_F_ONE_B, 2, 1) == held_beside(megatron, ONE_F_ONE_B, 1, 0) == HeldInputs()
-    assert held_beside(megatron, INTERLEAVED, 4, 8) == HeldInputs(3, 13)
+    assert held_inputs(titan, ONE_F_ONE_B, 2, 1) == held_inputs(megatron, ONE_F_ONE_B, 1, 0) == HeldInputs()
+    assert held_inputs(megatron, INTERLEAVED, 4, 8) == HeldInputs(3, 13)
 
 
 @pytest.mark.parametrize(

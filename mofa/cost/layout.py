@@ -1,0 +1,168 @@
+"""Layers of the candidates of one pp x vpp on the pipeline stages that differ, and micro-batches in flight there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.block.block_cost import needs_full, unique_rows
+from mofa.cost.stages import Stages, enough_for_flight, in_flight
+from mofa.specs.strategy import StrategyTable
+
+ArrayN = NDArray[np.float64]
+BoolR = NDArray[np.bool_]
+IntN = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Stages that stand for all that are alike: the same layers, the same ends, no more micro-batches in flight.
+
+    The first stage of each kind is shown, so that what is largest over the shown stages is largest over all, and what
+    is first among equals is too. R of pp stages are shown.
+    """
+
+    stage: NDArray[np.intp]
+    """The stages that are shown, in order. (R,)"""
+    of: NDArray[np.intp]
+    """Which of them each stage is like. (pp,)"""
+
+    @classmethod
+    def every(cls, pp: int) -> Shown:
+        """All stages, each for itself."""
+        return cls(np.arange(pp), np.arange(pp))
+
+    @classmethod
+    def alike(cls, stages: Stages, full: ArrayN, flight: ArrayN) -> Shown:
+        """The first of each kind of stage.
+
+        Parameters
+        ----------
+        full
+            Layers that are recomputed whole under each choice of recomputation. (choices, kinds, pp, vpp)
+        flight
+            Micro-batches in flight under each number of them. (numbers, pp, vpp)
+        """
+        ends = stages.has_embedding, stages.has_head, stages.is_last
+        first: dict[object, int] = {}
+        stage: list[int] = []
+        of = np.zeros(stages.pp, dtype=np.intp)
+        for r in range(stages.pp):
+            key = stages.layers[r], full[:, :, r].tobytes(), *(bool(end[r]) for end in ends)
+            place = first.get(key)
+            if place is None or np.any(flight[:, stage[place]] < flight[:, r]):
+                place = first[key] = len(stage)
+                stage.append(r)
+            of[r] = place
+        return cls(np.array(stage), of)
+
+    @cached_property
+    def times(self) -> ArrayN:
+        """Stages that each stands for. (R,)"""
+        return np.bincount(self.of).astype(float)
+
+    @cached_property
+    def ahead(self) -> ArrayN:
+        """Stages like each shown one (first axis) that are ahead of each shown one. (R, R)"""
+        of_each = self.of == np.arange(len(self.stage))[:, None]
+        return np.take(np.cumsum(of_each, axis=1) - of_each, self.stage, axis=1).astype(float)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layer counts of the candidates of one pp x vpp on the stages that are shown: (n, kinds, R) unless said."""
+
+    stages: Stages
+    shown: Shown
+    plain: ArrayN
+    """Layers that run in the base mode."""
+    full: ArrayN
+    """Layers that are recomputed whole."""
+    plain_in_flight: ArrayN
+    full_in_flight: ArrayN
+    last_in_flight: ArrayN
+    """Micro-batches of the last chunk in flight. (n, R)"""
+    after: ArrayN
+    """As :attr:`mofa.cost.stages.Stages.behind`. (kinds, kinds, R)"""
+    full_by_chunk: ArrayN
+    """Layers that are recomputed whole under each choice of recomputation. (choices, kinds, R, vpp)"""
+    choice: NDArray[np.intp]
+    """Each candidate's choice. (n,)"""
+    any_plain: bool
+    any_full: bool
+    """Whether any candidate has layers of either sort."""
+
+    @property
+    def counts(self) -> ArrayN:
+        return self.plain + self.full
+
+    @property
+    def head_place(self) -> int:
+        """The stage with the head, among those that are shown."""
+        return int(self.shown.of[self.stages.head_stage])
+
+    @property
+    def has_embedding(self) -> BoolR:
+        """Whether each stage has the embedding. (R,)"""
+        return self.stages.has_embedding[self.shown.stage]
+
+    @property
+    def has_head(self) -> BoolR:
+        """Whether each stage has the head. (R,)"""
+        return self.stages.has_head[self.shown.stage]
+
+    @property
+    def is_last(self) -> BoolR:
+        """Whether each stage is the last. (R,)"""
+        return self.stages.is_last[self.shown.stage]
+
+    @property
+    def receives(self) -> BoolR:
+        """Whether each chunk's input comes from another rank. (R, vpp)"""
+        return self.stages.receives[self.shown.stage]
+
+    @property
+    def sends(self) -> BoolR:
+        """Whether each chunk's output goes to another rank. (R, vpp)"""
+        return self.stages.sends[self.shown.stage]
+
+    @property
+    def feeds_own_chunk(self) -> BoolR:
+        """Whether each chunk's output goes to another chunk of its rank. (R, vpp)"""
+        return self.stages.feeds_own_chunk[self.shown.stage]
+
+
+def layout(
+    table: StrategyTable, stages: Stages, schedule: str, num_micro_batches: IntN, *, every_stage: bool = True
+) -> Layout:  # fmt: skip
+    """Gather the layer counts of each candidate: which layers it recomputes, how many micro-batches are in flight."""
+    pp, vpp = stages.pp, stages.vpp
+    has_full = np.array([needs_full(spec) for spec in table.recompute_modes])[table.recompute]
+    first, which = unique_rows([np.where(has_full, table.recompute, -1), table.recompute_layers])
+    full = np.zeros((len(first), *stages.counts.shape))
+    for u, layers in enumerate(table.recompute_layers[first]):
+        spec = table.recompute_modes[int(table.recompute[first[u]])]
+        full[u] = stages.num_recomputed(spec, int(layers))
+    cap = enough_for_flight(pp, schedule, num_micro_batches)
+    batches, batch_of = unique_rows([cap])
+    flight = np.stack([in_flight(pp, vpp, schedule, int(b)) for b in cap[batches]])
+    shown = Shown.every(pp) if every_stage else Shown.alike(stages, full, flight)
+    full, flight = full[:, :, shown.stage], flight[:, shown.stage]
+    plain = stages.counts[:, shown.stage] - full
+    plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)
+    full_fl = np.einsum("ukrc,brc->ubkr", full, flight)
+    return Layout(
+        stages, shown, _given(plain.sum(axis=3), which), _given(full.sum(axis=3), which),
+        plain_fl[which, batch_of], full_fl[which, batch_of], flight[:, :, -1][batch_of],
+        stages.behind[:, :, shown.stage], full, which, bool(plain.any()), bool(full.any()),
+    )  # fmt: skip
+
+
+def _given(of_choice: ArrayN, which: NDArray[np.intp]) -> ArrayN:
+    """What each candidate's choice says; one choice is not copied. (choices, ...) -> (n, ...)"""
+    if len(of_choice) == 1:
+        return np.broadcast_to(of_choice, (len(which), *of_choice.shape[1:]))
+    return of_choice[which]

@@ -1,0 +1,203 @@
+"""Rules of what pipeline ranks hold and do, for all candidates of :class:`mofa.cost.rows.Rows` at once.
+
+The closed form reads what they return; :mod:`mofa.cost.rank_spec` has the entries of one strategy's ranks. What follows
+from the layers alone is in :class:`mofa.cost.stages.Stages` and :class:`mofa.cost.layout.Layout`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.elementwise import per_combination
+from mofa.blocks.frameworks.megatron.persistent import rotations
+from mofa.cost.rows import Rows
+from mofa.schedules import Schedule
+from mofa.specs.framework import FrameworkSpec
+
+ArrayN = NDArray[np.float64]
+BoolN = NDArray[np.bool_]
+
+DDP_BUCKET_BYTES = 100 * 2**20
+"""Gradients in one of DDP's buckets (torchtitan: ``bucket_cap_mb=100``). [B]"""
+SMALLEST_BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
+"""Parameters of Megatron's buckets where reductions overlap (distributed_data_parallel.py): at least the one, the other
+for each data-parallel rank. [params]"""
+
+Sharing = Literal["Megatron", "DDP", "FSDP by step", "FSDP by block", "none"]
+"""Who reduces gradients: Megatron's buffers, DDP's buckets, FSDP once a step as it does under pipelines, or FSDP inside
+each block's backward."""
+
+
+def waits_at_exchanges(rows: Rows) -> bool:
+    """Whether Megatron's host waits for the device behind every exchange (p2p_communication.py, ``batch_p2p_sync``)."""
+    return _exchanges_together(rows) and not rows.framework.traits.has_pytorch_modules
+
+
+def keeps_last_output(rows: Rows) -> bool:
+    """Whether PyTorch's schedule holds the latest output and input gradient of a stage (Schedule1F1B)."""
+    return _exchanges_together(rows) and rows.framework.traits.has_pytorch_pipelines
+
+
+def _exchanges_together(rows: Rows) -> bool:
+    return rows.schedule_record.joins_exchanges and rows.layout.stages.pp > 1
+
+
+def has_flat_buffers(rows: Rows) -> bool:
+    """Whether buffers of Megatron's hold all gradients from the start; DeepSpeed makes them of its own."""
+    return rows.static.grads_always and not rows.framework.deepspeed
+
+
+def gathers_whole(rows: Rows) -> bool:
+    """Whether FSDP keeps parameters gathered and gradients whole for a step, as it does under pipelines."""
+    return shards_params(rows) and rows.mode.pipelined
+
+
+def shards_params(rows: Rows) -> bool:
+    """Whether FSDP shares parameters out over ranks."""
+    return rows.framework.shards_params and rows.mode.precision == "mixed"
+
+
+def reduces_by_chunk(rows: Rows) -> bool:
+    """Whether each chunk's gradients are reduced behind its last backward, not at a step's end, and its weights go."""
+    return gathers_whole(rows) and rows.schedule_record.gathers_by_chunk
+
+
+def gradient_sharing(rows: Rows) -> Sharing:
+    """Who reduces gradients."""
+    mode = rows.mode
+    if not rows.framework.traits.has_pytorch_modules:
+        return "Megatron"
+    if mode.amp:
+        return "DDP"
+    if mode.precision != "mixed":
+        return "none"
+    return "FSDP by step" if mode.pipelined else "FSDP by block"
+
+
+def gathered_width(rows: Rows) -> float:
+    """Bytes of a parameter that is gathered once a step: FSDP's in bf16. [B]"""
+    if gradient_sharing(rows) == "FSDP by step":
+        return 2.0
+    return rows.framework.gathered_bytes_per_param(rows.workload.precision.gemm)
+
+
+def reduced_width(rows: Rows) -> float:
+    """Bytes of a gradient that is reduced once a step: FSDP's in fp32. [B]"""
+    return 4.0 if gradient_sharing(rows) == "FSDP by step" else rows.framework.reduced_bytes_per_param
+
+
+def shards_states(rows: Rows) -> BoolN:
+    """Whether optimizer states are shared out, of each grid of ranks. (g,)"""
+    return np.asarray(rows.grids.zero >= 1)
+
+
+def scatters_gradients(rows: Rows) -> BoolN:
+    """Whether Megatron reduces gradients to each rank's part, of each grid of ranks. (g,)
+
+    DeepSpeed's BF16 optimizer sums fp32 gradients whole (``_bf16_reduce_grads``).
+    """
+    return np.asarray(shards_states(rows) & (rows.framework.deepspeed != "bf16"))
+
+
+def first_bucket_params(rows: Rows) -> ArrayN:
+    """What Megatron's first rank reduces at once in its first chunk, the only one that it cuts, of each grid of ranks
+    (distributed_data_parallel.py). (g,) [params]"""
+    return np.maximum(float(SMALLEST_BUCKET), float(BUCKET_PER_RANK) * rows.shards.dense_ranks[:, 0])
+
+
+def ddp_width(rows: Rows) -> float:
+    """Bytes of a gradient in DDP's buckets: those of the parameters. [B]"""
+    return 4.0 if rows.mode.precision == "autocast" else 2.0
+
+
+def ties_ends(rows: Rows) -> BoolN:
+    """Whether a stage has the embedding and a head that is the same weight. (R,)"""
+    lay = rows.layout
+    return np.asarray(lay.has_embedding & lay.has_head & rows.workload.model.tied_embeddings)
+
+
+def head_waits(rows: Rows) -> bool:
+    """Whether the head's weight gradient stays until the embedding's is there, on a rank that has both.
+
+    A weight that two functions use has one node that takes its gradients (AccumulateGrad); autograd's engine keeps the
+    first in the node's buffer and adds the second in place, and the node runs, with Megatron's hook, only behind both
+    (torch/csrc/autograd/engine.cpp, ``evaluate_function``). A product that adds to the main gradient by itself leaves
+    nothing that waits but the dummy (:func:`mofa.blocks.frameworks.megatron.transformer_engine.head_buffers`).
+    """
+    fw = rows.framework
+    return (
+        rows.workload.model.tied_embeddings and rows.layout.stages.pp == 1
+        and not fw.traits.has_pytorch_modules and not fw.fuses_wgrad_accumulation
+    )  # fmt: skip
+
+
+class HeldInputs(NamedTuple):
+    """Tensors of the boundary's size beside all passes: all the time, and more between two steps. [-]"""
+
+    throughout: int = 0
+    at_end: int = 0
+
+
+def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving: int) -> HeldInputs:
+    """What a rank holds whose chunks receive their input from another one, ``receiving`` of them.
+
+    A chunk keeps the last input that it was set (``set_input_tensor``), whose gradient hangs on it, until its next
+    forward: two a chunk at the end of a step, when both are of a micro-batch that is through (megatron_core 0.16.1,
+    pipeline_parallel/schedules.py and transformer/transformer_block.py).
+
+    Examples
+    --------
+    Two ranks of two chunks each: three tensors on both while they compute; the last one ends a step with four.
+
+    >>> from mofa.schedules.interleaved import INTERLEAVED
+    >>> from mofa.schedules.one_f_one_b import ONE_F_ONE_B
+    >>> from mofa.specs.load import load_framework
+    >>> megatron = load_framework("megatron")
+    >>> [held_inputs(megatron, INTERLEAVED, 2, chunks) for chunks in (1, 2)]
+    [HeldInputs(throughout=3, at_end=0), HeldInputs(throughout=3, at_end=1)]
+    >>> [held_inputs(megatron, ONE_F_ONE_B, 2, chunks) for chunks in (0, 1)]
+    [HeldInputs(throughout=0, at_end=0), HeldInputs(throughout=2, at_end=0)]
+    """
+    if not framework.traits.is_megatron_core or pp == 1:
+        return HeldInputs()
+    steady = schedule.handed_on_tensors if receiving else 0
+    return HeldInputs(steady, max(2 * receiving - steady, 0))
+
+
+def held_inputs_of_stages(rows: Rows) -> list[HeldInputs]:
+    """:func:`held_inputs` of each stage that is shown. (R,)"""
+    pp, receiving = rows.layout.stages.pp, rows.layout.receives.sum(axis=1).tolist()
+    return [held_inputs(rows.framework, rows.schedule_record, pp, chunks) for chunks in receiving]
+
+
+def kept_bytes(rows: Rows) -> ArrayN:
+    """What the framework allocates once and keeps outside of all tapes; on its stage the head's too. (n, R) [B]"""
+    costs = rows.costs
+    return np.where(rows.layout.has_head, costs.persistent_head[rows.k][:, None], costs.persistent[rows.k][:, None])
+
+
+class RotationTables(NamedTuple):
+    """Tables of rotations that Megatron keeps with a library; of latent attention each layer's."""
+
+    number: ArrayN
+    """Tables from the first forward on. (n, R) [-]"""
+    nbytes: ArrayN
+    """Of one. (n,) [B]"""
+    built: tuple[int, ...]
+    """Of each of a layer that is there from the start. [B]"""
+
+
+def rotation_tables(rows: Rows) -> RotationTables:
+    """The tables of each stage; of a framework that has no library none."""
+    n = len(rows.table)
+    layers = rows.layout.counts.sum(axis=1)
+    if not rows.framework.library:
+        return RotationTables(np.zeros_like(layers), np.zeros(n), ())
+    tables = rotations(rows.costs.context)
+    nbytes = per_combination(tables.table, len(rows.costs.persistent))[rows.k]
+    if not tables.of_layers:
+        return RotationTables(np.full(layers.shape, float(rows.layout.stages.vpp)), nbytes, ())
+    return RotationTables(layers, nbytes, tables.built)
