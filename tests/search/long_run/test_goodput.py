@@ -85,8 +85,8 @@ def test_the_key_of_a_row_is_that_of_its_plan() -> None:
 def test_a_faster_step_may_lose() -> None:
     """Two pipeline stages make the faster step; one, whose ranks save less each, the better run where nodes fail often
     and write slowly."""
-    slow = {"value": "1 GB/s", "provenance": "assumed", "source": "a test"}
-    harsh = facts(reliability__failures_per_node_day=60.0, storage__node_bytes_per_s=slow, spares=0)
+    slow = {"value": "0.6 GB/s", "provenance": "assumed", "source": "a test"}
+    harsh = facts(reliability__failures_per_node_day=100.0, storage__node_bytes_per_s=slow, spares=0)
     by_run = mofa.find_long_runs(SMALL, NODES, harsh, framework=MEGATRON, top=1, replay=False).report.plans[0]
     by_step = mofa.find_plans(SMALL, NODES, framework=MEGATRON, top=1, replay=False).report.plans[0]
     judge = LongRuns(SMALL, NODES, MEGATRON, harsh)
@@ -291,8 +291,8 @@ def test_a_scale_whose_replicas_the_batch_does_not_divide() -> None:
 
 def test_replanned_variants_are_the_best_by_their_long_run() -> None:
     """Every way to keep checkpoints has the plan that runs best with it, not the one with the fastest step."""
-    slow = {"value": "1 GB/s", "provenance": "assumed", "source": "a test"}
-    harsh = facts(reliability__failures_per_node_day=60.0, storage__node_bytes_per_s=slow)
+    slow = {"value": "0.6 GB/s", "provenance": "assumed", "source": "a test"}
+    harsh = facts(reliability__failures_per_node_day=100.0, storage__node_bytes_per_s=slow)
     point = goodput_by_scale(SMALL, NODES, harsh, [64], MEGATRON, replan=True).points[0]
     chosen = point.variants["blocking"]
     alone = mofa.find_long_runs(
