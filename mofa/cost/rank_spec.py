@@ -149,7 +149,7 @@ class RankSchedule:
     """In which order a rank computes, and what its pipeline holds and waits for."""
 
     name: str
-    """Of the schedule in :data:`mofa.schedules.SCHEDULES`."""
+    """Of the schedule in ``mofa.schedules.SCHEDULES``."""
     runtime: Runtime
     pp: int
     vpp: int
