@@ -300,9 +300,11 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     made["curves"]["multi_stream"] = {
         f: {**curve_fact(one, source, **kept), **TE_LIBRARY} for f, one in own.multi_stream.items()
     }
-    for measured, told in ((own, source), fitted([H100_TE_ORDER])):
+    for measured, measured_in in ((own, source), fitted([H100_TE_ORDER])):
         made["curves"]["stream"] |= {
-            key: stream_fact(key, one, told) for key, one in measured.memory_bound.items() if key.startswith(OF_TE)
+            key: stream_fact(key, one, measured_in)
+            for key, one in measured.memory_bound.items()
+            if key.startswith(OF_TE)
         }
     back = made["curves"]["stream"][SWIGLU_BACK]
     back |= {"source": SWIGLU_BACK_SOURCE, "form": {**back["form"], **SWIGLU_BACK_FORM}}

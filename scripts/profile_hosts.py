@@ -65,8 +65,8 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     ahead, back = layer_over_op(records, PARTS)
     op_s = si(host["eager_op_s"], "s")
     layer = LayerPace(ahead * op_s, back * op_s)
-    of = "the median of machines with runs of the fitting half"
-    said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {of}"
+    sample = "the median of machines with runs of the fitting half"
+    said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {sample}"
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
     return {**host, **layer_facts(layer, said), "modules": module_facts(modules_of(Times.of(rows)), layer, source)}
 

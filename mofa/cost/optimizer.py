@@ -270,10 +270,6 @@ def device_parts(
     return {**parts, "zero": shards.whole(width / stream_rate(gpu, "zero")), "scale": scaled}
 
 
-ADDED_TO_BYTES = 4.0
-"""What a product reads of each main gradient that it adds to, in fp32. [B]"""
-
-
 def weight_cast_seconds(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, linears: ArrayN, owners: ArrayN
 ) -> ArrayN:
@@ -308,7 +304,7 @@ def unread_gradient_seconds(framework: FrameworkSpec, linears: ArrayN, gpu: GpuS
     """
     if not framework.fuses_wgrad_accumulation:
         return 0.0 * linears
-    return np.asarray(ADDED_TO_BYTES * linears / stream_rate(gpu, "te wgrad_add"))
+    return np.asarray(framework.grads_bytes_per_param * linears / stream_rate(gpu, "te wgrad_add"))
 
 
 def main_cast_seconds(recipe: Fp8Recipe, gpu: GpuSpec) -> float:

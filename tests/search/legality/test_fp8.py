@@ -143,12 +143,14 @@ def test_casts_of_weights_once_a_step_by_hand() -> None:
 
 
 def test_the_first_micro_batch_reads_no_main_gradient() -> None:
-    """4 bytes of each of 10^9 parameters, once a step; of frameworks whose products add nothing, none."""
+    """4 bytes of each of 10^9 parameters once a step, 2 of 16-bit ones; where products add nothing, none."""
     gpu, linears = mofa.load_cluster("h100-hgx", 1).gpu, np.array([[1e9]])
     fused, apart = (unread_gradient_seconds(mofa.load_framework(name), linears, gpu)
                     for name in ("megatron", "megatron-local"))  # fmt: skip
     assert float(fused[0, 0]) == pytest.approx(4e9 / stream_rate(gpu, "te wgrad_add"))
     assert float(apart[0, 0]) == 0.0
+    narrow = mofa.load_framework({"name": "megatron", "grads": "bf16"})
+    assert float(unread_gradient_seconds(narrow, linears, gpu)[0, 0]) == pytest.approx(float(fused[0, 0]) / 2.0)
 
 
 def test_main_parameters_are_cast_by_rows_where_no_transposed_copy_is_made() -> None:

@@ -181,7 +181,7 @@ def _masked_pairs(ctx: Context) -> FloatK:
     keys as queries, is alone in skipping them; the others are waited for. Of windows it was not measured.
     """
     chunk = ctx.seq_len / (2.0 * ctx.cp)
-    return 2.0 * chunk * chunk / 2.0
+    return chunk * chunk
 
 
 def _seen(b: TapeBuilder, s: _Sizes, x: str, name: str) -> str:
