@@ -38,7 +38,7 @@ from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, transferr
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
-H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu")
+H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu", "h100-4gpu")
 TE_FP8_FOLDERS = ("h100-1gpu-te",)
 """Folders of the fp8 kernels of Transformer Engine, measured on the H100."""
 H100_TE, H100_TE_ORDER = "h100-1gpu-te-bf16", "h100-1gpu-te-order"
@@ -321,7 +321,7 @@ def of_te(gpu: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {**own, "multi_stream": found["multi_stream"], "stream": {**own["stream"], **stream}}
 
 
-def eight_gpus(four: dict[str, Any]) -> dict[str, Any]:
+def eight_gpus(four: dict[str, Any], gpus: str) -> dict[str, Any]:
     """Collectives over eight GPUs of a node: of small payloads as four GPUs', in more steps, of large ones as SimuMax
     measured them.
 
@@ -341,10 +341,10 @@ def eight_gpus(four: dict[str, Any]) -> dict[str, Any]:
             start, each = np.linalg.lstsq(np.stack([1 / times, moved / times], axis=1), np.ones(len(own)), rcond=None)[
                 0
             ]
-            protocols[-1] = float(start), float(1 / each)
+            protocols[2:] = [(float(start), float(1 / each))]
             known = {k: v for k, v in curve.items() if k not in FIT_FIELDS}
             form = {"protocols": [list(pair) for pair in protocols], "group": 8}
-            said = "small payloads: starts of four H200s times 7/3; large: by SimuMax on 8 H100s, measurements/"
+            said = f"small payloads: starts of four {gpus} times 7/3; large: by SimuMax on 8 H100s, measurements/"
             said += H100_EIGHT
             if factor != 1.0:
                 said += f", payloads over nvls_factor {factor:g}"
@@ -352,21 +352,14 @@ def eight_gpus(four: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def h100_node(h200: dict[str, Any]) -> dict[str, Any]:
-    """Links of the H100's node: two GPUs measured, four and eight and how calls start as beside H200s, with the same
-    links."""
+def h100_node() -> dict[str, Any]:
+    """Links of the H100's node: two and four GPUs measured, eight made of four."""
     node = read("nodes", "h100-hgx")
     curves, source = fitted(H100_FOLDERS)
-    two = node_profile(node, curves, "h100-hgx", source)["collectives"]
-    words = {"provenance": "transferred", "source": "the H200's, same links; see nodes/h200-hgx.yaml"}
-    more = {
-        key: {**curve, **words} if key.endswith(" 4") else curve
-        for key, curve in h200["collectives"].items()
-        if not key.endswith(" 2")
-    }
-    intra = {**node["intra"], "latency_s": {**h200["intra"]["latency_s"], **words}}
-    start = {**h200["collective_startup_s"], **words}
-    return {**node, "intra": intra, "collective_startup_s": start, "collectives": {**two, **more}}
+    made = node_profile(node, curves, "h100-hgx", source)
+    made["intra"] = {**node["intra"], "latency_s": made["intra"]["latency_s"]}  # large payloads: of eight GPUs
+    made["collectives"] |= eight_gpus(made, "H100s")
+    return {**made, "gpu": node["gpu"]}
 
 
 def main() -> None:
@@ -379,7 +372,7 @@ def main() -> None:
     HOST.write_text(HOST_HEAD + text_of(first_host), encoding="utf-8")
     h200["curves"] |= typical_host(first_host)
     node = {**node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source), "gpu": "h200-sxm"}
-    node["collectives"] |= eight_gpus(node)
+    node["collectives"] |= eight_gpus(node, "H200s")
     write("nodes", "h200-hgx", node)
     h100 = h100_gpu(h200)
     for name in ("layer_issue_s", "layer_back_s", "modules"):  # timed on H100s' hosts
@@ -388,7 +381,7 @@ def main() -> None:
     h200["curves"] = with_te_fp8_of({**h200, "curves": of_te(h200, h100)}, h100)
     write("gpus", "h200-sxm", {**h200, "curves": with_flash1(h200["curves"])})
     write("gpus", "h100-sxm", {**h100, "curves": with_flash1(h100["curves"])})
-    write("nodes", "h100-hgx", h100_node(node))
+    write("nodes", "h100-hgx", h100_node())
     h800 = read("gpus", "h800")
     write("gpus", "h800", {**h800, "curves": with_flash1(same_processor(h800, h100))})
     for name in OTHERS:

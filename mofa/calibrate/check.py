@@ -24,9 +24,9 @@ FAMILY = {"compiled": "memory_bound", "routed": "memory_bound", "te_cast": "memo
           "te_grouped": "grouped_gemm"}  # fmt: skip
 FLOOR_S = {"gemm": 20e-6, "attention": 20e-6, "memory_bound": 20e-6, BUNDLED: 20e-6, OPS: 20e-6}
 """Shorter kernels are not judged: they are launch, not rate. [s]"""
-FLOOR_BYTES = {"collective": 2**20}
+FLOOR_BYTES = {"collective": 2**20, "dependent_collective": 2**20}
 TARGETS = {"gemm": (0.04, 0.10), "attention": (0.04, 0.10), "memory_bound": (0.04, 0.10), "grouped_gemm": (0.08, 0.15),
-           "collective": (0.08, 0.20)}  # fmt: skip
+           "collective": (0.08, 0.20), "dependent_collective": (0.08, 0.20)}  # fmt: skip
 """Median and 90th percentile of the absolute error that a good profile stays under. [-]"""
 
 

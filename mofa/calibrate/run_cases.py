@@ -11,12 +11,12 @@ from pathlib import Path
 
 from mofa.calibrate.cases import Bench, Case, Unsupported
 from mofa.calibrate.measurements import ENVIRONMENT, append_row, read_file
-from mofa.calibrate.shapes.families import FAMILIES, ONE_GPU_FAMILIES, SEVERAL_GPU_FAMILIES, cases
+from mofa.calibrate.shapes.families import COLLECTIVE_FAMILIES, FAMILIES, ONE_GPU_FAMILIES, SEVERAL_GPU_FAMILIES, cases
 from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
 from mofa.errors import SpecError
 
 LAYERS = "chunked_moe"
-SPAWNED = ("collective", "overlap", LAYERS)
+SPAWNED = (*COLLECTIVE_FAMILIES, LAYERS)
 """Families that take a process per GPU."""
 Progress = Callable[[int, int, str], None]
 """Called with cases done, cases in all, and what is being timed."""
@@ -83,7 +83,7 @@ def run(
     counts = {"measured": 0, "kept": len(todo) - len(left), "unsupported": 0, "left": 0}
     tell = progress or _tell_nobody
     single = [c for c in left if c.family not in SPAWNED]
-    several = [c for c in left if c.family in ("collective", "overlap")]
+    several = [c for c in left if c.family in COLLECTIVE_FAMILIES]
     layers = [c for c in left if c.family == LAYERS]
     skipped = _measure_singly(single, bench, out, host, limit_s, counts, len(left), tell)
     if several and not counts["left"] and count > 1:

@@ -68,7 +68,8 @@ def test_a_changed_datasheet_fact_moves_the_curves_with_it() -> None:
 def test_a_changed_link_moves_the_measured_collectives_with_it() -> None:
     """Twice the bandwidth and a latency 2 us longer: rates twice, starts by as many steps as the collective has."""
     before = load_cluster("h100-hgx", 8).node
-    changes = {"node.intra.bandwidth_bytes_per_s": "900 GB/s", "node.intra.latency_s": "3.06 us"}
+    longer_s = before.intra.latency_s.value + 2e-6
+    changes = {"node.intra.bandwidth_bytes_per_s": "900 GB/s", "node.intra.latency_s": f"{longer_s * 1e6:.6g} us"}
     after = load_cluster("h100-hgx", 8, changes).node
     assert set(after.collectives) == set(before.collectives)
     for key, steps in (("all_gather 8", 7), ("all_reduce 8", 6), ("all_to_all 4", 3), ("send_recv 2", 1)):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from mofa.calibrate.bench.torch_timing import GpuMonitor, summarise
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row
+from mofa.calibrate.shapes.families import COLLECTIVE_FAMILIES
 
 Call = Callable[[], Any]
 
@@ -51,7 +52,7 @@ def measure_collectives(
 
 def _num_lines(folder: Path) -> int:
     """Lines of the files that the ranks write."""
-    paths = (folder / "collective.csv", folder / "overlap.csv")
+    paths = [folder / f"{family}.csv" for family in COLLECTIVE_FAMILIES]
     return sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
 
 
@@ -78,7 +79,10 @@ def _rank(rank: int, gpus: int, port: int, cases: list[Case], folder: Path, host
                     append_row(folder, found, sample, gpu, host)
             continue
         call = collective_call(case, source, target, group, rank)
-        sample = _time(call, group, where, clock)
+        if case.family == "dependent_collective":
+            sample = _dependent(case, call, source, target, group, where, clock)
+        else:
+            sample = _time(call, group, where, clock)
         if rank == 0:
             append_row(folder, case, sample, gpu, host)
     dist.barrier(group=groups[gpus]) if gpus in groups else None
@@ -163,6 +167,56 @@ def _burst(call: Call, num: int, group: Any, where: torch.device, issue_s: float
     end.record()
     torch.cuda.synchronize()
     return float(start.elapsed_time(end)) / 1e3 / num
+
+
+def _dependent(
+    case: Case, call: Call, source: torch.Tensor, target: torch.Tensor, group: Any, where: torch.device,
+    clock: GpuMonitor, *, bursts: int = 4, rounds: int = 10,
+) -> Sample:  # fmt: skip
+    """Median time of a collective from the end of the computation that writes what it sends to the start of the one
+    that reads what it received, on the rank that came last to it: the others' time holds their wait for that one."""
+    if where.type != "cuda":
+        call()
+        return summarise([1e-3])
+    before, after = _computations(case, source, target)
+    waited: list[float] = []
+    for burst in range(bursts + 1):
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(rounds)]
+        dist.barrier(group=group)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int((200e-6 + rounds * 250e-6) * 2e9))
+        for first, second, third in marks:
+            before()
+            first.record()
+            second.record()  # what a mark takes itself
+            call()
+            third.record()
+            after()
+        torch.cuda.synchronize()
+        last = torch.tensor([b.elapsed_time(c) - a.elapsed_time(b) for a, b, c in marks], device=where)
+        dist.all_reduce(last, op=dist.ReduceOp.MIN, group=group)
+        if burst:  # the first warms up
+            waited.append(statistics.median(last.tolist()[2:]) / 1e3)
+    return summarise(waited, *clock.read())
+
+
+def _computations(case: Case, source: torch.Tensor, target: torch.Tensor) -> tuple[Call, Call]:
+    """What writes the elements that a collective sends, and what reads those that it receives."""
+    whole, p = case.size("bytes") // 2, case.size("group")
+    sent = source[: whole // p if case.op == "all_gather" else whole]
+    received = (
+        source[:whole] if case.op == "all_reduce" else target[: whole // p if case.op == "reduce_scatter" else whole]
+    )
+    if case.variant == "stream":
+        other, result = torch.ones_like(sent), torch.empty_like(received)
+        return lambda: torch.mul(other, 0.5, out=sent), lambda: torch.mul(received, 0.5, out=result)
+    width = 4096
+    weight = torch.randn(width, width, device=source.device, dtype=source.dtype) / width**0.5
+    rows, read = (max(1, x.numel() // width) for x in (sent, received))
+    values = torch.randn(rows, width, device=source.device, dtype=source.dtype)
+    written, taken = sent[: rows * width].view(rows, width), received[: read * width].view(read, width)
+    result = torch.empty_like(taken)
+    return lambda: torch.mm(values, weight, out=written), lambda: torch.mm(taken, weight, out=result)
 
 
 def _overlap(

@@ -183,6 +183,7 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
         "te_cast": (curves.memory_bound, memory_key, stream),
         OPS: (curves.memory_bound, memory_key, stream),
         "collective": (curves.collective, collective_key, _collective_times),
+        "dependent_collective": (curves.collective, collective_key, _collective_times),
     }  # fmt: skip
     for family, (found, key, times) in predictors.items():
         for name, fitted in found.items():
@@ -452,21 +453,42 @@ def fit_collective(op: str, group: int, sizes: Sequence[float], times_s: Sequenc
     )
 
 
+OF_THREE_LINES = tuple(
+    ((1.0, middle, late), (8.0, 2.7, 1 / 0.98)) for middle, late in ((1.3, 3.0), (1.3, 6.0), (1.6, 4.0))
+)
+OF_FOUR_LINES = (
+    ((1.0, 1.3, 3.0, 10.0), (8.0, 2.7, 1.2, 1 / 0.98)), ((1.0, 1.3, 6.0, 20.0), (8.0, 2.7, 1.2, 1 / 0.98)),
+    ((1.0, 1.6, 4.0, 8.0), (8.0, 2.7, 1.1, 1 / 0.98)), ((1.0, 1.3, 2.5, 5.0), (8.0, 3.0, 1.5, 1 / 0.98)),
+    ((1.0, 1.5, 3.0, 6.0), (16.0, 6.0, 1.5, 1 / 0.98)),
+)  # fmt: skip
+"""Where searches for a collective's lines begin: starts over the shortest time, the highest rate over theirs. [-]"""
+ROWS_OF_FOUR_LINES = 16
+"""Rows from which four lines are fitted. [-]"""
+
+
 def _fit_collective(rows: Sequence[Row]) -> Fitted:
-    """Three protocols; of several starting points of the search the best is kept."""
+    """A line for each way that NCCL sends; of several starting points of the search the best is kept.
+
+    Two of its protocols, and of the one for large payloads slopes that fall by steps up to 1 GiB: four lines, three
+    where the rows are few.
+    """
     measured, size = _measured(rows), _column(rows, "bytes")
     op, group = rows[0].case.op, rows[0].case.size("group")
     fast = float(np.max(size / measured)) * bus_share(op, group)
     least = float(measured.min())
     best: tuple[float, CollectiveForm] | None = None
+    starts = OF_FOUR_LINES if len(rows) >= ROWS_OF_FOUR_LINES else OF_THREE_LINES
 
     def form(x: FloatN) -> CollectiveForm:
-        pairs = sorted(zip(map(float, x[:3]), map(float, x[3:]), strict=True))
+        half = len(x) // 2
+        pairs = sorted(zip(map(float, x[:half]), map(float, x[half:]), strict=True))
         return CollectiveForm(tuple(pairs), group)
 
-    for middle, late in ((1.3, 3.0), (1.3, 6.0), (1.6, 4.0)):
-        start = [least, least * middle, least * late, fast / 8, fast / 2.7, fast * 0.98]
-        x, cost = _robust(lambda p: np.log(_collective_times(rows, form(p)) / measured), start)
+    for later, slower in starts:
+        start = [*(least * times for times in later), *(fast / times for times in slower)]
+        x, cost = _robust(
+            lambda p: np.log(_collective_times(rows, form(p)) / measured), start, max_evaluations=60 * len(later) - 120
+        )
         if best is None or cost < best[0]:
             best = cost, form(x)
     assert best is not None

@@ -7,6 +7,8 @@ import random
 from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Item, Shape, split_cases
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_uneven", "send_recv")
+COMPUTED = ("product", "stream")
+"""What runs before and after a collective that depends on it: a square product's kernel, or one bound by memory."""
 
 
 def group_sizes(gpus: int) -> list[int]:
@@ -61,3 +63,19 @@ def overlap_cases(gpus: int) -> list[Case]:
                 grid.append((op, "gemm", "bf16", {"bytes": size, "group": gpus, "m": m, "n": n, "k": k}))
             grid.append((op, "stream", "bf16", {"bytes": size, "group": gpus, "m": 8192, "n": 8192, "k": 0}))
     return split_cases("overlap", grid, [], 0)
+
+
+def dependent_cases(gpus: int) -> list[Case]:
+    """Collectives that wait for a computation and are waited for, as those of a step: beside products and streams."""
+    grid: list[Item] = []
+    for group in group_sizes(gpus):
+        for op in OPS:
+            if op != "all_to_all_uneven" and not (op == "send_recv" and group > 2):
+                for exponent in range(18, 29, 2):
+                    grid += [(op, beside, "bf16", collective_shape(op, 2**exponent, group)) for beside in COMPUTED]
+    held_out = [
+        (op, COMPUTED[n % 2], dtype, shape)
+        for n, (op, _, dtype, shape) in enumerate(held_collectives(random.Random(SEED + 11), gpus, (1, 2, 4, 8)))
+        if op != "all_to_all_uneven" and int(shape["bytes"]) <= 2**28
+    ]
+    return split_cases("dependent_collective", grid, held_out, 40 if gpus > 1 else 0)

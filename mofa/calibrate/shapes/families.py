@@ -42,7 +42,8 @@ QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("
                    ("attention_cudnn", "bf16", 8192, 4096), ("attention_cudnn_bwd", "bf16", 8192, 4096))  # fmt: skip
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "autograd",
                     "routed", "sustained", "sequence", "unaligned_gemm")  # fmt: skip
-SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
+COLLECTIVE_FAMILIES = ("collective", "overlap", "dependent_collective")
+SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, *COLLECTIVE_FAMILIES)
 FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, "chunked_moe")
 """What can be named. Only where they are named are whole layers measured, as no curve comes from them, and what needs
 Transformer Engine on the machine."""
@@ -66,16 +67,21 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
         return [c for c in chunked_cases(gpus) if fresh or c.split != "fresh"]
     if family in TE_FAMILIES:
         return te_cases(family)
-    if family in ("collective", "overlap"):
-        from mofa.calibrate.shapes.collective import collective_cases, overlap_cases
+    if family in COLLECTIVE_FAMILIES:
+        from mofa.calibrate.shapes.collective import collective_cases, dependent_cases, overlap_cases
 
-        family_cases = collective_cases(gpus) if family == "collective" else overlap_cases(gpus)
+        made_for = {"collective": collective_cases, "overlap": overlap_cases, "dependent_collective": dependent_cases}
+        family_cases = made_for[family](gpus)
     else:
         family_cases = made[family]()
     family_cases = family_cases if fresh else [c for c in family_cases if c.split != "fresh"]
     if quick:
         return _quick(family, family_cases)
-    if family in ("host", "autograd", "sequence", "copy", "sustained", "overlap", *TE_BF16_FAMILIES) or full:
+    if (
+        family
+        in ("host", "autograd", "sequence", "copy", "sustained", "overlap", "dependent_collective", *TE_BF16_FAMILIES)
+        or full
+    ):
         return family_cases
     return _grid(family_cases)[::2] + [c for c in family_cases if c.split != "grid"]
 
