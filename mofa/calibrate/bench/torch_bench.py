@@ -8,13 +8,14 @@ import os
 import platform
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from mofa.calibrate.bench.te_kernels import te_bf16_sample
 from mofa.calibrate.bench.torch_autograd import autograd_sample
-from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_sample
+from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_sample, throttled_sample
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_calls
 from mofa.calibrate.bench.torch_memory import MemoryOps
 from mofa.calibrate.bench.torch_routed import routed_calls
@@ -58,6 +59,9 @@ class TorchBench:
             return copy_sample(case, self.pool, self.clock)
         if case.family == "sustained":
             return sustained_sample(case, self.pool, self.clock)
+        if case.family == "throttled":
+            calls = self._memory.calls(replace(case, variant=case.variant.split("_")[0]))
+            return throttled_sample(case, calls, self.pool, self.clock)
         if case.family in TE_FAMILIES:
             from mofa.calibrate.bench.te_fp8 import te_sample
 

@@ -7,7 +7,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +254,38 @@ def sustained_sample(case: Case, pool: Pool, clock: GpuMonitor, *, seconds: floa
     mhz, watts = ([r[i] for r in late if r[i] is not None] for i in (0, 1))
     mean = [sum(v) / len(v) if v else None for v in (mhz, watts)]  # type: ignore[arg-type]
     return summarise(times, *mean)
+
+
+LOADS = {"heavy": (8192, 8192, 8192), "medium": (4096, 4096, 4096)}
+"""Products that run before each memory-bound op to hold the clock low: m, n, k of each. [-]"""
+
+
+def throttled_sample(
+    case: Case, calls: Sequence[Call], pool: Pool, clock: GpuMonitor, *, seconds: float = 1.2
+) -> Sample:
+    """Time of one memory-bound op between products that hold the clock down; clock and power of the last half."""
+    load = case.variant.split("_")[1]
+    if pool.device != "cuda" or load == "burst":
+        return time_calls(calls, pool.device, clock)
+    m, n, k = LOADS[load]
+    products = gemm_calls(Case("gemm", "fwd", "cublas", "bf16", "grid", {"m": m, "n": n, "k": k}), pool)
+    times: list[float] = []
+    readings: list[tuple[float | None, float | None]] = []
+    started, position = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - started) < seconds:
+        events = []
+        for _ in range(10):
+            products[position % len(products)]()
+            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            pair[0].record()
+            calls[position % len(calls)]()
+            pair[1].record()
+            position += 1
+            events.append(pair)
+        readings.append(clock.read())
+        events[-1][1].synchronize()
+        if elapsed > seconds / 2:
+            times += [a.elapsed_time(b) / 1e3 for a, b in events]
+    late = readings[len(readings) // 2 :]
+    mhz, watts = ([value for reading in late if (value := reading[i]) is not None] for i in (0, 1))
+    return summarise(times, *(sum(values) / len(values) if values else None for values in (mhz, watts)))

@@ -41,7 +41,7 @@ QUICK_COMPILED = ("rmsnorm_fwd", "swiglu_fwd", "residual_add")
 QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("attention_flash", "bf16", 8192, 4096),
                    ("attention_cudnn", "bf16", 8192, 4096), ("attention_cudnn_bwd", "bf16", 8192, 4096))  # fmt: skip
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "autograd",
-                    "routed", "sustained", "sequence", "unaligned_gemm")  # fmt: skip
+                    "routed", "sustained", "throttled", "sequence", "unaligned_gemm")  # fmt: skip
 COLLECTIVE_FAMILIES = ("collective", "overlap", "dependent_collective")
 SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, *COLLECTIVE_FAMILIES)
 FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, "chunked_moe")
@@ -60,6 +60,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
         "autograd": autograd_cases, "routed": routed_cases, "sustained": sustained_cases, "sequence": sequence_cases,
         "unaligned_gemm": unaligned_cases, "te_experts": te_expert_cases, "te_attention": te_attention_cases,
         "te_wgrad": te_wgrad_cases, "te_expert_host": te_expert_host_cases, "te_ops": te_op_cases,
+        "throttled": throttled_cases,
     }  # fmt: skip
     if family == "chunked_moe":
         from mofa.calibrate.shapes.chunked import chunked_cases
@@ -79,7 +80,17 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
         return _quick(family, family_cases)
     if (
         family
-        in ("host", "autograd", "sequence", "copy", "sustained", "overlap", "dependent_collective", *TE_BF16_FAMILIES)
+        in (
+            "host",
+            "autograd",
+            "sequence",
+            "copy",
+            "sustained",
+            "throttled",
+            "overlap",
+            "dependent_collective",
+            *TE_BF16_FAMILIES,
+        )
         or full
     ):
         return family_cases
@@ -94,7 +105,7 @@ def _quick(family: str, all_cases: list[Case]) -> list[Case]:
     """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
     if family in ("host", "copy", "overlap"):
         return all_cases
-    if family in ("autograd", "sequence", "routed", "unaligned_gemm", *TE_BF16_FAMILIES):
+    if family in ("autograd", "sequence", "routed", "throttled", "unaligned_gemm", *TE_BF16_FAMILIES):
         return []
     if family == "sustained":
         return [c for c in all_cases if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]
@@ -484,3 +495,27 @@ def sustained_cases() -> list[Case]:
         for variant in ("burst", "2s", "between_memory"):
             grid.append((op, variant, dtype, dict(zip("mnk", shape, strict=True))))
     return split_cases("sustained", grid, [], 0)
+
+
+THROTTLED = {
+    "eager": (
+        "accumulate", "cast_down", "cast_up", "cross_entropy_bwd", "embedding_bwd", "gelu_bwd", "layernorm_bwd", "mul",
+        "permute", "residual_add", "rmsnorm_bwd", "rmsnorm_fwd", "rope_complex", "rope_half", "silu", "softmax_fp32",
+        "swiglu_bwd", "swiglu_fwd", "unpermute",
+    ),
+    "compiled": (
+        "cross_entropy_bwd", "cross_entropy_fwd", "residual_add", "rmsnorm_bwd", "rmsnorm_fwd", "rope_half",
+        "swiglu_bwd", "swiglu_fwd",
+    ),
+}  # fmt: skip
+"""Memory-bound ops that are timed while products hold the clock down."""
+
+
+def throttled_cases() -> list[Case]:
+    """Each op at full clock, and between products that draw much and less."""
+    shape: Shape = {"tokens": 8192, "width": 8192}
+    grid: list[Item] = [
+        (op, f"{kind}_{load}", "bf16", shape)
+        for kind, ops in THROTTLED.items() for op in ops for load in ("burst", "heavy", "medium")
+    ]  # fmt: skip
+    return split_cases("throttled", grid, [], 0)
