@@ -119,7 +119,7 @@ def static_bytes(
         recipe = workload.precision.fp8_recipe
         copies = weight_copies(recipe, fp8_transposes) * held if copied else zeros
         if framework.deepspeed in ("zero0", "zero1"):  # 16-bit gradients come with a backward, fp32 ones in the step
-            each = workload.optimizer.traits.main_and_moments_bytes
+            each = workload.optimizer.traits.main_and_moments_bytes()
             kept = np.where(zero >= 1, shards.sharded(each), shards.whole(each))
             sent = shards.whole(grads) * _sent_together(workload, tp)  # all are launched before the first one is over
             if framework.launch_blocking:

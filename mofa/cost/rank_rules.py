@@ -103,9 +103,12 @@ def scatters_gradients(rows: Rows) -> BoolN:
 
 
 def first_bucket_params(rows: Rows) -> ArrayN:
-    """What Megatron's first rank reduces at once in its first chunk, the only one that it cuts, of each grid of ranks
-    (distributed_data_parallel.py). (g,) [params]"""
-    return np.maximum(float(SMALLEST_BUCKET), float(BUCKET_PER_RANK) * rows.shards.dense_ranks[:, 0])
+    """What Megatron's first rank reduces at once in its first chunk, the only one that it cuts, of each grid of ranks.
+    (g,) [params]
+
+    By the ranks of data parallelism without those of context parallelism (distributed_data_parallel.py, ``dp_group``).
+    """
+    return np.asarray(np.maximum(float(SMALLEST_BUCKET), float(BUCKET_PER_RANK) * rows.grids.dp))
 
 
 def ddp_width(rows: Rows) -> float:

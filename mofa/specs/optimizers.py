@@ -22,16 +22,15 @@ class OptimizerTraits:
         """How many these are. [-]"""
         return len(self.moments)
 
-    @property
-    def main_and_moments_bytes(self) -> float:
-        """The fp32 copy of the parameters that is stepped, and its moments in fp32. [B/param]
+    def main_and_moments_bytes(self, moment_bytes: float = 4.0) -> float:
+        """The fp32 copy of the parameters that is stepped, and its moments, ``moment_bytes`` each. [B/param]
 
         Examples
         --------
-        >>> OPTIMIZERS["adamw"].main_and_moments_bytes
-        12.0
+        >>> OPTIMIZERS["adamw"].main_and_moments_bytes(), OPTIMIZERS["adamw"].main_and_moments_bytes(2.0)
+        (12.0, 8.0)
         """
-        return 4.0 + 4.0 * self.num_moments
+        return 4.0 + moment_bytes * self.num_moments
 
 
 @dataclass(frozen=True)

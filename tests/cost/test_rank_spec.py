@@ -209,3 +209,10 @@ def test_the_replay_derives_nothing_of_it(path: Path) -> None:
     """What these names say of a rank is in its spec."""
     text = path.read_text()
     assert [name for name in DERIVED if name in text] == []
+
+
+def test_buckets_grow_with_data_parallelism_alone() -> None:
+    """1e6 parameters for each of 64 ranks (dp 64, cp 2), not of the 128 that share gradients."""
+    spec = estimator(("llama3-8b", 512, "megatron", "tp=2 pp=2 cp=2 micro_batch=1")).rank_specs[0]
+    assert (spec.place.data_ranks, spec.place.dense_ranks) == (64, 128)
+    assert spec.gradients.bucket_params == 64e6

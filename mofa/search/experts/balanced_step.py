@@ -252,7 +252,9 @@ def _migration_s(
     assert model.moe is not None
     matrices = 3 if model.mlp.activation == "swiglu" else 2
     params = matrices * model.hidden * model.moe.expert_hidden / spec.etp
-    replica_bytes = params * (WEIGHT_BYTES + workload.optimizer.traits.main_and_moments_bytes / setup.merged)
+    moment_bytes = 2.0 if workload.precision.moments == "bf16" else 4.0
+    states_bytes = workload.optimizer.traits.main_and_moments_bytes(moment_bytes)
+    replica_bytes = params * (WEIGHT_BYTES + states_bytes / setup.merged)
     inside = setup.num_gpus * spec.etp <= cluster.node.gpus_per_domain
     link = cluster.node.intra.bandwidth_bytes_per_s.value if inside else cluster.nic_bandwidth_per_gpu_bytes_per_s
     layers = -(-model.num_moe_layers // spec.pp)

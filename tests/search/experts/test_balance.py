@@ -19,6 +19,7 @@ from mofa.search.experts.balanced_step import balance_step, step_setup
 from mofa.search.one_strategy import one_row
 from mofa.specs.optimizers import OptimizerTraits
 from mofa.specs.routing import RoutingSpec
+from mofa.specs.workload import WorkloadSpec
 
 JOB = mofa.load_workload("mixtral-8x7b", overrides={"routing.kind": "zipf", "routing.s": 0.8})
 CLUSTER = mofa.load_cluster("h100-hgx", 32)
@@ -89,16 +90,19 @@ def test_the_step_before_and_after() -> None:
 
 
 def test_states_that_move_are_those_of_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an optimizer of one moment 2 B of weights and 8 / 2 B of states a parameter, not 12 / 2."""
+    """Of an optimizer of one moment, as of moments in bf16, 2 B of weights and 8 / 2 B of states a parameter, not
+    12 / 2."""
 
-    def migration_s() -> float:
-        report = balance_step(JOB, CLUSTER, STRATEGY, Setup(8, 8, 4), framework=MEGATRON, micro_batches=3)
+    def migration_s(job: WorkloadSpec) -> float:
+        report = balance_step(job, CLUSTER, STRATEGY, Setup(8, 8, 4), framework=MEGATRON, micro_batches=3)
         assert report.adaptive.migration_s is not None
         return report.adaptive.migration_s
 
-    adam_s = migration_s()
+    adam_s = migration_s(JOB)
+    narrow = JOB.model_copy(update={"precision": JOB.precision.model_copy(update={"moments": "bf16"})})
+    assert migration_s(narrow) / adam_s == pytest.approx((2 + 8 / 2) / (2 + 12 / 2))
     monkeypatch.setattr("mofa.specs.workload.OPTIMIZERS", {"adamw": OptimizerTraits(("moments",))})
-    assert migration_s() / adam_s == pytest.approx((2 + 8 / 2) / (2 + 12 / 2))
+    assert migration_s(JOB) / adam_s == pytest.approx((2 + 8 / 2) / (2 + 12 / 2))
 
 
 def test_the_cost_of_moving_experts_by_hand() -> None:
