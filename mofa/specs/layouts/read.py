@@ -1,0 +1,79 @@
+"""What a strategy's ``layout`` says: Megatron's string, options of a framework's own split, or lists of modules."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from mofa.specs.layouts.module_names import ModuleNamesError, parse_module_names
+from mofa.specs.layouts.own_split import SplitOptions, Whose, parse_options
+from mofa.specs.layouts.pipeline_layout import LayoutError, PipelineLayout, parse_layout
+
+
+@lru_cache(maxsize=1024)
+def parse_text(text: str) -> PipelineLayout | SplitOptions:
+    """A layout, or the options from which it follows once layers and degrees are known.
+
+    Raises
+    ------
+    LayoutError, SplitError, ModuleNamesError
+        All of them a ``ValueError``, which says where in the text.
+
+    Examples
+    --------
+    >>> parse_text("Et|tL").layers_by_chunk, parse_text("decoder-last-pipeline-num-layers:3").last
+    ((1, 1), 3)
+    """
+    if is_list(text):
+        return parse_module_names(text)
+    options = parse_options(text)
+    return parse_layout(text) if options is None else options
+
+
+@lru_cache(maxsize=1024)
+def read_layout(text: str, pp: int, vpp: int, num_layers: int, num_predictions: int, whose: Whose) -> PipelineLayout:
+    """The layout that a text says of a model on a pipeline.
+
+    Parameters
+    ----------
+    whose
+        The framework that runs it: its own options alone are read.
+
+    Raises
+    ------
+    ValueError
+        Where the framework refuses it; the message says where in the text.
+
+    Examples
+    --------
+    >>> read_layout("decoder-first-pipeline-num-layers:1", 2, 1, 3, 0, "megatron").text
+    'Et|ttL'
+    """
+    parsed = parse_text(text)
+    if isinstance(parsed, SplitOptions):
+        if parsed.whose != whose:
+            raise ValueError(f"is {parsed.whose}'s, the framework {whose}; write the layout itself")
+        return PipelineLayout.of_layers(parsed.layers_by_chunk(num_layers, pp, vpp), num_predictions)
+    try:
+        parsed.check(pp, vpp, num_layers, num_predictions)
+    except LayoutError as error:
+        if is_list(text):  # its parts have no places in a text
+            raise ModuleNamesError(error.what) from None
+        raise
+    if whose == "torchtitan" and not (parsed.chunks[0].startswith("E") and parsed.chunks[-1].endswith("L")):
+        raise ValueError("has a part without a module at an end, which torchtitan's models have; put E first, L last")
+    return parsed
+
+
+def is_list(text: str) -> bool:
+    """Whether a text is a list of module names."""
+    return text.lstrip().startswith("[")
+
+
+def num_chunks(text: str) -> int | None:
+    """Chunks of the layout that a text says; None where they follow from degrees. [-]
+
+    >>> num_chunks("Et|(tt|)*2L")
+    4
+    """
+    parsed = parse_text(text)
+    return None if isinstance(parsed, SplitOptions) else len(parsed.chunks)
