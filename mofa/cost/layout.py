@@ -46,7 +46,7 @@ class Shown:
         flight
             Micro-batches in flight under each number of them. (numbers, pp, vpp)
         """
-        ends = stages.has_embedding, stages.has_head, stages.is_last
+        ends = stages.has_embedding, stages.has_head, stages.has_predictions, stages.is_last
         first: dict[object, int] = {}
         stage: list[int] = []
         of = np.zeros(stages.pp, dtype=np.intp)
@@ -105,6 +105,11 @@ class Layout:
         return int(self.shown.of[self.stages.head_stage])
 
     @property
+    def prediction_place(self) -> int:
+        """The stage with the multi-token-prediction layers, among those that are shown."""
+        return int(self.shown.of[self.stages.prediction_stage])
+
+    @property
     def has_embedding(self) -> BoolR:
         """Whether each stage has the embedding. (R,)"""
         return self.stages.has_embedding[self.shown.stage]
@@ -113,6 +118,11 @@ class Layout:
     def has_head(self) -> BoolR:
         """Whether each stage has the head. (R,)"""
         return self.stages.has_head[self.shown.stage]
+
+    @property
+    def has_predictions(self) -> BoolR:
+        """Whether each stage has the multi-token-prediction layers, where there are any. (R,)"""
+        return self.stages.has_predictions[self.shown.stage]
 
     @property
     def is_last(self) -> BoolR:

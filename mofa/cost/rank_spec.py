@@ -54,7 +54,7 @@ class RankPlace:
     vpp: int
     has_embedding: bool
     has_head: bool
-    """The head, and the multi-token-prediction layers ahead of it."""
+    """The head; multi-token-prediction layers are ahead of it, or where a layout puts them."""
     tensor_ranks: int
     context_ranks: int
     data_ranks: int
@@ -310,14 +310,16 @@ def _blocks(rows: Rows, r: int, c: int) -> Iterator[BlockSpec]:
     for j, (kind, is_recomputed) in enumerate(zip(stages.layers[r][c], recomputed[r][c], strict=True)):
         mode = modes[int((rows.full if is_recomputed else rows.base)[0])]
         yield BlockSpec("layer", label(stages.kinds[kind], mode), stages.first_layers[r][c] + j, kind, mode)
-    if position < stages.num_chunks - 1:
-        return
+    is_last, last = position == stages.num_chunks - 1, layer_kind(model, model.num_layers - 1)
     for n in range(model.num_mtp_layers):
-        mode, last = modes[int(rows.mtp_mode[0])], layer_kind(model, model.num_layers - 1)
-        yield BlockSpec("prediction", "mtp", n)
-        yield BlockSpec("prediction layer", label(last, mode), n, stages.kinds.index(last), mode)
-        yield BlockSpec("prediction head", "head", n)
-    yield BlockSpec("head", "head")
+        if position == stages.split.layout.prediction_chunk:
+            mode = modes[int(rows.mtp_mode[0])]
+            yield BlockSpec("prediction", "mtp", n)
+            yield BlockSpec("prediction layer", label(last, mode), n, stages.kinds.index(last), mode)
+        if is_last:
+            yield BlockSpec("prediction head", "head", n)
+    if is_last:
+        yield BlockSpec("head", "head")
 
 
 def _schedule(rows: Rows) -> RankSchedule:

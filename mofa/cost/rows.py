@@ -259,6 +259,11 @@ class Rows:
         return np.asarray(self.layout.has_head, dtype=float)
 
     @cached_property
+    def is_prediction(self) -> ArrayN:
+        """1 on the stage with the multi-token-prediction layers, 0 elsewhere. (R,)"""
+        return np.asarray(self.layout.has_predictions, dtype=float)
+
+    @cached_property
     def is_last(self) -> ArrayN:
         """1 on the last stage, 0 elsewhere. (R,)"""
         return np.asarray(self.layout.is_last, dtype=float)
@@ -278,10 +283,10 @@ class Rows:
     def ends(self, first: ArrayN, head: ArrayN, mtp: ArrayN | None) -> ArrayN:
         """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, R)"""
         depth = self.workload.model.num_mtp_layers
-        tail = head[self.k] * (1 + depth)
+        heads = (head[self.k] * (1 + depth))[:, None] * self.is_head
         if mtp is not None:
-            tail = tail + depth * mtp
-        return first[self.k][:, None] * self.is_first + tail[:, None] * self.is_head
+            heads = heads + (depth * mtp)[:, None] * self.is_prediction
+        return first[self.k][:, None] * self.is_first + heads
 
 
 def make_rows(
@@ -345,7 +350,7 @@ def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) 
     if model.num_mtp_layers:  # each has a layer like the last
         p = layer_params(model, model.is_moe_layer(model.num_layers - 1))
         one = (p.matrices_tp + p.shared) / table.tp + p.replicated + p.routed / (table.ep * table.etp)
-        params += model.num_mtp_layers * lay.has_head * one[:, None]
+        params += model.num_mtp_layers * lay.has_predictions * one[:, None]
     return np.asarray(params)
 
 
@@ -364,9 +369,9 @@ def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: Strate
     output = head_params(model) or (model.vocab * model.hidden if lay.stages.head_stage != 0 else 0)
     dense[:, :, -1] += head * ((output + (padding if output else 0.0)) / tp + model.hidden)
     if model.num_mtp_layers:
-        p = mtp_params(model)
-        dense[:, :, -1] += head * model.num_mtp_layers * ((p.matrices_tp + p.shared) / tp + p.replicated)
-        expert[:, :, -1] += head * model.num_mtp_layers * p.routed / spread
+        p, there = mtp_params(model), lay.has_predictions
+        dense[:, :, -1] += there * model.num_mtp_layers * ((p.matrices_tp + p.shared) / tp + p.replicated)
+        expert[:, :, -1] += there * model.num_mtp_layers * p.routed / spread
         if lay.stages.pp > 1:  # the prediction layers hold a copy of the embedding
-            dense[:, :, -1] += head * model.vocab * model.hidden / tp
+            dense[:, :, -1] += there * model.vocab * model.hidden / tp
     return params

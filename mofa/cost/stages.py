@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockKind, block_kinds, layer_kind
+from mofa.cost.layer_split import LayerSplit, split_of
 from mofa.schedules import SCHEDULES, Placement
 from mofa.schedules.order import hands_over, ranks_of_stages
-from mofa.specs.framework_traits import TRAITS
 from mofa.specs.model import ModelSpec
-from mofa.specs.params import layer_params
 from mofa.specs.strategy import RecomputeSpec
 
 ArrayN = NDArray[np.float64]
@@ -32,8 +31,9 @@ class Stages:
 
     ``counts`` (kinds, pp, vpp); ``kinds`` names the first axis; ``layers`` (pp, vpp) lists the layers of each chunk
     by index of kind, in forward order, ``first_layers`` (pp, vpp) the number of the first of them in the model. The
-    embedding is on stage 0, the head and the multi-token-prediction layers on stage ``head_stage``: the last one, or
-    stage 0 where chunks are placed in a V.
+    embedding is on stage 0, the head on stage ``head_stage``: the last one, or stage 0 where chunks are placed in a V.
+    Multi-token-prediction layers are on stage ``prediction_stage``, in its last chunk: the head's, unless a layout says
+    another.
     """
 
     kinds: tuple[BlockKind, ...]
@@ -41,6 +41,7 @@ class Stages:
     layers: tuple[tuple[tuple[int, ...], ...], ...]
     first_layers: tuple[tuple[int, ...], ...]
     placement: Placement
+    split: LayerSplit
 
     @property
     def pp(self) -> int:
@@ -86,8 +87,18 @@ class Stages:
 
     @cached_property
     def has_head(self) -> BoolA:
-        """Whether each rank has the head, and the multi-token-prediction layers. (pp,)"""
+        """Whether each rank has the head. (pp,)"""
         return np.asarray((self.positions == self.num_chunks - 1).any(axis=1))
+
+    @property
+    def prediction_stage(self) -> int:
+        """The rank with the multi-token-prediction layers; the head's where there are none."""
+        return self.ranks[self.split.layout.prediction_chunk]
+
+    @cached_property
+    def has_predictions(self) -> BoolA:
+        """Whether each rank has the multi-token-prediction layers, or would have them. (pp,)"""
+        return np.asarray(np.arange(self.pp) == self.prediction_stage)
 
     @cached_property
     def is_last(self) -> BoolA:
@@ -173,128 +184,31 @@ def _recomputed(chunks: tuple[tuple[int, ...], ...], spec: RecomputeSpec, first:
 
 @lru_cache(maxsize=512)
 def split_layers(
-    model: ModelSpec, pp: int, vpp: int, framework: str, placement: Placement = "loop", splits: str = "even"
-) -> Stages:
-    """Split a model's layers over stages and chunks as the framework does.
-
-    Megatron splits evenly where the layers divide, else by a layout that makes the heaviest chunk lightest, with the
-    head (and multi-token-prediction layers) counted; with one or two layers fewer than chunks the last chunk holds the
-    head alone and the first the embedding alone (Llama 3 405B: 126 layers in 128 chunks). torchtitan counts embedding
-    and head as a layer each and gives the first stages one more. DeepSpeed's ``splits`` fill all stages but the last.
+    model: ModelSpec, pp: int, vpp: int, framework: str, placement: Placement = "loop", splits: str = "even",
+    layout: str = "",
+) -> Stages:  # fmt: skip
+    """Split a model's layers over stages and chunks as the strategy's layout says, else as the framework does.
 
     Raises
     ------
     ValueError
-        If there are too few layers for the chunks.
+        If the framework refuses the layout, or there are too few layers for the chunks.
     """
-    num_chunks = pp * vpp
-    spare = num_chunks - model.num_layers
-    if spare > (0 if TRAITS[framework].has_pytorch_modules or pp == 1 else 2):
-        raise ValueError(
-            f"{model.num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty"
-        )
-    if splits != "even" and pp > 1:
-        sizes = _greedy_sizes(model.num_layers, num_chunks, ends=splits == "greedy-embeddings")
-    elif spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
-        sizes = [0] * (spare - 1) + [1] * model.num_layers + [0]
-    elif TRAITS[framework].has_pytorch_modules:
-        sizes = _torchtitan_sizes(model.num_layers, num_chunks)
-    elif model.num_layers % num_chunks == 0:
-        sizes = [model.num_layers // num_chunks] * num_chunks
-    else:
-        sizes = _balanced_sizes(model, num_chunks)
+    split = split_of(model, pp, vpp, framework, splits, layout)
     kinds = block_kinds(model)
     index = {kind: i for i, kind in enumerate(kinds)}
     counts = np.zeros((len(kinds), pp, vpp), dtype=np.int64)
     layers: list[list[tuple[int, ...]]] = [[] for _ in range(pp)]
     first_layers: list[list[int]] = [[] for _ in range(pp)]
     start = 0
-    for rank, size in zip(ranks_of_stages(pp, vpp, placement), sizes, strict=True):
+    for rank, size in zip(ranks_of_stages(pp, vpp, placement), split.layout.layers_by_chunk, strict=True):
         chunk = tuple(index[layer_kind(model, i)] for i in range(start, start + size))
         for kind in chunk:
             counts[kind, rank, len(layers[rank])] += 1
         layers[rank].append(chunk)
         first_layers[rank].append(start)
         start += size
-    return Stages(kinds, counts, tuple(map(tuple, layers)), tuple(map(tuple, first_layers)), placement)
-
-
-def layer_weight(model: ModelSpec, moe: bool) -> float:
-    """Parameters that a token uses in one layer: its relative cost when layers are balanced. [params]"""
-    p = layer_params(model, moe)
-    routed = p.routed * model.moe.top_k / model.moe.num_experts if moe and model.moe else 0.0
-    return p.total - p.routed + routed
-
-
-EMBEDDING_WEIGHT = 0.1
-"""Cost of an embedding parameter over that of a matrix parameter: its gradient moves some 10 B a parameter and
-micro-batch (3 ps at 3.5 TB/s), a matrix takes 6 FLOP a token (35 ps at 4096 tokens and 700 TFLOP/s). [-]"""
-
-
-def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
-    """Contiguous chunk sizes, at least one layer each, that make the heaviest chunk lightest.
-
-    Of several that do, every cut, from the last on, is the earliest one. Weights are numbers of parameters, whose sums
-    are exact, so that no rounding decides.
-    """
-    weights = np.array([layer_weight(model, model.is_moe_layer(i)) for i in range(model.num_layers)])
-    head = float(model.vocab * model.hidden)
-    tail = head + model.num_mtp_layers * (weights[-1] + head)
-    total = np.concatenate([[0.0], np.cumsum(weights)])
-    n = model.num_layers
-    cost = total[None, :] - total[:, None]  # cost[i, j]: layers i..j-1
-    cost = np.where(np.arange(n + 1)[:, None] < np.arange(n + 1)[None, :], cost, np.inf)
-    best = cost[0] + EMBEDDING_WEIGHT * head
-    back = []
-    for chunk in range(1, num_chunks):
-        last = chunk == num_chunks - 1
-        options = np.maximum(best[:, None], cost + (tail if last else 0.0))
-        # among equals the earlier cut: the first stages keep the most micro-batches, so they get fewer layers
-        choice = np.argmin(options, axis=0)
-        best = options[choice, np.arange(n + 1)]
-        back.append(choice)
-    sizes, end = [], n
-    for choice in reversed(back):
-        start = int(choice[end])
-        sizes.append(end - start)
-        end = start
-    sizes.append(end)
-    return sizes[::-1]
-
-
-def _greedy_sizes(num_layers: int, num_chunks: int, *, ends: bool) -> list[int]:
-    """DeepSpeed's: the smallest size of the fullest stage, which all stages have until none is left.
-
-    ``ends``: the embedding and the head count as a layer each (deepspeed/runtime/utils.py, ``partition_balanced``).
-
-    Raises
-    ------
-    ValueError
-        If a stage gets no layer.
-
-    Examples
-    --------
-    >>> _greedy_sizes(78, 12, ends=False)[-2:], _greedy_sizes(70, 12, ends=True)[:2]
-    ([7, 1], [5, 6])
-    """
-    items = num_layers + 2 * ends
-    most = -(-items // num_chunks)
-    sizes = [max(min(most, items - most * i), 0) for i in range(num_chunks)]
-    sizes[0] -= ends
-    sizes[-1] -= ends
-    if min(sizes) < 1:
-        raise ValueError(f"{num_layers} layers over {num_chunks} stages of up to {most} leave a stage without a layer")
-    return sizes
-
-
-def _torchtitan_sizes(num_layers: int, num_chunks: int) -> list[int]:
-    if num_chunks == 1:
-        return [num_layers]
-    base, extra = divmod(num_layers + 2, num_chunks)
-    sizes = [base + (1 if i < extra else 0) for i in range(num_chunks)]
-    sizes[0] -= 1
-    sizes[-1] -= 1
-    return sizes
+    return Stages(kinds, counts, tuple(map(tuple, layers)), tuple(map(tuple, first_layers)), placement, split)
 
 
 @lru_cache(maxsize=4096)

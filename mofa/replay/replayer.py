@@ -234,4 +234,4 @@ class Replayer:
         their own."""
         spec = self.estimator.rank_specs[r]
         alone = spec.place.has_end or rows_by_layer(self.estimator) is not None
-        return r if alone else tuple(tuple(block.kind for block in chunk.blocks) for chunk in spec.chunks)
+        return r if alone else tuple(tuple((block.role, block.kind) for block in chunk.blocks) for chunk in spec.chunks)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockKind
-from mofa.cost.stages import in_flight, layer_weight, split_layers
+from mofa.cost.layer_split import layer_weight
+from mofa.cost.stages import in_flight, split_layers
 from mofa.specs.load import load_workload
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec

@@ -141,13 +141,13 @@ class Retention:
         return np.asarray(out)
 
     def _of_predictions(self, each: ArrayN) -> ArrayN:
-        """What lingers of multi-token-prediction layers, on the last chunk. (p, R, vpp) [B]"""
+        """What lingers of multi-token-prediction layers, on their chunk. (p, R, vpp) [B]"""
         rows, model, stages = self.rows, self.rows.workload.model, self.rows.layout.stages
         out = np.zeros((len(self.candidates), len(rows.layout.shown.stage), stages.vpp))
         if model.num_mtp_layers:
             kind = stages.kinds.index(layer_kind(model, model.num_layers - 1))
             of_micro_batch = model.num_mtp_layers * each[rows.mtp_mode[self.candidates], rows.k[self.candidates], kind]
-            out[:, :, -1] = of_micro_batch[:, None] * rows.is_head
+            out[:, :, -1] = of_micro_batch[:, None] * rows.is_prediction
         return out
 
     def _over_moments(self) -> ArrayN:

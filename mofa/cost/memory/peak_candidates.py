@@ -138,7 +138,7 @@ class PeakCandidates:
         saved = rows.of_mtp("saved")
         if saved is not None:
             depth = rows.workload.model.num_mtp_layers
-            out += depth * saved[:, None] * rows.is_head * rows.layout.last_in_flight
+            out += depth * saved[:, None] * rows.is_prediction * rows.layout.last_in_flight
         if rows.framework.deepspeed:
             out += self._sent() * rows.layout.last_in_flight
         return out + self._loss_saved() + root_saved(rows)
@@ -480,7 +480,7 @@ class PeakCandidates:
             in_flight = in_flight + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
         mtp_kinds = rows.of_mtp("saved_kinds")
         if mtp_kinds is not None:
-            weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[rows_at, stage]
+            weight = rows.workload.model.num_mtp_layers * rows.is_prediction[stage] * lay.last_in_flight[rows_at, stage]
             in_flight = in_flight + weight * mtp_kinds[rows_at].T
         if rows.schedule_record.forwards_first:
             before = np.maximum(lay.last_in_flight[rows_at, stage] - 1.0, 0.0) * rows.is_head[stage]

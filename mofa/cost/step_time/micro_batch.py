@@ -222,17 +222,17 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
 def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     """Something of the layers summed over each chunk, with that of the embedding and the heads. (n, R, vpp)"""
     stages, shown = rows.layout.stages, rows.layout.shown
-    depth, head_place = rows.workload.model.num_mtp_layers, rows.layout.head_place
+    depth, lay = rows.workload.model.num_mtp_layers, rows.layout
     plain, full = rows.gather(getattr(rows.layers, name))
     chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
     for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
         num_full = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
         chunks += num_full * (full - plain)[:, kind, None, None]
     chunks[:, 0, 0] += first[rows.k]
-    chunks[:, head_place, -1] += (1 + depth) * head[rows.k]
+    chunks[:, lay.head_place, -1] += (1 + depth) * head[rows.k]
     mtp = rows.of_mtp(name)
     if mtp is not None:
-        chunks[:, head_place, -1] += depth * mtp
+        chunks[:, lay.prediction_place, -1] += depth * mtp
     return np.asarray(chunks)
 
 
@@ -276,9 +276,10 @@ def _clocks(
     stages, shown, model = rows.layout.stages, rows.layout.shown, rows.workload.model
     counts = stages.counts[:, shown.stage].astype(float)
     num_full = rows.layout.full_by_chunk[rows.layout.choice[index]]
-    first, last = np.zeros((2, 1, *counts.shape[1:]))
+    first, predictions, heads = np.zeros((3, 1, *counts.shape[1:]))
     first[0, 0, 0] = 1.0
-    last[0, rows.layout.head_place, -1] = 1.0
+    predictions[0, rows.layout.prediction_place, -1] = model.num_mtp_layers
+    heads[0, rows.layout.head_place, -1] = 1 + model.num_mtp_layers
     k, plain, full = rows.k[index], rows.base[index], rows.full[index]
     pieces = [(ends[0][:, k].T, first)]
     for kind in range(len(stages.kinds)):
@@ -286,8 +287,8 @@ def _clocks(
         if rows.layout.any_full:
             pieces.append((grid[full, k, kind], num_full[:, kind]))
     if mtp is not None:
-        pieces.append((mtp[index], model.num_mtp_layers * last))
-    pieces.append((ends[1][:, k].T, (1 + model.num_mtp_layers) * last))
+        pieces.append((mtp[index], predictions))
+    pieces.append((ends[1][:, k].T, heads))
     passed = [
         Clocks(*clocks.T[:, :, None, None]).times(count) for clocks, count in (pieces if forward else reversed(pieces))
     ]

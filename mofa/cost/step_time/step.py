@@ -71,9 +71,9 @@ def step_time(rows: Rows) -> StepTime:
         per_batch_hidden[:, index] += times * (cost.forward.hidden + cost.backward.hidden)[:, rows.k[index]]
     mtp_exposed, mtp_hidden = rows.of_mtp("exposed"), rows.of_mtp("hidden")
     if mtp_exposed is not None and mtp_hidden is not None:
-        at_head = rows.is_head[slowest]
-        per_batch += at_head * depth * mtp_exposed.T
-        per_batch_hidden += at_head * depth * mtp_hidden.T
+        there = rows.is_prediction[slowest]
+        per_batch += there * depth * mtp_exposed.T
+        per_batch_hidden += there * depth * mtp_hidden.T
     exposed[_OF_TAPES] += m * per_batch
     saved_s = each.host_wait_saved_s
     exposed[_T["host_idle"]] -= m * (saved_s if isinstance(saved_s, float) else saved_s[rowsel, slowest])

@@ -1,0 +1,132 @@
+"""How many layers each virtual chunk of a pipeline holds: as a strategy's layout says, else as the framework splits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from mofa.specs.framework_traits import TRAITS
+from mofa.specs.layouts.own_split import SplitError, Whose, megatron_layers, torchtitan_layers
+from mofa.specs.layouts.pipeline_layout import PipelineLayout
+from mofa.specs.layouts.read import read_layout
+from mofa.specs.model import ModelSpec
+from mofa.specs.params import layer_params
+
+SplitBy = Literal["strategy", "framework", "mofa"]
+
+
+@dataclass(frozen=True)
+class LayerSplit:
+    """The layout of a pipeline, and who made it."""
+
+    layout: PipelineLayout
+    by: SplitBy
+    """``mofa`` where the framework splits the layers over these degrees by no rule of its own, and needs a layout."""
+
+
+@lru_cache(maxsize=2048)
+def split_of(model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = "even", layout: str = "") -> LayerSplit:
+    """The layout of a model's layers over virtual chunks.
+
+    A strategy's ``layout`` says it. Without one the framework splits by itself
+    (:mod:`mofa.specs.layouts.own_split`; DeepSpeed by ``splits``). Where Megatron refuses the degrees, the layout is
+    the one that makes the heaviest chunk lightest, with the head and multi-token-prediction layers counted. With one
+    or two layers fewer than chunks the last chunk holds the head alone and the first the embedding alone (Llama 3
+    405B: 126 layers in 128 chunks).
+
+    Raises
+    ------
+    ValueError
+        If a layout is refused, or there are too few layers for the chunks.
+    """
+    whose: Whose = "torchtitan" if TRAITS[framework].has_pytorch_modules else "megatron"
+    num_layers, num_predictions, num_chunks = model.num_layers, model.num_mtp_layers, pp * vpp
+    if layout:
+        return LayerSplit(read_layout(layout, pp, vpp, num_layers, num_predictions, whose), "strategy")
+    spare = num_chunks - num_layers
+    if spare > (0 if whose == "torchtitan" or pp == 1 else 2):
+        raise ValueError(f"{num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty")
+    by: SplitBy = "framework"
+    if splits != "even" and pp > 1:
+        sizes = _greedy_sizes(num_layers, num_chunks, ends=splits == "greedy-embeddings")
+    elif spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
+        sizes, by = [0] * (spare - 1) + [1] * num_layers + [0], "mofa"
+    elif whose == "torchtitan":
+        sizes = list(torchtitan_layers(num_layers, num_chunks))
+    else:
+        try:
+            sizes = list(megatron_layers(num_layers, pp, vpp))
+        except SplitError:
+            sizes, by = _balanced_sizes(model, num_chunks), "mofa"
+    return LayerSplit(PipelineLayout.of_layers(sizes, num_predictions), by)
+
+
+def layer_weight(model: ModelSpec, moe: bool) -> float:
+    """Parameters that a token uses in one layer: its relative cost when layers are balanced. [params]"""
+    p = layer_params(model, moe)
+    routed = p.routed * model.moe.top_k / model.moe.num_experts if moe and model.moe else 0.0
+    return p.total - p.routed + routed
+
+
+EMBEDDING_WEIGHT = 0.1
+"""Cost of an embedding parameter over that of a matrix parameter: its gradient moves some 10 B a parameter and
+micro-batch (3 ps at 3.5 TB/s), a matrix takes 6 FLOP a token (35 ps at 4096 tokens and 700 TFLOP/s). [-]"""
+
+
+def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
+    """Contiguous chunk sizes, at least one layer each, that make the heaviest chunk lightest.
+
+    Of several that do, every cut, from the last on, is the earliest one. Weights are numbers of parameters, whose sums
+    are exact, so that no rounding decides.
+    """
+    weights = np.array([layer_weight(model, model.is_moe_layer(i)) for i in range(model.num_layers)])
+    head = float(model.vocab * model.hidden)
+    tail = head + model.num_mtp_layers * (weights[-1] + head)
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    n = model.num_layers
+    cost = total[None, :] - total[:, None]  # cost[i, j]: layers i..j-1
+    cost = np.where(np.arange(n + 1)[:, None] < np.arange(n + 1)[None, :], cost, np.inf)
+    best = cost[0] + EMBEDDING_WEIGHT * head
+    back = []
+    for chunk in range(1, num_chunks):
+        last = chunk == num_chunks - 1
+        options = np.maximum(best[:, None], cost + (tail if last else 0.0))
+        # among equals the earlier cut: the first stages keep the most micro-batches, so they get fewer layers
+        choice = np.argmin(options, axis=0)
+        best = options[choice, np.arange(n + 1)]
+        back.append(choice)
+    sizes, end = [], n
+    for choice in reversed(back):
+        start = int(choice[end])
+        sizes.append(end - start)
+        end = start
+    sizes.append(end)
+    return sizes[::-1]
+
+
+def _greedy_sizes(num_layers: int, num_chunks: int, *, ends: bool) -> list[int]:
+    """DeepSpeed's: the smallest size of the fullest stage, which all stages have until none is left.
+
+    ``ends``: the embedding and the head count as a layer each (deepspeed/runtime/utils.py, ``partition_balanced``).
+
+    Raises
+    ------
+    ValueError
+        If a stage gets no layer.
+
+    Examples
+    --------
+    >>> _greedy_sizes(78, 12, ends=False)[-2:], _greedy_sizes(70, 12, ends=True)[:2]
+    ([7, 1], [5, 6])
+    """
+    items = num_layers + 2 * ends
+    most = -(-items // num_chunks)
+    sizes = [max(min(most, items - most * i), 0) for i in range(num_chunks)]
+    sizes[0] -= ends
+    sizes[-1] -= ends
+    if min(sizes) < 1:
+        raise ValueError(f"{num_layers} layers over {num_chunks} stages of up to {most} leave a stage without a layer")
+    return sizes
