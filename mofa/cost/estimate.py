@@ -103,7 +103,7 @@ class Estimator:
         table, schedule = self.table, SCHEDULES[SCHEDULE_NAMES[int(self.table.schedule[row])]]
         return split_layers(
             self.workload.model, int(table.pp[row]), int(table.vpp[row]), self.framework.name, schedule.placement,
-            self.framework.splits_layers,
+            self.framework.splits_layers, table.layout_of(row),
         )  # fmt: skip
 
     def rows(
@@ -305,7 +305,7 @@ class Estimator:
             some = replace(self.table.take(at), recompute_layers=layers[chosen])
             stages = split_layers(
                 self.workload.model, int(some.pp[0]), int(some.vpp[0]), self.framework.name,
-                SCHEDULES[schedule].placement, self.framework.splits_layers,
+                SCHEDULES[schedule].placement, self.framework.splits_layers, some.layout_of(0),
             )  # fmt: skip
             yield chosen, make_rows(
                 self.workload, self.cluster, self.framework, some, part.costs, self.place[at], stages, schedule,
@@ -357,13 +357,14 @@ def estimate_table(
 def _groups(
     table: StrategyTable, which: NDArray[np.intp], layers: NDArray[np.int64], part: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.intp], str]]:
-    """Positions of rows of one part, pp, vpp and schedule that recompute no layer whole, all, or some, in chunks."""
+    """Positions of rows of one part, pp, vpp, schedule and layout that recompute no layer whole, all, or some, in
+    chunks."""
     if len(which) == 0:
         return
     pp, schedule = table.pp[which], table.schedule[which]
     whole = np.array([needs_full(mode) for mode in table.recompute_modes])[table.recompute[which]]
     kind = np.where(whole, np.where(layers < 0, 1, 2), 0)
-    _, code = unique_rows([part, pp, table.vpp[which], schedule, kind])
+    _, code = unique_rows([part, pp, table.vpp[which], schedule, kind, table.layout[which]])
     order = np.argsort(code.astype(np.int16) if code.max() < 2**15 else code, kind="stable")  # small ones by digits
     bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
     for begin, end in pairwise(bounds):

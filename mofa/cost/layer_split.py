@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from mofa.specs.framework_traits import TRAITS
-from mofa.specs.layouts.own_split import SplitError, Whose, megatron_layers, torchtitan_layers
+from mofa.specs.layouts.own_split import SplitError, megatron_layers, torchtitan_layers
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 from mofa.specs.layouts.read import read_layout
 from mofa.specs.model import ModelSpec
@@ -42,7 +42,7 @@ def split_of(model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = 
     ValueError
         If a layout is refused, or there are too few layers for the chunks.
     """
-    whose: Whose = "torchtitan" if TRAITS[framework].has_pytorch_modules else "megatron"
+    whose = TRAITS[framework].split_rule
     num_layers, num_predictions, num_chunks = model.num_layers, model.num_mtp_layers, pp * vpp
     if layout:
         return LayerSplit(read_layout(layout, pp, vpp, num_layers, num_predictions, whose), "strategy")

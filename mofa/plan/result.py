@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from mofa.plan.launch_layout import LaunchLayout
 from mofa.plan.long_run import LongRunFigures
 from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
 from mofa.plan.step_band import Band
@@ -27,7 +28,7 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.6"
+SCHEMA_VERSION: Final = "2.7"
 
 TimeComponent = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
@@ -121,6 +122,9 @@ class Plan(LongRunFigures):
     """
 
     strategy: StrategySpec = Field(description="The strategy; tp * cp * pp * dp are the GPUs without spares.")
+    layout: LaunchLayout | None = Field(
+        default=None, description="The layout of the pipeline that was costed; null without a pipeline."
+    )
     step_s: float = Field(gt=0, description="Time of one optimizer step of the slowest rank. [s]")
     step_s_band: tuple[float, float] | None = Field(
         default=None, description="Within which 8 of 10 measured steps like it would lie; what says so is in band. [s]"
@@ -180,6 +184,7 @@ class Plan(LongRunFigures):
         memory = self.memory
         return {
             **self.strategy.model_dump(),
+            "layout": "" if self.layout is None else self.layout.text,
             **{
                 name: getattr(self, name)
                 for name in ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")
@@ -328,7 +333,7 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.6"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.7"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -367,7 +372,7 @@ class PlanReport(Spec):
     True
     """
 
-    schema_version: Literal["2.6"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.7"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")

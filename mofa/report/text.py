@@ -53,6 +53,7 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
             return
         best = report.plans[0]
         _print_split(console, best, " of the best plan")
+        _print_layouts(console, report.plans)
         print_long_runs(console, report.plans, asked="fault profile" in report.defaults)
         print_time(console, best.time, "Where the step of the best plan goes")
         print_memory(console, best.memory, "What fills the memory of its fullest rank")
@@ -86,6 +87,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     _print_job(console, estimate.workload, estimate.cluster, estimate.framework)
     print_plans(console, [estimate], title, moe=_has_experts(estimate.workload))
     _print_split(console, estimate)
+    _print_layouts(console, [estimate])
     if not estimate.memory.fits:
         short = format_bytes(-estimate.memory.free_bytes)
         _say(console, f"Does not fit: {short} over the limit.\n", "bold red")
@@ -412,6 +414,21 @@ def _print_split(console: Console, plan: Plan, of: str = "") -> None:
     )
     what = f"chunk{of}, in a micro-batch's order ({order})" if vpp > 1 else f"stage{of}"
     _say(console, f"Layers per {what}: {runs_text(layers)}.\n")
+
+
+def _print_layouts(console: Console, plans: Sequence[Plan]) -> None:
+    """The layouts to launch with, and whose each is."""
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for number, plan in enumerate(plans, start=1):
+        if plan.layout is not None:
+            option, name = plan.layout.launch.split(" ")[0], plan.strategy.framework
+            whose = {"strategy": "as asked", "framework": f"{name}'s own", "mofa": f"{name} needs it: {option}"}
+            numbers.setdefault((plan.layout.text, whose[plan.layout.by]), []).append(number)
+    for (text, whose_it_is), of in numbers.items():
+        plans_of = "" if len(plans) == 1 else f" of plan {', '.join(map(str, of))}"
+        _say(console, f"Layout{plans_of}: {text} ({whose_it_is}).")
+    if numbers:
+        _say(console, "")
 
 
 def _has_experts(job: WorkloadSummary) -> bool:

@@ -72,6 +72,8 @@ def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
         words.append(f"schedule={strategy.schedule}")
     if strategy.token_chunks > 1:
         words.append(f"token_chunks={strategy.token_chunks}")
+    if strategy.layout and " " not in strategy.layout:  # a list of module names stands in files alone
+        words.append(f"layout={strategy.layout}")
     if strategy.balancing != "none":
         words.append(f"balancing={strategy.balancing}")
     return " ".join(words)

@@ -61,8 +61,8 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
         cp=column(spec.cp), cp_kind=column(CP_KINDS.index(kind)), ep=column(spec.ep),
         etp=column(spec.etp), dp=column(spec.dp), micro_batch=column(spec.micro_batch), zero=column(zero),
         recompute=column(0), recompute_layers=column(layers), schedule=column(SCHEDULE_NAMES.index(spec.schedule)),
-        balancing=column(BALANCING.index(spec.balancing)),
-        recompute_modes=(mode,),
+        balancing=column(BALANCING.index(spec.balancing)), layout=column(0), recompute_modes=(mode,),
+        layouts=(spec.layout,),
     )  # fmt: skip
     job = Job(workload, cluster, framework)
     verdict = check(job, row)

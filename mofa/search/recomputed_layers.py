@@ -47,7 +47,8 @@ def solve_layers(
     for value in np.unique(code):
         same = code == value
         first = int(np.argmax(same))
-        largest[same] = _largest_chunk(job.workload, job.framework, int(pp[first]), int(vpp[first]))
+        layout = table.layout_of(int(rows[first]) // num_modes)
+        largest[same] = _largest_chunk(job.workload, job.framework, int(pp[first]), int(vpp[first]), layout)
     unneeded, fits = device[plain] <= limit, device[all_layers] <= limit
     drop, keep = np.zeros(len(rows), dtype=bool), np.flatnonzero(~unneeded & fits)
     number = _fewest_layers(
@@ -85,7 +86,8 @@ def more_layers(
     """
     table = estimator.table
     fewest = int(table.recompute_layers[0]) + 1
-    numbers = np.arange(fewest - 1, _largest_chunk(workload, framework, int(table.pp[0]), int(table.vpp[0])))
+    largest = _largest_chunk(workload, framework, int(table.pp[0]), int(table.vpp[0]), table.layout_of(0))
+    numbers = np.arange(fewest - 1, largest)
     if len(numbers) < 2:
         return None
     device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)
@@ -104,9 +106,10 @@ def fewer_layers(estimator: Estimator, free_bytes: float) -> int:
     return int(numbers[device - device[-1] <= max(free_bytes, 0.0)][0])
 
 
-def _largest_chunk(workload: WorkloadSpec, framework: FrameworkSpec, pp: int, vpp: int) -> int:
+def _largest_chunk(workload: WorkloadSpec, framework: FrameworkSpec, pp: int, vpp: int, layout: str) -> int:
     """Layers of the largest chunk. [-]"""
-    return split_layers(workload.model, pp, vpp, framework.name, splits=framework.splits_layers).largest_chunk
+    splits = framework.splits_layers
+    return split_layers(workload.model, pp, vpp, framework.name, splits=splits, layout=layout).largest_chunk
 
 
 def _fewest_layers(

@@ -56,6 +56,8 @@ class Space:
     balancing: tuple[str, ...] = ("none",)
     dp: int | None = None
     """Data parallelism that tp, cp and pp must leave; any where absent."""
+    layout: str = ""
+    """The text of a layout that all have; the framework's own split where empty."""
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:
@@ -217,7 +219,7 @@ def _fixed(name: str, value: object) -> dict[str, object]:
         return {"schedule": (str(value),)}
     if name == "balancing":
         return {"balancing": (str(value),)}
-    if name in ("sp", "zero"):
+    if name in ("sp", "zero", "layout"):
         return {name: value}
     if name == "dp":
         return {}
@@ -311,5 +313,5 @@ def _degrees(
     return StrategyTable(
         tp=tp, sp=sp, pp=pp, vpp=vpp, cp=cp, cp_kind=kind, ep=ep, etp=etp, dp=dp, micro_batch=mb, zero=zero,
         recompute=np.zeros_like(tp), recompute_layers=np.full_like(tp, -1), schedule=schedule, balancing=balancing,
-        recompute_modes=modes,
+        layout=np.zeros_like(tp), recompute_modes=modes, layouts=(space.layout,),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from mofa.schedules import default_schedule
 from mofa.specs.files import short
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.from_mapping import build
+from mofa.specs.layouts.read import num_chunks
 from mofa.specs.overrides import check_strategy
 from mofa.specs.strategy import StrategySpec
 
@@ -35,7 +36,8 @@ def complete_strategy(
     framework
         Whose defaults: sequence parallelism wherever tp > 1; the ZeRO stage of its data parallelism
         (:func:`default_zero`); etp is tp in Megatron-Core and, without ep, in torchtitan, else 1 there; context
-        parallelism by ring in Megatron-Core, by all-gather in torchtitan; its recomputation.
+        parallelism by ring in Megatron-Core, by all-gather in torchtitan; its recomputation. A layout's chunks say
+        ``vpp``.
     moe
         Whether the model has experts; a dense one has etp 1.
     where
@@ -54,6 +56,8 @@ def complete_strategy(
             f"{where}: strategy.framework ({short(named)}) differs from {framework.name}; write it in one place"
         )
     given = check_strategy(fields, f"{where}: strategy" if where != "strategy" else where)
+    if "vpp" not in fields and given.layout:
+        fields["vpp"] = max((num_chunks(given.layout) or 1) // given.pp, 1)
     replica = given.tp * given.cp * given.pp
     if num_gpus % replica:
         raise StrategyError(
@@ -71,7 +75,7 @@ def complete_strategy(
         "cp_kind": "allgather" if framework.traits.has_pytorch_modules else "ring",
         "zero": int(default_zero(framework, dp, given.cp, given.pp)),
         "recompute": framework.default_recompute,
-        "schedule": default_schedule(given.vpp),
+        "schedule": default_schedule(int(str(fields.get("vpp", given.vpp)))),
     }
     return build(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mofa.schedules import Runtime
+from mofa.specs.layouts.own_split import Whose
 
 Layers = Literal["transformer-engine", "megatron", "pytorch"]
 """Whose modules a framework's layers are made of: Transformer Engine's, Megatron's own, or plain PyTorch's."""
@@ -59,6 +60,16 @@ class FrameworkTraits:
     """Replicas go on where one fails (torchft)."""
     has_one_shard_group: bool = False
     """All ranks are one group that shards everything: no other parallelism."""
+
+    @property
+    def takes_layouts(self) -> bool:
+        """Whether an option says which layers each chunk of a pipeline holds."""
+        return self.is_megatron_core or self.has_pytorch_pipelines
+
+    @property
+    def split_rule(self) -> Whose:
+        """Whose rule splits layers over chunks without a layout."""
+        return "torchtitan" if self.has_pytorch_modules else "megatron"
 
     @property
     def has_pytorch_modules(self) -> bool:

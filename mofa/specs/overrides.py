@@ -120,6 +120,9 @@ def parse_strategy(text: str, where: str = "--strategy") -> dict[str, object]:
     out: dict[str, object] = {}
     for item in re.split(r"[\s,]+", text.strip()):
         key, equals, value = item.partition("=")
+        if item and not equals and list(out)[-1:] == ["layout"]:  # its commas are for the eye alone
+            out["layout"] = f"{out['layout']},{item}"
+            continue
         if not equals or not key or not value:
             raise SpecError(
                 f"{where}: {short(item) or 'nothing'!r} is no field=value; write it like 'tp=4 pp=2 micro_batch=1'"

@@ -6,6 +6,7 @@ included. The attention grid is tp-cp-dp-pp, the expert grid etp-ep-edp-pp; they
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mofa.schedules import SCHEDULE_NAMES, default_schedule
 from mofa.specs.attention import MODULES_OF_ATTENTION
 from mofa.specs.base import Positive, Spec
+from mofa.specs.layouts.read import parse_text
 
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", *MODULES_OF_ATTENTION, "mlp", "moe", "shared_experts")
 CP_KINDS = ("ring", "allgather", "a2a")
@@ -127,6 +129,9 @@ class StrategySpec(Spec):
         ``none`` or ``micro_moe``.
     token_chunks
         Chunks in which tokens pass the experts. [-]
+    layout
+        What each virtual chunk holds: Megatron's string, options of an uneven split or torchtitan's lists of module
+        names (:mod:`mofa.specs.layouts`); empty for the framework's own split.
     framework
         Name of the framework that runs it.
 
@@ -164,11 +169,23 @@ class StrategySpec(Spec):
     """``micro_moe``: two expert-parallel groups merge, and every micro-batch's tokens are scheduled over replicas."""
     token_chunks: Annotated[int, Field(ge=1, le=MAX_TOKEN_CHUNKS, strict=True)] = 1
     """Chunks in which tokens go through the experts, each recomputed in the backward pass (MemFine)."""
+    layout: str = ""
+    """What each virtual chunk holds, such as ``Et*3|(tt|)*29m|L``; empty for the framework's own split."""
     framework: str = "megatron"
+
+    @field_validator("layout", mode="before")
+    @classmethod
+    def _list_as_text(cls, layout: object) -> object:
+        return json.dumps(layout) if isinstance(layout, (list, tuple)) else layout
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         RecomputeSpec.parse(self.recompute)
+        if self.layout:
+            try:
+                parse_text(self.layout)
+            except ValueError as error:
+                raise ValueError(f"layout ({self.layout[:60]!r}): {error}") from None
         return self
 
 
@@ -183,7 +200,7 @@ class StrategyTable:
 
     ``recompute`` indexes ``recompute_modes``; ``recompute_layers`` is the number of layers per stage that
     mode ``full`` recomputes, -1 for all. ``cp_kind`` indexes ``CP_KINDS``, ``balancing``
-    ``BALANCING``.
+    ``BALANCING``, ``layout`` the table's ``layouts``.
     """
 
     tp: IntN
@@ -201,7 +218,10 @@ class StrategyTable:
     recompute_layers: IntN
     schedule: IntN
     balancing: IntN
+    layout: IntN
     recompute_modes: tuple[RecomputeSpec, ...]
+    layouts: tuple[str, ...] = ("",)
+    """Texts of layouts; an empty one is the framework's own."""
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -214,13 +234,17 @@ class StrategyTable:
     def take(self, rows: NDArray[np.intp] | BoolN | slice) -> StrategyTable:
         """The table of these rows."""
         columns = {c: getattr(self, c)[rows] for c in COLUMNS}
-        return StrategyTable(**columns, recompute_modes=self.recompute_modes)
+        return StrategyTable(**columns, recompute_modes=self.recompute_modes, layouts=self.layouts)
 
     @classmethod
     def concatenated(cls, tables: Sequence[StrategyTable]) -> StrategyTable:
-        """Tables of the same modes of recomputation, at least one, as one."""
+        """Tables of the same modes of recomputation and layouts, at least one, as one."""
         columns = {c: np.concatenate([getattr(table, c) for table in tables]) for c in COLUMNS}
-        return cls(**columns, recompute_modes=tables[0].recompute_modes)
+        return cls(**columns, recompute_modes=tables[0].recompute_modes, layouts=tables[0].layouts)
+
+    def layout_of(self, i: int) -> str:
+        """The text of one row's layout; empty where it is the framework's own."""
+        return self.layouts[int(self.layout[i])]
 
     def row(self, i: int, framework: str) -> StrategySpec:
         """One row as a strategy."""
@@ -231,11 +255,11 @@ class StrategyTable:
             cp_kind=CP_KINDS[int(self.cp_kind[i])], ep=int(self.ep[i]), etp=int(self.etp[i]),
             dp=int(self.dp[i]), micro_batch=int(self.micro_batch[i]), zero=int(self.zero[i]), recompute=mode.text,
             schedule=SCHEDULE_NAMES[int(self.schedule[i])], balancing=BALANCING[int(self.balancing[i])],
-            token_chunks=mode.token_chunks, framework=framework,
+            token_chunks=mode.token_chunks, layout=self.layout_of(i), framework=framework,
         )  # fmt: skip
 
 
 COLUMNS = (
     "tp", "sp", "pp", "vpp", "cp", "cp_kind", "ep", "etp", "dp", "micro_batch", "zero", "recompute",
-    "recompute_layers", "schedule", "balancing",
+    "recompute_layers", "schedule", "balancing", "layout",
 )  # fmt: skip

@@ -34,6 +34,9 @@ CASES = (
     ("deepseek-v3", 256, "megatron", "tp=2 pp=8 ep=16 micro_batch=1 recompute=full"),
     ("deepseek-v3", 256, "megatron", "tp=2 pp=8 ep=16 micro_batch=1 recompute=selective:mlp"),
     ("mixtral-8x7b", 16, "megatron", "pp=2 ep=8 micro_batch=1 recompute=none"),
+    ("llama3-8b", 8, "megatron", "pp=4 layout=Et|(t*5|)*6tL micro_batch=1 recompute=full:3"),
+    ("llama3-8b", 8, "torchtitan", "pp=2 layout=E|t*20|t*12|L micro_batch=1 recompute=every:3"),
+    ("deepseek-v3", 256, "megatron", "tp=2 pp=8 ep=16 layout=Et*9|(t*4|)*13m|L micro_batch=1 recompute=full"),
 )
 named = pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
 
@@ -82,6 +85,16 @@ def test_blocks_of_a_prediction_by_hand() -> None:
     assert last.chunks[0].blocks[-5].phrase == "block 60"
     assert last.chunks[0].blocks[-3].phrase == "the layer of prediction 0"
     assert not last.place.has_embedding
+
+
+def test_predictions_by_themselves_by_hand() -> None:
+    """A layout puts them on the last rank but one: entry and layer there, with an embedding's copy; the heads stay."""
+    apart, together = estimator(CASES[14]).rank_specs, estimator(CASES[9]).rank_specs
+    assert [block.role for block in apart[6].chunks[1].blocks] == ["prediction", "prediction layer"]
+    assert [block.role for block in apart[7].chunks[1].blocks] == ["prediction head", "head"]
+    assert [block.name for block in apart[7].chunks[0].blocks] == [f"block {i}" for i in range(33, 37)]
+    totals = [sum(spec.parameters.total for spec in specs) for specs in (apart, together)]
+    assert totals[0] == pytest.approx(totals[1], rel=1e-12)
 
 
 def test_recomputed_layers_by_hand() -> None:

@@ -120,6 +120,11 @@ def table(job: WorkloadSpec, machines: ClusterSpec, spec: FrameworkSpec, strateg
 def joined(rows: Sequence[StrategyTable]) -> StrategyTable:
     """Tables under one another."""
     modes: tuple[RecomputeSpec, ...] = tuple(dict.fromkeys(m for row in rows for m in row.recompute_modes))
-    columns = {name: np.concatenate([getattr(row, name) for row in rows]) for name in COLUMNS if name != "recompute"}
-    which = [[modes.index(row.recompute_modes[int(i)]) for i in row.recompute] for row in rows]
-    return StrategyTable(**columns, recompute=np.concatenate(which).astype(np.int64), recompute_modes=modes)
+    layouts = tuple(dict.fromkeys(text for row in rows for text in row.layouts))
+    indexed = {
+        "recompute": [modes.index(row.recompute_modes[int(i)]) for row in rows for i in row.recompute],
+        "layout": [layouts.index(row.layout_of(i)) for row in rows for i in range(len(row))],
+    }
+    columns = {name: np.concatenate([getattr(row, name) for row in rows]) for name in COLUMNS if name not in indexed}
+    columns |= {name: np.array(values, dtype=np.int64) for name, values in indexed.items()}
+    return StrategyTable(**columns, recompute_modes=modes, layouts=layouts)

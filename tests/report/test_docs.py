@@ -51,6 +51,7 @@ def estimated() -> dict[str, Any]:
 def test_every_key_of_a_plan_is_documented_and_every_documented_key_is_there(estimated: dict[str, Any]) -> None:
     assert set(estimated) == documented("Plan (`Plan`)") | documented("The whole run")
     assert set(estimated["strategy"]) == documented("`strategy`")
+    assert set(estimated["layout"]) == documented("`layout`")
     assert set(estimated["band"]) == documented("`band`")
     time, memory = estimated["time"], estimated["memory"]
     stage, fullest = time["by_stage"][0], memory["by_stage"][0]

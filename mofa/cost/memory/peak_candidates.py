@@ -416,8 +416,12 @@ class PeakCandidates:
                 for candidate in self.all
                 if candidate.inside in inside
             ]
-            return np.asarray(np.maximum.reduce(totals))
+            most_of = np.maximum.reduce(totals)
+            if "forward" not in inside or np.all(has_layers):
+                return np.asarray(most_of)
+            return np.where(has_layers, most_of, self.fixed)  # an end alone has what lasts
 
+        has_layers = self.rows.layout.counts.sum(axis=1) > 0
         forward, piped = ("forward",), self.rows.mode.pipelined
         return Alive(
             of(forward, True), of(("forward", "backward"), True), of(("loss",), True), most,

@@ -238,7 +238,7 @@ class RankTime:
         start = clock.compute
         clock.empty()
         clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
-        place = ""
+        place, handed_on = "", ""
 
         def watch(stream: str, name: str, family: int, begin: float, end: float) -> None:
             self.ops.append(Spot(stream, f"{name} · {place}" if place else name, EXPOSED[family], begin, end))
@@ -255,7 +255,9 @@ class RankTime:
             part = book.score(block.tapes, phase, inserted)  # type: ignore[arg-type]
             follow = book.drafts[blocks[i + 1].tapes, "F" if phase == "F" else "B"].given if i + 1 < len(blocks) else ""
             clock.play(part, follow)
-        clock.wait_for((part.out,))
+            handed_on = part.out
+        if blocks:  # a layout may leave a chunk without any
+            clock.wait_for((handed_on,))
         clock.steps(every.after)
         clock.steps(once.after)
         clock.watch = None

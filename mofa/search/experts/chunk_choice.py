@@ -111,7 +111,8 @@ def choose_jointly(
     )  # fmt: skip
     grid = np.linspace(1.0, max(float(ratios.max()), 1.0 + 1e-6), GRID)
     costed = [_cost(workload, cluster, framework, table, modes, spec.ep, float(ratio)) for ratio in grid]
-    stages = split_layers(workload.model, spec.pp, 1, framework.name, splits=framework.splits_layers)
+    splits = framework.splits_layers
+    stages = split_layers(workload.model, spec.pp, 1, framework.name, splits=splits, layout=spec.layout)
     stage = stages.ranks_of_layers
     kinds = [stages.kinds.index(layer_kind(workload.model, i)) for i in range(workload.model.num_layers)]
     m = max(workload.batch.global_batch // (spec.dp * spec.micro_batch), 1)

@@ -254,8 +254,9 @@ def _of_stages(seconds: FloatA, stage: IntA, without: FloatA) -> FloatA:
 def _stages_of(workload: WorkloadSpec, framework: FrameworkSpec, spec: StrategySpec) -> IntA:
     """The pipeline stage of every layer with experts. (L,)"""
     stages = split_layers(
-        workload.model, spec.pp, spec.vpp, framework.name, SCHEDULES[spec.schedule].placement, framework.splits_layers
-    )
+        workload.model, spec.pp, spec.vpp, framework.name, SCHEDULES[spec.schedule].placement,
+        framework.splits_layers, spec.layout,
+    )  # fmt: skip
     has_experts = [i for i in range(workload.model.num_layers) if workload.model.is_moe_layer(i)]
     return stages.ranks_of_layers[has_experts]
 

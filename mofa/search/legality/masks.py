@@ -15,6 +15,7 @@ from mofa.blocks.frameworks.recompute import unsupported
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import ranks_too_many, what_to_do
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_short
+from mofa.search.legality.layers import has_own_split, layers_message, layers_short, layout_message, layouts_refused
 from mofa.search.legality.named_check import BoolN, Check, FloatN, only, remainder
 from mofa.search.legality.named_check import Job as Job
 from mofa.search.space import Combinations
@@ -120,24 +121,6 @@ def _cp(job: Job, t: StrategyTable) -> FloatN:
     return ranks_too_many(job.workload.model, job.framework, t)
 
 
-def _layers(job: Job, t: StrategyTable) -> FloatN:
-    extra = 2 if job.framework.traits.has_pytorch_modules else 0
-    short = t.pp * t.vpp - job.workload.model.num_layers
-    if not extra:  # the first chunk may hold the embedding alone, the last the head
-        short = short - np.where(t.pp > 1, 2, 0)
-    if extra:  # the embedding and the head count as a layer each: the first and the last chunk need one besides
-        chunks = t.pp * t.vpp
-        base = (job.workload.model.num_layers + extra) // chunks
-        short = np.where(chunks > 1, np.maximum(short, 2 - base), short)
-    if job.framework.splits_layers != "even":  # every stage but the last is as full as may be, and none may be empty
-        ends = 2 if job.framework.splits_layers == "greedy-embeddings" else 0
-        items = job.workload.model.num_layers + ends
-        most = -(-items // t.pp)
-        needed = np.maximum(most * (t.pp - 1) + 1 + ends // 2, np.where(most < 1 + ends // 2, items + t.pp, 0))
-        short = np.where(t.pp > 1, np.maximum(short, needed - items), short)
-    return np.asarray(np.maximum(short, 0), dtype=float)
-
-
 def _batch(job: Job, t: StrategyTable) -> FloatN:
     return remainder(job.workload.batch.global_batch, t.dp * t.micro_batch)
 
@@ -183,6 +166,7 @@ def _recompute(job: Job, t: StrategyTable) -> FloatN:
     bad, bad_numbered = refused(t.recompute_modes), refused(spec.of_layers(1) for spec in t.recompute_modes)
     every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
     chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
+    chunk = np.where(has_own_split(t), chunk, job.workload.model.num_layers)
     none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
     again = _puts_off(t) & np.array([_once_only(job, spec) for spec in t.recompute_modes])[t.recompute]
     numbered = bad_numbered[t.recompute] & (t.recompute_layers >= 0)
@@ -408,8 +392,8 @@ CHECKS: tuple[Check, ...] = (
         f"{j.framework.name}: {only(t, 'cp')} {what_to_do(j.workload.model, j.framework, t)}")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
         f"seq_len ({j.workload.batch.seq_len}) does not divide over {only(t, 'cp', 'tp')}; change cp or tp")),
-    Check("layers", "layers", _layers, lambda j, t: (
-        f"{only(t, 'pp', 'vpp')} leaves a chunk of {j.workload.model.num_layers} layers empty; lower one of them")),
+    Check("layers", "layers", layers_short, layers_message),
+    Check("layout", "switch", layouts_refused, layout_message),
     Check("batch", "sequences", _batch, lambda j, t: (
         f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {only(t, 'dp', 'micro_batch')}; "
         "change micro_batch or the degrees")),

@@ -131,9 +131,12 @@ class Smaller:
         smaller = machines.model_copy(update={"num_gpus": s.tp * s.cp * pp * dp})
         if size not in self.costed:
             schedule = s.schedule if vpp == s.vpp else default_schedule(vpp)
+            layout = s.layout if (pp, vpp) == (s.pp, s.vpp) else ""
             wanted = s.model_copy(
-                update={"pp": pp, "vpp": vpp, "dp": dp, "schedule": schedule, "zero": self._zero(pp, dp)}
-            )
+                update={
+                    "pp": pp, "vpp": vpp, "dp": dp, "schedule": schedule, "zero": self._zero(pp, dp), "layout": layout,
+                }
+            )  # fmt: skip
             self.costed[size] = self._plan(wanted, smaller)
         plan = self.costed[size]
         spares = (machines.num_gpus - smaller.num_gpus) // machines.node.gpus_per_node

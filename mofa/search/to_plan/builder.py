@@ -28,6 +28,7 @@ from mofa.routing.scheduled import scheduling_s
 from mofa.search.recomputed_layers import fewer_layers, more_layers
 from mofa.search.to_plan.borrowed_facts import borrowed_notes
 from mofa.search.to_plan.fp8_notes import fp8_notes
+from mofa.search.to_plan.layout_notes import launch_layout, layout_notes
 from mofa.search.to_plan.replayed_memory import (
     RankRange,
     emptiest_and_fullest,
@@ -243,8 +244,10 @@ class Candidate:
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
         notes = _alignment_note(unaligned(block.forward for block in blocks))
         notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
-        under = self._library_fraction(plan) if banded else None
-        return plan.model_copy(update={"notes": plan.notes + notes, "library_fraction": under})
+        stages, framework = self.estimator.stages(), self.job[2]
+        notes += layout_notes(stages, self.job[0].model, framework)
+        under, layout = self._library_fraction(plan) if banded else None, launch_layout(stages, framework)
+        return plan.model_copy(update={"notes": plan.notes + notes, "library_fraction": under, "layout": layout})
 
     def _library_fraction(self, plan: Plan) -> dict[str, float] | None:
         """Fraction of the step that rests on facts measured under the framework's library, by component. [-]"""

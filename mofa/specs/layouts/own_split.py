@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from mofa.specs.files import did_you_mean
-
 Whose = Literal["megatron", "torchtitan"]
 OPTIONS: dict[str, tuple[str, Whose]] = {
     "decoder-first-pipeline-num-layers": ("first", "megatron"),
@@ -159,27 +157,29 @@ def parse_options(text: str) -> SplitOptions | None:
     text = text.strip()
     if not re.match(r"(--|[a-z.]*(first|last|account|decoder|pipeline|parallel))", text):
         return None
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     whose: set[Whose] = set()
     place = 0
     while place < len(text):
         option = _OPTION.match(text, place)
         name = option[1].replace("_", "-") if option else text[place:]
         if option is None or name not in OPTIONS:
+            from mofa.specs.files import did_you_mean  # loads YAML
+
             raise SplitError(f"at character {place + 1}: {name[:60]!r} is no option; {did_you_mean(name, OPTIONS)}")
         field, of = OPTIONS[name]
         is_switch = field.startswith("counts")
-        if is_switch == (option[2] is not None) or field in found:
+        if is_switch == (option[2] is not None) or field in numbers:
             wants = "without a number" if is_switch else f"with a number, such as {name}:2"
             raise SplitError(f"at character {place + 1}: {name} is given once, {wants}")
-        found[field] = 1 if is_switch else int(option[2])
+        numbers[field] = 1 if is_switch else int(option[2])
         whose.add(of)
         place = option.end()
         while place < len(text) and text[place] in "+, \t\n":
             place += 1
     if len(whose) > 1:
         raise SplitError("options of Megatron and of torchtitan are mixed; keep those of one")
-    return SplitOptions(whose.pop(), **found)  # type: ignore[arg-type]
+    return SplitOptions(whose.pop(), **numbers)  # type: ignore[arg-type]
 
 
 def _evenly(layers: int, pp: int, vpp: int, what: str) -> int:

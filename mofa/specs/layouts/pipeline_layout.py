@@ -13,8 +13,6 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
-from mofa.specs.files import short
-
 MODULES = {"E": "embedding", "t": "decoder layer", "m": "multi-token-prediction layer", "L": "loss"}
 """What each letter of a layout stands for."""
 MAX_LETTERS = 1_000_000
@@ -124,9 +122,9 @@ class PipelineLayout:
         end = self.ends[-1]
         for rule, index, letter in (("first", 0, "E"), ("last", -1, "L")):
             if not letters or letters[index] != letter:
-                found = f", not with {letters[index]} ({MODULES[letters[index]]})" if letters else ""
+                instead = f", not with {letters[index]} ({MODULES[letters[index]]})" if letters else ""
                 verb = "begin" if index == 0 else "end"
-                what = f"it must {verb} with {letter} ({MODULES[letter]}){found}"
+                what = f"it must {verb} with {letter} ({MODULES[letter]}){instead}"
                 raise LayoutError(rule, what, places[index] if letters else end)  # type: ignore[arg-type]
         for rule, letter, number in (
             ("one embedding", "E", 1), ("one loss", "L", 1), ("layers", "t", num_layers),
@@ -191,7 +189,7 @@ def parse_layout(text: str) -> PipelineLayout:
         elif letter in MODULES:
             chunks[-1].append((letter, place))
         else:
-            what = f"{letter!r} is no module; use {', '.join(f'{one} ({name})' for one, name in MODULES.items())}"
+            what = f"{letter!r} is no module; use {', '.join(f'{known} ({name})' for known, name in MODULES.items())}"
             raise LayoutError("letter", what, place)
     return PipelineLayout(
         tuple("".join(letter for letter, _ in chunk) for chunk in chunks),
@@ -204,16 +202,16 @@ def _unrolled(letters: list[tuple[str, int]], pattern: re.Pattern[str]) -> list[
     text = "".join(letter for letter, _ in letters)
     out: list[tuple[str, int]] = []
     done = 0
-    for found in pattern.finditer(text):
-        out += letters[done : found.start()]
-        group = letters[found.start(1) : found.end(1)]
-        digits = found[2].lstrip("0")
+    for match in pattern.finditer(text):
+        out += letters[done : match.start()]
+        group = letters[match.start(1) : match.end(1)]
+        digits = match[2].lstrip("0")
         times = int(digits or 0) if len(digits) < len(str(MAX_LETTERS)) + 1 else MAX_LETTERS + 1
         if len(out) + len(group) * times > MAX_LETTERS:
-            what = f"it is longer than {MAX_LETTERS:,} letters when {short(found[0])!r} is written out; shorten it"
-            raise LayoutError("length", what, letters[found.start()][1])
+            what = f"it is longer than {MAX_LETTERS:,} letters when {match[0][:60]!r} is written out; shorten it"
+            raise LayoutError("length", what, letters[match.start()][1])
         out += group * times
-        done = found.end()
+        done = match.end()
     return out + letters[done:]
 
 

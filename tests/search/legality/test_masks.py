@@ -69,7 +69,8 @@ def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) 
         **values, cp_kind=np.array([CP_KINDS.index(strategy.cp_kind)]), recompute=np.array([0]),
         recompute_layers=np.array([-1]),
         schedule=np.array([SCHEDULE_NAMES.index(strategy.schedule)]),
-        balancing=np.array([BALANCING.index(strategy.balancing)]), recompute_modes=(mode,),
+        balancing=np.array([BALANCING.index(strategy.balancing)]), layout=np.array([0]), recompute_modes=(mode,),
+        layouts=(strategy.layout,),
     )  # fmt: skip
     return str(message(Job(job, cluster(gpus), spec), row)) or "nothing at all"
 

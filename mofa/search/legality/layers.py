@@ -1,0 +1,81 @@
+"""Layers over virtual chunks: whether each has what it must, and layouts that the framework reads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mofa.cost.block.block_cost import unique_rows
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
+from mofa.schedules.order import ranks_of_stages
+from mofa.search.legality.named_check import BoolN, FloatN, Job, only
+from mofa.specs.files import short
+from mofa.specs.layouts.read import read_layout
+from mofa.specs.strategy import StrategyTable
+
+
+def layers_short(job: Job, t: StrategyTable) -> FloatN:
+    """Layers that are missing for a chunk to have any, where the framework splits them. (n,)"""
+    extra = 2 if job.framework.traits.has_pytorch_modules else 0
+    short = t.pp * t.vpp - job.workload.model.num_layers
+    own = has_own_split(t)
+    if not extra:  # the first chunk may hold the embedding alone, the last the head
+        short = short - np.where(t.pp > 1, 2, 0)
+    if extra:  # the embedding and the head count as a layer each: the first and the last chunk need one besides
+        chunks = t.pp * t.vpp
+        base = (job.workload.model.num_layers + extra) // chunks
+        short = np.where(chunks > 1, np.maximum(short, 2 - base), short)
+    if job.framework.splits_layers != "even":  # every stage but the last is as full as may be, and none may be empty
+        ends = 2 if job.framework.splits_layers == "greedy-embeddings" else 0
+        items = job.workload.model.num_layers + ends
+        most = -(-items // t.pp)
+        needed = np.maximum(most * (t.pp - 1) + 1 + ends // 2, np.where(most < 1 + ends // 2, items + t.pp, 0))
+        short = np.where(t.pp > 1, np.maximum(short, needed - items), short)
+    return np.asarray(np.where(own, np.maximum(short, 0), 0), dtype=float)
+
+
+def has_own_split(t: StrategyTable) -> BoolN:
+    """Whether each row leaves the split of layers to the framework. (n,)"""
+    return np.array([not text for text in t.layouts])[t.layout]
+
+
+def layouts_refused(job: Job, t: StrategyTable) -> FloatN:
+    """Chunks of a layout that the framework refuses."""
+    refused = np.zeros(len(t))
+    if not any(t.layouts):
+        return refused
+    first, which = unique_rows([t.layout, t.pp, t.vpp, t.schedule])
+    of_each = [float(_why_refused(job, t, int(i)) is not None) for i in first]
+    return np.asarray(np.array(of_each)[which])
+
+
+def _why_refused(job: Job, t: StrategyTable, i: int) -> str | None:
+    """Why the framework refuses a row's layout, in words; None where it does not."""
+    text, model, traits = t.layout_of(i), job.workload.model, job.framework.traits
+    if not text:
+        return None
+    if not traits.takes_layouts:
+        return "is no option of it; leave layout out"
+    pp, vpp = int(t.pp[i]), int(t.vpp[i])
+    try:
+        layout = read_layout(text, pp, vpp, model.num_layers, model.num_mtp_layers, traits.split_rule)
+    except ValueError as error:
+        return str(error)
+    ranks, last = ranks_of_stages(pp, vpp, SCHEDULES[SCHEDULE_NAMES[int(t.schedule[i])]].placement), pp * vpp - 1
+    used = {ranks[c] for c, chunk in enumerate(layout.chunks) if c in (0, last) or "t" in chunk or "m" in chunk}
+    if len(used) < pp:
+        return f"rank {min(set(range(pp)) - used)} would hold nothing, which is not modelled; give it a layer"
+    return None
+
+
+def layers_message(job: Job, t: StrategyTable) -> str:
+    """Words for a row of too many chunks."""
+    needs = "lower one of them"
+    if job.framework.traits.takes_layouts:
+        needs += " or give the layout that it needs (strategy.layout)"
+    return f"{only(t, 'pp', 'vpp')} leaves a chunk of {job.workload.model.num_layers} layers empty; {needs}"
+
+
+def layout_message(job: Job, t: StrategyTable) -> str:
+    """Words for a row whose layout is refused."""
+    text = short(t.layout_of(0), 60)
+    return f"{job.framework.name}: layout {text} with {only(t, 'pp', 'vpp')}: {_why_refused(job, t, 0)}"
