@@ -97,6 +97,8 @@ def refuse_layout(run: ExpandedRun) -> None:
         raise run.refuse("compile: true", "its fusions are compiled by themselves")
     if s.schedule != default_schedule(s.vpp):
         raise run.refuse(f"schedule: {s.schedule} with vpp {s.vpp}", "use 1f1b with vpp 1 or interleaved with more")
+    if s.layout:
+        raise run.refuse("layout here", "leave it out")
     if model.num_layers % (s.pp * s.vpp):
         raise run.refuse(f"{model.num_layers} layers in {s.pp * s.vpp} chunks", "use a multiple")
     if s.vpp > 1 and run.num_micro_batches % s.pp:

@@ -164,6 +164,8 @@ def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
         raise run.refuse("fp8 here", "use precision.gemm: bf16")
     if not run.run.optimizer.clip_grad_norm:
         raise run.refuse("without clipping", "use optimizer.clip_grad_norm: true")
+    if s.layout:
+        raise run.refuse("layout here", "leave it out")
     if SCHEDULES[s.schedule].has_several_chunks and s.vpp != 2:
         raise run.refuse(f"{s.schedule} with vpp {s.vpp}", "use vpp: 2, its default")
     if not SCHEDULES[s.schedule].has_several_chunks and s.vpp != 1:

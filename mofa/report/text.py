@@ -425,7 +425,8 @@ def _print_layouts(console: Console, plans: Sequence[Plan]) -> None:
             whose = {"strategy": "as asked", "framework": f"{name}'s own", "mofa": f"{name} needs it: {option}"}
             numbers.setdefault((plan.layout.text, whose[plan.layout.by]), []).append(number)
     for (text, whose_it_is), of in numbers.items():
-        plans_of = "" if len(plans) == 1 else f" of plan {', '.join(map(str, of))}"
+        which = f"plan{'s' if len(of) > 1 else ''} {', '.join(map(str, of))}" if len(of) < len(plans) else "all plans"
+        plans_of = "" if len(plans) == 1 else f" of {which}"
         _say(console, f"Layout{plans_of}: {text} ({whose_it_is}).")
     if numbers:
         _say(console, "")

@@ -146,6 +146,15 @@ def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
             "cannot run MLA with attention: unfused",
         ),
         (raw_run(model="deepseek-v3", framework={"name": "megatron-local"}), "multi-token prediction"),
+        (raw_run(strategy={"recompute": "none", "pp": 2, "layout": "Et*20|t*12L"}, gpus=2), "cannot run layout here"),
+        (
+            raw_run(
+                strategy={"recompute": "none", "pp": 2, "layout": "Et*20|t*12L"},
+                gpus=2,
+                framework={"name": "megatron-local"},
+            ),
+            "cannot run layout here",
+        ),
         (raw_run(model="gpt-oss-120b"), "biases, sinks or a window"),
         (raw_run(model="gpt-oss-120b", framework={"name": "megatron-local"}), "sinks or a window"),
         (
