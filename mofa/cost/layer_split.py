@@ -47,15 +47,15 @@ def split_of(model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = 
     if layout:
         return LayerSplit(read_layout(layout, pp, vpp, num_layers, num_predictions, whose), "strategy")
     spare = num_chunks - num_layers
-    if spare > (0 if whose == "torchtitan" or pp == 1 else 2):
+    if spare > (2 if pp > 1 else 0):
         raise ValueError(f"{num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty")
     by: SplitBy = "framework"
     if splits != "even" and pp > 1:
         sizes = _greedy_sizes(num_layers, num_chunks, ends=splits == "greedy-embeddings")
-    elif spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
-        sizes, by = [0] * (spare - 1) + [1] * num_layers + [0], "mofa"
     elif whose == "torchtitan":
         sizes = list(torchtitan_layers(num_layers, num_chunks))
+    elif spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
+        sizes, by = [0] * (spare - 1) + [1] * num_layers + [0], "mofa"
     else:
         try:
             sizes = list(megatron_layers(num_layers, pp, vpp))

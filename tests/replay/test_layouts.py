@@ -59,3 +59,15 @@ def test_a_layout_that_is_made_without_one_changes_nothing(
     assert own.layout.by == ("mofa" if "pp=3" in strategy else "framework")
     assert any("needs a layout" in note for note in own.notes) == (own.layout.by == "mofa")
     assert (given.step_s, given.memory, given.time) == (own.step_s, own.memory, own.time)
+
+
+@pytest.mark.parametrize("strategy", ["pp=8 vpp=4 recompute=full", "pp=16 vpp=2 schedule=zbv recompute=none"])
+def test_torchtitans_ends_stand_alone_where_layers_are_few(strategy: str) -> None:
+    """32 layers over 32 chunks: of 34 the first two chunks have two, and each end takes one."""
+    closed, played = (
+        _estimated("llama3-8b", 16, "torchtitan", f"{strategy} micro_batch=1", replay=replay)
+        for replay in (False, True)
+    )
+    assert played.layers_by_chunk == (1, 2, *[1] * 29, 0)
+    assert closed.step_s == pytest.approx(played.step_s, rel=0.035)
+    assert closed.memory.allocated_bytes == pytest.approx(played.memory.allocated_bytes, rel=0.02)

@@ -15,15 +15,9 @@ from mofa.specs.strategy import StrategyTable
 
 def layers_short(job: Job, t: StrategyTable) -> FloatN:
     """Layers that are missing for a chunk to have any, where the framework splits them. (n,)"""
-    extra = 2 if job.framework.traits.has_pytorch_modules else 0
-    short = t.pp * t.vpp - job.workload.model.num_layers
     own = has_own_split(t)
-    if not extra:  # the first chunk may hold the embedding alone, the last the head
-        short = short - np.where(t.pp > 1, 2, 0)
-    if extra:  # the embedding and the head count as a layer each: the first and the last chunk need one besides
-        chunks = t.pp * t.vpp
-        base = (job.workload.model.num_layers + extra) // chunks
-        short = np.where(chunks > 1, np.maximum(short, 2 - base), short)
+    # the first chunk may hold the embedding alone, the last the head
+    short = t.pp * t.vpp - job.workload.model.num_layers - np.where(t.pp > 1, 2, 0)
     if job.framework.splits_layers != "even":  # every stage but the last is as full as may be, and none may be empty
         ends = 2 if job.framework.splits_layers == "greedy-embeddings" else 0
         items = job.workload.model.num_layers + ends
