@@ -1,0 +1,59 @@
+"""Who splits layers over chunks, and tables of several layouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mofa.cost.estimate import estimate_table
+from mofa.cost.layer_split import split_of
+from mofa.specs.load import load_workload
+from tests.cost.toy import cluster, framework, llama, mla_moe, table, workload
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "pp", "vpp", "splits", "layout", "by", "text"),
+    [
+        ("megatron", 32, 4, 2, "even", "", "framework", "Et*4|(t*4|)*6t*4L"),
+        ("megatron", 30, 4, 1, "even", "", "mofa", "Et*8|t*9|t*9|t*4L"),
+        ("megatron", 6, 4, 2, "even", "", "mofa", "E|(t|)*6L"),
+        ("megatron-2022", 12, 4, 1, "greedy-embeddings", "", "framework", "Et*3|t*4|t*4|tL"),
+        ("torchtitan", 16, 4, 1, "even", "", "framework", "Et*4|t*5|t*4|t*3L"),
+        ("torchtitan", 16, 4, 1, "even", "Et*4|t*4|t*4|t*4L", "strategy", "Et*4|t*4|t*4|t*4L"),
+        ("megatron", 30, 4, 1, "even", "decoder-last-pipeline-num-layers:6", "strategy", "Et*8|t*8|t*8|t*6L"),
+    ],
+)  # fmt: skip
+def test_who_splits(name: str, layers: int, pp: int, vpp: int, splits: str, layout: str, by: str, text: str) -> None:
+    """A strategy's layout first, then the framework's own rule, then mofa's where there is none."""
+    split = split_of(llama(num_layers=layers), pp, vpp, name, splits, layout)
+    assert (split.by, split.layout.text) == (by, text)
+    assert sum(split.layout.layers_by_chunk) == layers
+
+
+def test_predictions_are_with_the_loss_without_a_layout() -> None:
+    """Megatron puts them on the last stage (multi_token_prediction.py, get_mtp_num_layers_to_build)."""
+    split = split_of(load_workload("deepseek-v3").model, 16, 1, "megatron")
+    assert split.layout.text.endswith("mL")
+    assert split.by == "mofa"
+    assert split.layout.prediction_chunk == 15
+
+
+def test_rows_of_several_layouts_are_costed_each_with_its_own() -> None:
+    """A table of them equals its rows, each costed alone."""
+    job, machines, spec = workload(mla_moe(num_layers=6)), cluster(16), framework("megatron")
+    strategies = [
+        f"pp=4 vpp=2 ep=2 micro_batch=1 recompute=full{layout}"
+        for layout in ("", " layout=Et|t|t|t|t|t||mL", " layout=Et|t|t|t|t|t|m|L", " layout=Etttttt|||||||mL")
+    ]
+    with pytest.raises(ValueError, match="rank 1 would hold nothing"):
+        table(job, machines, spec, strategies)
+    rows = table(job, machines, spec, strategies[:3])
+    together = estimate_table(job, machines, spec, rows)
+    for i in range(3):
+        alone = estimate_table(job, machines, spec, rows.take(np.array([i])))
+        assert alone.step_s[0] == pytest.approx(together.step_s[i], rel=1e-12)
+        assert alone.device_bytes[0] == pytest.approx(together.device_bytes[i], rel=1e-12)
+    assert len(set(together.step_s.tolist())) == 3
+    assert [rows.row(i, "megatron").layout for i in range(3)] == [
+        "", "Et|t|t|t|t|t||mL", "Et|t|t|t|t|t|m|L",
+    ]  # fmt: skip
