@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mofa
-from mofa.plan.result import Estimate
+from mofa.plan.result import Plan
 
 GIVEN = [
     ("llama3-8b", 8, "megatron", "pp=4 vpp=2 tp=2", "E|(t*5|)*6ttL"),
@@ -23,7 +23,7 @@ ALONE = [
 ]
 
 
-def _estimated(name: str, gpus: int, framework: str, strategy: str, *, replay: bool) -> Estimate:
+def _estimated(name: str, gpus: int, framework: str, strategy: str, *, replay: bool) -> Plan:
     workload, machines = mofa.load_workload(name, global_batch=gpus * 8), mofa.load_cluster("h200-hgx", gpus)
     return mofa.estimate(workload, machines, strategy, framework=mofa.load_framework(framework), replay=replay)
 
