@@ -256,6 +256,8 @@ def run_of(row: Row) -> dict[str, Any]:
         framework["dispatcher"] = "deepep"
     card = recipes.card_of(row["model"], gpu)
     strategy |= card.strategy if card else {}
+    if layout := recipes.layout_of(row, strategy["pp"] or 1, strategy.get("vpp", 1)):
+        strategy["layout"] = layout
     routing = recipes.routing_of(row)
     return {
         "id": row["id"],

@@ -78,6 +78,15 @@ class Chunks(Spec):
     source: Source
 
 
+class LaidOut(Named):
+    """Layouts of a recipe's pipelines, and whether nothing was learned from such."""
+
+    texts: dict[str, str] = {}
+    """The layout on degrees such as ``16x2``: pp x vpp."""
+    by_hand: bool = True
+    """Whether its runs count as laid out by hand (:func:`switches_of`)."""
+
+
 class Scaling(Spec):
     """How a text that a row holds says that fp8 is scaled."""
 
@@ -94,8 +103,8 @@ class Recipes(Spec):
     bf16_moments: tuple[Named, ...]
     """Models whose recipe holds Adam's moments in bf16."""
     virtual_stages: tuple[Chunks, ...]
-    layouts: tuple[Named, ...]
-    """Models whose layers a recipe lays out over stages by hand."""
+    layouts: tuple[LaidOut, ...]
+    """Models whose layers a recipe lays out over stages."""
     scalings: tuple[Scaling, ...]
     current_scaling: tuple[Named, ...]
     """Models that run current scaling where a row says no more than fp8."""
@@ -182,8 +191,16 @@ MEGATRON = ("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf",
 def switches_of(row: Row, options: dict[str, Any]) -> list[str]:
     """Switches of a row whose runs nothing was learned from on Transformer Engine: ``tp_overlap``, ``layout``."""
     found = ["tp_overlap"] if options.get("tp_overlap") else []
-    laid_out = any(rows.hold(row) for rows in load_recipes().layouts) and (number(row, "pp") or 1) > 1
-    return [*found, "layout"] if laid_out else found
+    laid_out = any(rows.by_hand and rows.hold(row) for rows in load_recipes().layouts)
+    return [*found, "layout"] if laid_out and (number(row, "pp") or 1) > 1 else found
+
+
+def layout_of(row: Row, pp: int, vpp: int) -> str:
+    """The layout that a row's recipe has on these degrees; empty where it leaves the split to the framework."""
+    degrees = f"{pp}x{vpp}"
+    texts = [rows.texts[degrees] for rows in load_recipes().layouts if rows.hold(row) and degrees in rows.texts]
+    text = texts[0] if texts else ""
+    return text.replace("m", "") if "w/o mtp" in row["model"].lower() else text
 
 
 def doubted(row: Row) -> str | None:
