@@ -249,21 +249,10 @@ OWN_WORDS = frozenset(
     ]
 )
 """Names that say nothing to a reader who is new to the code."""
-OWN_WORDS_LEFT = (
-    "mofa/blocks/frameworks/megatron/cp.py", "mofa/blocks/frameworks/megatron/moe.py", "mofa/cost/kernels/",
-    "mofa/cost/optimizer.py",
-)  # fmt: skip
-"""Rooms in which some of them are left. The list may only shrink."""
 FIELD_WORDS = {"moments": "Adam's moments, and the key of a workload that says their precision"}
 """Words of that list that a field uses itself."""
 EMPTY_NAMES = frozenset(["found", "at", "one", "kept", "whole", "mine", "late", "way", "told", "here"])
 """Names of variables that do not say what they hold."""
-EMPTY_NAMES_LEFT = (
-    "mofa/blocks/frameworks/megatron/cp.py", "mofa/blocks/frameworks/megatron/moe.py", "mofa/calibrate/bench/",
-    "mofa/calibrate/fits/fit.py", "mofa/calibrate/fits/te_host_facts.py", "mofa/calibrate/fits/te_host_times.py",
-    "mofa/cost/kernels/", "mofa/cost/estimate.py", "mofa/cost/optimizer.py", "mofa/cost/rows.py", "mofa/validate/",
-)  # fmt: skip
-"""Rooms whose variables are still to be named. The list may only shrink."""
 
 
 def _bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -279,25 +268,22 @@ def _bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
-def _named(words: frozenset[str], but: tuple[str, ...]) -> list[str]:
-    """Where a module outside of some folders defines one of the words, with or without an underscore in front."""
-    files = (n for n in python_files("mofa/") if not n.startswith(but))
-    return [f"{n}:{line}: {name}" for n in files for line, name in _bound_names(tree_of(n)) if name.strip("_") in words]
+def _named(words: frozenset[str]) -> list[str]:
+    """Where a module defines one of the words, with or without an underscore in front."""
+    return [
+        f"{n}:{line}: {name}"
+        for n in python_files("mofa/")
+        for line, name in _bound_names(tree_of(n))
+        if name.strip("_") in words
+    ]
 
 
 def test_identifiers_are_the_fields_or_plain_words() -> None:
-    assert _named(OWN_WORDS - set(FIELD_WORDS), OWN_WORDS_LEFT) == []
+    assert _named(OWN_WORDS - set(FIELD_WORDS)) == []
 
 
 def test_variables_say_what_they_hold() -> None:
-    assert _named(EMPTY_NAMES, EMPTY_NAMES_LEFT) == []
-
-
-@pytest.mark.parametrize("room", (*OWN_WORDS_LEFT, *EMPTY_NAMES_LEFT))
-def test_rooms_left_out_still_need_it(room: str) -> None:
-    """A room without such a name leaves the list."""
-    words = OWN_WORDS | EMPTY_NAMES
-    assert any(name.strip("_") in words for n in python_files(room) for _, name in _bound_names(tree_of(n)))
+    assert _named(EMPTY_NAMES) == []
 
 
 ONE_MEANING = ("Clock", "Piece", "Plan", "Player", "Script", "TimedPlan", "WALKED", "AHEAD")

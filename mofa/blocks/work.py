@@ -18,7 +18,8 @@ BACK_FORMATS: dict[Format, tuple[Format, Format]] = {
 """Kinds of the products for the input's and the weight's gradient, where they differ from the forward's: backward with
 split accumulators (Transformer Engine's module/base.py, ``_2X_ACC_DGRAD`` and ``_2X_ACC_WGRAD``; ``fp8_gemm_dgrad`` and
 ``fp8_gemm_wgrad`` of Float8CurrentScaling); no operand of a weight's gradient is a weight in square blocks."""
-Way = Literal["fwd", "dgrad", "wgrad"]
+GemmPass = Literal["fwd", "dgrad", "wgrad"]
+"""A linear layer's three products: its output, its input's gradient and its weight's gradient."""
 Backend = Literal["cudnn", "flash", "flash1"]
 GroupedKernel = Literal["one", "multi-stream"]
 
@@ -37,7 +38,7 @@ class Gemm:
     k: FloatK
     format: Format = "bf16"
     count: FloatK = 1.0
-    product: Way = "fwd"
+    product: GemmPass = "fwd"
 
     @property
     def flops(self) -> FloatK:

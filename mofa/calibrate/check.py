@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.work import Way
+from mofa.blocks.work import GemmPass
 from mofa.calibrate.cases import Split
 from mofa.calibrate.fits.fit import Curves, predict
 from mofa.calibrate.fits.folder import bundled_gpu, fit_folder
@@ -123,8 +123,8 @@ def _predict(curves: Curves, rows: Sequence[Row], folder: Path) -> tuple[NDArray
     if gemm_rows:
         gpu = bundled_gpu(curves.gpu, folder)
         m, n, k = (np.array([[float(rows[i].case.size(x))] for i in gemm_rows]) for x in "mnk")
-        ways: list[Way] = [rows[i].case.op for i in gemm_rows]  # type: ignore[misc]
-        time_s[gemm_rows] = unaligned_gemm_s(gemm_s(m, n, k, gpu), m, n, k, np.ones_like(m), ways, gpu)[:, 0]
+        passes: list[GemmPass] = [rows[i].case.op for i in gemm_rows]  # type: ignore[misc]
+        time_s[gemm_rows] = unaligned_gemm_s(gemm_s(m, n, k, gpu), m, n, k, np.ones_like(m), passes, gpu)[:, 0]
     return time_s, outside
 
 

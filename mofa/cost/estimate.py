@@ -252,8 +252,8 @@ class Estimator:
 
     def stage_device_bytes(self) -> list[float]:
         """Device bytes of every stage of the table's only row. [B]"""
-        found: list[float] = self._row_bytes.device[0].tolist()
-        return found
+        device_bytes: list[float] = self._row_bytes.device[0].tolist()
+        return device_bytes
 
     def runs(self, table: StrategyTable) -> NDArray[np.float64]:
         """How often the steps of a table run, on average: again where a rank's rows are over its budget. (n,) [-]"""
@@ -279,36 +279,36 @@ class Estimator:
 
         ``progress`` is told the number of rows done.
         """
-        found = Weighed(*np.empty((4, len(which))))
+        weighed = Weighed(*np.empty((4, len(which))))
         done = 0
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
             stages = stage_bytes(rows)
             fullest = first_largest(stages.device)
-            found.device_bytes[chosen] = row_max(stages.device)
-            found.least_bytes[chosen] = row_max(
+            weighed.device_bytes[chosen] = row_max(stages.device)
+            weighed.least_bytes[chosen] = row_max(
                 stages.device - stages.reserved + (1.0 - ALLOCATED_IS_OFF) * stages.allocated
             )
-            found.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
-            found.checkpoint_bytes[chosen] = saved_bytes(rows)
+            weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
+            weighed.checkpoint_bytes[chosen] = saved_bytes(rows)
             done += len(chosen)
             if progress is not None:
                 progress(done)
-        return found
+        return weighed
 
     def _composed(
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool
     ) -> Iterator[tuple[NDArray[np.intp], Rows]]:
         """Rows that compose together, as positions in ``which``, and what each gathers; ``layers`` are recomputed."""
         for chosen, schedule in _groups(self.table, which, layers, self.of[which]):
-            at = which[chosen]
-            part = self.parts[int(self.of[at[0]])]
-            some = replace(self.table.take(at), recompute_layers=layers[chosen])
+            table_rows = which[chosen]
+            part = self.parts[int(self.of[table_rows[0]])]
+            some = replace(self.table.take(table_rows), recompute_layers=layers[chosen])
             stages = split_layers(
                 self.workload.model, int(some.pp[0]), int(some.vpp[0]), self.framework.name,
                 SCHEDULES[schedule].placement, self.framework.splits_layers, some.layout_of(0),
             )  # fmt: skip
             yield chosen, make_rows(
-                self.workload, self.cluster, self.framework, some, part.costs, self.place[at], stages, schedule,
+                self.workload, self.cluster, self.framework, some, part.costs, self.place[table_rows], stages, schedule,
                 part.mode, part.layers, part.mtp, part.modes, every_stage=every_stage,
             )  # fmt: skip
 
@@ -362,8 +362,8 @@ def _groups(
     if len(which) == 0:
         return
     pp, schedule = table.pp[which], table.schedule[which]
-    whole = np.array([needs_full(mode) for mode in table.recompute_modes])[table.recompute[which]]
-    kind = np.where(whole, np.where(layers < 0, 1, 2), 0)
+    recomputes_layers = np.array([needs_full(mode) for mode in table.recompute_modes])[table.recompute[which]]
+    kind = np.where(recomputes_layers, np.where(layers < 0, 1, 2), 0)
     _, code = unique_rows([part, pp, table.vpp[which], schedule, kind, table.layout[which]])
     order = np.argsort(code.astype(np.int16) if code.max() < 2**15 else code, kind="stable")  # small ones by digits
     bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
@@ -389,55 +389,59 @@ class _Collector:
         self.names: tuple[str, ...] = ()
         self.detail: StageDetail | None = None
 
-    def put(self, at: NDArray[np.intp], rows: Rows) -> None:
+    def put(self, places: NDArray[np.intp], rows: Rows) -> None:
         time = step_time(rows)
-        self.put_peak(at, rows, stage_peaks(rows), time)
+        self.put_peak(places, rows, stage_peaks(rows), time)
 
-    def put_peak(self, at: NDArray[np.intp], rows: Rows, peak: Peak, time: StepTime | None) -> None:
+    def put_peak(self, places: NDArray[np.intp], rows: Rows, peak: Peak, time: StepTime | None) -> None:
         """Put what is known of rows; NaN for a time that is not."""
-        most, here = peak.stages, np.arange(len(at))
+        most, row_index = peak.stages, np.arange(len(places))
         if time is None:
-            nothing = np.full((1, len(at)), np.nan)
-            time = StepTime(nothing, nothing, np.full(most.device.shape, np.nan), np.zeros(len(at), dtype=np.intp))
-        self.exposed[:, at], self.hidden[:, at] = time.exposed, time.hidden
-        self.allocated[at] = most.allocated[here, peak.fullest]
-        self.reserved[at] = most.reserved[here, peak.fullest]
-        self.device[at] = most.device[here, peak.fullest]
-        self.fullest[at], self.slowest[at] = rows.layout.shown.stage[peak.fullest], time.slowest
+            nothing = np.full((1, len(places)), np.nan)
+            time = StepTime(nothing, nothing, np.full(most.device.shape, np.nan), np.zeros(len(places), dtype=np.intp))
+        self.exposed[:, places], self.hidden[:, places] = time.exposed, time.hidden
+        self.allocated[places] = most.allocated[row_index, peak.fullest]
+        self.reserved[places] = most.reserved[row_index, peak.fullest]
+        self.device[places] = most.device[row_index, peak.fullest]
+        self.fullest[places], self.slowest[places] = rows.layout.shown.stage[peak.fullest], time.slowest
         # what is alive on every stage, or on the fullest alone
         pp = most.allocated.shape[1]
-        row, stage = (np.repeat(here, pp), np.tile(np.arange(pp), len(at))) if self.keep else (here, peak.fullest)
+        row, stage = (
+            (np.repeat(row_index, pp), np.tile(np.arange(pp), len(places))) if self.keep else (row_index, peak.fullest)
+        )
         live = most.candidates.parts(row, most.instant[row, stage], stage)
-        of_fullest = live[:, here * pp + peak.fullest] if self.keep else live
-        communicators = most.communicators[here, peak.fullest]
-        self.memory[:, at] = _components(rows, of_fullest, self.allocated[at], self.reserved[at], communicators)
+        of_fullest = live[:, row_index * pp + peak.fullest] if self.keep else live
+        communicators = most.communicators[row_index, peak.fullest]
+        self.memory[:, places] = _components(
+            rows, of_fullest, self.allocated[places], self.reserved[places], communicators
+        )
         base = len(self.names)
         self.names = (*self.names, *peak.names)
-        self.instant[at] = base + most.instant[here, peak.fullest]
-        self.flops[at] = hardware_flops(rows)
-        self.saved[at] = saved_bytes(rows)
+        self.instant[places] = base + most.instant[row_index, peak.fullest]
+        self.flops[places] = hardware_flops(rows)
+        self.saved[places] = saved_bytes(rows)
         if self.keep:
             parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
                                 most.communicators[row, stage])  # fmt: skip
             counts = rows.layout.counts.sum(axis=1)
             flight = rows.layout.plain_in_flight.sum(axis=1) + rows.layout.full_in_flight.sum(axis=1)
-            self._keep(at, StageDetail(
-                time.stage_s, most.allocated, most.reserved, most.device, parts.reshape(-1, len(at), pp),
+            self._keep(places, StageDetail(
+                time.stage_s, most.allocated, most.reserved, most.device, parts.reshape(-1, len(places), pp),
                 base + most.instant, flight / np.maximum(counts, 1), counts.astype(np.int64),
                 rows.layout.full.sum(axis=1).astype(np.int64),
             ))  # fmt: skip
 
-    def _keep(self, at: NDArray[np.intp], some: StageDetail) -> None:
+    def _keep(self, places: NDArray[np.intp], some: StageDetail) -> None:
         """The stages of these rows beside those of others; all of one pp."""
-        if len(at) == self.n:
-            at = np.argsort(at)
-            self.detail = StageDetail(*(array[..., at, :] for array in vars(some).values()))
+        if len(places) == self.n:
+            places = np.argsort(places)
+            self.detail = StageDetail(*(array[..., places, :] for array in vars(some).values()))
             return
         if self.detail is None:
             shapes = ((array, (*array.shape[:-2], self.n, array.shape[-1])) for array in vars(some).values())
             self.detail = StageDetail(*(np.zeros(shape, array.dtype) for array, shape in shapes))
         for name, array in vars(some).items():
-            getattr(self.detail, name)[..., at, :] = array
+            getattr(self.detail, name)[..., places, :] = array
 
     def breakdown(self) -> Breakdown:
         return Breakdown(

@@ -32,7 +32,7 @@ class Shards:
     dense_ranks: ArrayN
     expert_ranks: ArrayN
 
-    def whole(self, bytes_per_param: float) -> ArrayN:
+    def unsharded(self, bytes_per_param: float) -> ArrayN:
         """Bytes of something that every rank holds whole. (n, R) [B]"""
         return (self.dense + self.expert) * bytes_per_param
 
@@ -100,55 +100,69 @@ def static_bytes(
     states = framework.states_bytes_per_param - ADAM_MOMENTS_BYTES + 4.0 * num_moments - less
     zeros = np.zeros_like(shards.dense)
     if not framework.traits.has_pytorch_modules:
-        sharded = np.where(zero >= 1, shards.sharded(states), shards.whole(states))
+        sharded = np.where(zero >= 1, shards.sharded(states), shards.unsharded(states))
         temporary = framework.step_kernels.temporary_bytes_per_param
-        apart = np.asarray(ep) > 1
+        has_expert_optimizer = np.asarray(ep) > 1
         dense, expert = replace(shards, expert=0.0 * shards.expert), replace(shards, dense=0.0 * shards.dense)
 
         def temporaries(part: Shards) -> ArrayN:
-            return np.where(zero >= 1, part.sharded(temporary), part.whole(temporary))
+            return np.where(zero >= 1, part.sharded(temporary), part.unsharded(temporary))
 
-        scratch = np.where(apart, np.maximum(temporaries(dense), temporaries(expert)), temporaries(shards))
+        scratch = np.where(
+            has_expert_optimizer, np.maximum(temporaries(dense), temporaries(expert)), temporaries(shards)
+        )
         if framework.widens_gradients:  # of all optimizers, before the first one steps
-            scratch = scratch + np.where(zero >= 1, shards.sharded(4.0), shards.whole(4.0))
+            scratch = scratch + np.where(zero >= 1, shards.sharded(4.0), shards.unsharded(4.0))
         # Transformer Engine keeps fp8 copies of its linears' weights, in the layouts that products want, over the
         # micro-batches of a step; embedding and head are none of its (what fp8 parameters take, of which one layout is
         # the parameters', is no more than bf16 ones)
         copied = bool(workload.precision.fp8_recipe) and not framework.fp8_params
-        held = shards.whole(1.0) if in_layers is None else in_layers
+        copied_params = shards.unsharded(1.0) if in_layers is None else in_layers
         recipe = workload.precision.fp8_recipe
-        copies = weight_copies(recipe, fp8_transposes) * held if copied else zeros
+        copies = weight_copies(recipe, fp8_transposes) * copied_params if copied else zeros
         if framework.deepspeed in ("zero0", "zero1"):  # 16-bit gradients come with a backward, fp32 ones in the step
             each = workload.optimizer.traits.main_and_moments_bytes()
-            kept = np.where(zero >= 1, shards.sharded(each), shards.whole(each))
-            sent = shards.whole(grads) * _sent_together(workload, tp)  # all are launched before the first one is over
+            states_kept = np.where(zero >= 1, shards.sharded(each), shards.unsharded(each))
+            # all are launched before the first one is over
+            sent = shards.unsharded(grads) * _sent_together(workload, tp)
             if framework.launch_blocking:
                 sent = np.minimum(sent, DEEPSPEED_BUCKET)
-            step = np.where(zero >= 1, shards.sharded(STEPPED) - shards.whole(grads), shards.whole(STEPPED_WHOLE))
-            return StaticBytes(shards.whole(params), shards.whole(grads), kept, copies, np.maximum(sent, step), False)
+            step = np.where(
+                zero >= 1, shards.sharded(STEPPED) - shards.unsharded(grads), shards.unsharded(STEPPED_WHOLE)
+            )
+            return StaticBytes(
+                shards.unsharded(params), shards.unsharded(grads), states_kept, copies, np.maximum(sent, step), False
+            )
         if framework.deepspeed:  # 16-bit copies of the two halves' gradients to reduce
-            scratch = shards.whole(1.0 if framework.launch_blocking else 2.0)
-        return StaticBytes(shards.whole(params), shards.whole(grads), sharded, copies, scratch, True)
+            scratch = shards.unsharded(1.0 if framework.launch_blocking else 2.0)
+        return StaticBytes(shards.unsharded(params), shards.unsharded(grads), sharded, copies, scratch, True)
     temporary = framework.step_kernels.temporary_bytes_per_param
     # DDP's buckets lie beside the gradients
-    apart = np.logical_or(np.asarray(replicas) > 1, framework.data_parallel == "ddp")
+    has_buckets = np.logical_or(np.asarray(replicas) > 1, framework.data_parallel == "ddp")
     if precision == "autocast":
-        buffers = np.where(apart, shards.whole(4.0), zeros)
+        buffers = np.where(has_buckets, shards.unsharded(4.0), zeros)
         return StaticBytes(
-            shards.whole(params), shards.whole(grads), shards.whole(states), buffers, shards.whole(temporary), False
+            shards.unsharded(params),
+            shards.unsharded(grads),
+            shards.unsharded(states),
+            buffers,
+            shards.unsharded(temporary),
+            False,
         )
     if precision == "uniform":
         each = held_width(workload, precision)
         return StaticBytes(
-            shards.whole(each), shards.whole(each), shards.whole(num_moments * each),
-            np.where(apart & amp, shards.whole(each), zeros), shards.whole(temporary * each / 4), False,
+            shards.unsharded(each), shards.unsharded(each), shards.unsharded(num_moments * each),
+            np.where(has_buckets & amp, shards.unsharded(each), zeros), shards.unsharded(temporary * each / 4), False,
         )  # fmt: skip
     narrow = held_width(workload, precision) / 4.0  # everything in training.dtype
-    held, reduced = shards.sharded(params * narrow), shards.sharded(grads * narrow)
+    params_bytes, reduced = shards.sharded(params * narrow), shards.sharded(grads * narrow)
     if pipelined:
         # the sharded gradients come when the unsharded ones go, at the end of the step, and go when the next one begins
-        held, reduced = held + shards.whole(2.0), shards.whole(4.0)
-    return StaticBytes(held, reduced, shards.sharded(states * narrow), zeros, shards.sharded(temporary * narrow), False)
+        params_bytes, reduced = params_bytes + shards.unsharded(2.0), shards.unsharded(4.0)
+    return StaticBytes(
+        params_bytes, reduced, shards.sharded(states * narrow), zeros, shards.sharded(temporary * narrow), False
+    )
 
 
 def held_width(workload: WorkloadSpec, precision: str) -> float:
@@ -173,8 +187,12 @@ def steps_in_16_bit(workload: WorkloadSpec, framework: FrameworkSpec, precision:
 def rates_in_16_bit(framework: FrameworkSpec, gpu: GpuSpec) -> dict[str, Fact]:
     """Rates of an optimizer's kernels on 16-bit tensors over those on fp32 ones, by the part of its step. [-]"""
     rates = gpu.curves.optimizer_16_bit
-    apart = framework.optimizer in ("foreach", "for-loop")
-    return {"adam": rates.adam_foreach if apart else rates.adam_fused, "norm": rates.grad_norm, "clip": rates.grad_clip}
+    op_by_op = framework.optimizer in ("foreach", "for-loop")
+    return {
+        "adam": rates.adam_foreach if op_by_op else rates.adam_fused,
+        "norm": rates.grad_norm,
+        "clip": rates.grad_clip,
+    }
 
 
 def _sent_together(workload: WorkloadSpec, tp: IntN | int) -> ArrayN:
@@ -211,9 +229,9 @@ def whole_embedding_gradient(
     [[0.0, 0.0], [501.0, 0.0]]
     """
     model, plain = workload.model, precision == "uniform"
-    kept = framework.traits.has_pytorch_modules and not model.tied_embeddings and (plain or pipelined)
+    keeps_table = framework.traits.has_pytorch_modules and not model.tied_embeddings and (plain or pipelined)
     each = held_width(workload, precision) if plain else 4.0
-    table = each * float(model.vocab) * model.hidden if kept else 0.0
+    table = each * float(model.vocab) * model.hidden if keeps_table else 0.0
     return np.asarray(table * (1.0 - 1.0 / tp)[:, None] * is_first[None])
 
 
@@ -248,8 +266,9 @@ def device_parts(
     gpu = cluster.gpu
     each = 2.0 if workload.precision.moments == "bf16" else 4.0
     moments = 2.0 * each * workload.optimizer.traits.num_moments  # read and written
-    apart = framework.step_kernels.op_by_op
-    adam = (12.0 + moments + (28.0 if apart else 0.0)) / stream_rate(gpu, "adam_foreach" if apart else "adam_fused")
+    op_by_op = framework.step_kernels.op_by_op
+    rate = stream_rate(gpu, "adam_foreach" if op_by_op else "adam_fused")
+    adam = (12.0 + moments + (28.0 if op_by_op else 0.0)) / rate
     per_param = {"adam": adam}
     if workload.optimizer.clip_grad_norm:
         per_param["norm"] = 4.0 / stream_rate(gpu, "grad_norm")
@@ -258,16 +277,16 @@ def device_parts(
         if steps_in_16_bit(workload, framework, precision):
             rates = rates_in_16_bit(framework, gpu)
             per_param = {name: s / 2.0 / rates[name].value for name, s in per_param.items()}
-        whole = precision in ("autocast", "uniform")
-        return {name: shards.whole(s) if whole else shards.sharded(s) for name, s in per_param.items()}
+        is_unsharded = precision in ("autocast", "uniform")
+        return {name: shards.unsharded(s) if is_unsharded else shards.sharded(s) for name, s in per_param.items()}
     per_param["copy"] = 6.0 / stream_rate(gpu, "cast_down")
     if framework.widens_gradients:
         per_param["widen"] = 6.0 / stream_rate(gpu, "cast_up")
-    parts = {name: np.where(zero >= 1, shards.sharded(s), shards.whole(s)) for name, s in per_param.items()}
+    parts = {name: np.where(zero >= 1, shards.sharded(s), shards.unsharded(s)) for name, s in per_param.items()}
     width = 4.0 if framework.deepspeed else framework.grads_bytes_per_param
-    scaled = shards.whole(2.0 * width / stream_rate(gpu, "grad_clip"))
+    scaled = shards.unsharded(2.0 * width / stream_rate(gpu, "grad_clip"))
     scaled = np.where(shards.dense_ranks > 1, scaled, 0.0)
-    return {**parts, "zero": shards.whole(width / stream_rate(gpu, "zero")), "scale": scaled}
+    return {**parts, "zero": shards.unsharded(width / stream_rate(gpu, "zero")), "scale": scaled}
 
 
 def weight_cast_seconds(
@@ -374,14 +393,14 @@ def optimizer_host_seconds(
     if framework.traits.has_pytorch_modules:
         each = 2.0 * loop + np.where(distributed, dispatched, 0.0)
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))
-    apart = framework.step_kernels.op_by_op
-    ahead = (5.0 * loop + (loop + op if apart else 0.0)) * tensors
+    op_by_op = framework.step_kernels.op_by_op
+    ahead = (5.0 * loop + (loop + op if op_by_op else 0.0)) * tensors
     if framework.widens_gradients:
         ahead = ahead + op * tensors
     # its kernels run as they are issued
     ahead = np.maximum(ahead - parts.get("norm", 0.0) - parts.get("widen", 0.0), 0.0)
     after = 2.0 * loop * tensors
-    if workload.optimizer.clip_grad_norm and apart:
+    if workload.optimizer.clip_grad_norm and op_by_op:
         after = after + item * tensors
         scaling = framework.clipped_steps * (loop + 2.0 * op) * tensors
         after = after + np.maximum(scaling - parts["clip"], 0.0)

@@ -333,7 +333,7 @@ def _schedule(rows: Rows) -> RankSchedule:
 def _parameters(rows: Rows) -> list[RankParameters]:
     shards, static = rows.shards, rows.static
     arrays = (
-        shards.dense, shards.expert, shards.whole(1.0), shards.sharded(1.0), static.params, static.states,
+        shards.dense, shards.expert, shards.unsharded(1.0), shards.sharded(1.0), static.params, static.states,
         static.step_scratch,
     )  # fmt: skip
     of_stages = (np.broadcast_to(array, shards.dense.shape)[0].tolist() for array in arrays)

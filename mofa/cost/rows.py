@@ -297,7 +297,7 @@ def make_rows(
     """Gather everything that the candidates of one pp x vpp need, for every stage or for those that differ."""
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
     where = np.array([modes.index(base) if (base := base_mode(s)) in modes else 0 for s in table.recompute_modes])
-    whole = np.array([modes.index(full) if (full := full_mode(s)) in modes else 0 for s in table.recompute_modes])
+    full_modes = np.array([modes.index(full) if (full := full_mode(s)) in modes else 0 for s in table.recompute_modes])
     lay = layout(table, stages, schedule, m, every_stage=every_stage)
     first, grid = unique_rows(
         [table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing]
@@ -317,7 +317,7 @@ def make_rows(
     static = replace(static, grads=static.grads + more)
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
-        whole[table.recompute], layers, mtp, lay, m, grid, first, grids, groups, params, shards, static,
+        full_modes[table.recompute], layers, mtp, lay, m, grid, first, grids, groups, params, shards, static,
     )  # fmt: skip
 
 
@@ -349,8 +349,8 @@ def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) 
     params = layers_params(workload, table, lay).sum(axis=(0, 3))
     if model.num_mtp_layers:  # each has a layer like the last
         p = layer_params(model, model.is_moe_layer(model.num_layers - 1))
-        one = (p.matrices_tp + p.shared) / table.tp + p.replicated + p.routed / (table.ep * table.etp)
-        params += model.num_mtp_layers * lay.has_predictions * one[:, None]
+        prediction_params = (p.matrices_tp + p.shared) / table.tp + p.replicated + p.routed / (table.ep * table.etp)
+        params += model.num_mtp_layers * lay.has_predictions * prediction_params[:, None]
     return np.asarray(params)
 
 
@@ -363,9 +363,9 @@ def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: Strate
     padding = (np.ceil(model.vocab / unit) * unit - model.vocab) * model.hidden if framework.vocab_divisor > 1 else 0.0
     # Megatron's positions and the norm behind them are whole on every rank
     looked_up = model.vocab * model.hidden
-    whole = embedding_params(model) - looked_up
+    position_params = embedding_params(model) - looked_up
     first, head = lay.has_embedding, lay.has_head
-    dense[:, :, 0] += first * ((looked_up + padding) / tp + whole / (tp if framework.shards_params else 1))
+    dense[:, :, 0] += first * ((looked_up + padding) / tp + position_params / (tp if framework.shards_params else 1))
     output = head_params(model) or (model.vocab * model.hidden if lay.stages.head_stage != 0 else 0)
     dense[:, :, -1] += head * ((output + (padding if output else 0.0)) / tp + model.hidden)
     if model.num_mtp_layers:

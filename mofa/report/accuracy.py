@@ -204,7 +204,7 @@ def band_rows(report: ValidationReport) -> list[list[str]]:
             str(item.below), str(item.above),
             f"{percent(item.median_low, signed=True)} to {percent(item.median_high, signed=True)}",
             percent(item.median_width), " to ".join(map(percent, item.by_chance)),
-            ("yes" if item.kept else "NO") if item.tested else "too few to say",
+            ("yes" if item.meets_claim else "NO") if item.tested else "too few to say",
         ]
         for item in report.bands
     ]  # fmt: skip

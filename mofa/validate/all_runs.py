@@ -33,10 +33,10 @@ def reference_dir(folder: Path | None = None) -> Path:
     SpecError
         If there is none.
     """
-    found = folder if folder is not None else Path(__file__).resolve().parents[2] / "reference_runs"
-    if not found.is_dir():
-        raise SpecError(f"{found}: no folder of reference runs; name one with --references, as in a clone of mofa")
-    return found
+    chosen = folder if folder is not None else Path(__file__).resolve().parents[2] / "reference_runs"
+    if not chosen.is_dir():
+        raise SpecError(f"{chosen}: no folder of reference runs; name one with --references, as in a clone of mofa")
+    return chosen
 
 
 def layer_folders(folder: Path) -> list[Path]:
@@ -48,15 +48,15 @@ def references(
     folder: Path, scratch: Path, group: Group | None = None, spread: Spread | None = None
 ) -> tuple[list[Reference], list[LeftOut]]:
     """The reference runs of a folder with ``measured`` and ``published`` in it, and those that a rule leaves out."""
-    found: list[Reference] = []
+    usable: list[Reference] = []
     left_out: list[LeftOut] = []
     if group in (None, "measured"):
         runs, out = measured_references(folder / "measured", scratch, spread=spread)
-        found, left_out = found + runs, left_out + out
+        usable, left_out = usable + runs, left_out + out
     if group in (None, "published"):
         runs, out = published_references(folder / "published")
-        found, left_out = found + runs, left_out + out
-    return found, left_out
+        usable, left_out = usable + runs, left_out + out
+    return usable, left_out
 
 
 def validate(
@@ -87,11 +87,11 @@ def validate(
     started = time.monotonic()
     base = reference_dir(folder)
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, Spread(processes) as spread:
-        found, left_out = references(base, Path(scratch), group, spread)
+        usable, left_out = references(base, Path(scratch), group, spread)
         of_layers = spread.beside(layers, base if group != "published" else None)
-        profiled = _profiled(found, base / "traces")
+        profiled = _profiled(usable, base / "traces")
         attributed = spread.map(_family, list(profiled.values()))
-        runs, not_scored = score(found, left_out, spread=spread, progress=progress)
+        runs, not_scored = score(usable, left_out, spread=spread, progress=progress)
         families = dict(zip(profiled, attributed, strict=True))
         chunked = of_layers()
     return ValidationReport(
@@ -110,24 +110,24 @@ def layers(folder: Path | None) -> tuple[Layer, ...]:
     """The MoE layers in token chunks of the measurements beside a folder of reference runs, none of no folder."""
     if folder is None:
         return ()
-    found = []
+    chunked = []
     wanted = ("step", "peak_bytes", "reserved_bytes")
     for item in score_layers(layer_folders(folder), hosts=known_hosts(folder), quantities=wanted):
         of = {quantity: compare(*pair) for quantity, pair in item.values.items()}
         step = of["step"]
         assert step is not None
-        found.append(
+        chunked.append(
             Layer(
                 shape=dict(item.shape), folder=item.folder, split=item.split, step_time=step,
                 peak_allocated=of.get("peak_bytes"), peak_reserved=of.get("reserved_bytes"),
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(chunked)
 
 
-def _profiled(found: Sequence[Reference], traces: Path) -> dict[str, tuple[Reference, Path]]:
+def _profiled(references: Sequence[Reference], traces: Path) -> dict[str, tuple[Reference, Path]]:
     """The profiled runs, each with the trace of its first rank."""
-    beside = {reference.id: (reference, traces / f"{reference.id}.0.json.gz") for reference in found}
+    beside = {reference.id: (reference, traces / f"{reference.id}.0.json.gz") for reference in references}
     return {name: (reference, trace) for name, (reference, trace) in beside.items() if trace.is_file()}
 
 

@@ -89,8 +89,8 @@ def family_of(kernel: str) -> Family:
     >>> family_of("nvjet_sm90_tst_256x128"), family_of("ncclDevKernel_AllGather_RING_LL"), family_of("Memset (Device)")
     ('gemm', 'communication', 'memory_bound')
     """
-    found = (family for family, pattern in FAMILIES if re.search(pattern, kernel, re.IGNORECASE))
-    return next(found, "memory_bound")
+    matching = (family for family, pattern in FAMILIES if re.search(pattern, kernel, re.IGNORECASE))
+    return next(matching, "memory_bound")
 
 
 def read_trace(path: Path) -> list[Kernel]:
@@ -114,18 +114,18 @@ def read_profile(path: Path) -> Profile:
     raw = _load(path)
     try:
         if "kernels_us" in raw:
-            found = [Kernel(int(s), str(n), float(t) * 1e-6, float(d) * 1e-6) for s, n, t, d in raw["kernels_us"]]
+            kernels = [Kernel(int(s), str(n), float(t) * 1e-6, float(d) * 1e-6) for s, n, t, d in raw["kernels_us"]]
         else:
-            found = [
+            kernels = [
                 Kernel(int(e.get("tid", 0)), str(e["name"]), float(e["ts"]) * 1e-6, float(e["dur"]) * 1e-6)
                 for e in raw["traceEvents"]
                 if isinstance(e, dict) and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
             ]
     except (KeyError, TypeError, ValueError) as error:
         raise SpecError(f"{path}: no trace of torch.profiler ({type(error).__name__}); export a Chrome trace") from None
-    if not found:
+    if not kernels:
         raise SpecError(f"{path}: holds no kernel; profile with ProfilerActivity.CUDA")
-    kernels = sorted(found, key=lambda kernel: kernel.start_s)
+    kernels = sorted(kernels, key=lambda kernel: kernel.start_s)
     if "kernels_us" in raw:
         return Profile(kernels, run=_run_of(path.name))
     devices, ranks = raw.get("deviceProperties"), raw.get("distributedInfo")
@@ -149,8 +149,8 @@ def _run_of(name: str) -> str | None:
     >>> _run_of("tt2-fsdp.1.json.gz"), _run_of("trace.json")
     ('tt2-fsdp', None)
     """
-    found = re.fullmatch(r"(.+)\.\d+\.json(?:\.gz)?", name)
-    return found[1] if found else None
+    matched = re.fullmatch(r"(.+)\.\d+\.json(?:\.gz)?", name)
+    return matched[1] if matched else None
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def refuse_another_run(
         raise SpecError(f"{where}: is of {profile.gpu!r}, the run of {gpu!r}; name the run's own trace")
 
 
-def doubts(profile: Profile, found: Attribution) -> list[str]:
+def doubts(profile: Profile, attribution: Attribution) -> list[str]:
     """What speaks against a trace being one step of the run, each with what to do; nothing where they agree.
 
     Parameters
@@ -232,9 +232,9 @@ def doubts(profile: Profile, found: Attribution) -> list[str]:
     out = []
     if profile.steps > 1:
         out.append(f"the trace holds {profile.steps} marked steps, the prediction is of one; profile one")
-    measured = sum(item.measured_s for item in found.families if item.family in PRODUCTS)
-    predicted = sum(item.predicted_s for item in found.families if item.family in PRODUCTS)
-    if not LEAST * predicted <= measured <= MOST * (predicted + found.recompute_s):
+    measured = sum(item.measured_s for item in attribution.families if item.family in PRODUCTS)
+    predicted = sum(item.predicted_s for item in attribution.families if item.family in PRODUCTS)
+    if not LEAST * predicted <= measured <= MOST * (predicted + attribution.recompute_s):
         out.append(
             f"products and attention take {format_seconds(measured)} in the trace and {format_seconds(predicted)} in "
             "the prediction; is it one whole step of this run (model, layers, batch)?"

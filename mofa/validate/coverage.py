@@ -35,8 +35,8 @@ def by_chance(runs: int) -> tuple[float, float]:
 def _passed(likely: Iterable[float]) -> int:
     """Outcomes from the first on that are less likely together than chance leaves open. [-]"""
     passed, sum_of = 0, 0.0
-    for one in likely:
-        sum_of += one
+    for likelihood in likely:
+        sum_of += likelihood
         if sum_of > CHANCE:
             break
         passed += 1
@@ -70,6 +70,6 @@ class Coverage(Spec):
         return by_chance(self.runs)
 
     @property
-    def kept(self) -> bool:
+    def meets_claim(self) -> bool:
         """Whether the coverage is as it should be, or too few runs say."""
         return not self.tested or COVERED[0] <= self.coverage <= COVERED[1]

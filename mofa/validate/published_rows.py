@@ -124,10 +124,10 @@ def gemm_format(row: Row) -> str | None:
 
 
 def _precision(row: Row) -> str | None:
-    found = gemm_format(row)
-    if found is None:
+    format_ = gemm_format(row)
+    if format_ is None:
         return f"precision is not modelled: {row['precision'] or 'not given'}"
-    if found != "bf16" and not TRAITS[FRAMEWORKS[source_of(row)]].has_fp8:
+    if format_ != "bf16" and not TRAITS[FRAMEWORKS[source_of(row)]].has_fp8:
         return f"fp8 is not modelled for {FRAMEWORKS[source_of(row)]}"
     return None
 
@@ -287,10 +287,10 @@ def measured_of(row: Row) -> dict[str, Any]:
     kind = MEMORY.get(source_of(row))
     if kind and row["measured_peak_mem_gib"]:
         out[f"{kind}_bytes"] = float(row["measured_peak_mem_gib"]) * UNIT.get(source_of(row), GIB)
-    if found := re.search(r"max reserved ([\d.]+) GiB", row["notes"]):
-        out["reserved_bytes"] = float(found[1]) * GIB
-    if found := re.search(r"per-rank max_allocated GiB: ([\d., ]+)", row["notes"]):
-        ranks = [float(text) * GIB for text in re.findall(r"\d+(?:\.\d+)?", found[1])]
+    if per_rank := re.search(r"max reserved ([\d.]+) GiB", row["notes"]):
+        out["reserved_bytes"] = float(per_rank[1]) * GIB
+    if per_rank := re.search(r"per-rank max_allocated GiB: ([\d., ]+)", row["notes"]):
+        ranks = [float(text) * GIB for text in re.findall(r"\d+(?:\.\d+)?", per_rank[1])]
         if len(ranks) == int(row["n_gpus"]):
             out["ranks_allocated_bytes"] = ranks
     return out
@@ -413,11 +413,11 @@ def assign_splits(
 
 def dealt_before(folder: Path) -> dict[tuple[str, str], Split]:
     """The splits of the sources and models that a folder of published runs holds."""
-    found: dict[tuple[str, str], Split] = {}
+    splits: dict[tuple[str, str], Split] = {}
     for path in sorted(folder.glob("*.yaml")):
         for item in build(PublishedFile, load_yaml(path), str(path)).runs:
-            found[item.run.id.rpartition("-")[0], item.model] = item.split
-    return found
+            splits[item.run.id.rpartition("-")[0], item.model] = item.split
+    return splits
 
 
 def import_table(table: Path, folder: Path) -> tuple[int, int]:

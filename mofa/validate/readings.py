@@ -39,13 +39,13 @@ def contradicted(rows: Sequence[Row]) -> dict[str, str]:
     for row in rows:
         if row["measured_peak_mem_gib"] and row["mbs"]:
             settings.setdefault(_setting(row), []).append(row)
-    found: dict[str, str] = {}
+    contradictions: dict[str, str] = {}
     for alike in settings.values():
-        for one, other in product(alike, alike):
-            smaller = float(one["mbs"]) < float(other["mbs"])
-            if smaller and float(one["measured_peak_mem_gib"]) > float(other["measured_peak_mem_gib"]):
-                found[one["id"]], found[other["id"]] = other["id"], one["id"]
-    return found
+        for first, other in product(alike, alike):
+            smaller = float(first["mbs"]) < float(other["mbs"])
+            if smaller and float(first["measured_peak_mem_gib"]) > float(other["measured_peak_mem_gib"]):
+                contradictions[first["id"]], contradictions[other["id"]] = other["id"], first["id"]
+    return contradictions
 
 
 def denied(out_of_memory: Sequence[Row], rows: Sequence[Row]) -> dict[str, tuple[str, float]]:
@@ -76,13 +76,13 @@ def denied(out_of_memory: Sequence[Row], rows: Sequence[Row]) -> dict[str, tuple
     >>> denied([{**ran, "id": "b", "layers": "28"}], [ran])
     {}
     """
-    found: dict[str, tuple[str, float]] = {}
+    denials: dict[str, tuple[str, float]] = {}
     for short in out_of_memory:
         holds = re.search(r"(\d+) ?GB", short["gpu"])
         most = min(_most(short, rows), default=None)
         if holds and most and most[0] <= float(holds[1]):
-            found[short["id"]] = most[1], most[0]
-    return found
+            denials[short["id"]] = most[1], most[0]
+    return denials
 
 
 def _most(short: Row, rows: Sequence[Row]) -> Iterator[tuple[float, str]]:

@@ -144,7 +144,7 @@ def fp8_of(row: Row) -> str:
     """How a row in fp8 scales."""
     said = f"{row['precision']} {row['notes']}"
     recipes = load_recipes()
-    named = next((one.recipe for one in recipes.scalings if re.search(one.pattern, said)), None)
+    named = next((scaling.recipe for scaling in recipes.scalings if re.search(scaling.pattern, said)), None)
     if named is None and any(rows.hold(row) for rows in recipes.current_scaling):
         return "fp8-tensorwise"
     return named or OLD_FP8
@@ -162,20 +162,20 @@ def framework_options(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
     in_fp8
         Whether its products are.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     recipes = load_recipes()
     for reading in recipes.readings:
         if _applies(reading, row, in_fp8):
-            found |= reading.options
+            options |= reading.options
     for said in recipes.said if source_of(row) in MEGATRON else ():
         if re.search(said.pattern, f"{row['overlap_notes']}; {row['notes']}"):
-            found |= said.options
+            options |= said.options
     if number(row, "tp") == 1:
-        found.pop("tp_overlap", None)
+        options.pop("tp_overlap", None)
     if not in_fp8:
-        found.pop("fp8_params", None)
+        options.pop("fp8_params", None)
     card = card_of(row["model"], gpu)
-    return found | (card.framework if card else {})
+    return options | (card.framework if card else {})
 
 
 def _applies(reading: Reading, row: Row, in_fp8: bool) -> bool:
@@ -190,9 +190,9 @@ MEGATRON = ("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf",
 
 def switches_of(row: Row, options: dict[str, Any]) -> list[str]:
     """Switches of a row whose runs nothing was learned from on Transformer Engine: ``tp_overlap``, ``layout``."""
-    found = ["tp_overlap"] if options.get("tp_overlap") else []
+    switches = ["tp_overlap"] if options.get("tp_overlap") else []
     laid_out = any(rows.by_hand and rows.hold(row) for rows in load_recipes().layouts)
-    return [*found, "layout"] if laid_out and (number(row, "pp") or 1) > 1 else found
+    return [*switches, "layout"] if laid_out and (number(row, "pp") or 1) > 1 else switches
 
 
 def layout_of(row: Row, pp: int, vpp: int) -> str:

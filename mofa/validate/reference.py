@@ -320,16 +320,16 @@ def _group(record: Record) -> str:
 
 
 def _host(record: Record, machines: Sequence[MachineHost]) -> float | None:
-    found = host_op_s(record, machines)
-    return None if found is None else found[0]
+    pace = host_op_s(record, machines)
+    return None if pace is None else pace[0]
 
 
 def _host_note(record: Record, machines: Sequence[MachineHost]) -> str:
-    found, layer = host_op_s(record, machines), layer_pace(record)
-    if found is None:
+    pace, layer = host_op_s(record, machines), layer_pace(record)
+    if pace is None:
         return "host: the profile's"
     modules = "" if layer is None else f", a layer {format_seconds(layer.issue_s)} and {format_seconds(layer.back_s)}"
-    return f"host: {found[0] * 1e6:.3g} us an op{modules}, {found[1]}"
+    return f"host: {pace[0] * 1e6:.3g} us an op{modules}, {pace[1]}"
 
 
 def _routing_note(record: Record) -> tuple[str, ...]:

@@ -311,7 +311,7 @@ def _scored(
     )
 
 
-def middle(found: Sequence[Compared]) -> Compared | None:
+def middle(repeats: Sequence[Compared]) -> Compared | None:
     """Repeats as one: the median of what was measured, and what is off from it by the median of their errors.
 
     Examples
@@ -320,10 +320,10 @@ def middle(found: Sequence[Compared]) -> Compared | None:
     >>> one.measured, one.predicted, one.error
     (2.0, 2.0, 0.0)
     """
-    if not found:
+    if not repeats:
         return None
-    measured = median(one.measured for one in found)
-    return compare(measured, measured * (1 + median(one.error for one in found)))
+    measured = median(repeat.measured for repeat in repeats)
+    return compare(measured, measured * (1 + median(repeat.error for repeat in repeats)))
 
 
 def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatScore, ...]:
@@ -459,8 +459,8 @@ def score(
     groups = sorted(alike.values(), key=lambda members: _expected(references[members[0]]), reverse=True)
     runs: dict[int, RunScore] = {}
     predicted = (spread or Spread(1)).map(_all_alike, [[references[i] for i in g] for g in groups])
-    for members, found in zip(groups, predicted, strict=True):
-        runs |= dict(zip(members, found, strict=True))
+    for members, predictions in zip(groups, predicted, strict=True):
+        runs |= dict(zip(members, predictions, strict=True))
         if progress is not None:
             progress(len(runs), len(references))
     ordered = [runs[i] for i in range(len(references))]

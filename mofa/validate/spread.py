@@ -40,7 +40,9 @@ class Spread:
     def __enter__(self) -> Spread:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=kind is not None)
             self._pool = None
@@ -52,8 +54,8 @@ class Spread:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(min(self.processes, len(items)), initializer=_begin)
         with _deaths_told():
-            found = self._pool.map(function, items, chunksize=chunk)
-        return _results(found)
+            results = self._pool.map(function, items, chunksize=chunk)
+        return _results(results)
 
     def beside(self, function: Callable[Args, Result], *args: Args.args, **more: Args.kwargs) -> Callable[[], Result]:
         """What gives a function's result: begun at once where there are processes already, else when asked."""
@@ -74,9 +76,9 @@ def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _results(found: Iterator[Result]) -> Iterator[Result]:
+def _results(results: Iterator[Result]) -> Iterator[Result]:
     with _deaths_told():
-        yield from found
+        yield from results
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def is_paced(record: Record) -> bool:
 
 
 @dataclass(frozen=True)
-class Way:
+class PassTimes:
     """What the ranks of a run timed on one way, each on the thread that goes it."""
 
     read_ops_s: Sequence[float]
@@ -59,7 +59,7 @@ class Way:
         --------
         Half of the passes of either rank are busy: in three of four at least one rank is.
 
-        >>> Way([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0)).of_slowest()
+        >>> PassTimes([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0)).of_slowest()
         [17.5]
         """
         quiet, busy = (level * min(self.read_ops_s) for level in self.levels)
@@ -78,11 +78,11 @@ def slowest_layer(record: Record) -> LayerPace:
     together.
     """
     ranks = record.measured.ranks
-    ahead = Way(
+    ahead = PassTimes(
         [op_s for rank in ranks for op_s in rank.layer_ops_s], [s for rank in ranks for s in rank.layer_issues_s],
         [rank.step_ops_s for rank in ranks],
     )  # fmt: skip
-    back = Way(
+    back = PassTimes(
         [op_s for rank in ranks for op_s in rank.layer_back_ops_s], [s for rank in ranks for s in rank.layer_backs_s],
         [rank.step_back_ops_s for rank in ranks], QUIET_AND_BUSY_BACK,
     )  # fmt: skip
@@ -141,12 +141,12 @@ def _of_machine(records: Iterable[Record]) -> LayerPace | None:
 def slowest_op_s(record: Record) -> float:
     """Issue of one small op on a paced run's slowest host, in the median step. [s]"""
     ranks = record.measured.ranks
-    way = Way(
+    ops = PassTimes(
         [op_s for rank in ranks for op_s in rank.cpu_ops_at_issues_s],
         [s for rank in ranks for s in rank.host_issues_s],
         [rank.step_ops_s for rank in ranks],
     )
-    slowest: list[float] = [max(step) for step in zip(*way.by_rank(), strict=True)]
+    slowest: list[float] = [max(step) for step in zip(*ops.by_rank(), strict=True)]
     return statistics.median(slowest)
 
 

@@ -237,7 +237,7 @@ def test_coverage_by_hand() -> None:
     runs += [scored(f"s{i}", 1.2) for i in range(2)] + [scored("fit", 1.2, split="fitting"), scored("x-traced", 1.2)]
     (found,) = coverage(runs)
     assert (found.runs, found.inside, found.below, found.above) == (24, 18, 4, 2)
-    assert found.coverage == 0.75 and found.tested and found.kept
+    assert found.coverage == 0.75 and found.tested and found.meets_claim
     assert (found.median_low, found.median_high, found.median_width) == pytest.approx((-0.1, 0.1, 0.2))
 
 
@@ -247,7 +247,7 @@ def test_few_runs_are_tested_with_those_of_the_next_wider_group() -> None:
     (found,) = coverage([*small, *beside])
     assert found.group == ", ".join(DENSE.path[:4])
     assert (found.runs, found.inside) == (21, 12)
-    assert not found.kept
+    assert not found.meets_claim
     assert len(found.bands) == 2
 
 

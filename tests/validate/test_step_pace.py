@@ -9,7 +9,7 @@ import pytest
 
 from mofa.measure.records import Record, read_records
 from mofa.validate.reference import measured_references
-from mofa.validate.step_pace import Way, at_pace, is_paced, layer_over_op, slowest_layer, slowest_op_s
+from mofa.validate.step_pace import PassTimes, at_pace, is_paced, layer_over_op, slowest_layer, slowest_op_s
 
 ROOT = Path(__file__).parents[2] / "reference_runs" / "measured"
 
@@ -58,7 +58,7 @@ def test_ranks_with_experts_of_a_layer_wait_for_the_slowest_of_each_pass(paced: 
 
 def test_a_pass_is_never_faster_than_a_rank_s_mean() -> None:
     """Beyond a busy neighbour's pace, and where all are quiet, ranks' own means count."""
-    way = Way(*LINE, [[9e-6, 2e-6], [3e-6, 2.2e-6]])
+    way = PassTimes(*LINE, [[9e-6, 2e-6], [3e-6, 2.2e-6]])
     assert way.of_slowest() == pytest.approx([4.5e-3, 1.1e-3])
 
 

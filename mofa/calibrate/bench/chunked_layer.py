@@ -193,9 +193,9 @@ class Layer:
         # blocks of rows come by rank and expert and are wanted by expert and rank
         start = got.cumsum(0) - got
         wanted = (table.T.reshape(-1).cumsum(0) - table.T.reshape(-1)).view(self.local, self.ep).T.reshape(-1)
-        here = torch.arange(sum(received), device=self.device)
-        goes = here + torch.repeat_interleave(wanted - start, got, output_size=len(here))
-        comes = torch.empty_like(goes).scatter_(0, goes, here)
+        index = torch.arange(sum(received), device=self.device)
+        goes = index + torch.repeat_interleave(wanted - start, got, output_size=len(index))
+        comes = torch.empty_like(goes).scatter_(0, goes, index)
         x = Exchange.apply(x, sent, received, self.group)
         x = Gather.apply(x, comes, goes, 1)
         x = Gather.apply(self._experts(x, ends), goes, comes, 1)
@@ -235,13 +235,13 @@ def measure_layer(layer: Layer, device: str) -> dict[str, list[float]]:
     each = _slowest(layer, statistics.median(first["step"]))
     _timed(layer, max(2, int(WARM_S / each)))
     torch.cuda.reset_peak_memory_stats()
-    found = _timed(layer, min(40, max(5, int(MEASURED_S / each))))
-    num = len(found["step"])
-    found["static_bytes"] = [static] * num
-    found["peak_bytes"] = [float(torch.cuda.max_memory_allocated())] * num
-    found["reserved_bytes"] = [float(torch.cuda.max_memory_reserved())] * num
-    found[ISSUE] = [issue_s(device)] * num  # last: its tensors are no part of the peaks
-    return found
+    samples = _timed(layer, min(40, max(5, int(MEASURED_S / each))))
+    num = len(samples["step"])
+    samples["static_bytes"] = [static] * num
+    samples["peak_bytes"] = [float(torch.cuda.max_memory_allocated())] * num
+    samples["reserved_bytes"] = [float(torch.cuda.max_memory_reserved())] * num
+    samples[ISSUE] = [issue_s(device)] * num  # last: its tensors are no part of the peaks
+    return samples
 
 
 def _timed(layer: Layer, num: int) -> dict[str, list[float]]:
@@ -259,7 +259,7 @@ def _timed(layer: Layer, num: int) -> dict[str, list[float]]:
 def _measure_host(layer: Layer) -> dict[str, list[float]]:
     import time
 
-    found: dict[str, list[float]] = {"forward": [], "backward": [], "step": []}
+    samples: dict[str, list[float]] = {"forward": [], "backward": [], "step": []}
     for _ in range(3):
         layer.x.grad = None
         before = time.perf_counter()
@@ -267,9 +267,9 @@ def _measure_host(layer: Layer) -> dict[str, list[float]]:
         between = time.perf_counter()
         out.backward(layer.d_out)
         after = time.perf_counter()
-        for name, value in zip(found, (between - before, after - between, after - before), strict=True):
-            found[name].append(value)
-    return found
+        for name, value in zip(samples, (between - before, after - between, after - before), strict=True):
+            samples[name].append(value)
+    return samples
 
 
 def _slowest(layer: Layer, value: float) -> float:

@@ -75,24 +75,24 @@ def _rank(rank: int, ranks: int, port: int, cases: list[Case], folder: Path, hos
             layer, made = Layer(case, where, group, rank), sizes
         assert layer is not None
         layer.prepare(case)
-        found = _worst(measure_layer(layer, device), layer, where)
+        samples = _worst(measure_layer(layer, device), layer, where)
         if rank == 0:
-            _append(folder, case, found, clock, gpu, host)
+            _append(folder, case, samples, clock, gpu, host)
     dist.barrier(group=groups[ranks])
     dist.destroy_process_group()
 
 
-def _worst(found: dict[str, list[float]], layer: Layer, where: str) -> dict[str, list[float]]:
+def _worst(samples: dict[str, list[float]], layer: Layer, where: str) -> dict[str, list[float]]:
     """Of every step the slowest rank's time, of the peaks the fullest rank's."""
     if layer.ep == 1:
-        return found
-    values = torch.tensor(list(found.values()), device=where, dtype=torch.float64)
+        return samples
+    values = torch.tensor(list(samples.values()), device=where, dtype=torch.float64)
     dist.all_reduce(values, op=dist.ReduceOp.MAX, group=layer.group)
-    return dict(zip(found, values.tolist(), strict=True))
+    return dict(zip(samples, values.tolist(), strict=True))
 
 
-def _append(folder: Path, case: Case, found: dict[str, list[float]], clock: GpuMonitor, gpu: str, host: str) -> None:
+def _append(folder: Path, case: Case, samples: dict[str, list[float]], clock: GpuMonitor, gpu: str, host: str) -> None:
     for op in OPS:
-        if op in found:
-            sample: Sample = summarise(found[op], *clock.read())
+        if op in samples:
+            sample: Sample = summarise(samples[op], *clock.read())
             append_row(folder, replace(case, op=op), sample, gpu, host)

@@ -74,9 +74,9 @@ def _rank(rank: int, gpus: int, port: int, cases: list[Case], folder: Path, host
         if rank >= case.size("group"):
             continue
         if case.family == "overlap":
-            for found, sample in _overlap(case, source, target, group, where):
+            for timed_case, sample in _overlap(case, source, target, group, where):
                 if rank == 0:
-                    append_row(folder, found, sample, gpu, host)
+                    append_row(folder, timed_case, sample, gpu, host)
             continue
         call = collective_call(case, source, target, group, rank)
         if case.family == "dependent_collective":
@@ -92,17 +92,17 @@ def _rank(rank: int, gpus: int, port: int, cases: list[Case], folder: Path, host
 def collective_call(case: Case, source: torch.Tensor, target: torch.Tensor, group: Any, rank: int) -> Call:
     """The call of one rank. ``bytes`` is the whole tensor; of all-to-all and send/recv, what one rank sends."""
     size, p = case.size("bytes") // 2, case.size("group")
-    whole, shard = source[: size // p * p], target[: size // p]
+    full, shard = source[: size // p * p], target[: size // p]
     if case.op == "all_reduce":
-        return lambda: dist.all_reduce(whole, group=group, op=dist.ReduceOp.AVG if whole.is_cuda else dist.ReduceOp.SUM)
+        return lambda: dist.all_reduce(full, group=group, op=dist.ReduceOp.AVG if full.is_cuda else dist.ReduceOp.SUM)
     if case.op == "all_gather":
         gathered = target[: size // p * p]
         return lambda: dist.all_gather_into_tensor(gathered, source[: size // p], group=group)
     if case.op == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(shard, whole, group=group)
+        return lambda: dist.reduce_scatter_tensor(shard, full, group=group)
     if case.op == "all_to_all":
         received = target[: size // p * p]
-        return lambda: dist.all_to_all_single(received, whole, group=group)
+        return lambda: dist.all_to_all_single(received, full, group=group)
     if case.op == "all_to_all_uneven":
         return _uneven(case, source, target, group, p, size)
     if case.op == "send_recv":
@@ -125,10 +125,10 @@ def _uneven(case: Case, source: torch.Tensor, target: torch.Tensor, group: Any, 
     first = int(size * float(case.shape["skew"]) / p) // 64 * 64
     rest = (size - first) // max(1, p - 1) // 64 * 64
     sends = [first, *[rest] * (p - 1)]
-    mine = sends[dist.get_rank(group)]
-    received = target.new_empty(mine * p) if mine * p > target.numel() else target[: mine * p]
+    own_elements = sends[dist.get_rank(group)]
+    received = target.new_empty(own_elements * p) if own_elements * p > target.numel() else target[: own_elements * p]
     data = source[: sum(sends)]
-    return lambda: dist.all_to_all_single(received, data, [mine] * p, sends, group=group)
+    return lambda: dist.all_to_all_single(received, data, [own_elements] * p, sends, group=group)
 
 
 def _time(call: Call, group: Any, where: torch.device, clock: GpuMonitor, *, budget_s: float = 0.012) -> Sample:
@@ -171,7 +171,7 @@ def _burst(call: Call, num: int, group: Any, where: torch.device, issue_s: float
 
 def _dependent(
     case: Case, call: Call, source: torch.Tensor, target: torch.Tensor, group: Any, where: torch.device,
-    clock: GpuMonitor, *, bursts: int = 4, rounds: int = 10,
+    clock: GpuMonitor, *, bursts: int = 4, repeats: int = 10,
 ) -> Sample:  # fmt: skip
     """Median time of a collective from the end of the computation that writes what it sends to the start of the one
     that reads what it received, on the rank that came last to it: the others' time holds their wait for that one."""
@@ -181,10 +181,10 @@ def _dependent(
     before, after = _computations(case, source, target)
     waited: list[float] = []
     for burst in range(bursts + 1):
-        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(rounds)]
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(repeats)]
         dist.barrier(group=group)
         torch.cuda.synchronize()
-        torch.cuda._sleep(int((200e-6 + rounds * 250e-6) * 2e9))
+        torch.cuda._sleep(int((200e-6 + repeats * 250e-6) * 2e9))
         for first, second, third in marks:
             before()
             first.record()
@@ -202,10 +202,10 @@ def _dependent(
 
 def _computations(case: Case, source: torch.Tensor, target: torch.Tensor) -> tuple[Call, Call]:
     """What writes the elements that a collective sends, and what reads those that it receives."""
-    whole, p = case.size("bytes") // 2, case.size("group")
-    sent = source[: whole // p if case.op == "all_gather" else whole]
+    full, p = case.size("bytes") // 2, case.size("group")
+    sent = source[: full // p if case.op == "all_gather" else full]
     received = (
-        source[:whole] if case.op == "all_reduce" else target[: whole // p if case.op == "reduce_scatter" else whole]
+        source[:full] if case.op == "all_reduce" else target[: full // p if case.op == "reduce_scatter" else full]
     )
     if case.variant == "stream":
         other, result = torch.ones_like(sent), torch.empty_like(received)
@@ -285,5 +285,5 @@ def _loops(
         with torch.cuda.stream(second):
             marks[3].record()
     torch.cuda.synchronize()
-    one = marks[0].elapsed_time(marks[1]) / 1e3 / num
-    return one, (marks[2].elapsed_time(marks[3]) / 1e3 / num_other if num_other else 0.0)
+    first_s = marks[0].elapsed_time(marks[1]) / 1e3 / num
+    return first_s, (marks[2].elapsed_time(marks[3]) / 1e3 / num_other if num_other else 0.0)

@@ -73,7 +73,7 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
     times: dict[str, tuple[list[float], list[float], list[bool]]] = {name: ([], [], []) for name in names}
     for turn in range(num_rounds):
         moved = row_counts[turn * each : (turn + 1) * each]
-        splits, new = [tokens] * experts, [tokens + way * n for n in moved for way in (1, -1)]
+        splits, new = [tokens] * experts, [tokens + sign * n for n in moved for sign in (1, -1)]
         splits[:: experts // len(new)] = new
         for name in times:
             for x in (source, *parameters):

@@ -74,8 +74,8 @@ def _quantizer(kind: str, *, row: bool, column: bool, gradient: bool = False, we
     dtype = e5m2 if gradient else e4m3
     if kind == "tensorwise":
         return Float8CurrentScalingQuantizer(dtype, torch.device("cuda"), rowwise=row, columnwise=column)
-    one = torch.ones(1, device="cuda")
-    return Float8Quantizer(one, torch.zeros(1, device="cuda"), dtype, rowwise=row, columnwise=column)
+    scale = torch.ones(1, device="cuda")
+    return Float8Quantizer(scale, torch.zeros(1, device="cuda"), dtype, rowwise=row, columnwise=column)
 
 
 def _extension() -> Any:
@@ -183,8 +183,8 @@ def _cast(op: str, rows: int, width: int, pool: Pool) -> Call:
 def _sustained(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     """One kind of product, as `mofa.calibrate.bench.torch_host.sustained_sample` times others."""
     m, n, k = (case.size(x) for x in "mnk")
-    way = "wgrad" if case.dtype == BLOCK_ROWS else "fwd" if case.dtype in (FAST, BLOCK) else "dgrad"
-    of = Case("te_gemm", way, "te", case.dtype, "grid", case.shape)
+    product = "wgrad" if case.dtype == BLOCK_ROWS else "fwd" if case.dtype in (FAST, BLOCK) else "dgrad"
+    of = Case("te_gemm", product, "te", case.dtype, "grid", case.shape)
     calls = [_product(of, m, n, k, pool) for _ in range(3)]
     if case.variant == "burst":
         time.sleep(0.5)
@@ -210,7 +210,7 @@ def _sustained(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
         events[-1][1].synchronize()
         if elapsed > SUSTAINED_S / 2:
             times += [a.elapsed_time(b) / 1e3 / each for a, b in events]
-    late = readings[len(readings) // 2 :]
-    mhz, watts = ([r[i] for r in late if r[i] is not None] for i in (0, 1))
+    steady = readings[len(readings) // 2 :]
+    mhz, watts = ([r[i] for r in steady if r[i] is not None] for i in (0, 1))
     mean = [sum(v) / len(v) if v else None for v in (mhz, watts)]  # type: ignore[arg-type]
     return summarise(times, *mean)

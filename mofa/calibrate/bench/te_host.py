@@ -60,18 +60,18 @@ def kernels(recorder: Recorder) -> None:
             on_device.append((start, name, took))
     ranges.sort()
     on_device.sort()
-    told: dict[str, list[tuple[str, int, float]]] = {}
+    kernels_by_case: dict[str, list[tuple[str, int, float]]] = {}
     position = 0
     for start, end, i in ranges:
-        found: dict[str, list[int]] = collections.defaultdict(list)
+        durations_by_name: dict[str, list[int]] = collections.defaultdict(list)
         while position < len(on_device) and on_device[position][0] < end:
             if on_device[position][0] >= start:
-                found[on_device[position][1][:120]].append(on_device[position][2])
+                durations_by_name[on_device[position][1][:120]].append(on_device[position][2])
             position += 1
-        told[recorder.later[i][0]] = [
-            (name, len(times), round(sum(times) / len(times) / 1e3, 3)) for name, times in found.items()
+        kernels_by_case[recorder.later[i][0]] = [
+            (name, len(times), round(sum(times) / len(times) / 1e3, 3)) for name, times in durations_by_name.items()
         ]
-    (recorder.out / "kernels.json").write_text(json.dumps(told, indent=0) + "\n", encoding="utf-8")
+    (recorder.out / "kernels.json").write_text(json.dumps(kernels_by_case, indent=0) + "\n", encoding="utf-8")
 
 
 def cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], None]]]) -> None:

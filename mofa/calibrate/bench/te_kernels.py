@@ -91,12 +91,12 @@ def accumulate_calls(case: Case, pool: Pool) -> list[Call]:
 
     m, n, k = (case.size(x) for x in "mnk")
 
-    def one() -> Call:
+    def build_call() -> Call:
         x, grad = pool.view(k, n), pool.view(k, m)
         main = pool.view(m, n, dtype=torch.float32)
         return lambda: general_gemm(x, grad, out_dtype=torch.float32, layout="NT", grad=True, accumulate=True, out=main)
 
-    return [one() for _ in range(min(4, num_sets(2 * k * (m + n) + 4 * m * n)))]
+    return [build_call() for _ in range(min(4, num_sets(2 * k * (m + n) + 4 * m * n)))]
 
 
 def _host_sample(case: Case, pool: Pool) -> Sample:

@@ -22,13 +22,13 @@ RECIPES = {"fp8-delayed": ("delayed", "hybrid"), "fp8-tensorwise": ("tensorwise"
 
 def versions() -> dict[str, str]:
     """Releases of what is timed."""
-    found = {}
+    releases = {}
     for name in ("transformer-engine", "transformer_engine", "megatron-core", "triton"):
         try:
-            found[name.replace("_", "-")] = importlib.metadata.version(name)
+            releases[name.replace("_", "-")] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return releases
 
 
 def _gradient_addition() -> None:
@@ -81,12 +81,12 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def main_grads(modules: Sequence[Any], *, fused: bool = True) -> list[torch.Tensor]:
     """Parameters of modules, each with the fp32 gradient that Megatron's buffers hold."""
-    found = [p for module in modules for p in module.parameters()]
-    for p in found:
+    parameters = [p for module in modules for p in module.parameters()]
+    for p in parameters:
         if fused:
             p.main_grad = torch.zeros(p.shape, device="cuda", dtype=torch.float32)
             p.grad_added_to_main_grad = False
-    return found
+    return parameters
 
 
 def autocast(recipe: str) -> tuple[Any, Callable[[], Any]]:

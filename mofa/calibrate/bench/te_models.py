@@ -34,12 +34,12 @@ class Marks:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder, self.depth = recorder, 0
-        self.at: list[tuple[float, float]] = []
+        self.stamps: list[tuple[float, float]] = []
         self._engine = torch.autograd.Variable._execution_engine
 
     def mark(self) -> None:
         """Now, and what was waited so far."""
-        self.at.append((time.perf_counter(), self.recorder.waits.seconds))
+        self.stamps.append((time.perf_counter(), self.recorder.waits.seconds))
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """As the engine's, marked where it is not within another."""
@@ -247,7 +247,7 @@ def time_model(
     model = Model(changes | {"num_layers": layers}, micro_batches, overlap)
     marks = Marks(recorder)
     torch.autograd.Variable._execution_engine = marks
-    found: dict[str, list[float]] = defaultdict(list)
+    times_by_part: dict[str, list[float]] = defaultdict(list)
     called: dict[str, list[float]] = defaultdict(list)
     layer = host_pace.EngineLayer()
     quiet: list[bool] = []
@@ -257,7 +257,7 @@ def time_model(
             settled = i >= WARMUP and recorder.cores.settle()
             ahead = layer.seconds(5)
             Parts.seconds = defaultdict(list)
-            marks.at = []
+            marks.stamps = []
             torch.autograd.Variable._execution_engine = marks
             model.step(marks.mark)
             torch.autograd.Variable._execution_engine = marks._engine
@@ -271,7 +271,7 @@ def time_model(
                 quiet.append(settled and recorder.cores.still_quiet())
                 parts = {
                     part: (back if part.startswith("backward") else forward) * seconds
-                    for part, seconds in _parts(marks.at).items()
+                    for part, seconds in _parts(marks.stamps).items()
                 }
                 scaled = {
                     part: [(back if part.endswith(".backward") or part == "hook" else forward) * s for s in times]
@@ -281,15 +281,15 @@ def time_model(
         for i in that_count([sum(parts.values()) for parts, _ in steps], quiet, 0):
             parts, scaled = steps[i]
             for part, seconds in parts.items():
-                found[part].append(seconds)
+                times_by_part[part].append(seconds)
             for part, times in scaled.items():
                 called[part] += times
-        num_steps = len(next(iter(found.values())))
+        num_steps = len(next(iter(times_by_part.values())))
     finally:
         recorder.cores.release()
         torch.autograd.Variable._execution_engine = marks._engine
     sizes = {"ops": 1, "layers": layers, "micro_batches": micro_batches, "parameters": model.num_parameters}
-    for part, times in found.items():
+    for part, times in times_by_part.items():
         if max(times) > 0:
             recorder.row(op, part, recipe, sizes, times)
     for part, times in called.items():
@@ -298,7 +298,7 @@ def time_model(
     label = label_of(op, recipe, sizes)
     recorder.later.append((f"{label}|step", partial(model.step, lambda: None)))
     if recorder.writes:
-        middle = {part: sorted(times)[len(times) // 2] * 1e3 for part, times in found.items()}
+        middle = {part: sorted(times)[len(times) // 2] * 1e3 for part, times in times_by_part.items()}
         print(f"{label:58s} " + " ".join(f"{part} {ms:.2f}" for part, ms in middle.items()) + " ms", flush=True)
 
 
@@ -310,24 +310,24 @@ def _forget_aux_losses() -> None:
         get_moe_layer_wise_logging_tracker().clear()
 
 
-def _parts(at: list[tuple[float, float]]) -> dict[str, float]:
+def _parts(stamps: list[tuple[float, float]]) -> dict[str, float]:
     """Seconds of a step's parts from its marks: begin, zeroed, then pairs of each backward, end, stepped."""
 
     def net(a: int, b: int) -> float:
-        return at[b][0] - at[a][0] - (at[b][1] - at[a][1])
+        return stamps[b][0] - stamps[a][0] - (stamps[b][1] - stamps[a][1])
 
-    num = (len(at) - 4) // 2
+    num = (len(stamps) - 4) // 2
     begins, ends = [2 + 2 * i for i in range(num)], [3 + 2 * i for i in range(num)]
-    last = len(at) - 2
+    last = len(stamps) - 2
     return {
         "zero": net(0, 1),
         "forward": sum(net(b - 1, b) for b in begins),
         "backward": sum(net(b, e) for b, e in zip(begins, ends, strict=True)),
         "finalize": net(last - 1, last),
         "optimizer": net(last, last + 1),
-        "forward_waits": sum(at[b][1] - at[b - 1][1] for b in begins),
-        "backward_waits": sum(at[e][1] - at[b][1] for b, e in zip(begins, ends, strict=True)),
-        "optimizer_waits": at[last + 1][1] - at[last][1],
+        "forward_waits": sum(stamps[b][1] - stamps[b - 1][1] for b in begins),
+        "backward_waits": sum(stamps[e][1] - stamps[b][1] for b, e in zip(begins, ends, strict=True)),
+        "optimizer_waits": stamps[last + 1][1] - stamps[last][1],
     }
 
 

@@ -169,9 +169,9 @@ def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
 
 def that_count(times: Sequence[float], quiet: Sequence[bool], dropped: int = DROPPED) -> list[int]:
     """Numbers of those behind the first few whose cores were quiet all the while; of the lowest, if too few were."""
-    late = range(dropped, len(times))
-    alone = [i for i in late if quiet[i]]
-    return alone if len(alone) >= FEWEST else sorted(late, key=times.__getitem__)[:FEWEST]
+    behind_dropped = range(dropped, len(times))
+    alone = [i for i in behind_dropped if quiet[i]]
+    return alone if len(alone) >= FEWEST else sorted(behind_dropped, key=times.__getitem__)[:FEWEST]
 
 
 def label_of(op: str, dtype: str, sizes: Shape) -> str:
@@ -182,9 +182,9 @@ def label_of(op: str, dtype: str, sizes: Shape) -> str:
 _KEPT: list[list[torch.Tensor]] = []
 
 
-def _again(chain: Chain, way: str | None) -> None:
+def _again(chain: Chain, variant: str | None) -> None:
     """Forward, keeping its roots for the backward that comes next."""
-    if way is None:
+    if variant is None:
         chain.clear()
         _KEPT[:] = [chain.forward()]
     else:
@@ -194,13 +194,13 @@ def _again(chain: Chain, way: str | None) -> None:
 
 def nodes(roots: Sequence[torch.Tensor]) -> dict[str, int]:
     """Nodes of the graph behind tensors, by name."""
-    found: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     seen, todo = set(), [root.grad_fn for root in roots]
     while todo:
         node = todo.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        found[node.name()] += 1
+        counts[node.name()] += 1
         todo += [after for after, _ in node.next_functions]
-    return dict(found)
+    return dict(counts)

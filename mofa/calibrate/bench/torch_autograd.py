@@ -153,8 +153,8 @@ def _checkpointed(device: str, num: int) -> Chain:
     from torch.utils.checkpoint import checkpoint
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = checkpoint(F.silu, x, use_reentrant=False, preserve_rng_state=False)
-        return found
+        output: torch.Tensor = checkpoint(F.silu, x, use_reentrant=False, preserve_rng_state=False)
+        return output
 
     return _plain(step, device, num)
 
@@ -164,8 +164,8 @@ def _selective(device: str, num: int) -> Chain:
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
     def policy(ctx: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        kept = func == torch.ops.aten.mm.default
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        is_product = func == torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
 
     def region(x: torch.Tensor) -> torch.Tensor:
         for _ in range(10):
@@ -173,10 +173,10 @@ def _selective(device: str, num: int) -> Chain:
         return x
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = checkpoint(
+        output: torch.Tensor = checkpoint(
             region, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy)
         )
-        return found
+        return output
 
     return _plain(step, device, num // 10)
 
@@ -221,9 +221,9 @@ def _sharded(device: str, num: int) -> Chain:
     layers = _linears(device, num, torch.float32)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    whole = nn.Sequential(*layers)
-    fully_shard(whole, mesh=mesh, mp_policy=policy)
-    return [whole], None
+    model = nn.Sequential(*layers)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return [model], None
 
 
 def _all_reduce(device: str) -> Call:

@@ -98,16 +98,16 @@ def cpu_name() -> str:
 
 def environment(device: str) -> dict[str, object]:
     """GPU, driver, versions, topology, clocks and NCCL settings; no name of the machine or its user."""
-    found: dict[str, object] = {
+    facts: dict[str, object] = {
         "gpu": torch.cuda.get_device_name() if device == "cuda" else cpu_name(), "cpu": cpu_name(),
         "num_cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
         "cuda": torch.version.cuda, "device": device,
         "nccl_settings": nccl_settings(), "nccl_algorithm": nccl_algorithm(),
     }  # fmt: skip
     if device != "cuda":
-        return found
+        return facts
     properties = torch.cuda.get_device_properties(0)
-    found |= {
+    facts |= {
         "num_gpus": torch.cuda.device_count(), "gpu_ids": gpu_ids(), "total_memory_bytes": properties.total_memory,
         "num_sms": properties.multi_processor_count, "l2_bytes": getattr(properties, "L2_cache_size", None),
         "compute_capability": f"{properties.major}.{properties.minor}", "cudnn": cudnn_version(),
@@ -116,7 +116,7 @@ def environment(device: str) -> dict[str, object]:
         "driver_and_clocks": _smi(f"--query-gpu={SMI_FIELDS}", "--format=csv"),
         "topology": _smi("topo", "-m"), "nvlink": _smi("nvlink", "-s", "-i", "0"),
     }  # fmt: skip
-    return found
+    return facts
 
 
 def cudnn_version() -> int:

@@ -93,7 +93,7 @@ def _numbers(rng: random.Random, num: int, mean: int, how: str) -> list[int]:
 def expert_times(case: Case, device: str) -> list[float]:
     """Host time of one expert's pass, forward (``experts``), without gradients, or backward, by the mean. [s]"""
     num, mean, width, inner = (case.size(name) for name in ("experts", "rows", "width", "inner"))
-    way, how = case.op.removeprefix("experts"), case.variant
+    direction, how = case.op.removeprefix("experts"), case.variant
     if how not in ("same", "seen", "new"):
         raise Unsupported(f"no way to draw rows called {how}")
     gated = torch.compile(_gated, dynamic=True)
@@ -105,21 +105,21 @@ def expert_times(case: Case, device: str) -> list[float]:
     for i in range(ROUNDS):
         numbers = _numbers(random.Random(100 + i), num, mean, how) if how == "new" else known
         x.grad = None
-        took = _pass(experts, x, scores, numbers, device, way)
+        took = _pass(experts, x, scores, numbers, device, direction)
         times.append(took / num)
     return times
 
 
 def _pass(
-    experts: Sequence[_Expert], x: torch.Tensor, scores: torch.Tensor, numbers: list[int], device: str, way: str
+    experts: Sequence[_Expert], x: torch.Tensor, scores: torch.Tensor, numbers: list[int], device: str, direction: str
 ) -> float:
     rows, given = x.split(numbers), scores.split(numbers)
-    with torch.no_grad() if way == "_no_grad" else torch.enable_grad():
+    with torch.no_grad() if direction == "_no_grad" else torch.enable_grad():
         _settle(device)
         before = time.perf_counter()
         outs = [expert(row, score) for expert, row, score in zip(experts, rows, given, strict=True)]
         took = time.perf_counter() - before
-        if way == "_bwd":
+        if direction == "_bwd":
             joined = torch.cat(outs)
             _settle(device)
             before = time.perf_counter()

@@ -36,8 +36,8 @@ def host_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     if op == "eager_backward_per_op":
         return _backward_issue(weight, x, num)
     if op == "compiled_kernel":
-        one, many = _issue(_compiled(x, y, 1), 50, device), _issue(_compiled(x, y, 21), 50, device)
-        return summarise([max(b - a, 1e-9) / 20 for a, b in zip(one, many, strict=True)])
+        single, many = _issue(_compiled(x, y, 1), 50, device), _issue(_compiled(x, y, 21), 50, device)
+        return summarise([max(b - a, 1e-9) / 20 for a, b in zip(single, many, strict=True)])
     if op.startswith("dtensor"):
         return summarise(_issue(_dtensor(op, x, y, device), num, device))
     norm_weight = torch.ones(256, device=device, dtype=torch.bfloat16)
@@ -220,10 +220,10 @@ def sustained_sample(case: Case, pool: Pool, clock: GpuMonitor, *, seconds: floa
     shape = dict(case.shape)
     m, n = case.size("m"), case.size("n")
     if case.op.startswith("attention"):
-        _, backend, *way = case.op.split("_")
+        _, backend, *direction = case.op.split("_")
         heads = n // 128
         shape = {"b": 1, "hq": heads, "hkv": heads, "q": m, "kv": m, "dqk": 128, "dv": 128, "causal": 1}
-        calls = attention_calls(Case("attention", "bwd" if way else "fwd", backend, "bf16", "grid", shape), pool)
+        calls = attention_calls(Case("attention", "bwd" if direction else "fwd", backend, "bf16", "grid", shape), pool)
     else:
         calls = gemm_calls(Case("gemm", "fwd", "cublas", case.dtype, "grid", shape), pool)
     between = case.variant == "between_memory"
@@ -250,8 +250,8 @@ def sustained_sample(case: Case, pool: Pool, clock: GpuMonitor, *, seconds: floa
         events[-1][1].synchronize()
         if elapsed > seconds / 2:
             times += [a.elapsed_time(b) / 1e3 / (1 if between else 4) for a, b in events]
-    late = readings[len(readings) // 2 :]
-    mhz, watts = ([r[i] for r in late if r[i] is not None] for i in (0, 1))
+    steady = readings[len(readings) // 2 :]
+    mhz, watts = ([r[i] for r in steady if r[i] is not None] for i in (0, 1))
     mean = [sum(v) / len(v) if v else None for v in (mhz, watts)]  # type: ignore[arg-type]
     return summarise(times, *mean)
 
@@ -286,6 +286,6 @@ def throttled_sample(
         events[-1][1].synchronize()
         if elapsed > seconds / 2:
             times += [a.elapsed_time(b) / 1e3 for a, b in events]
-    late = readings[len(readings) // 2 :]
-    mhz, watts = ([value for reading in late if (value := reading[i]) is not None] for i in (0, 1))
+    steady = readings[len(readings) // 2 :]
+    mhz, watts = ([value for reading in steady if (value := reading[i]) is not None] for i in (0, 1))
     return summarise(times, *(sum(values) / len(values) if values else None for values in (mhz, watts)))

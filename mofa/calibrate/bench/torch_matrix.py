@@ -25,8 +25,8 @@ def _gemm(case: Case, pool: Pool, m: int, n: int, k: int) -> Call:
     dtype = DTYPES[case.dtype]
     if case.dtype == "fp8":
         a, b = pool.view(m, k, dtype=dtype), pool.view(n, k, dtype=dtype).t()
-        one = torch.ones((), device=pool.device)
-        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        scale = torch.ones((), device=pool.device)
+        return lambda: torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
     if case.op == "fwd":
         a, b = pool.view(m, k, dtype=dtype), pool.view(n, k, dtype=dtype).t()
     elif case.op == "dgrad":

@@ -187,9 +187,9 @@ class MemoryOps:
         gradients = parts()
         if op == "grad_norm":
             return lambda: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        one = torch.ones((), device=self.pool.device)
+        scale = torch.ones((), device=self.pool.device)
         if op == "grad_clip":
-            return lambda: torch._foreach_mul_(gradients, one)
+            return lambda: torch._foreach_mul_(gradients, scale)
         copies = [g.clone() for g in gradients]
         return lambda: torch._foreach_zero_(copies)
 

@@ -187,13 +187,13 @@ class _Layer(nn.Module):
         return x + self.down(F.silu(gate) * up)
 
 
-def _layer(case: Case, device: str, *, way: str) -> list[float]:
+def _layer(case: Case, device: str, *, variant: str) -> list[float]:
     """One of a few layers: forward with the graph kept, without gradients, or backward (``hooked`` as Megatron)."""
     width, rows = case.size("width"), case.size("rows")
-    layers = [_Layer(width, device, hooked=way == "hooked") for _ in range(LAYERS)]
+    layers = [_Layer(width, device, hooked=variant == "hooked") for _ in range(LAYERS)]
     leaf = torch.ones(rows, width, device=device, dtype=torch.bfloat16, requires_grad=True)
     angles = torch.ones(rows, 1, HEAD, device=device)
-    back = way in ("bwd", "hooked")
+    back = variant in ("bwd", "hooked")
     samples = []
     for _ in range(ROUNDS):
         for layer in layers:
@@ -202,7 +202,7 @@ def _layer(case: Case, device: str, *, way: str) -> list[float]:
 
         def forward() -> torch.Tensor:
             x = leaf
-            with torch.no_grad() if way == "no_grad" else torch.enable_grad():
+            with torch.no_grad() if variant == "no_grad" else torch.enable_grad():
                 for layer in layers:
                     x = layer(x, angles)
             return x
@@ -235,11 +235,11 @@ def _launches(case: Case, device: str) -> list[float]:
     return [1e-6 * sum(e.device_type() == on_device for e in events)] * ROUNDS
 
 
-def _copies(case: Case, device: str, *, way: str) -> list[float]:
+def _copies(case: Case, device: str, *, direction: str) -> list[float]:
     """FSDP2's copies: bf16 gradients into one fp32 buffer before a reduction, a gathered buffer into parameters."""
     params, numel, ranks = case.size("params"), case.size("numel"), case.size("ranks")
     tensors = [torch.zeros(ranks, numel // ranks, device=device, dtype=torch.bfloat16) for _ in range(params)]
-    if way == "in":
+    if direction == "in":
         buffer = torch.zeros(ranks, params * numel // ranks, device=device)
         call: Callable[[], Any] = partial(torch._chunk_cat, tensors, dim=0, num_chunks=ranks, out=buffer)
     else:
@@ -264,14 +264,14 @@ _OPS: dict[str, Callable[[Case, str], list[float]]] = {  # of one op of the mean
     "in_turn": _in_turn,
     "in_turn_walked_4m": partial(_in_turn, walked=4 * 2**20),
     "in_turn_walked_64m": partial(_in_turn, walked=64 * 2**20),
-    "layer": partial(_layer, way="fwd"),
-    "layer_no_grad": partial(_layer, way="no_grad"),
-    "layer_bwd": partial(_layer, way="bwd"),
-    "layer_hooked": partial(_layer, way="hooked"),
+    "layer": partial(_layer, variant="fwd"),
+    "layer_no_grad": partial(_layer, variant="no_grad"),
+    "layer_bwd": partial(_layer, variant="bwd"),
+    "layer_hooked": partial(_layer, variant="hooked"),
     "layer_launches": _launches,
     "experts": expert_times,
     "experts_no_grad": expert_times,
     "experts_bwd": expert_times,
-    "chunk_cat": partial(_copies, way="in"),
-    "split_copy": partial(_copies, way="out"),
+    "chunk_cat": partial(_copies, direction="in"),
+    "split_copy": partial(_copies, direction="out"),
 }

@@ -185,13 +185,13 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
         "collective": (curves.collective, collective_key, _collective_times),
         "dependent_collective": (curves.collective, collective_key, _collective_times),
     }  # fmt: skip
-    for family, (found, key, times) in predictors.items():
-        for name, fitted in found.items():
-            at = [i for i, r in enumerate(rows) if r.case.family == family and key(r) == name and fitted_alone(r)]
-            if at:
-                chosen = [rows[i] for i in at]
-                time_s[at] = times(chosen, fitted.form)
-                outside[at] = _outside(chosen, fitted.ranges)
+    for family, (fitted_forms, key, times) in predictors.items():
+        for name, fitted in fitted_forms.items():
+            indices = [i for i, r in enumerate(rows) if r.case.family == family and key(r) == name and fitted_alone(r)]
+            if indices:
+                chosen = [rows[i] for i in indices]
+                time_s[indices] = times(chosen, fitted.form)
+                outside[indices] = _outside(chosen, fitted.ranges)
     return time_s, outside
 
 
@@ -199,7 +199,7 @@ def _each(rows: Sequence[Row], key: Callable[[Row], str], fit: Callable[[list[Ro
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
-    return {name: fit(found) for name, found in sorted(groups.items()) if len(found) >= MIN_POINTS}
+    return {name: fit(members) for name, members in sorted(groups.items()) if len(members) >= MIN_POINTS}
 
 
 def _fitted(rows: Sequence[Row], form: Any, times: FloatN, names: Sequence[str]) -> Fitted:
@@ -240,7 +240,7 @@ def _robust(
         return np.concatenate([residual(np.exp(x)), 0.01 * (x - origin)])
 
     bounds = (origin - 4.0, origin + 4.0)
-    found = least_squares(
+    solution = least_squares(
         with_prior,
         origin,
         loss="soft_l1",
@@ -249,7 +249,7 @@ def _robust(
         max_nfev=max_evaluations,
         bounds=bounds,
     )
-    return np.exp(found.x), float(found.cost)
+    return np.exp(solution.x), float(solution.cost)
 
 
 def _gemm_times(rows: Sequence[Row], form: GemmForm, num_sms: int) -> FloatN:
@@ -454,7 +454,7 @@ def fit_collective(op: str, group: int, sizes: Sequence[float], times_s: Sequenc
 
 
 OF_THREE_LINES = tuple(
-    ((1.0, middle, late), (8.0, 2.7, 1 / 0.98)) for middle, late in ((1.3, 3.0), (1.3, 6.0), (1.6, 4.0))
+    ((1.0, middle, last), (8.0, 2.7, 1 / 0.98)) for middle, last in ((1.3, 3.0), (1.3, 6.0), (1.6, 4.0))
 )
 OF_FOUR_LINES = (
     ((1.0, 1.3, 3.0, 10.0), (8.0, 2.7, 1.2, 1 / 0.98)), ((1.0, 1.3, 6.0, 20.0), (8.0, 2.7, 1.2, 1 / 0.98)),

@@ -64,19 +64,19 @@ Ways = dict[str, float]
 
 def cold_forward(times: Times, dtype: str = BF16) -> float:
     """How much longer a module takes in a layer than in a chain of its own, forward; 1 where that was not timed. [-]"""
-    found = []
+    ratios = []
     for chain, model, method in CALLED.values():
-        alone, called = times.one(chain, "fwd", dtype, **_chosen(chain)), times.call(model, method, dtype)
+        alone, called = times.median_of(chain, "fwd", dtype, **_chosen(chain)), times.call(model, method, dtype)
         if alone is not None and called is not None:
-            found.append(called / alone)
-    return median(found) if found else 1.0
+            ratios.append(called / alone)
+    return median(ratios) if ratios else 1.0
 
 
 def cold_backward(times: Times) -> float:
     """The same back: a dense layer's backward over its modules' chains. [-]"""
-    layer, plain = times.layer(DENSE, "backward"), times.one("silu", "bwd")
+    layer, plain = times.layer(DENSE, "backward"), times.median_of("silu", "bwd")
     chains = {CALLED[name][0]: number for name, number in DENSE_LAYER.items()}
-    alone = [(number, times.one(chain, "bwd", BF16, **_chosen(chain))) for chain, number in chains.items()]
+    alone = [(number, times.median_of(chain, "bwd", BF16, **_chosen(chain))) for chain, number in chains.items()]
     known = [count * seconds for count, seconds in alone if seconds is not None]
     if layer is None or plain is None or len(known) < len(alone):
         return 1.0
@@ -97,35 +97,35 @@ def modules_of(times: Times) -> dict[str, Ways]:
     {'rope': {'forward_s': 8.0, 'backward_s': 6.0}}
     """
     back = cold_backward(times)
-    found: dict[str, Ways] = {}
+    modules: dict[str, Ways] = {}
     if ways := _grouped(times, cold_forward(times), back):
-        found["grouped_linear"] = ways
+        modules["grouped_linear"] = ways
     for dtype in (BF16, *FP8):
         end, ahead = "" if dtype == BF16 else f" {dtype}", cold_forward(times, dtype)
         for name, (chain, model, method) in CALLED.items():
             if dtype != BF16 and name not in IN_FP8:
                 continue
-            alone = times.one(chain, "fwd", dtype, **_chosen(chain))
+            alone = times.median_of(chain, "fwd", dtype, **_chosen(chain))
             called = times.call(model, method, dtype) or (None if alone is None else ahead * alone)
-            behind = times.one(chain, "bwd", dtype, **_chosen(chain))
-            _put(found, name + end, called, None if behind is None else back * behind)
-        chosen = [_choice(times, dtype, way) for way in CHOSEN]
-        _put(found, "kernel_choice" + end, _times(chosen[0], cold_forward(times)), _times(chosen[1], back))
+            behind = times.median_of(chain, "bwd", dtype, **_chosen(chain))
+            _put(modules, name + end, called, None if behind is None else back * behind)
+        chosen = [_choice(times, dtype, direction) for direction in CHOSEN]
+        _put(modules, "kernel_choice" + end, _times(chosen[0], cold_forward(times)), _times(chosen[1], back))
         if dtype != BF16:
-            _put_forward(found, "fp8_context" + end, times.one("fp8_context", "fwd", dtype))
+            _put_forward(modules, "fp8_context" + end, times.median_of("fp8_context", "fwd", dtype))
     if ways := _over_experts(times, "fp8_padding", BF16, cold_forward(times), back, {}):
-        found["fp8_padding"] = {name: value / PADDED_AND_CUT for name, value in ways.items()}
-    _norms(times, found)
-    _dense(times, found, back)
-    _latent(times, found)
-    _experts(times, found, back)
+        modules["fp8_padding"] = {name: value / PADDED_AND_CUT for name, value in ways.items()}
+    _norms(times, modules)
+    _dense(times, modules, back)
+    _latent(times, modules)
+    _experts(times, modules, back)
     for dtype in FP8:
-        if ways := _grouped_in(times, dtype, found.get("grouped_linear", {})):
-            found[f"grouped_linear {dtype}"] = ways
-    _parallel(times, found)
-    if "linear" in found:
-        found["amax"] = {"forward_s": AMAX, "backward_s": AMAX}
-    return found
+        if ways := _grouped_in(times, dtype, modules.get("grouped_linear", {})):
+            modules[f"grouped_linear {dtype}"] = ways
+    _parallel(times, modules)
+    if "linear" in modules:
+        modules["amax"] = {"forward_s": AMAX, "backward_s": AMAX}
+    return modules
 
 
 AMAX = 0.048
@@ -140,7 +140,7 @@ RING, GATHERED, EXCHANGED = CONTEXT_PARALLEL = ("model_cp2_p2p", "model_cp2_all_
 STEPS = 2.0
 
 
-def _parallel(times: Times, found: dict[str, Ways]) -> None:
+def _parallel(times: Times, modules: dict[str, Ways]) -> None:
     """What a layer takes longer over two ranks: by each collective of a linear's, and attention with all of its own.
 
     Forward by the kind of context parallelism: of a ring by each of two steps. Back they are not told apart, as ways
@@ -151,33 +151,33 @@ def _parallel(times: Times, found: dict[str, Ways]) -> None:
         alone, layer = times.within(DENSE, part), times.within(TENSOR_PARALLEL, part)
         return None if alone is None or layer is None else max(layer - alone, 0.0) / number
 
-    _put(found, "collective", *(more(part, n) for part, n in zip(("forward", "backward"), COLLECTIVES, strict=True)))
+    _put(modules, "collective", *(more(part, n) for part, n in zip(("forward", "backward"), COLLECTIVES, strict=True)))
     alone = times.call(DENSE, ATTENTION)
     dense = times.within(DENSE, "backward")
     layers = [layer for model in CONTEXT_PARALLEL if (layer := times.within(model, "backward")) is not None]
-    if alone is None or dense is None or not layers or "attention" not in found:
+    if alone is None or dense is None or not layers or "attention" not in modules:
         return
     behind = max(median(layers) - dense, 0.0)
     ahead = {model: max(called - alone, 0.0) for model in CONTEXT_PARALLEL if (called := times.call(model, ATTENTION))}
     if RING in ahead:
-        found["attention"] |= {"forward_each_s": ahead[RING] / STEPS, "backward_each_s": behind / STEPS}
-    _put(found, "gathered_attention", ahead.get(GATHERED), behind)
-    _put(found, "exchanged_attention", ahead.get(EXCHANGED), behind)
+        modules["attention"] |= {"forward_each_s": ahead[RING] / STEPS, "backward_each_s": behind / STEPS}
+    _put(modules, "gathered_attention", ahead.get(GATHERED), behind)
+    _put(modules, "exchanged_attention", ahead.get(EXCHANGED), behind)
 
 
 def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else factor * value
 
 
-def _put(found: dict[str, Ways], module: str, forward: float | None, backward: float | None) -> None:
+def _put(modules: dict[str, Ways], module: str, forward: float | None, backward: float | None) -> None:
     if forward is not None and backward is not None:
-        found[module] = {"forward_s": max(forward, 0.0), "backward_s": max(backward, 0.0)}
+        modules[module] = {"forward_s": max(forward, 0.0), "backward_s": max(backward, 0.0)}
 
 
-def _put_forward(found: dict[str, Ways], module: str, forward: float | None) -> None:
+def _put_forward(modules: dict[str, Ways], module: str, forward: float | None) -> None:
     """Of a module that autograd knows nothing of."""
     if forward is not None:
-        found[module] = {"forward_s": forward}
+        modules[module] = {"forward_s": forward}
 
 
 def _grouped(times: Times, ahead: float, back: float) -> Ways:
@@ -197,7 +197,9 @@ def _grouped(times: Times, ahead: float, back: float) -> Ways:
 def _grouped_in(times: Times, dtype: str, plain: Mapping[str, float]) -> Ways:
     """The same in fp8: what it takes longer in layers than in chains, such as hooks of parameters, it does as in bf16
     (``plain``), once and for each expert."""
-    chains, beside = (_over_experts(times, "grouped_linear", one, 1.0, 1.0, {"fused": 1}) for one in (dtype, BF16))
+    chains, beside = (
+        _over_experts(times, "grouped_linear", scaling, 1.0, 1.0, {"fused": 1}) for scaling in (dtype, BF16)
+    )
     return {name: max(value + plain.get(name, 0.0) - beside.get(name, 0.0), 0.0) for name, value in chains.items()}
 
 
@@ -209,10 +211,10 @@ def _over_experts(times: Times, op: str, dtype: str, ahead: float, back: float, 
     """A line over the number of experts, each way, ``ahead`` and ``back`` times as long as in chains; none of fewer
     than two numbers."""
     made: Ways = {}
-    for way, name, cold in (("fwd", "forward", ahead), ("bwd", "backward", back)):
-        numbers = {int(shape["experts"]) for shape, _ in times.by.get((op, way, dtype), [])}
-        told = {n: times.one(op, way, dtype, **sizes, experts=n) for n in numbers}
-        values = {n: value for n, value in told.items() if value is not None}
+    for direction, name, cold in (("fwd", "forward", ahead), ("bwd", "backward", back)):
+        numbers = {int(shape["experts"]) for shape, _ in times.by.get((op, direction, dtype), [])}
+        medians = {n: times.median_of(op, direction, dtype, **sizes, experts=n) for n in numbers}
+        values = {n: value for n, value in medians.items() if value is not None}
         line = _line(values)
         if line is None:
             return {}
@@ -226,7 +228,7 @@ ONE_SCALE = ("fp8-delayed", "fp8-tensorwise")
 """Recipes whose products are the same to the library, with one scale a tensor: the one that is timed first chooses."""
 
 
-def _choice(times: Times, dtype: str, way: str) -> float | None:
+def _choice(times: Times, dtype: str, direction: str) -> float | None:
     """What each product of a grouped linear takes longer, each way, whose number of rows was never there.
 
     The mean of a linear's experts, in chains. The way back is 0.93 of the way forward in
@@ -234,11 +236,13 @@ def _choice(times: Times, dtype: str, way: str) -> float | None:
     forward, 9.5 and 7.3 for the gradients). The least of linears counts, as in others kernels are loaded besides.
     """
     by_linear: dict[str, list[float]] = defaultdict(list)
-    for one in ONE_SCALE if dtype in ONE_SCALE else (dtype,):
-        seen = {linear_shape(shape): value for shape, value in times.by.get(("grouped_seen_rows", way, one), [])}
-        for shape, value in times.by.get(("grouped_new_rows", way, one), []):
+    for scaling in ONE_SCALE if dtype in ONE_SCALE else (dtype,):
+        seen = {
+            linear_shape(shape): value for shape, value in times.by.get(("grouped_seen_rows", direction, scaling), [])
+        }
+        for shape, value in times.by.get(("grouped_new_rows", direction, scaling), []):
             if (linear := linear_shape(shape)) in seen:
-                by_linear[linear].append((value - seen[linear]) / (CHOSEN[way] * int(shape["experts"])))
+                by_linear[linear].append((value - seen[linear]) / (CHOSEN[direction] * int(shape["experts"])))
     return min(map(max, by_linear.values()), default=None)
 
 
@@ -246,58 +250,58 @@ def _line(values: Mapping[int, float]) -> tuple[float, float] | None:
     """What is there at 0, and what each adds, of least relative errors."""
     if len(values) < 2:
         return None
-    at, told = np.array(list(values), dtype=float), np.array(list(values.values()))
-    columns = np.stack([np.ones_like(at), at], axis=1) / told[:, None]
-    once, each = np.linalg.lstsq(columns, np.ones_like(told), rcond=None)[0]
+    numbers, seconds = np.array(list(values), dtype=float), np.array(list(values.values()))
+    columns = np.stack([np.ones_like(numbers), numbers], axis=1) / seconds[:, None]
+    once, each = np.linalg.lstsq(columns, np.ones_like(seconds), rcond=None)[0]
     return max(float(once), 0.0), max(float(each), 0.0)
 
 
-def _sum(found: Mapping[str, Ways], way: str, modules: Mapping[str, float]) -> float | None:
+def _sum(known: Mapping[str, Ways], direction: str, modules: Mapping[str, float]) -> float | None:
     """What modules take together, each so often."""
-    if any(name not in found for name in modules):
+    if any(name not in known for name in modules):
         return None
-    return sum(count * found[name].get(way, 0.0) for name, count in modules.items())
+    return sum(count * known[name].get(direction, 0.0) for name, count in modules.items())
 
 
-def _rest(whole: float | None, parts: float | None) -> float | None:
-    return None if whole is None or parts is None else max(whole - parts, 0.0)
+def _rest(total: float | None, parts: float | None) -> float | None:
+    return None if total is None or parts is None else max(total - parts, 0.0)
 
 
-def _norms(times: Times, found: dict[str, Ways]) -> None:
+def _norms(times: Times, modules: dict[str, Ways]) -> None:
     """A norm forward where it is timed twice in a layer: over the heads of queries and of keys, which are copied.
 
     Alone it hits what it just used: in te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, both
     add 0.45 ms to what lies between the projection and the rotation.
     """
     made, plain = (times.call(model, QUERIES) for model in (QK_NORM, DENSE))
-    copy = times.one("silu", "fwd")
-    if made is not None and plain is not None and copy is not None and "norm" in found:
-        found["norm"]["forward_s"] = max(made - plain - copy, 0.0) / 2.0
+    copy = times.median_of("silu", "fwd")
+    if made is not None and plain is not None and copy is not None and "norm" in modules:
+        modules["norm"]["forward_s"] = max(made - plain - copy, 0.0) / 2.0
 
 
-def _latent(times: Times, found: dict[str, Ways]) -> None:
+def _latent(times: Times, modules: dict[str, Ways]) -> None:
     """Latent attention's own Python, each way: what is left of a layer of it that projects queries twice as well."""
     ahead, behind = (
-        _rest(times.within(LATENT, part), _sum(found, f"{part}_s", LATENT_LAYER)) for part in ("forward", "backward")
+        _rest(times.within(LATENT, part), _sum(modules, f"{part}_s", LATENT_LAYER)) for part in ("forward", "backward")
     )
-    _put(found, "latent_attention", ahead, behind)
+    _put(modules, "latent_attention", ahead, behind)
 
 
-def _dense(times: Times, found: dict[str, Ways], back: float) -> None:
+def _dense(times: Times, modules: dict[str, Ways], back: float) -> None:
     """Attention's and the layer's own Python: what is left of what calls their modules."""
-    plain = times.one("silu", "bwd")
+    plain = times.median_of("silu", "bwd")
     made = times.call(DENSE, QUERIES)
-    own = _rest(made, _sum(found, "forward_s", {"norm_linear": 1.0}))
-    _put(found, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
-    whole = _sum(found, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})
-    _put_forward(found, "layer", _rest(times.within(DENSE, "forward"), whole))
+    own = _rest(made, _sum(modules, "forward_s", {"norm_linear": 1.0}))
+    _put(modules, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
+    in_modules = _sum(modules, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})
+    _put_forward(modules, "layer", _rest(times.within(DENSE, "forward"), in_modules))
     ahead = times.call(DENSE, "GPTModel._preprocess")
-    _put(found, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
-    if ahead is not None and "norm" in found:
-        norm, first = found["norm"], found["embedding"]
+    _put(modules, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
+    if ahead is not None and "norm" in modules:
+        norm, first = modules["norm"], modules["embedding"]
         forward = _rest(times.ends(DENSE, "forward"), ahead + norm["forward_s"])
         behind = _rest(times.ends(DENSE, "backward"), norm["backward_s"] + first["backward_s"])
-        _put(found, "head", forward, behind)
+        _put(modules, "head", forward, behind)
 
 
 MOE_LAYER = {
@@ -308,33 +312,33 @@ MOE_LAYER = {
 """A layer of experts but for its grouped linears and its own Python."""
 
 
-def _experts(times: Times, found: dict[str, Ways], back: float) -> None:
+def _experts(times: Times, modules: dict[str, Ways], back: float) -> None:
     """Router, dispatcher and what is left of a layer of experts: forward its own Python, back the grouped linears'."""
 
     def behind(*chains: str) -> float | None:
-        some = [value for chain in chains if (value := times.one(chain, "bwd", experts=MOE_EXPERTS)) is not None]
+        some = [value for chain in chains if (value := times.median_of(chain, "bwd", experts=MOE_EXPERTS)) is not None]
         return back * sum(some) if len(some) == len(chains) else None
 
-    _put(found, "router", times.call(MOE, "MoELayer.route"), behind("router_gate", "router_topk"))
+    _put(modules, "router", times.call(MOE, "MoELayer.route"), behind("router_gate", "router_topk"))
     prepared = times.call(MOE, "MoELayer.preprocess")
-    _put_forward(found, "dispatch", _rest(prepared, _sum(found, "forward_s", {"permute": 1.0})))
-    weighted, grouped = _sum(found, "forward_s", {"weighted_swiglu": 1.0}), found.get("grouped_linear")
+    _put_forward(modules, "dispatch", _rest(prepared, _sum(modules, "forward_s", {"permute": 1.0})))
+    weighted, grouped = _sum(modules, "forward_s", {"weighted_swiglu": 1.0}), modules.get("grouped_linear")
     if grouped is None or weighted is None:
         return
     inside = weighted + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)
-    _put_forward(found, "experts", _rest(times.call(MOE, "TEGroupedMLP.forward"), inside))
-    ahead, behind_all = (_sum(found, f"{way}_s", MOE_LAYER) for way in ("forward", "backward"))
+    _put_forward(modules, "experts", _rest(times.call(MOE, "TEGroupedMLP.forward"), inside))
+    ahead, behind_all = (_sum(modules, f"{direction}_s", MOE_LAYER) for direction in ("forward", "backward"))
     if ahead is None or behind_all is None:
         return
     layer = times.within(MOE, "forward")
-    _put_forward(found, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
+    _put_forward(modules, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
     backs = _products(times, behind_all, ONE_GPU_EXPERTS)
     if (line := _line(backs)) is not None:
         grouped["backward_s"], grouped["backward_each_s"] = line
     elif MOE_EXPERTS in backs:  # what else is there, such as the hooks of parameters
         more = backs[MOE_EXPERTS] - _of_members(grouped, "backward", MOE_EXPERTS)
         grouped["backward_s"] += max(more, 0.0)
-    _exchanges(times, found, behind_all)
+    _exchanges(times, modules, behind_all)
 
 
 def _products(times: Times, others: float, models: Mapping[str, int]) -> dict[int, float]:
@@ -349,7 +353,7 @@ EXCHANGES = (4.0, 3.0)
 PARTS_OF_EXCHANGE = ("MoELayer.preprocess", "MoELayer.dispatch", "MoELayer.combine")
 
 
-def _exchanges(times: Times, found: dict[str, Ways], others: float) -> None:
+def _exchanges(times: Times, modules: dict[str, Ways], others: float) -> None:
     """A collective between ranks with experts of a layer: what its dispatcher's calls take longer over two of them, and
     a layer's way back. Forward a whole layer would hold what one rank waits for the other. Back the least of models
     counts: of few experts the line over their number says too little."""
@@ -357,12 +361,12 @@ def _exchanges(times: Times, found: dict[str, Ways], others: float) -> None:
     known = [sum(part for part in parts if part is not None) for parts in called if None not in parts]
     halves = _products(times, others, EXCHANGED_EXPERTS)
     if len(known) == len(called) and halves:
-        behind = min(2.0 * (half - _of_members(found["grouped_linear"], "backward", n)) for n, half in halves.items())
-        _put(found, "exchange", (median(known[1:]) - known[0]) / EXCHANGES[0], behind / EXCHANGES[1])
+        behind = min(2.0 * (half - _of_members(modules["grouped_linear"], "backward", n)) for n, half in halves.items())
+        _put(modules, "exchange", (median(known[1:]) - known[0]) / EXCHANGES[0], behind / EXCHANGES[1])
 
 
-def _of_members(ways: Ways, way: str, members: int) -> float:
-    return ways[f"{way}_s"] + members * ways[f"{way}_each_s"]
+def _of_members(ways: Ways, direction: str, members: int) -> float:
+    return ways[f"{direction}_s"] + members * ways[f"{direction}_each_s"]
 
 
 def layer_in_small_ops(rows: Iterable[Row]) -> tuple[float, float] | None:
@@ -386,16 +390,19 @@ def module_facts(modules: Mapping[str, Ways], layer: LayerPace, source: str) -> 
     '40 us'
     """
 
-    def fact(way: str, layers: float) -> dict[str, Any]:
-        seconds = layers * (layer.issue_s if way.startswith("forward") else layer.back_s)
+    def fact(direction: str, layers: float) -> dict[str, Any]:
+        seconds = layers * (layer.issue_s if direction.startswith("forward") else layer.back_s)
         return {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}
 
-    return {name: {way: fact(way, value) for way, value in ways.items()} for name, ways in sorted(modules.items())}
+    return {
+        name: {direction: fact(direction, value) for direction, value in ways.items()}
+        for name, ways in sorted(modules.items())
+    }
 
 
 def layer_facts(layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
     """A layer's times as a profile holds them."""
     return {
-        f"layer_{way}": {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}
-        for way, seconds in layer._asdict().items()
+        f"layer_{direction}": {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}
+        for direction, seconds in layer._asdict().items()
     }

@@ -45,32 +45,34 @@ class Times:
                 )
         by: dict[tuple[str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
         for row in rows:
-            way = "layer_bwd" if row.case.variant in WAYS_BACK else "layer_fwd"
-            beside = paces.get((row.host, row.case.op, row.case.dtype, linear_shape(row.case.shape), way))
+            pace = "layer_bwd" if row.case.variant in WAYS_BACK else "layer_fwd"
+            beside = paces.get((row.host, row.case.op, row.case.dtype, linear_shape(row.case.shape), pace))
             if row.case.variant not in PACES and beside is not None:
                 key = row.case.op, row.case.variant, row.case.dtype
                 by[key].append((row.case.shape, row.sample.median_s / beside.median_s))
         return cls(dict(by))
 
-    def one(self, op: str, variant: str, dtype: str = BF16, **sizes: int) -> float | None:
+    def median_of(self, op: str, variant: str, dtype: str = BF16, **sizes: int) -> float | None:
         """The median of what was timed of an op, of shapes with these sizes."""
         some = self.by.get((op, variant, dtype), [])
-        found = [value for shape, value in some if all(shape.get(k) == v for k, v in sizes.items())]
-        return median(found) if found else None
+        values = [value for shape, value in some if all(shape.get(k) == v for k, v in sizes.items())]
+        return median(values) if values else None
 
     def call(self, model: str, method: str, dtype: str = BF16) -> float | None:
         """A method's call in a model, without what the clocks around calls take."""
-        found = self.one(model, f"call:{method}", dtype, micro_batches=1)
-        return None if found is None else found * self.unclocked
+        called = self.median_of(model, f"call:{method}", dtype, micro_batches=1)
+        return None if called is None else called * self.unclocked
 
     @cached_property
     def unclocked(self) -> float:
         """What a dense layer takes forward over its calls, one by one; 1 where these leave something. [-]"""
-        whole = self.within(DENSE, "forward")
-        calls = [(self.one(DENSE, f"call:{method}", micro_batches=1), times) for method, times in DENSE_CALLS.items()]
-        if whole is None or any(call is None for call, _ in calls):
+        layer = self.within(DENSE, "forward")
+        calls = [
+            (self.median_of(DENSE, f"call:{method}", micro_batches=1), times) for method, times in DENSE_CALLS.items()
+        ]
+        if layer is None or any(call is None for call, _ in calls):
             return 1.0
-        return min(whole / sum(call * times for call, times in calls if call is not None), 1.0)
+        return min(layer / sum(call * times for call, times in calls if call is not None), 1.0)
 
     def layer(self, model: str, part: str, dtype: str = BF16) -> float | None:
         """What a layer more of a model adds to a part of its step."""
@@ -87,8 +89,8 @@ class Times:
 
         The difference of two sizes, two layers apart, is as uncertain as a whole layer where the host's pace changes.
         """
-        ends, found = self.ends(DENSE, part), self.by.get((model, part, BF16), [])
-        each = [(value - (ends or 0.0)) / int(shape["layers"]) for shape, value in found if shape["micro_batches"] == 1]
+        ends, timed = self.ends(DENSE, part), self.by.get((model, part, BF16), [])
+        each = [(value - (ends or 0.0)) / int(shape["layers"]) for shape, value in timed if shape["micro_batches"] == 1]
         return None if ends is None or not each else median(each)
 
     def _by_layers(self, model: str, part: str, dtype: str) -> tuple[float, float] | None:

@@ -69,10 +69,10 @@ class Fabric:
 
 
 def _measured_forms(cluster: ClusterSpec) -> dict[str, dict[int, CollectiveForm]]:
-    found: dict[str, dict[int, CollectiveForm]] = {}
+    forms: dict[str, dict[int, CollectiveForm]] = {}
     for key, curve in cluster.node.collectives.items():
-        found.setdefault(key.split()[0], {})[curve.form.group] = curve.form
-    return found
+        forms.setdefault(key.split()[0], {})[curve.form.group] = curve.form
+    return forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ def collective_time(
     total = time.total_s
     for p in sorted(set(np.asarray(group.size)[inside].tolist())):
         near = reduce(lambda best, g: g if g <= p else best, sorted(sizes))
-        here = inside & (group.size == p) & (payload > 0)
+        at_size = inside & (group.size == p) & (payload > 0)
         size = 2 if kind == "send_recv" else int(p)
-        total = np.where(here, fitted_forms.collective_s(payload, kind, sizes[near], group=size), total)
+        total = np.where(at_size, fitted_forms.collective_s(payload, kind, sizes[near], group=size), total)
     return replace(time, total_s=total)
 
 
@@ -392,18 +392,18 @@ def token_spread(
     return TokenSpread(remote_domains=(group.num_domains - 1) * domain_hit, ranks=group.size * rank_hit)
 
 
-def _hit_probability(held: ArrayK, num_experts: int, top_k: int, num_groups: int, top_groups: int) -> ArrayK:
-    """Chance that any of a token's experts is among the ``held`` ones of a place."""
+def _hit_probability(num_held: ArrayK, num_experts: int, top_k: int, num_groups: int, top_groups: int) -> ArrayK:
+    """Chance that any of a token's experts is among the ``num_held`` ones of a place."""
     per_group = num_experts / num_groups
     eligible = per_group * top_groups
-    whole = np.maximum(np.floor(held / per_group + 1e-9), 1.0)
-    in_each = np.minimum(held, per_group)
-    hit = np.zeros_like(np.asarray(held, dtype=np.float64))
+    whole_groups = np.maximum(np.floor(num_held / per_group + 1e-9), 1.0)
+    in_each = np.minimum(num_held, per_group)
+    hit = np.zeros_like(np.asarray(num_held, dtype=np.float64))
     for chosen in range(1, top_groups + 1):
         missed = np.ones_like(hit)
         for i in range(top_k):
             missed = missed * np.maximum(eligible - chosen * in_each - i, 0.0) / max(eligible - i, 1.0)
-        hit = hit + _hypergeometric(chosen, num_groups, whole, top_groups) * (1.0 - missed)
+        hit = hit + _hypergeometric(chosen, num_groups, whole_groups, top_groups) * (1.0 - missed)
     return hit
 
 
@@ -418,8 +418,8 @@ def _hypergeometric(chosen: int, total: int, marked: ArrayK, draws: int) -> Arra
     m = np.asarray(marked).astype(np.int64)
     rest = draws - chosen
     possible = (m >= chosen) & (total - m >= rest)
-    whole = log_factorial[total] - log_factorial[draws] - log_factorial[total - draws]
-    return np.where(possible, np.exp(log_choose(m, chosen) + log_choose(total - m, rest) - whole), 0.0)
+    log_draws = log_factorial[total] - log_factorial[draws] - log_factorial[total - draws]
+    return np.where(possible, np.exp(log_choose(m, chosen) + log_choose(total - m, rest) - log_draws), 0.0)
 
 
 def _ring_loads(sent_bytes: ArrayK, group: Group, intra_bytes_per_s: FloatK, fabric: Fabric) -> tuple[ArrayK, ArrayK]:

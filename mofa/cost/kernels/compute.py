@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.blocks.work import GroupedKernel, Way
+from mofa.blocks.work import GemmPass, GroupedKernel
 from mofa.cost.kernels import fitted_forms
 from mofa.cost.kernels.multi_stream import balanced_multi_stream_s
 from mofa.specs.gpu_facts import UnalignedProducts
@@ -100,7 +100,7 @@ def _batched_rate(
 
 
 def unaligned_gemm_s(
-    aligned_s: FloatN, m: FloatN, n: FloatN, k: FloatN, count: FloatN, ways: Sequence[Way], gpu: GpuSpec
+    aligned_s: FloatN, m: FloatN, n: FloatN, k: FloatN, count: FloatN, products: Sequence[GemmPass], gpu: GpuSpec
 ) -> FloatN:
     """Times of bf16 products, of those with widths that 16 bytes do not divide in place of what aligned ones take.
 
@@ -110,7 +110,7 @@ def unaligned_gemm_s(
         What :func:`gemm_s` says. (P, K) [s]
     m, n, k, count
         Their shapes; of weights' gradients ``k`` are tokens, of the others ``m``. (P, K) [-]
-    ways
+    products
         Which of a linear layer's products each row is. (P)
 
     Examples
@@ -125,15 +125,15 @@ def unaligned_gemm_s(
     >>> round(float(slow / fast), 1), bool(fast == aligned_s[1, 0])
     (8.1, True)
     """
-    n, other = np.ceil(n), np.ceil(np.where([[way == "wgrad"] for way in ways], m, k))
+    n, other = np.ceil(n), np.ceil(np.where([[product == "wgrad"] for product in products], m, k))
     beside = (n % ALIGNED_WIDTH + other % ALIGNED_WIDTH > 0.0) & (count == 1.0)
     if not beside.any():
         return aligned_s
     odd = ((n % 2.0 == 1.0) | (other % 2.0 == 1.0))[beside]
-    found = np.nonzero(beside)[0]
+    unaligned = np.nonzero(beside)[0]
     rates = gpu.curves.unaligned_products
-    even_rate, odd_rate = np.array([rates.single(way) for way in ways])[found].T
-    depth_alone = np.array([way == "fwd" for way in ways])[found] & (n[beside] % 2.0 == 0.0)
+    even_rate, odd_rate = np.array([rates.single(product) for product in products])[unaligned].T
+    depth_alone = np.array([product == "fwd" for product in products])[unaligned] & (n[beside] % 2.0 == 0.0)
     odd_rate = np.where(depth_alone, rates.forward_odd_depth.value, odd_rate)
     time_s = aligned_s.copy()
     form = gpu.curves.gemm["bf16"].form
@@ -162,13 +162,13 @@ def _distinct(columns: FloatN) -> tuple[FloatN, NDArray[np.intp]]:
     bits = np.ascontiguousarray(columns).view(np.uint64)
     kind, first, known = np.empty(total, dtype=np.intp), [], 0
     for start in range(0, total, AT_ONCE):
-        mine, of = _told_apart(bits[:, start : start + AT_ONCE])
+        first_of_block, of = _told_apart(bits[:, start : start + AT_ONCE])
         kind[start : start + AT_ONCE] = known + of
-        first.append(start + mine)
-        known += len(mine)
-    found = np.concatenate(first)
-    again, of = _told_apart(bits[:, found])
-    return columns[:, found[again]], of[kind]
+        first.append(start + first_of_block)
+        known += len(first_of_block)
+    candidates = np.concatenate(first)
+    again, of = _told_apart(bits[:, candidates])
+    return columns[:, candidates[again]], of[kind]
 
 
 def _told_apart(bits: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -220,8 +220,8 @@ def grouped_gemm_s(
     rows, groups, n, k = (np.asarray(v, dtype=float) for v in (rows, groups, n, k))
     if sequential:
         each = rows / groups
-        one = gemm_s(n, k, each, gpu, format_) if wgrad else gemm_s(each, n, k, gpu, format_)
-        return np.asarray(groups * one)
+        expert_s = gemm_s(n, k, each, gpu, format_) if wgrad else gemm_s(each, n, k, gpu, format_)
+        return np.asarray(groups * expert_s)
     if kernel == "multi-stream":
         streamed = gpu.curves.streamed[format_]
         time_s = balanced_multi_stream_s(
@@ -292,8 +292,8 @@ def attention_s(
     """
     batch, heads, kv_heads, q, pairs = _alike(batch, heads, kv_heads, q_len, pairs)
     wide_qk, wide_v = kernel_width(d_qk, backend), kernel_width(d_v, backend)
-    way = "bwd" if backward else "fwd"
-    (_, _, near_qk, near_v), curve = gpu.curves.attention_near((backend, way, wide_qk, wide_v))
+    direction = "bwd" if backward else "fwd"
+    (_, _, near_qk, near_v), curve = gpu.curves.attention_near((backend, direction, wide_qk, wide_v))
     form, wider = curve.form, (wide_qk + wide_v) / (near_qk + near_v)
     rows = np.maximum(q, 1.0)
     triangle = rows * (rows + 1.0) / 2.0

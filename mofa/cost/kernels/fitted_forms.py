@@ -47,8 +47,8 @@ def gemm_s(
     flat, out = np.stack([m, n, k, count]).reshape(4, -1), compute_s.reshape(-1)
     for start in range(0, out.size, AT_ONCE):
         part = slice(start, start + AT_ONCE)
-        kept = sustained[part] if isinstance(sustained, np.ndarray) else sustained
-        out[part] = _tiled_s(flat[:, part], form, num_sms, kept)
+        sustained_part = sustained[part] if isinstance(sustained, np.ndarray) else sustained
+        out[part] = _tiled_s(flat[:, part], form, num_sms, sustained_part)
     bytes_s = count * ((m + n) * k * element_bytes + np.asarray(output_bytes) * m * n) / form.bytes_per_s
     return form.floor_s + join(compute_s, bytes_s, form.sharpness)
 
@@ -69,7 +69,7 @@ def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float | 
     return best
 
 
-def join(one: FloatN, other: FloatN, sharpness: float) -> FloatN:
+def join(first: FloatN, other: FloatN, sharpness: float) -> FloatN:
     """Two times that overlap in part: ``(a^p + b^p)^(1/p)``.
 
     Examples
@@ -77,8 +77,8 @@ def join(one: FloatN, other: FloatN, sharpness: float) -> FloatN:
     >>> join(np.array([3.0]), np.array([4.0]), 2.0)
     array([5.])
     """
-    larger = np.maximum(np.maximum(one, other), 1e-30)
-    joined: FloatN = larger * ((one / larger) ** sharpness + (other / larger) ** sharpness) ** (1 / sharpness)
+    larger = np.maximum(np.maximum(first, other), 1e-30)
+    joined: FloatN = larger * ((first / larger) ** sharpness + (other / larger) ** sharpness) ** (1 / sharpness)
     return joined
 
 
@@ -139,10 +139,10 @@ def grouped_gemm_s(
     length = np.where(wgrad, _whole_steps(loads, small[:, None]), reduce[:, None])
     longest = np.where(tiles > 0, length, 0.0).max(axis=1)
     steps = _grouped_steps(tiles.sum(axis=1), (tiles * length).sum(axis=1), longest, small, form, num_sms)
-    if (turns := layout == 2).any():
-        overhead = np.where(small, form.small_k_overhead, form.large_k_overhead)[turns]
-        steps[turns] = _round_robin(
-            tiles[turns] / form.cluster, length[turns] + overhead[:, None], max(int(num_sms // form.cluster), 1)
+    if (is_wgrad := layout == 2).any():
+        overhead = np.where(small, form.small_k_overhead, form.large_k_overhead)[is_wgrad]
+        steps[is_wgrad] = _round_robin(
+            tiles[is_wgrad] / form.cluster, length[is_wgrad] + overhead[:, None], max(int(num_sms // form.cluster), 1)
         )
     moved = _grouped_bytes(tokens, groups, n, k, element_bytes, np.where(layout == 2, added_bytes, 0.0))
     return _grouped_total(steps, moved, groups, small, tile_m * tile_n, form, num_sms, sustained)
@@ -239,8 +239,8 @@ def _clustered(rows: FloatN, tile_m: FloatN, form: GroupedForm) -> FloatN:
 def _whole_steps(tokens: FloatN, small: NDArray[np.bool_], scattered: bool = False) -> FloatN:
     """Reduction over an expert's tokens in whole steps of the tile along k; of scattered counts the expected one."""
     step = np.where(small, 128.0, 64.0)
-    whole: FloatN = np.where(tokens > 0, tokens + step / 2, 0.0) if scattered else np.ceil(tokens / step) * step
-    return whole
+    reduced: FloatN = np.where(tokens > 0, tokens + step / 2, 0.0) if scattered else np.ceil(tokens / step) * step
+    return reduced
 
 
 def _round_robin(tiles: FloatN, length: FloatN, units: int) -> FloatN:
@@ -254,14 +254,14 @@ def _round_robin(tiles: FloatN, length: FloatN, units: int) -> FloatN:
     array([50.])
     """
     first = (np.cumsum(tiles, axis=1) - tiles) % units
-    rounds, left = np.divmod(tiles, units)
+    full_turns, left = np.divmod(tiles, units)
     # what is left goes to `left` units from the first on, round the end: marked where it begins and where it ends
     marks = np.zeros((len(tiles), 2 * units + 1))
     row = np.arange(len(tiles))[:, None]
     np.add.at(marks, (row, first.astype(np.intp)), length)
     np.add.at(marks, (row, (first + left).astype(np.intp)), -length)
-    held = np.cumsum(marks, axis=1)
-    each = held[:, :units] + held[:, units : 2 * units] + (rounds * length).sum(axis=1, keepdims=True)
+    left_length = np.cumsum(marks, axis=1)
+    each = left_length[:, :units] + left_length[:, units : 2 * units] + (full_turns * length).sum(axis=1, keepdims=True)
     busiest: FloatN = each.max(axis=1)
     return busiest
 
@@ -307,9 +307,9 @@ def attention_s(
     array([1.024, 4.096, 2.08 ])
     """
     b, hq, hkv, q, kv, d_qk, d_v = (np.asarray(x, dtype=np.float64) for x in (b, hq, hkv, q, kv, d_qk, d_v))
-    mine, other = (kv, q) if backward else (q, kv)
+    split_length, other = (kv, q) if backward else (q, kv)
     rows, columns = (128, form.block) if backward else (form.block, 128)
-    num_units = b * hq * np.ceil(mine / rows)
+    num_units = b * hq * np.ceil(split_length / rows)
     length = np.ceil(other / columns)
     ratio = max(1.0, rows / columns)
     filled = num_units / form.slots

@@ -128,20 +128,20 @@ def new_kernels(
         return 0.0
     numbers, density, weights = densities(means, spread, multiple) if places is None else places
     unseen = np.exp(-draws * density)
-    found = 0.0
-    for way in ways:
-        waves = numbers * np.array(way)[:, None, None] / selection.wave_outputs.value
+    num_new = 0.0
+    for products in ways:
+        waves = numbers * np.array(products)[:, None, None] / selection.wave_outputs.value
         alike = selection.alike_share.value * waves**-selection.alike_exponent.value
-        stretch = np.minimum(selection.unchanged_share.value, alike)
-        different = stretch * numbers / multiple
+        unchanged = np.minimum(selection.unchanged_share.value, alike)
+        different = unchanged * numbers / multiple
         change = -np.expm1(-1.0 / different)
         between = change / (1.0 - (1.0 - change) * unseen)
         reached = draws * density * different
-        near = reached / (1.0 + reached) * 2.0 * (alike - stretch) / stretch
+        near = reached / (1.0 + reached) * 2.0 * (alike - unchanged) / unchanged
         within = _within(waves, weights * between * (1.0 - unseen) / density, selection.far_reach.value)
         far = within * selection.far_share.value * np.log2(1.0 + waves)
-        found += float((weights * unseen * between**2 * np.exp(-near - far)).sum())
-    return found
+        num_new += float((weights * unseen * between**2 * np.exp(-near - far)).sum())
+    return num_new
 
 
 def most_of(mean: float, ranks: int) -> float:
@@ -181,9 +181,9 @@ def densities(means: FloatN, spread: float, multiple: float = 1.0) -> Places:
         means = means[np.linspace(0, len(means) - 1, MOST_EXPERTS).astype(int)]
     variance = means + (spread * means) ** 2
     numbers = means[:, None] + NODES * np.sqrt(variance)[:, None]
-    apart = (numbers[:, :, None] - means) ** 2 / (2.0 * variance)
+    squared_distance = (numbers[:, :, None] - means) ** 2 / (2.0 * variance)
     same = np.minimum(multiple / np.sqrt(2.0 * np.pi * variance), 1.0)
-    density = (np.exp(-apart) * same).mean(axis=-1)
+    density = (np.exp(-squared_distance) * same).mean(axis=-1)
     return np.maximum(numbers, 1.0), density, np.broadcast_to(WEIGHTS / WEIGHTS.sum() / len(means), density.shape)
 
 

@@ -74,22 +74,22 @@ def loading(
     if load_s == 0.0 or not (some and any(map(anywhere, some))):  # nearly always
         return tape, list(seconds), list(issue)
     out: list[tuple[Op, FloatK, FloatK]] = []
-    at = 0
-    while at < len(tape.ops):
-        end = _end(tape.ops, at)
-        loop = list(zip(tape.ops[at:end], seconds[at:end], issue[at:end], strict=True))
+    begin = 0
+    while begin < len(tape.ops):
+        end = _end(tape.ops, begin)
+        loop = list(zip(tape.ops[begin:end], seconds[begin:end], issue[begin:end], strict=True))
         first = [op for op, *_ in loop if not op.repeated]
         loads = sum((where(op.present, op.loads, 0.0) for op in first), 0.0)
         if anywhere(loads):
             ahead = maximum(sum((s - i for _, s, i in loop), 0.0), 0.0)
             idle = where(ahead < load_s, load_s - ahead / 2.0, load_s**2 / (2.0 * maximum(ahead, load_s)))
-            name = tape.ops[at].name
+            name = tape.ops[begin].name
             if drained:
                 out.append((Op(f"{name}.waits", "host", HostSync(), launches=0, present=loads > 0.0), 0.0, 0.0))
             out.append((Op(f"{name}.loads", "host_idle", Stream(0.0), launches=0), loads * idle, 0.0))
             out.append((Op(f"{name}.loaded", "host", None, launches=0), 0.0, loads * load_s))
         out += loop
-        at = end
+        begin = end
     ops, took, issued = zip(*out, strict=True)
     return replace(tape, ops=ops), list(took), list(issued)
 
@@ -99,9 +99,9 @@ def idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
     return sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.family == "host_idle"], 0.0)
 
 
-def _end(ops: tuple[Op, ...], at: int) -> int:
+def _end(ops: tuple[Op, ...], begin: int) -> int:
     """Where the loop ends that begins at an op; behind it where it is in none."""
-    end = at + 1
-    while anywhere(ops[at].expert_loops > 1.0) and end < len(ops) and anywhere(ops[end].expert_loops > 1.0):
+    end = begin + 1
+    while anywhere(ops[begin].expert_loops > 1.0) and end < len(ops) and anywhere(ops[end].expert_loops > 1.0):
         end += 1
     return end

@@ -117,16 +117,16 @@ def _tile(
     tall, wide, rate = (np.repeat(axis, len(single.splits)) for axis in np.array(single.tiles, dtype=np.float64).T)
     split = np.tile(np.array(single.splits, dtype=np.float64), len(single.tiles))
     flat = np.stack(np.broadcast_arrays(rows, columns, length)).reshape(3, -1)
-    found = np.empty(flat.shape[1], dtype=np.intp)
+    fastest = np.empty(flat.shape[1], dtype=np.intp)
     for start in range(0, flat.shape[1], AT_ONCE):
         m, n, k = flat[:, None, start : start + AT_ONCE]
         t, w, r, s = (axis[:, None] for axis in (tall, wide, rate, split))
         waves = np.ceil(np.maximum(np.ceil(m / t) * np.ceil(n / w), 1.0) * s / num_sms)
         took = waves * t * w * 2.0 * num_sms / r * (np.ceil(k / (STEP * s)) * STEP + single.k_overhead)
         took = took + np.where(s > 1, s * m * n * single.split_bytes / single.bytes_per_s + single.split_s, 0.0)
-        found[start : start + AT_ONCE] = took.argmin(axis=0)
+        fastest[start : start + AT_ONCE] = took.argmin(axis=0)
     shape = np.broadcast_shapes(rows.shape, columns.shape, length.shape)
-    tile_m, tile_n, speed, splits = (np.asarray(axis[found].reshape(shape)) for axis in (tall, wide, rate, split))
+    tile_m, tile_n, speed, splits = (np.asarray(axis[fastest].reshape(shape)) for axis in (tall, wide, rate, split))
     return tile_m, tile_n, speed, splits
 
 

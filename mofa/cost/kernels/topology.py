@@ -173,29 +173,29 @@ def process_groups(
     if len({x.shape for x in columns}) > 1:
         columns = list(np.broadcast_arrays(*columns))
     tp_, cp_, pp_, dp_, ep_, etp_, shard = (np.maximum(x, 1) for x in columns)
-    one = np.ones_like(tp_)
+    adjacent = np.ones_like(tp_)
     stage = tp_ * cp_ * dp_
     replicas = np.maximum(dp_ // shard, 1)
     edp = np.maximum(stage // (etp_ * ep_), 1)
     eshard = np.maximum(edp // replicas, 1)
     ranges: Mapping[str, tuple[IntK, IntK]] = {
-        "tp": (tp_, one),
+        "tp": (tp_, adjacent),
         "cp": (cp_, tp_),
         "dp": (dp_, tp_ * cp_),
         "pp": (pp_, stage),
-        "tp_cp": (tp_ * cp_, one),
+        "tp_cp": (tp_ * cp_, adjacent),
         "dp_cp": (dp_ * cp_, tp_),
-        "tp_dp_cp": (stage, one),
+        "tp_dp_cp": (stage, adjacent),
         "dp_shard_cp": (shard * cp_, tp_),
         "dp_replicate": (replicas, tp_ * cp_ * shard),
         "embd": (np.minimum(pp_, 2), stage * np.maximum(pp_ - 1, 1)),
-        "etp": (etp_, one),
+        "etp": (etp_, adjacent),
         "ep": (ep_, etp_),
         "edp": (edp, etp_ * ep_),
-        "etp_ep": (etp_ * ep_, one),
+        "etp_ep": (etp_ * ep_, adjacent),
         "edp_shard": (eshard, etp_ * ep_),
         "edp_replicate": (replicas, etp_ * ep_ * eshard),
-        "world": (stage * pp_, one),
+        "world": (stage * pp_, adjacent),
     }
     world = stage * pp_
     domain, own_node = domain_of_job(world, node), np.full_like(world, node.gpus_per_node)

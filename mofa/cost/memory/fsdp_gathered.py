@@ -21,4 +21,4 @@ def unsharded(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
     the whole ones. (n, R) each [B, -]"""
     shards, grid = rows.shards, rows.grid
     each = rows.framework.grads_bytes_per_param * held_width(rows.workload, rows.mode.precision) / 4.0
-    return shards.whole(2.0)[grid], shards.sharded(each)[grid] / np.maximum(grads, 1.0)
+    return shards.unsharded(2.0)[grid], shards.sharded(each)[grid] / np.maximum(grads, 1.0)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mofa.blocks.op import Op
-from mofa.blocks.work import Attention, Gemm, Stream, Way
+from mofa.blocks.work import Attention, Gemm, GemmPass, Stream
 from mofa.calibrate.cases import Case
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes.routed import BY_BYTES, BYTES
@@ -102,7 +102,7 @@ def test_unaligned_products_of_another_gpu_keep_the_shares() -> None:
 @given(st.lists(st.tuples(SIZE, SIZE, SIZE), min_size=1, max_size=6), st.sampled_from(["fwd", "dgrad", "wgrad"]))
 @settings(max_examples=50, deadline=None)
 def test_unaligned_products_are_timed_together_as_alone_and_no_faster(
-    shapes: list[tuple[int, int, int]], way: Way
+    shapes: list[tuple[int, int, int]], way: GemmPass
 ) -> None:
     m, n, k = (np.array(x, dtype=float)[:, None] for x in zip(*shapes, strict=True))
     aligned, one = gemm_s(m, n, k, GPU), np.ones((len(shapes), 1))

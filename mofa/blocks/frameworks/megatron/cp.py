@@ -165,11 +165,11 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
         ctx.micro_batch, heads, length, pairs * (1.0 - share), a.d_qk, a.d_v, kv_heads=kv_heads, backend=backend,
         masked_pairs=0.0 if windowed else where(s.gathers, _masked_pairs(ctx), 0.0),
     )  # fmt: skip
-    kept = where(s.gathers, 2.0 * cp * s.kv + 0.5 * s.out + 0.5 * s.kv, where(s.ring, s.kv + s.query, 0.0))
+    scratch = where(s.gathers, 2.0 * cp * s.kv + 0.5 * s.out + 0.5 * s.kv, where(s.ring, s.kv + s.query, 0.0))
     at_once = where(s.gathers, 2.0, 1.0)
     saved = (q, k, v, *(x for x in received if x == "attn.kv_received"), out, lse)
     b.add(Op("attn.core", "attention", last, (q, k, v, *received, *first), (out, lse), saved,
-             launches=at_once, back=Back(0.0, 3.0 * at_once, attention_backward_scratch(ctx) + kept)))  # fmt: skip
+             launches=at_once, back=Back(0.0, 3.0 * at_once, attention_backward_scratch(ctx) + scratch)))  # fmt: skip
     return _merged(b, ctx, s, out, (side, *received))
 
 
@@ -199,7 +199,7 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
     makes a second copy of all, in order.
     """
     cp, steps = ctx.cp, maximum(ctx.cp - 1.0, 0.0)
-    found: list[str] = []
+    arrived: list[str] = []
     if anywhere(s.ring):
         joined = b.tensor(
             "attn.kv_joined", where(s.ring, where(cp > 2, 2.0, 1.0) * s.kv, 0.0), "buffer", grad=False, sent=s.ring
@@ -215,18 +215,18 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
         received = b.tensor("attn.kv_received", where(s.ring, s.kv, 0.0), "buffer", grad=False, sent=s.ring)
         b.add(Op("attn.kv_ring", "cp", Collective("send_recv", "cp", steps * s.kv), (joined,), (received,),
                  present=s.ring, stream="cp", launches=2.0 * steps))  # fmt: skip
-        found += [joined, received]
+        arrived += [joined, received]
     if anywhere(s.gathers):
         none = b.tensor("attn.none", 0.0 * s.kv, grad=False)
         b.add(Op("attn.none", "memory_bound", None, (), (none,), launches=0))
-        whole = b.tensor("attn.kv_gathered", where(s.gathers, cp * s.kv, 0.0), "buffer", grad=False)
-        b.add(Op("attn.kv_gather", "cp", Collective("all_gather", "cp", cp * s.kv), (none, k, v), (whole,),
+        gathered = b.tensor("attn.kv_gathered", where(s.gathers, cp * s.kv, 0.0), "buffer", grad=False)
+        b.add(Op("attn.kv_gather", "cp", Collective("all_gather", "cp", cp * s.kv), (none, k, v), (gathered,),
                  present=s.gathers, stream="cp", launches=2.0))  # fmt: skip
         ordered = b.tensor("attn.kv_ordered", where(s.gathers, cp * s.kv, 0.0), "buffer", grad=False)
-        b.add(Op("attn.kv_order", "memory_bound", Stream(2.0 * cp * s.kv, ORDER), (whole,), (ordered,),
+        b.add(Op("attn.kv_order", "memory_bound", Stream(2.0 * cp * s.kv, ORDER), (gathered,), (ordered,),
                  present=s.gathers, launches=2.0))  # fmt: skip
-        found.append(ordered)
-    return tuple(found)
+        arrived.append(ordered)
+    return tuple(arrived)
 
 
 def _side(ctx: Context, s: _Sizes) -> ArrayK:
@@ -270,7 +270,7 @@ def _scattered(b: TapeBuilder, ctx: Context, s: _Sizes, k: str) -> str:
     return b.add(Op("attn.k.scatter", "memory_bound", None, (k,), (out,), view=True, launches=0, back=back))
 
 
-def _merged(b: TapeBuilder, ctx: Context, s: _Sizes, out: str, held: tuple[str, ...]) -> str:
+def _merged(b: TapeBuilder, ctx: Context, s: _Sizes, out: str, received: tuple[str, ...]) -> str:
     """What joins the steps' outputs, and back their gradients; queries' own are added up as those of two readers.
 
     A ring copies the first output (2 times its bytes) and merges each other into it (3) by compiled functions, two a
@@ -297,6 +297,6 @@ def _merged(b: TapeBuilder, ctx: Context, s: _Sizes, out: str, held: tuple[str, 
                 launches=where(s.ring, 5.0 + 3.0 * later, 10.0))  # fmt: skip
     merged = b.tensor("attn.merged", 0.0 * s.out, grad_bytes=s.out)
     return b.add(
-        Op("attn.merge", "memory_bound", Stream(moved, "copy"), (out, *held), (merged,), view=True, present=present,
+        Op("attn.merge", "memory_bound", Stream(moved, "copy"), (out, *received), (merged,), view=True, present=present,
            launches=where(s.ring, 2.0 + 3.0 * steps, 3.0), guarded=where(s.ring, 2.0 * steps, 0.0), back=back)
     )  # fmt: skip

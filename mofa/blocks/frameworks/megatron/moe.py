@@ -132,15 +132,15 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     hold(b, "moe", received)
     if not all_to_all:
         renew(b)
-    rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if anywhere(ctx.etp > 1):
-        received = _gather(b, ctx, received, "moe.etp_gather", rows * row, kept * row)
-        weights = _gather(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, kept * WEIGHT)
-    received, weights = sort(b, ctx, received, weights, rows, kept)
+        received = _gather(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
+        weights = _gather(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, memory_rows * WEIGHT)
+    received, weights = sort(b, ctx, received, weights, rows, memory_rows)
     if not fills(ctx):
         _synchronise(b, ctx, on_host, "moe.end_sync", opposite(split))
-    y = experts(b, ctx, received, rows, kept, weights=(weights,))
-    y = unsort(b, ctx, y, rows, kept)
+    y = experts(b, ctx, received, rows, memory_rows, weights=(weights,))
+    y = unsort(b, ctx, y, rows, memory_rows)
     if anywhere(ctx.etp > 1):
         scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
         y = b.add(
@@ -222,7 +222,7 @@ def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK)
 
 
 def experts(
-    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, activate: Activation = activation,
+    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, memory_rows: ArrayK, activate: Activation = activation,
     weights: tuple[str, ...] = (),
 ) -> str:  # fmt: skip
     """The routed experts: a grouped product each for gate-and-up and for down, the probability in the activation.
@@ -237,27 +237,29 @@ def experts(
     n = 2 * f if gated else f
     sequential = ctx.framework.experts == "sequential"
     launches = local if sequential else 1
-    actual, pads = (rows, kept), ctx.fp8 is not None and not fills(ctx)
+    actual, pads = (rows, memory_rows), ctx.fp8 is not None and not fills(ctx)
     b.part = "experts"
     if pads:
-        x = fp8.pad(b, ctx, x, rows, kept)
-        rows, kept = fp8.padded(ctx, rows), fp8.padded(ctx, kept)
+        x = fp8.pad(b, ctx, x, rows, memory_rows)
+        rows, memory_rows = fp8.padded(ctx, rows), fp8.padded(ctx, memory_rows)
     begin(b, "experts", call(ctx, "experts"))
     since = len(b.ops)
-    operand = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, kept), hidden, n)
-    fc1 = _products(b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", kept * n * e), (rows, n, hidden))
+    operand = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, memory_rows), hidden, n)
+    fc1 = _products(b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", memory_rows * n * e), (rows, n, hidden))
     issue(b, since, grouped(ctx))
-    act = activate(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act", launches)
+    act = activate(b, ctx, fc1, "experts", memory_rows * f, rows * f, "moe.moe_act", launches)
     fused = gated and ctx.framework.fused_swiglu
     if not fused:
-        act = _by_probability(b, act, kept * f * e, rows * f * e, launches)
+        act = _by_probability(b, act, memory_rows * f * e, rows * f * e, launches)
     if weights:
         b.ops[-1] = _weighted(b.ops[-1], weights, rows * f if fused else 0.0, float(spec.expert_hidden))
     since = len(b.ops)
-    operand = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, kept), f, hidden)
-    out = _products(b, ctx, operand, "experts.fc2", b.tensor("experts.out", kept * hidden * e), (rows, hidden, f))
+    operand = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, memory_rows), f, hidden)
+    out = _products(
+        b, ctx, operand, "experts.fc2", b.tensor("experts.out", memory_rows * hidden * e), (rows, hidden, f)
+    )
     issue(b, since, grouped(ctx))
-    out = expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
+    out = expert_bias(b, ctx, out, rows, memory_rows) if spec.expert_bias and not sequential else out
     out = fp8.unpad(b, ctx, out, *actual) if pads else out
     b.part = ""
     return out
@@ -284,14 +286,14 @@ def _products(
     rows, n, k = shape
     local, sequential = ctx.local_experts, ctx.framework.experts == "sequential"
     grads, params = weight_grad(ctx), local * n * k
-    apart, added = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
+    grad_bytes, added = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
     kernel: GroupedKernel = ctx.framework.grouped_kernel if ctx.fp8 is None else "one"
     streamed = kernel == "multi-stream" or ctx.fp8 is not None
-    within = added if streamed and not sequential and not apart else 0.0
+    within = added if streamed and not sequential and not grad_bytes else 0.0
     work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=sequential, kernel=kernel, added_bytes=within)
     return b.add(
         Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1, prepared=ready,
-           weight=name, weight_params=params, weight_bytes=params * apart / (local if sequential else 1.0),
+           weight=name, weight_params=params, weight_bytes=params * grad_bytes / (local if sequential else 1.0),
            accumulate_bytes_per_param=added - within, num_weights=local, choices=local * ctx.unseen,
            loads=local * ctx.new_kernels / 4.0, loops_met=ctx.loops_met)
     )  # fmt: skip
@@ -309,14 +311,14 @@ def _weighted(op: Op, weights: tuple[str, ...], elements: FloatK, width: float) 
     )
 
 
-def _by_probability(b: TapeBuilder, act: str, kept: ArrayK, moved: ArrayK, launches: FloatK) -> str:
+def _by_probability(b: TapeBuilder, act: str, kept_bytes: ArrayK, moved: ArrayK, launches: FloatK) -> str:
     """The activation times its tokens' 16-bit probabilities, where no fused function does that as SwiGLU's does.
 
     mlp.py:174-229 (``per_token_scale``), moe/experts.py. The activation is kept for the probabilities' gradient;
     backward multiplies twice, and sums the rows of the one product beside the other.
     """
-    out = b.tensor("experts.weighted", kept)
-    back = Back(6.0 * moved, 3 * launches, kept, like="mul")
+    out = b.tensor("experts.weighted", kept_bytes)
+    back = Back(6.0 * moved, 3 * launches, kept_bytes, like="mul")
     work = Stream(2.0 * moved, "mul")
     return b.add(
         Op("experts.weight", "memory_bound", work, (act,), (out,), (act,), region="moe.moe_act", launches=launches,
@@ -324,7 +326,7 @@ def _by_probability(b: TapeBuilder, act: str, kept: ArrayK, moved: ArrayK, launc
     )  # fmt: skip
 
 
-def expert_bias(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK) -> str:
+def expert_bias(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, memory_rows: ArrayK) -> str:
     """The second products' biases times the probabilities, expert by expert in eager ops, and their concatenation.
 
     moe/experts.py, ``TEGroupedMLP._apply_bias``; the first products add theirs themselves. An expert's rows are
@@ -333,9 +335,9 @@ def expert_bias(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK
     """
     local, element = ctx.local_experts, ctx.element
     elements = rows * float(ctx.model.hidden)
-    out = b.tensor("experts.biased", kept * float(ctx.model.hidden) * element)
+    out = b.tensor("experts.biased", memory_rows * float(ctx.model.hidden) * element)
     back = Back(8 * elements * element, 5 * local + 1, like="mul")
     return b.add(
         Op("experts.bias", "memory_bound", Stream(6 * elements * element, "residual_add"), (x,), (out,),
-           scratch=2 * kept * float(ctx.model.hidden) * element, launches=3 * local + 1, back=back)
+           scratch=2 * memory_rows * float(ctx.model.hidden) * element, launches=3 * local + 1, back=back)
     )  # fmt: skip
