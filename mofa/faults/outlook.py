@@ -30,7 +30,7 @@ LEAST_QUICK = 1e-3
 
 
 @dataclass(frozen=True)
-class Way:
+class RestartPath:
     """A way back: the share of failures that take it, the lowest level of checkpoints that survives, whether a node is
     replaced, and its seconds per candidate. (n,)"""
 
@@ -41,7 +41,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptLevel:
     """A level of checkpoints of n candidates: where it is kept, for how long one blocks computing and from then until
     it can be restored, and behind every how manieth segment. (n,) [s], [-]"""
 
@@ -62,10 +62,10 @@ class Outlook:
 
     mtbf_s: FloatN
     interval_s: FloatN
-    levels: tuple[Kept, ...]
+    levels: tuple[KeptLevel, ...]
     restart_s: FloatN
     parts: dict[str, FloatN]
-    ways: tuple[Way, ...]
+    restart_paths: tuple[RestartPath, ...]
     spares: IntN
     repair_s: float
     absence: Absence | None = None
@@ -82,7 +82,7 @@ class Outlook:
             cost, step = float(self.absence.cost_s[i]), min(float(self.absence.step_s[i]), work_s)
             return LongRun(work_s, step, (Level(0.0),), (Kind(1.0, cost),), clock or Clock(float(self.mtbf_s[i])))
         levels = tuple(Level(float(x.block_s[i]), int(x.every[i]), float(x.persist_s[i])) for x in self.levels)
-        kinds = tuple(Kind(float(w.share[i]), float(w.seconds[i]), w.level, w.takes_node) for w in self.ways)
+        kinds = tuple(Kind(float(w.share[i]), float(w.seconds[i]), w.level, w.takes_node) for w in self.restart_paths)
         interval = min(float(self.interval_s[i]), work_s)
         waits = int(self.spares[i]) or None
         return LongRun(work_s, interval, levels, kinds, clock or Clock(float(self.mtbf_s[i])), waits, self.repair_s)
@@ -175,12 +175,15 @@ def outlook(
     step, standing_by = step + zero, standing_by + zero.astype(np.int64)
     work = np.asarray(work_s, dtype=np.float64) + zero
     mtbf = job_mtbf_s(failures_per_node_day(reliability, gpus_per_node) * factor, nodes) + zero
-    ways = _ways_back(reliability, restart, spec, times, ranks, standing_by > 0, mtbf * nodes, zero)
-    shares, seconds = np.stack([w.share for w in ways], axis=-1), np.stack([w.seconds for w in ways], axis=-1)
+    restart_paths = _restart_paths(reliability, restart, spec, times, ranks, standing_by > 0, mtbf * nodes, zero)
+    shares, seconds = (
+        np.stack([w.share for w in restart_paths], axis=-1),
+        np.stack([w.seconds for w in restart_paths], axis=-1),
+    )
     once = effective_restart_s(seconds, shares, mtbf)
-    gone = sum((w.share for w in ways if w.takes_node), zero)
+    gone = sum((w.share for w in restart_paths if w.takes_node), zero)
     waiting = np.where(standing_by > 0, waiting_share(gone / mtbf, restart.repair_s.value, standing_by), 0.0)
-    facts = _Facts(faults, times, step, work, mtbf, ways, shares, seconds, once, waiting)
+    facts = _Facts(faults, times, step, work, mtbf, restart_paths, shares, seconds, once, waiting)
     absence = None
     if faults.recovery == "replica":
         # those that share a node fail together
@@ -190,7 +193,7 @@ def outlook(
         interval, levels, parts = _waiting_for_levels(facts, interval_s, every)
     else:
         interval, levels, parts = _writing_behind(facts, interval_s)
-    return Outlook(mtbf, interval, levels, once, parts, ways, standing_by, restart.repair_s.value, absence)
+    return Outlook(mtbf, interval, levels, once, parts, restart_paths, standing_by, restart.repair_s.value, absence)
 
 
 def _absence(facts: _Facts, num_ranks: FloatN, num_replicas: FloatN, spares: IntN) -> Absence:
@@ -231,14 +234,14 @@ def _path_s(restart: RestartSpec, has_spares: NDArray[np.bool_]) -> dict[Recover
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the course of n candidates follows from; ``shares`` and ``seconds`` (n, ways), the others (n,)."""
+    """What the course of n candidates follows from; ``shares`` and ``seconds`` (n, restart_paths), the others (n,)."""
 
     faults: FaultSpec
     times: CheckpointTimes
     step_s: FloatN
     work_s: FloatN
     mtbf_s: FloatN
-    ways: tuple[Way, ...]
+    restart_paths: tuple[RestartPath, ...]
     shares: FloatN
     seconds: FloatN
     restart_s: FloatN
@@ -246,7 +249,7 @@ class _Facts:
 
     def of_level(self, level: int) -> tuple[FloatN, FloatN]:
         """Share of failures of which a level is the lowest to survive, and one restart time for them; 0, 0 of none."""
-        of_level = np.array([w.level == level for w in self.ways])
+        of_level = np.array([w.level == level for w in self.restart_paths])
         total = self.shares[:, of_level].sum(axis=-1, keepdims=True)
         if not np.any(total > 0):
             return np.zeros_like(self.mtbf_s), np.zeros_like(self.mtbf_s)
@@ -257,7 +260,7 @@ class _Facts:
 
 def _waiting_for_levels(
     facts: _Facts, interval_s: ArrayLike | None, every: Sequence[ArrayLike] | None
-) -> tuple[FloatN, tuple[Kept, ...], dict[str, FloatN]]:
+) -> tuple[FloatN, tuple[KeptLevel, ...], dict[str, FloatN]]:
     """Interval, levels and ledger where computing waits for copies of every level."""
     times, zero, places = facts.times, np.zeros_like(facts.step_s), LEVELS[facts.faults.checkpoint.mode]
     takes = {"host": times.copy_s, "peers": times.blocking_peer_s, "storage": times.blocking_s}
@@ -277,13 +280,13 @@ def _waiting_for_levels(
     shares = level_shares(interval, ratios, block, mtbf, parts, back)
     shares = {name: value * (1 - facts.waiting) for name, value in shares.items()}
     spans = list(itertools.accumulate([zero + 1.0, *ratios], np.multiply))
-    levels = tuple(Kept(where, b, zero, e + zero) for where, b, e in zip(places, block, spans, strict=True))
+    levels = tuple(KeptLevel(where, b, zero, e + zero) for where, b, e in zip(places, block, spans, strict=True))
     return interval, levels, {**shares, "waiting": facts.waiting + zero}
 
 
 def _writing_behind(
     facts: _Facts, interval_s: ArrayLike | None, absence: Absence | None = None
-) -> tuple[FloatN, tuple[Kept, ...], dict[str, FloatN]]:
+) -> tuple[FloatN, tuple[KeptLevel, ...], dict[str, FloatN]]:
     """Interval, levels and ledger of one level, or of a fast one with storage written behind it."""
     spec, times, step, mtbf = facts.faults.checkpoint, facts.times, facts.step_s, facts.mtbf_s
     zero, once, waiting = np.zeros_like(step), facts.restart_s, facts.waiting
@@ -326,14 +329,14 @@ def _writing_behind(
         outlooks = [course(_whole_steps(facts.faults, w, bound, step, facts.work_s)) for w in wanted]
         interval, segments, parts = _best(outlooks)
     *quicker, safe = LEVELS[spec.mode]
-    levels = tuple(Kept(where, block, zero if fast is None else fast, zero + 1.0) for where in quicker)
-    return interval, (*levels, Kept(safe, block, persist, segments)), parts
+    levels = tuple(KeptLevel(where, block, zero if fast is None else fast, zero + 1.0) for where in quicker)
+    return interval, (*levels, KeptLevel(safe, block, persist, segments)), parts
 
 
-def _ways_back(
+def _restart_paths(
     reliability: ReliabilitySpec, restart: RestartSpec, spec: CheckpointSpec, times: CheckpointTimes, num_ranks: FloatN,
     has_spares: NDArray[np.bool_], node_mtbf_s: FloatN, zero: FloatN,
-) -> tuple[Way, ...]:  # fmt: skip
+) -> tuple[RestartPath, ...]:  # fmt: skip
     """Each kind's restart: detection, isolation, its path, setting up, loading, warming up.
 
     With peers, a node's states are gone where one of its peers fails while it is being replaced; nodes are taken to
@@ -343,19 +346,21 @@ def _ways_back(
     path = {name: zero + seconds for name, seconds in _path_s(restart, has_spares).items()}
     host, peers, safe = len(LEVELS[spec.mode]) > 1, "peers" in LEVELS[spec.mode], len(LEVELS[spec.mode]) - 1
     total = sum(kind.share.value for kind in reliability.kinds)
-    ways = []
+    restart_paths = []
     for kind in reliability.kinds:
         share, node = zero + kind.share.value / total, kind.path == "node"
         before = kind.detect_s.value + kind.isolate_s.value + path[kind.path] + common
         if host and not node:
-            ways.append(Way(share, 0, node, before + times.copy_s))
+            restart_paths.append(RestartPath(share, 0, node, before + times.copy_s))
         elif node and peers:
             second = -np.expm1(-(spec.copies - 1) * before / node_mtbf_s)
-            ways.append(Way(share * (1 - second), safe - 1, node, before + times.copy_s + times.peer_s))
-            ways.append(Way(share * second, safe, node, before + times.load_s))
+            restart_paths.append(
+                RestartPath(share * (1 - second), safe - 1, node, before + times.copy_s + times.peer_s)
+            )
+            restart_paths.append(RestartPath(share * second, safe, node, before + times.load_s))
         else:
-            ways.append(Way(share, safe, node, before + times.load_s))
-    return tuple(ways)
+            restart_paths.append(RestartPath(share, safe, node, before + times.load_s))
+    return tuple(restart_paths)
 
 
 def _filling(interval: FloatN, block: FloatN, persist: FloatN, step: FloatN, more: float) -> FloatN:
