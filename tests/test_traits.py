@@ -157,7 +157,7 @@ class Renamed:
 
     def of(self, name: str) -> str:
         """A name that says nothing."""
-        return self.names.setdefault(name, f"n{len(self.names) * 7919 % 100_003}") if name else ""
+        return self.names.setdefault(name, f"n{len(self.names) * 7919 % 100_003}.") if name else ""
 
     def all_of(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(self.of(name) for name in names)
@@ -201,6 +201,9 @@ def _numbers(of: object) -> list[float]:
         ("megatron-local", "mixtral-8x7b", "ep=8 pp=1 micro_batch=1 recompute=full"),
         ("torchtitan", "llama3-8b", "tp=2 sp=true micro_batch=1 recompute=ops"),
         ("torchtitan", "llama3-8b", "tp=4 pp=2 sp=true micro_batch=1 recompute=none"),
+        ("torchtitan", "llama3-8b", "pp=2 schedule=zbv vpp=2 micro_batch=1 recompute=none"),
+        ("torchtitan", "qwen3-30b-a3b", "pp=2 schedule=interleaved-zb vpp=2 ep=4 micro_batch=1 recompute=full"),
+        ("torchtitan", "deepseek-v2-lite", "pp=2 schedule=zbv vpp=2 ep=2 micro_batch=1 recompute=full"),
         ("torchtitan", "deepseek-v2-lite", "ep=4 micro_batch=1 recompute=full"),
         ("torchtitan", "qwen3-30b-a3b", "tp=2 sp=true ep=4 etp=1 micro_batch=1 recompute=full"),
     ],

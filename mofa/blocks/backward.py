@@ -57,7 +57,7 @@ class _Differentiator:
         self.replayed: set[str] = set()
         self.behind = self._behind_chunks()
         self.framed = self._framed() if recompute.reentrant else {}
-        self.given: set[str] = set()
+        self.given: dict[str, None] = {}
         self.let_go: list[Op] = []  # hold what the op before them reads for some candidates alone
         self.lingers: tuple[str, ...] = ()
 
@@ -71,7 +71,7 @@ class _Differentiator:
             if group in self.framed:
                 if group in self.recompute.checkpoint and group not in self.replayed:
                     self._replay(group)  # a function of its own: all of it is made again before anything goes back
-                self.given.update(self.grads[w] for w in self.framed[group].outputs if w in self.grads)
+                self.given |= dict.fromkeys(self.grads[w] for w in self.framed[group].outputs if w in self.grads)
             began = len(self.ops)
             self._differentiate(op)
             self._issue(op, began)
@@ -112,11 +112,11 @@ class _Differentiator:
         out: dict[str, _Frame] = {}
         for group in {g for g in self.group_of.values() if g and not g.startswith(CHUNK)}:
             ops = [op for op in self.forward.ops if self.group_of[op.name] == group]
-            made = {w for op in ops for w in op.writes}
+            made = dict.fromkeys(w for op in ops for w in op.writes)
             inputs = tuple(dict.fromkeys(r for op in ops for r in op.reads if r not in made))
             later = {r for op in self.forward.ops if self.group_of[op.name] != group for r in op.reads}
             outputs = tuple(w for w in made if w in later or w in self.forward.outputs)
-            out[group] = _Frame(ops[0].name, inputs, tuple(sorted(outputs)))
+            out[group] = _Frame(ops[0].name, inputs, outputs)
         return out
 
     def _return_from(self, group: str) -> None:
@@ -124,9 +124,9 @@ class _Differentiator:
         if group not in self.replayed and group != "full":
             return
         frame = self.framed[group]
-        grads = tuple(sorted(self.given))
+        grads = tuple(self.given)
         again = tuple(f"{w}~" for w in frame.outputs if f"{w}~" in self.tensors)
-        self.given = set()
+        self.given = {}
         frame_tensors = tuple(h for n in frame.inputs if self.forward.tensors[n].grad and (h := self._frame_tensor(n)))
         self.ops.append(Op(f"{group} returns", "memory_bound", None, (*frame_tensors, *again, *grads), (), launches=0))
         if self.group_of.get(RENEWAL) == group:
@@ -244,6 +244,7 @@ class _Differentiator:
                 op._replace(
                     name=f"{op.name}~",
                     repeated=True,
+                    origin=op.name,
                     family=op.family if comm else "recompute",
                     reads=reads,
                     writes=tuple(f"{w}~" for w in op.writes),

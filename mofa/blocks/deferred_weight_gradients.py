@@ -71,8 +71,8 @@ class _Groups:
                         origin=op.name,
                     )
                 ]
-        latent = "wkv_a" in of
-        self.names = sorted(of, key=lambda name: _place(name, latent))
+        registered_at = {op.name: op.registered_at for op in forward.ops}
+        self.names = sorted(of, key=registered_at.__getitem__)
         self.ops = [of[name] for name in self.names]
         self.rest = [op for ops in made.values() for op in ops]  # what data parallelism adds of them all
         self.last = self._last_behind()
@@ -94,21 +94,27 @@ class _Groups:
         """Behind which weight a saved tensor is let go, by its name; the number of weights where none does."""
         number = {name: i for i, name in enumerate(self.names)}
         out: dict[str, int] = {}
-        again = {op.name for op in self.again}
+        again = {op.origin for op in self.again}
         for op in self.forward.ops:
-            if f"{op.name}~" not in again:
+            if op.name not in again:
                 continue
             own = number.get(op.name, self.last[op.name] if last else len(self.names))
             for name in op.saves:
                 out[name] = max(out.get(name, _NEVER), own)
         return out
 
+    def _copies(self) -> dict[str, str]:
+        """What is made again of each of the forward's tensors."""
+        made = {op.name: op.writes for op in self.forward.ops}
+        return {name: copy for op in self.again for name, copy in zip(made[op.origin], op.writes, strict=True)}
+
     def weights(self, *, last: bool) -> Tape:
         """For each weight the block again, its gradient, and what is let go behind it."""
         ops: list[Op] = []
         tensors: dict[str, Tensor] = dict(self.backward.tensors)
         makes = [w for op in self.again for w in op.writes]
-        gone = {f"{name}~": weight_index for name, weight_index in self._gone(last).items()}
+        copies = self._copies()
+        gone = {copies[name]: weight_index for name, weight_index in self._gone(last).items() if name in copies}
         saved = [name for name in makes if name in gone]
         let_go_behind: dict[int, list[str]] = {}
         before: list[str] = []
@@ -148,17 +154,6 @@ def _weight_of(op: Op, tensors: dict[str, Tensor]) -> str:
     if op.origin or op.part == "fsdp":
         return op.origin
     return tensors[op.reads[0]].weight if op.reads else ""
-
-
-def _place(name: str, latent: bool) -> tuple[int, str]:
-    """Where torchtitan registers a weight: attention, the feed-forward's three matrices by their names, experts before
-    the router and the shared ones; both norms last, in blocks with latent attention between the two
-    (models/llama3/model/model.py, deepseek_v3/model/model.py, moe/moe.py)."""
-    if name in ("attn_norm", "mlp_norm"):
-        return (1 if latent else 6), ""
-    part = name.partition(".")[0]
-    place = {"mlp": 2, "experts": 3, "router": 4, "shared": 5}.get(part, 0)
-    return place, name if place else ""
 
 
 def is_norm(op: Op) -> bool:

@@ -38,7 +38,7 @@ def saved_tensors(op: Op) -> int:
         return 2
     if isinstance(work, Grouped):
         return 3  # the ends of the groups too
-    if op.name.endswith("norm"):
+    if op.purpose == "norm":
         return NORM_SAVES
     if isinstance(work, Stream) and work.like == "rope_heads_fwd":
         return ROTATION_SAVES

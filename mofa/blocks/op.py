@@ -230,13 +230,15 @@ class Op(NamedTuple):
     """Checkpoints that are functions of a framework's own, begun where it is repeated and ended behind it. [-]"""
 
     origin: str = ""
-    """Of an op with a role: the op of the forward that it differentiates, empty where it is of a whole group."""
+    """The op of the forward that it differentiates, with a role, or repeats; empty where it is of a whole group."""
     part: Part = ""
     """What of the model issues it."""
     purpose: Purpose = ""
     """What else time and memory ask of it."""
     claims: str = ""
     """Of a mark: under which name the block before held what this one takes over; empty for most."""
+    registered_at: int = 0
+    """Place of its weight among the block's, as the model registers its modules; else in the order of the forward."""
 
     @property
     def casts_weight(self) -> bool:

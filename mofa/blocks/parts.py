@@ -117,7 +117,7 @@ def linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, saves: tuple[str, ...],
     regather: tuple[str, ...] = (), out_element: int | None = None, grad_bytes_per_param: float = 0.0,
     accumulate_bytes_per_param: float = 0.0, format_: str = "", reads: tuple[str, ...] = (), grad: bool = True,
-    functions: FloatK = 0.0, prepared: Prepared | None = None, purpose: Purpose = "",
+    functions: FloatK = 0.0, prepared: Prepared | None = None, purpose: Purpose = "", registered_at: int = 0,
 ) -> str:  # fmt: skip
     """A matrix product with a weight of n x k; ``grad_bytes_per_param`` of a weight gradient made apart. [B/param]"""
     out = b.tensor(f"{name}.out", m * n * (out_element or ctx.element), grad=grad)
@@ -126,7 +126,7 @@ def linear(
         Op(name, "gemm", Gemm(m, n, k, format_ or ctx.gemm_format), (x, *reads), (out,), saves, regather=regather,  # type: ignore[arg-type]
            weight=name, weight_params=params, weight_bytes=params * grad_bytes_per_param,
            accumulate_bytes_per_param=accumulate_bytes_per_param, functions=functions, prepared=prepared,
-           purpose=purpose)
+           purpose=purpose, registered_at=registered_at)
     )  # fmt: skip
 
 

@@ -50,7 +50,10 @@ def purpose_of(name: str) -> Purpose | None:
 
 
 def origin_of(name: str) -> str:
-    """The op of the forward that a name says it differentiates; empty of what FSDP or a zero-filled sum does."""
+    """The op of the forward that a name says it differentiates or repeats; else, as of FSDP's or a zero-filled sum,
+    empty."""
+    if name.endswith("~"):
+        return name.removesuffix("~")
     if part_of(name) == "fsdp" or role_of(name) not in ORIGINS or name.startswith("dW:"):
         return ""
     return "" if name.endswith((".zeros.whole", ".copy.whole")) else name.rpartition(".")[0]

@@ -281,7 +281,7 @@ def _life(
               op.role in WEIGHT_ROLES if by_weights_from is None else i >= boundary + by_weights_from,
               bool(given) and present[i] and op.role == "sum" and of(op.writes[0]) == given,
               places, bool(lingers) and op.renews,
-              lasting.get((op.origin or op.name, op.role), ()) if present[i] else ())
+              lasting.get((op.origin if op.role and op.origin else op.name, op.role), ()) if present[i] else ())
         for i, op in enumerate(ops)
     ]  # fmt: skip
     pieces = _pieces(op_traces, weights)

@@ -199,8 +199,9 @@ def block_program(trace: BlockTrace) -> BlockProgram:
         return slots.of(name) if name else -1
 
     x, out, given, back = slots.of(trace.input), place(trace.out), place(trace.given), place(trace.back)
-    loose = tuple(slots.instruction(FREE, name, "end") for name in sorted(left) if name)
-    let_go = tuple(slots.instruction(FREE, name, "end") for name in sorted(above))
+    # in the order in which the programs come upon them
+    loose = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index) if name in left)
+    let_go = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index) if name in above)
     rest = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index))
     lingers = tuple((slots.instruction(FREE, name, RENEWAL), round_size(nbytes)) for name, nbytes in trace.lingers)
     return BlockProgram(

@@ -12,6 +12,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
 from mofa.blocks.frameworks.torchtitan.ffn import gated
 from mofa.blocks.frameworks.torchtitan.linear import CAST, autocast, cast, weight_copy
+from mofa.blocks.frameworks.torchtitan.registration import EXPERTS, MATRIX
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder, Tensor
 from mofa.blocks.work import Grouped, HostSync, Stream
 
@@ -70,7 +71,7 @@ def experts_in_turn(
         return b.add(
             Op(name, "grouped_gemm", work, (source, *reads), (out,), (source,), weight=name, weight_params=params,
                weight_bytes=n * k * e, num_weights=1, pieces=SLICES * local, choices=new * ctx.unseen,
-               loads=new * ctx.new_kernels / 4.0, loops_met=ctx.loops_met)
+               loads=new * ctx.new_kernels / 4.0, loops_met=ctx.loops_met, registered_at=EXPERTS + MATRIX[which])
         )  # fmt: skip
 
     act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), memory_rows * f, rows * f, e, fused=False)

@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.frameworks.torchtitan.linear import cast_once, hold_until_scattered, linear, sum_gradients
+from mofa.blocks.frameworks.torchtitan.registration import MATRIX
 from mofa.blocks.op import Back, BoolK, Op, TapeBuilder
 from mofa.blocks.parts import leave_frame
 from mofa.blocks.work import Stream
 
 
 def feed_forward(
-    b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, fused: bool, partial: BoolK = False,
-    returns: bool = True,
+    b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, registered_at: int, fused: bool,
+    partial: BoolK = False, returns: bool = True,
 ) -> str:  # fmt: skip
     """w2(silu(w1 x) * w3 x), in this order: w1, silu, w3, product, w2; or w2(gelu(w1 x)).
 
@@ -26,12 +27,13 @@ def feed_forward(
 
     def up(which: str) -> str:
         source = sum_gradients(b, x, f"{name}.{which}", t * hidden * e, partial)
-        return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide)
+        return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide,
+                      registered_at=registered_at + MATRIX[which])  # fmt: skip
 
     act = gated(b, ctx, name, up, count, count, e, fused=fused)
     if not returns:
         hold_until_scattered(b, ctx, act, f"{name}.w2")
-    out = linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f)
+    out = linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f, registered_at=registered_at + MATRIX["w2"])
     if returns:
         leave_frame(b, name)
     return out

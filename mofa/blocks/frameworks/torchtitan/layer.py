@@ -10,7 +10,7 @@ from __future__ import annotations
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, where
-from mofa.blocks.frameworks.torchtitan import fsdp
+from mofa.blocks.frameworks.torchtitan import fsdp, registration
 from mofa.blocks.frameworks.torchtitan.ffn import feed_forward
 from mofa.blocks.frameworks.torchtitan.heads import gather_heads, own_heads, ranks_of_heads, repeat, with_repeated_keys
 from mofa.blocks.frameworks.torchtitan.linear import (
@@ -41,14 +41,17 @@ from mofa.specs.model import ModelSpec
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """Norm of the residual stream in its own dtype: one kernel, backward two; keeps its input and a scale a row."""
-    out = row_norm(b, ctx, x, name, ctx.shard, width, ctx.residual)
+    at_ends = name == "final_norm"
+    out = row_norm(b, ctx, x, name, ctx.shard, width, ctx.residual, 0 if at_ends else registration.norms(ctx))
     frame = {"attn_norm": "attention", "mlp_norm": "mlp", "final_norm": "output"}.get(name)
     if frame is not None:  # an argument of the module behind it
         parts.hold(b, frame, out)
     return out
 
 
-def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, width: float, element: int) -> str:
+def row_norm(
+    b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, width: float, element: int, registered_at: int = 0
+) -> str:
     """Fused where input and weight have one dtype; under autocast a bf16 input meets an fp32 weight: a chain of ops.
 
     The chain (``rms_norm_composite``, aten/src/ATen/native/layer_norm.cpp of PyTorch 2.11) moves so many bytes for an
@@ -71,6 +74,7 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
         normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
         b.add(Op(name, "memory_bound", Stream(40.0 * count, "norm_chain_fwd"), (x,), (out, scale, wide, normed),
                  (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm(4.0 * count), purpose="norm",
+                 registered_at=registered_at,
                  back=Back(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
         return out
     read = 0.0 if block_compiled and name == "mlp_norm" else element  # fused behind the residual's sum
@@ -86,7 +90,8 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     if short:
         back = Back(10.0 * count, 3, like=f"{like}_bwd", elements=count, width=width)
         back = back if compiled else parts.heads_norm_back(ctx, rows, width)
-    b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back, purpose="norm"))
+    b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back, purpose="norm",
+             registered_at=registered_at))  # fmt: skip
     return out
 
 
@@ -339,7 +344,8 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """Dense feed-forward on one gathered input."""
     full = enter(b, ctx, h, name, float(ctx.model.hidden))
     fused = in_compiled_block(b, ctx) and not split_by_ddp(b, ctx)
-    y = feed_forward(b, ctx, full, name, width / ctx.tp, fused=fused, returns=False)
+    y = feed_forward(b, ctx, full, name, width / ctx.tp, registered_at=registration.FEED_FORWARD, fused=fused,
+                     returns=False)  # fmt: skip
     out = leave(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
     parts.leave_frame(b, name)
     return out

@@ -184,7 +184,7 @@ def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK)
 
 def linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, wide_input: bool = False,
-    reads: tuple[str, ...] = (), purpose: Purpose = "",
+    reads: tuple[str, ...] = (), purpose: Purpose = "", registered_at: int = 0,
 ) -> str:  # fmt: skip
     """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input."""
     if autocast(ctx):
@@ -203,6 +203,7 @@ def linear(
         reads=reads,
         grad_bytes_per_param=weight_grad_bytes(ctx),
         purpose=purpose,
+        registered_at=registered_at,
     )
 
 

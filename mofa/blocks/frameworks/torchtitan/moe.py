@@ -24,6 +24,7 @@ from mofa.blocks.frameworks.torchtitan.linear import (
     weight_copy,
     weight_grad_bytes,
 )
+from mofa.blocks.frameworks.torchtitan.registration import EXPERTS, MATRIX, ROUTER, SHARED_EXPERTS
 from mofa.blocks.op import WRITES, Back, BoolK, FloatK, Op, Order, TapeBuilder
 from mofa.blocks.work import Collective, Grouped, HostSync, Stream
 
@@ -102,7 +103,8 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     shared = ""
     if spec.shared_hidden:
         width = spec.shared_hidden / ctx.tp
-        shared = feed_forward(b, ctx, full, "shared", width, fused=ctx.framework.compile, partial=ctx.has_tp)
+        shared = feed_forward(b, ctx, full, "shared", width, registered_at=SHARED_EXPERTS, fused=ctx.framework.compile,
+                              partial=ctx.has_tp)  # fmt: skip
     ordered = b.tensor("moe.ordered", everyone * row)
     calls = python_functions(ctx)  # of the exchange, and of FSDP behind the experts
     python = where(ctx.ep > 1, calls.experts_return.value + calls.module_call.value, 0)
@@ -134,7 +136,8 @@ def router(b: TapeBuilder, ctx: Context, x: str, sent: FloatK) -> tuple[str, str
     spec = ctx.model.moe
     assert spec is not None
     t, count = ctx.tokens, float(spec.num_experts)
-    logits = linear(b, ctx, x, "router.gate", m=t, n=count, k=float(ctx.model.hidden), wide_input=True)
+    logits = linear(b, ctx, x, "router.gate", m=t, n=count, k=float(ctx.model.hidden), wide_input=True,
+                    registered_at=ROUTER)  # fmt: skip
     scores = b.tensor("router.scores", 4.0 * t * count)
     parts.stream(b, "router.score", (logits,), scores, bytes_=(CAST + 8.0) * t * count, saves=(scores,),
                  back_bytes=(CAST + 12.0) * t * count, launches=2, back_launches=2)  # fmt: skip
@@ -219,7 +222,7 @@ def experts(
         grad = weight_grad_bytes(ctx)
         return b.add(
             Op(name, "grouped_gemm", work, (source, *reads), (out,), (source,), weight=name,
-               weight_params=params, weight_bytes=params * grad, num_weights=1)
+               weight_params=params, weight_bytes=params * grad, num_weights=1, registered_at=EXPERTS + MATRIX[which])
         )  # fmt: skip
 
     act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), memory_rows * f, moved * f, 2, fused=fused)
