@@ -373,19 +373,11 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     hold(b, "moe", received)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if anywhere(ctx.etp > 1):
-        gathered = b.tensor("moe.gathered", memory_rows * row)
-        received = b.add(
-            Op("moe.etp_gather", "ep", Collective("all_gather", "etp", rows * row), (received,), (gathered,),
-               present=ctx.etp > 1, stream="ep")
-        )  # fmt: skip
+        received = megatron_moe.gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
     received = sort(b, ctx, received, "sort", rows, memory_rows)
     y = sort(b, ctx, experts(b, ctx, received, rows, memory_rows), "unsort", rows, memory_rows)
     if anywhere(ctx.etp > 1):
-        scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
-        y = b.add(
-            Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
-               present=ctx.etp > 1, stream="ep")
-        )  # fmt: skip
+        y = megatron_moe.scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
     y = megatron_moe.exchange(b, ctx, y, "moe.combine", copies * row)
     out = unpermute(b, ctx, y, ctx.shard, copies)
     leave_frame(b, "moe")

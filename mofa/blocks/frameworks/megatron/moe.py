@@ -134,19 +134,15 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
         renew(b)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if anywhere(ctx.etp > 1):
-        received = _gather(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
-        weights = _gather(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, memory_rows * WEIGHT)
+        received = gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
+        weights = gather_rows(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, memory_rows * WEIGHT)
     received, weights = sort(b, ctx, received, weights, rows, memory_rows)
     if not fills(ctx):
         _synchronise(b, ctx, on_host, "moe.end_sync", opposite(split))
     y = experts(b, ctx, received, rows, memory_rows, weights=(weights,))
     y = unsort(b, ctx, y, rows, memory_rows)
     if anywhere(ctx.etp > 1):
-        scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
-        y = b.add(
-            Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
-               present=ctx.etp > 1, stream="ep")
-        )  # fmt: skip
+        y = scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
     y = exchange(b, ctx, y, "moe.combine", routed(ctx) * row)
     return unpermute(b, ctx, y)
 
@@ -189,10 +185,18 @@ def _synchronise(b: TapeBuilder, ctx: Context, on_host: str, name: str, present:
         b.add(Op(f"{name}{i}", "host", HostSync(), (on_host,), present=present))
 
 
-def _gather(b: TapeBuilder, ctx: Context, x: str, name: str, moved: ArrayK, nbytes: ArrayK) -> str:
+def gather_rows(b: TapeBuilder, ctx: Context, x: str, name: str, moved: ArrayK, nbytes: ArrayK) -> str:
+    """What tensor-parallel ranks of an expert received, all of it on each of them."""
     out = b.tensor(f"{name}ed", nbytes)
     work = Collective("all_gather", "etp", moved)
     return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.etp > 1, stream="ep"))
+
+
+def scatter_rows(b: TapeBuilder, ctx: Context, y: str, moved: ArrayK, nbytes: ArrayK) -> str:
+    """The sum of what these ranks computed, to each its own rows."""
+    out = b.tensor("moe.scattered", nbytes)
+    work = Collective("reduce_scatter", "etp", moved)
+    return b.add(Op("moe.etp_scatter", "ep", work, (y,), (out,), present=ctx.etp > 1, stream="ep"))
 
 
 def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
