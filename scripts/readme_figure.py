@@ -25,8 +25,8 @@ def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int
     from matplotlib.figure import Figure
 
     import mofa
-    from mofa.report.pareto import plot_pareto
-    from mofa.report.time_breakdown import plot_time_breakdown
+    from mofa.report.figures.pareto import plot_pareto
+    from mofa.report.figures.time_breakdown import plot_time_breakdown
     from mofa.report.words import strategy_lines
 
     job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)

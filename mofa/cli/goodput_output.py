@@ -63,8 +63,8 @@ class GoodputOutput(Output):
         rows, text = pd.DataFrame(report.to_rows()), report.model_dump_json(indent=2) + "\n"
 
         def save(out: Path) -> Sequence[Path]:
-            from mofa.report.goodput_curve import plot_goodput_curve
-            from mofa.report.tornado import plot_tornado
+            from mofa.report.figures.goodput_curve import plot_goodput_curve
+            from mofa.report.figures.tornado import plot_tornado
 
             files = {"goodput.json": text.encode(), "goodput.csv": csv_bytes(rows)}
             files |= figure_files("ettr", plot_goodput_curve(report, "ettr"))

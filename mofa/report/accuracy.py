@@ -350,7 +350,7 @@ below).
 
 def save_validation(report: ValidationReport, directory: Path) -> list[Path]:
     """Write figures, the table of runs and the JSON."""
-    from mofa.report.accuracy_plot import plot_accuracy
+    from mofa.report.figures.accuracy_plot import plot_accuracy
     from mofa.report.save import csv_bytes, figure_files, write_files
 
     files = {

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, tidy
 from mofa.report.save import csv_bytes, figure_files, write_files
-from mofa.report.style import ACCENT, INK, MUTED, new_axes, tidy
 from mofa.report.tables import print_table
 from mofa.report.words import counted
 from mofa.routing.placement_file import placement_rows

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.chunk_policies import plot_policy_memory, plot_throughput, whole_iterations
+from mofa.report.figures.chunk_policies import plot_policy_memory, plot_throughput, whole_iterations
+from mofa.report.figures.style import new_axes
 from mofa.report.save import csv_bytes, figure_files, write_files
-from mofa.report.style import new_axes
 from mofa.report.tables import print_table
 from mofa.units import format_bytes, format_seconds
 

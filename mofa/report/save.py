@@ -104,7 +104,7 @@ def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None 
     list[Path]
         The files.
     """
-    from mofa.report.pareto import plot_pareto
+    from mofa.report.figures.pareto import plot_pareto
 
     files = {"plan.json": (json_text(report) + "\n").encode()}
     files["rejected.csv"] = csv_bytes(report.rejected_to_frame())
@@ -211,7 +211,7 @@ def _pipelines(estimates: Sequence[Estimate], steps: Sequence[TimeReplayed]) -> 
     """A chart of each pipeline, and a table of where each stage's time goes."""
     import pandas as pd
 
-    from mofa.report.gantt import plot_pipeline
+    from mofa.report.figures.gantt import plot_pipeline
 
     files: dict[str, bytes] = {}
     keys = [e.id if e.id is not None else str(i) for i, e in enumerate(estimates, start=1)]
@@ -244,7 +244,7 @@ def save_calibration(report: Mapping[str, Any], points: Sequence[Mapping[str, An
     """
     import pandas as pd
 
-    from mofa.report.calibration import plot_calibration
+    from mofa.report.figures.calibration import plot_calibration
 
     files = {"check.json": (json.dumps(report, indent=2, allow_nan=False) + "\n").encode()}
     files["points.csv"] = csv_bytes(pd.DataFrame(list(points)))
@@ -257,10 +257,10 @@ def _breakdowns(plans: Sequence[Plan], labels: Sequence[str] | None, num_stage_f
     """Figures and tables of where the time and the memory of plans go."""
     import pandas as pd
 
-    from mofa.report.memory_breakdown import plot_memory_breakdown
-    from mofa.report.memory_over_time import plot_memory_over_time
-    from mofa.report.stage_memory import plot_stage_memory
-    from mofa.report.time_breakdown import plot_time_breakdown
+    from mofa.report.figures.memory_breakdown import plot_memory_breakdown
+    from mofa.report.figures.memory_over_time import plot_memory_over_time
+    from mofa.report.figures.stage_memory import plot_stage_memory
+    from mofa.report.figures.time_breakdown import plot_time_breakdown
 
     keys = list(labels) if labels is not None else [str(i) for i in range(1, len(plans) + 1)]
     files = figure_files("time_breakdown", plot_time_breakdown(plans, labels=labels))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.report.calibration import plot_calibration, work_of
+from mofa.report.figures.calibration import plot_calibration, work_of
 
 
 def point(

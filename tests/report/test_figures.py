@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 
 from mofa.cost.breakdown import MEMORY_COMPONENTS
 from mofa.errors import SpecError
-from mofa.report.memory_breakdown import plot_memory_breakdown
-from mofa.report.pareto import pareto_front, plot_pareto
+from mofa.report.figures.memory_breakdown import plot_memory_breakdown
+from mofa.report.figures.pareto import pareto_front, plot_pareto
+from mofa.report.figures.stage_memory import plot_stage_memory
+from mofa.report.figures.style import memory_fills
+from mofa.report.figures.time_breakdown import plot_time_breakdown
 from mofa.report.save import as_played, check_writable, save_estimates, save_report, write_atomic
-from mofa.report.stage_memory import plot_stage_memory
-from mofa.report.style import memory_fills
-from mofa.report.time_breakdown import plot_time_breakdown
 from mofa.units import GIB
 from tests.report.fake import CAPACITY_BYTES, make_estimate, make_plan, make_report, make_table
 

@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 import mofa
 from mofa.replay.time.step import time_of
 from mofa.replay.time.time_replayed import TimeReplayed
-from mofa.report.gantt import BUBBLE, LOOKS, MAX_COMPUTATIONS, TRANSFER, plot_pipeline
+from mofa.report.figures.gantt import BUBBLE, LOOKS, MAX_COMPUTATIONS, TRANSFER, plot_pipeline
 from mofa.search.strategy_estimator import estimator_of
 
 
@@ -58,7 +58,7 @@ def test_a_long_step_shows_its_beginning() -> None:
 
 
 def test_given_axes_are_used() -> None:
-    from mofa.report.style import new_axes
+    from mofa.report.figures.style import new_axes
 
     ax = new_axes(None)
     assert plot_pipeline(step("megatron", "tp=8 micro_batch=1"), ax=ax) is ax

@@ -12,11 +12,11 @@ from mofa.faults.ledger import Ledger
 from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, Sensitivity, VariantPoint
 from mofa.plan.long_run import CheckpointLevel, Days, LongRunDetail
 from mofa.plan.result import Plan
+from mofa.report.figures.goodput_curve import plot_goodput_curve
+from mofa.report.figures.tornado import plot_tornado
 from mofa.report.goodput import print_calculation, print_scale
-from mofa.report.goodput_curve import plot_goodput_curve
 from mofa.report.long_run import LEDGER_WORDS, print_long_runs
 from mofa.report.tables import make_console
-from mofa.report.tornado import plot_tornado
 from mofa.search.long_run.goodput_by_scale import VARIANTS
 from tests.report.fake import FRAMEWORK, WORKLOAD, make_plan
 

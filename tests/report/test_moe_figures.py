@@ -12,8 +12,8 @@ from rich.console import Console
 
 import mofa
 from mofa.report.balance import plot_balance, print_balance
-from mofa.report.chunk_policies import plot_policy_memory, plot_throughput
 from mofa.report.chunks import plot_chunks
+from mofa.report.figures.chunk_policies import plot_policy_memory, plot_throughput
 from mofa.routing.balance.setup import Setup
 from mofa.search.experts.balance import balance_experts
 from mofa.search.experts.token_chunks import plan_chunks

@@ -11,7 +11,7 @@ import mofa
 from mofa.plan.memory import MemoryCurve
 from mofa.plan.result import Plan
 from mofa.replay.allocator.timeline import ACTIVATIONS, GROUPS, OUTSIDE, Instruction, Journal
-from mofa.report.memory_over_time import plot_memory_over_time
+from mofa.report.figures.memory_over_time import plot_memory_over_time
 
 
 @cache

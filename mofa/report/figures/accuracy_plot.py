@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.style import INK, new_axes, tidy
+from mofa.report.figures.style import INK, new_axes, tidy
 from mofa.units import GIB
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.report.style import INK, new_axes
+from mofa.report.figures.style import INK, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.style import INK, new_axes, tidy
+from mofa.report.figures.style import INK, new_axes, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mofa.report.style import ACCENT, INK, MUTED, tidy
+from mofa.report.figures.style import ACCENT, INK, MUTED, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

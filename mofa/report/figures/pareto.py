@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.report.style import ACCENT, INK, MUTED, new_axes, tidy
+from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, tidy
 from mofa.units import GIB
 
 if TYPE_CHECKING:

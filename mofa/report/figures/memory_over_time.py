@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.style import ACCENT, INK, memory_fills, new_axes, tidy
+from mofa.report.figures.style import ACCENT, INK, memory_fills, new_axes, tidy
 from mofa.report.words import component_name, strategy_short
 from mofa.units import GIB
 

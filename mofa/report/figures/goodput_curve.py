@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from mofa.report.figures.style import INK, new_axes, tidy
 from mofa.report.goodput import variant_names
-from mofa.report.style import INK, new_axes, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
