@@ -18,18 +18,18 @@ from typing import Annotated
 
 import typer
 
-from mofa.cli.attribute import attribute
-from mofa.cli.balance import balance
-from mofa.cli.calibrate import calibrate
-from mofa.cli.chunks import chunks
-from mofa.cli.estimate import estimate
-from mofa.cli.goodput import goodput
-from mofa.cli.measure import measure
-from mofa.cli.plan import plan
-from mofa.cli.schema import schema
-from mofa.cli.show import show
-from mofa.cli.trace import trace
-from mofa.cli.validate import validate
+from mofa.cli.commands.attribute import attribute
+from mofa.cli.commands.balance import balance
+from mofa.cli.commands.calibrate import calibrate
+from mofa.cli.commands.chunks import chunks
+from mofa.cli.commands.estimate import estimate
+from mofa.cli.commands.goodput import goodput
+from mofa.cli.commands.measure import measure
+from mofa.cli.commands.plan import plan
+from mofa.cli.commands.schema import schema
+from mofa.cli.commands.show import show
+from mofa.cli.commands.trace import trace
+from mofa.cli.commands.validate import validate
 from mofa.errors import MofaError, NothingFits
 
 EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143

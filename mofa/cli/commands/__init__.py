@@ -1,0 +1,1 @@
+"""A command a file: each parses, calls one function and shows."""
