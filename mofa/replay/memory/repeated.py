@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 
 from mofa.replay.allocator.caching import Allocator
@@ -12,6 +13,8 @@ from mofa.replay.allocator.pools import ALLOCATED, FREE, MANY, Block, OutOfDevic
 from mofa.replay.allocator.timeline import Instruction, Journal
 from mofa.replay.memory.recording import NEAR, NOTHING, PassBlocks, Recording
 
+Grow = Callable[[int, int, Pool], Block]
+"""Asks the device for a slot's bytes."""
 Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
 """Says what to do where the device is full: what did not fit, in which act and event."""
 
@@ -68,7 +71,7 @@ def _requests(
     recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow
 ) -> tuple[dict[int, int], list[tuple[int, int]]]:  # fmt: skip
     """What :meth:`mofa.replay.allocator.caching.Allocator.take` and ``free`` do, written out: the innermost loop of a
-    replay.
+    replay, in which a call takes as long as a step.
 
     Returns the rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where memory was asked
     of the device. ``a.allocated`` stays as it was.
@@ -78,6 +81,7 @@ def _requests(
     blocks += [NOTHING] * len(recording.taken)
     rests: dict[int, int] = {}
     grown: list[tuple[int, int]] = []
+    grow = partial(_grow, recording, recorded, a, start, overflow, rests, grown)
     expandable = a.expandable
     for size, slot, equal, pool in recording.requests:
         if size > 0:
@@ -85,26 +89,12 @@ def _requests(
                 block = blocks[slot] = equal.pop(0)
                 block.state = ALLOCATED
                 continue
-            lists = pool.lists
-            index = bisect_left(pool.sizes, size)
-            try:
-                while not lists[index]:
-                    index += 1
-            except IndexError:
-                free = _grow(recording, recorded, a, start, overflow, slot, size, pool, rests)
-                grown.append((recording.taken[slot], a.reserved))
-            else:
-                if expandable:
-                    free = least_expandable(pool, index)
-                    pool.take(free)
-                else:
-                    free = lists[index].pop(0)
+            free = _expandable_fit(pool, size) if expandable else _best_fit(pool, size)
+            if free is None:
+                free = grow(slot, size, pool)
             rest = free.size - size
             if rest <= pool.most_kept:
-                free.state = ALLOCATED
-                blocks[slot] = free
-                if rest:
-                    rests[slot] = rest
+                _keep_whole(blocks, rests, slot, free, rest)
                 continue
             spare = pool.spare
             block = blocks[slot] = spare.pop() if spare else Block(pool, 0, 0, ALLOCATED)
@@ -118,38 +108,14 @@ def _requests(
             free.address += size
             size = free.size = rest
         elif size:
-            if pool.first(-size) == len(pool.lists):
-                a.join(_grow(recording, recorded, a, start, overflow, slot, -size, pool, rests))
-                grown.append((recording.taken[slot], a.reserved))
+            _make_room(a, grow, slot, -size, pool)
             continue
         else:
             free = blocks[slot]
-            size = free.size
             before, after = free.previous, free.following
             if before is not None and not before.state:
-                bins = pool.bins
-                if after is not None and not after.state:
-                    peers = bins[after.size]
-                    if len(peers) < MANY:
-                        peers.remove(after)
-                    else:
-                        del peers[bisect_left(peers, after.address, key=address_of)]
-                    after.state = ALLOCATED
-                    pool.spare.append(after)
-                    size += after.size
-                    after = after.following
-                peers = bins[before.size]
-                if len(peers) < MANY:
-                    peers.remove(before)
-                else:
-                    del peers[bisect_left(peers, before.address, key=address_of)]
-                pool.spare.append(free)
-                free = before
-                size += free.size
-                free.size = size
-                free.following = after
-                if after is not None:
-                    after.previous = free
+                free = _merged_into(before, free, after)
+                size = free.size
             elif after is not None and not after.state:
                 peers = pool.bins[after.size]
                 if len(peers) < MANY:
@@ -161,11 +127,11 @@ def _requests(
                 after.previous = before
                 if before is not None:
                     before.following = after
+                size = after.size = after.size + free.size
                 free = after
-                size += free.size
-                free.size = size
             else:
                 free.state = FREE
+                size = free.size
         try:
             peers = pool.bins[size]
         except KeyError:
@@ -179,13 +145,67 @@ def _requests(
     return rests, grown
 
 
-def _grow(
-    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow, slot: int, size: int,
-    pool: Pool,
-    rests: dict[int, int],
-) -> Block:  # fmt: skip
+def _best_fit(pool: Pool, size: int) -> Block | None:
+    """Take the smallest free block above a size, the lowest of these; None where there is none. None has the size."""
+    lists = pool.lists
+    index = bisect_right(pool.sizes, size)
     try:
-        return a.grow(pool, size)
+        while not lists[index]:
+            index += 1
+    except IndexError:
+        return None
+    return lists[index].pop(0)
+
+
+def _expandable_fit(pool: Pool, size: int) -> Block | None:
+    """Take the block that expandable segments prefer of those that fit."""
+    index = pool.first(size)
+    if index == len(pool.lists):
+        return None
+    free = least_expandable(pool, index)
+    pool.take(free)
+    return free
+
+
+def _keep_whole(blocks: list[Block], rests: dict[int, int], slot: int, free: Block, rest: int) -> None:
+    """Allocate a block of which too little would be left to cut it."""
+    free.state = ALLOCATED
+    blocks[slot] = free
+    if rest:
+        rests[slot] = rest
+
+
+def _merged_into(before: Block, free: Block, after: Block | None) -> Block:
+    """The free block in front of one that is let go, with that one and what is free behind it; in no bin."""
+    pool, size = free.pool, free.size
+    if after is not None and not after.state:
+        pool.take(after)
+        after.state = ALLOCATED
+        pool.spare.append(after)
+        size += after.size
+        after = after.following
+    pool.take(before)
+    pool.spare.append(free)
+    before.size += size
+    before.following = after
+    if after is not None:
+        after.previous = before
+    return before
+
+
+def _make_room(a: Allocator, grow: Grow, slot: int, size: int, pool: Pool) -> None:
+    """Ask the device for memory where no free block has a size."""
+    if pool.first(size) == len(pool.lists):
+        a.join(grow(slot, size, pool))
+
+
+def _grow(
+    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow, rests: dict[int, int],
+    grown: list[tuple[int, int]], slot: int, size: int, pool: Pool,
+) -> Block:  # fmt: skip
+    """A new block of the device's for a slot, and in ``grown`` what is reserved with it."""
+    try:
+        free = a.grow(pool, size)
     except OutOfDeviceMemory as full:
         event = recording.taken[slot]
         known = {**recorded.rests, **rests}
@@ -194,4 +214,6 @@ def _grow(
             sign * known.get(s, 0) for s, e in recording.entries.items() for done, sign in e if done < event
         )
         a.allocated = full.allocated  # from which the overflow's request is counted
-        return overflow(full, recording.instructions[event], start + event)
+        free = overflow(full, recording.instructions[event], start + event)
+    grown.append((recording.taken[slot], a.reserved))
+    return free

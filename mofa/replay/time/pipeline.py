@@ -73,6 +73,44 @@ _NEVER = -1.0
 """In place of a time that is not known yet."""
 
 
+class _State(NamedTuple):
+    """How far an order is played: by exchange, by stream of exchanges, by rank."""
+
+    ready: list[float]
+    """When its rank could begin each exchange. [s]"""
+    starts: list[float]
+    ends: list[float]
+    missing: list[int]
+    """Peers of an exchange that have not started. [-]"""
+    waited: list[bool]
+    """Whether an exchange's rank waits for its end."""
+    queues: list[deque[int]]
+    """Exchanges that are launched and not over, by stream."""
+    free: list[float]
+    """When each stream is free. [s]"""
+    position: list[int]
+    """The next item of each rank's program."""
+    launched_beside: list[int]
+    """Exchanges that a rank launched since its last computation. [-]"""
+    launched: list[bool]
+    """Whether the exchange at a rank's position is launched."""
+    waiting: deque[int]
+    """Ranks that can go on."""
+    queued: list[bool]
+    """Whether a rank is among these."""
+
+
+def _begin(wiring: Wiring) -> _State:
+    """Nothing is played, and every rank can begin."""
+    num, num_streams, num_ranks = len(wiring.exchanges), wiring.num_streams, len(wiring.ranks)
+    return _State(
+        ready=[0.0] * num, starts=[_NEVER] * num, ends=[_NEVER] * num, missing=list(map(len, wiring.peers)),
+        waited=[False] * num, queues=[deque() for _ in range(num_streams)], free=[0.0] * num_streams,
+        position=[0] * num_ranks, launched_beside=[0] * num_ranks, launched=[False] * num_ranks,
+        waiting=deque(range(num_ranks)), queued=[True] * num_ranks,
+    )  # fmt: skip
+
+
 def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> Flights:
     """Play an order on what computes on each rank; returns every exchange, with its start and end.
 
@@ -81,21 +119,27 @@ def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> 
     OrderError
         If the order waits for ever.
     """
-    num = len(wiring.exchanges)
-    peers, partner, rank_of, stream_of = wiring.peers, wiring.partner, wiring.rank_of, wiring.stream_of
-    ready, starts, ends = [0.0] * num, [_NEVER] * num, [_NEVER] * num
-    missing = list(map(len, peers))
-    waited = [False] * num
-    queues: list[deque[int]] = [deque() for _ in range(wiring.num_streams)]
-    free = [0.0] * wiring.num_streams
-    ranks = range(len(wiring.ranks))
-    position, launched_beside = [0 for _ in ranks], [0 for _ in ranks]
-    launched = [False for _ in ranks]
-    waiting = deque(ranks)
-    queued = [True for _ in ranks]
+    state = _begin(wiring)
+    advance = _advancing(wiring, players, state, _starting(wiring, state, hop_s))
+    waiting, queued = state.waiting, state.queued
+    while waiting:
+        r = waiting.popleft()
+        queued[r] = False
+        advance(r)
+    stuck = any(position < len(items) for position, items in zip(state.position, wiring.ranks, strict=True))
+    if stuck or any(state.queues):
+        check(wiring.program)
+        raise OrderError("the order waits for ever")
+    return Flights(wiring, state.starts, state.ends)
 
-    def end(n: int, begun: float) -> int:
-        """End what began then; returns what is first on its stream now, -1 for nothing."""
+
+def _starting(wiring: Wiring, state: _State, hop_s: float) -> Callable[[int], None]:
+    """What starts the exchange that is first on its stream, and ends and starts all that follow from it."""
+    peers, partner, rank_of, stream_of = wiring.peers, wiring.partner, wiring.rank_of, wiring.stream_of
+    ready, starts, ends, missing, waited, queues, free, *_, waiting, queued = state
+
+    def end(n: int, begun: float, heads: list[int]) -> None:
+        """End what began then, and add what is first on its stream now to ``heads``."""
         stream = stream_of[n]
         ends[n] = free[stream] = hop_s + begun
         queue = queues[stream]
@@ -103,7 +147,8 @@ def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> 
         if waited[n] and not queued[rank_of[n]]:
             queued[rank_of[n]] = True
             waiting.append(rank_of[n])
-        return queue[0] if queue else -1
+        if queue:
+            heads.append(queue[0])
 
     def start(head: int) -> None:
         """Start what is first on its stream, end what that was the last thing missing for, start what comes next."""
@@ -120,22 +165,41 @@ def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> 
                 if since != _NEVER:
                     if since > begun:
                         begun = since
-                    if (following := end(head, begun)) >= 0:
-                        heads.append(following)
-                    if (following := end(other, begun)) >= 0:
-                        heads.append(following)
+                    end(head, begun, heads)
+                    end(other, begun, heads)
                 continue
-            own_peers = peers[head]
-            for n in own_peers:
-                missing[n] -= 1
-            for n in (head, *own_peers):
-                if missing[n] <= 0 and starts[n] != _NEVER and ends[n] == _NEVER:
-                    begun = starts[n]
-                    for peer in peers[n]:
-                        if starts[peer] > begun:
-                            begun = starts[peer]
-                    if (following := end(n, begun)) >= 0:
-                        heads.append(following)
+            end_group(head, heads)
+
+    def end_group(head: int, heads: list[int]) -> None:
+        """End what started with more than one peer, where none of them is missing."""
+        own_peers = peers[head]
+        for n in own_peers:
+            missing[n] -= 1
+        for n in (head, *own_peers):
+            if missing[n] <= 0 and starts[n] != _NEVER and ends[n] == _NEVER:
+                end(n, max(starts[n], *[starts[peer] for peer in peers[n]]), heads)
+
+    return start
+
+
+def _advancing(
+    wiring: Wiring, players: Sequence[PipelineRank], state: _State, start: Callable[[int], None]
+) -> Callable[[int], None]:
+    """What plays a rank on, until it waits for the end of an exchange that is not known."""
+    partner, stream_of = wiring.partner, wiring.stream_of
+    ready, starts, ends, _, waited, queues, free, position, launched_beside, launched, *_ = state
+
+    def launch(r: int, n: int, now: float) -> None:
+        """Put a rank's exchange on its stream; start it where it is the first."""
+        launched[r] = True
+        ready[n] = now
+        queue = queues[stream_of[n]]
+        queue.append(n)
+        if queue[0] == n:
+            if (other := partner[n]) >= 0 and starts[other] == _NEVER:  # it only waits for the other side
+                starts[n] = max(ready[n], free[stream_of[n]])
+            else:
+                start(n)
 
     def advance(r: int) -> None:
         player, items = players[r], wiring.ranks[r]
@@ -154,15 +218,7 @@ def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> 
                 beside = 0
                 continue
             if not launched[r]:
-                launched[r] = True
-                ready[n] = is_ready()
-                queue = queues[stream_of[n]]
-                queue.append(n)
-                if queue[0] == n:
-                    if (other := partner[n]) >= 0 and starts[other] == _NEVER:  # it only waits for the other side
-                        starts[n] = max(ready[n], free[stream_of[n]])
-                    else:
-                        start(n)
+                launch(r, n, is_ready())
             if blocking:
                 at_end = ends[n]
                 if at_end == _NEVER:
@@ -177,14 +233,7 @@ def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> 
             i = len(items)
         position[r], launched_beside[r] = i, beside
 
-    while waiting:
-        r = waiting.popleft()
-        queued[r] = False
-        advance(r)
-    if any(position[r] < len(wiring.ranks[r]) for r in ranks) or any(queues):
-        check(wiring.program)
-        raise OrderError("the order waits for ever")
-    return Flights(wiring, starts, ends)
+    return advance
 
 
 @dataclass
