@@ -11,8 +11,8 @@ import platform
 import sys
 import time
 
-from mofa.faults.clocks import Clock
-from mofa.faults.intervals import exact_s
+from mofa.faults.closed_forms.intervals import exact_s
+from mofa.faults.failures.clocks import Clock
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
 
 LIMIT_S = 10.0

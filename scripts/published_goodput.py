@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mofa.faults.intervals import exact_s
-from mofa.faults.renewal import effective_restart_s, ettr
+from mofa.faults.closed_forms.intervals import exact_s
+from mofa.faults.closed_forms.renewal import effective_restart_s, ettr
 from mofa.faults.spares import waiting_share
 
 MIN, HOUR, DAY = 60.0, 3600.0, 86400.0

@@ -12,7 +12,7 @@ from mofa.cli.output import Output
 
 if TYPE_CHECKING:
     from mofa.faults.calculator import Calculation
-    from mofa.faults.events import LogReport
+    from mofa.faults.failures.events import LogReport
     from mofa.faults.level_calculator import LevelCalculation
     from mofa.plan.goodput_by_scale import GoodputReport
 

@@ -148,8 +148,8 @@ class LongRunOptions:
                             f"{spec.checkpoint.mode} has nothing to add; use blocking or async")  # fmt: skip
         if self.log is None:
             return spec
-        from mofa.faults.events import read_log
-        from mofa.faults.from_log import profile_with_log
+        from mofa.faults.failures.events import read_log
+        from mofa.faults.failures.from_log import profile_with_log
 
         assert self.log_nodes is not None
         return profile_with_log(spec, read_log(self.log), self.log_nodes, self.log_days)

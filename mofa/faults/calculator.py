@@ -9,12 +9,12 @@ from pydantic import Field, model_validator
 
 from mofa.errors import SpecError
 from mofa.faults.checks import above_zero, at_least_zero
-from mofa.faults.clocks import Clock
-from mofa.faults.intervals import daly_higher_order_s, daly_s, exact_s, young_s
+from mofa.faults.closed_forms.intervals import daly_higher_order_s, daly_s, exact_s, young_s
+from mofa.faults.closed_forms.renewal import meta_ettr
+from mofa.faults.closed_forms.weibull import weibull_exact_s, weibull_shares
+from mofa.faults.failures.clocks import Clock
 from mofa.faults.ledger import PARTS, Ledger, expected_shares
-from mofa.faults.renewal import meta_ettr
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
-from mofa.faults.weibull import weibull_exact_s, weibull_shares
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.faults.clocks import Clock
-from mofa.faults.rates import lemon_factor, rate_given_count
+from mofa.faults.failures.clocks import Clock
+from mofa.faults.failures.rates import lemon_factor, rate_given_count
 from mofa.faults.simulate import LongRun, simulate
 
 FloatN = NDArray[np.float64]

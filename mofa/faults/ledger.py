@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field, model_validator
 
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
-from mofa.faults.renewal import ettr
+from mofa.faults.closed_forms.renewal import ettr
 from mofa.specs.base import Spec
 
 PARTS = ("productive", "checkpoint", "lost", "restart", "waiting")
@@ -56,7 +56,7 @@ def expected_shares(
     Parameters
     ----------
     interval_s, block_s, mtbf_s, restart_s, persist_s
-        As in :func:`mofa.faults.renewal.expected_segment_s`. [s]
+        As in :func:`mofa.faults.closed_forms.renewal.expected_segment_s`. [s]
     waiting
         Share of time that the job waits for a node, :func:`mofa.faults.spares.waiting_share`. [-]
 

@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 
 from mofa.errors import SpecError
 from mofa.faults.calculator import LEAST_ETTR, MAX_EACH, MAX_EVENTS, MonteCarlo
-from mofa.faults.checkpoint_levels import MAX_PATTERN, best_pattern, level_shares, nested_ettr
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
-from mofa.faults.clocks import Clock
-from mofa.faults.intervals import two_level_s
+from mofa.faults.closed_forms.checkpoint_levels import MAX_PATTERN, best_pattern, level_shares, nested_ettr
+from mofa.faults.closed_forms.intervals import two_level_s
+from mofa.faults.failures.clocks import Clock
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
 from mofa.specs.base import Spec

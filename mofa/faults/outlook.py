@@ -11,16 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from mofa.cost.checkpoint import CheckpointTimes
 from mofa.errors import SpecError
-from mofa.faults.checkpoint_levels import best_pattern, level_shares
-from mofa.faults.clocks import Clock
-from mofa.faults.intervals import exact_s, least_interval_s
+from mofa.faults.closed_forms.checkpoint_levels import best_pattern, level_shares
+from mofa.faults.closed_forms.intervals import exact_s, least_interval_s
+from mofa.faults.closed_forms.renewal import effective_restart_s
+from mofa.faults.closed_forms.two_levels import two_level_ettr
+from mofa.faults.failures.clocks import Clock
+from mofa.faults.failures.rates import job_mtbf_s, rate_from_components
 from mofa.faults.ledger import expected_shares
-from mofa.faults.rates import job_mtbf_s, rate_from_components
-from mofa.faults.renewal import effective_restart_s
 from mofa.faults.replicas import Absence, nodes_short
 from mofa.faults.simulate import MAX_APART, Kind, Level, LongRun
 from mofa.faults.spares import waiting_share
-from mofa.faults.two_levels import two_level_ettr
 from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, RecoveryPath, ReliabilitySpec, RestartSpec
 
 FloatN = NDArray[np.float64]
@@ -155,9 +155,10 @@ def outlook(
     -----
     A host copy is handed to storage as often as storage can follow, which blocks nobody: the safe level costs nothing
     beyond the fast one, and lies ``segments`` fast ones apart. The fast level's interval is the best of nine: as if
-    all failures read it, as if only its share p did (:func:`mofa.faults.intervals.two_level_s`: M / p), and between,
-    or of the ones next to these of which a whole number fills the time that storage takes. Where computing waits for
-    every copy, the pattern of levels is that of :func:`mofa.faults.checkpoint_levels.best_pattern`.
+    all failures read it, as if only its share p did (:func:`mofa.faults.closed_forms.intervals.two_level_s`: M / p),
+    and between, or of the ones next to these of which a whole number fills the time that storage takes. Where computing
+    waits for every copy, the pattern of levels is that of
+    :func:`mofa.faults.closed_forms.checkpoint_levels.best_pattern`.
     """
     reliability, restart, spec = faults.reliability, faults.restart, faults.checkpoint
     if reliability is None or restart is None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mofa.faults.checks import FloatN, at_least_zero
-from mofa.faults.renewal import ettr
+from mofa.faults.closed_forms.renewal import ettr
 from mofa.faults.spares import replica_ettr
 
 

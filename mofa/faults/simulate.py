@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from mofa.errors import SpecError
 from mofa.faults.checks import above_zero, at_least_zero
-from mofa.faults.clocks import Clock, FailureTimes
+from mofa.faults.closed_forms.renewal import check_levels
+from mofa.faults.failures.clocks import Clock, FailureTimes
 from mofa.faults.ledger import PARTS, Ledger
-from mofa.faults.renewal import check_levels
 
 FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]

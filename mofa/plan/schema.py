@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from mofa.faults.calculator import Calculation
-from mofa.faults.events import LogReport
+from mofa.faults.failures.events import LogReport
 from mofa.faults.level_calculator import LevelCalculation
 from mofa.plan.goodput_by_scale import GoodputReport
 from mofa.plan.result import SCHEMA_VERSION, Estimate, PlanReport

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.faults.calculator import Calculation, MonteCarlo
-    from mofa.faults.events import LogReport
+    from mofa.faults.failures.events import LogReport
     from mofa.faults.level_calculator import LevelCalculation
     from mofa.plan.goodput_by_scale import GoodputReport
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mofa.faults.calculator import Calculation
+from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.level_calculator import LevelCalculation
-from mofa.faults.two_levels import two_level_ettr
 from mofa.plan.goodput_by_scale import GoodputReport
 from mofa.plan.result import Estimate, PlanReport
 from tests.cli.conftest import Cli, one_line_of

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mofa.faults.calculator import calculate
-from mofa.faults.weibull import weibull_shares
+from mofa.faults.closed_forms.weibull import weibull_shares
 
 MIN, HOUR = 60.0, 3600.0
 

@@ -10,13 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
-from mofa.faults.checkpoint_levels import best_pattern, level_shares, mean_block_s, nested_ettr
-from mofa.faults.clocks import Clock
+from mofa.faults.closed_forms.checkpoint_levels import best_pattern, level_shares, mean_block_s, nested_ettr
+from mofa.faults.closed_forms.renewal import effective_restart_s, ettr, levels_ettr
+from mofa.faults.closed_forms.two_levels import two_level_ettr
+from mofa.faults.failures.clocks import Clock
 from mofa.faults.ledger import expected_shares
 from mofa.faults.level_calculator import calculate_levels
-from mofa.faults.renewal import effective_restart_s, ettr, levels_ettr
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
-from mofa.faults.two_levels import two_level_ettr
 
 TIMES = st.floats(0.0, 2000.0)
 

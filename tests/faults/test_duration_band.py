@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 
 from mofa.errors import SpecError
-from mofa.faults.clocks import Clock
+from mofa.faults.closed_forms.renewal import ettr
 from mofa.faults.duration_band import QUANTILES, band_s, rate_factors
-from mofa.faults.rates import estimate_rate, rate_given_count
-from mofa.faults.renewal import ettr
+from mofa.faults.failures.clocks import Clock
+from mofa.faults.failures.rates import estimate_rate, rate_given_count
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
 
 DAY = 86400.0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mofa.errors import SpecError
-from mofa.faults.events import read_log
-from mofa.faults.from_log import profile_with_log
+from mofa.faults.failures.events import read_log
+from mofa.faults.failures.from_log import profile_with_log
 from mofa.specs.faults import FaultSpec
 from mofa.specs.load import load_faults
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from mofa.errors import SpecError
-from mofa.faults import intervals, renewal
-from mofa.faults.two_levels import two_level_ettr
+from mofa.faults.closed_forms import intervals, renewal
+from mofa.faults.closed_forms.two_levels import two_level_ettr
 
 MIN, HOUR = 60.0, 3600.0
 seconds = st.floats(1e-2, 1e7)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mofa.cost.checkpoint import CheckpointTimes, checkpoint_times
 from mofa.errors import SpecError
+from mofa.faults.closed_forms.renewal import ettr
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import failures_per_node_day, job_clock, outlook
-from mofa.faults.renewal import ettr
 from mofa.faults.simulate import simulate
 from mofa.specs.faults import CHECKPOINT_MODES, FaultSpec
 from mofa.specs.load import load_cluster, load_faults

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
-from mofa.faults import intervals, rates, renewal, spares
+from mofa.faults import spares
+from mofa.faults.closed_forms import intervals, renewal
+from mofa.faults.closed_forms.two_levels import two_level_ettr
+from mofa.faults.failures import rates
 from mofa.faults.ledger import PARTS, Ledger, expected_shares
-from mofa.faults.two_levels import two_level_ettr
 from mofa.specs.load import load_faults
 
 MIN, HOUR = 60.0, 3600.0

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
-from mofa.faults import renewal, spares
-from mofa.faults.clocks import Clock
+from mofa.faults import spares
+from mofa.faults.closed_forms import renewal
+from mofa.faults.closed_forms.two_levels import two_level_ettr
+from mofa.faults.failures.clocks import Clock
 from mofa.faults.ledger import PARTS, expected_shares
 from mofa.faults.simulate import Kind, Level, LongRun, Outcome, simulate
-from mofa.faults.two_levels import two_level_ettr
 
 MIN, HOUR, DAY = 60.0, 3600.0, 86400.0
 Z = 3.5

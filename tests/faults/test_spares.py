@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
-from mofa.faults import rates, spares
+from mofa.faults import spares
+from mofa.faults.failures import rates
 
 
 @pytest.mark.parametrize("probability", [0.001165, 0.0012, 0.00125])

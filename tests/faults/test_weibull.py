@@ -8,11 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
-from mofa.faults import renewal
-from mofa.faults.clocks import Clock
+from mofa.faults.closed_forms import renewal
+from mofa.faults.closed_forms.weibull import weibull_shares
+from mofa.faults.failures.clocks import Clock
 from mofa.faults.ledger import PARTS, expected_shares
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
-from mofa.faults.weibull import weibull_shares
 
 MIN, DAY = 60.0, 86400.0
 PUBLISHED = {0.5: 0.877, 0.7: 0.861, 1.0: 0.854, 1.5: 0.850}

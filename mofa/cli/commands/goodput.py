@@ -15,7 +15,7 @@ from mofa.cli import options as opt
 
 if TYPE_CHECKING:
     from mofa.cli.goodput_output import GoodputOutput
-    from mofa.faults.events import LogReport
+    from mofa.faults.failures.events import LogReport
     from mofa.plan.goodput_by_scale import GoodputReport
     from mofa.specs.faults import FaultSpec
 
@@ -253,8 +253,8 @@ def _arguments() -> Iterator[None]:
 def _mtbf_s(rate: LogReport | None, profile: FaultSpec | None, gpus: str | None) -> float:
     """Of a job of so many GPUs, out of a log's rate or a profile's."""
     from mofa.errors import SpecError
+    from mofa.faults.failures.rates import job_mtbf_s
     from mofa.faults.outlook import failures_per_node_day
-    from mofa.faults.rates import job_mtbf_s
 
     if gpus is None:
         raise SpecError("--gpus: is missing; say how many GPUs the job has, 8 a node")
@@ -272,7 +272,7 @@ def _mtbf_s(rate: LogReport | None, profile: FaultSpec | None, gpus: str | None)
 
 def _record(log: Path, nodes: int | None, days: float | None) -> LogReport:
     from mofa.errors import SpecError
-    from mofa.faults.events import read_log
+    from mofa.faults.failures.events import read_log
 
     if nodes is None:
         raise SpecError("--log-nodes: is missing; say how many nodes the log is of, those that never failed included")

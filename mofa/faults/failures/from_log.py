@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mofa.errors import SpecError
-from mofa.faults.events import FailureLog
+from mofa.faults.failures.events import FailureLog
 from mofa.specs.base import Fact
 from mofa.specs.faults import FailureKind, FaultSpec, ReliabilitySpec
 
@@ -18,7 +18,7 @@ def profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, days: f
     log
         Failures; its nodes are taken to have as many GPUs as the profile's.
     num_nodes, days
-        As in :meth:`mofa.faults.events.FailureLog.rate`.
+        As in :meth:`mofa.faults.failures.events.FailureLog.rate`.
 
     Raises
     ------

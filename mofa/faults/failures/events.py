@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from mofa.errors import SpecError
-from mofa.faults.rates import RateEstimate, estimate_rate, fit_weibull_shape
+from mofa.faults.failures.rates import RateEstimate, estimate_rate, fit_weibull_shape
 from mofa.specs.files import short
 from mofa.units import SECONDS_PER_DAY
 

@@ -7,8 +7,8 @@ from scipy import special
 
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero
-from mofa.faults.intervals import exact_s
-from mofa.faults.rates import weibull_scale_s
+from mofa.faults.closed_forms.intervals import exact_s
+from mofa.faults.failures.rates import weibull_scale_s
 
 SOUGHT, WIDE = 96, 30.0
 """Intervals that are tried before the best is refined, and how far they reach to both sides of the exponential one:
@@ -40,8 +40,8 @@ def weibull_shares(
     next failure comes later than ``R + P + j L``: the ETTR is ``tau / M * sum_{j >= 1} S(R + P + j L)``, S the survival
     of the time between failures. With ``G(t)``, its integral from 0 to t, restarts take ``G(R) / M``, checkpoints
     ``sum_j (G(R + j L) - G(R + j L - delta)) / M``; what is left is lost. It holds for any distribution whose clock
-    each failure sets to zero: one clock of the job (:class:`mofa.faults.clocks.Clock` without nodes). Many nodes with
-    a clock each fail all but like Poisson together.
+    each failure sets to zero: one clock of the job (:class:`mofa.faults.failures.clocks.Clock` without nodes). Many
+    nodes with a clock each fail all but like Poisson together.
 
     Examples
     --------

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
-from mofa.faults.intervals import exact_s, two_level_s
-from mofa.faults.renewal import effective_restart_s
+from mofa.faults.closed_forms.intervals import exact_s, two_level_s
+from mofa.faults.closed_forms.renewal import effective_restart_s
 
 MAX_PATTERN = 1024
 """Most segments from one checkpoint of the highest level to the next. [-]"""
@@ -108,13 +108,14 @@ def nested_ettr(
 
     Notes
     -----
-    :func:`mofa.faults.renewal.levels_ettr`, whose linear system has two unknowns a segment, solved from the inside:
-    from a segment's begin the time is linear in the time from its end and in that from a failure which no level inside
-    survives. Stretches in a row multiply, and a failure that goes back to a stretch's own begin is solved for.
+    :func:`mofa.faults.closed_forms.renewal.levels_ettr`, whose linear system has two unknowns a segment, solved from
+    the inside: from a segment's begin the time is linear in the time from its end and in that from a failure which no
+    level inside survives. Stretches in a row multiply, and a failure that goes back to a stretch's own begin is solved
+    for.
 
     Examples
     --------
-    >>> from mofa.faults.renewal import levels_ettr
+    >>> from mofa.faults.closed_forms.renewal import levels_ettr
     >>> facts = (1.0, 9.0, 60.0), 11135.0, (0.6, 0.3, 0.1), (60.0, 200.0, 600.0)
     >>> slow = levels_ettr(300.0, (1, 4, 12), *facts)
     >>> abs(float(nested_ettr(300.0, (4, 3), *facts)) - slow) < 1e-12

@@ -33,7 +33,7 @@ def two_level_ettr(
 
     Notes
     -----
-    :func:`mofa.faults.renewal.levels_ettr` for two levels, solved: with ``a_k = exp(-R_k / M)``,
+    :func:`mofa.faults.closed_forms.renewal.levels_ettr` for two levels, solved: with ``a_k = exp(-R_k / M)``,
     ``A = p a_1 + q a_2``, ``D = q + p a_1``, ``u = p a_1 / D``, ``c = M (p (1 - a_1) + q (1 - a_2) / A) / D`` and for a
     segment that survives with b: ``g = 1 - (1 - b) u``, ``beta = b / g``, ``kappa = (1 - b) (M + c) / g``, the pattern
     takes ``kappa_1 / beta_2 (beta_1^-(n-1) - 1) / (1 - beta_1) + kappa_2 / beta_2``.
@@ -47,7 +47,7 @@ def two_level_ettr(
 
     Examples
     --------
-    >>> from mofa.faults.renewal import levels_ettr
+    >>> from mofa.faults.closed_forms.renewal import levels_ettr
     >>> args = (600.0, 4, (1.0, 60.0), 11135.0, (60.0, 600.0), 0.75)
     >>> exact = levels_ettr(600.0, (1, 4), (1.0, 60.0), 11135.0, (0.75, 0.25), (60.0, 600.0))
     >>> round(float(two_level_ettr(*args)) - exact, 12)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.errors import SpecError
 from mofa.faults.checks import above_zero, share
-from mofa.faults.rates import lemon_factor, weibull_scale_s
+from mofa.faults.failures.rates import lemon_factor, weibull_scale_s
 
 FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
@@ -38,7 +38,7 @@ class Clock:
         Whether a restart can fail; else clocks stand still until it is over.
     counted_failures
         Failures behind the rate, where it was estimated: every run draws its true rate given that count
-        (:func:`mofa.faults.rates.rate_given_count`). None: the rate is known. [-]
+        (:func:`mofa.faults.failures.rates.rate_given_count`). None: the rate is known. [-]
     """
 
     mtbf_s: float

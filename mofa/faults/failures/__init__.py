@@ -1,0 +1,1 @@
+"""Failures: their rates, out of components or records, and when they strike."""
