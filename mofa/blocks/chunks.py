@@ -7,17 +7,13 @@ from dataclasses import replace
 
 from mofa.blocks.elementwise import FloatK
 from mofa.blocks.op import Back, Op, Prepared, Tape, Tensor
-from mofa.blocks.parts import marks_local_of
+from mofa.blocks.roles import RoutingStep
 from mofa.blocks.work import Attention, Collective, Gemm, Grouped, HostSync, Stream, Work
 
 CHUNK = "token_chunk"
 """Regions of chunks begin with this: each is a checkpoint of its own, whatever else is recomputed."""
-FIRST, LAST = ("moe.count", "moe.permute"), "moe.unpermute"
-"""What a chunk begins with, the first of these that a layer has, and ends with; all between belongs to it."""
-
-
-DISPATCH = ("moe.dispatch", "moe.dispatch_weights")
-"""With overlap, a chunk's ops up to the last of these are issued before the experts of the chunk before."""
+FIRST: tuple[RoutingStep, ...] = ("count", "permute")
+"""What a chunk begins with, the first of these that a layer has. It ends where rows are added to their tokens."""
 
 
 def without_module_locals(forward: Tape) -> Tape:
@@ -26,7 +22,7 @@ def without_module_locals(forward: Tape) -> Tape:
     Such marks (:func:`mofa.blocks.parts.hold`) keep tensors alive until the module returns. In token chunks another
     function moves the tokens, and nothing is held so long.
     """
-    ops = tuple(op for op in forward.ops if not marks_local_of(op, "moe"))
+    ops = tuple(op for op in forward.ops if op.frame != "moe")
     return replace(forward, ops=ops)
 
 
@@ -65,12 +61,11 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
     >>> chunked(Tape((), {}, (), ()), 4).ops
     ()
     """
-    names = [op.name for op in forward.ops]
-    if chunks < 2 or not set(FIRST).intersection(names):
+    if chunks < 2 or all(op.routing not in FIRST for op in forward.ops):
         return forward
     forward = without_module_locals(forward)
-    names = [op.name for op in forward.ops]
-    start, end = min(names.index(name) for name in FIRST if name in names), names.index(LAST)
+    steps = [op.routing for op in forward.ops]
+    start, end = min(steps.index(step) for step in FIRST if step in steps), steps.index("unpermute")
     body = forward.ops[start : end + 1]
     prepared = [preparation for op in body if op.prepared is not None for preparation in op.prepared.ops()]
     made = {name for op in (*body, *prepared) for name in op.writes}
@@ -86,7 +81,8 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
         for name in made:
             tensors[_part(name, i)] = _portion(tensors[name], _part(name, i), chunks)
         pieces.append([_of_chunk(op, i, chunks, made | set(outside)) for op in body])
-    ahead = max((n + 1 for n, op in enumerate(body) if op.name in DISPATCH), default=0) if overlap else 0
+    # with overlap, a chunk's ops up to the last that dispatches are issued before the experts of the chunk before
+    ahead = max((n + 1 for n, op in enumerate(body) if op.routing == "dispatch"), default=0) if overlap else 0
     ops += pieces[0][:ahead]
     for i, piece in enumerate(pieces):
         ops += [*(pieces[i + 1][:ahead] if i + 1 < chunks else []), *piece[ahead:]]

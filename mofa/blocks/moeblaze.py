@@ -9,11 +9,12 @@ from typing import Literal
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, anywhere, everywhere, opposite, where
 from mofa.blocks.op import Back, FloatK, Op, Tape
+from mofa.blocks.roles import RoutingStep
 from mofa.blocks.work import Stream
 
 INDEX_BYTES = 4.0
 INDEX = "moe.index_lists"
-LEFT_OUT = ("moe.sort", "moe.sort_weights", "moe.unsort", "moe.unpermute")
+LEFT_OUT: tuple[RoutingStep, ...] = ("sort", "unsort", "unpermute")
 """Copies of rows that are not made."""
 Policy = Literal["moeblaze", "conventional"]
 
@@ -43,7 +44,7 @@ def index_only(forward: Tape, ctx: Context) -> Tape:
     """
     moe = ctx.model.moe
     by_index = _where_index(ctx)
-    if moe is None or not anywhere(by_index) or all(op.name != "moe.permute" for op in forward.ops):
+    if moe is None or not anywhere(by_index) or all(op.routing != "permute" for op in forward.ops):
         return forward
     tokens, tensors = ctx.shard, dict(forward.tensors)
     own = tokens * float(ctx.model.hidden) * ctx.element
@@ -59,15 +60,15 @@ def index_only(forward: Tape, ctx: Context) -> Tape:
     tensors[INDEX] = ids._replace(name=INDEX, bytes=where(by_index, index, 0.0))
     ops: list[Op] = []
     for op in forward.ops:
-        if op.name == "moe.permute":
+        if op.routing == "permute":
             # the map is written and read, the lists are written
             made = Stream(2.0 * dense + index)
             ops.append(
                 Op(op.name, "memory_bound", made, (op.reads[1],), (INDEX,), scratch=where(by_index, dense, 0.0),
-                   launches=4, present=by_index, region=op.region, back=Back(0.0, 0))
+                   launches=4, present=by_index, region=op.region, back=Back(0.0, 0), routing="permute")
             )  # fmt: skip
             ops.append(_left_out(op._replace(name="moe.gather"), by_index))
-        elif op.name in LEFT_OUT:
+        elif op.routing in LEFT_OUT:
             rest = op.writes[1:]  # a map of the rows is no view of them: it is not made
             for name in rest:
                 tensors[name] = tensors[name]._replace(bytes=where(by_index, 0.0, tensors[name].bytes))
@@ -75,12 +76,12 @@ def index_only(forward: Tape, ctx: Context) -> Tape:
                 maps = Op(f"{op.name}.maps", "memory_bound", None, (), rest, launches=0, present=op.present)
                 ops.append(maps._replace(region=op.region))
             ops.append(_left_out(op._replace(writes=op.writes[:1], reads=(*op.reads, *rest)), by_index))
-        elif op.name == "moe.row_map":
+        elif op.routing == "row_map":
             ops.append(op._replace(present=opposite(by_index)))
-        elif op.name == "experts.fc1":
+        elif op.routing == "first_product":
             ops.append(op._replace(saves=(*op.saves, INDEX)))
         else:
-            assert by_index is not True or not op.name.startswith(("moe.dispatch", "moe.combine", "moe.etp"))
+            assert by_index is not True or op.routing not in ("dispatch", "gather", "scatter", "combine")
             ops.append(op)
     return replace(forward, ops=tuple(ops), tensors=tensors)
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from mofa.blocks.elementwise import BoolK as BoolK
 from mofa.blocks.elementwise import FloatK as FloatK
 from mofa.blocks.elementwise import anywhere, opposite
-from mofa.blocks.roles import Part, Purpose, Role, TensorUse
+from mofa.blocks.roles import Part, Purpose, Role, RoutingStep, TensorUse
 from mofa.blocks.work import Stream, Work
 from mofa.specs.host import Module
 
@@ -237,6 +237,10 @@ class Op(NamedTuple):
     """What else time and memory ask of it."""
     claims: str = ""
     """Of a mark: under which name the block before held what this one takes over; empty for most."""
+    frame: str = ""
+    """Of a mark: the call whose local variable it begins to hold, or which returns at it."""
+    routing: RoutingStep = ""
+    """Which step of the tokens' way through the experts it is."""
     registered_at: int = 0
     """Place of its weight among the block's, as the model registers its modules; else in the order of the forward."""
 

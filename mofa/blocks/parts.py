@@ -33,19 +33,14 @@ def hold(b: TapeBuilder, frame: str, x: str) -> None:
     if f"{frame} has {x}" in b.tensors:
         return
     alias = b.tensor(f"{frame} has {x}", 0.0 * b.tensors[x].bytes, grad=False)
-    b.add(Op(alias, "memory_bound", None, (x,), (alias,), view=True, launches=0))
+    b.add(Op(alias, "memory_bound", None, (x,), (alias,), view=True, launches=0, frame=frame))
 
 
 def leave_frame(b: TapeBuilder, frame: str, present: BoolK = True) -> None:
     """The end of a module's forward, up to which its local variables are held where it is ``present``."""
-    local_tensors = tuple(name for name in b.tensors if name.startswith(f"{frame} has "))
+    local_tensors = tuple(name for op in b.ops if op.frame == frame for name in op.writes)
     if local_tensors:
-        b.add(Op(f"{frame} returns", "memory_bound", None, local_tensors, (), launches=0, present=present))
-
-
-def marks_local_of(op: Op, frame: str) -> bool:
-    """Whether an op is one of these marks: it begins to hold a module's local variable, or the module returns at it."""
-    return op.name.startswith(f"{frame} has ") or op.name == f"{frame} returns"
+        b.add(Op(f"{frame} returns", "memory_bound", None, local_tensors, (), launches=0, present=present, frame=frame))
 
 
 def made_again_behind(b: TapeBuilder, name: str, out: str, x: str) -> str:

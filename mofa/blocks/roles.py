@@ -29,6 +29,16 @@ Whose weight it has: a norm's, attention's output's, the embedding's or the outp
 embedding's gradient, or a 16-bit copy of a weight. A mark whose inputs are held for the next block. A copy of what FSDP
 gathered into a tensor for each weight, of a block's own or of its experts'. New probabilities of a layer's dispatcher.
 The end of a checkpoint that was made again for weights' gradients."""
+RoutingStep = Literal[
+    "", "count", "row_map", "permute", "dispatch", "gather", "sort", "first_product", "unsort", "scatter", "combine",
+    "unpermute",
+]  # fmt: skip
+"""Which step of the tokens' way through the experts an op is; empty for all others.
+
+``count`` counts each expert's tokens. ``row_map`` notes down where rows go. ``permute`` copies rows for the experts;
+``unpermute`` adds them back to their tokens. ``dispatch`` sends rows or their probabilities to other ranks' experts;
+``combine`` sends them back. ``gather`` and ``scatter`` are between tensor-parallel ranks of one expert. ``sort`` puts
+rows in the order of experts; ``unsort`` undoes it. ``first_product`` is the first that experts compute."""
 TensorUse = Literal["", "gathered", "gathered_shard", "reduce_input", "reduced"]
 """What FSDP uses a tensor for: what is gathered of a block's own parameters, a rank's shard in front of that, the input
 of a reduction, and a rank's part of its sum."""

@@ -153,7 +153,7 @@ def layer_forward(shape: Shape) -> Tape:
     b.region = REGION
     rows_of, places, order = (b.tensor(name, INT64 * copies, grad=False) for name in ("rows", "places", "order"))
     b.add(Op("moe.permute", "memory_bound", Stream((SORT_BYTES + 7 * INT64) * copies), (chosen,),
-             (order, rows_of, places), scratch=3 * INT64 * copies, launches=14))  # fmt: skip
+             (order, rows_of, places), scratch=3 * INT64 * copies, launches=14, routing="permute"))  # fmt: skip
     sent = b.tensor("sent", copies * row)
     spread = b.tensor("spread", 0.0, grad_bytes=copies * row)  # back, the copies' gradients are added
     b.add(Op("moe.spread", "memory_bound", None, (x, rows_of), (spread,), view=True, launches=0,
@@ -199,7 +199,7 @@ def _combine(b: TapeBuilder, saved: tuple[str, ...], alive: tuple[str, ...], row
     done = b.tensor("out", own, grad_bytes=0.0)  # its gradient is static
     work, reads = Stream(rows + own, "sum_copies"), (again, probs, *alive)
     back = Back(3 * rows + own, 2, like="dot_copies")
-    return b.add(Op("moe.unpermute", "memory_bound", work, reads, (done,), saved, back=back))
+    return b.add(Op("moe.unpermute", "memory_bound", work, reads, (done,), saved, back=back, routing="unpermute"))
 
 
 def _router(b: TapeBuilder, x: str, t: float, h: float, e: float, k: float) -> tuple[str, str]:
@@ -238,7 +238,7 @@ def _dispatch(b: TapeBuilder, x: str, copies: float, rows: float, e: float, row:
              scratch=2 * INT64 * rows, launches=18))  # fmt: skip
     got = b.tensor("received", rows * row)
     b.add(Op("moe.dispatch", "ep", Collective("all_to_all", "ep", copies * row, imbalance), (x,), (got,), stream="ep",
-             functions=1))  # fmt: skip
+             functions=1, routing="dispatch"))  # fmt: skip
     ordered = b.tensor("sorted", rows * row)
     return b.add(_gather("moe.sort", got, ordered, ("comes", "goes"), rows * row))
 

@@ -368,7 +368,7 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     assert spec is not None
     row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * spec.top_k
     sent = permute(b, ctx, h, scores, ctx.shard, copies, copies, counted=gathered_counts(b, ctx))
-    received = megatron_moe.exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
+    received = megatron_moe.exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
     hold(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
     hold(b, "moe", received)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
@@ -378,7 +378,7 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     y = sort(b, ctx, experts(b, ctx, received, rows, memory_rows), "unsort", rows, memory_rows)
     if anywhere(ctx.etp > 1):
         y = megatron_moe.scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
-    y = megatron_moe.exchange(b, ctx, y, "moe.combine", copies * row)
+    y = megatron_moe.exchange(b, ctx, y, "combine", copies * row)
     out = unpermute(b, ctx, y, ctx.shard, copies)
     leave_frame(b, "moe")
     return out
@@ -392,7 +392,7 @@ def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     full = b.tensor("moe.full", 0.0, "buffer", grad_bytes=nbytes)
     x = b.add(
         Op("moe.dispatch", "ep", Collective("all_gather", "ep", nbytes, ctx.imbalance), (h,), (full,),
-           present=ranks > 1, stream="ep")
+           present=ranks > 1, stream="ep", routing="dispatch")
     )  # fmt: skip
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     sent = permute(b, ctx, x, scores, tokens, rows, memory_rows)
@@ -400,7 +400,7 @@ def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     out = b.tensor("moe.out", ctx.shard * row)
     return b.add(
         Op("moe.combine", "ep", Collective("reduce_scatter", "ep", nbytes, ctx.imbalance), (y,), (out,),
-           present=ranks > 1, stream="ep")
+           present=ranks > 1, stream="ep", routing="combine")
     )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def permute(
         b.add(Op(f"moe.select{i}", "memory_bound", Stream(0.0), (), (), launches=kernels, back=Back(0.0, 0)))
     b.add(
         Op("moe.permute", "memory_bound", Stream(2 * copies * row, "permute"), (x, scores), (sent,), (rows, mask),
-           launches=1, back=Back(3 * copies * row + 8.0 * table, 7, like="index_add", nodes=4.0))
+           launches=1, back=Back(3 * copies * row + 8.0 * table, 7, like="index_add", nodes=4.0), routing="permute")
     )  # fmt: skip
     if ctx.framework.dispatch_syncs:
         b.add(Op("moe.sync", "host", HostSync()))
@@ -104,7 +104,7 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: Floa
     out = b.tensor("moe.summed", tokens * row)
     b.add(
         Op("moe.unpermute", "memory_bound", Stream((3 * copies + tokens) * row, "unpermute"), (y,), (out,),
-           ("moe.row_ids",), launches=2, back=Back(2 * copies * row, 1, like="permute"))
+           ("moe.row_ids",), launches=2, back=Back(2 * copies * row, 1, like="permute"), routing="unpermute")
     )  # fmt: skip
     return out
 

@@ -7,6 +7,7 @@ transformer_engine 2.20.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, opposite
@@ -28,7 +29,8 @@ from mofa.blocks.frameworks.megatron.permute import (
 )
 from mofa.blocks.op import Back, Call, FloatK, Op, Prepared, TapeBuilder
 from mofa.blocks.parts import hold, leave_frame, linear, made_again_behind, renew, stream
-from mofa.blocks.work import Collective, Grouped, GroupedKernel, HostSync, Stream
+from mofa.blocks.roles import RoutingStep
+from mofa.blocks.work import Collective, CollectiveKind, Grouped, GroupedKernel, HostSync, Stream
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
 
@@ -126,7 +128,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     split = ctx.ep * ctx.etp > 1
     if not fills(ctx):
         _synchronise(b, ctx, on_host, "moe.sync", split)
-    received = exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
+    received = exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
     weights = exchange_weights(b, ctx, weights)
     hold(b, "moe", sent)
     hold(b, "moe", received)
@@ -143,7 +145,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     y = unsort(b, ctx, y, rows, memory_rows)
     if anywhere(ctx.etp > 1):
         y = scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
-    y = exchange(b, ctx, y, "moe.combine", routed(ctx) * row)
+    y = exchange(b, ctx, y, "combine", routed(ctx) * row)
     return unpermute(b, ctx, y)
 
 
@@ -156,7 +158,7 @@ def counts(b: TapeBuilder, ctx: Context, mapped: str) -> str:
     counted = b.tensor("moe.count", own, grad=False)
     b.add(
         Op("moe.count", "memory_bound", Stream(ctx.shard * float(spec.num_experts)), (mapped,), (counted,),
-           back=Back(0.0, 0))
+           back=Back(0.0, 0), routing="count")
     )  # fmt: skip
     if anywhere(ranks > 1):
         gathered = b.tensor("moe.counts", own * ranks, grad=False)
@@ -189,14 +191,14 @@ def gather_rows(b: TapeBuilder, ctx: Context, x: str, name: str, moved: ArrayK, 
     """What tensor-parallel ranks of an expert received, all of it on each of them."""
     out = b.tensor(f"{name}ed", nbytes)
     work = Collective("all_gather", "etp", moved)
-    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.etp > 1, stream="ep"))
+    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.etp > 1, stream="ep", routing="gather"))
 
 
 def scatter_rows(b: TapeBuilder, ctx: Context, y: str, moved: ArrayK, nbytes: ArrayK) -> str:
     """The sum of what these ranks computed, to each its own rows."""
     out = b.tensor("moe.scattered", nbytes)
     work = Collective("reduce_scatter", "etp", moved)
-    return b.add(Op("moe.etp_scatter", "ep", work, (y,), (out,), present=ctx.etp > 1, stream="ep"))
+    return b.add(Op("moe.etp_scatter", "ep", work, (y,), (out,), present=ctx.etp > 1, stream="ep", routing="scatter"))
 
 
 def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
@@ -206,23 +208,31 @@ def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
     out = b.tensor("moe.dispatch_weights", ctx.rows_memory * WEIGHT)
     work = Collective("all_to_all", "ep", routed(ctx) * WEIGHT, ctx.imbalance)
     by = call(ctx, "collective")
-    return b.add(Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", call=by))
+    return b.add(
+        Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", call=by,
+           routing="dispatch")
+    )  # fmt: skip
 
 
-def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK) -> str:
+def exchange(
+    b: TapeBuilder, ctx: Context, x: str, routing: Literal["dispatch", "combine"], out_bytes: ArrayK
+) -> str:  # fmt: skip
     """Send token rows to the ranks that hold their experts, or back."""
+    name = f"moe.{routing}"
     row = float(ctx.model.hidden) * ctx.element
     out = b.tensor(f"{name}.out", out_bytes)
     dispatcher = ctx.framework.dispatcher
     if dispatcher == "allgather":
-        forward = name.endswith("dispatch")
-        work = Collective("all_gather" if forward else "reduce_scatter", "ep", ctx.shard * row * ctx.ep, ctx.imbalance)
+        kind: CollectiveKind = "all_gather" if routing == "dispatch" else "reduce_scatter"
+        work = Collective(kind, "ep", ctx.shard * row * ctx.ep, ctx.imbalance)
     elif dispatcher == "deepep":
         work = Collective("deepep", "ep", ctx.shard * row, ctx.imbalance)
     else:
         work = Collective("all_to_all", "ep", routed(ctx) * row, ctx.imbalance)
     by = call(ctx, "collective")
-    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, call=by))
+    return b.add(
+        Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, call=by, routing=routing)
+    )
 
 
 def experts(
@@ -249,7 +259,9 @@ def experts(
     begin(b, "experts", call(ctx, "experts"))
     since = len(b.ops)
     operand = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, memory_rows), hidden, n)
-    fc1 = _products(b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", memory_rows * n * e), (rows, n, hidden))
+    fc1 = _products(
+        b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", memory_rows * n * e), (rows, n, hidden), "first_product"
+    )
     issue(b, since, grouped(ctx))
     act = activate(b, ctx, fc1, "experts", memory_rows * f, rows * f, "moe.moe_act", launches)
     fused = gated and ctx.framework.fused_swiglu
@@ -279,7 +291,7 @@ def grouped(ctx: Context) -> Call | None:
 
 def _products(
     b: TapeBuilder, ctx: Context, operand: tuple[str, tuple[str, ...], Prepared | None], name: str, out: str,
-    shape: tuple[ArrayK, ArrayK, ArrayK],
+    shape: tuple[ArrayK, ArrayK, ArrayK], routing: RoutingStep = "",
 ) -> str:  # fmt: skip
     """A product of each expert with its rows: ``shape`` is (rows, features out, features in).
 
@@ -299,7 +311,7 @@ def _products(
         Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1, prepared=ready,
            weight=name, weight_params=params, weight_bytes=params * grad_bytes / (local if sequential else 1.0),
            accumulate_bytes_per_param=added - within, num_weights=local, choices=local * ctx.unseen,
-           loads=local * ctx.new_kernels / 4.0, loops_met=ctx.loops_met)
+           loads=local * ctx.new_kernels / 4.0, loops_met=ctx.loops_met, routing=routing)
     )  # fmt: skip
 
 

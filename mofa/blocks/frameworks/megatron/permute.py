@@ -7,6 +7,7 @@ Read in megatron_core 0.16.1 (transformer/moe/moe_utils.py, token_dispatcher.py)
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
@@ -81,7 +82,7 @@ def _fused_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     table = ctx.shard * experts
     b.add(
         Op("moe.row_map", "memory_bound", Stream(21.0 * table, "te row_map", table, experts), (mapped,), (row_ids,),
-           launches=3, back=Back(0.0, 0))
+           launches=3, back=Back(0.0, 0), routing="row_map")
     )  # fmt: skip
     row = hidden * ctx.element
     sent, weights = b.tensor("moe.sent", copies * row), b.tensor("moe.weights", copies * WEIGHT)
@@ -89,7 +90,7 @@ def _fused_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     back = Back(moved, 1, like="te permute_bwd", elements=elements, width=hidden)
     b.add(
         Op("moe.permute", "memory_bound", Stream(moved, "te permute_fwd", elements, hidden), (h, scores, row_ids),
-           (sent, weights), (row_ids,), back=back)
+           (sent, weights), (row_ids,), back=back, routing="permute")
     )  # fmt: skip
     return sent, weights
 
@@ -126,7 +127,7 @@ def _eager_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     )  # fmt: skip
     b.add(
         Op("moe.permute", "memory_bound", Stream(2.0 * copies * row, "permute"), (h, places), (sent,), (places,),
-           back=Back(3.0 * copies * row, 2, like="index_add"))
+           back=Back(3.0 * copies * row, 2, like="index_add"), routing="permute")
     )  # fmt: skip
     return sent, weights
 
@@ -138,51 +139,61 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str) -> str:
     if not ctx.framework.permute_fusion:
         work = Stream((3.0 * copies + ctx.shard) * row, "unpermute")
         back = Back(2.0 * copies * row, 1, like="permute")
-        return b.add(Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), launches=2, back=back))
+        return b.add(
+            Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), launches=2, back=back,
+               routing="unpermute")
+        )  # fmt: skip
     elements = copies * hidden
     back = Back((copies + ctx.shard) * row, 1, like="te unpermute_bwd", elements=elements, width=hidden)
     work = Stream((copies + ctx.shard) * row, "te unpermute_fwd", elements, hidden)
     by = call(ctx, "unpermute")
-    return b.add(Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), back=back, call=by))
+    return b.add(
+        Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), back=back, call=by,
+           routing="unpermute")
+    )  # fmt: skip
 
 
 def sort(b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, memory_rows: ArrayK) -> tuple[str, str]:
     """Rows and probabilities in the order of the experts."""
-    out = _by_chunks(b, ctx, x, "moe.sort", "moe.sorted", rows, memory_rows)
+    out = _by_chunks(b, ctx, x, "sort", "moe.sorted", rows, memory_rows)
     by_expert = b.tensor("moe.sorted_weights", memory_rows * WEIGHT)
     eager = not ctx.framework.permute_fusion
     moved = 2.0 * rows * WEIGHT if eager else 0.0
     weights = b.add(
         Op("moe.sort_weights", "memory_bound", Stream(moved, "copy" if eager else ""), (weights,), (by_expert,),
            launches=1 if eager else 0, present=_sorts(ctx), pieces=_chunks(ctx) if eager else 0.0,
-           back=Back(moved, 1, like="copy") if eager else Back(0.0, 0))
+           back=Back(moved, 1, like="copy") if eager else Back(0.0, 0), routing="sort")
     )  # fmt: skip
     return out, weights
 
 
 def unsort(b: TapeBuilder, ctx: Context, y: str, rows: ArrayK, memory_rows: ArrayK) -> str:
     """The experts' results in the order in which they are sent back."""
-    return _by_chunks(b, ctx, y, "moe.unsort", "moe.unsorted", rows, memory_rows)
+    return _by_chunks(b, ctx, y, "unsort", "moe.unsorted", rows, memory_rows)
 
 
-def _by_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, out: str, rows: ArrayK, memory_rows: ArrayK) -> str:
+def _by_chunks(
+    b: TapeBuilder, ctx: Context, x: str, routing: Literal["sort", "unsort"], out: str, rows: ArrayK,
+    memory_rows: ArrayK,
+) -> str:  # fmt: skip
     """Chunks of an expert and a sender in another order: by a map of rows, which is kept, or cut and joined, which
     keeps nothing (``sort_chunks_by_idxs``)."""
-    hidden = float(ctx.model.hidden)
+    name, hidden = f"moe.{routing}", float(ctx.model.hidden)
     moved, elements = 2 * rows * hidden * ctx.element, rows * hidden
     y = b.tensor(out, memory_rows * hidden * ctx.element)
     if not ctx.framework.permute_fusion:
         back = Back(moved, 2, like="copy")
         return b.add(
             Op(name, "memory_bound", Stream(moved, "copy"), (x,), (y,), launches=2, present=_sorts(ctx), back=back,
-               pieces=_chunks(ctx))
+               pieces=_chunks(ctx), routing=routing)
         )  # fmt: skip
     place = b.tensor(f"{name}_map", where(_sorts(ctx), memory_rows * 4.0, 0.0), grad=False)
     back = Back(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
     work = Stream(moved, "te sort_fwd", elements, hidden)
     by = call(ctx, "sort_chunks")
     return b.add(
-        Op(name, "memory_bound", work, (x,), (y, place), (place,), launches=2, present=_sorts(ctx), back=back, call=by)
+        Op(name, "memory_bound", work, (x,), (y, place), (place,), launches=2, present=_sorts(ctx), back=back, call=by,
+           routing=routing)
     )  # fmt: skip
 
 

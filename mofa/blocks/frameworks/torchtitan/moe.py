@@ -6,6 +6,8 @@ sum of a token's experts is a product in fp32, whose operand is kept.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, where
@@ -57,7 +59,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     sent_rows = sum_gradients(b, routed, "moe.routed", sent * row, split)
     b.add(Op("moe.hold", "memory_bound", None, (routed,), (routed_view,), view=True, launches=0))
     weights = expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
-    received = _exchange(b, ctx, sent_rows, "moe.dispatch", sent, ctx.rows_memory * ctx.etp, element, counts=True)
+    received = _exchange(b, ctx, sent_rows, "dispatch", sent, ctx.rows_memory * ctx.etp, element)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     in_turn = ctx.framework.experts == "sequential"
     # experts in turn need no padding: only what dispatches rows to other ranks' experts puts them in order
@@ -79,7 +81,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
                        family="memory_bound", view=True, present=permutes)))  # fmt: skip
     b.add(Op("moe.permute", "memory_bound", Stream(2 * padded_time * row, "permute"), (extended, fill), (x,),
              (fill,), scratch=(memory_rows + 1.0) * row, launches=2, present=permutes,
-             back=_added_to_rows(padded_time * hidden, element)))  # fmt: skip
+             back=_added_to_rows(padded_time * hidden, element), routing="permute"))  # fmt: skip
     if in_turn:
         y = experts_in_turn(b, ctx, x, rows, padded, weights)
         element = output_element(ctx)
@@ -91,13 +93,13 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     back_in_place = b.tensor("moe.unpermuted", (memory_rows + 1.0) * row)
     b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, put), (y, fill),
              (back_in_place,), (fill,), launches=2, present=permutes,
-             back=Back(5 * padded_time * row, 4, like="permute")))  # fmt: skip
+             back=Back(5 * padded_time * row, 4, like="permute"), routing="unpermute"))  # fmt: skip
     sliced = b.tensor("moe.sliced", memory_rows * row)  # without that row; its gradient has it again
     back_in_place = b.add(
         Op("moe.slice", "memory_bound", None, (back_in_place,), (sliced,), view=True, launches=0, present=permutes,
            back=Back(work=Stream(0.0), family="memory_bound", launches=0, present=permutes))
     )  # fmt: skip
-    y = _exchange(b, ctx, back_in_place, "moe.combine", sent, sent, element, counts=False)
+    y = _exchange(b, ctx, back_in_place, "combine", sent, sent, element)
     parts.leave_frame(b, "experts")
     parts.hold(b, "moe", y)
     shared = ""
@@ -156,7 +158,8 @@ def router(b: TapeBuilder, ctx: Context, x: str, sent: FloatK) -> tuple[str, str
 
 
 def _exchange(
-    b: TapeBuilder, ctx: Context, x: str, name: str, sent: FloatK, received: FloatK, element: int, *, counts: bool
+    b: TapeBuilder, ctx: Context, x: str, routing: Literal["dispatch", "combine"], sent: FloatK, received: FloatK,
+    element: int,
 ) -> str:  # fmt: skip
     """All-to-all of rows; in front of the first the counts travel, and the host waits for them."""
     if not anywhere(ctx.ep > 1):
@@ -164,24 +167,24 @@ def _exchange(
     assert ctx.model.moe is not None
     row, exchanges = float(ctx.model.hidden) * element, ctx.ep > 1
     deepep = ctx.framework.dispatcher == "deepep"
-    if counts:
+    if routing == "dispatch":
         if not deepep:
             all_counts = b.tensor("moe.counts", 8.0 * ctx.model.moe.num_experts, grad=False)
             own = b.tensor("moe.own_counts", 0.0, grad=False)
             b.add(Op("moe.count", "memory_bound", Stream(16.0 * ctx.model.moe.num_experts), (),
-                     (own,), launches=5, present=exchanges))  # fmt: skip
+                     (own,), launches=5, present=exchanges, routing="count"))  # fmt: skip
             calls = python_functions(ctx)
             python = calls.expert_counts.value + (calls.module_call.value // 2 if ctx.pipelined else 0)
             b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", 8.0 * ctx.model.moe.num_experts),
                      (own,), (all_counts,), present=exchanges, stream="ep", functions=python))  # fmt: skip
         for i in range(ctx.framework.dispatch_syncs):
             b.add(Op(f"moe.sync.{i}", "host", HostSync(), present=exchanges))
-    out = b.tensor(f"{name}.out", received * row)
+    out = b.tensor(f"moe.{routing}.out", received * row)
     if deepep:
         work = Collective("deepep", "ep", ctx.shard * row * ctx.etp, ctx.imbalance)
     else:
         work = Collective("all_to_all", "ep", sent * row, ctx.imbalance)
-    return b.add(Op(name, "ep", work, (x,), (out,), present=exchanges, stream="ep"))
+    return b.add(Op(f"moe.{routing}", "ep", work, (x,), (out,), present=exchanges, stream="ep", routing=routing))
 
 
 TURNED_CAST = "transposed_cast"
