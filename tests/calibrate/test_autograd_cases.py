@@ -3,7 +3,8 @@
 import ast
 from pathlib import Path
 
-from mofa.calibrate.shapes.families import AUTOGRAD_CALLS, AUTOGRAD_CHAINS, FAMILIES, cases
+from mofa.calibrate.shapes.families import FAMILIES, cases
+from mofa.calibrate.shapes.host_ops import AUTOGRAD_CALLS, AUTOGRAD_CHAINS
 
 
 def test_every_chain_goes_both_ways_and_no_op_comes_twice() -> None:
