@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import count
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mofa.blocks.fp8 import formats_of
-from mofa.blocks.moeblaze import routing_buffer_bytes
 from mofa.blocks.work import GroupedKernel
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
@@ -24,11 +23,10 @@ from mofa.cost.provenance import Seen, component_provenance, stream_names, tape_
 from mofa.cost.stages import Stages
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, Time
-from mofa.routing.scheduled import scheduling_s
 from mofa.search.recomputed_layers import fewer_layers, more_layers
 from mofa.search.to_plan.borrowed_facts import borrowed_notes
-from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.layout_notes import launch_layout, layout_notes
+from mofa.search.to_plan.notes import alignment_note, balancing_note, copies_note, general_notes, host_notes
 from mofa.search.to_plan.replayed_memory import (
     RankRange,
     emptiest_and_fullest,
@@ -37,16 +35,15 @@ from mofa.search.to_plan.replayed_memory import (
     replayed_stage,
 )
 from mofa.search.to_plan.replayed_time import DUST, stage_times
-from mofa.search.to_plan.step_band import HOST_BOUND, band_of
+from mofa.search.to_plan.step_band import band_of
 from mofa.search.workers import Workers
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_residuals
-from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
-from mofa.units import SECONDS_PER_DAY, format_bytes, format_seconds
+from mofa.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
     from mofa.replay.replayer import Replayer
@@ -242,7 +239,7 @@ class Candidate:
         costed = self.costed if time is None else self.sized
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
-        notes = _alignment_note(unaligned(block.forward for block in blocks))
+        notes = alignment_note(unaligned(block.forward for block in blocks))
         notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         stages, framework = self.estimator.stages(), self.job[2]
         notes += layout_notes(stages, self.job[0].model, framework)
@@ -314,32 +311,11 @@ def _plan(
         provenance=_provenance(workload, cluster, row, exposed, seen, framework.grouped_kernel),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
-        notes=_notes(workload, cluster, framework, played is not None)
-        + _host_notes(cluster, step_s, exposed["host_idle"])
-        + _copies_note(workload, framework, row)
-        + _balancing_note(workload, row),
+        notes=general_notes(workload, cluster, framework, played is not None)
+        + host_notes(cluster, step_s, exposed["host_idle"])
+        + copies_note(workload, framework, row)
+        + balancing_note(workload, row),
     )
-
-
-def _host_notes(cluster: ClusterSpec, step_s: float, host_idle_s: float) -> tuple[str, ...]:
-    """Note on the host that a host-bound step rests on."""
-    if host_idle_s <= HOST_BOUND * step_s:
-        return ()
-    host, hosts = cluster.gpu.curves.host, cluster.gpu.curves.hosts
-    share = host_idle_s / step_s
-    pace = host.eager_op_s.value
-    fast, slow = (pace, pace) if hosts is None else (times.value * pace for times in (hosts.fast, hosts.slow))
-    undisturbed = hosts is not None and cluster.node.hosts == "own"
-    note = f"the device waits for its host {share:.0%} of the step, at {_us(fast if undisturbed else pace)} a small op"
-    if hosts is not None:
-        whose = "an undisturbed machine's" if undisturbed else "the median of machines that were timed"
-        note += f", {whose} (8 in 10 timed: {_us(fast)} to {_us(slow)}); `mofa calibrate run --families "
-        note += "host` times yours, --host-issue says it"
-    return (note,)
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:.2g} us"
 
 
 def _without_dust(parts: dict[str, float], step_s: float) -> dict[str, float]:
@@ -417,82 +393,3 @@ def _crossing(degrees: tuple[int, int, int, int, int, int], node: Placement) -> 
     groups = process_groups(*degrees, node)
     names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
     return {name: bool(np.any(groups[group].spans)) for name, group in names.items()}
-
-
-def _routing_note(routing: RoutingSpec) -> str:
-    """Note on the source of the ranks' loads."""
-    note = f"routing: {routing}"
-    if routing.kind == "preset":
-        note += " (assumed: reconstructed from three statistics of each layer)"
-    if routing.capacity_factor is not None:
-        padded = ", padded" if routing.pad_to_capacity else ""
-        note += f"; tokens beyond {routing.capacity_factor:g} x an even share dropped{padded}"
-    if routing.rank_capacity_factor is not None:
-        note += f"; ranks compute on {routing.rank_capacity_factor:g} x an even share, steps with more run again"
-    return note
-
-
-def _balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...]:
-    """Note on what token scheduling over replicas assumes."""
-    if workload.model.moe is None or not row.balancing[0]:
-        return ()
-    overhead = format_seconds(scheduling_s(workload.model.moe.num_experts))
-    note = (
-        f"balancing micro_moe: {overhead} of host time a layer and micro-batch (the solve measured on one core, the "
-        "rest of the dispatch as published: MicroMoE, figure 9), not overlapped; symmetric placement"
-    )
-    return (note,)
-
-
-def _copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
-    """Note on the memory that dispatch by index saves."""
-    model = workload.model
-    shared = int(row.ep[0]) * int(row.etp[0]) > 1
-    if model.moe is None or framework.routed_copies == "materialised" or shared:
-        return ()
-    tokens = float(row.micro_batch[0]) * workload.batch.seq_len / float(row.cp[0])
-    tokens /= float(row.tp[0]) if bool(row.sp[0]) else 1.0
-    saved = format_bytes(float(routing_buffer_bytes(tokens, model.moe.top_k, model.hidden)))
-    return (
-        (
-            f"dispatch by index (MoEBlaze): no routed copies, {saved} each into and out of the experts of a layer and "
-            "micro-batch; the time gained is of bytes not moved: a model, no measurement"
-        ),
-    )
-
-
-def _alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
-    """Note on matrix products whose sizes are slower on tensor cores than predicted."""
-    if not sizes:
-        return ()
-    named = "; ".join(f"{size} of {', '.join(names)}" for size, names in sizes.items())
-    note = (
-        f"matrix products with a width or depth of no multiple of 16 bytes (8 elements of bf16): {named}; "
-        "tensor cores are slower on them (NVIDIA, Matrix Multiplication Background). In bf16 they are predicted to "
-        "take 3 to 8 times as long as padded ones, as measured on the H200; of experts that is left out"
-    )
-    return (note,)
-
-
-def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, played: bool) -> tuple[str, ...]:
-    reserved = "reserved memory: rounding, other streams' pools, the loss's largest tensor; no other fragmentation"
-    if played:
-        reserved = "memory: every allocation of two steps played through PyTorch's caching allocator"
-    margin = load_residuals().device_memory
-    notes = [
-        f"memory margin of {margin.value:.1%} of the capacity, {margin.provenance}: {margin.source}",
-        f"capacity {cluster.gpu.capacity_bytes.provenance}: {cluster.gpu.capacity_bytes.source}",
-        f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
-        reserved,
-    ]
-    if framework.pytorch:
-        own = framework.pytorch in cluster.gpu.curves.releases
-        which = "as measured" if own else f"not measured on {cluster.gpu.name}, today's are taken"
-        notes.append(f"kernels of PyTorch {framework.pytorch}: {which}")
-    if not framework.traits.has_pytorch_modules and framework.cross_entropy_fusion == "native":
-        notes.append(
-            "cross_entropy_fusion: native, as true is read, is Megatron's own fused loss; te is Transformer Engine's"
-        )
-    if workload.model.moe is not None:
-        notes.append(_routing_note(workload.routing))
-    return (*notes, *fp8_notes(workload, cluster))
