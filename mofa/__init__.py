@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mofa.errors import MofaError, NothingFits, SpecError, StrategyError
     from mofa.plan.result import Plan, PlanReport
-    from mofa.search.entry_points import Search, estimate, find_plans
+    from mofa.search.entry_points import estimate, find_plans
     from mofa.search.long_run.spare_nodes import estimate_long_run, find_long_runs
+    from mofa.search.search_result import Search
     from mofa.specs.load import load_cluster, load_faults, load_framework, load_runs, load_workload, resolve_run
     from mofa.specs.strategy import StrategySpec
 
@@ -41,7 +42,8 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(("MofaError", "NothingFits", "SpecError", "StrategyError"), "mofa.errors"),
-    **dict.fromkeys(("Search", "estimate", "find_plans"), "mofa.search.entry_points"),
+    **dict.fromkeys(("estimate", "find_plans"), "mofa.search.entry_points"),
+    "Search": "mofa.search.search_result",
     **dict.fromkeys(("Plan", "PlanReport"), "mofa.plan.result"),
     **dict.fromkeys(("estimate_long_run", "find_long_runs"), "mofa.search.long_run.spare_nodes"),
     **dict.fromkeys(

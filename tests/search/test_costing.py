@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from mofa.search import costing
-from mofa.search.entry_points import Search, find_plans
+from mofa.search.entry_points import find_plans
 from mofa.search.legality.masks import Job, check
+from mofa.search.search_result import Search
 from mofa.search.space import combinations, default_space
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload

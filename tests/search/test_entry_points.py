@@ -12,9 +12,10 @@ import pytest
 
 from mofa.cost.estimate import ALLOCATED_IS_OFF, estimate_table
 from mofa.errors import SpecError
-from mofa.search.entry_points import Search, estimate, find_plans
+from mofa.search.entry_points import estimate, find_plans
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.search_result import Search
 from mofa.search.space import SOLVED, default_space, product
 from mofa.search.to_plan.builder import margin_bytes
 from mofa.specs.model import ModelSpec

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from mofa.errors import StrategyError
 from mofa.plan.result import Plan
 from mofa.schedules import default_schedule
-from mofa.search.entry_points import Search, estimate, find_plans
+from mofa.search.entry_points import estimate, find_plans
 from mofa.search.goodput import LongRuns
 from mofa.search.long_run.spare_nodes import SCOUTED, promising_spares, space_near_best, without_spares
+from mofa.search.search_result import Search
 from mofa.search.space import MAX_PP, default_space, dividing, divisors
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec

@@ -11,8 +11,9 @@ import numpy as np
 from mofa.errors import SpecError
 from mofa.plan.long_run import FIGURES, OBJECTIVES, Objective
 from mofa.plan.result import ClusterSummary, FlopsConvention, Plan
-from mofa.search.entry_points import Search, estimate, find_plans
+from mofa.search.entry_points import estimate, find_plans
 from mofa.search.goodput import LongRuns
+from mofa.search.search_result import Search
 from mofa.search.space import Space, default_space, dividing
 from mofa.specs.faults import FaultSpec
 from mofa.specs.framework import FrameworkSpec

@@ -16,12 +16,12 @@ from mofa.faults.spares import waiting_share
 from mofa.plan.goodput_by_scale import VariantPoint
 from mofa.plan.long_run import FIGURES, Days, Objective
 from mofa.plan.result import TIME_COMPONENTS, Plan, PlanReport
-from mofa.search.entry_points import Search
 from mofa.search.goodput import ACTIVITIES, LongRuns, watts_of_steps
 from mofa.search.legality.masks import Job, check
 from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
 from mofa.search.long_run.sensitivity import FACTORS, sensitivities
 from mofa.search.long_run.spare_nodes import without_spares
+from mofa.search.search_result import Search
 from mofa.search.space import default_space, dividing, product
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.hardware import ClusterSpec
