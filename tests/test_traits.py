@@ -103,7 +103,7 @@ def test_every_attention_kind_has_a_record() -> None:
 
 
 MATCHES = ("startswith", "endswith", "removesuffix", "removeprefix", "partition", "rpartition", "split", "rsplit")
-OP_NAMES = re.compile(r"(^|\.)(op|deed|other|behind)\.name$|(^|\.)deed\.op$")
+OP_NAMES = re.compile(r"(^|\.)(op|op_trace|other|behind)\.name$|(^|\.)op_trace\.op$")
 
 
 def _matches_an_op(node: ast.AST, *, sets: bool = True) -> bool:

@@ -20,7 +20,8 @@ from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes.chunked import rank_rows
-from mofa.cost.allocations.allocation_trace import OpTrace, life
+from mofa.cost.allocations.allocation_trace import life
+from mofa.cost.allocations.block_trace import OpTrace
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.block.tape_clock import scan
@@ -272,19 +273,19 @@ def _reserved(tapes: BlockTapes, shape: Shape) -> float:
     for _ in range(STEPS):
         if lived.back in blocks:  # the input's gradient is let go before a step, the output after it
             allocator.free(blocks.pop(lived.back))
-        for deed in (*lived.forward, *lived.backward):
-            _do(deed, allocator, blocks)
+        for op_trace in (*lived.forward, *lived.backward):
+            _do(op_trace, allocator, blocks)
         for name in [name for name in blocks if name != lived.back]:
             allocator.free(blocks.pop(name))
     return float(allocator.peak_reserved)
 
 
-def _do(deed: OpTrace, allocator: Allocator, blocks: dict[str, Block]) -> None:
+def _do(op_trace: OpTrace, allocator: Allocator, blocks: dict[str, Block]) -> None:
     """One op's allocations and frees."""
-    scratch = [allocator.malloc(item.bytes) for item in deed.scratch]
-    blocks.update({item.name: allocator.malloc(item.bytes) for item in deed.new})
+    scratch = [allocator.malloc(item.bytes) for item in op_trace.scratch]
+    blocks.update({item.name: allocator.malloc(item.bytes) for item in op_trace.new})
     for block in scratch:
         allocator.free(block)
-    for name in deed.free:
+    for name in op_trace.free:
         if name in blocks:
             allocator.free(blocks.pop(name))

@@ -5,172 +5,20 @@ Lifetimes are those of :mod:`mofa.cost.block.liveness`. The replay plays it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping
+from dataclasses import replace
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import value
 from mofa.blocks.frameworks.megatron.persistent import FirstUse, Lasting
 from mofa.blocks.op import KINDS, OWN_POOLS, READS, WRITES, Op, Tape, Tensor
-from mofa.blocks.roles import PRODUCT_ROLES, WEIGHT_ROLES, Part, Purpose, Role, TensorUse
+from mofa.blocks.roles import WEIGHT_ROLES, TensorUse
 from mofa.blocks.work import Attention, Collective
+from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight, block_weights
 
 STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
-
-
-class New(NamedTuple):
-    """A tensor that an op allocates. [B]"""
-
-    name: str
-    bytes: int
-    stream: int
-    kind: int
-    expert: int = -1
-    """Whose tokens alone it holds, of a rank's experts; -1: of all."""
-    use: TensorUse = ""
-    """As of its :class:`mofa.blocks.op.Tensor`."""
-
-
-class OpTrace(NamedTuple):
-    """One op's allocations, scratch and frees; ``hold`` goes on to the next block, ``claim`` comes from the last one.
-
-    ``grads`` are the gradients that the op adds to the parameters'; the first ones become them.
-    """
-
-    op: str
-    new: tuple[New, ...] = ()
-    scratch: tuple[New, ...] = ()
-    scratch_last: bool = False
-    """Whether scratch comes after the outputs: fused attention; else outputs are made from it."""
-    order: tuple[int | str, ...] = ()
-    """Where scratch comes and goes in between: n allocates the n-th, ~n frees it, a name is the output allocated,
-    behind a minus the input that is let go."""
-    free: tuple[str, ...] = ()
-    hold: tuple[str, ...] = ()
-    claim: str = ""
-    grads: tuple[str, ...] = ()
-    frees_held: bool = False
-    weight: bool = False
-    """Whether it makes or adds a weight's gradient, which zero-bubble schedules put off."""
-    reads: tuple[str, ...] = ()
-    """What such an op reads."""
-    sums: bool = False
-    """Whether something is added to the gradient that the block is given, in its place."""
-    expert_loops: int = 1
-    """Experts that the op runs for one after the other (:mod:`mofa.cost.allocations.sequential_experts`). [-]"""
-    renews: bool = False
-    """Whether what lingered of the block's last backward goes here."""
-    lasting: tuple[Lasting, ...] = ()
-    """What the first such op of a rank takes for good."""
-    role: Role = ""
-    repeated: bool = False
-    part: Part = ""
-    origin: str = ""
-    purpose: Purpose = ""
-    """As of its :class:`mofa.blocks.op.Op`."""
-    is_product: bool = False
-    """Whether it is a linear layer, one of its two products on the way back, or what is gathered for them."""
-
-
-@dataclass(frozen=True)
-class BlockTrace:
-    """Forward and backward of one block as deeds. ``out`` and ``back`` name what each hands on, empty for nothing.
-
-    ``cached`` are weight copies that autocast's cache holds until the loss is there; ``weights`` the parameters of each
-    weight, before data parallelism shards them. [params]
-    """
-
-    name: str
-    forward: tuple[OpTrace, ...]
-    backward: tuple[OpTrace, ...]
-    out: str
-    back: str
-    given: str
-    cached: frozenset[str]
-    weights: tuple[BlockWeight, ...]
-    logits: str = ""
-    """Of a pipeline's head: what the stage gave, which the schedule holds until its backward is through."""
-    launches: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Kernels of the forward, of the backward by inputs and of that by weights. [-]"""
-    dry: tuple[OpTrace, ...] = ()
-    """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
-    reduced: frozenset[str] = frozenset()
-    """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
-    sent: frozenset[str] = frozenset()
-    """What else a stream of NCCL's uses that the allocator is told of (:class:`mofa.blocks.op.Tensor`)."""
-    shelved: frozenset[str] = frozenset()
-    """What PyTorch's watchdog lets go (:mod:`mofa.cost.allocations.watchdog`)."""
-    freed_at_end: frozenset[str] = frozenset()
-    """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until
-    the sum over replicas is waited for (_fsdp_param_group.py, ``AllReduceState``); of a tied head the gradient."""
-    split_backward: tuple[OpTrace, ...] = ()
-    """The backward by inputs and behind it that by weights, where a checkpoint makes the block again in both."""
-    split_backward_of_last: tuple[OpTrace, ...] = ()
-    """The same of a chunk's last block."""
-    lingers: tuple[tuple[str, int], ...] = ()
-    """What is alive beyond the backward's end, until a deed that renews it, as it goes then. [B]"""
-    torch_products: bool = True
-    """Whether its products are PyTorch's, which have a workspace for each thread."""
-    input: str = "x"
-    """What its forward is given, empty for nothing."""
-
-    def of_inputs(self) -> tuple[tuple[OpTrace, ...], frozenset[str]]:
-        """The backward by inputs alone, and what the weights' gradients need of it."""
-        both = self.split_backward or self.backward
-        needed = frozenset(name for deed in both if deed.weight for name in deed.reads)
-        return tuple(deed for deed in both if not deed.weight), needed
-
-    def above_weights(self) -> frozenset[str]:
-        """What the forward kept and the backward reads only before it comes to the block's last weight.
-
-        Where a backward by inputs began at the loss or at a stage's output, PyTorch detaches that at its end: the graph
-        down to the last weight goes, and what it had saved with it (torch.distributed.pipelining,
-        ``stage_backward_input``).
-        """
-        made = {item.name for deed in self.forward for item in deed.new}
-        out: set[str] = set()
-        for deed in self.backward:
-            if deed.role in PRODUCT_ROLES:
-                return frozenset(out - self.of_inputs()[1])
-            out.update(name for name in deed.free if name in made)
-        return frozenset()
-
-    def of_weights(self, *, last: bool = False) -> tuple[OpTrace, ...]:
-        """The weights' gradients alone; ``last`` of a chunk whose end has no weight behind it.
-
-        What a checkpoint keeps to the end of the chunk's is not let go here.
-        """
-        both = (self.split_backward_of_last if last else self.split_backward) or self.backward
-        return tuple(
-            deed._replace(free=()) if deed.purpose == "checkpoint_end" else deed for deed in both if deed.weight
-        )  # fmt: skip
-
-
-T = TypeVar("T")
-
-
-def in_order(
-    op_trace: OpTrace, scratch: Sequence[T], made: Sequence[T], gone: Sequence[T], early: Mapping[str, T]
-) -> list[T]:  # fmt: skip
-    """What an op does, one after the other: its temporaries come (``scratch``) and go, its outputs are ``made``.
-
-    Where it has an order of its own, inputs are let go ``early``, by their names behind a minus.
-    """
-    if not op_trace.order:
-        return [*made, *scratch, *gone] if op_trace.scratch_last else [*scratch, *made, *gone]
-    outputs = {item.name: output for item, output in zip(op_trace.new, made, strict=True)}
-    out: list[T] = []
-    for step in op_trace.order:
-        if not isinstance(step, str):
-            out.append(scratch[step] if step >= 0 else gone[~step])
-        elif step in early:
-            out.append(early[step])
-        elif step in outputs:
-            out.append(outputs.pop(step))
-    return [*out, *outputs.values()]
 
 
 def life(
@@ -178,7 +26,9 @@ def life(
     pipelined: bool = False, puts_off: bool = False, replicated: bool = False,
     lasting: Mapping[FirstUse, tuple[Lasting, ...]] | None = None,
 ) -> BlockTrace:  # fmt: skip
-    """The deeds of a block, of one combination of those that its tapes have; ``pipelined`` under PyTorch's schedules.
+    """The allocation trace of a block, for one combination of those that its tapes have.
+
+    ``pipelined``: under PyTorch's schedules.
 
     ``sums_apart``: nothing is added to a gradient in place, because weights' gradients are put off and keep those that
     they read, or because PyTorch of then made a third tensor of two.
@@ -277,7 +127,7 @@ def _life(
     weights = block_weights(block.forward.ops, k)
     places = {weight.name: n for n, weight in enumerate(weights)}
     op_traces = [
-        _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
+        _op_trace(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
               op.role in WEIGHT_ROLES if by_weights_from is None else i >= boundary + by_weights_from,
               bool(given) and present[i] and op.role == "sum" and of(op.writes[0]) == given,
               places, bool(lingers) and op.renews,
@@ -312,7 +162,7 @@ def _life(
 
 def awaiting_embedding(head: BlockTrace) -> BlockTrace:
     """A head whose weight gradient stays until the embedding's of the same weight is added to it."""
-    made = frozenset(name for deed in head.backward if deed.role == "accumulate" for name in deed.grads)
+    made = frozenset(name for op_trace in head.backward if op_trace.role == "accumulate" for name in op_trace.grads)
     return replace(head, freed_at_end=head.freed_at_end | made)
 
 
@@ -320,17 +170,19 @@ def gathering(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
     """The first layer, whose backward gathers ahead what comes behind it: the embedding, not a layer like itself."""
     gathered: dict[TensorUse, int] = {
         item.use: item.bytes
-        for deed in embedding.forward for item in deed.new if item.use in ("gathered", "gathered_shard")
+        for op_trace in embedding.forward for item in op_trace.new if item.use in ("gathered", "gathered_shard")
     }  # fmt: skip
     if not gathered:
         return layer
 
-    def with_its_bytes(deed: OpTrace) -> OpTrace:
-        if not any(item.use in gathered for item in deed.new):
-            return deed
-        return deed._replace(new=tuple(item._replace(bytes=gathered.get(item.use, item.bytes)) for item in deed.new))
+    def with_its_bytes(op_trace: OpTrace) -> OpTrace:
+        if not any(item.use in gathered for item in op_trace.new):
+            return op_trace
+        return op_trace._replace(
+            new=tuple(item._replace(bytes=gathered.get(item.use, item.bytes)) for item in op_trace.new)
+        )
 
-    return replace(layer, backward=tuple(with_its_bytes(deed) for deed in layer.backward))
+    return replace(layer, backward=tuple(with_its_bytes(op_trace) for op_trace in layer.backward))
 
 
 def _pieces(op_traces: list[OpTrace | None], weights: tuple[BlockWeight, ...]) -> dict[str, tuple[New, ...]]:
@@ -442,7 +294,7 @@ def _step(op: Op, n: int, of: object) -> int | str:
     return op.writes[n - WRITES] if n < READS else f"-{of(op.reads[n - READS])}"
 
 
-def _deed(
+def _op_trace(
     op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
     by_weights: bool, sums: bool, places: Mapping[str, int], renews: bool, lasting: tuple[Lasting, ...],
 ) -> OpTrace | None:  # fmt: skip
@@ -470,7 +322,7 @@ def _deed(
         # as the modules lie (_fsdp_param_group.py, ``post_backward``)
         grads = tuple(sorted(grads, key=lambda name: places.get(tensors[name].weight, -1)))
     attention = isinstance(op.work, Attention)
-    deed = OpTrace(
+    op_trace = OpTrace(
         op.name, new, pieces or _scratch(scratch, () if attention else new, stream),
         attention or op.is_embedding_gradient,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.copies_out,
@@ -478,5 +330,5 @@ def _deed(
         int(value(op.expert_loops, k)), renews, lasting, op.role, op.repeated, op.part, op.origin, op.purpose,
         op.role in ("regather", "wgrad", "dgrad") or (not op.role and value(op.weight_params, k) > 0),
     )  # fmt: skip
-    plain = not (new or scratch or dead or claim or grads or sums or renews or lasting or deed.frees_held)
-    return None if plain else deed
+    plain = not (new or scratch or dead or claim or grads or sums or renews or lasting or op_trace.frees_held)
+    return None if plain else op_trace

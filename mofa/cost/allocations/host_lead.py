@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mofa.cost.allocations.allocation_trace import BlockTrace
+from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.watchdog import Pace
 from mofa.cost.block.block_cost import BlockCost
 from mofa.cost.block.host_clock import NEVER

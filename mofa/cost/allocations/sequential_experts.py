@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from mofa.blocks.op import KINDS
-from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
 
 COPY = KINDS.index("weight_copy")
 
@@ -32,13 +32,13 @@ def one_by_one(trace: BlockTrace, shares: Sequence[float] = ()) -> BlockTrace:
 
     Examples
     --------
-    >>> from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
+    >>> from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
     >>> up = OpTrace("fc1", (New("h", 12, 0, 0),), expert_loops=2)
     >>> down = OpTrace("fc2", (New("y", 4, 0, 0),), free=("h", "x"), expert_loops=2)
     >>> cat = OpTrace("cat", (New("out", 4, 0, 0),), free=("y",))
     >>> one = BlockTrace("moe", (up, down, cat), (), "out", "", "", frozenset(), ())
-    >>> for deed in one_by_one(one, [0.75, 0.25]).forward:
-    ...     print(deed.op, *(f"{item.name} {item.bytes}" for item in deed.new), "free", *deed.free)
+    >>> for op_trace in one_by_one(one, [0.75, 0.25]).forward:
+    ...     print(op_trace.op, *(f"{item.name} {item.bytes}" for item in op_trace.new), "free", *op_trace.free)
     fc1 h#0 9 free
     fc2 y#0 3 free h#0
     fc1 h#1 3 free
@@ -103,7 +103,7 @@ def _of_sum(of_expert: OpTrace, total: OpTrace, *, first: bool) -> OpTrace:
 
 
 def _of_one(
-    deed: OpTrace, expert: int, shares: Sequence[float], cut: set[str], each: set[str], *, shared: bool
+    op_trace: OpTrace, expert: int, shares: Sequence[float], cut: set[str], each: set[str], *, shared: bool
 ) -> OpTrace:  # fmt: skip
     """An op of the loop for one expert, in which ``each`` comes or goes, and what is ``shared``. A weight's gradient is
     one expert's already; copies of weights are as large for each."""
@@ -112,7 +112,7 @@ def _of_one(
         return f"{name}#{expert}" if name.removeprefix("-") in cut else name
 
     def sized(items: tuple[New, ...]) -> tuple[New, ...]:
-        if deed.weight:
+        if op_trace.weight:
             return tuple(item for item in items if shared or item.name in each)
         return tuple(
             New(name_of(item.name), int(item.bytes / len(shares)), item.stream, item.kind, item.expert)
@@ -121,9 +121,9 @@ def _of_one(
             for item in items
         )
 
-    return deed._replace(
-        new=sized(deed.new), scratch=sized(deed.scratch),
-        free=tuple(name_of(name) for name in deed.free if shared or name in each),
-        order=tuple(name_of(step) if isinstance(step, str) else step for step in deed.order),
-        reads=tuple(name_of(name) for name in deed.reads), grads=tuple(name_of(name) for name in deed.grads),
+    return op_trace._replace(
+        new=sized(op_trace.new), scratch=sized(op_trace.scratch),
+        free=tuple(name_of(name) for name in op_trace.free if shared or name in each),
+        order=tuple(name_of(step) if isinstance(step, str) else step for step in op_trace.order),
+        reads=tuple(name_of(name) for name in op_trace.reads), grads=tuple(name_of(name) for name in op_trace.grads),
     )  # fmt: skip

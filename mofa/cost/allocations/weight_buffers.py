@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.roles import Purpose
-from mofa.cost.allocations.allocation_trace import BlockTrace
+from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
@@ -188,7 +188,7 @@ def ddp_buckets(
         ready: list[int] = []
         for life in reversed(chunk):
             weights = {weight.name: int(width * weight.params) for weight in life.weights}
-            made = [deed.origin for deed in life.backward if deed.role == "wgrad"]
+            made = [op_trace.origin for op_trace in life.backward if op_trace.role == "wgrad"]
             first = [name for name in made if name in weights and not (tied and life.name == "head")]
             ready += [weights.pop(name) for name in dict.fromkeys(first)]
             ready += [] if tied and life.name == "head" else list(weights.values())

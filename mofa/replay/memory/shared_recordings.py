@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.cost.allocations.allocation_trace import BlockTrace
+from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.replay.memory.recording import Recording
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.program import BlockProgram, block_program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mofa.cost.allocations.allocation_trace import BlockTrace
+from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.watchdog import Pace
 from mofa.cost.allocations.weight_buffers import FlatBuffer, Weight
 from mofa.replay.rank.routing_drift import RoutingDrift

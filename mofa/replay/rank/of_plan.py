@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from mofa.blocks.frameworks.megatron.persistent import lasting
-from mofa.cost.allocations.allocation_trace import BlockTrace, awaiting_embedding, gathering, life
+from mofa.cost.allocations.allocation_trace import awaiting_embedding, gathering, life
+from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.host_lead import beside_peers, device_per_host, paces
 from mofa.cost.allocations.initialization import rotations
 from mofa.cost.allocations.parameter_tensors import Module, params_of

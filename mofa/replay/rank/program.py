@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mofa.blocks.frameworks.megatron.persistent import Lasting
 from mofa.blocks.op import RENEWAL
-from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace, in_order
+from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace, in_order
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GROUP_OF, Instruction
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.allocations.allocation_trace import BlockTrace
+from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.replay.allocator.pools import MIN_BLOCK, SMALL_SIZE
 from mofa.replay.rank.program import BlockProgram, Packed
 

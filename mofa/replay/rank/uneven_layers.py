@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
 from mofa.cost.allocations.sequential_experts import one_by_one
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.kernel_selection import popularity_drift

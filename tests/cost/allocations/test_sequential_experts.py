@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
 from mofa.cost.allocations.sequential_experts import COPY, one_by_one
 from mofa.replay.rank.of_plan import _block_traces
 from mofa.replay.replayer import Replayer

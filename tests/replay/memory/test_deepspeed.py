@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import mofa
-from mofa.cost.allocations.allocation_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError

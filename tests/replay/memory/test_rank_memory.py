@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.allocations.allocation_trace import BlockTrace, BlockWeight, New, OpTrace, life
+from mofa.cost.allocations.allocation_trace import life
+from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.memory.fsdp_root import tied_grads
 from mofa.cost.memory.peak import stage_bytes
@@ -28,6 +30,7 @@ from mofa.replay.rank.of_plan import ranks_of, room_of, rows_of
 from mofa.replay.time.step import time_of
 from mofa.schedules import order_of
 from mofa.search.strategy_estimator import estimator_of
+from tests.replay.memory.trace_peaks import most_alive
 from tests.replay.runs import MEASURED, Run, fitting_configurations, load
 
 MIB = 1 << 20
@@ -39,45 +42,6 @@ BLOCKS = [
 ]  # fmt: skip
 
 
-def _in_order(deed: OpTrace) -> int:
-    """The most that a deed's outputs and temporaries hold together, its inputs staying to its end."""
-    new, scratch = {item.name: item.bytes for item in deed.new}, [item.bytes for item in deed.scratch]
-    if not deed.order:
-        return sum(new.values()) + sum(scratch)
-    now = most = 0
-    for step in deed.order:
-        if isinstance(step, str):
-            now += new.pop(step, 0)
-        else:
-            now += scratch[step] if step >= 0 else -scratch[~step]
-        most = max(most, now)
-    return max(most, now + sum(new.values()))
-
-
-def _peaks(one: BlockTrace, x: int) -> tuple[int, int, int]:
-    """Most alive in the forward and in the backward, and what stays in between but the output; every byte as it is."""
-    alive: dict[str, int] = {}
-
-    def run(deeds: tuple[OpTrace, ...]) -> int:
-        most, held = 0, []
-        for deed in deeds:
-            most = max(most, sum(alive.values()) + _in_order(deed))
-            alive.update({item.name: item.bytes for item in deed.new})
-            for name in deed.free:
-                alive.pop(name, None)
-            held += deed.hold  # by the next block, if any
-        for name in held:
-            alive.pop(name, None)
-        return most
-
-    alive["x"] = x
-    forward = run(one.forward)
-    out = alive.pop(one.out, 0)
-    saved = sum(alive.values())
-    alive[one.given] = out
-    return forward, run(one.backward), saved
-
-
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_live_as_in_the_closed_form(name: str) -> None:
     """Op by op, the bytes are those of :func:`mofa.cost.block.liveness.block_memory`."""
@@ -85,7 +49,7 @@ def test_blocks_live_as_in_the_closed_form(name: str) -> None:
         memory = block_memory(block, 1)
         x = block.forward.tensors.get("x")
         given = int(np.asarray(x.bytes).reshape(-1)[0]) if x else 0
-        forward, backward, saved = _peaks(life(block), given)
+        forward, backward, saved = most_alive(life(block), given)
         assert saved == pytest.approx(float(memory.saved[0]), rel=1e-6, abs=4096), block.name
         assert forward == pytest.approx(float(memory.forward_peak[0]), rel=0.01, abs=4096), block.name
         assert backward == pytest.approx(float(memory.backward_peak[0]), rel=0.02, abs=4096), block.name

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mofa.cost.allocations.allocation_trace import BlockTrace
+from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play
