@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import first_largest, per_combination, row_max
-from mofa.cost.block.block_cost import Costs, Mode, block_costs, needs_full, unique_rows
+from mofa.cost.block.block_cost import Mode, block_costs, needs_full, unique_rows
+from mofa.cost.block.costs import Costs
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import rank_bytes

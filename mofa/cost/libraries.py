@@ -11,7 +11,7 @@ from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Op
 from mofa.blocks.tapes import label
 from mofa.blocks.work import Attention, Gemm, Grouped, Stream
-from mofa.cost.block.block_cost import Costs
+from mofa.cost.block.costs import Costs
 from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
 from mofa.specs.base import Fact, Library, Spec
 from mofa.specs.curves import Curve

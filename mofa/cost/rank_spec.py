@@ -15,7 +15,7 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.tapes import label
-from mofa.cost.block.block_cost import BlockCost
+from mofa.cost.block.costs import BlockCost
 from mofa.cost.rank_rules import (
     HeldInputs,
     Sharing,
@@ -86,7 +86,7 @@ class BlockSpec(NamedTuple):
 
     role: BlockRole
     tapes: str
-    """Its name in :attr:`mofa.cost.block.block_cost.Costs.tapes`."""
+    """Its name in :attr:`mofa.cost.block.costs.Costs.tapes`."""
     number: int = 0
     """Of the layer in the model, or of the prediction. [-]"""
     kind: int = 0

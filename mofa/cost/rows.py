@@ -9,15 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.block_cost import (
-    BlockCost,
-    Costs,
-    Mode,
-    base_mode,
-    candidate_groups,
-    full_mode,
-    unique_rows,
-)
+from mofa.cost.block.block_cost import Mode, base_mode, candidate_groups, full_mode, unique_rows
+from mofa.cost.block.costs import BlockCost, Costs
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.kernels.topology import Group
 from mofa.cost.layout import Layout, layout

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.watchdog import Pace
-from mofa.cost.block.block_cost import BlockCost
+from mofa.cost.block.costs import BlockCost
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.specs.hardware import ClusterSpec

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockTapes
-from mofa.cost.block.block_cost import BlockCost, Costs, Phases, block_costs
+from mofa.cost.block.block_cost import block_costs
+from mofa.cost.block.costs import BlockCost, Costs, Phases
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.block.tape_clock import EXPOSED, HIDDEN, PhaseTime
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown

@@ -1,0 +1,240 @@
+"""What blocks cost, over the unique combinations of degrees: their phases, their memory, their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.context import Context
+from mofa.blocks.elementwise import FloatK, stacked
+from mofa.blocks.op import Tape
+from mofa.cost.block.deferred_weight_gradients import Deferred, deferred
+from mofa.cost.block.durations import Machine, Timed, time_works
+from mofa.cost.block.host_clock import Clocks
+from mofa.cost.block.liveness import BlockMemory, block_memories, sent_and_launched, shelved
+from mofa.cost.block.tape_clock import PhaseTime, scan, scan_halves
+from mofa.cost.kernels.topology import Group
+from mofa.specs.strategy import RecomputeSpec
+
+ArrayK = NDArray[np.float64]
+SIZES = 4
+"""Sizes of weights by which tensors are told apart for the allocator. [-]"""
+
+
+class Phases:
+    """The times of blocks' tapes on a machine.
+
+    Works that several tapes share are timed once. A tape is scanned when it is first asked for: playing a plan asks
+    for few.
+    """
+
+    def __init__(self, tapes: Mapping[str, BlockTapes], machine: Machine) -> None:
+        self.tapes, self.machine = tapes, machine
+        self._known: dict[int, PhaseTime] = {}
+
+    @cached_property
+    def _timed(self) -> Timed:
+        tapes = (tape for b in self.tapes.values() for tape in (b.forward, b.backward))
+        return time_works((op for tape in tapes for op in tape.ops), self.machine)
+
+    def forward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
+        """Of blocks one behind the other."""
+        return reduce(_both, [self._of(block.forward) for block in blocks])
+
+    def backward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
+        """The same, from the last on."""
+        return reduce(_both, [self._of(block.backward) for block in reversed(blocks)])
+
+    def _of(self, tape: Tape) -> PhaseTime:
+        phase = self._known.get(id(tape))
+        if phase is None:
+            phase = self._known[id(tape)] = scan(tape, self.machine, timed=self._timed)
+        return phase
+
+
+def _both(first: PhaseTime, second: PhaseTime) -> PhaseTime:
+    return PhaseTime(
+        first.exposed + second.exposed, first.hidden + second.hidden, first.issue + second.issue,
+        np.array(Clocks(*first.clocks).then(Clocks(*second.clocks))), first.weights + second.weights,
+    )  # fmt: skip
+
+
+class Memories:
+    """The memory of blocks, of all in one go when that of any is asked for: who plays the time alone does not.
+
+    Of tensors larger than each of the sizes ``large`` (sizes, K) it is said apart what is alive. [B]
+    """
+
+    def __init__(self, tapes: Mapping[str, BlockTapes], num_k: int, large: Callable[[], ArrayK]) -> None:
+        self.tapes, self.num_k, self.large = tapes, num_k, large
+
+    @cached_property
+    def _of_each(self) -> dict[int, BlockMemory]:
+        blocks = self.tapes.values()
+        return dict(zip(map(id, blocks), block_memories(blocks, self.num_k, self.large()), strict=True))
+
+    def of(self, blocks: Sequence[BlockTapes]) -> BlockMemory:
+        """Of blocks one behind the other: what one keeps stays while those behind it run."""
+        return reduce(BlockMemory.then, [self._of_each[id(block)] for block in blocks])
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """A block, or one behind the other, under one recomputation; arrays over K."""
+
+    blocks: tuple[BlockTapes, ...]
+    phases: Phases
+    memories: Memories
+    forward_flops: ArrayK
+    backward_flops: ArrayK
+    cached: ArrayK
+    """Weight copies that autocast's cache holds until the loss is there although the graph does not keep them. [B]"""
+
+    @cached_property
+    def forward(self) -> PhaseTime:
+        """Its forward's time."""
+        return self.phases.forward(self.blocks)
+
+    @cached_property
+    def backward(self) -> PhaseTime:
+        """Its backward's time."""
+        return self.phases.backward(self.blocks)
+
+    @cached_property
+    def memory(self) -> BlockMemory:
+        """What it allocates."""
+        return self.memories.of(self.blocks)
+
+    @cached_property
+    def sent_and_launched(self) -> ArrayK:
+        """What NCCL's stream uses of it, and its launches (:func:`mofa.cost.block.liveness.sent_and_launched`)."""
+        return sum((sent_and_launched(block, self.memories.num_k) for block in self.blocks), np.zeros((4, 1)))
+
+    @cached_property
+    def shelved(self) -> ArrayK:
+        """What PyTorch's watchdog lets go of it (:func:`mofa.cost.block.liveness.shelved`)."""
+        return sum((shelved(block, self.memories.num_k) for block in self.blocks), np.zeros((2, 1)))
+
+    def then(self, block: BlockCost) -> BlockCost:
+        """This block and one behind it as one: what this one keeps stays while the other runs."""
+        return BlockCost(
+            self.blocks + block.blocks, self.phases, self.memories,
+            self.forward_flops + block.forward_flops, self.backward_flops + block.backward_flops,
+            self.cached + block.cached,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WeightClass:
+    """Weights of one op of a block: the parameters of each and how many there are, (K,); whether they are experts'."""
+
+    params: FloatK
+    number: FloatK
+    expert: bool
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of each kind of layer, of the embedding and of the head."""
+
+    layers: tuple[tuple[WeightClass, ...], ...]
+    embedding: tuple[WeightClass, ...]
+    head: tuple[WeightClass, ...]
+    num_k: int
+
+    @cached_property
+    def sizes(self) -> ArrayK:
+        """The largest weight of a layer, then the sizes that most parameters of a layer are in. (1 + SIZES, K)"""
+        largest = self.params[: sum(map(len, self.layers))].max(axis=0)
+        alike = self.params[:, None] == self.params[None]
+        total = np.einsum("vwk,wk->vk", alike, self.params * self.numbers)
+        again = np.any(alike & np.tri(len(alike), k=-1, dtype=bool)[:, :, None], axis=1)  # as an earlier one
+        most = np.argsort(np.where(again, 0.0, -total), axis=0, kind="stable")[:SIZES]
+        return np.concatenate([largest[None], self.params[most, np.arange(self.num_k)]])
+
+    @cached_property
+    def _all(self) -> list[tuple[int, WeightClass]]:
+        every = (*self.layers, self.embedding, self.head)
+        return [(kind, weight) for kind, weights in enumerate(every) for weight in weights]
+
+    @cached_property
+    def kind(self) -> NDArray[np.intp]:
+        """Of all weights: the kind of layer, or behind these the embedding and the head. (W,)"""
+        return np.array([kind for kind, _ in self._all])
+
+    @cached_property
+    def expert(self) -> NDArray[np.bool_]:
+        """Of all weights: whether they are experts'. (W,)"""
+        return np.array([weight.expert for _, weight in self._all])
+
+    @cached_property
+    def params(self) -> ArrayK:
+        """Of all weights: the parameters of each. (W, K) [params]"""
+        return stacked([weight.params for _, weight in self._all], self.num_k)
+
+    @cached_property
+    def numbers(self) -> ArrayK:
+        """Of all weights: how many there are. (W, K) [-]"""
+        return stacked([weight.number for _, weight in self._all], self.num_k)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Everything that the composition needs, over the K unique combinations; ``index`` (n,) maps candidates to them.
+
+    ``blocks[mode]`` lists the kinds of layer in the order of :func:`mofa.blocks.build.block_kinds`.
+    """
+
+    context: Context
+    groups: Mapping[str, Group]
+    index: NDArray[np.intp]
+    blocks: Mapping[RecomputeSpec, tuple[BlockCost, ...]]
+    embedding: BlockCost
+    head: BlockCost
+    mtp: Mapping[RecomputeSpec, BlockCost] | None
+    persistent: ArrayK
+    """Buffers that stay allocated from the first use on, outside the tapes; without the head's. (K,) [B]"""
+    persistent_head: ArrayK
+    """The same on the stage with the head. (K,) [B]"""
+    boundary: ArrayK
+    """The residual stream of a micro-batch on one rank: what one stage hands to the next. (K,) [B]"""
+    tapes: Mapping[str, BlockTapes]
+    machine: Machine
+    weights: Weights
+
+    def drained(self) -> Costs:
+        """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
+        return self._on(replace(self.machine, drained=True))
+
+    def rested(self, idle: float) -> Costs:
+        """The same on a device that waits for a share of the time besides: only times differ."""
+        return self._on(self.machine.at_rest(idle))
+
+    def _on(self, machine: Machine) -> Costs:
+        phases = Phases(self.tapes, machine)
+
+        def again(cost: BlockCost) -> BlockCost:
+            return replace(cost, phases=phases)
+
+        return replace(
+            self, machine=machine, embedding=again(self.embedding), head=again(self.head),
+            blocks={spec: tuple(map(again, kinds)) for spec, kinds in self.blocks.items()},
+            mtp=None if self.mtp is None else {spec: again(cost) for spec, cost in self.mtp.items()},
+        )  # fmt: skip
+
+    @cached_property
+    def split_backward(self) -> dict[str, tuple[ArrayK, ArrayK]]:
+        """Both clocks of each block's backward by inputs and by weights, as zero-bubble schedules run them:
+        rows of :class:`mofa.cost.block.host_clock.Clocks`. (4, K) each [s]"""
+        both = {name: scan_halves(block, self.machine) for name, block in self.tapes.items()}
+        return {name: (by_inputs.clocks, by_weights.clocks) for name, (by_inputs, by_weights) in both.items()}
+
+    @cached_property
+    def deferred(self) -> dict[str, Deferred]:
+        """Memory of each block's backward by weights, as those schedules run it."""
+        return {name: deferred(block, self.machine.num_k) for name, block in self.tapes.items()}
