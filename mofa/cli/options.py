@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mofa.specs.framework import FRAMEWORK_NAMES
+from mofa.specs.framework_names import FRAMEWORK_NAMES
 
 
 class FlopsChoice(StrEnum):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
 
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, at_least_zero, share
@@ -86,6 +85,8 @@ def waiting_share(failures_per_s: ArrayLike, repair_s: ArrayLike, num_spares: Ar
     >>> [round(float(waiting_share(1 / 3600, 3600.0, s)), 12) for s in (0, 1)]
     [0.5, 0.2]
     """
+    from scipy import special  # a third of a second to load
+
     a = at_least_zero("failures_per_s", failures_per_s, "1/s") * at_least_zero("repair_s", repair_s)
     c = at_least_zero("num_spares", num_spares, "nodes", finite=False) + 1
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -130,6 +131,8 @@ def peers_survive(num_nodes: int, copies: int, failed: int) -> float:
         raise SpecError(f"copies: are {copies} of {num_nodes} nodes; let the copies divide the nodes")
     if not 0 <= failed <= num_nodes:
         raise SpecError(f"failed: is {failed} of {num_nodes} nodes; give 0 to {num_nodes}")
+    from scipy import special  # a third of a second to load
+
     groups, total = num_nodes // copies, special.gammaln
     # in logarithms, by inclusion and exclusion over whole groups lost
     log_all = total(num_nodes + 1) - total(failed + 1) - total(num_nodes - failed + 1)

@@ -56,7 +56,9 @@ class Spec(BaseModel):
     """A frozen record of facts; an unknown key is an error."""
 
     # protected_namespaces: pydantic before 2.10 keeps all names that begin with model_ to itself
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        defer_build=True, frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

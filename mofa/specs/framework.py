@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from mofa.specs.base import CountFact, Library, Provenance, Spec
+from mofa.specs.framework_names import FRAMEWORK_NAMES as FRAMEWORK_NAMES
+from mofa.specs.framework_names import Family as Family
 from mofa.specs.framework_traits import TRAITS, FrameworkTraits, Layers
 from mofa.specs.optimizers import STEP_KERNELS, Implementation, StepKernels
-
-Family = Literal["fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan"]
-FRAMEWORK_NAMES: tuple[Family, ...] = ("fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan")
 
 LOCAL_LAYERS: tuple[Family, ...] = ("megatron-2022", "megatron-local")
 """Frameworks of Megatron's own layers, without Transformer Engine."""

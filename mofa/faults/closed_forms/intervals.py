@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import lambertw
 
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
 
@@ -101,6 +100,8 @@ def exact_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     >>> [round(float(exact_s(300.0, m)) / 60, 3) for m in (86400.0, 21600.0, 900.0)]
     [116.69, 56.714, 9.167]
     """
+    from scipy.special import lambertw  # a third of a second to load
+
     block, mtbf = _both(block_s, mtbf_s)
     x = block / mtbf
     # near the branch point the argument of W0 rounds away what matters: its series in p = sqrt(2 (1 + e z)) there

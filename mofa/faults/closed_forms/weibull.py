@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import special
 
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero
@@ -49,6 +48,8 @@ def weibull_shares(
     >>> round(found["productive"], 4), round(sum(found.values()), 12)
     (0.8738, 1.0)
     """
+    from scipy import special  # a third of a second to load
+
     tau = float(above_zero("interval_s", interval_s))
     block = float(at_least_zero("block_s", block_s))
     mtbf = float(above_zero("mtbf_s", mtbf_s))

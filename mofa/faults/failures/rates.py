@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
-from scipy import special
 
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
@@ -80,6 +79,8 @@ def estimate_rate(failures: int, node_days: float, confidence: float = 0.9) -> R
     if not 0 < confidence < 1:
         raise SpecError(f"confidence: is {confidence:g}; give a number between 0 and 1")
     tail = (1 - confidence) / 2
+    from scipy import special  # a third of a second to load
+
     low = special.gammaincinv(failures, tail) if failures else 0.0  # half the chi-square of twice as many degrees
     high = special.gammaincinv(failures + 1, 1 - tail)
     return RateEstimate(
@@ -111,6 +112,8 @@ def rate_given_count(failures: ArrayLike, probability: ArrayLike) -> FloatN:
     [0.922, 1.0, 1.083]
     """
     counted = above_zero("failures", failures, "")
+    from scipy import special  # a third of a second to load
+
     return np.asarray(special.gammaincinv(counted + 0.5, share("probability", probability)) / counted)
 
 
@@ -122,6 +125,8 @@ def weibull_scale_s(mean_s: ArrayLike, shape: ArrayLike) -> FloatN:
     >>> float(weibull_scale_s(100.0, 1.0)), round(float(weibull_scale_s(100.0, 0.5)), 9)
     (100.0, 50.0)
     """
+    from scipy import special  # a third of a second to load
+
     return above_zero("mean_s", mean_s) / special.gamma(1 + 1 / above_zero("shape", shape, ""))
 
 
