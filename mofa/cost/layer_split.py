@@ -42,17 +42,17 @@ def split_of(model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = 
     ValueError
         If a layout is refused, or there are too few layers for the chunks.
     """
-    whose = TRAITS[framework].split_rule
+    rule = TRAITS[framework].split_rule
     num_layers, num_predictions, num_chunks = model.num_layers, model.num_mtp_layers, pp * vpp
     if layout:
-        return LayerSplit(read_layout(layout, pp, vpp, num_layers, num_predictions, whose), "strategy")
+        return LayerSplit(read_layout(layout, pp, vpp, num_layers, num_predictions, rule), "strategy")
     spare = num_chunks - num_layers
     if spare > (2 if pp > 1 else 0):
         raise ValueError(f"{num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty")
     by: SplitBy = "framework"
     if splits != "even" and pp > 1:
         sizes = _greedy_sizes(num_layers, num_chunks, ends=splits == "greedy-embeddings")
-    elif whose == "torchtitan":
+    elif rule.counts_ends:
         sizes = list(torchtitan_layers(num_layers, num_chunks))
     elif spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
         sizes, by = [0] * (spare - 1) + [1] * num_layers + [0], "mofa"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mofa.schedules import Runtime
-from mofa.specs.layouts.own_split import Whose
+from mofa.specs.layouts.own_split import MEGATRON_SPLIT, TORCHTITAN_SPLIT, SplitRule
 
 Layers = Literal["transformer-engine", "megatron", "pytorch"]
 """Whose modules a framework's layers are made of: Transformer Engine's, Megatron's own, or plain PyTorch's."""
@@ -67,9 +67,9 @@ class FrameworkTraits:
         return self.is_megatron_core or self.has_pytorch_pipelines
 
     @property
-    def split_rule(self) -> Whose:
-        """Whose rule splits layers over chunks without a layout."""
-        return "torchtitan" if self.has_pytorch_modules else "megatron"
+    def split_rule(self) -> SplitRule:
+        """How layers are split over chunks without a layout."""
+        return TORCHTITAN_SPLIT if self.has_pytorch_modules else MEGATRON_SPLIT
 
     @property
     def has_pytorch_modules(self) -> bool:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
-Whose = Literal["megatron", "torchtitan"]
-OPTIONS: dict[str, tuple[str, Whose]] = {
-    "decoder-first-pipeline-num-layers": ("first", "megatron"),
-    "decoder-last-pipeline-num-layers": ("last", "megatron"),
-    "account-for-embedding-in-pipeline-split": ("counts_embedding", "megatron"),
-    "account-for-loss-in-pipeline-split": ("counts_loss", "megatron"),
-    "pipeline-parallel-first-stage-less-layers": ("less_on_first", "torchtitan"),
-    "pipeline-parallel-last-stage-less-layers": ("less_on_last", "torchtitan"),
+
+@dataclass(frozen=True)
+class SplitRule:
+    """How a framework splits layers over chunks by itself."""
+
+    owner: str
+    """Whose rule it is, as messages call it."""
+    counts_ends: bool
+    """Whether embedding and head count as layers, chunks may differ by one, and no chunk is without a module."""
+
+
+MEGATRON_SPLIT, TORCHTITAN_SPLIT = SplitRule("megatron", counts_ends=False), SplitRule("torchtitan", counts_ends=True)
+OPTIONS: dict[str, tuple[str, SplitRule]] = {
+    "decoder-first-pipeline-num-layers": ("first", MEGATRON_SPLIT),
+    "decoder-last-pipeline-num-layers": ("last", MEGATRON_SPLIT),
+    "account-for-embedding-in-pipeline-split": ("counts_embedding", MEGATRON_SPLIT),
+    "account-for-loss-in-pipeline-split": ("counts_loss", MEGATRON_SPLIT),
+    "pipeline-parallel-first-stage-less-layers": ("less_on_first", TORCHTITAN_SPLIT),
+    "pipeline-parallel-last-stage-less-layers": ("less_on_last", TORCHTITAN_SPLIT),
 }
-"""Frameworks' options by name, each with its field of :class:`SplitOptions` and whose it is."""
+"""Frameworks' options by name, each with its field of :class:`SplitOptions` and the rule that it changes."""
 _OPTION = re.compile(r"(?:--)?(?:parallelism\.)?([a-z][a-z_-]*)(?:[:=\s]\s*(\d+))?")
 
 
@@ -27,7 +37,7 @@ class SplitError(ValueError):
 class SplitOptions:
     """Options that say how a framework splits layers by itself."""
 
-    whose: Whose
+    rule: SplitRule
     first: int | None = None
     last: int | None = None
     """Layers of all chunks of the first and of the last rank; other ranks share the rest evenly. [-]"""
@@ -48,12 +58,12 @@ class SplitOptions:
 
         Examples
         --------
-        >>> SplitOptions("megatron", first=2, last=3).layers_by_chunk(13, 4, 1)
+        >>> SplitOptions(MEGATRON_SPLIT, first=2, last=3).layers_by_chunk(13, 4, 1)
         (2, 4, 4, 3)
-        >>> SplitOptions("megatron", counts_embedding=True, counts_loss=True).layers_by_chunk(126, 16, 8)[-2:]
+        >>> SplitOptions(MEGATRON_SPLIT, counts_embedding=True, counts_loss=True).layers_by_chunk(126, 16, 8)[-2:]
         (1, 0)
         """
-        if self.whose == "torchtitan":
+        if self.rule.counts_ends:
             return torchtitan_layers(num_layers, pp * vpp, self.less_on_first, self.less_on_last)
         if self.first is not None or self.last is not None:
             return self._with_given_ends(num_layers, pp, vpp)
@@ -103,7 +113,7 @@ def megatron_layers(num_layers: int, pp: int, vpp: int) -> tuple[int, ...]:
     >>> megatron_layers(32, 2, 2)
     (8, 8, 8, 8)
     """
-    return SplitOptions("megatron").layers_by_chunk(num_layers, pp, vpp)
+    return SplitOptions(MEGATRON_SPLIT).layers_by_chunk(num_layers, pp, vpp)
 
 
 def torchtitan_layers(
@@ -158,7 +168,7 @@ def parse_options(text: str) -> SplitOptions | None:
     if not re.match(r"(--|[a-z.]*(first|last|account|decoder|pipeline|parallel))", text):
         return None
     numbers: dict[str, int] = {}
-    whose: set[Whose] = set()
+    rules: set[SplitRule] = set()
     place = 0
     while place < len(text):
         option = _OPTION.match(text, place)
@@ -173,13 +183,13 @@ def parse_options(text: str) -> SplitOptions | None:
             wants = "without a number" if is_switch else f"with a number, such as {name}:2"
             raise SplitError(f"at character {place + 1}: {name} is given once, {wants}")
         numbers[field] = 1 if is_switch else int(option[2])
-        whose.add(of)
+        rules.add(of)
         place = option.end()
         while place < len(text) and text[place] in "+, \t\n":
             place += 1
-    if len(whose) > 1:
+    if len(rules) > 1:
         raise SplitError("options of Megatron and of torchtitan are mixed; keep those of one")
-    return SplitOptions(whose.pop(), **numbers)  # type: ignore[arg-type]
+    return SplitOptions(rules.pop(), **numbers)  # type: ignore[arg-type]
 
 
 def _evenly(layers: int, pp: int, vpp: int, what: str) -> int:

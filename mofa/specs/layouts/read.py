@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from mofa.specs.layouts.module_names import ModuleNamesError, parse_module_names
-from mofa.specs.layouts.own_split import SplitOptions, Whose, parse_options
+from mofa.specs.layouts.own_split import SplitOptions, SplitRule, parse_options
 from mofa.specs.layouts.pipeline_layout import LayoutError, PipelineLayout, parse_layout
 
 
@@ -30,13 +30,13 @@ def parse_text(text: str) -> PipelineLayout | SplitOptions:
 
 
 @lru_cache(maxsize=1024)
-def read_layout(text: str, pp: int, vpp: int, num_layers: int, num_predictions: int, whose: Whose) -> PipelineLayout:
+def read_layout(text: str, pp: int, vpp: int, num_layers: int, num_predictions: int, rule: SplitRule) -> PipelineLayout:
     """The layout that a text says of a model on a pipeline.
 
     Parameters
     ----------
-    whose
-        The framework that runs it: its own options alone are read.
+    rule
+        Of the framework that runs it: its own options alone are read.
 
     Raises
     ------
@@ -45,13 +45,14 @@ def read_layout(text: str, pp: int, vpp: int, num_layers: int, num_predictions: 
 
     Examples
     --------
-    >>> read_layout("decoder-first-pipeline-num-layers:1", 2, 1, 3, 0, "megatron").text
+    >>> from mofa.specs.layouts.own_split import MEGATRON_SPLIT
+    >>> read_layout("decoder-first-pipeline-num-layers:1", 2, 1, 3, 0, MEGATRON_SPLIT).text
     'Et|ttL'
     """
     parsed = parse_text(text)
     if isinstance(parsed, SplitOptions):
-        if parsed.whose != whose:
-            raise ValueError(f"is {parsed.whose}'s, the framework {whose}; write the layout itself")
+        if parsed.rule != rule:
+            raise ValueError(f"is {parsed.rule.owner}'s, the framework {rule.owner}; write the layout itself")
         return PipelineLayout.of_layers(parsed.layers_by_chunk(num_layers, pp, vpp), num_predictions)
     try:
         parsed.check(pp, vpp, num_layers, num_predictions)
@@ -59,7 +60,7 @@ def read_layout(text: str, pp: int, vpp: int, num_layers: int, num_predictions: 
         if is_list(text):  # its parts have no places in a text
             raise ModuleNamesError(error.what) from None
         raise
-    if whose == "torchtitan" and not (parsed.chunks[0].startswith("E") and parsed.chunks[-1].endswith("L")):
+    if rule.counts_ends and not (parsed.chunks[0].startswith("E") and parsed.chunks[-1].endswith("L")):
         raise ValueError("has a part without a module at an end, which torchtitan's models have; put E first, L last")
     return parsed
 

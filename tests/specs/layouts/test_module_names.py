@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mofa.specs.layouts.module_names import ModuleNamesError, module_names, parse_module_names
+from mofa.specs.layouts.own_split import MEGATRON_SPLIT, TORCHTITAN_SPLIT
 from mofa.specs.layouts.pipeline_layout import LayoutError, PipelineLayout
 from mofa.specs.layouts.read import num_chunks, read_layout
 
@@ -44,19 +45,19 @@ def test_a_text_of_any_kind_gives_the_same_layout() -> None:
     wanted = ("Et", "ttt", "ttL")
     lists = json.dumps(module_names(PipelineLayout.of_chunks(wanted)))
     for text in ("Et|t*3|ttL", "decoder-first-pipeline-num-layers:1+decoder-last-pipeline-num-layers:2"):
-        assert read_layout(text, 3, 1, 6, 0, "megatron").chunks == wanted
-    assert read_layout(lists, 3, 1, 6, 0, "torchtitan").chunks == wanted
+        assert read_layout(text, 3, 1, 6, 0, MEGATRON_SPLIT).chunks == wanted
+    assert read_layout(lists, 3, 1, 6, 0, TORCHTITAN_SPLIT).chunks == wanted
     assert [num_chunks(text) for text in (lists, "Et|t*3|ttL", "decoder-first-pipeline-num-layers:1")] == [3, 3, None]
 
 
 def test_what_a_framework_cannot_run_is_refused() -> None:
     """By its own words."""
     with pytest.raises(ValueError, match="is torchtitan's, the framework megatron"):
-        read_layout("pipeline_parallel_last_stage_less_layers:2", 2, 1, 6, 0, "megatron")
+        read_layout("pipeline_parallel_last_stage_less_layers:2", 2, 1, 6, 0, MEGATRON_SPLIT)
     with pytest.raises(ModuleNamesError, match=r"it has 1 t .*, the model has 2"):
-        read_layout('[["tok_embeddings", "layers.0"], ["norm", "output"]]', 2, 1, 2, 0, "torchtitan")
+        read_layout('[["tok_embeddings", "layers.0"], ["norm", "output"]]', 2, 1, 2, 0, TORCHTITAN_SPLIT)
     with pytest.raises(ValueError, match="put E first, L last"):
-        read_layout("|Et|tL", 3, 1, 2, 0, "torchtitan")
-    assert read_layout("|Et|tL", 3, 1, 2, 0, "megatron").layers_by_chunk == (0, 1, 1)
+        read_layout("|Et|tL", 3, 1, 2, 0, TORCHTITAN_SPLIT)
+    assert read_layout("|Et|tL", 3, 1, 2, 0, MEGATRON_SPLIT).layers_by_chunk == (0, 1, 1)
     with pytest.raises(LayoutError, match="at character 3: a decoder layer is behind"):
-        read_layout("EmtL", 1, 1, 1, 1, "megatron")
+        read_layout("EmtL", 1, 1, 1, 1, MEGATRON_SPLIT)

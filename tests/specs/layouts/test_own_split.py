@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mofa.specs.layouts.own_split import (
+    MEGATRON_SPLIT,
+    TORCHTITAN_SPLIT,
     SplitError,
     SplitOptions,
     megatron_layers,
@@ -24,17 +26,17 @@ def test_megatron_splits_evenly_or_not_at_all() -> None:
 
 def test_ends_with_layers_of_their_own_share_them_over_their_chunks() -> None:
     """Megatron's chunk c of rank r is the (c * pp + r)-th of the model."""
-    assert SplitOptions("megatron", first=4, last=2).layers_by_chunk(30, 4, 2) == (2, 6, 6, 1, 2, 6, 6, 1)
-    assert SplitOptions("megatron", last=2).layers_by_chunk(8, 3, 1) == (3, 3, 2)
+    assert SplitOptions(MEGATRON_SPLIT, first=4, last=2).layers_by_chunk(30, 4, 2) == (2, 6, 6, 1, 2, 6, 6, 1)
+    assert SplitOptions(MEGATRON_SPLIT, last=2).layers_by_chunk(8, 3, 1) == (3, 3, 2)
     for options, layers, pp, vpp, why in (
-        (SplitOptions("megatron", first=3), 12, 4, 2, "3 layers of a stage don't divide"),
-        (SplitOptions("megatron", first=3), 12, 4, 4, "3 layers of a stage don't divide"),
-        (SplitOptions("megatron", first=2, last=2), 11, 4, 1, "7 layers between the ends don't divide over 2"),
-        (SplitOptions("megatron", first=6, last=6), 11, 4, 1, "-1 of 11 layers are left for 2 stages"),
-        (SplitOptions("megatron", first=6, last=4), 11, 2, 1, "1 of 11 layers are left for 0 stages"),
-        (SplitOptions("megatron", first=0), 12, 4, 1, "need a layer each"),
-        (SplitOptions("megatron", first=2, last=2), 4, 1, 1, "give one number"),
-        (SplitOptions("megatron", first=2, counts_loss=True), 12, 4, 1, "keep one"),
+        (SplitOptions(MEGATRON_SPLIT, first=3), 12, 4, 2, "3 layers of a stage don't divide"),
+        (SplitOptions(MEGATRON_SPLIT, first=3), 12, 4, 4, "3 layers of a stage don't divide"),
+        (SplitOptions(MEGATRON_SPLIT, first=2, last=2), 11, 4, 1, "7 layers between the ends don't divide over 2"),
+        (SplitOptions(MEGATRON_SPLIT, first=6, last=6), 11, 4, 1, "-1 of 11 layers are left for 2 stages"),
+        (SplitOptions(MEGATRON_SPLIT, first=6, last=4), 11, 2, 1, "1 of 11 layers are left for 0 stages"),
+        (SplitOptions(MEGATRON_SPLIT, first=0), 12, 4, 1, "need a layer each"),
+        (SplitOptions(MEGATRON_SPLIT, first=2, last=2), 4, 1, 1, "give one number"),
+        (SplitOptions(MEGATRON_SPLIT, first=2, counts_loss=True), 12, 4, 1, "keep one"),
     ):
         with pytest.raises(SplitError, match=why):
             options.layers_by_chunk(layers, pp, vpp)
@@ -42,9 +44,9 @@ def test_ends_with_layers_of_their_own_share_them_over_their_chunks() -> None:
 
 def test_an_embedding_and_a_loss_that_count_take_a_layers_place() -> None:
     """Llama 3 405B: 126 layers in 128 chunks; 62 with the loss on 8 x 2 leave 3 on the last."""
-    both = SplitOptions("megatron", counts_embedding=True, counts_loss=True)
+    both = SplitOptions(MEGATRON_SPLIT, counts_embedding=True, counts_loss=True)
     assert both.layers_by_chunk(126, 16, 8) == (0, *[1] * 126, 0)
-    assert SplitOptions("megatron", counts_loss=True).layers_by_chunk(63, 8, 2) == (*[4] * 15, 3)
+    assert SplitOptions(MEGATRON_SPLIT, counts_loss=True).layers_by_chunk(63, 8, 2) == (*[4] * 15, 3)
     with pytest.raises(SplitError, match="with the embedding and the loss don't divide over 16"):
         both.layers_by_chunk(80, 16, 1)
 
@@ -63,7 +65,7 @@ def test_torchtitan_gives_the_first_chunks_one_more() -> None:
 
 def test_options_are_read_as_frameworks_spell_them() -> None:
     """With dashes or underscores, as a command line or joined by +."""
-    wanted = SplitOptions("megatron", first=7, last=5)
+    wanted = SplitOptions(MEGATRON_SPLIT, first=7, last=5)
     for text in (
         "--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 5",
         "decoder-first-pipeline-num-layers:7+decoder-last-pipeline-num-layers:5",
@@ -71,10 +73,10 @@ def test_options_are_read_as_frameworks_spell_them() -> None:
     ):
         assert parse_options(text) == wanted
     assert parse_options("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split") == (
-        SplitOptions("megatron", counts_embedding=True, counts_loss=True)
+        SplitOptions(MEGATRON_SPLIT, counts_embedding=True, counts_loss=True)
     )
     assert parse_options("--parallelism.pipeline_parallel_first_stage_less_layers 2") == (
-        SplitOptions("torchtitan", less_on_first=2)
+        SplitOptions(TORCHTITAN_SPLIT, less_on_first=2)
     )
     assert parse_options("Et*3|(tt|)*29m|L") is None
 
