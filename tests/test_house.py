@@ -17,8 +17,8 @@ import yaml
 
 import mofa
 from mofa.specs.base import PROVENANCES
+from tests.committed import ROOT, nodes_of, tree_of
 
-ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 500
 NEEDS_TORCH = ("mofa/calibrate/bench/", "mofa/measure/runners/")
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".csv", ".ipynb", ".sh", ".txt", ".cfg", ""}
@@ -44,10 +44,6 @@ def tracked() -> tuple[str, ...]:
 def python_files(*folders: str) -> list[str]:
     """Tracked Python files below some folders."""
     return [name for name in tracked() if name.endswith(".py") and name.startswith(folders)]
-
-
-def tree_of(name: str) -> ast.Module:
-    return ast.parse((ROOT / name).read_text(encoding="utf-8"), name)
 
 
 def test_exported_names_are_sorted_and_documented() -> None:
@@ -109,7 +105,7 @@ UNSAFE_MODULES = ("pickle", "marshal", "dill", "shelve")
 def test_nothing_evaluates_text_or_unpickles() -> None:
     found = []
     for name in python_files("mofa/"):
-        for node in ast.walk(tree_of(name)):
+        for node in nodes_of(name):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
                 found += [
@@ -256,9 +252,14 @@ EMPTY_NAMES = frozenset(["found", "at", "one", "kept", "whole", "mine", "late", 
 """Names of variables that do not say what they hold."""
 
 
-def _bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+@cache
+def _bound_names(module: str) -> tuple[tuple[int, str], ...]:
     """Every identifier that a module defines, with its line: classes, functions, parameters, variables, attributes."""
-    for node in ast.walk(tree):
+    return tuple(_bindings(module))
+
+
+def _bindings(module: str) -> Iterator[tuple[int, str]]:
+    for node in nodes_of(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -274,7 +275,7 @@ def _named(words: frozenset[str]) -> list[str]:
     return [
         f"{n}:{line}: {name}"
         for n in python_files("mofa/")
-        for line, name in _bound_names(tree_of(n))
+        for line, name in _bound_names(n)
         if name.strip("_") in words
     ]
 
@@ -292,7 +293,7 @@ ONE_MEANING = ("Clock", "Piece", "Plan", "Player", "Script", "TimedPlan", "WALKE
 
 def test_a_name_stands_for_one_thing() -> None:
     """A class or constant of each of these names is defined once at most."""
-    defined = [(name.strip("_"), n) for n in python_files("mofa/") for _, name in _bound_names(tree_of(n))]
+    defined = [(name.strip("_"), n) for n in python_files("mofa/") for _, name in _bound_names(n)]
     for word in ONE_MEANING:
         places = [n for name, n in defined if name == word]
         assert len(places) <= 1, (word, places)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.committed import ROOT, nodes_of
+
 ONE_SUBJECT = {
     "attribute", "balance", "calibrate", "chunked_layer", "chunks", "collectives", "data_parallel",
     "deferred_weight_gradients", "dispatcher_retention", "estimate", "faults", "fp8", "goodput", "goodput_by_scale",
@@ -17,6 +18,7 @@ ONE_SUBJECT = {
 """Names that several modules have because they treat one subject at several levels, such as closed form and replay."""
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """The modules that each module imports anywhere, by their names behind ``mofa.``."""
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "mofa").rglob("*.py")}
@@ -24,7 +26,7 @@ def imports() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in paths.items():
         wanted = found.setdefault(name.removeprefix("mofa."), set())
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path.relative_to(ROOT).as_posix()):
             if isinstance(node, ast.ImportFrom) and node.module:
                 of = (f"{node.module}.{one.name}" for one in node.names)
                 named = [one if one in paths else node.module for one in of]

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -22,24 +21,23 @@ from mofa.specs.attention import ATTENTION_KINDS, AttentionSpec
 from mofa.specs.framework import FRAMEWORK_NAMES
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.strategy import RecomputeSpec
+from tests.committed import ROOT, nodes_of
 
-ROOT = Path(__file__).parents[1]
 
-
-def _modules(*but: str) -> Iterator[tuple[str, ast.Module]]:
-    """Modules of the package, but for those below some folders."""
+def _modules(*but: str) -> Iterator[tuple[str, tuple[ast.AST, ...]]]:
+    """Nodes of the modules of the package, but for those below some folders."""
     for path in sorted((ROOT / "mofa").rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(but):
-            yield name, ast.parse(path.read_text(encoding="utf-8"), name)
+            yield name, nodes_of(name)
 
 
 def test_no_schedule_is_named_outside_of_its_room() -> None:
     """Neither compared, nor a default or a key: :data:`mofa.schedules.SCHEDULES` has the records."""
     named = [
         f"{name}:{node.lineno}: {node.value}"
-        for name, tree in _modules("mofa/schedules/")
-        for node in ast.walk(tree)
+        for name, nodes in _modules("mofa/schedules/")
+        for node in nodes
         if isinstance(node, ast.Constant) and node.value in SCHEDULES
     ]
     assert named == []
@@ -68,8 +66,8 @@ def test_no_framework_is_asked_for_its_name() -> None:
     own = ("mofa/blocks/frameworks/", "mofa/specs/framework", "mofa/measure/", "mofa/calibrate/")
     asked = [
         f"{name}:{node.lineno}: {ast.unparse(node)}"
-        for name, tree in _modules(*own)
-        for node in ast.walk(tree)
+        for name, nodes in _modules(*own)
+        for node in nodes
         if isinstance(node, ast.expr) and _asks_a_framework(node)
     ]
     assert asked == []
@@ -84,8 +82,8 @@ def test_no_attention_kind_is_named_outside_of_its_room() -> None:
     classes = {get_args(get_args(AttentionSpec)[0])[i].__name__ for i in range(len(ATTENTION_KINDS))}
     named = [
         f"{name}:{node.lineno}: {ast.unparse(node)}"
-        for name, tree in _modules("mofa/specs/attention/", "mofa/calibrate/")
-        for node in ast.walk(tree)
+        for name, nodes in _modules("mofa/specs/attention/", "mofa/calibrate/")
+        for node in nodes
         if (isinstance(node, ast.Constant) and node.value in ATTENTION_KINDS)
         or (isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
             and classes & {n.id for n in ast.walk(node) if isinstance(n, ast.Name)})
@@ -122,9 +120,9 @@ def test_no_op_is_known_by_the_spelling_of_its_name() -> None:
     """Transforms of tapes, time and memory read :class:`mofa.blocks.op.Op`'s fields: a renamed op costs the same."""
     matched = [
         f"{name}:{node.lineno}: {ast.unparse(node)}"
-        for name, tree in _modules("mofa/blocks/frameworks/")
+        for name, nodes in _modules("mofa/blocks/frameworks/")
         if name.startswith(("mofa/blocks/", "mofa/cost/", "mofa/replay/"))
-        for node in ast.walk(tree)
+        for node in nodes
         if _matches_an_op(node, sets=not name.startswith("mofa/blocks/"))
     ]
     assert matched == []
@@ -139,9 +137,9 @@ def test_no_tensor_is_known_by_the_spelling_of_its_name() -> None:
     marks = ("-", "#")
     matched = [
         f"{name}:{node.lineno}: {ast.unparse(node)}"
-        for name, tree in _modules()
+        for name, nodes in _modules()
         if name.startswith(ROOMS)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MATCHES
         and NAMES.search(ast.unparse(node.func.value))
         and not all(isinstance(arg, ast.Constant) and arg.value in marks for arg in node.args)

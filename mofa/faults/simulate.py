@@ -203,43 +203,50 @@ def _some(run: LongRun, n: int, rng: np.random.Generator) -> Outcome:
     failures = np.zeros(n, dtype=np.int64)
     times = FailureTimes(run.clock, n, rng)
     repairs = _Repairs(run, n, rng)
+    # from here on of the runs that go on, in the order of their numbers
     running = np.arange(n)
+    spent = {name: np.zeros(n) for name in ("restart", "checkpoint", "lost", "waiting")}
     done = np.zeros(n, dtype=np.int64)  # segments that the run resumes from
     floors = np.zeros((len(levels), n), dtype=np.int64)  # the last checkpoint of each level or a safer one
     restart = np.zeros(n)
-    for _ in range(MAX_FAILURES):
+    for num_failures in range(MAX_FAILURES):
         gap = times.next_gap(running) if run.clock.strikes_restarts else times.next_gap(running) + restart
         begun = pattern.time_of(done)
         reached = begun + np.maximum(gap - restart, 0.0)
         finished = reached >= end
         reached = np.minimum(reached, end)
-        inside = np.minimum(pattern.segments_at(reached), total - 1)
+        ended = pattern.segments_at(reached)
+        inside = np.minimum(ended, total - 1)
         # the work of the run bounds that of its last segment
-        within = np.minimum(np.minimum(reached - pattern.time_of(inside), tau), run.work_s - inside * tau)
-        partial = np.where(finished, run.work_s - inside * tau, within)
+        last_s = run.work_s - inside * tau
+        within = np.minimum(np.minimum(reached - pattern.time_of(inside), tau), last_s)
+        partial = np.where(finished, last_s, within)
         computed = (inside - done) * tau + partial
-        seconds["restart"][running] += np.where(finished, restart, np.minimum(gap, restart))
-        seconds["checkpoint"][running] += np.maximum(reached - begun - computed, 0.0)
-        if finished.all():
-            break
-        if finished.any():
-            goes = ~finished
+        spent["restart"] += np.where(finished, restart, np.minimum(gap, restart))
+        spent["checkpoint"] += np.maximum(reached - begun - computed, 0.0)
+        if np.count_nonzero(finished):
+            ends, goes = running[finished], ~finished
+            failures[ends] = num_failures
+            for name, of_runs in spent.items():
+                seconds[name][ends], spent[name] = of_runs[finished], of_runs[goes]
+            if len(ends) == len(running):
+                break
             running, done, floors = running[goes], done[goes], floors[:, goes]
-            reached, inside, partial = reached[goes], inside[goes], partial[goes]
-        failures[running] += 1
+            reached, ended, inside, partial = reached[goes], ended[goes], inside[goes], partial[goes]
         kind = np.minimum(np.searchsorted(cumulative, rng.random(len(running)), side="right"), len(run.kinds) - 1)
         for j in reversed(range(len(levels))):
-            stored = pattern.segments_at(reached - levels[j].persist_s) // levels[j].every * levels[j].every
+            persist_s, every = levels[j].persist_s, levels[j].every
+            stored = (pattern.segments_at(reached - persist_s) if persist_s else ended) // every * every
             floors[j] = np.maximum(floors[j], np.where(stored > done, np.minimum(stored, inside), floors[j]))
             if j + 1 < len(levels):
                 floors[j] = np.maximum(floors[j], floors[j + 1])
         done = floors[level_of[kind], np.arange(len(running))]
         floors = np.minimum(floors, done)
-        seconds["lost"][running] += (inside - done) * tau + partial
+        spent["lost"] += (inside - done) * tau + partial
         restart = restart_of[kind]
         if run.num_spares is not None:
-            spent = sum(seconds[name][running] for name in ("restart", "checkpoint", "lost", "waiting")) + done * tau
-            seconds["waiting"][running] += repairs.wait_s(running, np.asarray(spent), node_of[kind])
+            now_s = np.asarray(sum(spent.values()) + done * tau)
+            spent["waiting"] += repairs.wait_s(running, now_s, node_of[kind])
     else:
         raise SpecError(f"run: fails more than {MAX_FAILURES} times and hardly gets on; shorten it or its interval")
     seconds["productive"] += run.work_s

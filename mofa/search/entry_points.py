@@ -387,9 +387,12 @@ def step_s(
     return candidate.time.step_s if replay else float(candidate.estimator.times(every_stage=True)[0].sum(axis=0)[0])
 
 
-def timed_plan(
-    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec
-) -> Plan:  # fmt: skip
+def closed_plan(workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec) -> Plan:
+    """The plan that :func:`estimate` gives for one strategy without a replay, but for its band, which takes longest."""
+    return _candidate(workload, cluster, framework, strategy).in_closed_form(banded=False)
+
+
+def timed_plan(workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec) -> Plan:
     """The plan that :func:`estimate` gives for one strategy, with its memory in closed form, not replayed."""
     return _candidate(workload, cluster, framework, strategy).timed()
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
-from scipy.stats import theilslopes
 
 from mofa.measure.records import RankMemory, Record
 from mofa.measure.results import quartiles_apart
@@ -88,6 +87,8 @@ def unexplained_spread(record: Record) -> float:
 
     Of a run whose pace was not timed within its steps, the quartiles of the steps themselves.
     """
+    from scipy.stats import theilslopes  # half a second to load
+
     measured = record.measured
     if measured.step_time_s is None:
         raise ValueError(f"{record.run.id} has no step time")

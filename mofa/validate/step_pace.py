@@ -12,8 +12,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import theilslopes
-
 from mofa.measure.records import Record
 from mofa.specs.host import LayerPace
 
@@ -172,6 +170,8 @@ def at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequenc
     >>> at_pace([1e-6, 2e-6], [1e-3, 1.5e-3], [3e-6])
     [0.002]
     """
+    from scipy.stats import theilslopes  # half a second to load
+
     ratio = statistics.median(s / op_s for op_s, s in zip(read_ops_s, read_s, strict=True))
     if max(read_ops_s) == min(read_ops_s):
         return [ratio * op_s for op_s in ops_s]

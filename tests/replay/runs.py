@@ -8,19 +8,13 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-import yaml
 
 from mofa.cost.estimate import Estimator
-from mofa.measure.records import read_record
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.one_strategy import one_row
 from mofa.specs.load import resolve_run
 from mofa.validate.reference import with_counts
-
-MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from tests.committed import MEASURED, measured_record
 
 
 def fitting_runs() -> list[str]:
@@ -61,24 +55,22 @@ def _scratch() -> Path:
 @lru_cache
 def load(name: str) -> Run:
     """A run's estimator and the largest of its ranks' memory. [B]"""
-    path = MEASURED / f"{name}.yaml"
-    raw = yaml.load(path.read_text(), LOADER)  # noqa: S506
-    assert raw["split"] == "fitting"
-    measured = raw["measured"]
-    run = with_counts(read_record(path), _scratch())
-    narrow = "torch.bfloat16" in measured.get("facts", {}).get("param_dtypes", [])
+    record = measured_record(name)
+    assert record.split == "fitting"
+    measured = record.measured
+    run = with_counts(record, _scratch())
+    narrow = "torch.bfloat16" in measured.facts.get("param_dtypes", [])
     if narrow and run.framework["name"] == "torchtitan":
         run = run.model_copy(update={"precision": run.precision.model_copy(update={"params": "bf16"})})
-    workload, cluster, framework, strategy = resolve_run(run, path.parent)
+    workload, cluster, framework, strategy = resolve_run(run, MEASURED)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
-    ranks = measured["ranks"]
 
     def largest(field: str) -> int:
-        return max(int(rank.get(field) or 0) for rank in ranks)
+        return max(int(getattr(rank, field) or 0) for rank in measured.ranks)
 
     return Run(
         Estimator(workload, cluster, framework, row, loads_of(workload, row)), largest("peak_allocated_bytes"),
         largest("peak_reserved_bytes"), largest("ready_allocated_bytes"), largest("between_steps_bytes"),
-        measured["outcome"] == "ok" and not largest("alloc_retries"), framework.allocator == "expandable",
+        measured.outcome == "ok" and not largest("alloc_retries"), framework.allocator == "expandable",
     )  # fmt: skip

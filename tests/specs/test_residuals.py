@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.measure.records import read_records
 from mofa.search.to_plan.builder import margin_bytes
 from mofa.specs.from_mapping import build
 from mofa.specs.residuals import LEVELS, Circumstances, Residuals, load_residuals
+from tests.committed import measured_records
 
 STEP = load_residuals().step
 DENSE = Circumstances(
@@ -96,7 +95,7 @@ def test_the_profile_s_host_is_the_middle_one_of_those_that_were_timed() -> None
     curves = mofa.load_cluster("h200-hgx", 1).gpu.curves
     assert curves.hosts is not None
     by_machine: dict[str, list[float]] = defaultdict(list)
-    for record in read_records(Path(__file__).parents[2] / "reference_runs" / "measured"):
+    for record in measured_records():
         seen = record.environment
         if record.split == "fitting" and "H200" in seen.gpu and seen.host and seen.host_issue_s is not None:
             by_machine[seen.host].append(seen.host_issue_s)

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from mofa.errors import SpecError
-from mofa.measure.records import Record, read_records, write_record
+from mofa.measure.records import Record, write_record
 from mofa.measure.results import quartiles_apart
 from mofa.specs.load import load_cluster
 from mofa.validate.hosts import HOSTS, host_op_s, layer_pace, machine_of, read_hosts, unexplained_spread
 from mofa.validate.reference import measured_references, why_no_time, with_counts
 from mofa.validate.score import score_run
+from tests.committed import MEASURED, measured_records
 
-MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
 MACHINES = read_hosts(MEASURED)
 
 
 @pytest.fixture(scope="module")
 def records() -> dict[str, Record]:
-    return {record.run.id: record for record in read_records(MEASURED)}
+    return {record.run.id: record for record in measured_records()}
 
 
 def on_host(record: Record, op_s: float | None, id: str | None = None, cpu: str | None = None) -> Record:

@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 
 from mofa.errors import SpecError
-from mofa.measure.records import Record, read_records, write_record
+from mofa.measure.records import Record, write_record
 from mofa.validate.all_runs import group_scores, validate
 from mofa.validate.published import published_references
 from mofa.validate.reference import measured_references, why_no_time
 from mofa.validate.score import RunScore, compare, group_score, score, score_run
 from mofa.validate.spread import BATCH, Spread
-
-MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
+from tests.committed import MEASURED, measured_records
 
 
 @pytest.fixture(scope="module")
 def records() -> dict[str, Record]:
-    return {record.run.id: record for record in read_records(MEASURED)}
+    return {record.run.id: record for record in measured_records()}
 
 
 def scored(run_id: str = "a", *, group: str = "g", model: str = "m", step: tuple[float, float] | None = None,

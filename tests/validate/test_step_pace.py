@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from mofa.measure.records import Record, read_records
+from mofa.measure.records import Record
 from mofa.validate.reference import measured_references
 from mofa.validate.step_pace import PassTimes, at_pace, is_paced, layer_over_op, slowest_layer, slowest_op_s
-
-ROOT = Path(__file__).parents[2] / "reference_runs" / "measured"
+from tests.committed import MEASURED, measured_records
 
 
 @pytest.fixture(scope="module")
 def paced() -> dict[str, Record]:
-    return {record.run.id: record for record in read_records(ROOT) if is_paced(record)}
+    return {record.run.id: record for record in measured_records() if is_paced(record)}
 
 
 LINE = ([2e-6, 4e-6], [1e-3, 2e-3])
@@ -99,7 +98,7 @@ def test_no_spread_is_added_to_a_slowest_host_that_is_known(tmp_path: Path) -> N
     folder = tmp_path / "measured"
     folder.mkdir()
     for name in ("te2-ep2-olmoe-10l", "te2-ep2-olmoe-10l-quiet"):
-        (folder / f"{name}.yaml").symlink_to(ROOT / f"{name}.yaml")
+        (folder / f"{name}.yaml").symlink_to(MEASURED / f"{name}.yaml")
     scratch = tmp_path / "counts"
     scratch.mkdir()
     (run,) = measured_references(folder, scratch)[0]

@@ -178,26 +178,28 @@ def critical_path_s(
 def _walk(
     walk: Levels, place: IntA, durations: ArrayN, hosts: tuple[ArrayN, ...] | None = None
 ) -> tuple[ArrayN, ArrayN]:
-    """When the last computation ends, and the longest of all last rounds; durations are at ``place``. (n,) each [s]"""
+    """When the last computation ends, and the longest of all last rounds; durations are at ``place``. (n,) each [s]
+
+    Durations are gathered level by level: of all nodes together they would be written to memory and read back.
+    """
     done = np.empty((walk.size, durations.shape[1]))
     done[0] = 0.0
     issued = np.zeros_like(done) if hosts is not None else done
     rows = place.take(walk.which)
-    spent = durations.take(rows, axis=0)
-    if hosts is not None:
-        held_s, woken_s, host_s = (table.take(rows, axis=0) for table in hosts)
     for nodes, waits, sent, before in walk.levels:
         latest = _latest(done, waits)
         if len(sent):
             handed = _latest(done, sent)
             handed += durations[0]
             np.maximum(latest, handed, out=latest)
-        ends = done[nodes]
-        np.add(latest, spent[nodes], out=ends)
+        ends, of_level = done[nodes], rows[nodes]
+        np.add(latest, durations.take(of_level, axis=0), out=ends)
         if hosts is not None:
+            held_s, woken_s, host_s = (table.take(of_level, axis=0) for table in hosts)
             issued_before = issued.take(before, axis=0)
-            np.maximum(ends, issued_before + held_s[nodes], out=ends)
-            np.maximum(latest + woken_s[nodes], issued_before + host_s[nodes], out=issued[nodes])
+            np.maximum(ends, np.add(issued_before, held_s, out=held_s), out=ends)
+            np.add(latest, woken_s, out=latest)
+            np.maximum(latest, np.add(issued_before, host_s, out=host_s), out=issued[nodes])
     return done[walk.ends].max(axis=0), (done[walk.last_steady] - done[walk.round_before]).max(axis=0)
 
 

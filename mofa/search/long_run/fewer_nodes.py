@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mofa.errors import StrategyError
 from mofa.plan.result import Plan
 from mofa.schedules import default_schedule
-from mofa.search.entry_points import estimate, find_plans
+from mofa.search.entry_points import closed_plan, find_plans
 from mofa.search.goodput import LongRuns
 from mofa.search.long_run.spare_nodes import SCOUTED, promising_spares, space_near_best, without_spares
 from mofa.search.search_result import Search
@@ -151,7 +151,7 @@ class Smaller:
 
     def _plan(self, strategy: StrategySpec, machines: ClusterSpec) -> Plan | None:
         try:
-            plan = estimate(self.job, machines, strategy, framework=self.framework, replay=False)
+            plan = closed_plan(self.job, machines, strategy, framework=self.framework)
         except StrategyError:
             return None
         return plan if plan.memory.fits else None

@@ -11,7 +11,7 @@ from mofa.errors import NothingFits, SpecError, StrategyError
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, VariantPoint
 from mofa.plan.result import FrameworkSummary, Plan, WorkloadSummary
-from mofa.search.entry_points import estimate, find_plans
+from mofa.search.entry_points import closed_plan, find_plans
 from mofa.search.goodput import LongRuns
 from mofa.search.legality.masks import Job, check
 from mofa.search.long_run.fewer_nodes import Replanned, Smaller, Standing, runs_of
@@ -146,7 +146,7 @@ def _replicable(
     """The best plan at the first scale, of those that the framework can replicate to the most GPUs."""
     job, machines = job_at[0]
     try:
-        report = find_plans(job, machines, framework=framework, top=1, replay=False)
+        report = find_plans(job, machines, framework=framework, top=1, replay=False, banded=False)
     except StrategyError as error:
         return None, str(error)
     if not report.report.plans:
@@ -159,7 +159,7 @@ def _replicable(
         if len(runs):
             best = runs[np.argmin(report.costed.step_s[runs])]
             strategy = report.costed.table.row(int(best), framework.name)
-            return estimate(job, machines, strategy, framework=framework, replay=False), None
+            return closed_plan(job, machines, strategy, framework=framework), None
     return report.report.plans[0], None
 
 
@@ -172,7 +172,7 @@ def _plan(
     if base is not None:
         wanted = base.model_copy(update={"dp": base.dp * machines.num_gpus // first})
     try:
-        plan = estimate(job, machines, wanted, framework=framework, replay=False)
+        plan = closed_plan(job, machines, wanted, framework=framework)
     except StrategyError as error:
         return None, str(error)
     if not plan.memory.fits:

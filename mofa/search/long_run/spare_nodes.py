@@ -104,14 +104,17 @@ def find_long_runs(
     judge = LongRuns(workload, without_spares(cluster, first, faults.name), framework, faults, objective, first)
     judge.check()
     alone = faults.spares is not None or set(FIGURES) <= set(judge.missing())
-    searches, tried = [_searched(judge, replay and alone, top=top, **options)], [first]
+    again = replay and not alone  # then the plans of these searches are made anew, with their bands
+    searches, tried = [_searched(judge, replay and alone, top=top, banded=not again, **options)], [first]
     if not alone and searches[0].search.report.plans:
         scouts = _scouts(searches[0], cluster, **options)
         tried += sorted(scout.judge.spares for scout in scouts)
         near = sorted((s for s in scouts if s.order < searches[0].order * (1 + CLOSE)), key=lambda scout: scout.order)
-        searches += [_searched(s.judge, False, _dividing(s.judge), top=top, **options) for s in near[:SEARCHED]]
+        searches += [
+            _searched(s.judge, False, _dividing(s.judge), top=top, banded=not again, **options) for s in near[:SEARCHED]
+        ]
     best = min(searches, key=lambda item: item.order)
-    if replay and not alone:
+    if again:
         best = _searched(best.judge, True, best.space, top=top, searched=best.search, **options)
     return _whole_cluster(best.search, best.judge, cluster, tried, objective, started)
 
@@ -147,7 +150,9 @@ def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_
         if not space.pp:
             continue
         try:
-            scouts.append(_searched(smaller, False, space_near_best(full_search.search, space), top=1, **options))
+            scouts.append(
+                _searched(smaller, False, space_near_best(full_search.search, space), top=1, banded=False, **options)
+            )
         except SpecError:
             continue  # what the user fixed does not go with fewer GPUs
         if len(scouts) == SCOUTED:

@@ -20,7 +20,7 @@ from mofa.cost.memory.peak import stage_bytes
 from mofa.measure.records import read_record
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import OutOfDeviceMemory
-from mofa.replay.memory.rank_memory import MemoryPlayed, play
+from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, play
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import QUIET, Rounds
@@ -89,19 +89,30 @@ class Ways(NamedTuple):
 
 @cache
 def _all_ways(name: str) -> tuple[Ways, ...]:
-    """Each rank of a run, played once for three tests; from notes, where micro-batches are more than three."""
-    run, found = load(name), []
+    """Each rank of a run, played once for three tests; from notes, where micro-batches are more than three.
+
+    Steps with drawn tokens are played op by op from the state behind the others: they follow one such state alone.
+    """
+    run, ways = load(name), []
     for rank in ranks_of(run.estimator):
         m, skipping_changes, noted = rank.num_micro_batches, False, list[str]()
-        short = play(rank, expandable=run.expandable)
+        playing = Playing(rank, expandable=run.expandable)
         if m > 1:
-            whole = play(rank, expandable=run.expandable, skip_rounds=False)
-            skipping_changes = _said(short) != _said(whole)
+            whole = Playing(rank, expandable=run.expandable, skip_rounds=False)
+            skipping_changes = _said(playing.result()) != _said(whole.result()) or _left(playing) != _left(whole)
             if m > 3:
                 with mock.patch.object(Rounds, "end", return_value=False):
-                    noted = _differences(play(rank, expandable=run.expandable), whole)
-        found.append(Ways(m, short.peak.allocated, short.peak_reserved, skipping_changes, noted))
-    return tuple(found)
+                    from_notes = Playing(rank, expandable=run.expandable)
+                noted = _differences(from_notes.result(), whole.result())
+                noted += ["what is left"] if _left(from_notes) != _left(whole) else []
+        short = playing.with_drawn_steps() if rank.routing_drift is not None else playing.result()
+        ways.append(Ways(m, short.peak.allocated, short.peak_reserved, skipping_changes, noted))
+    return tuple(ways)
+
+
+def _left(playing: Playing) -> object:
+    """The state that steps leave: what is free and where, and what waits for the next step."""
+    return playing.player.between()
 
 
 def _played(run: Run, **options: bool) -> list[MemoryPlayed]:

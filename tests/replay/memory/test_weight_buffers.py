@@ -10,7 +10,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import yaml
 
 import mofa
 from mofa.cost.allocations.parameter_tensors import Bucketed, Param, _places, shares
@@ -21,7 +20,8 @@ from mofa.replay.rank.of_plan import makers_of_ends, ranks_of, room_of
 from mofa.replay.replayer import ENDS_DIFFER, Replayer
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.load import load_cluster, load_framework, load_workload
-from tests.replay.runs import LOADER, MEASURED, load
+from tests.committed import MEASURED, measured_record
+from tests.replay.runs import load
 
 MIB = 1 << 20
 TRACES = MEASURED.parent / "traces"
@@ -68,11 +68,11 @@ def test_each_data_parallel_rank_has_another_part() -> None:
     """Megatron's distributed optimizer: the two ranks of a run reserved 46.7 and 50.0 GiB, each met within 0.3 %."""
     name = "mc2-dp2-qwen25-7b-8l-overlapped-full4"
     run = load(name)
-    ranks = yaml.load((MEASURED / f"{name}.yaml").read_text(), LOADER)["measured"]["ranks"]  # noqa: S506
+    ranks = measured_record(name).measured.ranks
     room = room_of(run.estimator)
     for d, measured in enumerate(ranks):
         (rank,) = ranks_of(run.estimator, d)
-        assert play(rank, room=room).peak_reserved == pytest.approx(measured["peak_reserved_bytes"], rel=3e-3)
+        assert play(rank, room=room).peak_reserved == pytest.approx(measured.peak_reserved_bytes, rel=3e-3)
     assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=3e-3)
 
 
