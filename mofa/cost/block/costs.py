@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, stacked
+from mofa.blocks.elementwise import FloatK, per_combination, stacked
 from mofa.blocks.op import Tape
 from mofa.cost.block.deferred_weight_gradients import Deferred, deferred
 from mofa.cost.block.durations import Machine, Timed, time_works
@@ -206,6 +206,16 @@ class Costs:
     tapes: Mapping[str, BlockTapes]
     machine: Machine
     weights: Weights
+
+    @cached_property
+    def logits_bytes(self) -> ArrayK:
+        """What the loss reads of a micro-batch: the last stage's output. (K,) [B]"""
+        forward = self.tapes["head"].forward
+        name = next(op.reads[0] for op in forward.ops if op.part == "loss" and op.reads)
+        for op in reversed(forward.ops):
+            if op.work is None and name in op.writes:  # a view
+                name = op.reads[0]
+        return per_combination(forward.tensors[name].bytes, self.machine.num_k)
 
     def drained(self) -> Costs:
         """The same where kernels that are loaded take the host's lead in all passes: only times differ."""

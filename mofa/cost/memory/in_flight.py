@@ -171,6 +171,9 @@ class InFlight:
         per_micro_batch[:, 0, 0] += boundary
         per_micro_batch[:, lay.head_place, -1] -= boundary
         self.per_micro_batch = per_micro_batch
+        self.output = np.zeros_like(per_micro_batch)
+        """What the last stage's output holds until its micro-batch's backward is through. (n, R, vpp) [B]"""
+        self.output[:, lay.head_place, -1] = rows.costs.logits_bytes[rows.k]
         self.saved = plain, full
         self.puts_off = rows.schedule_record.defers_weight_gradients
         self.deferred = self._deferred() if self.puts_off else np.zeros_like(per_micro_batch)
@@ -209,17 +212,16 @@ class InFlight:
         return np.ascontiguousarray(np.moveaxis(by_mode, 2, 1))
 
     def split_backward(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
-        """What is alive in the backward by inputs of a kind of layer more than in a whole one, of ``backward`` by mode,
-        combination and kind, as what weights need stays and all that was saved; and what the layer has at its end, in
-        each chunk. (n, R, vpp) [B]"""
+        """What is alive in the backward by inputs of a kind of layer more than in its block, of ``backward`` by mode,
+        combination and kind: the last stage's output, and of a backward that is split what weights need and all that
+        was saved; and what the layer has at its end, in each chunk. (n, R, vpp) [B]"""
         if not self.puts_off:
-            nothing = np.zeros((1, 1, 1))
-            return nothing, nothing
+            return self.output, np.zeros((1, 1, 1))
         before, between_halves = (self.rows.gather(grid)[recomputed][:, kind] for grid in (
             self.of_layers(lambda costs: costs.before) - backward, self.of_layers(lambda costs: costs.between_halves),
         ))  # fmt: skip
         alone = between_halves + self.saved[recomputed][:, kind]
-        return before[:, None, None] * self.split, alone[:, None, None] * self.split
+        return before[:, None, None] * self.split + self.output, alone[:, None, None] * self.split
 
     def by_weights(
         self, kind: int, recomputed: int, there: NDArray[np.bool_], own_grads: ArrayN
