@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 import yaml
-from bundled_profiles import bandwidth_of, rates_of, read, text_of
+from bundled_profiles import PROFILES, bandwidth_of, rates_of, read, text_of
 
 from mofa.specs.scaling import transferred_curves
 
@@ -23,6 +23,9 @@ def main() -> None:
     parser.add_argument("profile", type=Path, help="YAML with the GPU's own facts")
     parser.add_argument("--like", required=True, help="bundled GPU whose curves are scaled")
     options = parser.parse_args()
+    for path in (options.profile, PROFILES / "gpus" / f"{options.like}.yaml"):
+        if not path.is_file():
+            parser.error(f"{path}: no such file; check the path, or take a GPU that `mofa show hardware` lists")
     gpu, like = yaml.safe_load(options.profile.read_text(encoding="utf-8")), read("gpus", options.like)
     bandwidth = bandwidth_of(gpu, like)
     gpu["curves"] = transferred_curves(
@@ -31,6 +34,7 @@ def main() -> None:
         source=f"the {options.like}'s by the datasheets' ratios; memory bandwidth x {bandwidth:.3g}",
     )  # fmt: skip
     options.profile.write_text(text_of(gpu), encoding="utf-8")
+    print(f"{options.profile}: {len(gpu['curves'])} groups of curves, the {options.like}'s by the datasheets' ratios")
 
 
 if __name__ == "__main__":

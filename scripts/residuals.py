@@ -19,7 +19,7 @@ import yaml
 from mofa.report.save import write_atomic
 from mofa.specs.residuals import FILE, STEPS_FILE
 from mofa.validate.all_runs import references
-from mofa.validate.bands import fit, residual_of, residuals_csv
+from mofa.validate.bands import fit, residuals_csv, step_residual_of
 from mofa.validate.score import RunScore, score
 from mofa.validate.spread import Spread
 
@@ -49,7 +49,7 @@ def device_memory(runs: list[RunScore]) -> dict[str, object]:
 
 if __name__ == "__main__":
     runs = fitting_runs(int(sys.argv[1]) if len(sys.argv) > 1 else None)
-    residuals = sorted(filter(None, map(residual_of, runs)), key=lambda item: (item.source, item.id))
+    residuals = sorted(filter(None, map(step_residual_of, runs)), key=lambda item: (item.source, item.id))
     facts = {"device_memory": device_memory(runs), "step": fit(residuals).model_dump(mode="json")}
     text = HEAD + yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=116)
     write_atomic(PROFILES / STEPS_FILE, residuals_csv(residuals).encode())

@@ -14,9 +14,6 @@ NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 """The place of each kind among :data:`mofa.blocks.op.KINDS`."""
 
 
-"""Ends of the names of ops of a layer's backward that a product with a weight has."""
-
-
 class Interval(NamedTuple):
     """One allocation, alive from one op to another, both counted. (K,) [B]
 

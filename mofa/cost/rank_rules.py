@@ -84,7 +84,7 @@ def gathered_width(rows: Rows) -> float:
     return rows.framework.gathered_bytes_per_param(rows.workload.precision.gemm)
 
 
-def reduced_width(rows: Rows) -> float:
+def reduced_bytes_per_param(rows: Rows) -> float:
     """Bytes of a gradient that is reduced once a step: FSDP's in fp32. [B]"""
     return 4.0 if gradient_sharing(rows) == "FSDP by step" else rows.framework.reduced_bytes_per_param
 

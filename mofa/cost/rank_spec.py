@@ -29,7 +29,7 @@ from mofa.cost.rank_rules import (
     held_inputs_of_stages,
     keeps_last_output,
     kept_bytes,
-    reduced_width,
+    reduced_bytes_per_param,
     reduces_by_chunk,
     rotation_tables,
     scatters_gradients,
@@ -355,7 +355,7 @@ def _buffers(rows: Rows) -> list[PersistentBuffers]:
 
 def _gradients(rows: Rows) -> list[GradientSharing]:
     shares = (
-        gradient_sharing(rows), gathered_width(rows), reduced_width(rows), has_flat_buffers(rows),
+        gradient_sharing(rows), gathered_width(rows), reduced_bytes_per_param(rows), has_flat_buffers(rows),
         shards_params(rows), gathers_whole(rows), reduces_by_chunk(rows),
         bool(shards_states(rows)[0]), bool(scatters_gradients(rows)[0]), float(first_bucket_params(rows)[0]),
         ddp_width(rows), head_waits(rows),

@@ -10,6 +10,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_scheduling
+from mofa.schedules import SCHEDULES
 from mofa.search.space import ON_REQUEST
 from mofa.specs.framework import OFFERED, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -165,10 +166,12 @@ def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]
                 "ones; use --framework megatron"
             )
         framework = framework.model_copy(update={"routed_copies": "either"})
-    requested = [name for name in ON_REQUEST if name in words]
-    if requested and not framework.traits.has_pytorch_pipelines:
+    requested = [SCHEDULES[name] for name in ON_REQUEST if name in words]
+    refused = [s for s in requested if not (framework.traits.has_pytorch_pipelines or s.runs_in_megatron)]
+    if refused:
+        name = refused[0].name
         raise SpecError(
-            f"--with {requested[0]}: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan"
+            f"--with {name}: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan"
         )
     return framework
 

@@ -67,7 +67,7 @@ def solve_layers(
     return solved_rows, layers
 
 
-def more_layers(
+def next_num_recomputed(
     workload: WorkloadSpec, framework: FrameworkSpec, estimator: Estimator, lacking_bytes: float
 ) -> int | None:
     """More recomputed layers of a chunk, for a strategy that lacks so much memory when replayed.
@@ -99,7 +99,7 @@ def fewer_layers(estimator: Estimator, free_bytes: float) -> int:
     """The fewest layers of a chunk to recompute, for a strategy that leaves so much memory free when replayed.
 
     One at least; the strategy's own number if no fewer do. Assumes that each layer takes its bytes in closed form.
-    ``estimator`` as in :func:`more_layers`.
+    ``estimator`` as in :func:`next_num_recomputed`.
     """
     numbers = np.arange(1, int(estimator.table.recompute_layers[0]) + 1)
     device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)

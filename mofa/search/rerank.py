@@ -87,8 +87,8 @@ def replay_best(
     at the last row where none fits.
 
     The search may have solved for too few recomputed layers, by the replay. Then the row goes on with more
-    (:func:`mofa.search.recomputed_layers.more_layers`), :data:`MORE_LAYERS` times at most. It is ranked anew among
-    these rows, or later if the closed form finds it slower than all of these.
+    (:func:`mofa.search.recomputed_layers.next_num_recomputed`), :data:`MORE_LAYERS` times at most. It is ranked anew
+    among these rows, or later if the closed form finds it slower than all of these.
 
     Examples
     --------

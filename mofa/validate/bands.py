@@ -71,7 +71,7 @@ class StepResidual:
     """From that on a slow host. [-]"""
 
 
-def residual_of(run: RunScore) -> StepResidual | None:
+def step_residual_of(run: RunScore) -> StepResidual | None:
     """The residual of a run; None where it says nothing of time."""
     if run.step_time is None or run.band is None or run.traced:
         return None

@@ -228,6 +228,11 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stderr.strip() in ("[]", "['pydantic']")  # typer itself may load pydantic
 
 
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "mofa", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"mofa {mofa.__version__}"
+
+
 def test_version(process: Cli) -> None:
     done = process("--version")
     assert done.returncode == 0

@@ -23,8 +23,8 @@ from mofa.validate.bands import (
     family_correlation,
     fit,
     read_residuals,
-    residual_of,
     residuals_csv,
+    step_residual_of,
 )
 from mofa.validate.coverage import COVERED, HELD, by_chance
 from mofa.validate.score import RunScore, ValidationReport, compare
@@ -224,11 +224,11 @@ def scored(run_id: str, measured: float, *, low_s: float = 0.9, high_s: float = 
 
 
 def test_a_residual_by_hand() -> None:
-    item = residual_of(scored("a", 1.2, hosts_s=(0.8, 1.5)))
+    item = step_residual_of(scored("a", 1.2, hosts_s=(0.8, 1.5)))
     assert item is not None
     assert (item.from_fast, item.from_slow) == (pytest.approx(log(1.5), abs=1e-5), pytest.approx(log(0.8), abs=1e-5))
     assert (item.source, item.family, item.framework) == ("published-x", "published-x m", "torchtitan")
-    assert residual_of(scored("a-traced", 1.2)) is None
+    assert step_residual_of(scored("a-traced", 1.2)) is None
 
 
 def test_coverage_by_hand() -> None:

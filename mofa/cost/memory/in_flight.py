@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.tapes import label
 from mofa.cost.block.deferred_weight_gradients import Deferred
-from mofa.cost.memory.fsdp_gathered import CHUNKS_AHEAD, unsharded
+from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD, unsharded
 from mofa.cost.rank_rules import reduces_by_chunk
 from mofa.cost.rows import Rows
 from mofa.schedules import Runtime, order_of

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
-from mofa.cost.memory.fsdp_gathered import unsharded
 from mofa.cost.memory.fsdp_root import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
+from mofa.cost.memory.fsdp_unsharded import unsharded
 from mofa.cost.memory.in_flight import InFlight, Most
 from mofa.cost.memory.persistent_buffers import lasting_bytes
 from mofa.cost.memory.reserved import Alive

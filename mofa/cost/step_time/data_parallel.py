@@ -19,7 +19,7 @@ from mofa.cost.rank_rules import (
     first_bucket_params,
     gathered_width,
     gradient_sharing,
-    reduced_width,
+    reduced_bytes_per_param,
     scatters_gradients,
     shards_states,
 )
@@ -122,7 +122,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead.
     """
     fw, s, stages = rows.framework, rows.shards, rows.layout.stages
-    pp, vpp, width = stages.pp, stages.vpp, reduced_width(rows)
+    pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
     slow = _slowdown(rows)
     shards, scatters = (of_grids[:, None, None] for of_grids in (shards_states(rows), scatters_gradients(rows)))
     each = gathered_width(rows)
@@ -182,7 +182,7 @@ def tied_seconds(rows: Rows) -> ArrayN:
     model = rows.workload.model
     if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.layout.stages.pp == 1:
         return np.zeros(len(rows.table))
-    nbytes = model.vocab * model.hidden * reduced_width(rows) / rows.grids.tp
+    nbytes = model.vocab * model.hidden * reduced_bytes_per_param(rows) / rows.grids.tp
     return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid]
 
 
@@ -216,7 +216,7 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound 
     """
     stages = rows.layout.stages
     pp, vpp = stages.pp, stages.vpp
-    each = _over(rows, ("all_gather", gathered_width(rows)), ("reduce_scatter", reduced_width(rows)))
+    each = _over(rows, ("all_gather", gathered_width(rows)), ("reduce_scatter", reduced_bytes_per_param(rows)))
     gather, reduce = (seconds.sum(axis=2)[rows.grid] for seconds in each)
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     pieces = np.maximum(rows.layout.counts.sum(axis=1) / vpp, 1.0)

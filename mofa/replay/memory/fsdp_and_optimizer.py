@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, Want, broadcast
 from mofa.cost.allocations.weight_buffers import stepped
-from mofa.cost.memory.fsdp_gathered import CHUNKS_AHEAD
+from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.pass_state import short_name

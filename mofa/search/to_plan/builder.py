@@ -23,7 +23,7 @@ from mofa.cost.provenance import Seen, component_provenance, stream_names, tape_
 from mofa.cost.stages import Stages
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, Time
-from mofa.search.recomputed_layers import fewer_layers, more_layers
+from mofa.search.recomputed_layers import fewer_layers, next_num_recomputed
 from mofa.search.to_plan.borrowed_facts import borrowed_notes
 from mofa.search.to_plan.layout_notes import launch_layout, layout_notes
 from mofa.search.to_plan.notes import alignment_note, balancing_note, copies_note, general_notes, host_notes
@@ -167,7 +167,7 @@ class Candidate:
         """The candidate with more recomputed layers to try if a replay lacks so much memory; None where none is
         left."""
         workload, _, framework, _ = self.job
-        number = more_layers(workload, framework, self.estimator, lacking_bytes) if self.solved else None
+        number = next_num_recomputed(workload, framework, self.estimator, lacking_bytes) if self.solved else None
         if number is None:
             return None
         return self.recomputing(number)
