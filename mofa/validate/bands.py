@@ -115,7 +115,8 @@ def family_correlation(residuals: Sequence[StepResidual]) -> float:
     if not between_freedom or not within_freedom or between + within == 0.0:
         return 1.0
     of_families, of_runs, size = between / between_freedom, within / within_freedom, spare / between_freedom
-    return min(max((of_families - of_runs) / (of_families + (size - 1.0) * of_runs), 0.0), 1.0)
+    total = of_families + (size - 1.0) * of_runs
+    return min(max((of_families - of_runs) / total, 0.0), 1.0) if total > 0.0 else 0.0
 
 
 def _ranks(values: Values) -> Values:

@@ -149,6 +149,14 @@ def test_8_in_10_of_the_fitting_halves_lie_inside_bands_without_their_family() -
     assert np.mean(inside) == pytest.approx(HELD, abs=0.04)
 
 
+def test_families_that_say_nothing_are_not_alike() -> None:
+    """One family of two runs, and two of one run each with the same residual: nothing lies between families."""
+    other = DENSE.model_copy(update={"pace": "host-bound"})
+    items = [residual(0.0, "f0", DENSE, name="0"), residual(0.5, "f0", DENSE, name="1")]
+    items += [residual(0.0, f"f{n}", other, name=str(n)) for n in (2, 3)]
+    assert family_correlation(items) == 0.0
+
+
 def test_ends_are_from_a_fast_and_from_a_slow_host() -> None:
     values = [residual(0.01 * i, f"f{i}", slow=0.01 * i - 0.05) for i in range(19)]
     group = fit(values).nearest(())
