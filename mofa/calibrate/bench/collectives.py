@@ -173,8 +173,10 @@ def _dependent(
     case: Case, call: Call, source: torch.Tensor, target: torch.Tensor, group: Any, where: torch.device,
     clock: GpuMonitor, *, bursts: int = 4, repeats: int = 10,
 ) -> Sample:  # fmt: skip
-    """Median time of a collective from the end of the computation that writes what it sends to the start of the one
-    that reads what it received, on the rank that came last to it: the others' time holds their wait for that one."""
+    """Median time of a collective between two computations: one writes what it sends, one reads what it received.
+
+    From the end of the first to the start of the second, on the rank that comes last: others wait for it as well.
+    """
     if where.type != "cuda":
         call()
         return summarise([1e-3])
