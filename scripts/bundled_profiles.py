@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 from profile_hosts import grace_host, si, typical_host, with_modules
 
-from mofa.calibrate.fits.fit import Curves
+from mofa.calibrate.fits.fitted_curves import Curves
 from mofa.calibrate.fits.folder import fit_folder
 from mofa.calibrate.fits.profile import OF_TE as TE_LIBRARY
 from mofa.calibrate.fits.profile import (
@@ -26,6 +26,7 @@ from mofa.calibrate.fits.profile import (
     node_profile,
     stream_fact,
     tidy,
+    with_clock_shares,
 )
 from mofa.calibrate.fits.published_kernels import fit_others
 from mofa.calibrate.measurements import read_rows
@@ -33,18 +34,21 @@ from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_share
 from mofa.specs.products import FALLBACK
-from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, transferred_curves
+from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, share_at, transferred_curves
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu", "h100-4gpu")
-TE_FP8_FOLDERS = ("h100-1gpu-te",)
+THROTTLED_FOLDERS = ("h100-1gpu-throttled", "h100-1gpu-te-throttled")
+"""Memory-bound kernels, attention and experts' products behind products that hold the H100's clock down."""
+TE_FP8_FOLDERS = ("h100-1gpu-te", "h100-1gpu-te-sustained")
 """Folders of the fp8 kernels of Transformer Engine, measured on the H100."""
-H100_TE, H100_TE_ORDER = "h100-1gpu-te-bf16", "h100-1gpu-te-order"
-"""Transformer Engine's and Megatron-Core's own kernels in bf16, the router's; what puts gathered chunks in order."""
+H100_TE, H100_TE_MORE = "h100-1gpu-te-bf16", ("h100-1gpu-te-order", "h100-1gpu-te-dense")
+"""Transformer Engine's and Megatron-Core's own kernels in bf16, the router's; what puts gathered chunks in order, and
+dense layers' activations."""
 OF_TE = ("te rmsnorm", "te layernorm", "te rope", "te permute", "te unpermute", "te sort", "te row_map",
-         "te weighted_swiglu", "te wgrad_add", "te chunk_order", "megatron router")  # fmt: skip
+         "te weighted_swiglu", "te swiglu", "te wgrad_add", "te chunk_order", "megatron router")  # fmt: skip
 """How keys of those of their memory-bound ops begin that tapes are made of."""
 ADDING = (
     "the H100's: 17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as "
@@ -293,14 +297,17 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     gpu = read("gpus", "h100-sxm")
     curves, source = fitted(H100_FOLDERS)
     base = {**gpu, "curves": same_processor(gpu, h200)}
-    made = gpu_profile(base, replace(curves, host_s={}), "h100-sxm", source)
+    behind, _ = fitted(THROTTLED_FOLDERS)
+    curves = replace(curves, host_s={}, clock_powers=curves.clock_powers | behind.clock_powers)
+    made = gpu_profile(base, curves, "h100-sxm", source)
     made["curves"]["releases"] = {number: release(name, made["curves"]) for number, name in H100_RELEASES.items()}
     own, source = fitted([H100_TE])
     kept = {state: made["curves"]["gemm"]["bf16"][state] for state in ("sustained", "alone", "clock")}
+    kept["clock_power"] = behind.clock_powers["experts bf16"]
     made["curves"]["multi_stream"] = {
         f: {**curve_fact(one, source, **kept), **TE_LIBRARY} for f, one in own.multi_stream.items()
     }
-    for measured, measured_in in ((own, source), fitted([H100_TE_ORDER])):
+    for measured, measured_in in ((own, source), *(fitted([name]) for name in H100_TE_MORE)):
         made["curves"]["stream"] |= {
             key: stream_fact(key, one, measured_in)
             for key, one in measured.memory_bound.items()
@@ -362,6 +369,24 @@ def h100_node() -> dict[str, Any]:
     return {**made, "gpu": node["gpu"]}
 
 
+def with_shares(h100: dict[str, Any]) -> dict[str, Any]:
+    """The H100's curves with what a lower clock makes of memory-bound kernels; those that were read off steps have it
+    in them."""
+    behind, _ = fitted(THROTTLED_FOLDERS)
+    stream = with_clock_shares(h100["stream"], behind)
+    return {**h100, "stream": {**stream, SWIGLU_BACK: h100["stream"][SWIGLU_BACK]}}
+
+
+def shares_of(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """A GPU's own curves with what a lower clock makes of the other's kernels; the processor is the same."""
+    made = dict(own)
+    for key, one in other.items():
+        if one.get("clock_share") and key in own:
+            faster = own[key]["form"]["bytes_per_s"] / one["form"]["bytes_per_s"]
+            made[key] = {**own[key], "clock_share": share_at(one["clock_share"], faster, 1.0)}
+    return made
+
+
 def main() -> None:
     """Fit, transfer, write."""
     curves, source = fitted(FOLDERS)
@@ -377,8 +402,9 @@ def main() -> None:
     h100 = h100_gpu(h200)
     for name in ("layer_issue_s", "layer_back_s", "modules"):  # timed on H100s' hosts
         h100["curves"]["host"][name] = h200["curves"]["host"][name]
-    h100["curves"] = with_te_fp8(h100["curves"])
+    h100["curves"] = with_shares(with_te_fp8(h100["curves"]))
     h200["curves"] = with_te_fp8_of({**h200, "curves": of_te(h200, h100)}, h100)
+    h200["curves"]["stream"] = shares_of(h200["curves"]["stream"], h100["curves"]["stream"])
     write("gpus", "h200-sxm", {**h200, "curves": with_flash1(h200["curves"])})
     write("gpus", "h100-sxm", {**h100, "curves": with_flash1(h100["curves"])})
     write("nodes", "h100-hgx", h100_node())

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mofa.blocks.work import GemmPass
 from mofa.calibrate.cases import Split
-from mofa.calibrate.fits.fit import Curves, predict
+from mofa.calibrate.fits.fit import predict
+from mofa.calibrate.fits.fitted_curves import Curves
 from mofa.calibrate.fits.folder import bundled_gpu, fit_folder
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.te_bf16 import GROUPED, OPS

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from mofa.specs.base import NotNegativeFact, ShareFact, Spec
+from mofa.specs.base import NotNegativeFact, PositiveFact, Spec
 from mofa.specs.fitted import BETWEEN_SHARE as BETWEEN_SHARE
 from mofa.specs.fitted import Curve as Curve
 from mofa.specs.fitted import PoweredCurve as PoweredCurve
@@ -137,6 +137,9 @@ class StreamCurve(Curve):
     """One memory-bound op, eager or compiled."""
 
     form: StreamForm
+    clock_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of its time at full clock that grows as the clock falls: what multiprocessors issue, and not the memory,
+    takes so long. Absent where it was not measured; then no time grows. [-]"""
 
 
 class CollectiveCurve(Curve):
@@ -200,8 +203,9 @@ class GpuCurves(Spec):
     hosts: HostRange | None = None
     """How far hosts of this kind are apart, where ``host`` is that of a typical machine; None where it is the one that
     runs."""
-    stream_clock: ShareFact | None = None
-    """Clock that the power limit leaves memory-bound kernels alone, over the full clock. [-]"""
+    stream_clock: PositiveFact | None = None
+    """Clock at which memory-bound kernels alone draw the power limit, over the full clock; above 1 where they never do.
+    [-]"""
     power_limit: PowerLimit | None = None
     """What waits give back of the clock; None where that is not known, and then nothing."""
     chip_spread: NotNegativeFact | None = None

@@ -47,9 +47,12 @@ class PoweredCurve(Curve):
     """Rate in long runs of nothing else over the rate at full clock. [-]"""
     clock: Share = 1.0
     """Clock in long runs of nothing else over the full clock; 1 where it was not read. [-]"""
+    clock_power: Annotated[float, Field(ge=0, le=1.5)] | None = None
+    """Power of the clock that the rate grows with, over all states that were measured; absent where the two states
+    above say it. [-]"""
 
     def at_clock(self, clock: FloatArray | float) -> FloatArray | float:
-        """Rate at a part of the full clock over the rate at full clock: its power that the two measured states give.
+        """Rate at a part of the full clock over the rate at full clock: a power of the clock.
 
         Examples
         --------
@@ -57,7 +60,9 @@ class PoweredCurve(Curve):
         >>> curve.at_clock(np.array([0.75, 0.9, 1.0])).round(3)
         array([0.85 , 0.942, 1.   ])
         """
-        power = math.log(self.alone) / math.log(self.clock) if self.clock < 1.0 else 0.0
+        power = self.clock_power
+        if power is None:
+            power = math.log(self.alone) / math.log(self.clock) if self.clock < 1.0 else 0.0
         rate: FloatArray | float = clock**power
         return rate
 

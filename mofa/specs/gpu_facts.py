@@ -92,6 +92,13 @@ class LayerKernels(Spec):
     te_head_norm_forward: PositiveFact
     """The same of rows as short as a head. [-]"""
     te_head_norm_backward: PositiveFact
+    te_norm_amax: PositiveFact
+    """Time of a general norm that also finds the largest of its output, over one that does not; tuned ones find it for
+    nothing. [-]"""
+    te_norm_cast: PositiveFact
+    """Time of a general norm that hands on fp8 by an older scale, over one that hands on bf16. [-]"""
+    te_tuned_norm_cast: PositiveFact
+    """The same of tuned ones. [-]"""
     ragged_block_cast: PositiveFact
     """Time of a cast to fp8 blocks of rows that a block does not divide, over that of rows that it does. [-]"""
     any_width_swiglu_forward_passes: PositiveFact

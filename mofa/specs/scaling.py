@@ -50,6 +50,19 @@ def moved_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwidth: float, is
     return float(((copy_bytes_per_s * bandwidth) ** -2 + issued / issue**2) ** -0.5)
 
 
+def share_at(share: float, faster: float, issue: float) -> float:
+    """Share of a memory-bound kernel's time that grows as the clock falls, where the kernel is so many times as fast.
+
+    What multiprocessors issue takes as long as before over ``issue``, theirs over those before. [-]
+
+    Examples
+    --------
+    >>> share_at(0.4, 1.5, 1.0)
+    0.6
+    """
+    return _digits(min(share * faster / issue, 1.0))
+
+
 def scaled_curve(curve: dict[str, Any], rate: float, bandwidth: float, sms: float) -> dict[str, Any]:
     """A curve whose computing is ``rate`` times as fast, whose bytes move ``bandwidth`` times as fast, on ``sms`` times
     as many multiprocessors; floors and what a row or an expert costs stay.
@@ -113,7 +126,10 @@ def transferred_curves(
     def moved(curve: dict[str, Any]) -> dict[str, Any]:
         known = said(curve, 1.0)
         measured = moved_rate(curve["form"]["bytes_per_s"], copy, bandwidth, sms * clock)
-        return {**known, "form": {**known["form"], "bytes_per_s": _digits(measured)}}
+        made = {**known, "form": {**known["form"], "bytes_per_s": _digits(measured)}}
+        if curve.get("clock_share"):
+            made["clock_share"] = share_at(curve["clock_share"], measured / curve["form"]["bytes_per_s"], sms * clock)
+        return made
 
     made["stream"] = {key: moved(curve) for key, curve in curves["stream"].items()}
     if curves.get("releases"):

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, num_sets, summarise, time_calls
+from mofa.calibrate.bench.loaded_timing import loaded_sample
+from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, num_sets, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 from mofa.calibrate.shapes.te_fp8 import (
     BLOCK,
@@ -191,26 +192,8 @@ def _sustained(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
         return time_calls(calls, pool.device, clock)
     between = case.variant == "between_memory"
     x, weight = pool.view(m, 8192), torch.ones(8192, device=pool.device, dtype=torch.bfloat16)
-    times: list[float] = []
-    readings: list[tuple[float | None, float | None]] = []
-    started, position, each = time.perf_counter(), 0, 1 if between else 4
-    while (elapsed := time.perf_counter() - started) < SUSTAINED_S:
-        events = []
-        for _ in range(10):
-            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            pair[0].record()
-            for _ in range(each):
-                calls[position % len(calls)]()
-                position += 1
-            pair[1].record()
-            if between:
-                F.rms_norm(F.silu(x) * x, (8192,), weight)
-            events.append(pair)
-        readings.append(clock.read())
-        events[-1][1].synchronize()
-        if elapsed > SUSTAINED_S / 2:
-            times += [a.elapsed_time(b) / 1e3 / each for a, b in events]
-    steady = readings[len(readings) // 2 :]
-    mhz, watts = ([r[i] for r in steady if r[i] is not None] for i in (0, 1))
-    mean = [sum(v) / len(v) if v else None for v in (mhz, watts)]  # type: ignore[arg-type]
-    return summarise(times, *mean)
+    if between:
+        return loaded_sample(
+            calls, clock, seconds=SUSTAINED_S, after=lambda: F.rms_norm(F.silu(x) * x, (8192,), weight)
+        )  # fmt: skip
+    return loaded_sample(calls, clock, seconds=SUSTAINED_S, each=4)

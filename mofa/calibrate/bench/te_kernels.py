@@ -13,9 +13,13 @@ from typing import Any
 
 import torch
 
+from mofa.calibrate.bench.torch_host import throttled_sample
 from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, num_sets, summarise, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, HOST, WGRAD
+from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
+from mofa.calibrate.shapes.te_throttled import FAMILY as THROTTLED
+from mofa.calibrate.shapes.te_throttled import timed_case
 
 MAX_LAUNCHES = 400
 """Products that are issued before the device begins, fewer than its queues take."""
@@ -39,6 +43,8 @@ def te_bf16_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
             return _host_sample(case, pool)
         if case.family == ATTENTION:
             return attention_sample(case, pool, clock)
+        if case.family == THROTTLED:
+            return _throttled_sample(case, pool, clock)
         from mofa.calibrate.bench.te_ops import op_calls
 
         return time_calls(op_calls(case, pool), pool.device, clock)
@@ -47,6 +53,38 @@ def te_bf16_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     except Exception as error:  # Triton's and TorchDynamo's errors have no common parent
         torch.cuda.synchronize()
         raise Unsupported(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}") from error
+
+
+def throttled_calls(case: Case, pool: Pool) -> tuple[list[Call], list[Call]]:
+    """The calls of one case of ``te_throttled``, and what its time takes off theirs: an attention's forward.
+
+    Attention's backward is both ways less the forward, each under the same load.
+    """
+    timed = timed_case(case)
+    if timed.family == ATTENTION:
+        forward, both = _attention(timed, pool)
+        return ([forward], []) if timed.op == "fwd" else ([both], [forward])
+    if timed.family == GROUPED:
+        return grouped_calls(timed, pool), []
+    if timed.family in TE_FAMILIES:
+        from mofa.calibrate.bench.te_fp8 import te_calls
+
+        with torch.no_grad():
+            return te_calls(timed, pool), []
+    from mofa.calibrate.bench.te_ops import op_calls
+
+    return op_calls(timed, pool), []
+
+
+def _throttled_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
+    calls, less = throttled_calls(case, pool)
+    sample = throttled_sample(case.variant, calls, pool, clock)
+    if not less:
+        return sample
+    of_less = throttled_sample(case.variant, less, pool, clock)
+    low, high = (max(t - of_less.median_s, 1e-9) for t in (sample.low_s, sample.high_s))
+    median = sample.median_s - of_less.median_s
+    return Sample(median, low, high, sample.num_samples, sample.sm_mhz, sample.power_w)
 
 
 def grouped_calls(case: Case, pool: Pool) -> list[Call]:

@@ -30,8 +30,9 @@ def op_calls(case: Case, pool: Pool) -> list[Call]:
 
 
 def _norm(case: Case, pool: Pool) -> Call:
-    import transformer_engine_torch as tex
-    from transformer_engine.pytorch.constants import TE_DType
+    from transformer_engine.pytorch.constants import TE_DType  # loads the core library, which the next one needs
+
+    import transformer_engine_torch as tex  # isort: skip
 
     rows, width, layer = case.size("tokens"), case.size("width"), case.op.startswith("layernorm")
     x, weight, bias = pool.view(rows, width), pool.view(width), pool.view(width)
@@ -187,7 +188,7 @@ def _gate(case: Case, pool: Pool) -> Call:
 _compiled_width: list[int] = []
 
 
-def _swiglu(case: Case, pool: Pool) -> Call:
+def _weighted_swiglu(case: Case, pool: Pool) -> Call:
     """Compiled for one width and any number of rows, as a rank's is that has met two of them."""
     from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
 
@@ -211,6 +212,23 @@ def _swiglu(case: Case, pool: Pool) -> Call:
     if case.op.endswith("_fwd"):
         return call
     return _again(call(), (x, scores), pool.view(rows, width))
+
+
+def _swiglu(case: Case, pool: Pool) -> Call:
+    """Of a dense layer, compiled for its one shape; the halves lie beside each other in the input."""
+    from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
+
+    rows, width = case.size("tokens"), case.size("width")
+    torch._dynamo.reset()
+    _compiled_width.clear()
+    x = pool.view(rows, 1, 2 * width).detach().requires_grad_(True)
+
+    def call() -> Any:
+        return bias_swiglu_impl(x, None)
+
+    if case.op.endswith("_fwd"):
+        return call
+    return _again(call(), (x,), pool.view(rows, 1, width))
 
 
 def _again(out: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.Tensor) -> Call:
@@ -248,6 +266,6 @@ def _optimizer(case: Case, pool: Pool) -> Call:
 MAKERS: dict[str, Callable[[Case, Pool], Call]] = {
     "rmsnorm": _norm, "layernorm": _norm, "rope": _rope, "mla": _mla, "row_map": _permutation, "permute": _permutation,
     "unpermute": _permutation, "sort": _permutation, "router_gate": _gate, "router": _router, "aux_loss": _aux_loss,
-    "weighted_swiglu": _swiglu, "chunk_order": _chunk_order,
+    "weighted_swiglu": _weighted_swiglu, "swiglu": _swiglu, "chunk_order": _chunk_order,
 }  # fmt: skip
 """Which function makes the calls of an op, by how its name begins; the first that fits."""

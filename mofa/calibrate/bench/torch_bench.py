@@ -24,6 +24,7 @@ from mofa.calibrate.bench.torch_timing import GpuMonitor, Pool, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
+from mofa.calibrate.shapes.te_throttled import FAMILY as TE_THROTTLED
 
 SMI_FIELDS = "driver_version,clocks.max.sm,clocks.max.mem,power.limit,pcie.link.gen.max,pcie.link.width.max"
 
@@ -47,7 +48,7 @@ class TorchBench:
             raise Unsupported(f"{type(error).__name__}: {str(error).splitlines()[0][:160]}") from error
 
     def _measure(self, case: Case) -> Sample:
-        if case.family in TE_BF16_FAMILIES:
+        if case.family in (*TE_BF16_FAMILIES, TE_THROTTLED):
             return te_bf16_sample(case, self.pool, self.clock)
         if case.family == "host":
             return host_sample(case, self.pool, self.clock)
@@ -60,8 +61,9 @@ class TorchBench:
         if case.family == "sustained":
             return sustained_sample(case, self.pool, self.clock)
         if case.family == "throttled":
-            calls = self._memory.calls(replace(case, variant=case.variant.split("_")[0]))
-            return throttled_sample(case, calls, self.pool, self.clock)
+            kind, load = case.variant.split("_")
+            calls = self._memory.calls(replace(case, variant=kind))
+            return throttled_sample(load, calls, self.pool, self.clock)
         if case.family in TE_FAMILIES:
             from mofa.calibrate.bench.te_fp8 import te_sample
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from mofa.calibrate.bench.loaded_timing import loaded_sample
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls
 from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, summarise, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
@@ -231,29 +232,11 @@ def sustained_sample(case: Case, pool: Pool, clock: GpuMonitor, *, seconds: floa
     if pool.device != "cuda" or case.variant == "burst":
         time.sleep(0.5 if pool.device == "cuda" else 0.0)
         return time_calls(calls, pool.device, clock)
-    times: list[float] = []
-    readings: list[tuple[float | None, float | None]] = []
-    started, position = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
-        events = []
-        for _ in range(10):
-            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            pair[0].record()
-            for _ in range(1 if between else 4):
-                calls[position % len(calls)]()
-                position += 1
-            pair[1].record()
-            if between:
-                F.rms_norm(F.silu(x) * x, (8192,), weight)
-            events.append(pair)
-        readings.append(clock.read())
-        events[-1][1].synchronize()
-        if elapsed > seconds / 2:
-            times += [a.elapsed_time(b) / 1e3 / (1 if between else 4) for a, b in events]
-    steady = readings[len(readings) // 2 :]
-    mhz, watts = ([r[i] for r in steady if r[i] is not None] for i in (0, 1))
-    mean = [sum(v) / len(v) if v else None for v in (mhz, watts)]  # type: ignore[arg-type]
-    return summarise(times, *mean)
+    if between:
+        return loaded_sample(
+            calls, clock, seconds=seconds, after=lambda: F.rms_norm(F.silu(x) * x, (8192,), weight)
+        )  # fmt: skip
+    return loaded_sample(calls, clock, seconds=seconds, each=4)
 
 
 LOADS = {"heavy": (8192, 8192, 8192), "medium": (4096, 4096, 4096)}
@@ -261,31 +244,11 @@ LOADS = {"heavy": (8192, 8192, 8192), "medium": (4096, 4096, 4096)}
 
 
 def throttled_sample(
-    case: Case, calls: Sequence[Call], pool: Pool, clock: GpuMonitor, *, seconds: float = 1.2
+    load: str, calls: Sequence[Call], pool: Pool, clock: GpuMonitor, *, seconds: float = 1.2
 ) -> Sample:
-    """Time of one memory-bound op between products that hold the clock down; clock and power of the last half."""
-    load = case.variant.split("_")[1]
+    """Time of one call between products that hold the clock down, or at full clock (``burst``)."""
     if pool.device != "cuda" or load == "burst":
         return time_calls(calls, pool.device, clock)
     m, n, k = LOADS[load]
     products = gemm_calls(Case("gemm", "fwd", "cublas", "bf16", "grid", {"m": m, "n": n, "k": k}), pool)
-    times: list[float] = []
-    readings: list[tuple[float | None, float | None]] = []
-    started, position = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
-        events = []
-        for _ in range(10):
-            products[position % len(products)]()
-            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            pair[0].record()
-            calls[position % len(calls)]()
-            pair[1].record()
-            position += 1
-            events.append(pair)
-        readings.append(clock.read())
-        events[-1][1].synchronize()
-        if elapsed > seconds / 2:
-            times += [a.elapsed_time(b) / 1e3 for a, b in events]
-    steady = readings[len(readings) // 2 :]
-    mhz, watts = ([value for reading in steady if (value := reading[i]) is not None] for i in (0, 1))
-    return summarise(times, *(sum(values) / len(values) if values else None for values in (mhz, watts)))
+    return loaded_sample(calls, clock, seconds=seconds, before=products)

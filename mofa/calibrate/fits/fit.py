@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.fits.ratios import clocks, copies, overlap_slowdown, overlaps, sustained
+from mofa.calibrate.fits.fitted_curves import Curves, Fitted
+from mofa.calibrate.fits.power import (
+    between_s,
+    clock_powers,
+    clock_shares,
+    clocks,
+    memory_bound_clock,
+    powers_behind_products,
+)
+from mofa.calibrate.fits.ratios import copies, overlap_slowdown, overlaps, sustained
 from mofa.calibrate.fits.te_host_facts import layer_in_small_ops, modules_of
 from mofa.calibrate.fits.te_host_times import Times
 from mofa.calibrate.fits.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
@@ -53,57 +62,6 @@ LAYOUT = {"fwd": 0, "dgrad": 1, "wgrad": 2}
 BACKEND = {"te": "cudnn"}
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """One fitted curve: its form, how well it meets the rows it was fitted on, and where it was measured."""
-
-    form: Any
-    points: int
-    median_abs_error: float
-    p90_abs_error: float
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """As nested dictionaries."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Curves:
-    """All curves of a device: a dictionary of `Fitted` per family, keyed by what selects a kernel, never by a shape."""
-
-    gpu: str
-    num_sms: int
-    l2_bytes: float = 0.0
-    """Size of the L2, 0 where no measurement says it. [B]"""
-    gemm: dict[str, Fitted] = field(default_factory=dict)
-    grouped_gemm: dict[str, Fitted] = field(default_factory=dict)
-    multi_stream: dict[str, Fitted] = field(default_factory=dict)
-    single: GemmForm | None = None
-    """bf16 products that those on several streams are built on."""
-    attention: dict[str, Fitted] = field(default_factory=dict)
-    memory_bound: dict[str, Fitted] = field(default_factory=dict)
-    collective: dict[str, Fitted] = field(default_factory=dict)
-    sustained: dict[str, float] = field(default_factory=dict)
-    """Rate after seconds of load over the rate at full clock: of products and attention. [-]"""
-    clocks: dict[str, float] = field(default_factory=dict)
-    """Clock after seconds of load over the full clock: of products, attention and memory-bound kernels. [-]"""
-    host_s: dict[str, float] = field(default_factory=dict)
-    modules: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of :func:`mofa.calibrate.fits.te_host_facts.modules_of`. [-]"""
-    layer_in_small_ops: tuple[float, float] | None = None
-    """Of :func:`mofa.calibrate.fits.te_host_facts.layer_in_small_ops`. [-]"""
-    copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
-    overlap: dict[str, float] = field(default_factory=dict)
-    """Time beside the other over the time alone, of computing and of collectives. [-]"""
-    overlap_slowdown: float = 0.0
-    """Seconds that computing loses per second that a collective beside it takes alone; 0 if not measured. [-]"""
-
-    def as_dict(self) -> dict[str, Any]:
-        """As nested dictionaries."""
-        return asdict(self)
-
-
 def fit_curves(
     rows: Sequence[Row], *, num_sms: int, gpu: str, l2_bytes: float = 0.0, single: GemmForm | None = None
 ) -> Curves:
@@ -124,6 +82,8 @@ def fit_curves(
     gemm = _each(rows_of("gemm", "te_gemm"), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate))
     product = gemm["bf16"].form if "bf16" in gemm else single
     streamed = rows_of(GROUPED) if product is not None else []
+    streams = _each(memory, memory_key, lambda x: _fit_stream(x, l2_bytes))
+    loaded, behind = rows_of("sustained", "te_sustained"), rows_of("throttled", "te_throttled")
     return Curves(
         gpu=gpu, num_sms=num_sms, l2_bytes=l2_bytes, gemm=gemm, single=product,
         grouped_gemm=_each(
@@ -131,11 +91,11 @@ def fit_curves(
         ),
         multi_stream=_each(streamed, lambda r: r.case.dtype, lambda x: _fit_multi_stream(x, num_sms, product)),
         attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
-        memory_bound=_each(memory, memory_key, lambda x: _fit_stream(x, l2_bytes))
-        | _adding(by.get(WGRAD, []), product, num_sms),
+        memory_bound=streams | _adding(by.get(WGRAD, []), product, num_sms),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
         sustained=sustained(rows_of("sustained", "te_sustained")),
-        clocks=clocks(rows_of("te_sustained"), of_products=True) | clocks(rows_of("sustained")),
+        clocks=clocks(loaded), memory_clock=memory_bound_clock(rows_of("sustained"), partial(between_s, streams)),
+        clock_powers=clock_powers(loaded) | powers_behind_products(behind), clock_shares=clock_shares(behind),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         modules=modules_of(Times.of(by.get("te_host", []))),
         layer_in_small_ops=layer_in_small_ops(by.get("te_host", [])),

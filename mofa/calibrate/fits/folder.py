@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mofa.calibrate.fits.fit import Curves, fit_curves
+from mofa.calibrate.fits.fit import fit_curves
+from mofa.calibrate.fits.fitted_curves import Curves
 from mofa.calibrate.measurements import Row, read_environment, read_rows
 from mofa.calibrate.shapes.te_bf16 import GROUPED
 from mofa.errors import SpecError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mofa.calibrate.fits.fit import Curves, Fitted
+from mofa.calibrate.fits.fitted_curves import Curves, Fitted
 from mofa.calibrate.fits.folder import base_of, fit_folder
 from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts
 from mofa.calibrate.shapes.routed import OPS as ROUTED_OPS
@@ -106,6 +106,9 @@ def merged(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
             collective=together.collective | curves.collective,
             sustained=together.sustained | curves.sustained,
             clocks=together.clocks | curves.clocks,
+            memory_clock=curves.memory_clock or together.memory_clock,
+            clock_powers=together.clock_powers | curves.clock_powers,
+            clock_shares=together.clock_shares | curves.clock_shares,
             host_s=together.host_s | curves.host_s,
             modules=together.modules | curves.modules,
             layer_in_small_ops=curves.layer_in_small_ops or together.layer_in_small_ops,
@@ -171,8 +174,9 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
             form = {**made["stream"]["default"]["form"], "bytes_per_s": curves.copy_bytes_per_s["device_copy"]}
             words = f"{source}: copy of 1 GiB on the device"
             made["stream"]["eager copy"] = tidy({"provenance": "measured", "source": words, "form": form})
-    if "memory_bound" in curves.clocks:
-        made["stream_clock"] = _fact(curves.clocks["memory_bound"], f"{source}: from the clocks of products and "
+    made["stream"] = with_clock_shares(made["stream"], curves)
+    if curves.memory_clock is not None:
+        made["stream_clock"] = _fact(curves.memory_clock, f"{source}: from the clocks of products and "
                                      "attention alone and between memory-bound kernels")  # fmt: skip
     made["host"] = _host(made["host"], curves, source)
     if made["host"]["eager_op_s"] != base["host"]["eager_op_s"]:
@@ -212,6 +216,12 @@ def stream_fact(key: str, fitted: Fitted, source: str) -> dict[str, Any]:
     return {**curve_fact(fitted, source), **(OF_TE if key.startswith("te ") else {})}
 
 
+def with_clock_shares(stream: dict[str, Any], curves: Curves) -> dict[str, Any]:
+    """Memory-bound ops' curves with their :attr:`mofa.specs.curves.StreamCurve.clock_share` where it was measured."""
+    shares = curves.clock_shares
+    return {key: tidy({**one, "clock_share": shares[key]}) if key in shares else one for key, one in stream.items()}
+
+
 def curve_fact(fitted: Fitted, source: str, **more: float) -> dict[str, Any]:
     """A fitted curve as a profile holds it."""
     form = asdict(fitted.form)
@@ -241,7 +251,9 @@ def powered(curves: Curves, *names: str) -> dict[str, float]:
             between = min(curves.sustained[f"{name} {BETWEEN}"], 1.0)
             alone = min(curves.sustained.get(f"{name} alone", between), between)
             clock = next((curves.clocks[kind] for kind in names if kind in curves.clocks), 1.0)
-            return {"sustained": between, "alone": alone, "clock": clock}
+            power = next((curves.clock_powers[kind] for kind in names if kind in curves.clock_powers), None)
+            return {"sustained": between, "alone": alone, "clock": clock,
+                    **({} if power is None else {"clock_power": power})}  # fmt: skip
     return {"sustained": 1.0, "alone": 1.0, "clock": 1.0}
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from mofa.calibrate.fits.fit import Curves, fit_curves
+from mofa.calibrate.fits.fit import fit_curves
+from mofa.calibrate.fits.fitted_curves import Curves
 from mofa.calibrate.measurements import Row
 
 FULL_CLOCK_S = 100e-6

@@ -1,4 +1,4 @@
-"""What is read off measured rows without a fit: ratios of times and clocks of the same kernel, and copies' rates."""
+"""What is read off measured rows without a fit: ratios of times of the same kernel, and copies' rates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from mofa.calibrate.measurements import Row
-from mofa.specs.curves import BETWEEN_SHARE
 
 
 def sustained(rows: Sequence[Row]) -> dict[str, float]:
@@ -20,31 +19,6 @@ def sustained(rows: Sequence[Row]) -> dict[str, float]:
             name = f"{r.case.op} {r.case.dtype} {'alone' if r.case.variant == '2s' else r.case.variant}"
             ratios.setdefault(name, []).append(burst[key] / r.sample.median_s)
     return {name: float(np.median(values)) for name, values in sorted(ratios.items())}
-
-
-def clocks(rows: Sequence[Row], *, of_products: bool = False) -> dict[str, float]:
-    """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one.
-
-    ``memory_bound`` is the clock of memory-bound kernels alone, solved from the clocks of what ran between them, as
-    :func:`mofa.specs.power.mixed_clock` mixes them; it is left out with ``of_products``. Where seconds of products
-    drew no more power than the first milliseconds, another GPU of the machine was read, which says nothing.
-    """
-    power = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.power_w for r in rows}
-    read = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.sm_mhz for r in rows}
-    clock_ratios: dict[str, list[float]] = {}
-    for (op, dtype, shape, variant), full in read.items():
-        alone, between = (read.get((op, dtype, shape, v)) for v in ("2s", "between_memory"))
-        if variant != "burst" or not full or not alone:
-            continue
-        before, loaded = power[op, dtype, shape, variant], power[op, dtype, shape, "2s"]
-        if before and loaded and loaded <= before:
-            continue
-        clock_ratios.setdefault(f"{op} {dtype}", []).append(alone / full)
-        if between and not of_products:
-            left = (between / full) ** -2 - BETWEEN_SHARE * (alone / full) ** -2
-            if left > 0:
-                clock_ratios.setdefault("memory_bound", []).append(min((left / (1.0 - BETWEEN_SHARE)) ** -0.5, 1.0))
-    return {name: float(np.median(values)) for name, values in sorted(clock_ratios.items())}
 
 
 def copies(rows: Sequence[Row]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mofa.blocks.frameworks.megatron.linear import TUNED_NORMS
+from mofa.blocks.frameworks.megatron.tuned_norms import TUNED_NORMS
 from mofa.calibrate.measurements import Row
 from mofa.cost.kernels.fitted_forms import gemm_s
 from mofa.specs.curves import GemmForm, StreamForm

@@ -29,6 +29,8 @@ from mofa.calibrate.shapes.te_bf16 import (
 )
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
 from mofa.calibrate.shapes.te_fp8 import te_cases
+from mofa.calibrate.shapes.te_throttled import FAMILY as TE_THROTTLED
+from mofa.calibrate.shapes.te_throttled import te_throttled_cases
 
 FAR_GEMMS = ((2048, 202048, 2880), (65536, 1024, 4096), (131072, 2048, 2048), (8192, 53248, 16384), (48, 2048, 4096),
              (32, 7168, 2048), (4096, 128, 4096), (8192, 4096, 96))  # fmt: skip
@@ -45,7 +47,7 @@ ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compil
                     "routed", "sustained", "throttled", "sequence", "unaligned_gemm")  # fmt: skip
 COLLECTIVE_FAMILIES = ("collective", "overlap", "dependent_collective")
 SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, *COLLECTIVE_FAMILIES)
-FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, "chunked_moe")
+FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, TE_THROTTLED, "chunked_moe")
 """What can be named. Only where they are named are whole layers measured, as no curve comes from them, and what needs
 Transformer Engine on the machine."""
 
@@ -61,7 +63,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
         "autograd": autograd_cases, "routed": routed_cases, "sustained": sustained_cases, "sequence": sequence_cases,
         "unaligned_gemm": unaligned_cases, "te_experts": te_expert_cases, "te_attention": te_attention_cases,
         "te_wgrad": te_wgrad_cases, "te_expert_host": te_expert_host_cases, "te_ops": te_op_cases,
-        "throttled": throttled_cases,
+        "throttled": throttled_cases, TE_THROTTLED: te_throttled_cases,
     }  # fmt: skip
     if family == "chunked_moe":
         from mofa.calibrate.shapes.chunked import chunked_cases
@@ -88,6 +90,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
             "copy",
             "sustained",
             "throttled",
+            TE_THROTTLED,
             "overlap",
             "dependent_collective",
             *TE_BF16_FAMILIES,
@@ -106,7 +109,7 @@ def _quick(family: str, all_cases: list[Case]) -> list[Case]:
     """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
     if family in ("host", "copy", "overlap"):
         return all_cases
-    if family in ("autograd", "sequence", "routed", "throttled", "unaligned_gemm", *TE_BF16_FAMILIES):
+    if family in ("autograd", "sequence", "routed", "throttled", TE_THROTTLED, "unaligned_gemm", *TE_BF16_FAMILIES):
         return []
     if family == "sustained":
         return [c for c in all_cases if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]

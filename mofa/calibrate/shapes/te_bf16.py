@@ -35,7 +35,8 @@ TE_BYTES: dict[str, float] = {
     "permute_fwd": 2.0 * (1 + 1 / TOP_K), "permute_bwd": 2.0 * (1 + 1 / TOP_K), "unpermute_fwd": 2.0 * (1 + 1 / TOP_K),
     "unpermute_bwd": 2.0 * (1 + 1 / TOP_K), "sort_fwd": 4.0, "sort_bwd": 4.0, "row_map": 21.0, "rmsnorm_fwd": 4.0,
     "rmsnorm_bwd": 6.0, "layernorm_fwd": 4.0, "layernorm_bwd": 6.0, "rope_fwd": 4.0, "rope_bwd": 4.0,
-    "weighted_swiglu_fwd": 6.0, "weighted_swiglu_bwd": 10.0, "adam": 28.0, "grad_norm": 4.0, "grad_clip": 8.0,
+    "weighted_swiglu_fwd": 6.0, "weighted_swiglu_bwd": 10.0,
+    "swiglu_fwd": 6.0, "swiglu_bwd": 10.0, "adam": 28.0, "grad_norm": 4.0, "grad_clip": 8.0,
     "router_gate_fwd": 2.0, "router_gate_bwd": 10.0, "mla_q_fwd": 4.0, "mla_kv_fwd": 4.0,
     "chunk_order": 4.0,
 }  # fmt: skip
@@ -44,6 +45,10 @@ TE_BYTES: dict[str, float] = {
 NORMS = ((2048, 2048), (4096, 2048), (16384, 2048), (4096, 4096), (8192, 4096), (4096, 8192), (8192, 7168),
          (4096, 512), (131072, 128))  # fmt: skip
 HELD_NORMS = ((8192, 2880), (4096, 5120), (4096, 1536))
+DENSE = ((1024, 8192), (2048, 2048), (2048, 14336), (4096, 4096), (4096, 8192), (4096, 14336), (8192, 5632),
+         (8192, 8192), (8192, 14336))  # fmt: skip
+HELD_DENSE = ((4096, 11008), (8192, 12288), (8192, 7168))
+"""Rows and widths of a dense layer's activation."""
 HEADS = ((2048, 4096), (4096, 512), (4096, 1024), (4096, 4096), (8192, 4096), (16384, 4096), (8192, 8192))
 """Tokens and the width of all heads of 128."""
 CHUNKS = (((128, 128, 32, 8), 2048), ((128, 128, 32, 8), 4096), ((128, 128, 32, 8), 8192), ((128, 128, 24, 8), 4096),
@@ -216,6 +221,8 @@ def te_op_cases() -> list[Case]:
             grid += [(f"weighted_swiglu_{direction}", VARIANT, "bf16", {"tokens": t, "width": width})
                      for t in (4096, 16384, 32768, 65536)]  # fmt: skip
             held_out.append((f"weighted_swiglu_{direction}", VARIANT, "bf16", {"tokens": 49152, "width": width}))
+        grid += [(f"swiglu_{direction}", VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in DENSE]
+        held_out += [(f"swiglu_{direction}", VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in HELD_DENSE]
     for op in ("mla_q_fwd", "mla_kv_fwd"):
         grid += [(op, VARIANT, "bf16", {"tokens": t, "width": 16 * (192 if op == "mla_q_fwd" else 256), "heads": 16})
                  for t in (1024, 2048, 4096, 8192, 16384)]  # fmt: skip
@@ -228,9 +235,9 @@ def te_op_cases() -> list[Case]:
 
 def _by_width(items: list[Item]) -> list[Item]:
     """Activations of one width one after the other, as each width is compiled anew."""
-    last_items = [item for item in items if item[0].startswith("weighted")]
+    last_items = [item for item in items if "swiglu" in item[0]]
     return [item for item in items if item not in last_items] + sorted(
-        last_items, key=lambda item: int(item[3]["width"])
+        last_items, key=lambda item: (item[0].startswith("swiglu"), int(item[3]["width"]))
     )
 
 

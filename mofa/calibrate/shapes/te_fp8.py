@@ -131,10 +131,10 @@ def cast_cases() -> list[Case]:
 
 
 def sustained_cases() -> list[Case]:
-    """One product of each kind in a burst, after seconds of nothing else, and between memory-bound ops."""
-    shape: Shape = {"m": 8192, "n": 8192, "k": 8192}
+    """Products of each kind in a burst, after seconds of nothing else, and between memory-bound ops."""
     grid: list[Item] = [
-        ("gemm", variant, kind, shape)
+        ("gemm", variant, kind, dict(zip("mnk", sizes, strict=True)))
+        for sizes in ((8192, 8192, 8192), (8192, 14336, 4096), (8192, 4096, 4096))
         for kind in (FAST, SPLIT, BLOCK, BLOCK_ROWS)
         for variant in ("burst", "2s", "between_memory")
     ]

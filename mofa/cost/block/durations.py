@@ -216,7 +216,8 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     """Seconds of a tape at the clock that the power limit leaves, which depends on the mix of kernels.
 
     Assumes that the limit acts on the mean over a phase of a block and over what the device waits besides
-    (``Machine.idle``); times come in as between memory-bound kernels.
+    (``Machine.idle``); times come in as between memory-bound kernels, which take longer as well where they are bound by
+    what multiprocessors issue.
     """
     kinds: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
@@ -249,7 +250,17 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
             slower = float(slower)
         for i in rows:
             seconds[i] = seconds[i] * slower
+    if memory is not None:
+        _slow_streams(seconds, ops, machine, clock)
     return seconds
+
+
+def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, clock: FloatK) -> None:
+    """Make the memory-bound ops of a tape as much longer as their kernels wait for the clock, in place."""
+    curves, longer = machine.cluster.gpu.curves, 1.0 / clock - 1.0
+    for i, op in enumerate(ops):
+        if type(op.work) is Stream and (share := curves.stream_like(op.work.like, op.compiled).clock_share):
+            seconds[i] = seconds[i] * (1.0 + share * longer)
 
 
 def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:

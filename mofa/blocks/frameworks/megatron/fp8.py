@@ -15,6 +15,7 @@ from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, everywhere, opposite, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.frameworks.megatron.calls import call
+from mofa.blocks.frameworks.megatron.tuned_norms import is_tuned
 from mofa.blocks.op import GRADIENT, Back, FloatK, Op, Prepared, TapeBuilder
 from mofa.blocks.work import Collective, Stream
 
@@ -80,7 +81,7 @@ def cast_input(
     gathers, gathered = _where_gathered(ctx, gathered)
     again = kept_anyway and recipe.keeps_inputs
     sources = (x, *_reduced_amax(b, ctx, x, name, gathers))
-    norm_does = _found_by_norm(b, recipe, x, elements)
+    norm_does = _done_by_norm(b, ctx, recipe, x)
     row = b.tensor(f"{name}.fp8", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.element)
     if again:
         _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
@@ -285,15 +286,26 @@ def _add(b: TapeBuilder, ops: tuple[Op, ...]) -> None:
         b.add(op)
 
 
-def _found_by_norm(b: TapeBuilder, recipe: Fp8Recipe, x: str, elements: FloatK) -> str:
-    """What the norm in front of a linear, one module with it, has done of its cast; its output is then not in bf16."""
+def _done_by_norm(b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, x: str) -> str:
+    """What the norm in front of a linear, one module with it, has done of its cast; then its output is not in bf16.
+
+    A norm that casts takes another time, and so does a general one that finds the largest.
+    """
+    kernels = ctx.kernels
     for i, op in enumerate(b.ops):
         if op.writes[:1] != (x,) or op.weight or not op.weight_params or op.region.startswith("layernorm"):
             continue
-        if recipe.norm == "casts" and isinstance(op.work, Stream):
-            b.ops[i] = op._replace(work=op.work._replace(bytes=op.work.bytes - elements))
+        if not isinstance(op.work, Stream):
+            return recipe.norm
+        tuned, longer, nbytes = is_tuned(ctx, float(op.work.width)), 1.0, op.work.bytes
+        if recipe.norm == "casts":
+            nbytes = 0.75 * nbytes  # one byte of four is not written
+            longer = (kernels.te_tuned_norm_cast if tuned else kernels.te_norm_cast).value
             tensor = b.tensors[x]
             b.tensors[x] = tensor._replace(bytes=0.0 * tensor.bytes, grad_bytes=tensor.bytes)
+        elif recipe.norm == "finds amax" and not tuned:
+            longer = kernels.te_norm_amax.value
+        b.ops[i] = op._replace(work=op.work._replace(bytes=nbytes, elements=longer * op.work.elements))
         return recipe.norm
     return "bf16"
 

@@ -8,6 +8,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.frameworks.megatron import fp8
 from mofa.blocks.frameworks.megatron.calls import begin, call, issue, one_module
+from mofa.blocks.frameworks.megatron.tuned_norms import is_tuned, untuned_norm
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
 from mofa.blocks.parts import HEAD, biased, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
 from mofa.blocks.work import Collective, Stream
@@ -165,22 +166,6 @@ def norm_region(b: TapeBuilder, ctx: Context, name: str) -> str:
     return ""
 
 
-TUNED_NORMS: dict[str, tuple[int, ...]] = {
-    "rmsnorm": (512, 768, 1024, 2048, 4096, 8192),
-    "layernorm": (768, 1024, 1536, 2048, 2304, 3072, 3840, 4096, 5120, 6144, 8192, 10240, 12288, 12800, 15360,
-                  16384, 18432, 20480, 24576, 25600, 30720, 32768, 40960, 49152, 65536),
-}  # fmt: skip
-"""Widths that Transformer Engine has a kernel of their own for (2.20, common/normalization/*/*_fwd_cuda_kernel.cu)."""
-
-
-def untuned_norm(ctx: Context, *, of_heads: bool) -> tuple[float, float]:
-    """Time of Transformer Engine's general norms, forward and back, over that of tuned ones at their width. [-]"""
-    kernels = ctx.kernels
-    if of_heads:
-        return kernels.te_head_norm_forward.value, kernels.te_head_norm_backward.value
-    return kernels.te_norm_forward.value, kernels.te_norm_backward.value
-
-
 def norm_op(
     b: TapeBuilder, ctx: Context, x: str, name: str, width: float, region: str, *, torch_kernels: bool = False,
     saved_input: str = "",
@@ -196,7 +181,7 @@ def norm_op(
     like, forward, backward = str(ctx.model.norm), 1.0, 1.0
     if not torch_kernels:
         like = f"te {like}"
-        if width not in TUNED_NORMS[str(ctx.model.norm)]:
+        if not is_tuned(ctx, width):
             forward, backward = untuned_norm(ctx, of_heads=width <= HEAD)
     elements = rows * width
     back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=backward * elements, width=width)

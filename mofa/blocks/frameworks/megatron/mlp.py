@@ -20,9 +20,8 @@ def activation(
     """Fused SwiGLU or bias-GELU: one kernel each way, the first linear's output kept. ``elements`` of the output.
 
     SwiGLU's backward makes both halves of one gradient in one kernel, which reads gradient and input for each half
-    (fused_bias_swiglu.py, ``swiglu_back``): as long as 8 passes over the output, 7.7 in mc2-tp2-llama-6l-traced and 8.1
-    in mc1-qwen06b-host-bound-traced, where 5 would do. Experts' gradient of the probabilities takes another kernel and
-    3 passes (``weighted_swiglu_back``).
+    (fused_bias_swiglu.py, ``swiglu_back``); the kernels of a dense layer were measured. Experts take 8 passes over the
+    output, and 3 in another kernel for the gradient of the probabilities (``weighted_swiglu_back``).
 
     Dense layers and shared experts call the same function, compiled when it is first called. Where a rank calls it with
     two widths, it is compiled for any width the second time (TorchDynamo's automatic dynamic shapes). Its kernels then
@@ -35,18 +34,25 @@ def activation(
     out = b.tensor(f"{name}.act", elements * ctx.element)
     wide = 2.0 if gated else 1.0
     like, again = ("compiled swiglu_fwd", "compiled swiglu_bwd") if gated else ("gelu_fwd", "gelu_bwd")
-    weighted = 1.0 if gated and name == "experts" else 0.0
     any_width = _any_width(ctx, name)
+    counted: FloatK = 0.0
+    width: FloatK = 0.0
+    if gated and name != "experts" and any_width is False:  # timed by elements and width, as it was measured
+        like, again, counted, width = "te swiglu_fwd", "te swiglu_bwd", moved, moved / ctx.tokens
+    weighted = 1.0 if gated and name == "experts" else 0.0
     passes = where(any_width, ctx.kernels.any_width_swiglu_forward_passes.value, wide + 1.0)
     back_passes = where(
         any_width, ctx.kernels.any_width_swiglu_backward_passes.value, 8.0 + 3.0 * weighted if gated else 3.0
     )
-    back = Back(back_passes * moved * ctx.element, launches * (1.0 + weighted), like=again)
+    back = Back(
+        back_passes * moved * ctx.element, launches * (1.0 + weighted), like=again, elements=counted, width=width
+    )
     by = call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
     if name == "experts" and ctx.framework.experts == "sequential":  # issued one expert after the other
         by = None
+    work = Stream(passes * moved * ctx.element, like, counted, width)
     b.add(
-        Op(f"{name}.activation", "memory_bound", Stream(passes * moved * ctx.element, like), (h,), (out,), (h,),
+        Op(f"{name}.activation", "memory_bound", work, (h,), (out,), (h,),
            region=region, launches=launches, back=back, call=by)
     )  # fmt: skip
     return out

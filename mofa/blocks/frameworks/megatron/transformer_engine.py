@@ -19,7 +19,6 @@ from mofa.blocks.frameworks.megatron.linear import (
     column_linear,
     norm,
     residual,
-    untuned_norm,
     weight_grad,
     whole_linear,
 )
@@ -28,6 +27,7 @@ from mofa.blocks.frameworks.megatron.mlp import mlp
 from mofa.blocks.frameworks.megatron.moe import moe
 from mofa.blocks.frameworks.megatron.persistent import workspaces
 from mofa.blocks.frameworks.megatron.rope import unfused_rope
+from mofa.blocks.frameworks.megatron.tuned_norms import untuned_norm
 from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.parts import (
     embedding_backward_scratch,

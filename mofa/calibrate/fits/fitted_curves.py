@@ -1,0 +1,65 @@
+"""The curves of a measured device, each with how well it meets the rows that it was fitted on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mofa.specs.curves import GemmForm
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One fitted curve: its form, how well it meets the rows it was fitted on, and where it was measured."""
+
+    form: Any
+    points: int
+    median_abs_error: float
+    p90_abs_error: float
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As nested dictionaries."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """All curves of a device: a dictionary of `Fitted` per family, keyed by what selects a kernel, never by a shape."""
+
+    gpu: str
+    num_sms: int
+    l2_bytes: float = 0.0
+    """Size of the L2, 0 where no measurement says it. [B]"""
+    gemm: dict[str, Fitted] = field(default_factory=dict)
+    grouped_gemm: dict[str, Fitted] = field(default_factory=dict)
+    multi_stream: dict[str, Fitted] = field(default_factory=dict)
+    single: GemmForm | None = None
+    """bf16 products that those on several streams are built on."""
+    attention: dict[str, Fitted] = field(default_factory=dict)
+    memory_bound: dict[str, Fitted] = field(default_factory=dict)
+    collective: dict[str, Fitted] = field(default_factory=dict)
+    sustained: dict[str, float] = field(default_factory=dict)
+    """Rate after seconds of load over the rate at full clock: of products and attention. [-]"""
+    clocks: dict[str, float] = field(default_factory=dict)
+    """Clock after seconds of load over the full clock: of products and attention. [-]"""
+    memory_clock: float | None = None
+    """Of :func:`mofa.calibrate.fits.power.memory_bound_clock`. [-]"""
+    clock_powers: dict[str, float] = field(default_factory=dict)
+    """Power of the clock that the rate of products and attention grows with. [-]"""
+    clock_shares: dict[str, float] = field(default_factory=dict)
+    """Share of memory-bound ops' time that grows as the clock falls. [-]"""
+    host_s: dict[str, float] = field(default_factory=dict)
+    modules: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of :func:`mofa.calibrate.fits.te_host_facts.modules_of`. [-]"""
+    layer_in_small_ops: tuple[float, float] | None = None
+    """Of :func:`mofa.calibrate.fits.te_host_facts.layer_in_small_ops`. [-]"""
+    copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
+    overlap: dict[str, float] = field(default_factory=dict)
+    """Time beside the other over the time alone, of computing and of collectives. [-]"""
+    overlap_slowdown: float = 0.0
+    """Seconds that computing loses per second that a collective beside it takes alone; 0 if not measured. [-]"""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As nested dictionaries."""
+        return asdict(self)

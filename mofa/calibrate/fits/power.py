@@ -1,0 +1,171 @@
+"""What the power limit makes of clocks, and a lower clock of kernels: read off rows of kernels under load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from mofa.calibrate.fits.fitted_curves import Fitted
+from mofa.calibrate.measurements import Row
+from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED
+from mofa.calibrate.shapes.te_throttled import FAMILY, timed_case
+from mofa.cost.kernels.fitted_forms import stream_s
+
+BETWEEN, BETWEEN_WIDTH = ("eager silu", "eager mul", "eager rmsnorm_fwd"), 8192.0
+"""What ``sustained`` runs between products, on as many rows as they have, and its width."""
+MEMORY_DRAWS = (0.05, 2.0)
+"""Power of memory-bound kernels at full clock over the limit, between which it is sought. [-]"""
+CLEARLY_BELOW = 0.97
+"""Clocks over the full one above which a state says too little of what a lower clock does. [-]"""
+SCATTERED = 1.5
+"""Slowest over fastest sample of a kernel at full clock beyond which its row is no use. [-]"""
+POWERED = {f"{ATTENTION}.fwd": "attention_cudnn_fwd", f"{ATTENTION}.bwd": "attention_cudnn_bwd",
+           **{f"{GROUPED}.{layout}": "experts" for layout in ("fwd", "dgrad", "wgrad")}}  # fmt: skip
+"""Of Transformer Engine's kernels timed behind products, those that draw power themselves, and their names here."""
+
+
+def clocks(rows: Sequence[Row]) -> dict[str, float]:
+    """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one."""
+    clock_ratios: dict[str, list[float]] = {}
+    for name, states in _loaded(rows).items():
+        clock_ratios.setdefault(f"{name[0]} {name[1]}", []).append(states["2s"].clock)
+    return {name: float(np.median(values)) for name, values in sorted(clock_ratios.items())}
+
+
+def memory_bound_clock(rows: Sequence[Row], between_s: Callable[[float], float]) -> float | None:
+    """Clock at which memory-bound kernels alone draw the power limit over the full clock; above 1 where they never do.
+
+    Solved by least squares from the clocks of all that ran alone and between memory-bound kernels, which
+    :func:`mofa.specs.power.mixed_clock` mixes by their times. None without such rows.
+
+    Parameters
+    ----------
+    between_s
+        Time of the kernels between products of so many rows. [s]
+    """
+    mixes = [
+        (states["between_memory"], states["2s"].clock, between_s(rows_of_product))
+        for (_, _, rows_of_product, _), states in _loaded(rows).items() if "between_memory" in states
+    ]  # fmt: skip
+    if not mixes:
+        return None
+    shares = np.array([mixed.seconds / (mixed.seconds + other_s) for mixed, _, other_s in mixes])
+    alone, clock = (np.array(values) for values in ([a for _, a, _ in mixes], [mixed.clock for mixed, _, _ in mixes]))
+
+    def distance(draw: float) -> float:
+        mixed = np.minimum((shares * alone**-2 + (1.0 - shares) * draw) ** -0.5, 1.0)
+        return float(np.sum(np.log(mixed / clock) ** 2))
+
+    draw = minimize_scalar(distance, bounds=MEMORY_DRAWS, method="bounded").x
+    return float(draw**-0.5)
+
+
+def between_s(streams: Mapping[str, Fitted], rows: float) -> float:
+    """Time of the memory-bound kernels between products of so many rows, by their own curves. [s]"""
+    forms = [streams[key].form for key in BETWEEN if key in streams]
+    return sum(float(stream_s(rows * BETWEEN_WIDTH, rows, BETWEEN_WIDTH, form)) for form in forms)
+
+
+def clock_powers(rows: Sequence[Row]) -> dict[str, float]:
+    """Per op and format: the power of the clock that the rate grows with, by least squares over all loaded states."""
+    logs: dict[str, list[tuple[float, float]]] = {}
+    for (op, dtype, _, _), states in _loaded(rows).items():
+        full = states["burst"]
+        logs.setdefault(f"{op} {dtype}", []).extend(
+            (math.log(state.clock), math.log(full.seconds / state.seconds))
+            for variant, state in states.items() if variant != "burst" and state.clock < CLEARLY_BELOW
+        )  # fmt: skip
+    return {name: _slope(points) for name, points in sorted(logs.items()) if points}
+
+
+def clock_shares(rows: Sequence[Row]) -> dict[str, float]:
+    """By stream curve: the share of its time at full clock that grows as the clock falls, behind products.
+
+    The median over an op's shapes of the least squares over its loads.
+    """
+    shares: dict[str, list[float]] = {}
+    for name, points in _behind_products(rows):
+        if name not in POWERED.values():
+            grown = [(1.0 / clock - 1.0, times - 1.0) for clock, times in points]
+            shares.setdefault(name, []).append(min(max(_slope(grown), 0.0), 1.0))
+    return {name: float(np.median(values)) for name, values in sorted(shares.items())}
+
+
+def powers_behind_products(rows: Sequence[Row]) -> dict[str, float]:
+    """As :func:`clock_powers`, of attention and of experts' products behind products that hold the clock down."""
+    logs: dict[str, list[tuple[float, float]]] = {}
+    for name, points in _behind_products(rows):
+        if name in POWERED.values():
+            logs.setdefault(f"{name} bf16", []).extend((math.log(clock), -math.log(times)) for clock, times in points)
+    return {name: _slope(points) for name, points in sorted(logs.items())}
+
+
+def _behind_products(rows: Sequence[Row]) -> list[tuple[str, list[tuple[float, float]]]]:
+    """By kernel and shape: clocks over the full one, and times over that at full clock, behind products."""
+    times: dict[tuple[str, str], dict[str, Row]] = {}
+    full_mhz = max((row.sample.sm_mhz or 0.0 for row in rows), default=0.0)
+    for row in rows:
+        name, load = _kernel(row)
+        times.setdefault((name, row.case.shape_text), {})[load] = row
+    behind = []
+    for (name, _), by_load in times.items():
+        full = by_load.pop("burst", None)
+        if not name or full is None or full.sample.high_s > SCATTERED * full.sample.low_s:
+            continue
+        points = [
+            (row.sample.sm_mhz / full_mhz, row.sample.median_s / full.sample.median_s)
+            for row in by_load.values() if row.sample.sm_mhz and row.sample.sm_mhz < CLEARLY_BELOW * full_mhz
+        ]  # fmt: skip
+        if points:
+            behind.append((name, points))
+    return behind
+
+
+def _kernel(row: Row) -> tuple[str, str]:
+    """The curve of a kernel that was timed behind products, empty where it has none, and its load."""
+    if row.case.family != FAMILY:
+        kind, load = row.case.variant.split("_")
+        return f"{kind} {row.case.op}", load
+    timed = timed_case(row.case)
+    if timed.family in (ATTENTION, GROUPED):
+        return POWERED[row.case.op], row.case.variant
+    return ("" if timed.family == "te_gemm" else f"{timed.variant} {timed.op}"), row.case.variant
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the line through the origin that is nearest in y."""
+    return sum(x * y for x, y in points) / sum(x * x for x, _ in points)
+
+
+class _State(NamedTuple):
+    seconds: float
+    clock: float
+    """Over the full one. [-]"""
+
+
+def _loaded(rows: Sequence[Row]) -> dict[tuple[str, str, float, str], dict[str, _State]]:
+    """By op, format, rows of the product and shape: time and clock in each state, ``burst`` at full clock among them.
+
+    Where seconds of products drew no more power than the first milliseconds, another GPU of the machine was read, which
+    says nothing.
+    """
+    read: dict[tuple[str, str, float, str], dict[str, Row]] = {}
+    for row in rows:
+        case = row.case
+        read.setdefault((case.op, case.dtype, float(case.size("m")), case.shape_text), {})[case.variant] = row
+    states = {}
+    for key, by_variant in read.items():
+        full, alone = by_variant.get("burst"), by_variant.get("2s")
+        if full is None or alone is None or not full.sample.sm_mhz or not alone.sample.sm_mhz:
+            continue
+        if full.sample.power_w and alone.sample.power_w and alone.sample.power_w <= full.sample.power_w:
+            continue
+        states[key] = {
+            variant: _State(row.sample.median_s, row.sample.sm_mhz / full.sample.sm_mhz)
+            for variant, row in by_variant.items() if row.sample.sm_mhz
+        }  # fmt: skip
+    return states
