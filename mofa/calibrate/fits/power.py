@@ -97,11 +97,11 @@ def clock_shares(rows: Sequence[Row]) -> dict[str, float]:
 
 def powers_behind_products(rows: Sequence[Row]) -> dict[str, float]:
     """As :func:`clock_powers`, of attention and of experts' products behind products that hold the clock down."""
-    logs: dict[str, list[tuple[float, float]]] = {}
+    powers: dict[str, list[float]] = {}
     for name, points in _behind_products(rows):
         if name in POWERED.values():
-            logs.setdefault(f"{name} bf16", []).extend((math.log(clock), -math.log(times)) for clock, times in points)
-    return {name: _slope(points) for name, points in sorted(logs.items())}
+            powers.setdefault(f"{name} bf16", []).extend(-math.log(times) / math.log(clock) for clock, times in points)
+    return {name: float(np.median(values)) for name, values in sorted(powers.items())}
 
 
 def _behind_products(rows: Sequence[Row]) -> list[tuple[str, list[tuple[float, float]]]]:

@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from mofa.measure.runners import host_trace
 from mofa.measure.runners.beginning import where
 
+WARM_S, MOST_STEPS = 1.5, 12
+"""Steps ahead of a profiled one last so long, and are so many at most. [s], [-]"""
+MARK = "spin_kernel"
+"""In the name of the kernel that `torch.cuda._sleep` launches: it stands between two profiled steps."""
 
-def _profiled(step: Callable[[], None]) -> list[Any]:
-    """Events of one step: what ran on the device, and the host's calls of CUDA."""
+
+def _profiled(step: Callable[[], None], before: int = 0) -> list[Any]:
+    """Events of one step: what ran on the device, and the host's calls of CUDA.
+
+    The device rests while the profiler starts. Steps ``before``, profiled as well and left out, bring its clock down to
+    where the power limit holds it.
+    """
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(before):
+            step()
+        torch.cuda._sleep(1)
         step()
         torch.cuda.synchronize()
     events: list[Any] = profile.profiler.kineto_results.events()
-    return events
+    mark = next(e for e in events if MARK in e.name())
+    launch = min(e.start_ns() for e in events if e.correlation_id() == mark.correlation_id())
+    on_device = torch.autograd.DeviceType.CUDA
+    return [e for e in events if e.start_ns() > (mark.start_ns() if e.device_type() == on_device else launch)]
 
 
 def _on_device(events: list[Any]) -> list[Any]:
@@ -48,13 +66,31 @@ def busy(step: Callable[[], None]) -> dict[str, float]:
     }
 
 
+def _steps_before(step: Callable[[], None]) -> int:
+    """How many steps take as long as the power limit needs to act; the same number on every rank."""
+    started = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    number = min(math.ceil(WARM_S / (time.perf_counter() - started)), MOST_STEPS)
+    return int(number if not dist.is_initialized() else _largest(number))
+
+
+def _largest(number: int) -> float:
+    value = torch.tensor(float(number), device="cuda")
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value.item())
+
+
 def _timeline(step: Callable[[], None]) -> dict[str, Any]:
     """Kernels of one step as [stream, name, start, duration], and the host's calls of CUDA that made them. [us]
+
+    The step is one of many, at the clock that the power limit leaves it.
 
     A call is [thread, index of its name, start, duration, index of the kernel that it started or -1]; both count
     from the first kernel's start.
     """
-    events = _profiled(step)
+    before = _steps_before(step)
+    events = _profiled(step, before)
     kernels = _on_device(events)
     origin = kernels[0].start_ns() if kernels else 0
     started_by = {e.correlation_id(): i for i, e in enumerate(kernels)}
@@ -68,6 +104,7 @@ def _timeline(step: Callable[[], None]) -> dict[str, Any]:
         name = names.setdefault(e.name(), len(names))
         calls.append([thread, name, *_micro(e, origin), started_by.get(e.correlation_id(), -1)])
     return {
+        "steps_before": before,
         "kernels_us": [[int(e.device_resource_id()), e.name()[:120], *_micro(e, origin)] for e in kernels],
         "call_names": list(names),
         "calls_us": calls,
