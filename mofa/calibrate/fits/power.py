@@ -71,15 +71,16 @@ def between_s(streams: Mapping[str, Fitted], rows: float) -> float:
 
 
 def clock_powers(rows: Sequence[Row]) -> dict[str, float]:
-    """Per op and format: the power of the clock that the rate grows with, by least squares over all loaded states."""
-    logs: dict[str, list[tuple[float, float]]] = {}
+    """Per op and format: the power of the clock that the rate grows with, the median over shapes and loaded states."""
+    powers: dict[str, list[float]] = {}
     for (op, dtype, _, _), states in _loaded(rows).items():
-        full = states["burst"]
-        logs.setdefault(f"{op} {dtype}", []).extend(
-            (math.log(state.clock), math.log(full.seconds / state.seconds))
-            for variant, state in states.items() if variant != "burst" and state.clock < CLEARLY_BELOW
-        )  # fmt: skip
-    return {name: _slope(points) for name, points in sorted(logs.items()) if points}
+        full = states["burst"].seconds
+        powers.setdefault(f"{op} {dtype}", []).extend(
+            math.log(full / state.seconds) / math.log(state.clock)
+            for variant, state in states.items()
+            if variant != "burst" and state.clock < CLEARLY_BELOW
+        )
+    return {name: max(float(np.median(values)), 0.0) for name, values in sorted(powers.items()) if values}
 
 
 def clock_shares(rows: Sequence[Row]) -> dict[str, float]:
