@@ -10,7 +10,7 @@ import numpy as np
 
 from mofa.calibrate.fits.profile import SMALL_OPS
 from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts, modules_of
-from mofa.calibrate.fits.te_host_times import Times
+from mofa.calibrate.fits.te_relative_host_times import Times
 from mofa.calibrate.measurements import read_rows, rows_of_first
 from mofa.measure.records import read_records
 from mofa.specs.host import LayerPace

@@ -12,7 +12,7 @@ from mofa.replay.allocator.pools import LimitPassed
 from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest, play
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.of_plan import makers_of_extremes, outside_of, rank_maker, tokens_over_mean
+from mofa.replay.rank.of_plan import makers_of_extremes, outside_of, rank_maker, tokens_over_mean_by_rank
 from mofa.replay.rank.uneven_layers import rows_by_layer
 from mofa.replay.time.step import time_of
 from mofa.replay.time.time_replayed import TimeReplayed, again, between
@@ -122,12 +122,12 @@ class Replayer:
             self._ends[r] = self._by_layer(r) if self._makers[1] else self._by_quantile(r)
         return self._ends[r]
 
-    def tokens_over_mean(self, r: int) -> tuple[float, ...]:
-        """As :func:`mofa.replay.rank.of_plan.tokens_over_mean`, of a pipeline rank."""
-        return tokens_over_mean(self.estimator, r)
+    def tokens_over_mean_by_rank(self, r: int) -> tuple[float, ...]:
+        """As :func:`mofa.replay.rank.of_plan.tokens_over_mean_by_rank`, of a pipeline rank."""
+        return tokens_over_mean_by_rank(self.estimator, r)
 
     def _by_layer(self, r: int) -> tuple[Held, Held] | None:
-        tokens = self.tokens_over_mean(r)
+        tokens = self.tokens_over_mean_by_rank(r)
         if not tokens or max(tokens) == min(tokens):
             return None
         own = self.rank(r)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mofa.schedules.order import Action, Compute, Order, Program, Runtime, one_forward_one_backward
+from mofa.schedules.order import Action, Compute, Order, Program, Runtime, alternate_after_warmup
 from mofa.schedules.point_to_point import overlapped, torch_runtime
 from mofa.schedules.record import Schedule
 
@@ -49,7 +49,7 @@ def megatron(pp: int, vpp: int, num_micro_batches: int, group: int | None = None
             return Action("B", (vpp - 1 - table[k][1]) * pp + r, table[k][0])
 
         warmup = min((pp - r - 1) * 2 + (vpp - 1) * group, m * vpp)
-        ranks.append(tuple(one_forward_one_backward(warmup, m * vpp, forward, backward)))
+        ranks.append(tuple(alternate_after_warmup(warmup, m * vpp, forward, backward)))
     return Order(pp, vpp, m, tuple(ranks))
 
 
@@ -80,7 +80,7 @@ def torch(pp: int, vpp: int, num_micro_batches: int) -> Order:
     m, each = num_micro_batches, micro_batches_per_round(pp, num_micro_batches)
     ranks = []
     for r in range(pp):
-        ranks.append(tuple(one_forward_one_backward(
+        ranks.append(tuple(alternate_after_warmup(
             min((vpp - 1) * each + 2 * (pp - 1 - r), m * vpp), m * vpp, *counters(pp, vpp, each, r, "B")
         )))  # fmt: skip
     return Order(pp, vpp, m, tuple(ranks))

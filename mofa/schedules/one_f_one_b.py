@@ -7,7 +7,7 @@ in what they send when (:mod:`mofa.schedules.point_to_point`).
 
 from __future__ import annotations
 
-from mofa.schedules.order import Action, Order, Program, Runtime, one_forward_one_backward
+from mofa.schedules.order import Action, Order, Program, Runtime, alternate_after_warmup
 from mofa.schedules.point_to_point import megatron_one_f_one_b, torch_one_f_one_b
 from mofa.schedules.record import Schedule
 
@@ -30,7 +30,7 @@ def one_f_one_b(pp: int, num_micro_batches: int) -> Order:
         def backward(i: int, r: int = r) -> Action:
             return Action("B", r, i)
 
-        ranks.append(tuple(one_forward_one_backward(min(pp - r - 1, m), m, forward, backward)))
+        ranks.append(tuple(alternate_after_warmup(min(pp - r - 1, m), m, forward, backward)))
     return Order(pp, 1, m, tuple(ranks))
 
 

@@ -119,7 +119,7 @@ class Program:
     ranks: tuple[tuple[Item, ...], ...]
 
 
-def one_forward_one_backward(
+def alternate_after_warmup(
     warmup: int, total: int, forward: Callable[[int], Action], backward: Callable[[int], Action]
 ) -> list[Action]:
     """``warmup`` forwards, then a forward and a backward in turn, then the backwards that are left."""

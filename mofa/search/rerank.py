@@ -165,7 +165,7 @@ def _ranked(
 ) -> list[tuple[float, _Row]]:  # fmt: skip
     """The rows ranked by the key to minimise, after a replay of their steps."""
     ranked: list[tuple[float, _Row]] = []
-    alike = sorted(rows, key=lambda row: row.candidate.pipeline)  # neighbours share what is made of an order
+    alike = sorted(rows, key=lambda row: row.candidate.order_key)  # neighbours share what is made of an order
     for row, time in zip(alike, workers.map(_time, [row.candidate for row in alike]), strict=True):
         row.candidate.time = time
         value = time.step_s if order is None else order(row.candidate.timed())

@@ -12,7 +12,7 @@ from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.folder import fit_folder
 from mofa.calibrate.fits.profile import gpu_profile, merged
 from mofa.calibrate.fits.te_host_facts import LATENT_LAYER, MOE_LAYER, layer_in_small_ops, module_facts, modules_of
-from mofa.calibrate.fits.te_host_times import Times
+from mofa.calibrate.fits.te_relative_host_times import Times
 from mofa.calibrate.measurements import Row, append_row, read_rows
 from mofa.specs.host import LayerPace
 from mofa.units import parse_quantity

@@ -34,7 +34,7 @@ class _Fake:
         self.explained = self.played = 0
 
     passes = 0
-    pipeline = (0, 1, 1, 1)
+    order_key = (0, 1, 1, 1)
     more: _Fake | None = None
     """What takes its place where it does not fit."""
 

@@ -22,10 +22,10 @@ from mofa.calibrate.fits.power import (
 )
 from mofa.calibrate.fits.ratios import copies, overlap_slowdown, overlaps, sustained
 from mofa.calibrate.fits.te_host_facts import layer_in_small_ops, modules_of
-from mofa.calibrate.fits.te_host_times import Times
+from mofa.calibrate.fits.te_relative_host_times import Times
 from mofa.calibrate.fits.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
-from mofa.calibrate.fits.traffic import bytes_per_element
 from mofa.calibrate.measurements import Row
+from mofa.calibrate.shapes.bytes_moved import bytes_moved_per_element
 from mofa.calibrate.shapes.families import MIN_POINTS
 from mofa.calibrate.shapes.routed import BY_BYTES, READ_AGAIN
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
@@ -357,7 +357,7 @@ def _missed(rows: Sequence[Row], l2_bytes: float) -> FloatN | None:
     if op not in READ_AGAIN or not l2_bytes:
         return None
     elements = _stream_columns(rows)[0]
-    moved = elements * bytes_per_element(op, rows[0].case.variant)
+    moved = elements * bytes_moved_per_element(op, rows[0].case.variant)
     return missed_bytes(moved, elements * READ_AGAIN[op], l2_bytes)
 
 
@@ -384,7 +384,7 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
     for _ in range(30):
         x = nnls(features / scale * weight[:, None], weight)[0] / scale
         weight = 1 / np.sqrt(np.maximum(np.abs(features @ x - 1), 0.01))
-    moved = bytes_per_element(rows[0].case.op, rows[0].case.variant)
+    moved = bytes_moved_per_element(rows[0].case.op, rows[0].case.variant)
     form = StreamForm(float(x[0]), moved, moved / max(float(x[1]), 1e-30))
     if missed is None and not bare:
         form = replace(form, per_row_s=float(x[2]), per_column_s=float(x[3]))

@@ -18,7 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from mofa.calibrate.fits.te_host_times import ATTENTION, BF16, DENSE, FAMILY, PACES, QUERIES, Times, linear_shape
+from mofa.calibrate.fits.te_relative_host_times import (
+    ATTENTION,
+    BF16,
+    DENSE,
+    FAMILY,
+    PACES,
+    QUERIES,
+    Times,
+    linear_shape,
+)
 from mofa.calibrate.measurements import Row
 from mofa.specs.host import LayerPace
 

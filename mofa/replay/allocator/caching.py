@@ -261,7 +261,7 @@ class Allocator:
             if self.fraction and self.room is not None and self.reserved + segment_bytes > self.room:
                 return None
             return extend(self, pool, size)
-        if not self.reserve(segment_bytes):
+        if not self.try_reserve(segment_bytes):
             return None
         self.num_segments += 1
         return Block(pool, self.address(segment_bytes), segment_bytes, FREE)
@@ -270,7 +270,7 @@ class Allocator:
         """Where the device puts a new segment. [B]"""
         return self._ranges.place(size) if self.place is None else self.place(size)
 
-    def reserve(self, size: int) -> bool:
+    def try_reserve(self, size: int) -> bool:
         """Ask the device for so many bytes; whether it has them.
 
         Raises

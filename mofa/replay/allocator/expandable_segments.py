@@ -18,7 +18,7 @@ class Device(Protocol):
     def address(self, size: int) -> int:
         """Where a new range of addresses lies."""
 
-    def reserve(self, size: int) -> bool:
+    def try_reserve(self, size: int) -> bool:
         """Ask for so many bytes; whether it has them."""
 
     def join(self, block: Block) -> Block:
@@ -75,7 +75,7 @@ def _map(a: Device, block: Block, size: int) -> Block | None:
     pool = block.pool
     page = page_size(pool)
     mapped = min(-(-size // page) * page, block.size)
-    if not a.reserve(mapped):
+    if not a.try_reserve(mapped):
         return None
     del pool.unmapped[bisect_left(pool.unmapped, block.address, key=lambda item: item[0])]
     if mapped < block.size:

@@ -60,7 +60,7 @@ def makers_of_extremes(estimator: Estimator) -> tuple[tuple[Callable[[int], Rank
     return tuple(partial(make, False, data_rank) for data_rank in ends_of_shards(estimator)), partial(make, True, 0)
 
 
-def tokens_over_mean(estimator: Estimator, r: int) -> tuple[float, ...]:
+def tokens_over_mean_by_rank(estimator: Estimator, r: int) -> tuple[float, ...]:
     """Tokens of the experts of every rank of an expert-parallel group over their mean, in the mean of a stage's layers;
     empty where the counts of its layers are not known, or it has none with experts. [-]"""
     known, model = rows_by_layer(estimator), estimator.workload.model

@@ -9,7 +9,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.roles import WEIGHT_ROLES, Role
 from mofa.cost.block.durations import time_works
 from mofa.cost.rows import Rows
-from mofa.replay.time.kernel_runs import Draft, Names, Score, Step, draft, score, value
+from mofa.replay.time.kernel_runs import CrossStreamTensors, Draft, Score, Step, draft, score, value
 
 Phase = Literal["F", "B", "I", "W"]
 _BEFORE_REDUCTION: tuple[Role, ...] = ("wgrad", "accumulate", "backward", "grad_cast")
@@ -30,7 +30,7 @@ class Book:
     """The scores of a plan's tapes: forward, backward, and the backward by inputs and by weights."""
 
     drafts: dict[tuple[str, Phase], Draft]
-    names: Names
+    cross_stream: CrossStreamTensors
     scores: dict[tuple[str, Phase], Score] = field(default_factory=dict)
     weights: dict[str, tuple[Placed, ...]] = field(default_factory=dict)
 
@@ -45,14 +45,14 @@ class Book:
             drafts[label, "B"] = backward = draft(f"backward of {label}", block.backward, rows.costs.machine)
             if rows.schedule_record.defers_weight_gradients:
                 drafts[label, "I"], drafts[label, "W"] = _halves(backward, block, rows)
-        return cls(drafts, Names.of(drafts.values()))
+        return cls(drafts, CrossStreamTensors.of(drafts.values()))
 
     def score(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> Score:
         """The score of a tape; with steps inserted behind some of its lines it is made anew."""
         if inserted:
-            return score(self.drafts[label, phase], self.names, inserted)
+            return score(self.drafts[label, phase], self.cross_stream, inserted)
         if (label, phase) not in self.scores:
-            self.scores[label, phase] = score(self.drafts[label, phase], self.names)
+            self.scores[label, phase] = score(self.drafts[label, phase], self.cross_stream)
         return self.scores[label, phase]
 
     def placed(self, label: str) -> tuple[Placed, ...]:

@@ -184,14 +184,14 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
 
 
 @dataclass(frozen=True)
-class Names:
+class CrossStreamTensors:
     """Which tensors cross streams: those that other streams make, and those of the computing one that they await."""
 
     beside: frozenset[str]
     awaited: frozenset[str]
 
     @classmethod
-    def of(cls, drafts: Iterable[Draft]) -> Names:
+    def of(cls, drafts: Iterable[Draft]) -> CrossStreamTensors:
         """Over all tapes of a plan, as what one leaves under way another awaits."""
         beside: set[str] = set()
         awaited: set[str] = set()
@@ -206,7 +206,7 @@ class Names:
         return cls(frozenset(beside), frozenset(awaited - beside))
 
 
-def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | None = None) -> Score:
+def score(part: Draft, crossing: CrossStreamTensors, inserted: Mapping[int, Sequence[Step]] | None = None) -> Score:
     """Join a draft's lines to steps; ``inserted`` are steps that follow a line, by its index, or -1 the beginning."""
     inserted = inserted or {}
     steps: list[Step] = list(inserted.get(-1, ()))
@@ -231,7 +231,7 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
             host_only += line.issue
             if line.extra is not None and isinstance(line.extra, Same):
                 source = line.extra.source
-                if source in names.beside or source in names.awaited:
+                if source in crossing.beside or source in crossing.awaited:
                     flush()
                     steps.append(line.extra)
         elif isinstance(op.work, HostSync):
@@ -247,14 +247,14 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
             )  # fmt: skip
             seen.difference_update(line.writes)
         else:
-            fresh = [name for name in line.reads if name in names.beside and name not in seen]
+            fresh = [name for name in line.reads if name in crossing.beside and name not in seen]
             if fresh:
                 flush()
                 waits.extend(fresh)
                 seen.update(fresh)
             run.append(Kernel(op.name, line.seconds, line.issue + host_only, FAMILY[op.family], line.launches))
             host_only = 0.0
-            made = tuple(name for name in line.writes if name in names.awaited or name in names.beside)
+            made = tuple(name for name in line.writes if name in crossing.awaited or name in crossing.beside)
             if made:
                 flush(made)
             if line.blocks is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mofa.search.legality.named_check import FloatN, Job, only
+from mofa.search.legality.named_check import FloatN, Job, degrees_text
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -49,6 +49,6 @@ def fp8_message(job: Job, t: StrategyTable) -> str:
     sizes = [(name, float(size[0]), unit) for name, size, unit in _sizes(job.workload, t)]
     name, size, unit = max(sizes, key=lambda size: -size[1] % size[2])
     return (
-        f"precision.gemm ({job.workload.precision.gemm}): {name} ({size:g} with {only(t, 'tp', 'cp')}) must be a "
-        f"multiple of {unit}; change the degrees or use bf16"
+        f"precision.gemm ({job.workload.precision.gemm}): {name} ({size:g} with {degrees_text(t, 'tp', 'cp')}) must be "
+        f"a multiple of {unit}; change the degrees or use bf16"
     )

@@ -7,7 +7,7 @@ import numpy as np
 from mofa.cost.block.block_cost import unique_rows
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.schedules.order import ranks_of_stages
-from mofa.search.legality.named_check import BoolN, FloatN, Job, only
+from mofa.search.legality.named_check import BoolN, FloatN, Job, degrees_text
 from mofa.specs.files import short
 from mofa.specs.layouts.read import read_layout
 from mofa.specs.strategy import StrategyTable
@@ -66,10 +66,10 @@ def layers_message(job: Job, t: StrategyTable) -> str:
     needs = "lower one of them"
     if job.framework.traits.takes_layouts:
         needs += " or give the layout that it needs (strategy.layout)"
-    return f"{only(t, 'pp', 'vpp')} leaves a chunk of {job.workload.model.num_layers} layers empty; {needs}"
+    return f"{degrees_text(t, 'pp', 'vpp')} leaves a chunk of {job.workload.model.num_layers} layers empty; {needs}"
 
 
 def layout_message(job: Job, t: StrategyTable) -> str:
     """Words for a row whose layout is refused."""
     text = short(t.layout_of(0), 60)
-    return f"{job.framework.name}: layout {text} with {only(t, 'pp', 'vpp')}: {_why_refused(job, t, 0)}"
+    return f"{job.framework.name}: layout {text} with {degrees_text(t, 'pp', 'vpp')}: {_why_refused(job, t, 0)}"

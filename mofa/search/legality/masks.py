@@ -16,7 +16,7 @@ from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import ranks_too_many, what_to_do
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_short
 from mofa.search.legality.layers import has_own_split, layers_message, layers_short, layout_message, layouts_refused
-from mofa.search.legality.named_check import BoolN, Check, FloatN, only, remainder
+from mofa.search.legality.named_check import BoolN, Check, FloatN, degrees_text, remainder
 from mofa.search.legality.named_check import Job as Job
 from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
@@ -208,12 +208,12 @@ def _recompute_message(job: Job, t: StrategyTable) -> str:
         )
     if spec.kind == "every":
         return (
-            f"recompute {spec.text}: no stage of {only(t, 'pp')} has so many of the {job.workload.model.num_layers} "
-            "layers, none would be recomputed; lower it or use recompute=none"
+            f"recompute {spec.text}: no stage of {degrees_text(t, 'pp')} has so many of the "
+            f"{job.workload.model.num_layers} layers, none would be recomputed; lower it or use recompute=none"
         )
     return (
-        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {only(t, 'pp', 'vpp')} leaves a "
-        "chunk; lower it"
+        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {degrees_text(t, 'pp', 'vpp')} "
+        "leaves a chunk; lower it"
     )
 
 
@@ -282,7 +282,7 @@ def balancing_lacks(job: Job, t: StrategyTable) -> str | None:
         return f"ep is {ep}, it takes at least 2 and at most half of the {moe.num_experts} experts; change ep"
     groups = int(t.tp[0] * t.cp[0] * t.dp[0]) // (ep * int(t.etp[0]))
     return (
-        f"{only(t, 'tp', 'cp', 'dp')} over {only(t, 'ep', 'etp')} makes {groups} "
+        f"{degrees_text(t, 'tp', 'cp', 'dp')} over {degrees_text(t, 'ep', 'etp')} makes {groups} "
         f"expert-parallel group{'' if groups == 1 else 's'}, it takes a multiple of {MERGED_GROUPS}; change ep, etp or "
         "pp, or add GPUs"
     )
@@ -345,8 +345,8 @@ def _unpadded(job: Job) -> str:
 def _round_length(job: Job, t: StrategyTable) -> str:
     """What the micro-batches of an interleaved pipeline must be a multiple of, in words."""
     if not job.framework.traits.has_pytorch_modules:
-        return only(t, "pp")
-    return f"their {max(1, int(micro_batches(job, t)[0] // t.pp[0]))} rounds of at least {only(t, 'pp')}"
+        return degrees_text(t, "pp")
+    return f"their {max(1, int(micro_batches(job, t)[0] // t.pp[0]))} rounds of at least {degrees_text(t, 'pp')}"
 
 
 CHECKS: tuple[Check, ...] = (
@@ -357,65 +357,68 @@ CHECKS: tuple[Check, ...] = (
         f"{j.framework.name}: fused_rope false is not modelled for {j.workload.model.attention_kind.title}; leave it "
         "out")),
     Check("gpus", "GPUs", _gpus, lambda j, t: (
-        f"gpus ({j.cluster.num_gpus}) must be a multiple of {only(t, 'tp', 'cp', 'pp')}; change one of them")),
+        f"gpus ({j.cluster.num_gpus}) must be a multiple of {degrees_text(t, 'tp', 'cp', 'pp')}; change one of them")),
     Check("fsdp1", "ranks", _fsdp1, lambda j, t: (
-        f"fsdp1: {only(t, 'tp', 'pp', 'cp', 'ep')} must be 1 and zero ({int(t.zero[0])}) 3; use framework torchtitan")),
+        f"fsdp1: {degrees_text(t, 'tp', 'pp', 'cp', 'ep')} must be 1 and zero ({int(t.zero[0])}) 3; "
+        "use framework torchtitan")),
     Check("heads", "heads", _heads, lambda j, t: (
-        f"{only(t, 'tp')} must divide num_heads ({j.workload.model.attention.num_heads}) and divide "
+        f"{degrees_text(t, 'tp')} must divide num_heads ({j.workload.model.attention.num_heads}) and divide "
         f"{'' if j.framework.traits.has_pytorch_modules else 'or be a multiple of '}num_kv_heads "
         f"({j.workload.model.attention.num_kv_heads}); lower tp")),
     Check("widths", "columns", _widths, lambda j, t: (
-        f"{only(t, 'tp')} must divide the widths of the feed-forward layers{_unpadded(j)} and {only(t, 'etp')} "
-        "those of the experts; lower it")),
+        f"{degrees_text(t, 'tp')} must divide the widths of the feed-forward layers{_unpadded(j)} and "
+        f"{degrees_text(t, 'etp')} those of the experts; lower it")),
     Check("fp8_widths", "elements", fp8_short, fp8_message),
     Check("experts", "experts", _experts, lambda j, t: (
-        f"{only(t, 'ep')} must divide num_experts ({j.workload.model.moe.num_experts}); change ep"
+        f"{degrees_text(t, 'ep')} must divide num_experts ({j.workload.model.moe.num_experts}); change ep"
         if j.workload.model.moe else
-        f"{only(t, 'ep', 'etp')} needs experts, and {j.workload.model.name} has none; leave ep and etp out")),
+        f"{degrees_text(t, 'ep', 'etp')} needs experts, and {j.workload.model.name} has none; leave ep and etp out")),
     Check("expert_grid", "GPUs", _expert_grid, lambda j, t: (
-        f"{only(t, 'tp', 'cp', 'dp')}{_of_replicas(j)} must be a multiple of {only(t, 'ep', 'etp')}; "
+        f"{degrees_text(t, 'tp', 'cp', 'dp')}{_of_replicas(j)} must be a multiple of {degrees_text(t, 'ep', 'etp')}; "
         "change ep or etp")),
     Check("expert_tensor_parallel", "ranks", _etp, lambda j, t: (
-        f"torchtitan: {only(t, 'etp')} must be 1 or {only(t, 'tp')}, and tp where ep is 1; change etp"
+        f"torchtitan: {degrees_text(t, 'etp')} must be 1 or {degrees_text(t, 'tp')}, and tp where ep is 1; change etp"
         if j.framework.traits.has_pytorch_modules else
         f"{j.framework.name}: experts with biases need etp 1, not {int(t.etp[0])}; set etp=1")),
     Check("expert_parallel", "ranks", _titan, lambda j, t: (
-        f"torchtitan: {only(t, 'ep')} needs dp x cp{_of_replicas(j)} above 1, and dp_replicate "
+        f"torchtitan: {degrees_text(t, 'ep')} needs dp x cp{_of_replicas(j)} above 1, and dp_replicate "
         f"({j.framework.dp_replicate}) must divide "
-        f"{only(t, 'dp')}; change ep or dp_replicate")),
+        f"{degrees_text(t, 'dp')}; change ep or dp_replicate")),
     Check("dispatcher", "ranks", _dispatcher, lambda j, t: (
-        f"{j.framework.name}: dispatcher deepep does not run with {only(t, 'ep', 'etp')}; "
+        f"{j.framework.name}: dispatcher deepep does not run with {degrees_text(t, 'ep', 'etp')}; "
         f"{'it needs ep above 1 and etp 1' if j.framework.traits.has_pytorch_modules else 'raise ep'}")),
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
-        f"{j.framework.name}: {_what_wants_sp(j)}{only(t, 'tp')} needs sequence parallelism; set sp=true")),
+        f"{j.framework.name}: {_what_wants_sp(j)}{degrees_text(t, 'tp')} needs sequence parallelism; set sp=true")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
-        f"{j.framework.name}: {only(t, 'cp')} {what_to_do(j.workload.model, j.framework, t)}")),
+        f"{j.framework.name}: {degrees_text(t, 'cp')} {what_to_do(j.workload.model, j.framework, t)}")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
-        f"seq_len ({j.workload.batch.seq_len}) does not divide over {only(t, 'cp', 'tp')}; change cp or tp")),
+        f"seq_len ({j.workload.batch.seq_len}) does not divide over {degrees_text(t, 'cp', 'tp')}; change cp or tp")),
     Check("layers", "layers", layers_short, layers_message),
     Check("layout", "switch", layouts_refused, layout_message),
     Check("batch", "sequences", _batch, lambda j, t: (
-        f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {only(t, 'dp', 'micro_batch')}; "
+        f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {degrees_text(t, 'dp', 'micro_batch')}; "
         "change micro_batch or the degrees")),
     Check("tied_embeddings", "stages", _tied, lambda j, t: (
-        f"{j.framework.name} ties the embedding to the head within a stage alone, not over {only(t, 'pp')}; set pp=1")),
+        f"{j.framework.name} ties the embedding to the head within a stage alone, not over {degrees_text(t, 'pp')}; "
+        "set pp=1")),
     Check("schedule", "switch", _schedule, lambda j, t: (
         f"{j.framework.name}{_of_deepspeed(j)} does not run schedule {SCHEDULE_NAMES[int(t.schedule[0])]} with "
-        f"{only(t, 'pp', 'vpp')}; change schedule, pp or vpp")),
+        f"{degrees_text(t, 'pp', 'vpp')}; change schedule, pp or vpp")),
     Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
-        f"{only(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
-        f"{_round_length(j, t)}; change vpp, pp or micro_batch")),
+        f"{degrees_text(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a "
+        f"multiple of {_round_length(j, t)}; change vpp, pp or micro_batch")),
     Check("recompute", "switch", _recompute, _recompute_message, of_mode=True),
     Check("zero", "stages", _zero, lambda j, t: (
-        f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {only(t, 'zero')} with "
-        f"{only(t, 'tp', 'pp', 'cp')}; {_what_of_zero(j, t)}")),
+        f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {degrees_text(t, 'zero')} "
+        f"with {degrees_text(t, 'tp', 'pp', 'cp')}; {_what_of_zero(j, t)}")),
     Check("routed_copies", "ranks", _routed_copies, lambda j, t: (
-        f"routed_copies: index (MoEBlaze) gathers a rank's own tokens: {only(t, 'ep', 'etp')} must be 1; set them to 1 "
-        "or leave it out")),
+        f"routed_copies: index (MoEBlaze) gathers a rank's own tokens: {degrees_text(t, 'ep', 'etp')} must be 1; set "
+        "them to 1 or leave it out")),
     Check("balancing", "GPUs", _balancing, lambda j, t: (
-        f"balancing micro_moe needs experts, framework megatron with dispatcher alltoall, {only(t, 'ep')} of at least "
-        f"2 and at most half the experts, and an even number of EP groups: {only(t, 'tp', 'cp', 'dp')} a multiple of "
-        f"{MERGED_GROUPS} x {only(t, 'ep', 'etp')}; change ep or leave balancing out")),
+        f"balancing micro_moe needs experts, framework megatron with dispatcher alltoall, {degrees_text(t, 'ep')} of "
+        f"at least 2 and at most half the experts, and an even number of EP groups: "
+        f"{degrees_text(t, 'tp', 'cp', 'dp')} a multiple of {MERGED_GROUPS} x {degrees_text(t, 'ep', 'etp')}; "
+        "change ep or leave balancing out")),
 )  # fmt: skip
 """In the order in which they are applied; ``needless`` and ``memory`` come after costing."""
 

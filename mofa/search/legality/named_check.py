@@ -44,6 +44,6 @@ def remainder(value: FloatN | NDArray[np.int64] | int, divisor: NDArray[np.int64
     return np.asarray(-np.asarray(value) % np.maximum(divisor, 1), dtype=float)
 
 
-def only(t: StrategyTable, *names: str) -> str:
+def degrees_text(t: StrategyTable, *names: str) -> str:
     """Values of a row's degrees as text, such as ``tp (4) x pp (2)``."""
     return " x ".join(f"{name} ({int(getattr(t, name)[0])})" for name in names)

@@ -97,11 +97,11 @@ class Candidate:
     @property
     def passes(self) -> int:
         """Forwards of a step: of every layer and every chunk, of each micro-batch. [-]"""
-        _, pp, vpp, num_micro_batches = self.pipeline
+        _, pp, vpp, num_micro_batches = self.order_key
         return num_micro_batches * (self.job[0].model.num_layers + pp * vpp)
 
     @property
-    def pipeline(self) -> tuple[int, int, int, int]:
+    def order_key(self) -> tuple[int, int, int, int]:
         """Equal for candidates whose computations have one order: schedule, pp, vpp, micro-batches."""
         workload, _, _, row = self.job
         num_micro_batches = workload.batch.global_batch // int(row.dp[0] * row.micro_batch[0])

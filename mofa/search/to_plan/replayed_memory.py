@@ -70,7 +70,7 @@ def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
         )
         for memory in ends
     )  # fmt: skip
-    return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean(stage))
+    return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean_by_rank(stage))
 
 
 def emptiest_and_fullest(estimator: Estimator) -> RankRange | None:

@@ -22,7 +22,7 @@ from mofa.blocks.frameworks.megatron.permute import (
     fills,
     pad_map,
     permute,
-    routed,
+    rows_sent,
     sort,
     unpermute,
     unsort,
@@ -145,7 +145,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     y = unsort(b, ctx, y, rows, memory_rows)
     if anywhere(ctx.etp > 1):
         y = scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
-    y = exchange(b, ctx, y, "combine", routed(ctx) * row)
+    y = exchange(b, ctx, y, "combine", rows_sent(ctx) * row)
     return unpermute(b, ctx, y)
 
 
@@ -206,7 +206,7 @@ def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
     if ctx.framework.dispatcher != "alltoall" or not anywhere(ctx.ep > 1):
         return weights
     out = b.tensor("moe.dispatch_weights", ctx.rows_memory * WEIGHT)
-    work = Collective("all_to_all", "ep", routed(ctx) * WEIGHT, ctx.imbalance)
+    work = Collective("all_to_all", "ep", rows_sent(ctx) * WEIGHT, ctx.imbalance)
     by = call(ctx, "collective")
     return b.add(
         Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", call=by,
@@ -228,7 +228,7 @@ def exchange(
     elif dispatcher == "deepep":
         work = Collective("deepep", "ep", ctx.shard * row, ctx.imbalance)
     else:
-        work = Collective("all_to_all", "ep", routed(ctx) * row, ctx.imbalance)
+        work = Collective("all_to_all", "ep", rows_sent(ctx) * row, ctx.imbalance)
     by = call(ctx, "collective")
     return b.add(
         Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, call=by, routing=routing)

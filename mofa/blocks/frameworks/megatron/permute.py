@@ -26,7 +26,7 @@ PAD_BYTES = 32.0
 """Moved by them for each entry of the map: ranks are counted in 32 bits and summed up in 64. [B]"""
 
 
-def routed(ctx: Context) -> FloatK:
+def rows_sent(ctx: Context) -> FloatK:
     """Rows that a rank sends, with those that fill up each expert's where the router's map is padded. [tokens]"""
     spec = ctx.model.moe
     assert spec is not None
@@ -77,7 +77,7 @@ def _fused_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     """By a map of rows that is made in three kernels and kept (``moe_permute_with_probs``)."""
     spec = ctx.model.moe
     assert spec is not None
-    experts, hidden, copies = float(spec.num_experts), float(ctx.model.hidden), routed(ctx)
+    experts, hidden, copies = float(spec.num_experts), float(ctx.model.hidden), rows_sent(ctx)
     row_ids = b.tensor("moe.row_ids", ctx.shard * (2.0 * experts + 1.0) * 4.0, grad=False)
     table = ctx.shard * experts
     b.add(
@@ -104,7 +104,7 @@ def _eager_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     """
     spec = ctx.model.moe
     assert spec is not None
-    row, table, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * float(spec.num_experts), routed(ctx)
+    row, table, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * float(spec.num_experts), rows_sent(ctx)
     places = b.tensor("moe.row_ids", copies * INDEX, grad=False)
     mask = b.tensor("moe.mask", table, grad=False)
     turned = b.tensor("moe.turned_scores", table * WEIGHT, grad=False)
@@ -134,7 +134,7 @@ def _eager_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
 
 def unpermute(b: TapeBuilder, ctx: Context, y: str) -> str:
     """Rows added to their tokens; by PyTorch onto zeros, and back gathered by index."""
-    row, hidden, copies = float(ctx.model.hidden) * ctx.element, float(ctx.model.hidden), routed(ctx)
+    row, hidden, copies = float(ctx.model.hidden) * ctx.element, float(ctx.model.hidden), rows_sent(ctx)
     out = b.tensor("moe.out", ctx.shard * row)
     if not ctx.framework.permute_fusion:
         work = Stream((3.0 * copies + ctx.shard) * row, "unpermute")

@@ -26,14 +26,14 @@ TABLES = {"compiled": COMPILED_BYTES, "te": TE_BYTES, "megatron": TE_BYTES}
 """By variant; others are eager."""
 
 
-def bytes_per_element(op: str, variant: str) -> float:
+def bytes_moved_per_element(op: str, variant: str) -> float:
     """Bytes read and written per element; 4 for an op that is not listed. [B]
 
     Examples
     --------
     Eager SwiGLU runs two kernels of 2 + 3 passes over bf16, compiled one of 3:
 
-    >>> bytes_per_element("swiglu_fwd", "eager"), bytes_per_element("swiglu_fwd", "compiled")
+    >>> bytes_moved_per_element("swiglu_fwd", "eager"), bytes_moved_per_element("swiglu_fwd", "compiled")
     (10, 6)
     """
     return TABLES.get(variant, EAGER_BYTES).get(op, 4.0)
