@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.replica_lp import ReplicaScheduler
-from mofa.routing.placement import Placement, symmetric
+from mofa.routing.placement import Placement, symmetric_placement
 
 IntA = NDArray[np.int64]
 CASES = ((32, 8, 4), (128, 32, 16), (256, 64, 32), (256, 64, 16), (256, 64, 8))
@@ -70,7 +70,7 @@ def main() -> None:
     print(machine(micro_batches))
     print("experts  GPUs  ep  program  routing   popular     solver: median     p99     max   call: median     p99")
     for experts, gpus, ep in cases:
-        placement = symmetric(experts, gpus, ep)
+        placement = symmetric_placement(experts, gpus, ep)
         for shuffled in (False, True):
             for s in SKEWS:
                 loads = draws(s, experts, gpus, micro_batches, shuffled=shuffled)

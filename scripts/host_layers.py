@@ -27,7 +27,7 @@ ROUNDS, STEPS, WARMUP = 24, 3, 6
 
 def main(plan: Path, out: Path, seconds: float) -> None:
     """Every run of the plan that the time allows."""
-    from mofa.measure.expand import expand
+    from mofa.measure.expand import expand_run
     from mofa.measure.runs import plan_task
     from mofa.specs.load import load_runs
 
@@ -35,7 +35,7 @@ def main(plan: Path, out: Path, seconds: float) -> None:
     with out.open("w", newline="") as file, tempfile.TemporaryDirectory() as scratch:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for run in map(expand, load_runs(plan)):
+        for run in map(expand_run, load_runs(plan)):
             task = plan_task(run, timeout_s=60)
             job = Path(scratch) / "job.json"
             job.write_text(json.dumps(task.job))

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from mofa.blocks.backward import backward
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.deferred_weight_gradients import SplitBackward, split_backward
-from mofa.blocks.hooks import through_hooks
+from mofa.blocks.hooks import mark_saved_tensor_hooks
 from mofa.blocks.lifetimes import BlockLifetimes
 from mofa.blocks.moeblaze import index_only
 from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
@@ -121,7 +121,7 @@ def block(
     params = rank_params(ctx, kind.moe)
     checkpointed = recompute.kind == "full" and not recompute.reentrant
     if checkpointed and not recompute.early_stop:  # which stops within one compiled graph
-        forward = through_hooks(forward, mode=bool(recompute.keep_outputs))
+        forward = mark_saved_tensor_hooks(forward, mode=bool(recompute.keep_outputs))
     back = _wrapped(backward(forward, recompute), ctx, p, kind.name, *params)
     checkpointed = checkpointed and not recompute.keep_outputs
     return BlockTapes(kind.name, overlapped(forward, ctx), overlapped(back, ctx), checkpointed)

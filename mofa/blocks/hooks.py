@@ -47,7 +47,7 @@ def saved_tensors(op: Op) -> int:
     return len(op.saves)
 
 
-def through_hooks(forward: Tape, *, mode: bool) -> Tape:
+def mark_saved_tensor_hooks(forward: Tape, *, mode: bool) -> Tape:
     """A block's forward tape with its ops marked as inside a checkpoint of PyTorch's; what is repeated stays marked.
 
     Parameters

@@ -54,7 +54,7 @@ def made_again_behind(b: TapeBuilder, name: str, out: str, x: str) -> str:
     return b.add(Op(f"{name}.hook", "memory_bound", None, (out,), (hooked,), (x,), view=True, launches=0))
 
 
-def renew(b: TapeBuilder) -> None:
+def mark_renewal(b: TapeBuilder) -> None:
     """Where Megatron's dispatcher of tokens has new probabilities in place of the last ones, whose graph goes.
 
     A recomputed layer's hang by autograd's graph on what its checkpoint was given: that and its gradient stay alive
@@ -181,7 +181,7 @@ def fused_attention(
     return out
 
 
-def biased(b: TapeBuilder, x: str, name: str, width: float) -> str:
+def add_bias(b: TapeBuilder, x: str, name: str, width: float) -> str:
     """The output of a product whose bias another kernel adds for nothing: backward sums the gradient's rows."""
     nbytes = b.tensors[x].bytes
     out = b.tensor(f"{name}.biased", nbytes)
@@ -217,7 +217,7 @@ def attention_backward_scratch(ctx: Context) -> ArrayK:
     return rows * (4.0 * a.d_qk + 4.0 + shared)
 
 
-def elements(ctx: Context, width: FloatK, *, sharded: bool = True) -> ArrayK:
+def activation_elements(ctx: Context, width: FloatK, *, sharded: bool = True) -> ArrayK:
     """Elements of an activation of this width."""
     return (ctx.shard if sharded else ctx.tokens) * width
 

@@ -20,7 +20,7 @@ from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes.chunked import rank_rows
-from mofa.cost.allocations.allocation_trace import life
+from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.cost.allocations.block_trace import OpTrace
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.liveness import block_memory
@@ -268,7 +268,7 @@ def _reserved(tapes: BlockTapes, shape: Shape) -> float:
     allocator = Allocator()
     for size in (*static_tensors(shape).values(), *(PYTORCH_WORKSPACE,) * THREADS):
         allocator.malloc(int(size))
-    lived = life(tapes)
+    lived = trace_block(tapes)
     blocks: dict[str, Block] = {}
     for _ in range(STEPS):
         if lived.back in blocks:  # the input's gradient is let go before a step, the output after it

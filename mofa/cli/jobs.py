@@ -132,7 +132,7 @@ class Job(NamedTuple):
 
 
 @contextlib.contextmanager
-def jobs_of(
+def jobs_from_options(
     workload: str, cluster: str | None = None, gpus: int | None = None, strategy: str | None = None,
     seq_len: int | None = None, global_batch: int | None = None, tokens: str | None = None,
     framework: str | None = None, set_: list[str] | None = None, host_issue: str | None = None,

@@ -18,7 +18,7 @@ IntN = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Shown:
+class DistinctStages:
     """Stages that stand for all that are alike: the same layers, the same ends, no more micro-batches in flight.
 
     The first stage of each kind is shown, so that what is largest over the shown stages is largest over all, and what
@@ -31,12 +31,12 @@ class Shown:
     """Which of them each stage is like. (pp,)"""
 
     @classmethod
-    def every(cls, pp: int) -> Shown:
+    def every(cls, pp: int) -> DistinctStages:
         """All stages, each for itself."""
         return cls(np.arange(pp), np.arange(pp))
 
     @classmethod
-    def alike(cls, stages: Stages, full: ArrayN, flight: ArrayN) -> Shown:
+    def alike(cls, stages: Stages, full: ArrayN, flight: ArrayN) -> DistinctStages:
         """The first of each kind of stage.
 
         Parameters
@@ -76,7 +76,7 @@ class Layout:
     """Layer counts of the candidates of one pp x vpp on the stages that are shown: (n, kinds, R) unless said."""
 
     stages: Stages
-    shown: Shown
+    shown: DistinctStages
     plain: ArrayN
     """Layers that run in the base mode."""
     full: ArrayN
@@ -159,7 +159,7 @@ def layout(
     cap = enough_for_flight(pp, schedule, num_micro_batches)
     batches, batch_of = unique_rows([cap])
     flight = np.stack([in_flight(pp, vpp, schedule, int(b)) for b in cap[batches]])
-    shown = Shown.every(pp) if every_stage else Shown.alike(stages, full, flight)
+    shown = DistinctStages.every(pp) if every_stage else DistinctStages.alike(stages, full, flight)
     full, flight = full[:, :, shown.stage], flight[:, shown.stage]
     plain = stages.counts[:, shown.stage] - full
     plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)

@@ -150,12 +150,12 @@ def static_bytes(
             False,
         )
     if precision == "uniform":
-        each = held_width(workload, precision)
+        each = optimizer_dtype_bytes(workload, precision)
         return StaticBytes(
             shards.unsharded(each), shards.unsharded(each), shards.unsharded(num_moments * each),
             np.where(has_buckets & amp, shards.unsharded(each), zeros), shards.unsharded(temporary * each / 4), False,
         )  # fmt: skip
-    narrow = held_width(workload, precision) / 4.0  # everything in training.dtype
+    narrow = optimizer_dtype_bytes(workload, precision) / 4.0  # everything in training.dtype
     params_bytes, reduced = shards.sharded(params * narrow), shards.sharded(grads * narrow)
     if pipelined:
         # the sharded gradients come when the unsharded ones go, at the end of the step, and go when the next one begins
@@ -165,14 +165,14 @@ def static_bytes(
     )
 
 
-def held_width(workload: WorkloadSpec, precision: str) -> float:
+def optimizer_dtype_bytes(workload: WorkloadSpec, precision: str) -> float:
     """Bytes of a parameter of torchtitan's as its optimizer holds it, and of its gradient and each state: fp32 where
     FSDP or autocast mixes precision, bf16 where nothing does, unless ``training.dtype`` says otherwise. [B]
 
     Examples
     --------
     >>> from mofa.specs.load import load_workload
-    >>> [held_width(load_workload("llama3-8b"), mode) for mode in ("mixed", "autocast", "uniform")]
+    >>> [optimizer_dtype_bytes(load_workload("llama3-8b"), mode) for mode in ("mixed", "autocast", "uniform")]
     [4.0, 4.0, 2.0]
     """
     wanted = workload.precision.params or ("bf16" if precision == "uniform" else "fp32")
@@ -181,7 +181,7 @@ def held_width(workload: WorkloadSpec, precision: str) -> float:
 
 def steps_in_16_bit(workload: WorkloadSpec, framework: FrameworkSpec, precision: str) -> bool:
     """Whether the optimizer steps on parameters, gradients and states of 16 bits."""
-    return framework.traits.has_pytorch_modules and held_width(workload, precision) == 2.0
+    return framework.traits.has_pytorch_modules and optimizer_dtype_bytes(workload, precision) == 2.0
 
 
 def rates_in_16_bit(framework: FrameworkSpec, gpu: GpuSpec) -> dict[str, Fact]:
@@ -230,7 +230,7 @@ def whole_embedding_gradient(
     """
     model, plain = workload.model, precision == "uniform"
     keeps_table = framework.traits.has_pytorch_modules and not model.tied_embeddings and (plain or pipelined)
-    each = held_width(workload, precision) if plain else 4.0
+    each = optimizer_dtype_bytes(workload, precision) if plain else 4.0
     table = each * float(model.vocab) * model.hidden if keeps_table else 0.0
     return np.asarray(table * (1.0 - 1.0 / tp)[:, None] * is_first[None])
 

@@ -23,7 +23,7 @@ _WEAKEST: dict[Provenance, int] = {p: i for i, p in enumerate(PROVENANCES)}
 Sizes = Mapping[str, tuple[float, float]]
 """Smallest and largest of each size that occurs, by the names of a curve's measured ranges."""
 Seen = tuple[Mapping[str, Sizes], frozenset[str]]
-"""What occurs in one candidate's tapes: of :func:`tape_sizes` and :func:`stream_names`."""
+"""What occurs in one candidate's tapes: of :func:`tape_sizes` and :func:`memory_bound_op_names`."""
 
 
 def weakest(*facts: Fact) -> Provenance:
@@ -65,7 +65,7 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
     return sizes
 
 
-def stream_names(tapes: Iterable[Tape]) -> frozenset[str]:
+def memory_bound_op_names(tapes: Iterable[Tape]) -> frozenset[str]:
     """Measured ops that the memory-bound ops of one candidate's tapes are like."""
     works = [op.work for tape in tapes for op in tape.ops if type(op.work) is Stream]
     names = {work.like for work in works} | {like for work in works for _, like in work.parts}
@@ -150,7 +150,8 @@ def component_provenance(
         The shapes that occur, by ``gemm``, ``grouped_gemm``, ``attention``; without them all count as inside the
         measured range.
     streams
-        The measured ops that memory-bound ops are like, of :func:`stream_names`; without them all that the GPU has.
+        The measured ops that memory-bound ops are like, of :func:`memory_bound_op_names`; without them all that the GPU
+        has.
     ranks
         Size of each group; a larger one than any measured is extrapolated.
     backend

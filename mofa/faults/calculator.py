@@ -12,7 +12,7 @@ from mofa.faults.checks import above_zero, at_least_zero
 from mofa.faults.closed_forms.intervals import daly_higher_order_s, daly_s, exact_s, young_s
 from mofa.faults.closed_forms.renewal import meta_ettr
 from mofa.faults.closed_forms.weibull import weibull_exact_s, weibull_shares
-from mofa.faults.failures.clocks import Clock
+from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, Ledger, expected_shares
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
 from mofa.specs.base import Spec
@@ -160,7 +160,7 @@ def _simulated(
     if math.expm1(min(persist / mtbf, 700.0)) > MOST_EDGE * segments:
         return None
     work = segments * interval
-    run = LongRun(work, interval, (Level(block, persist_s=persist),), (Kind(1.0, restart),), Clock(mtbf, shape))
+    run = LongRun(work, interval, (Level(block, persist_s=persist),), (Kind(1.0, restart),), FailureClock(mtbf, shape))
     out = simulate(run, num_runs, seed)
     drawn = int(out.failures.sum())
     return MonteCarlo(

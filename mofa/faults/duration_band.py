@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.faults.failures.clocks import Clock
+from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import lemon_factor, rate_given_count
 from mofa.faults.simulate import LongRun, simulate
 
@@ -13,7 +13,7 @@ FloatN = NDArray[np.float64]
 QUANTILES = (0.1, 0.5, 0.9)
 
 
-def rate_factors(clock: Clock, num_runs: int, seed: int = 0) -> FloatN:
+def rate_factors(clock: FailureClock, num_runs: int, seed: int = 0) -> FloatN:
     """True failure rates of runs over the expected one: what a count leaves open, and how many lemons each meets. [-]
 
     Both are drawn at evenly spaced quantiles in random order, so that few runs show the whole distribution.
@@ -27,7 +27,7 @@ def rate_factors(clock: Clock, num_runs: int, seed: int = 0) -> FloatN:
 
     Examples
     --------
-    >>> found = rate_factors(Clock(1e4, counted_failures=100), 2000)
+    >>> found = rate_factors(FailureClock(1e4, counted_failures=100), 2000)
     >>> round(float(found.mean()), 3), round(float(found.std()), 3)  # (n + 1/2) / n, sqrt(n + 1/2) / n
     (1.005, 0.1)
     """
@@ -69,7 +69,7 @@ def band_s(played: LongRun, work_s: float, mean_s: FloatN, factors: FloatN, seed
     Examples
     --------
     >>> from mofa.faults.simulate import Kind, Level
-    >>> run = LongRun(864000.0, 1800.0, (Level(60.0),), (Kind(1.0, 600.0),), Clock(36000.0))
+    >>> run = LongRun(864000.0, 1800.0, (Level(60.0),), (Kind(1.0, 600.0),), FailureClock(36000.0))
     >>> short, _, long = band_s(run, 864000.0, np.full(500, 9.5e5), np.ones(500))
     >>> 9.3e5 < short < 9.5e5 < long < 9.7e5
     True

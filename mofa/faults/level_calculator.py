@@ -15,7 +15,7 @@ from mofa.faults.calculator import LEAST_ETTR, MAX_EACH, MAX_EVENTS, MonteCarlo
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
 from mofa.faults.closed_forms.checkpoint_levels import MAX_PATTERN, best_pattern, level_shares, nested_ettr
 from mofa.faults.closed_forms.intervals import two_level_s
-from mofa.faults.failures.clocks import Clock
+from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
 from mofa.specs.base import Spec
@@ -152,7 +152,7 @@ def _simulated(
     work = max(math.ceil(work / pattern * (1 - 1e-12)), 1) * pattern
     run = LongRun(
         work, interval, tuple(Level(level.checkpoint_s, level.every) for level in levels),
-        tuple(Kind(level.share, level.restart_s, k) for k, level in enumerate(levels)), Clock(mtbf),
+        tuple(Kind(level.share, level.restart_s, k) for k, level in enumerate(levels)), FailureClock(mtbf),
     )  # fmt: skip
     out = simulate(run, num_runs, seed)
     drawn = int(out.failures.sum())

@@ -15,7 +15,7 @@ from mofa.faults.closed_forms.checkpoint_levels import best_pattern, level_share
 from mofa.faults.closed_forms.intervals import exact_s, least_interval_s
 from mofa.faults.closed_forms.renewal import effective_restart_s
 from mofa.faults.closed_forms.two_levels import two_level_ettr
-from mofa.faults.failures.clocks import Clock
+from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import job_mtbf_s, rate_from_components
 from mofa.faults.ledger import expected_shares
 from mofa.faults.replicas import Absence, nodes_short
@@ -76,16 +76,20 @@ class Outlook:
         """Productive over wall-clock time. [-]"""
         return self.parts["productive"]
 
-    def long_run(self, i: int, work_s: float, clock: Clock | None = None) -> LongRun:
+    def simulated_run(self, i: int, work_s: float, clock: FailureClock | None = None) -> LongRun:
         """What :func:`mofa.faults.simulate.simulate` plays of one candidate."""
         if self.absence is not None and self.absence.num_replicas[i] > 1:
             cost, step = float(self.absence.cost_s[i]), min(float(self.absence.step_s[i]), work_s)
-            return LongRun(work_s, step, (Level(0.0),), (Kind(1.0, cost),), clock or Clock(float(self.mtbf_s[i])))
+            return LongRun(
+                work_s, step, (Level(0.0),), (Kind(1.0, cost),), clock or FailureClock(float(self.mtbf_s[i]))
+            )
         levels = tuple(Level(float(x.block_s[i]), int(x.every[i]), float(x.persist_s[i])) for x in self.levels)
         kinds = tuple(Kind(float(w.share[i]), float(w.seconds[i]), w.level, w.takes_node) for w in self.restart_paths)
         interval = min(float(self.interval_s[i]), work_s)
         waits = int(self.spares[i]) or None
-        return LongRun(work_s, interval, levels, kinds, clock or Clock(float(self.mtbf_s[i])), waits, self.repair_s)
+        return LongRun(
+            work_s, interval, levels, kinds, clock or FailureClock(float(self.mtbf_s[i])), waits, self.repair_s
+        )
 
 
 def failures_per_node_day(reliability: ReliabilitySpec, gpus_per_node: int) -> float:
@@ -98,10 +102,10 @@ def failures_per_node_day(reliability: ReliabilitySpec, gpus_per_node: int) -> f
     return rate * gpus_per_node / reliability.gpus_per_node
 
 
-def job_clock(reliability: ReliabilitySpec, mtbf_s: float, num_nodes: int) -> Clock:
+def failure_clock(reliability: ReliabilitySpec, mtbf_s: float, num_nodes: int) -> FailureClock:
     """When failures of a job strike, with the profile's shape and lemons, and how well it knows its rate."""
     lemon, multiple = reliability.lemon_fraction, reliability.lemon_multiple
-    return Clock(
+    return FailureClock(
         mtbf_s,
         shape=1.0 if reliability.shape is None else reliability.shape.value,
         num_nodes=num_nodes,

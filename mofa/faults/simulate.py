@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mofa.errors import SpecError
 from mofa.faults.checks import above_zero, at_least_zero
 from mofa.faults.closed_forms.renewal import check_levels
-from mofa.faults.failures.clocks import Clock, FailureTimes
+from mofa.faults.failures.clocks import FailureClock, FailureTimes
 from mofa.faults.ledger import PARTS, Ledger
 
 FloatN = NDArray[np.float64]
@@ -71,7 +71,7 @@ class LongRun:
     interval_s: float
     levels: tuple[Level, ...]
     kinds: tuple[Kind, ...]
-    clock: Clock
+    clock: FailureClock
     num_spares: int | None = None
     repair_s: float = 0.0
 
@@ -173,7 +173,7 @@ def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> Outcome:
 
     Examples
     --------
-    >>> run = LongRun(86400.0 * 20, 1140.0, (Level(60.0),), (Kind(1.0, 600.0),), Clock(11136.0))
+    >>> run = LongRun(86400.0 * 20, 1140.0, (Level(60.0),), (Kind(1.0, 600.0),), FailureClock(11136.0))
     >>> found = simulate(run, 2000)
     >>> abs(found.ettr - 0.8525) < 4 * found.standard_error
     True

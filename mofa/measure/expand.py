@@ -64,7 +64,7 @@ class ExpandedRun:
         return self.run.model_copy(update={"model": model, "strategy": strategy, "framework": framework})
 
 
-def expand(run: RunSpec, base_dir: Path | None = None) -> ExpandedRun:
+def expand_run(run: RunSpec, base_dir: Path | None = None) -> ExpandedRun:
     """Load all that a run names.
 
     Raises
@@ -82,7 +82,7 @@ def configuration_of(run: RunSpec) -> str:
 
     A record says the fields there were when it was written: spelled out anew, it says those that came later too.
     """
-    return expand(run).configuration
+    return expand_run(run).configuration
 
 
 def routed_per_step(run: ExpandedRun) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.measure.expand import ExpandedRun, configuration_of, expand, routed_per_step, router_bias
+from mofa.measure.expand import ExpandedRun, configuration_of, expand_run, routed_per_step, router_bias
 from mofa.measure.launch import Outcome, Task, run_tasks
 from mofa.measure.megatron_job import megatron_local_job
 from mofa.measure.megatron_te_job import megatron_te_job
@@ -302,7 +302,7 @@ def measure(
     SpecError
         If the file is wrong, a run cannot be expressed in its framework, or this machine cannot measure it.
     """
-    runs = {run.id: expand(run, runs_file.parent) for run in load_runs(runs_file)}
+    runs = {run.id: expand_run(run, runs_file.parent) for run in load_runs(runs_file)}
     for run in runs.values():
         plan_task(run, timeout_s=timeout_s)  # what cannot be run is said before anything is
     records = read_records(out)

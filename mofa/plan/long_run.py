@@ -67,7 +67,7 @@ class LongRunDetail(Spec):
     ledger: Ledger = Field(description="Shares of the wall-clock time; they sum to 1.")
 
 
-class LongRunFigures(Spec):
+class LongRunFields(Spec):
     """Fields of a plan about the whole run; a figure that is null has its reason in ``unknown``."""
 
     ettr: float | None = Field(default=None, ge=0, le=1, description="Productive over wall-clock time. [-]")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from mofa.plan.launch_layout import LaunchLayout
-from mofa.plan.long_run import LongRunFigures
+from mofa.plan.long_run import LongRunFields
 from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
 from mofa.plan.step_band import Band
 from mofa.schedules import SCHEDULES
@@ -98,7 +98,7 @@ class Time(Spec):
         return pd.DataFrame(rows, columns=["component", "exposed_s", "hidden_s", "fraction"])
 
 
-class Plan(LongRunFigures):
+class Plan(LongRunFields):
     """One strategy, costed: its step, its memory, and over a long run its days and cost.
 
     Raises

@@ -15,7 +15,7 @@ from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import makers_of_extremes, outside_of, rank_maker, tokens_over_mean_by_rank
 from mofa.replay.rank.uneven_layers import rows_by_layer
 from mofa.replay.time.step import time_of
-from mofa.replay.time.time_replayed import TimeReplayed, again, between
+from mofa.replay.time.time_replayed import TimeReplayed, scaled_by_runs, weighted_mean
 from mofa.specs.residuals import load_residuals
 
 ENDS_DIFFER = 0.09
@@ -30,15 +30,15 @@ ENDS_ARE_OFF = 0.2
 into none of the activations' blocks. [-]"""
 
 
-def on_average(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
+def mean_over_steps(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
     """What a played step takes in the mean of all: in some, kernels that are loaded take the host's lead, and some run
     again. Its spans, transfers and ops are those of the one that was played."""
     if share := float(estimator.drains[0]):
-        played = between(played, time_of(estimator.drained, detail=False, spans=False), share)
-    return again(played, float(estimator.runs(estimator.table)[0]))
+        played = weighted_mean(played, time_of(estimator.drained, detail=False, spans=False), share)
+    return scaled_by_runs(played, float(estimator.runs(estimator.table)[0]))
 
 
-class Held(NamedTuple):
+class PlayedMemory(NamedTuple):
     """What a rank whose experts get so many tokens over the mean allocates and reserves at most. [-], [B]"""
 
     tokens_over_mean: float
@@ -69,7 +69,7 @@ class Replayer:
         self._recordings = SharedRecordings()
         self._others: dict[int, tuple[bool, Rank, MemoryPlayed]] = {}
         """Of pipeline ranks whether the one that reserves most has the fewest tokens, and the other end of routing."""
-        self._ends: dict[int, tuple[Held, Held] | None] = {}
+        self._ends: dict[int, tuple[PlayedMemory, PlayedMemory] | None] = {}
 
     @cached_property
     def _makers(self) -> tuple[tuple[Callable[[int], Rank], ...], tuple[Callable[[int], Rank], ...]]:
@@ -111,9 +111,9 @@ class Replayer:
             few = len(fullest)
             other = max((n for n in range(len(every)) if n != few), key=reserves) if most == few else few
             self._others[r] = most == few, tried[other].rank, every[other]
-        return every[most] if tried[most].rank.routing_drift is None else tried[most].with_drawn_steps()
+        return every[most] if tried[most].rank.routing_drift is None else tried[most].play_drawn_steps()
 
-    def ends_of_routing(self, r: int) -> tuple[Held, Held] | None:
+    def ends_of_routing(self, r: int) -> tuple[PlayedMemory, PlayedMemory] | None:
         """What the ranks of a pipeline rank with the fewest and with the most tokens hold; None where all have as many.
 
         Where each layer's tokens are known both are played of those, else of the quantiles of a distribution.
@@ -126,7 +126,7 @@ class Replayer:
         """As :func:`mofa.replay.rank.of_plan.tokens_over_mean_by_rank`, of a pipeline rank."""
         return tokens_over_mean_by_rank(self.estimator, r)
 
-    def _by_layer(self, r: int) -> tuple[Held, Held] | None:
+    def _by_layer(self, r: int) -> tuple[PlayedMemory, PlayedMemory] | None:
         tokens = self.tokens_over_mean_by_rank(r)
         if not tokens or max(tokens) == min(tokens):
             return None
@@ -136,11 +136,11 @@ class Replayer:
             other = self._play(rank, r)
         few, many = (own, other) if own_is_emptiest else (other, own)
         return (
-            Held(min(tokens), float(few.allocated), float(few.peak_reserved)),
-            Held(max(tokens), float(many.allocated), float(many.peak_reserved)),
+            PlayedMemory(min(tokens), float(few.allocated), float(few.peak_reserved)),
+            PlayedMemory(max(tokens), float(many.allocated), float(many.peak_reserved)),
         )
 
-    def _by_quantile(self, r: int) -> tuple[Held, Held] | None:
+    def _by_quantile(self, r: int) -> tuple[PlayedMemory, PlayedMemory] | None:
         estimator, ep = self.estimator, int(self.estimator.table.ep[0])
         least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
         if least is None:
@@ -150,8 +150,8 @@ class Replayer:
         if few.allocated == many.allocated and few.peak_reserved == many.peak_reserved:  # no experts here
             return None
         return (
-            Held(least.memory[ep], float(few.allocated), float(few.peak_reserved)),
-            Held(estimator.loads.memory[ep], float(many.allocated), float(many.peak_reserved)),
+            PlayedMemory(least.memory[ep], float(few.allocated), float(few.peak_reserved)),
+            PlayedMemory(estimator.loads.memory[ep], float(many.allocated), float(many.peak_reserved)),
         )
 
     def _play(self, rank: Rank, r: int) -> MemoryPlayed:
@@ -180,11 +180,11 @@ class Replayer:
     @cached_property
     def time(self) -> TimeReplayed:
         """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
-        return on_average(self.estimator, time_of(self.estimator, detail=False))
+        return mean_over_steps(self.estimator, time_of(self.estimator, detail=False))
 
     def step(self) -> TimeReplayed:
         """The same without the spans."""
-        return on_average(self.estimator, time_of(self.estimator, detail=False, spans=False))
+        return mean_over_steps(self.estimator, time_of(self.estimator, detail=False, spans=False))
 
     @property
     def played(self) -> tuple[int, ...]:

@@ -111,7 +111,9 @@ def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None 
     if report.plans:
         files["plans.csv"] = csv_bytes(report.to_frame())
     if table is not None:
-        feasible = as_played(table[table["fits"].astype(bool)] if "fits" in table.columns else table, report.plans)
+        feasible = with_replayed_rows(
+            table[table["fits"].astype(bool)] if "fits" in table.columns else table, report.plans
+        )
         files["feasible.csv"] = csv_bytes(feasible)
         if report.plans and len(feasible):
             best = report.plans[0]
@@ -129,7 +131,7 @@ PLAYED = ("step_s", "tokens_per_s_per_gpu", "allocated_bytes", "device_bytes")
 """What a plan that was played out says otherwise than its closed form."""
 
 
-def as_played(table: pd.DataFrame, plans: Sequence[Plan]) -> pd.DataFrame:
+def with_replayed_rows(table: pd.DataFrame, plans: Sequence[Plan]) -> pd.DataFrame:
     """Costed strategies with a column ``costed_by``, those of the plans that were played out with what that said.
 
     Parameters

@@ -97,13 +97,13 @@ def published_static(model: ModelSpec, layers: int, ep: int, bytes_per_param: fl
 def published_in_flight(pp: int, stage: int, vpp: int = 1) -> int:
     """Layer activations in flight as MemFine counts them, ``v p + p - 2 r - 1``: of chunks under interleaving. [-]
 
-    >>> published_in_flight(4, 0), in_flight(4, 0)
+    >>> published_in_flight(4, 0), in_flight_1f1b(4, 0)
     (7, 4)
     """
     return vpp * pp + pp - 2 * stage - 1
 
 
-def in_flight(pp: int, stage: int) -> int:
+def in_flight_1f1b(pp: int, stage: int) -> int:
     """Micro-batches in flight under plain 1F1B, ``p - r``: the published count corrected for one chunk a stage. [-]"""
     return pp - stage
 
@@ -174,12 +174,12 @@ def choose_chunks(rows: FloatA, most: FloatA | float, bins: Sequence[int] = BINS
     return np.asarray(np.append(sizes[1:], 0)[place], dtype=np.int64)
 
 
-def seen_before(ratios: FloatA, window: int = 5, headroom: float = 1.25) -> FloatA:
+def expected_from_past(ratios: FloatA, window: int = 5, headroom: float = 1.25) -> FloatA:
     """Loads that a controller expects which sees past iterations alone: the largest of late, with headroom. (I, L) [-]
 
     The first iteration has no past and expects the largest load possible, as infinity.
 
-    >>> seen_before(np.array([[2.0], [1.0], [3.0]]), window=1, headroom=1.5).ravel().tolist()
+    >>> expected_from_past(np.array([[2.0], [1.0], [3.0]]), window=1, headroom=1.5).ravel().tolist()
     [inf, 3.0, 1.5]
     """
     if window < 1 or not headroom >= 1:

@@ -58,7 +58,7 @@ class Placement:
         return np.asarray(np.maximum(new.copies - self.copies, 0).sum(axis=0))
 
 
-def slots_of(num_experts: int, num_gpus: int, ep: int) -> int:
+def slots_per_gpu(num_experts: int, num_gpus: int, ep: int) -> int:
     """Experts that a GPU holds, in a group of ``num_gpus`` that merges whole expert-parallel groups.
 
     Raises
@@ -68,7 +68,7 @@ def slots_of(num_experts: int, num_gpus: int, ep: int) -> int:
 
     Examples
     --------
-    >>> slots_of(32, 8, 4)
+    >>> slots_per_gpu(32, 8, 4)
     8
     """
     if ep < 1 or num_experts < 1 or num_experts % ep:
@@ -86,12 +86,12 @@ def expert_parallel(num_experts: int, num_gpus: int, ep: int) -> Placement:
     >>> expert_parallel(4, 4, 2).copies.tolist()
     [[1, 0, 1, 0], [1, 0, 1, 0], [0, 1, 0, 1], [0, 1, 0, 1]]
     """
-    slots = slots_of(num_experts, num_gpus, ep)
+    slots = slots_per_gpu(num_experts, num_gpus, ep)
     rank = np.arange(num_experts) // slots
     return Placement((rank[:, None] == np.arange(num_gpus) % ep).astype(np.int64))
 
 
-def symmetric(num_experts: int, num_gpus: int, ep: int, seed: int = 0) -> Placement:
+def symmetric_placement(num_experts: int, num_gpus: int, ep: int, seed: int = 0) -> Placement:
     """Placement that knows no loads: every expert has d replicas, every pair of GPUs shares about as many experts.
 
     Notes
@@ -109,12 +109,12 @@ def symmetric(num_experts: int, num_gpus: int, ep: int, seed: int = 0) -> Placem
     --------
     8 GPUs and 32 experts: the complete graph on 8 (28 edges) and four more.
 
-    >>> shared = symmetric(32, 8, 4).copies
+    >>> shared = symmetric_placement(32, 8, 4).copies
     >>> together = shared.T @ shared
     >>> together[0].tolist()
     [8, 2, 1, 1, 1, 1, 1, 1]
     """
-    slots_of(num_experts, num_gpus, ep)
+    slots_per_gpu(num_experts, num_gpus, ep)
     if num_gpus == 2 * ep and num_gpus & (num_gpus - 1) == 0:
         edges = cayley_edges(num_gpus, num_experts)
         copies = np.zeros((num_experts, num_gpus), dtype=np.int64)
@@ -130,7 +130,7 @@ def shuffled(num_experts: int, num_gpus: int, ep: int, seed: int = 0) -> Placeme
     >>> bool(np.all(shuffled(8, 8, 4, seed=1).copies.sum(axis=0) == 2))
     True
     """
-    slots = slots_of(num_experts, num_gpus, ep)
+    slots = slots_per_gpu(num_experts, num_gpus, ep)
     rng = np.random.default_rng(seed)
     copies = np.zeros((num_experts, num_gpus), dtype=np.int64)
     for slot in range(slots):
@@ -181,7 +181,7 @@ def replica_counts(load: FloatA, num_replicas: int, most: int) -> IntA:
     return counts
 
 
-def dealt(load: FloatA, counts: IntA, num_gpus: int, rng: np.random.Generator) -> Placement:
+def deal_at_random(load: FloatA, counts: IntA, num_gpus: int, rng: np.random.Generator) -> Placement:
     """Place so many replicas of each expert at random, each slot's experts on all GPUs once.
 
     Experts are put into slots, the most replicated first into the emptiest slot; where the last ones of a slot don't
@@ -189,7 +189,7 @@ def dealt(load: FloatA, counts: IntA, num_gpus: int, rng: np.random.Generator) -
     lie on different GPUs and have the same local index.
 
     >>> rng = np.random.default_rng(0)
-    >>> placed = dealt(np.array([8.0, 2.0, 1.0]), np.array([4, 1, 1]), 3, rng)
+    >>> placed = deal_at_random(np.array([8.0, 2.0, 1.0]), np.array([4, 1, 1]), 3, rng)
     >>> placed.copies.sum(axis=0).tolist(), placed.copies.sum(axis=1).tolist()
     ([2, 2, 2], [3, 2, 1])
     """
@@ -216,7 +216,7 @@ def dealt(load: FloatA, counts: IntA, num_gpus: int, rng: np.random.Generator) -
     return Placement(copies)
 
 
-def packed(load: FloatA, num_gpus: int, slots: int) -> Placement:
+def pack_by_load(load: FloatA, num_gpus: int, slots: int) -> Placement:
     """Replicate by load and pack the heaviest replica first onto the least loaded GPU, as DeepSeek's EPLB does.
 
     Parameters
@@ -237,7 +237,7 @@ def packed(load: FloatA, num_gpus: int, slots: int) -> Placement:
 
     Examples
     --------
-    >>> packed(np.array([6.0, 2.0, 1.0]), 2, 2).copies.tolist()
+    >>> pack_by_load(np.array([6.0, 2.0, 1.0]), 2, 2).copies.tolist()
     [[1, 1], [1, 0], [0, 1]]
     """
     counts = replica_counts(load, num_gpus * slots, num_gpus)

@@ -80,7 +80,7 @@ def with_scheduling(
 def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> Scheduled:
     # the solvers' library loads only where something is scheduled
     from mofa.routing.balance.flow_density import max_density
-    from mofa.routing.placement import symmetric
+    from mofa.routing.placement import symmetric_placement
 
     assert model.moe is not None
     num_experts, gpus = model.moe.num_experts, MERGED_GROUPS * ep
@@ -88,7 +88,7 @@ def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> Scheduled:
     if routing.kind == "balanced":
         shares = shares[:1]
     shares = shares[np.linspace(0, len(shares) - 1, min(len(shares), DRAWS)).astype(int)]
-    placement = symmetric(num_experts, gpus, ep)
+    placement = symmetric_placement(num_experts, gpus, ep)
     density = np.maximum(max_density(placement.hosts, np.round(shares * _UNITS)) / _UNITS * gpus, 1.0)
     hosted = shares @ placement.hosts
     busiest = (np.maximum(density, 1.0)[:, None] - hosted).max(axis=-1)

@@ -75,11 +75,11 @@ def statistics(ratios: FloatA, by: str = "layer") -> LoadStatistics:
     )
 
 
-def expert_ratios(shares: FloatA) -> FloatA:
+def expert_loads_over_mean(shares: FloatA) -> FloatA:
     """Loads of experts over their mean. (..., E) [-]"""
     return np.asarray(shares * shares.shape[-1])
 
 
-def rank_ratios(shares: FloatA, ep: int) -> FloatA:
+def rank_loads_over_mean(shares: FloatA, ep: int) -> FloatA:
     """Loads of expert-parallel ranks over their mean. (..., ep) [-]"""
     return np.asarray(ep * rank_shares(shares, ep))

@@ -16,7 +16,7 @@ from mofa.errors import SpecError
 from mofa.faults.calculator import LEAST_ETTR
 from mofa.faults.duration_band import band_s, rate_factors
 from mofa.faults.ledger import PARTS, Ledger
-from mofa.faults.outlook import Outlook, job_clock, outlook
+from mofa.faults.outlook import Outlook, failure_clock, outlook
 from mofa.plan.long_run import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
 from mofa.plan.result import Plan
 from mofa.specs.faults import FaultSpec, PowerSpec
@@ -315,7 +315,7 @@ class LongRuns:
         mtbf, ettr = float(outlook.mtbf_s[0]), float(outlook.ettr[0])
         if math.isinf(mtbf) or work_s <= float(interval) * 1e-6:
             return Days(**dict.fromkeys(("p10", "p50", "p90"), work_s / ettr / SECONDS_PER_DAY))
-        clock = job_clock(self.faults.reliability, mtbf, self.num_nodes)
+        clock = failure_clock(self.faults.reliability, mtbf, self.num_nodes)
         factors = rate_factors(clock, BAND_RUNS)
         at_quantile = self.outlook(
             step_s, np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, rate_factor=factors,
@@ -325,7 +325,7 @@ class LongRuns:
             mean_s = work_s / at_quantile.ettr
         steady = replace(clock, lemon_fraction=0.0, counted_failures=None)
         longest = max(BAND_FAILURES * mtbf * ettr, 4 * float(interval))
-        low, middle, high = band_s(outlook.long_run(0, min(work_s, longest), steady), work_s, mean_s, factors)
+        low, middle, high = band_s(outlook.simulated_run(0, min(work_s, longest), steady), work_s, mean_s, factors)
         return Days(p10=low / SECONDS_PER_DAY, p50=middle / SECONDS_PER_DAY, p90=high / SECONDS_PER_DAY)
 
 

@@ -13,7 +13,7 @@ from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Gemm, Stream
-from mofa.cost.allocations.allocation_trace import life
+from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
@@ -207,7 +207,7 @@ def test_a_checkpoint_that_is_a_function_begins_with_all_it_makes_again() -> Non
     tapes = build(ctx, modes(ctx.framework, RecomputeSpec.parse("selective"), None, ctx.model))
     names = [op.name for op in tapes.backward.ops]
     assert names.index("attn.qk~") < names.index("attn.dropout~") < names.index("attn.pv.dleft")
-    dropout = next(deed for deed in life(tapes).forward if deed.op == "attn.dropout")
+    dropout = next(deed for deed in trace_block(tapes).forward if deed.op == "attn.dropout")
     assert dropout.order == ("attn.dropout_mask", "attn.dropped")
     assert "attn.probs" in dropout.free  # its name in the frame is the output's from here on
 

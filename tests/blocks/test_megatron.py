@@ -16,7 +16,7 @@ from mofa.blocks.frameworks.recompute import modes, unsupported
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
-from mofa.cost.allocations.allocation_trace import life
+from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.errors import SpecError
 from mofa.specs.load import load_framework
 from mofa.specs.model import ModelSpec
@@ -479,7 +479,10 @@ def test_frames_and_fused_nodes_hold_what_they_have() -> None:
     names = [op.name for op in tapes.forward.ops]
     assert names.index("k.rope") < names.index("v.copy") < names.index("attn.core") < names.index("proj")
     deeds = {
-        name: deed.op for part in (life(tapes).forward, life(tapes).backward) for deed in part for name in deed.free
+        name: deed.op
+        for part in (trace_block(tapes).forward, trace_block(tapes).backward)
+        for deed in part
+        for name in deed.free
     }
     assert deeds["q.heads"] == deeds["qkv.out"] == "attention returns"
     assert deeds["d:qkv.out"] == "attn_norm.backward"
@@ -489,5 +492,5 @@ def test_frames_and_fused_nodes_hold_what_they_have() -> None:
 def test_a_dense_layer_has_what_its_second_linear_casts() -> None:
     """``intermediate_parallel`` of MLP.forward, which only a cast of it is kept of."""
     ctx = in_fp8(context(llama(), framework("megatron"), seq_len=4096, micro_batch=1), "blockwise")
-    (gone,) = [deed.op for deed in life(build(ctx)).forward if "mlp.act" in deed.free]
+    (gone,) = [deed.op for deed in trace_block(build(ctx)).forward if "mlp.act" in deed.free]
     assert gone == "mlp returns"

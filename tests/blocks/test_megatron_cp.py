@@ -14,7 +14,7 @@ from mofa.blocks.elementwise import value
 from mofa.blocks.frameworks.megatron.cp import ORDER
 from mofa.blocks.op import CP_POOL, Tape
 from mofa.blocks.work import Attention, Collective, Stream
-from mofa.cost.allocations.allocation_trace import STREAMS, life
+from mofa.cost.allocations.allocation_trace import STREAMS, trace_block
 from tests.blocks.small import context, framework, kept, llama, primitives, size
 
 S, A, K, D = 1024, 8, 4, 64
@@ -89,7 +89,7 @@ def test_gathered_chunks_are_put_in_order_forward_and_twice_back() -> None:
 
 def beside(block_: BlockTapes) -> dict[str, int]:
     """Bytes that come from the pool of the stream beside."""
-    deeds = life(block_)
+    deeds = trace_block(block_)
     return {
         item.name: item.bytes
         for deed in (*deeds.forward, *deeds.backward)

@@ -12,7 +12,7 @@ import pytest
 import mofa
 from mofa.blocks.build import layer_kind
 from mofa.cost.estimate import Estimator
-from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE, lasting_bytes
+from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE, persistent_buffer_bytes
 from mofa.cost.memory.stage_inputs import held_bytes
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.step_time.data_parallel import tied_seconds
@@ -159,7 +159,7 @@ def test_the_closed_form_reads_it(case: tuple[str, int, str, str]) -> None:
         assert buffers.boundary_bytes * buffers.held_inputs.throughout == throughout[r]
         assert buffers.boundary_bytes * buffers.held_inputs.at_end == at_end[r]
         tables = buffers.tables * (buffers.table_bytes + sum(buffers.tables_built))
-        assert lasting_bytes(rows)[0, r] == buffers.kept_bytes + tables + workspaces[r]
+        assert persistent_buffer_bytes(rows)[0, r] == buffers.kept_bytes + tables + workspaces[r]
         assert spec.parameters.total == rows.params[:, 0, r].sum()
         assert spec.parameters.params_bytes == rows.static.params[0, r]
 

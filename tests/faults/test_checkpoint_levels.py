@@ -13,7 +13,7 @@ from mofa.errors import SpecError
 from mofa.faults.closed_forms.checkpoint_levels import best_pattern, level_shares, mean_block_s, nested_ettr
 from mofa.faults.closed_forms.renewal import effective_restart_s, ettr, levels_ettr
 from mofa.faults.closed_forms.two_levels import two_level_ettr
-from mofa.faults.failures.clocks import Clock
+from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import expected_shares
 from mofa.faults.level_calculator import calculate_levels
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
@@ -71,7 +71,7 @@ def test_three_levels_are_what_the_simulation_finds() -> None:
     blocks, shares, restarts = (1.0, 6.0, 90.0), (0.5, 0.4, 0.1), (60.0, 120.0, 600.0)
     levels = (Level(1.0), Level(6.0, every=5), Level(90.0, every=20))
     kinds = tuple(Kind(p, r, k) for k, (p, r) in enumerate(zip(shares, restarts, strict=True)))
-    played = simulate(LongRun(20 * 86400.0, 240.0, levels, kinds, Clock(11135.0)), 2000, seed=3)
+    played = simulate(LongRun(20 * 86400.0, 240.0, levels, kinds, FailureClock(11135.0)), 2000, seed=3)
     expected = float(nested_ettr(240.0, (5, 4), blocks, 11135.0, shares, restarts))
     assert played.ettr == pytest.approx(expected, abs=3.5 * played.standard_error + 1e-4)
 
@@ -82,7 +82,7 @@ def test_the_ledger_of_levels_is_what_the_simulation_finds() -> None:
     levels, kinds = (Level(1.0), Level(600.0, every=12)), (Kind(0.5, 60.0, 0), Kind(0.5, 300.0, 1))
     parts = level_shares(120.0, (12,), blocks, mtbf, shares, restarts)
     assert float(parts["productive"]) == float(nested_ettr(120.0, (12,), blocks, mtbf, shares, restarts))
-    played = simulate(LongRun(1440.0 * 2000, 120.0, levels, kinds, Clock(mtbf)), 200, seed=1).ledger()
+    played = simulate(LongRun(1440.0 * 2000, 120.0, levels, kinds, FailureClock(mtbf)), 200, seed=1).ledger()
     for part, found in played.model_dump().items():
         assert found == pytest.approx(float(parts[part]), abs=1e-3), part
     by_mean = expected_shares(

@@ -11,7 +11,7 @@ from scipy import stats
 from mofa.errors import SpecError
 from mofa.faults.closed_forms.renewal import ettr
 from mofa.faults.duration_band import QUANTILES, band_s, rate_factors
-from mofa.faults.failures.clocks import Clock
+from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import estimate_rate, rate_given_count
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
 
@@ -21,15 +21,15 @@ DAY = 86400.0
 @pytest.mark.parametrize(
     "clock",
     [
-        Clock(20_000.0, counted_failures=20),
-        Clock(20_000.0, counted_failures=2000),
-        Clock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0),
-        Clock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0, counted_failures=40),
-        Clock(20_000.0, num_nodes=64, shape=0.7, counted_failures=30),
+        FailureClock(20_000.0, counted_failures=20),
+        FailureClock(20_000.0, counted_failures=2000),
+        FailureClock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0),
+        FailureClock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0, counted_failures=40),
+        FailureClock(20_000.0, num_nodes=64, shape=0.7, counted_failures=30),
     ],
 )
 @pytest.mark.parametrize("days", [10.0, 60.0])
-def test_the_band_is_that_of_runs_that_draw_their_rate(clock: Clock, days: float) -> None:
+def test_the_band_is_that_of_runs_that_draw_their_rate(clock: FailureClock, days: float) -> None:
     """Whole runs at rates of their own, none of which uses a closed form."""
     work, tau, block, restart = days * DAY, 1200.0, 30.0, 600.0
     run = LongRun(work, tau, (Level(block),), (Kind(1.0, restart),), clock)
@@ -51,12 +51,12 @@ def test_the_band_is_that_of_runs_that_draw_their_rate(clock: Clock, days: float
 @pytest.mark.parametrize(
     "clock",
     [
-        Clock(20_000.0, counted_failures=20),
-        Clock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0),
-        Clock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0, counted_failures=40),
+        FailureClock(20_000.0, counted_failures=20),
+        FailureClock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0),
+        FailureClock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0, counted_failures=40),
     ],
 )
-def test_the_simulated_ettr_is_the_closed_form_at_each_rate(clock: Clock) -> None:
+def test_the_simulated_ettr_is_the_closed_form_at_each_rate(clock: FailureClock) -> None:
     """All productive over all wall-clock time, of runs with lemons and rates of their own."""
     run = LongRun(60 * DAY, 1200.0, (Level(30.0),), (Kind(1.0, 600.0),), clock)
     found = simulate(run, 4000, seed=11)
@@ -66,8 +66,8 @@ def test_the_simulated_ettr_is_the_closed_form_at_each_rate(clock: Clock) -> Non
 
 def test_a_poorly_known_rate_widens_the_band() -> None:
     def width(counted: float | None) -> float:
-        clock = Clock(20_000.0, counted_failures=counted)
-        run = LongRun(100 * DAY, 1200.0, (Level(30.0),), (Kind(1.0, 600.0),), Clock(20_000.0))
+        clock = FailureClock(20_000.0, counted_failures=counted)
+        run = LongRun(100 * DAY, 1200.0, (Level(30.0),), (Kind(1.0, 600.0),), FailureClock(20_000.0))
         factors = rate_factors(clock, 1000)
         low, _, high = band_s(run, 100 * DAY, 100 * DAY / ettr(1200.0, 30.0, 20_000.0 / factors, 600.0), factors)
         return high - low
@@ -99,7 +99,7 @@ def test_jeffreys_lies_within_garwood(failures: int) -> None:
 
 def test_what_is_no_count_is_refused() -> None:
     with pytest.raises(SpecError, match="counted_failures"):
-        Clock(1e4, counted_failures=0.0)
+        FailureClock(1e4, counted_failures=0.0)
     with pytest.raises(SpecError, match="failures"):
         rate_given_count(0, 0.5)
     with pytest.raises(SpecError, match="probability"):

@@ -13,7 +13,7 @@ from mofa.cost.checkpoint import CheckpointTimes, checkpoint_times
 from mofa.errors import SpecError
 from mofa.faults.closed_forms.renewal import ettr
 from mofa.faults.ledger import PARTS, Ledger
-from mofa.faults.outlook import failures_per_node_day, job_clock, outlook
+from mofa.faults.outlook import failure_clock, failures_per_node_day, outlook
 from mofa.faults.simulate import simulate
 from mofa.specs.faults import CHECKPOINT_MODES, FaultSpec
 from mofa.specs.load import load_cluster, load_faults
@@ -42,7 +42,7 @@ def times_of(spec: FaultSpec, per_rank: Any = 0.35e9) -> CheckpointTimes:
 def test_expectations_are_what_the_simulation_finds(mode: str, spares: int | None) -> None:
     spec = facts(mode)
     found = outlook(spec, times_of(spec), 20.0, 16384, 2048, 8, spares=spares)
-    run = found.long_run(0, 120 * 86400.0)
+    run = found.simulated_run(0, 120 * 86400.0)
     played = simulate(run, 300, seed=1)
     # a run begins and ends, which an endless one does not
     assert played.ettr == pytest.approx(float(found.ettr[0]), abs=4 * played.standard_error + 2e-4)
@@ -105,7 +105,7 @@ def test_rate_follows_the_gpus_of_a_node() -> None:
     reliability = load_faults("delta").reliability
     assert reliability is not None
     assert failures_per_node_day(reliability, 8) == pytest.approx(2 * 8.31e-2)
-    assert job_clock(reliability, 1e4, 76).num_nodes == 76
+    assert failure_clock(reliability, 1e4, 76).num_nodes == 76
 
 
 def test_intervals_that_cannot_be_are_refused() -> None:
@@ -164,5 +164,5 @@ def test_storage_follows_what_hosts_hold() -> None:
     fast, safe = found.levels
     apart = float(safe.every[0]) * (float(found.interval_s[0]) + float(fast.block_s[0]))
     assert apart >= float(times.write_s[0]) - 1e-6 and safe.every[0] > 1024
-    played = simulate(found.long_run(0, 1e8), 100, seed=1)
+    played = simulate(found.simulated_run(0, 1e8), 100, seed=1)
     assert played.ettr == pytest.approx(float(found.ettr[0]), abs=4 * played.standard_error)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mofa.errors import SpecError
 from mofa.faults.closed_forms import renewal
 from mofa.faults.closed_forms.weibull import weibull_shares
-from mofa.faults.failures.clocks import Clock
+from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, expected_shares
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
 
@@ -48,7 +48,7 @@ def test_published_efficiencies(shape: float) -> None:
 def test_the_simulation_agrees_within_its_error(shape: float, persist: float) -> None:
     """Long runs: a run begins with a fresh clock, and ends in the midst of one."""
     run = LongRun(600 * DAY, 19 * MIN, (Level(MIN, persist_s=persist),), (Kind(1.0, 10 * MIN),),
-                  Clock(185.6 * MIN, shape=shape))  # fmt: skip
+                  FailureClock(185.6 * MIN, shape=shape))  # fmt: skip
     found = simulate(run, 500, seed=4)
     expected = weibull_shares(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, persist, shape)
     assert abs(found.ettr - expected["productive"]) < 3.5 * found.standard_error

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes.chunked import CHUNKS, FRESH_SKEWS, chunked_cases
-from mofa.measure.expand import expand
+from mofa.measure.expand import expand_run
 from mofa.measure.runs import plan_task
 from mofa.specs.load import load_runs
 
@@ -32,7 +32,7 @@ def column(name: str, key: str) -> list[str]:
 @pytest.mark.parametrize("name", PLANS)
 def test_every_planned_run_was_predicted_and_its_framework_can_run_it(name: str) -> None:
     plans = [REFERENCES / "plans" / f"{plan}.yaml" for plan in PLANS[name]]
-    runs = [expand(run, path.parent) for path in plans for run in load_runs(path)]
+    runs = [expand_run(run, path.parent) for path in plans for run in load_runs(path)]
     assert column(name, "id") == [run.run.id for run in runs]
     for run in runs:
         assert plan_task(run, timeout_s=1.0).num_gpus == run.run.gpus

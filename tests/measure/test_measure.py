@@ -11,7 +11,7 @@ import yaml
 
 from mofa.errors import SpecError
 from mofa.measure import read_record, read_records
-from mofa.measure.expand import expand
+from mofa.measure.expand import expand_run
 from mofa.measure.launch import Task
 from mofa.measure.runs import check_machine, plan_task, self_test
 from mofa.measure.runs import measure as measure_runs
@@ -44,7 +44,7 @@ def runs_file(folder: Path, *runs: dict[str, Any]) -> Path:
 
 def task_of(folder: Path, raw: dict[str, Any]) -> Task:
     (run,) = load_runs(runs_file(folder, raw))
-    return plan_task(expand(run), timeout_s=10.0)
+    return plan_task(expand_run(run), timeout_s=10.0)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
     assert record.run.model["hidden"] == 4096
     assert record.run.strategy["schedule"] == "1f1b"
     assert record.run.framework["data_parallel"] == "fsdp"
-    assert expand(record.run).spelled_out() == record.run
+    assert expand_run(record.run).spelled_out() == record.run
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_the_self_test_runs_anywhere() -> None:
 @pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
 def test_every_planned_run_can_be_told_to_its_framework(path: Path) -> None:
     for run in load_runs(path):
-        plan_task(expand(run), timeout_s=10.0)
+        plan_task(expand_run(run), timeout_s=10.0)
 
 
 def test_torchtitan_reads_the_batch_as_it_does(tmp_path: Path) -> None:

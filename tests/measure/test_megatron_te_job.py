@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mofa.errors import SpecError
-from mofa.measure.expand import expand
+from mofa.measure.expand import expand_run
 from mofa.measure.megatron_te_job import megatron_te_job
 from mofa.measure.records import split_of_model
 from mofa.measure.runs import plan_task
@@ -24,7 +24,7 @@ def run_of(folder: Path, **changes: Any) -> Any:
     path = folder / "runs.yaml"
     path.write_text(yaml.safe_dump({"runs": [raw]}))
     (run,) = load_runs(path)
-    return expand(run)
+    return expand_run(run)
 
 
 def config_of(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
-from mofa.measure.expand import ExpandedRun, configuration_of, expand
+from mofa.measure.expand import ExpandedRun, configuration_of, expand_run
 from mofa.measure.records import (
     Record,
     Split,
@@ -210,7 +210,7 @@ def assert_built_as_described(record: Record) -> None:
 @pytest.fixture(scope="module")
 def expanded() -> list[ExpandedRun]:
     """What every committed record is a run of, by the fields and defaults of today."""
-    return [expand(record.run) for record in measured_records()]
+    return [expand_run(record.run) for record in measured_records()]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.report.figures.calibration import plot_calibration, work_of
+from mofa.report.figures.calibration import plot_calibration, work_size
 
 
 def point(
@@ -45,4 +45,4 @@ def test_collectives_have_a_line_per_collective_and_group() -> None:
 
 
 def test_an_optimizer_is_counted_by_its_parameters() -> None:
-    assert work_of("memory_bound", "params=1000 tensors=3") == 1000.0
+    assert work_size("memory_bound", "params=1000 tensors=3") == 1000.0

@@ -18,7 +18,7 @@ from mofa.report.figures.pareto import pareto_front, plot_pareto
 from mofa.report.figures.stage_memory import plot_stage_memory
 from mofa.report.figures.style import memory_fills
 from mofa.report.figures.time_breakdown import plot_time_breakdown
-from mofa.report.save import as_played, check_writable, save_estimates, save_report, write_atomic
+from mofa.report.save import check_writable, save_estimates, save_report, with_replayed_rows, write_atomic
 from mofa.units import GIB
 from tests.report.fake import CAPACITY_BYTES, make_estimate, make_plan, make_report, make_table
 
@@ -114,7 +114,7 @@ def test_plans_that_were_played_out_are_told_apart_in_the_table() -> None:
     report = make_report()
     plan = report.plans[1].model_copy(update={"costed_by": "replay"})
     table = make_table(report).assign(step_s=1.0, tokens_per_s_per_gpu=10.0, mfu=0.1, device_bytes=5.0)
-    told = as_played(table, [report.plans[0], plan])
+    told = with_replayed_rows(table, [report.plans[0], plan])
     alike = told["step_s"] != 1.0
     assert told["costed_by"].tolist() == ["replay" if changed else "closed_form" for changed in alike]
     assert alike.sum() == 1

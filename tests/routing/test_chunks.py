@@ -10,12 +10,12 @@ from mofa.routing.chunks import (
     ActivationTerms,
     checked_bins,
     choose_chunks,
-    in_flight,
+    expected_from_past,
+    in_flight_1f1b,
     max_rows,
     published_in_flight,
     published_static,
     published_terms,
-    seen_before,
 )
 from mofa.routing.rank_load import max_rank_ratio
 from mofa.specs.load import load_workload
@@ -88,7 +88,7 @@ def test_activations_in_flight() -> None:
     for pp in (1, 2, 4):
         for r in range(pp):
             assert published_in_flight(pp, r, 2) == pp + 2 * (pp - r - 1) + 1
-            assert in_flight(pp, r) == pp - r <= published_in_flight(pp, r)
+            assert in_flight_1f1b(pp, r) == pp - r <= published_in_flight(pp, r)
 
 
 def test_layers_in_flight_share_the_budget() -> None:
@@ -111,12 +111,12 @@ def test_bins() -> None:
 
 def test_a_controller_sees_the_past_alone() -> None:
     ratios = np.array([[1.0, 3.0], [2.0, 1.0], [5.0, 1.0], [1.0, 1.0]])
-    seen = seen_before(ratios, window=2, headroom=1.0)
+    seen = expected_from_past(ratios, window=2, headroom=1.0)
     assert seen[1:].tolist() == [[1.0, 3.0], [2.0, 3.0], [5.0, 1.0]] and np.isinf(seen[0]).all()
     with pytest.raises(SpecError, match="window"):
-        seen_before(ratios, window=0)
+        expected_from_past(ratios, window=0)
     with pytest.raises(SpecError, match="headroom"):
-        seen_before(ratios, headroom=float("nan"))
+        expected_from_past(ratios, headroom=float("nan"))
 
 
 def test_a_dense_model_has_no_chunks() -> None:

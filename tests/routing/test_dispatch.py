@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mofa.errors import SpecError
 from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.dispatch import route_tokens, traffic
-from mofa.routing.placement import Placement, symmetric
+from mofa.routing.placement import Placement, symmetric_placement
 
 
 def algorithm_1(placement: Placement, tokens: np.ndarray, inputs: np.ndarray, gpus_per_node: int) -> np.ndarray:
@@ -41,7 +41,7 @@ def algorithm_1(placement: Placement, tokens: np.ndarray, inputs: np.ndarray, gp
 @settings(deadline=None, max_examples=30)
 def test_agrees_with_the_papers_loop(seed: int, gpus_per_node: int) -> None:
     rng = np.random.default_rng(seed)
-    placement = symmetric(16, 8, 4)
+    placement = symmetric_placement(16, 8, 4)
     inputs = rng.multinomial(300, rng.dirichlet(np.full(16, 0.3)), 8).T
     tokens = FlowScheduler(placement).solve(inputs.sum(axis=1)).tokens
     flow = route_tokens(placement, tokens, inputs, gpus_per_node)

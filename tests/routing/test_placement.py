@@ -9,23 +9,23 @@ from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.routing.balance.flow_density import max_density
-from mofa.routing.balance.place import Adaptation, asymmetric, replace_if_worse
+from mofa.routing.balance.place import Adaptation, asymmetric_placement, replace_if_worse
 from mofa.routing.cayley import matchings, second_eigenvalue
 from mofa.routing.placement import (
     Placement,
-    dealt,
+    deal_at_random,
     expert_parallel,
-    packed,
+    pack_by_load,
     replica_counts,
     shuffled,
-    slots_of,
-    symmetric,
+    slots_per_gpu,
+    symmetric_placement,
 )
 
 
 def adjacency(num_experts: int, num_gpus: int) -> np.ndarray:
     """Experts that two GPUs share."""
-    copies = symmetric(num_experts, num_gpus, num_gpus // 2).copies
+    copies = symmetric_placement(num_experts, num_gpus, num_gpus // 2).copies
     shared = copies.T @ copies
     np.fill_diagonal(shared, 0)
     return shared
@@ -52,7 +52,7 @@ def test_the_papers_graphs() -> None:
 )
 def test_every_slot_holds_all_gpus_once(experts: int, gpus: int) -> None:
     """Replicas of an expert can have the same local index: consecutive ``ep`` experts share the GPUs among them."""
-    copies = symmetric(experts, gpus, gpus // 2).copies
+    copies = symmetric_placement(experts, gpus, gpus // 2).copies
     assert np.all(copies.sum(axis=1) == 2)
     assert np.all(copies.reshape(-1, gpus // 2, gpus).sum(axis=1) == 1)
 
@@ -88,9 +88,9 @@ def test_dealing_fills_every_slot_and_keeps_replicas_apart(ep: int, d: int, slot
     load = rng.pareto(1.0, num_experts)
     counts = replica_counts(load, num_gpus * slots, num_gpus)
     assert counts.sum() == num_gpus * slots and counts.min() >= 1 and counts.max() <= num_gpus
-    for placed in (dealt(load, counts, num_gpus, rng), packed(load, num_gpus, slots)):
+    for placed in (deal_at_random(load, counts, num_gpus, rng), pack_by_load(load, num_gpus, slots)):
         assert np.all(placed.copies.sum(axis=0) == slots) and np.all(placed.copies.sum(axis=1) >= 1)
-    assert dealt(load, counts, num_gpus, rng).copies.max() == 1
+    assert deal_at_random(load, counts, num_gpus, rng).copies.max() == 1
 
 
 def test_greedy_replicas_are_the_least_maximum() -> None:
@@ -103,13 +103,13 @@ def test_greedy_replicas_are_the_least_maximum() -> None:
 def test_asymmetric_placement_balances_what_symmetric_does_not() -> None:
     """moe.md C.7: with known loads always balanced, where the symmetric placement is not (Zipf above 1)."""
     load = np.round(65536 * np.arange(1, 33) ** -1.5 / (np.arange(1, 33) ** -1.5).sum())
-    before = max_density(symmetric(32, 8, 4).hosts, load) / (load.sum() / 8)
-    after = max_density(asymmetric(load, 8, 8).hosts, load) / (load.sum() / 8)
+    before = max_density(symmetric_placement(32, 8, 4).hosts, load) / (load.sum() / 8)
+    after = max_density(asymmetric_placement(load, 8, 8).hosts, load) / (load.sum() / 8)
     assert before > 1.5 and after == pytest.approx(1.0, abs=1e-6)
 
 
 def test_adaptation_moves_only_past_its_threshold() -> None:
-    placed = symmetric(32, 8, 4)
+    placed = symmetric_placement(32, 8, 4)
     even = np.full((5, 32), 100.0)
     assert replace_if_worse(placed, even, 8, Adaptation()) is None
     skewed = even.copy()
@@ -122,11 +122,11 @@ def test_adaptation_moves_only_past_its_threshold() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(SpecError, match=r"ep \(3\) must divide experts \(32\)"):
-        slots_of(32, 8, 3)
+        slots_per_gpu(32, 8, 3)
     with pytest.raises(SpecError, match=r"gpus \(6\) must be a multiple of ep \(4\)"):
-        symmetric(32, 6, 4)
+        symmetric_placement(32, 6, 4)
     with pytest.raises(SpecError, match=r"gpus \(4096\): a merged group"):
-        symmetric(32, 4096, 4)
+        symmetric_placement(32, 4096, 4)
     with pytest.raises(SpecError, match="placement: expert 1 has no GPU"):
         Placement(np.array([[1, 1], [0, 0]]))
     with pytest.raises(SpecError, match=r"replicas \(3\): 4 experts need a slot each"):
@@ -134,6 +134,6 @@ def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(SpecError, match=r"replicas \(9\): 4 experts on 2 GPUs have at most 8"):
         replica_counts(np.ones(4), 9, 2)
     with pytest.raises(SpecError, match="load: is negative"):
-        asymmetric(np.array([1.0, -1.0]), 2, 1)
+        asymmetric_placement(np.array([1.0, -1.0]), 2, 1)
     with pytest.raises(SpecError, match=r"samples \(0\)"):
-        asymmetric(np.ones(2), 2, 1, samples=0)
+        asymmetric_placement(np.ones(2), 2, 1, samples=0)

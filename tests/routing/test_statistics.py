@@ -7,7 +7,7 @@ import pytest
 
 from mofa.routing.fitting import fit_distributions
 from mofa.routing.rank_load import expert_shares
-from mofa.routing.statistics import expert_ratios, rank_ratios, statistics
+from mofa.routing.statistics import expert_loads_over_mean, rank_loads_over_mean, statistics
 from mofa.specs.routing import RoutingSpec
 from tests.routing.test_rank_load import moe_model
 
@@ -41,8 +41,8 @@ def test_published_max_violation() -> None:
 
 def test_ranks_hold_consecutive_experts() -> None:
     shares = np.array([[[0.5, 0.1, 0.3, 0.1]]])
-    assert rank_ratios(shares, 2)[0, 0] == pytest.approx([1.2, 0.8])
-    assert expert_ratios(shares)[0, 0] == pytest.approx([2.0, 0.4, 1.2, 0.4])
+    assert rank_loads_over_mean(shares, 2)[0, 0] == pytest.approx([1.2, 0.8])
+    assert expert_loads_over_mean(shares)[0, 0] == pytest.approx([2.0, 0.4, 1.2, 0.4])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.frameworks.torchtitan import layer as torchtitan
 from mofa.blocks.frameworks.torchtitan.linear import linear
 from mofa.blocks.op import Back, Op, TapeBuilder
-from mofa.blocks.parts import biased
+from mofa.blocks.parts import add_bias
 from mofa.blocks.work import Stream
 
 
@@ -24,7 +24,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
     fused = linear(b, ctx, h, "wqkv", m=t, n=q_width + 2 * kv_width, k=float(ctx.model.hidden), wide_input=True)
     if a.qkv_bias:
-        fused = biased(b, fused, "wqkv", float((a.num_heads + 2 * a.num_kv_heads) * a.d_qk))
+        fused = add_bias(b, fused, "wqkv", float((a.num_heads + 2 * a.num_kv_heads) * a.d_qk))
     q, k, v = (b.tensor(name, t * width * e) for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)))
     moved = 2 * t * (q_width + 2 * kv_width) * e
     b.add(Op("wqkv.chunk", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
@@ -35,7 +35,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """The output projection, with its bias."""
     y = torchtitan.row_linear(b, ctx, x, name, n, k)
-    return biased(b, y, name, n) if ctx.model.attention.out_bias else y
+    return add_bias(b, y, name, n) if ctx.model.attention.out_bias else y
 
 
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
@@ -44,12 +44,12 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     if spec is None or not spec.bias or spec.activation == "swiglu":
         return torchtitan.mlp(b, ctx, h, name, width)
     t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
-    up = biased(b, linear(b, ctx, h, f"{name}.up", m=t, n=width, k=hidden, wide_input=True), f"{name}.up", width)
+    up = add_bias(b, linear(b, ctx, h, f"{name}.up", m=t, n=width, k=hidden, wide_input=True), f"{name}.up", width)
     act = b.tensor(f"{name}.gelu", t * width * e)
     moved = t * width * e
     b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved, "gelu_fwd"), (up,), (act,), (up,),
              back=Back(3 * moved, 1, like="gelu_bwd")))  # fmt: skip
-    return biased(b, linear(b, ctx, act, f"{name}.down", m=t, n=hidden, k=width), f"{name}.down", hidden)
+    return add_bias(b, linear(b, ctx, act, f"{name}.down", m=t, n=hidden, k=width), f"{name}.down", hidden)
 
 
 PRIMITIVES: Primitives = replace(torchtitan.PRIMITIVES, qkv=qkv, row_linear=row_linear, mlp=mlp)

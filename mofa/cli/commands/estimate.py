@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
-from mofa.cli.jobs import jobs_of
+from mofa.cli.jobs import jobs_from_options
 
 if TYPE_CHECKING:
     from mofa.cli.jobs import Job
@@ -71,7 +71,7 @@ def estimate(
         recovery,
         changes,
     ).profile()
-    with jobs_of(
+    with jobs_from_options(
         workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue
     ) as asked:
         if spares is not None:

@@ -141,7 +141,7 @@ def goodput(
     ).profile()
     if profile is None or profile.reliability is None:
         raise SpecError("--faults: is missing; name a fault profile, such as llama3 (mofa show faults lists them)")
-    numbers = scales(gpus)
+    numbers = parse_gpu_counts(gpus)
     options = {"seq_len": seq_len, "global_batch": global_batch}
     show.show_scale(
         _by_scale(workload, cluster, numbers, profile, options, framework, set_, strategy, weak, replan, quiet)
@@ -281,12 +281,12 @@ def _record(log: Path, nodes: int | None, days: float | None) -> LogReport:
     return read_log(log).report(nodes, days)
 
 
-def scales(text: str) -> list[int]:
+def parse_gpu_counts(text: str) -> list[int]:
     """Numbers of GPUs, doubling.
 
     Examples
     --------
-    >>> scales("1K..4K"), scales("512")
+    >>> parse_gpu_counts("1K..4K"), parse_gpu_counts("512")
     ([1024, 2048, 4096], [512])
     """
     from mofa.errors import SpecError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mofa.cli import options as opt
-from mofa.cli.jobs import jobs_of
+from mofa.cli.jobs import jobs_from_options
 
 if TYPE_CHECKING:
     from mofa.cli.jobs import Job
@@ -52,7 +52,9 @@ def trace(
     from mofa.report.save import check_writable, write_atomic
 
     check_writable(out)
-    with jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue) as jobs:
+    with jobs_from_options(
+        workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue
+    ) as jobs:
         num, text, note = _played(_single_job(jobs, run, workload), ranks, micro_batches, jitter, seed)
     write_atomic(out, text.encode())
     if not quiet:
@@ -64,7 +66,7 @@ def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed
     import json
 
     from mofa.replay.memory_curve import memory_curve
-    from mofa.replay.replayer import Replayer, on_average
+    from mofa.replay.replayer import Replayer, mean_over_steps
     from mofa.replay.time.perfetto import spread, trace_events
     from mofa.replay.time.step import time_of
     from mofa.search.strategy_estimator import estimator_of
@@ -83,7 +85,7 @@ def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed
 
     events = trace_events(played, shown, counter)
     num = max(span.micro_batch for rank in played.spans for span in rank) + 1
-    step_s = on_average(estimator, played).step_s if jitter == 0 else played.step_s
+    step_s = mean_over_steps(estimator, played).step_s if jitter == 0 else played.step_s
     mean = f" ({step_s:.6g} s on average over steps that load kernels or run again)"
     note = "; ".join((
         f"{len(shown)} of {pp} pipeline ranks",

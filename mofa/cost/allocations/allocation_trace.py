@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import value
-from mofa.blocks.frameworks.megatron.persistent import FirstUse, Lasting
+from mofa.blocks.frameworks.megatron.persistent import FirstUse, PersistentBuffer
 from mofa.blocks.op import KINDS, OWN_POOLS, READS, WRITES, Op, Tape, Tensor
 from mofa.blocks.roles import WEIGHT_ROLES, TensorUse
 from mofa.blocks.work import Attention, Collective
@@ -21,10 +21,10 @@ STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
 
 
-def life(
+def trace_block(
     block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, sums_apart: bool = False,
     pipelined: bool = False, puts_off: bool = False, replicated: bool = False,
-    lasting: Mapping[FirstUse, tuple[Lasting, ...]] | None = None,
+    persistent: Mapping[FirstUse, tuple[PersistentBuffer, ...]] | None = None,
 ) -> BlockTrace:  # fmt: skip
     """The allocation trace of a block, for one combination of those that its tapes have.
 
@@ -40,11 +40,11 @@ def life(
     ``weight_first``: autograd's product (``MmBackward0``) makes the second factor's gradient, the weight's, before the
     input's; Megatron's own function the other way round.
 
-    ``lasting``: what ops take for good at a rank's first use, where layers are a library's and only the
+    ``persistent``: what ops take and keep at a rank's first use, where layers are a library's and only the
     head's products PyTorch's.
     """
-    trace = _life(block, k, autocast, weight_first, sums_apart, pipelined, lasting=lasting or {})
-    trace = replace(trace, torch_products=lasting is None or block.name == "head")
+    trace = _trace_block(block, k, autocast, weight_first, sums_apart, pipelined, persistent=persistent or {})
+    trace = replace(trace, torch_products=persistent is None or block.name == "head")
     if replicated:
         reduced = (tensor.name for tensor in block.backward.tensors.values() if tensor.use == "reduced")
         trace = replace(trace, freed_at_end=frozenset(reduced))
@@ -56,14 +56,14 @@ def life(
         behind = len(halves.inputs.ops)
         halves_of = replace(block, backward=tape)
         both.append(
-            _life(
+            _trace_block(
                 halves_of,
                 k,
                 autocast,
                 weight_first,
                 sums_apart,
                 pipelined,
-                lasting=lasting or {},
+                persistent=persistent or {},
                 by_weights_from=behind,
             )
         )
@@ -73,9 +73,9 @@ def life(
     )
 
 
-def _life(
+def _trace_block(
     block: BlockTapes, k: int, autocast: bool, weight_first: bool, sums_apart: bool, pipelined: bool, *,
-    lasting: Mapping[FirstUse, tuple[Lasting, ...]], by_weights_from: int | None = None,
+    persistent: Mapping[FirstUse, tuple[PersistentBuffer, ...]], by_weights_from: int | None = None,
 ) -> BlockTrace:  # fmt: skip
     """Of the two tapes as they are; ops of the backward from ``by_weights_from`` on are those by weights, else those so
     named."""
@@ -131,7 +131,7 @@ def _life(
               op.role in WEIGHT_ROLES if by_weights_from is None else i >= boundary + by_weights_from,
               bool(given) and present[i] and op.role == "sum" and of(op.writes[0]) == given,
               places, bool(lingers) and op.renews,
-              lasting.get((op.origin if op.role and op.origin else op.name, op.role), ()) if present[i] else ())
+              persistent.get((op.origin if op.role and op.origin else op.name, op.role), ()) if present[i] else ())
         for i, op in enumerate(ops)
     ]  # fmt: skip
     pieces = _pieces(op_traces, weights)
@@ -236,7 +236,7 @@ def _dry(block: BlockTapes, k: int) -> tuple[OpTrace, ...]:
     loss = next((op for op in forward.ops if op.part == "loss" and op.reads), None)
     given = forward.outputs if loss is None else loss.reads[:1]
     alone = BlockTapes(block.name, replace(forward, ops=ops, outputs=given), Tape((), {}, (), ()))
-    trace = life(alone, k)
+    trace = trace_block(alone, k)
     if block.name == "head":
         return trace.forward
     return tuple(
@@ -296,7 +296,7 @@ def _step(op: Op, n: int, of: object) -> int | str:
 
 def _op_trace(
     op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
-    by_weights: bool, sums: bool, places: Mapping[str, int], renews: bool, lasting: tuple[Lasting, ...],
+    by_weights: bool, sums: bool, places: Mapping[str, int], renews: bool, persistent: tuple[PersistentBuffer, ...],
 ) -> OpTrace | None:  # fmt: skip
     assert callable(of)
     stream = STREAMS.get(op.pool or op.stream, 0)
@@ -327,8 +327,8 @@ def _op_trace(
         attention or op.is_embedding_gradient,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.copies_out,
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
-        int(value(op.expert_loops, k)), renews, lasting, op.role, op.repeated, op.part, op.origin, op.purpose,
+        int(value(op.expert_loops, k)), renews, persistent, op.role, op.repeated, op.part, op.origin, op.purpose,
         op.role in ("regather", "wgrad", "dgrad") or (not op.role and value(op.weight_params, k) > 0),
     )  # fmt: skip
-    plain = not (new or scratch or dead or claim or grads or sums or renews or lasting or op_trace.frees_held)
+    plain = not (new or scratch or dead or claim or grads or sums or renews or persistent or op_trace.frees_held)
     return None if plain else op_trace

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from mofa.blocks.frameworks.megatron.persistent import Lasting
+from mofa.blocks.frameworks.megatron.persistent import PersistentBuffer
 from mofa.blocks.roles import PRODUCT_ROLES, Part, Purpose, Role, TensorUse
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 
@@ -53,7 +53,7 @@ class OpTrace(NamedTuple):
     """Experts that the op runs for one after the other (:mod:`mofa.cost.allocations.sequential_experts`). [-]"""
     renews: bool = False
     """Whether what lingered of the block's last backward goes here."""
-    lasting: tuple[Lasting, ...] = ()
+    persistent: tuple[PersistentBuffer, ...] = ()
     """What the first such op of a rank takes for good."""
     role: Role = ""
     repeated: bool = False

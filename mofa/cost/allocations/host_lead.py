@@ -19,7 +19,7 @@ from mofa.specs.hardware import ClusterSpec
 
 def launches(chunk: Sequence[BlockTrace]) -> dict[str, float]:
     """Kernels of each kind of computation of a chunk. [-]"""
-    forward, inputs, weights = (sum(life.launches[part] for life in chunk) for part in range(3))
+    forward, inputs, weights = (sum(trace.launches[part] for trace in chunk) for part in range(3))
     return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}
 
 
@@ -53,7 +53,7 @@ def beside_peers(passes: tuple[Pace, Pace], cluster: ClusterSpec, ranks: int) ->
     return forward, backward
 
 
-def lag(launched: float, ratio: float) -> float:
+def lead_in_launches(launched: float, ratio: float) -> float:
     """Launches that the host is ahead of its device after as many of a step; ``ratio``: :func:`device_per_host`. [-]
 
     As many more as the device is slower, up to the queue's.

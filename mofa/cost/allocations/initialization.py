@@ -19,7 +19,7 @@ TABLE, DRAFT, BROADCAST = "buffer", "draft of a first value", "broadcast of the 
 """What is no parameter."""
 
 
-class Want(NamedTuple):
+class SlotRequest(NamedTuple):
     """So many bytes for a slot, named what they are for; 0 lets the slot go. [B]"""
 
     slot: int
@@ -46,26 +46,26 @@ def rotations(rows: Rows) -> tuple[int, ...]:
     return (table_bytes, *parts)
 
 
-def built(weights: Sequence[Weight], table: Sequence[int]) -> list[Want]:
+def build_requests(weights: Sequence[Weight], table: Sequence[int]) -> list[SlotRequest]:
     """Part after part: empty parameters and table, then their values (train.py, ``to_empty`` and ``init_weights``).
 
     The table is made anew, in new memory; a matrix that is not fp32 gets its values through a copy that is.
 
     Examples
     --------
-    >>> built([Weight("a wq", 2, 0, 2, 0, draft=4)], (8, 4, 4))[3:7]  # doctest: +NORMALIZE_WHITESPACE
-    [Want(slot=3, nbytes=4, name='draft of a first value'), Want(slot=4, nbytes=8, name='buffer'),
-     Want(slot=2, nbytes=0, name=''), Want(slot=3, nbytes=0, name='')]
+    >>> build_requests([Weight("a wq", 2, 0, 2, 0, draft=4)], (8, 4, 4))[3:7]  # doctest: +NORMALIZE_WHITESPACE
+    [SlotRequest(slot=3, nbytes=4, name='draft of a first value'), SlotRequest(slot=4, nbytes=8, name='buffer'),
+     SlotRequest(slot=2, nbytes=0, name=''), SlotRequest(slot=3, nbytes=0, name='')]
     """
-    out: list[Want] = []
+    out: list[SlotRequest] = []
     slots = count()
 
     def take(nbytes: int, name: str) -> int:
-        out.append(Want(next(slots), nbytes, name))
+        out.append(SlotRequest(next(slots), nbytes, name))
         return out[-1].slot
 
     def give(slot: int) -> None:
-        out.append(Want(slot, 0, ""))
+        out.append(SlotRequest(slot, 0, ""))
 
     for c in sorted({w.chunk for w in weights}):
         of_chunk = [w for w in weights if w.chunk == c]
@@ -83,7 +83,7 @@ def built(weights: Sequence[Weight], table: Sequence[int]) -> list[Want]:
     return out
 
 
-def broadcast(weights: Sequence[Weight]) -> list[Want]:
+def broadcast_requests(weights: Sequence[Weight]) -> list[SlotRequest]:
     """The flat buffers in which DDP hands the first rank's parameters to the others when it is made, at the first
     forward; a parameter that fills one alone needs none (torch/csrc/utils/tensor_flatten.h, ``flatten_dense_tensors``).
 
@@ -92,7 +92,7 @@ def broadcast(weights: Sequence[Weight]) -> list[Want]:
     The first and the second go alone, two small ones and the third together.
 
     >>> sizes = (300 << 20, 400 << 20, 1 << 20, 1 << 20, 500 << 20)
-    >>> [(w.slot, w.nbytes >> 20) for w in broadcast([Weight("w", n, 0, 0, 0) for n in sizes])]
+    >>> [(w.slot, w.nbytes >> 20) for w in broadcast_requests([Weight("w", n, 0, 0, 0) for n in sizes])]
     [(2, 502), (2, 0)]
     """
     filled: list[list[int]] = [[]]
@@ -100,11 +100,11 @@ def broadcast(weights: Sequence[Weight]) -> list[Want]:
         if sum(filled[-1]) >= BROADCAST_BYTES:
             filled.append([])
         filled[-1].append(w.param)
-    out: list[Want] = []
+    out: list[SlotRequest] = []
     for n, sizes in enumerate(filled):
         if n >= IN_FLIGHT and len(filled[n - IN_FLIGHT]) > 1:
-            out.append(Want(n - IN_FLIGHT, 0, ""))
+            out.append(SlotRequest(n - IN_FLIGHT, 0, ""))
         if len(sizes) > 1:
-            out.append(Want(n, sum(sizes), BROADCAST))
+            out.append(SlotRequest(n, sum(sizes), BROADCAST))
     last = range(max(len(filled) - IN_FLIGHT, 0), len(filled))
-    return [*out, *(Want(n, 0, "") for n in last if len(filled[n]) > 1)]
+    return [*out, *(SlotRequest(n, 0, "") for n in last if len(filled[n]) > 1)]

@@ -140,7 +140,7 @@ def _in_order(weights: tuple[BlockWeight, ...], *, sequential: bool) -> tuple[Bl
     )
 
 
-def owned(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param], data_rank: int) -> list[float]:
+def owned_params(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param], data_rank: int) -> list[float]:
     """Of each parameter what a rank of Megatron's distributed optimizer steps: of its buffers each owns another part,
     whatever tensors that cuts, so that most tensors are some rank's whole. [params]
 
@@ -156,13 +156,13 @@ def owned(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param], dat
     for buffer in buffers_of(framework, spec, params):
         ranks = place.expert_ranks if buffer.expert else place.dense_ranks
         rank = data_rank * place.tensor_ranks // number if buffer.expert else data_rank
-        for n, size in shares(buffer, ranks, rank % ranks).items():
+        for n, size in owned_fractions(buffer, ranks, rank % ranks).items():
             own[n] = size
     return own
 
 
 @dataclass(frozen=True)
-class Bucketed:
+class BucketedBuffer:
     """A buffer of Megatron's data parallelism: which parameters it holds, and where. [params]
 
     ``places`` has the first and last index of each, ``buckets`` the first of each bucket and the buffer's end.
@@ -175,7 +175,7 @@ class Bucketed:
     buckets: tuple[int, ...]
 
 
-def buffers_of(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param]) -> tuple[Bucketed, ...]:
+def buffers_of(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param]) -> tuple[BucketedBuffer, ...]:
     """Megatron's buffers: of each chunk one for what all ranks hold, and one for experts under expert parallelism.
 
     Parameters lie from the last to the first. Where reductions overlap, the first stage's first chunk is cut into
@@ -193,7 +193,7 @@ def buffers_of(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param]
             if members:
                 ranks = (place.expert_ranks if experts else place.dense_ranks) if spec.gradients.shards_states else 0
                 places, buckets = _places([params[n] for n in members], bucket, ranks)
-                out.append(Bucketed(experts, c, tuple(members), places, buckets))
+                out.append(BucketedBuffer(experts, c, tuple(members), places, buckets))
     return tuple(out)
 
 
@@ -218,7 +218,7 @@ def _places(params: list[Param], bucket: float, ranks: int) -> tuple[tuple[tuple
     return tuple(places), tuple(begun)
 
 
-def shares(buffer: Bucketed, ranks: int, rank: int) -> dict[int, float]:
+def owned_fractions(buffer: BucketedBuffer, ranks: int, rank: int) -> dict[int, float]:
     """Of each parameter of a buffer the part that a rank optimizes: it owns as much of each bucket as any other."""
     out: dict[int, float] = {}
     offset = 0

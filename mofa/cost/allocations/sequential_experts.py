@@ -16,8 +16,8 @@ from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
 COPY = KINDS.index("weight_copy")
 
 
-def one_by_one(trace: BlockTrace, shares: Sequence[float] = ()) -> BlockTrace:
-    """A life with its experts one by one; the same where none run in turn.
+def unroll_experts(trace: BlockTrace, shares: Sequence[float] = ()) -> BlockTrace:
+    """A trace with its experts one after the other; the same where none run in turn.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def one_by_one(trace: BlockTrace, shares: Sequence[float] = ()) -> BlockTrace:
     >>> down = OpTrace("fc2", (New("y", 4, 0, 0),), free=("h", "x"), expert_loops=2)
     >>> cat = OpTrace("cat", (New("out", 4, 0, 0),), free=("y",))
     >>> one = BlockTrace("moe", (up, down, cat), (), "out", "", "", frozenset(), ())
-    >>> for op_trace in one_by_one(one, [0.75, 0.25]).forward:
+    >>> for op_trace in unroll_experts(one, [0.75, 0.25]).forward:
     ...     print(op_trace.op, *(f"{item.name} {item.bytes}" for item in op_trace.new), "free", *op_trace.free)
     fc1 h#0 9 free
     fc2 y#0 3 free h#0
@@ -77,7 +77,7 @@ def _all(op_traces: Sequence[OpTrace], shares: Sequence[float], cut: set[str]) -
             shared, first = expert == order[-1], expert == order[0]
             for op_trace in loop_body:
                 of_expert = _of_one(op_trace, expert, shares, cut, each, shared=shared)
-                of_expert = of_expert if first else of_expert._replace(lasting=())
+                of_expert = of_expert if first else of_expert._replace(persistent=())
                 yield _of_sum(of_expert, op_trace, first=first) if op_trace.role == "whole" else of_expert
 
 

@@ -13,7 +13,7 @@ from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned
+from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned_params
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
@@ -93,7 +93,7 @@ def weights_of(
     even = [p.params / (expert if p.expert else dense) for p in params]
     own = even if fsdp or (distributed and fw.deepspeed) else [p.params for p in params]
     if distributed and not fw.deepspeed:
-        own = owned(fw, spec, params, data_rank)
+        own = owned_params(fw, spec, params, data_rank)
     stored = even if fsdp else [p.params for p in params]
     width = held_bytes / stored_params
     drafted = fw.traits.draws_weights_wide and round(width) < 4
@@ -122,7 +122,9 @@ def held_in_fp8(rows: Rows, weights: tuple[Weight, ...], layers: Collection[str]
     )  # fmt: skip
 
 
-def built_beside(framework: FrameworkSpec, spec: RankSpec, weights: Sequence[Weight]) -> tuple[tuple[int, int], ...]:
+def buffers_taken_at_build(
+    framework: FrameworkSpec, spec: RankSpec, weights: Sequence[Weight]
+) -> tuple[tuple[int, int], ...]:
     """What Transformer Engine's modules take for good while parameters are made: behind which, and how much. [B]
 
     The workspace of products comes with the first linear, which is attention's output (module/linear.py,
@@ -150,7 +152,7 @@ def flat_buffers(
     return tuple(out)
 
 
-def stepped(weights: Sequence[Weight], buffers: Sequence[FlatBuffer]) -> tuple[tuple[Weight, ...], ...]:
+def weights_by_optimizer(weights: Sequence[Weight], buffers: Sequence[FlatBuffer]) -> tuple[tuple[Weight, ...], ...]:
     """The weights of each optimizer, in its order: Megatron's distributed one takes them as its buffers hold them, from
     the last to the first of each chunk, and each has matrices before what is not decayed (optimizer/__init__.py).
     """
@@ -186,12 +188,12 @@ def ddp_buckets(
     out = []
     for chunk in chunks if total else ():
         ready: list[int] = []
-        for life in reversed(chunk):
-            weights = {weight.name: int(width * weight.params) for weight in life.weights}
-            made = [op_trace.origin for op_trace in life.backward if op_trace.role == "wgrad"]
-            first = [name for name in made if name in weights and not (tied and life.name == "head")]
+        for trace in reversed(chunk):
+            weights = {weight.name: int(width * weight.params) for weight in trace.weights}
+            made = [op_trace.origin for op_trace in trace.backward if op_trace.role == "wgrad"]
+            first = [name for name in made if name in weights and not (tied and trace.name == "head")]
             ready += [weights.pop(name) for name in dict.fromkeys(first)]
-            ready += [] if tied and life.name == "head" else list(weights.values())
+            ready += [] if tied and trace.name == "head" else list(weights.values())
         filled = [0]
         for size in ready:
             if filled[-1] >= DDP_BUCKET_BYTES:

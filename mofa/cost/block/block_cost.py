@@ -22,7 +22,7 @@ from mofa.cost.block.durations import Machine, tape_flops
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.kernels.collectives import token_spread
 from mofa.cost.kernels.topology import Group, process_groups
-from mofa.cost.optimizer import held_width
+from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.gpu_facts import KernelSelection
 from mofa.specs.hardware import ClusterSpec
@@ -128,7 +128,7 @@ def block_context(
         accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
-        amp=mode.amp, stored=held_width(workload, mode.precision),
+        amp=mode.amp, stored=optimizer_dtype_bytes(workload, mode.precision),
         fp8=recipe, fp8_transposes=cluster.gpu.fp8_transposes, kernels=cluster.gpu.curves.layer_kernels,
     ), groups  # fmt: skip
 

@@ -20,7 +20,7 @@ BETWEEN = 0.5826
 (Chernoff 1965; Siegmund 1979, doi:10.2307/1426934). [-]"""
 
 
-def in_turn(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK]) -> list[FloatK]:
+def issue_of_expert_loops(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK]) -> list[FloatK]:
     """Issue of each op such that a loop's ops make the device wait as long as they do expert by expert. [s]
 
     Notes
@@ -29,8 +29,8 @@ def in_turn(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK
     ``d``, all loops together. The device begins ``h / R`` behind the host. It ends no sooner than the last loop's last
     op, ``d / R`` long, behind the end of the issue. Both hold if all that is issued ahead of the first op takes
     ``max(h / R, H + d / R - D)``; the rest of ``H`` comes behind the last op. Where the loops' products differ
-    (``Grouped.uneven``), :func:`excess` comes on top: after some small ones the device has caught up with the host,
-    even where the loop as a whole is bound by the device.
+    (``Grouped.uneven``), :func:`uneven_loops_wait` comes on top: after some small ones the device has caught up with
+    the host, even where the loop as a whole is bound by the device.
 
     Examples
     --------
@@ -40,9 +40,9 @@ def in_turn(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK
     >>> from mofa.blocks.op import Stream
     >>> loops = {"a": 4.0, "b": 4.0, "cat": 1.0}
     >>> ops = [Op(name, "grouped_gemm", Stream(1.0), expert_loops=n) for name, n in loops.items()]
-    >>> in_turn(ops, [4.0, 4.0, 1.0], [2.0, 2.0, 1.0])
+    >>> issue_of_expert_loops(ops, [4.0, 4.0, 1.0], [2.0, 2.0, 1.0])
     [0.5, 0.0, 4.5]
-    >>> in_turn(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
+    >>> issue_of_expert_loops(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
     [5.0, 0.0, 8.0]
     """
     out = list(issue)
@@ -64,7 +64,7 @@ def in_turn(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK
     return out
 
 
-def excess(behind: FloatK, deviation: FloatK, loops: FloatK) -> FloatK:
+def uneven_loops_wait(behind: FloatK, deviation: FloatK, loops: FloatK) -> FloatK:
     """How much longer the device waits for unequal loops than for equal ones, in any order. [s]
 
     Parameters
@@ -89,7 +89,7 @@ def excess(behind: FloatK, deviation: FloatK, loops: FloatK) -> FloatK:
     16 rounds of 1 +- 0.6 ms, issued in as long: one round more. Where issue takes three times as long there is nothing
     to wait for that is not waited for anyway:
 
-    >>> [round(float(excess(m, 0.6, 16.0)), 2) for m in (0.0, -1.6, 32.0)]
+    >>> [round(float(uneven_loops_wait(m, 0.6, 16.0)), 2) for m in (0.0, -1.6, 32.0)]
     [1.16, 0.63, 0.0]
     """
     scale: FloatK = np.sqrt(2.0 * loops)
@@ -114,7 +114,7 @@ def _one_loop(
         if type(work := ops[i].work) is Grouped and anywhere(work.uneven):
             uneven = uneven + work.uneven * seconds[i]
     if anywhere(uneven):
-        ahead = minimum(ahead + excess(issued - busy, uneven / loops, loops), issued)
+        ahead = minimum(ahead + uneven_loops_wait(issued - busy, uneven / loops, loops), issued)
     for i in running:
         out[i] = where(several, ahead if i == first else 0.0, out[i])
     out[end] = out[end] + where(several, issued - ahead, 0.0)

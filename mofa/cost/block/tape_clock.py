@@ -21,7 +21,7 @@ from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.host_issue import host_seconds
 from mofa.cost.block.launch_blocking import blocking
-from mofa.cost.block.sequential_experts import in_turn
+from mofa.cost.block.sequential_experts import issue_of_expert_loops
 from mofa.cost.block.streams import NOTHING, Ready, Streams, through
 from mofa.cost.kernels.launch_queue import kernels_of
 from mofa.cost.kernels.lazy_loading import idle_s, loading
@@ -79,7 +79,7 @@ def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list
     seconds = device_seconds(tape.ops, machine, timed)
     load_s = machine.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = loading(tape, seconds, host_seconds(tape.ops, machine), load_s, machine.drained)
-    issue = in_turn(tape.ops, seconds, issue)
+    issue = issue_of_expert_loops(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
         tape, seconds, issue = blocking(tape, seconds, issue, machine)
     return tape, seconds, issue

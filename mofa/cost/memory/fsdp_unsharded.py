@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.optimizer import held_width
+from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -20,5 +20,5 @@ def unsharded(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
     """Bytes of all gathered weights, and what is left of the gradients when they are reduced, as a share of ``grads``,
     the whole ones. (n, R) each [B, -]"""
     shards, grid = rows.shards, rows.grid
-    each = rows.framework.grads_bytes_per_param * held_width(rows.workload, rows.mode.precision) / 4.0
+    each = rows.framework.grads_bytes_per_param * optimizer_dtype_bytes(rows.workload, rows.mode.precision) / 4.0
     return shards.unsharded(2.0)[grid], shards.sharded(each)[grid] / np.maximum(grads, 1.0)

@@ -141,7 +141,7 @@ def layers_behind(rows: Rows) -> ArrayN:
     return out
 
 
-class Most(NamedTuple):
+class InFlightPeak(NamedTuple):
     """What is alive at the moment at which that is most. (n, R) each
 
     Bytes that are kept of micro-batches, the part of the gradients, and the bytes of weights that are gathered less
@@ -225,7 +225,7 @@ class InFlight:
 
     def by_weights(
         self, kind: int, recomputed: int, there: NDArray[np.bool_], own_grads: ArrayN
-    ) -> Iterator[tuple[tuple[ArrayN, ArrayN], NDArray[np.bool_], Most]]:
+    ) -> Iterator[tuple[tuple[ArrayN, ArrayN], NDArray[np.bool_], InFlightPeak]]:
         """Inside the last layer of a kind, recomputed or not, whose weights' gradients are put off: what layers before
         it leave stays, such as all that was made again there.
 
@@ -291,7 +291,7 @@ class InFlight:
     def most(
         self, kind: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0,
         beside: ArrayN | float = 0.0,
-    ) -> Most:  # fmt: skip
+    ) -> InFlightPeak:  # fmt: skip
         """What is alive at the moment at which most is.
 
         Parameters
@@ -346,4 +346,4 @@ class InFlight:
             best = (left + there * self.grads[of_length][:, :, None] + more).argmax(axis=2)[:, :, None]
             for out, of in ((kept_bytes, left), (grads, there), (copies, more)):
                 out[of_length] = np.take_along_axis(of, best, axis=2)[:, :, 0]
-        return Most(kept_bytes, np.clip(grads, 0.0, 1.0), copies)
+        return InFlightPeak(kept_bytes, np.clip(grads, 0.0, 1.0), copies)

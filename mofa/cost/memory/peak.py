@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest
 from mofa.cost.memory.communicators import communicators_of
 from mofa.cost.memory.peak_candidates import PeakCandidates
-from mofa.cost.memory.reserved import native_bytes, shards_waste
+from mofa.cost.memory.reserved import native_allocator_bytes, shards_waste
 from mofa.cost.rank_rules import has_flat_buffers, shards_params
 from mofa.cost.rows import Rows
 
@@ -65,8 +65,9 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: 
     - Requests are rounded; see :func:`mofa.cost.block.liveness.rounded_bytes`.
     - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which keeps its
       blocks while they are gone, and its gathered weights in the gather stream's, at their own peaks.
-    - Whole segments, of which larger tensors find none that fits: :func:`mofa.cost.memory.reserved.native_bytes`. The
-      expandable allocator maps pages instead; pages once mapped stay, those of the parameters that Megatron copied too.
+    - Whole segments, of which larger tensors find none that fits
+      (:func:`mofa.cost.memory.reserved.native_allocator_bytes`). The expandable allocator maps pages instead; pages
+      once mapped stay, those of the parameters that Megatron copied too.
     """
     lay, c, static = rows.layout, rows.costs, rows.static
     slack = rows.over_layers(rows.layers.slack, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
@@ -79,7 +80,7 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: 
     if rows.framework.allocator != "expandable":
         if shards:  # under no pipeline the gradients' too
             slack = slack + shards_waste(rows) * (1.0 if rows.mode.pipelined else 2.0)
-        return native_bytes(rows, candidates.alive(allocated)) + slack
+        return native_allocator_bytes(rows, candidates.alive(allocated)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
     if has_flat_buffers(rows):

@@ -13,9 +13,9 @@ from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
 from mofa.cost.memory.fsdp_root import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
 from mofa.cost.memory.fsdp_unsharded import unsharded
-from mofa.cost.memory.in_flight import InFlight, Most
-from mofa.cost.memory.persistent_buffers import lasting_bytes
-from mofa.cost.memory.reserved import Alive
+from mofa.cost.memory.in_flight import InFlight, InFlightPeak
+from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
+from mofa.cost.memory.reserved import LivePeaks
 from mofa.cost.memory.stage_inputs import held_bytes, let_go_bytes
 from mofa.cost.memory.watchdog_held import shelved_bytes
 from mofa.cost.rank_rules import gathers_whole
@@ -60,7 +60,7 @@ class PeakCandidates:
         lay, static = rows.layout, rows.static
         self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
         self.grads = static.grads[rows.grid]
-        self.buffers = static.buffers[rows.grid] + self._pipeline_buffers() + lasting_bytes(rows)
+        self.buffers = static.buffers[rows.grid] + self._pipeline_buffers() + persistent_buffer_bytes(rows)
         self.fixed = (static.params + static.states)[rows.grid] + self.buffers
         self.saved_plain, self.saved_full = rows.gather(rows.layers.saved)
         self.ends_saved = self._ends_saved()
@@ -302,7 +302,7 @@ class PeakCandidates:
                 name = f"of the first {kind} block{label}"
                 self.add_block("backward", name, i, backward, mode, has, **self._alive_at(most))
 
-    def _alive_at(self, most: Most) -> dict[str, ArrayN]:
+    def _alive_at(self, most: InFlightPeak) -> dict[str, ArrayN]:
         """What an instant is made of at such a moment."""
         return {"minus": self.activations - most.kept_bytes, "grads": most.grads, "copies": most.copies}
 
@@ -407,7 +407,7 @@ class PeakCandidates:
             which[self.all[i].total >= enough] = i
         return largest, which
 
-    def alive(self, most: ArrayN) -> Alive:
+    def alive(self, most: ArrayN) -> LivePeaks:
         """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]"""
 
         def of(inside: tuple[str, ...], grads: bool) -> ArrayN:
@@ -423,7 +423,7 @@ class PeakCandidates:
 
         has_layers = self.rows.layout.counts.sum(axis=1) > 0
         forward, piped = ("forward",), self.rows.mode.pipelined
-        return Alive(
+        return LivePeaks(
             of(forward, True), of(("forward", "backward"), True), of(("loss",), True), most,
             of(forward, False) if piped else most, of(("forward", "backward", "loss", ""), False) if piped else most,
             self.grads, self.buffers,

@@ -15,7 +15,7 @@ PYTORCH_WORKSPACE = 32 * 2**20
 and stream (CUDABlas, ``:4096:8``); 8.1 MiB on older GPUs. [B]"""
 
 
-def lasting_bytes(rows: Rows) -> ArrayN:
+def persistent_buffer_bytes(rows: Rows) -> ArrayN:
     """What the framework allocates once and keeps, with the head's share on its stage. (n, R) [B]
 
     Where layers are a library's only the head's products are PyTorch's, which work in memory of PyTorch's.

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.liveness import BlockMemory
-from mofa.cost.memory.ring_buffers import late_bytes
-from mofa.cost.optimizer import held_width, whole_embedding_gradient
+from mofa.cost.memory.ring_buffers import late_ring_bytes
+from mofa.cost.optimizer import optimizer_dtype_bytes, whole_embedding_gradient
 from mofa.cost.rank_rules import gathers_whole, has_flat_buffers, shards_states
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
@@ -27,14 +27,14 @@ SMALL, SMALL_SEGMENT, LARGE_SEGMENT, MIN_OWN, ROUND = _MIB, 2 * _MIB, 20 * _MIB,
 """PyTorch 2.11, CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc, kRoundLarge. [B]"""
 
 
-def taken_bytes(nbytes: ArrayN) -> ArrayN:
+def bytes_taken_of_segments(nbytes: ArrayN) -> ArrayN:
     """What many blocks of one size take of segments, each. [B]
 
     Examples
     --------
     Two of 0.75 MiB fill a segment of 2 MiB, three of 6 MiB one of 20 MiB:
 
-    >>> [float(b) / 2**20 for b in taken_bytes(np.array([0.75, 6.0, 11.0]) * 2**20)]
+    >>> [float(b) / 2**20 for b in bytes_taken_of_segments(np.array([0.75, 6.0, 11.0]) * 2**20)]
     [1.0, 6.666666666666667, 12.0]
     """
     size = np.maximum(np.ceil(nbytes / 512.0) * 512.0, 512.0)
@@ -56,7 +56,7 @@ def block_bytes(nbytes: ArrayN) -> ArrayN:
 
 
 @dataclass(frozen=True)
-class Alive:
+class LivePeaks:
     """The most alive of each stage, -inf where there is no such instant. (n, R) [B]
 
     Inside layers' forwards and in any layer, in the loss and its backward, at all. ``no_grads`` is the most that is no
@@ -73,7 +73,7 @@ class Alive:
     buffers: ArrayN
 
 
-def native_bytes(rows: Rows, alive: Alive) -> ArrayN:
+def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
     """What the allocator reserves of whole segments, but for what rounding and other streams add. (n, R) [B]
 
     - The loss's tensors are larger than any of a layer; those of the embedding's backward may be. They come when layers
@@ -93,7 +93,7 @@ def native_bytes(rows: Rows, alive: Alive) -> ArrayN:
     made = weights_made(rows)
     lost, pieces = holes_bytes(rows, made, alive.most)
     most, ahead = _beside_holes(rows, made, alive.buffers)
-    ahead, late_freed = np.maximum(alive.forward - late_states, ahead), late_bytes(rows)
+    ahead, late_freed = np.maximum(alive.forward - late_states, ahead), late_ring_bytes(rows)
     layers = alive.layers + np.maximum(pieces, widest) + bulk + late_freed
     in_pieces = np.maximum(alive.most + np.maximum(lost, pieces), layers)
     # holes take what is in pieces
@@ -112,7 +112,7 @@ def _late_states(rows: Rows) -> ArrayN:
 
 
 def _with_loss(
-    rows: Rows, alive: Alive, ahead: ArrayN, pieces: ArrayN | float, late_freed: ArrayN | float = 0.0
+    rows: Rows, alive: LivePeaks, ahead: ArrayN, pieces: ArrayN | float, late_freed: ArrayN | float = 0.0
 ) -> ArrayN:  # fmt: skip
     """What the stage with the head reserves for its layers and the loss, -inf elsewhere. (n, R) [B]
 
@@ -237,8 +237,8 @@ def weights_made(rows: Rows) -> WeightsMade:
     each = rows.framework.states_bytes_per_param / 6.0
     state = each * np.minimum(hole, 2.0 * buffer / shared)
     owned = number * each * hole / shared / np.maximum(state, 1.0)
-    room = number * taken_bytes(hole) * (hole > SMALL)
-    return WeightsMade(layers, weights.kind, number, hole, room, owned, state, taken_bytes(state))
+    room = number * bytes_taken_of_segments(hole) * (hole > SMALL)
+    return WeightsMade(layers, weights.kind, number, hole, room, owned, state, bytes_taken_of_segments(state))
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ def _start(made: WeightsMade, num_states: float) -> _Start:
     )  # fmt: skip
 
 
-def _unsharded(rows: Rows, alive: Alive, late_states: ArrayN, bulk: ArrayN) -> ArrayN:
+def _unsharded(rows: Rows, alive: LivePeaks, late_states: ArrayN, bulk: ArrayN) -> ArrayN:
     """What FSDP's groups and all else reserve under pipelines. (n, R) [B]
 
     - The gather stream's pool keeps what two groups' gathers held at once, the reduction stream's sharded gradients.
@@ -348,7 +348,7 @@ def shards_waste(rows: Rows) -> ArrayN:
     layers = np.concatenate([counts, rows.is_first[None], rows.is_head[None]])[weights.kind]  # (weights, R)
     k = rows.k[rows.first]
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
-    narrow = held_width(rows.workload, rows.mode.precision) / 4.0
+    narrow = optimizer_dtype_bytes(rows.workload, rows.mode.precision) / 4.0
     shard = narrow * rows.framework.params_bytes_per_param * weights.params[:, k] / shared
-    waste = weights.numbers[:, k] * (taken_bytes(shard + 1.0) - shard)
+    waste = weights.numbers[:, k] * (bytes_taken_of_segments(shard + 1.0) - shard)
     return np.asarray((waste.T @ layers)[rows.grid])

@@ -18,7 +18,7 @@ from mofa.cost.rows import Rows
 ArrayN = NDArray[np.float64]
 
 
-def late_bytes(rows: Rows) -> ArrayN:
+def late_ring_bytes(rows: Rows) -> ArrayN:
     """What layers have let go of rings and the allocator has not back, as a step's last loss comes. (n, R) [B]
 
     A pass takes the device as long as the slowest host of its peers at least

@@ -39,8 +39,8 @@ def weibull_shares(
     next failure comes later than ``R + P + j L``: the ETTR is ``tau / M * sum_{j >= 1} S(R + P + j L)``, S the survival
     of the time between failures. With ``G(t)``, its integral from 0 to t, restarts take ``G(R) / M``, checkpoints
     ``sum_j (G(R + j L) - G(R + j L - delta)) / M``; what is left is lost. It holds for any distribution whose clock
-    each failure sets to zero: one clock of the job (:class:`mofa.faults.failures.clocks.Clock` without nodes). Many
-    nodes with a clock each fail all but like Poisson together.
+    each failure sets to zero: one clock of the job (:class:`mofa.faults.failures.clocks.FailureClock` without nodes).
+    Many nodes with a clock each fail all but like Poisson together.
 
     Examples
     --------

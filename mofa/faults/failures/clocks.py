@@ -18,7 +18,7 @@ MAX_CELLS = 2**22
 
 
 @dataclass(frozen=True)
-class Clock:
+class FailureClock:
     """Failures of a job.
 
     Parameters
@@ -78,7 +78,7 @@ class Clock:
 class FailureTimes:
     """The failures of ``n`` runs, one after the other."""
 
-    def __init__(self, clock: Clock, n: int, rng: np.random.Generator) -> None:
+    def __init__(self, clock: FailureClock, n: int, rng: np.random.Generator) -> None:
         self.clock, self.rng = clock, rng
         self.mean_s = np.full(n, clock.mtbf_s)
         slower = np.ones(n)
@@ -108,7 +108,7 @@ class FailureTimes:
 class _NodeClocks:
     """Weibull clocks of all nodes of ``n`` runs; failures come out in windows of time, sorted."""
 
-    def __init__(self, clock: Clock, n: int, rng: np.random.Generator, slower: FloatN) -> None:
+    def __init__(self, clock: FailureClock, n: int, rng: np.random.Generator, slower: FloatN) -> None:
         self.clock, self.rng = clock, rng
         nodes = clock.num_nodes or 1
         lemon = rng.random((n, nodes)) < clock.lemon_fraction

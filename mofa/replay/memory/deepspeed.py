@@ -44,7 +44,7 @@ def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
     return tuple(members for members in (tuple(decayed[:half]), tuple(decayed[half:]), tuple(rest)) if members)
 
 
-def totals(state: RankState) -> list[int]:
+def group_bytes(state: RankState) -> list[int]:
     """16-bit bytes of the parameters of each group. [B]"""
     weights = state.rank.weights
     return [sum(weights[n].param for n in members) for members in groups_of(weights)]
@@ -59,8 +59,8 @@ def start(state: RankState) -> None:
     """
     r, where, begun = state.rank, "start", state.note()
     params = [state.new(w.param, outside(PARAMETERS, "parameter", where)) for w in r.weights]
-    parts = [int(total / r.optimizer_ranks) for total in totals(state)]
-    for members, total, part in zip(groups_of(r.weights), totals(state), parts, strict=True):
+    parts = [int(total / r.optimizer_ranks) for total in group_bytes(state)]
+    for members, total, part in zip(groups_of(r.weights), group_bytes(state), parts, strict=True):
         copies = outside(TEMPORARIES, "copy of a parameter", where)
         copied = [state.new(r.weights[n].param, copies) for n in members] if r.deepspeed == "zero0" else []
         state.new(total, outside(PARAMETERS, "buffer of the parameters", where))
@@ -95,17 +95,17 @@ def after_backward(state: RankState) -> None:
         state.look(begun)
 
 
-def waiting(state: RankState) -> list[Waiting]:
+def bf16_gradients(state: RankState) -> list[Waiting]:
     """The 16-bit gradients that a backward of the BF16 optimizer's finds, and what was asked for each. [B]"""
     return [(block, act.size) for block, act in state.grads] if state.rank.deepspeed == "bf16" else []
 
 
-def replace(state: RankState, blocks: Sequence[Block]) -> None:
+def move_gradients(state: RankState, blocks: Sequence[Block]) -> None:
     """They are in these blocks now."""
     state.grads = [(block, act) for block, (_, act) in zip(blocks, state.grads, strict=True)]
 
 
-def sent(state: RankState, output: Allocation) -> Allocation:
+def kept_part_of_output(state: RankState, output: Allocation) -> Allocation:
     """What stays of a stage's output until its backward: a rank's part (``PartitionedTensor``); all of one rank's."""
     if not state.rank.sent_bytes:
         return output
@@ -114,7 +114,7 @@ def sent(state: RankState, output: Allocation) -> Allocation:
     return part
 
 
-def gathered(state: RankState, sends: Sends, name: str, where: str) -> Allocation:
+def gather_parts(state: RankState, sends: Sends, name: str, where: str) -> Allocation:
     """A tensor whose parts the tensor-parallel ranks hold, put together (``PartitionedTensor.full``).
 
     It is gathered into the flat output of torch's all-gather, copied into a flat tensor and cloned. One rank receives
@@ -134,7 +134,7 @@ def gathered(state: RankState, sends: Sends, name: str, where: str) -> Allocatio
     return full
 
 
-def restored(state: RankState, sends: Sends) -> list[Allocation]:
+def restore_output(state: RankState, sends: Sends) -> list[Allocation]:
     """What a backward holds to its end: the output, whole again, and its gradient (``_exec_backward_pass``).
 
     The gradient is received into a buffer that stays; the ranks' part of it where there are several.
@@ -143,7 +143,7 @@ def restored(state: RankState, sends: Sends) -> list[Allocation]:
     if "gradient" not in state.threads:
         state.threads.add("gradient")
         state.new(r.sent_bytes or r.boundary_bytes, outside(BUFFERS, "buffer of a received gradient", where))
-    return [gathered(state, sends, name, where) for name in (INPUT, GRADIENT)] if r.sent_bytes else []
+    return [gather_parts(state, sends, name, where) for name in (INPUT, GRADIENT)] if r.sent_bytes else []
 
 
 def optimize(state: RankState) -> None:
@@ -156,10 +156,10 @@ def optimize(state: RankState) -> None:
     r, where = state.rank, "optimizer step"
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
     if r.deepspeed == "bf16":  # norm and update read the buffer in place
-        _communicate(state, totals(state), outside(TEMPORARIES, "16-bit gradients to reduce", where))
+        _communicate(state, group_bytes(state), outside(TEMPORARIES, "16-bit gradients to reduce", where))
         _gather(state, scratch)
         return
-    _reduce(state, buckets([r.weights[n].param for members in groups_of(r.weights) for n in members]), scratch)
+    _reduce(state, gradient_buckets([r.weights[n].param for members in groups_of(r.weights) for n in members]), scratch)
     if r.deepspeed == "zero1":
         _step_in_parts(state, scratch)
         _gather(state, scratch)
@@ -168,7 +168,7 @@ def optimize(state: RankState) -> None:
         state.drop(state.new(2 * w.param, scratch))
     wide = []
     grads = _by_group(state)
-    for members, total, group_grads in zip(groups_of(r.weights), totals(state), grads, strict=True):
+    for members, total, group_grads in zip(groups_of(r.weights), group_bytes(state), grads, strict=True):
         each = [state.new(2 * r.weights[n].param, scratch) for n in members]
         wide.append(state.new(2 * total, scratch))
         state.drop_all(each)
@@ -181,7 +181,7 @@ def _step_in_parts(state: RankState, scratch: Instruction) -> None:
     """ZeRO 1's step: the parts of all groups looked through in fp32 for what is not finite; then of one group after the
     other normed, flattened and cast, whose gradients then go; the fp32 ones of all groups stay for the optimizer."""
     ranks = state.rank.optimizer_ranks
-    parts = [int(total / ranks) for total in totals(state)]
+    parts = [int(total / ranks) for total in group_bytes(state)]
     by_group = [_part_of(state, grads, part) for grads, part in zip(_by_group(state), parts, strict=True)]
     for _, part_sizes in by_group:
         for size in part_sizes:
@@ -200,7 +200,9 @@ def _step_in_parts(state: RankState, scratch: Instruction) -> None:
 
 def _gather(state: RankState, scratch: Instruction) -> None:
     ranks = state.rank.optimizer_ranks
-    _communicate(state, [size for total in totals(state) for size in gathers(int(total / ranks), ranks)], scratch)
+    _communicate(
+        state, [size for total in group_bytes(state) for size in all_gather_sizes(int(total / ranks), ranks)], scratch
+    )
 
 
 def _reduce(state: RankState, filled: list[list[int]], scratch: Instruction) -> None:
@@ -246,12 +248,12 @@ def _by_group(state: RankState) -> list[list[Allocation]]:
     return out
 
 
-def buckets(grads: list[int]) -> list[list[int]]:
+def gradient_buckets(grads: list[int]) -> list[list[int]]:
     """The 16-bit gradients of each bucket, reduced as one flat copy; one alone is reduced where it is. [B]
 
     Examples
     --------
-    >>> buckets([600_000_000, 300_000_000, 200_000_000, 1_200_000_000])
+    >>> gradient_buckets([600_000_000, 300_000_000, 200_000_000, 1_200_000_000])
     [[600000000, 300000000], [200000000], [1200000000]]
     """
     out: list[list[int]] = []
@@ -264,7 +266,7 @@ def buckets(grads: list[int]) -> list[list[int]]:
     return [*out, bucket] if bucket else out
 
 
-def gathers(part: int, ranks: float) -> list[int]:
+def all_gather_sizes(part: int, ranks: float) -> list[int]:
     """The flat outputs of the all-gathers of parameters, in pieces of at most a bucket. [B]"""
     pieces = max(1, int(part * ranks / BUCKET))
     return [int(part * ranks / pieces)] * pieces

@@ -25,7 +25,7 @@ class RetainedBlocks:
         self._allocations: dict[int, list[Allocation]] = {}
 
     @cached_property
-    def layers(self) -> list[list[tuple[int, BlockProgram]]]:
+    def retaining_layers(self) -> list[list[tuple[int, BlockProgram]]]:
         """The layers of each chunk whose dispatchers may retain tensors, with their numbers."""
         return [
             [(c * BLOCKS + n, code) for n, code in enumerate(codes) if code.lingers]
@@ -35,7 +35,7 @@ class RetainedBlocks:
     @cached_property
     def possible(self) -> bool:
         """Whether any dispatcher of the rank may retain tensors."""
-        return any(self.layers)
+        return any(self.retaining_layers)
 
     def leave(self, index: int, code: BlockProgram, slots: Slots) -> None:
         """Move what the dispatcher retains out of the pass, whose layer's backward is through."""
@@ -52,12 +52,12 @@ class RetainedBlocks:
 
     def of(self, c: int) -> bool:
         """Whether a chunk's dispatchers retain tensors: between computations all of them do, or none."""
-        return any(index in self._allocations for index, _ in self.layers[c][:1])
+        return any(index in self._allocations for index, _ in self.retaining_layers[c][:1])
 
     def waiting(self, c: int) -> list[Waiting]:
         """The retained blocks of a chunk, None where there is none now; always as many, in one order."""
         out: list[Waiting] = []
-        for index, code in self.layers[c]:
+        for index, code in self.retaining_layers[c]:
             allocations = self._allocations.get(index)
             blocks = [block for block, _ in allocations] if allocations else [None] * len(code.lingers)
             out += [(block, size) for block, (_, size) in zip(blocks, code.lingers, strict=True)]
@@ -70,7 +70,7 @@ class RetainedBlocks:
     def replace(self, c: int, blocks: Sequence[Block]) -> None:
         """Put the retained blocks of a chunk in place: none, or those of every layer, in the same order."""
         rest = iter(blocks)
-        for index, code in self.layers[c]:
+        for index, code in self.retaining_layers[c]:
             self._allocations.pop(index, None)
             if blocks:
                 self._allocations[index] = [(next(rest), act) for act, _ in code.lingers]

@@ -16,7 +16,7 @@ from mofa.replay.allocator.timeline import (
 )
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.dispatcher_retention import BLOCKS, RetainedBlocks
-from mofa.replay.memory.fsdp_and_optimizer import fetch, gather, gather_ends, optimize, reduce
+from mofa.replay.memory.fsdp_and_optimizer import gather, gather_ahead, gather_ends, optimize, reduce
 from mofa.replay.memory.pass_state import Allocation, Pass, Slots
 from mofa.replay.memory.rank_start import start
 from mofa.replay.memory.rank_state import RankState
@@ -47,7 +47,7 @@ from mofa.replay.rank.program import (
     BlockProgram,
     Packed,
 )
-from mofa.replay.rank.routing_drift import Drawn
+from mofa.replay.rank.routing_drift import DrawnPrograms
 
 WITHOUT_SLOT = frozenset((PRODUCT, LASTING, REPLACED, RENEW))
 """Instructions that do nothing to a slot of their block."""
@@ -69,7 +69,7 @@ class StepExecutor:
         self.lasts = False
         self.received = 0
         self.freed_at_end: list[Allocation] = []
-        self.drawn: Drawn | None = None
+        self.drawn: DrawnPrograms | None = None
         self.retained = RetainedBlocks(lambda: self.programs)
         self.sends = Sends(self.state)
         self.received_inputs = ReceivedInputs(self.state)
@@ -92,7 +92,7 @@ class StepExecutor:
         """Draw the tokens of the next step. From here on no computation repeats another."""
         if self.drawn is None:
             assert self.rank.routing_drift is not None
-            self.drawn = Drawn(self.rank.routing_drift, self.recordings.program, self.programs)
+            self.drawn = DrawnPrograms(self.rank.routing_drift, self.recordings.program, self.programs)
             self.steady = self._steady(skip_rounds=False)
             self.state.a.forget_bins()
         self.drawn.step()
@@ -121,7 +121,7 @@ class StepExecutor:
         if r.preallocated and self.state.step == 1:
             self.prepare()
         else:
-            fetch(self.state)
+            gather_ahead(self.state)
         self.received_inputs.step_begins()
         self.steady.compute()
         start = self.state.note()
@@ -144,7 +144,7 @@ class StepExecutor:
         instruction = outside(BUFFERS, "pipeline's receive buffers", "start of the step")
         for c, pieces in enumerate(r.chunks):
             zeros = None if c in r.first_chunks else self.state.new(r.boundary_bytes, instruction)
-            self.lasting()
+            self.take_first_forward_buffers()
             x = zeros[0] if zeros is not None else None
             for g, (piece, code) in enumerate(zip(pieces, self.programs[c], strict=True)):
                 gather(self.state, c, g)
@@ -154,7 +154,7 @@ class StepExecutor:
                 self.run(code, code.dry, slots, "trial forward", piece)
                 out = code.logits if code.logits >= 0 else code.out
                 after, slots[out] = slots[out], None
-                self.clear(code.rest, slots)
+                self.free_slots(code.rest, slots)
                 x = after
             gather_ends(self.state)
             for allocation in self.handed_on.values():
@@ -174,7 +174,7 @@ class StepExecutor:
                 self.state.new(r.boundary_bytes, instruction)
         self.state.look(start)
 
-    def between(self) -> object:
+    def fingerprint_between_steps(self) -> object:
         """A fingerprint of the state between steps: after equal ones, steps go alike."""
         grads = (block for block, _ in self.state.grads)
         until_next_step = (
@@ -212,14 +212,14 @@ class StepExecutor:
             )
             self.state.look(start)
 
-    def last(self, act: Instruction, index: int) -> None:
+    def take_persistent(self, act: Instruction, index: int) -> None:
         """Take a buffer for good, where it is the first of its name on the rank, or of the block with this index."""
         key = index if act.slot else -1, act.name
         if key not in self.taken:
             self.taken.add(key)
             self.state.new(act.size, act)
 
-    def lasting(self) -> None:
+    def take_first_forward_buffers(self) -> None:
         """Take what the first forward keeps for good."""
         if self.state.step == 1 and not self.lasts:
             self.lasts = True
@@ -229,9 +229,9 @@ class StepExecutor:
     def forward(self, c: int, i: int) -> None:
         r = self.rank
         x: Block | None = None
-        self.lasting()
+        self.take_first_forward_buffers()
         if r.receives[c] and not r.preallocated:
-            x, _ = deepspeed.gathered(self.state, self.sends, INPUT, "receive of an input")
+            x, _ = deepspeed.gather_parts(self.state, self.sends, INPUT, "receive of an input")
             if r.keeps_received:
                 self.received_inputs.forward_begins()
         chunk_pass = Pass()
@@ -263,7 +263,7 @@ class StepExecutor:
         elif x is not None and r.sends[c] and not r.preallocated:
             output = x, outside(ACTIVATIONS, INPUT, "send of an output")
             if r.deepspeed:
-                chunk_pass.out = deepspeed.sent(self.state, output)[0]
+                chunk_pass.out = deepspeed.kept_part_of_output(self.state, output)[0]
             else:
                 self.state.drop(output)
         else:
@@ -286,7 +286,7 @@ class StepExecutor:
             instructions = code.weights_of_last if n == len(pieces) - 1 else code.weights
             self.run(code, instructions, slots, "backward by weights", pieces[n], c * BLOCKS + n)
         for code, slots in zip(self.programs[c], chunk_pass.slots, strict=True):
-            self.clear(code.rest, slots)
+            self.free_slots(code.rest, slots)
         chunk_pass.slots, chunk_pass.place = [[None]], -1
 
     def backward(self, c: int, i: int, hold: bool = False) -> None:
@@ -296,7 +296,7 @@ class StepExecutor:
         to_the_end: list[Allocation] = []
         if r.deepspeed and r.sends[c]:
             assert sent is not None
-            to_the_end = [*deepspeed.restored(self.state, self.sends), sent]
+            to_the_end = [*deepspeed.restore_output(self.state, self.sends), sent]
         elif sent is not None and not r.preallocated:
             self.state.drop(sent)
         dy = self.received_gradient(c)
@@ -357,7 +357,7 @@ class StepExecutor:
                 dy, slots[code.back] = slots[code.back], None
                 if dy is None and n == 0 and r.receives[c]:  # it lingers: what is received gets a copy as its gradient
                     dy, _ = self.state.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "gradient of an input"))
-            self.clear(code.loose if hold else code.rest, slots)
+            self.free_slots(code.loose if hold else code.rest, slots)
         return dy
 
     def input_gradient(self, c: int, i: int, dy: Block | None, *, hold: bool) -> Block | None:
@@ -376,7 +376,7 @@ class StepExecutor:
     def keep_for_weights(self, c: int, chunk_pass: Pass, sent: Allocation | None) -> None:
         """Free what a backward by inputs leaves and the one by weights does not read."""
         if chunk_pass.slots:
-            self.clear(self.programs[c][-1].above, chunk_pass.slots[-1])
+            self.free_slots(self.programs[c][-1].above, chunk_pass.slots[-1])
         if sent is not None and not self.rank.sends[c]:  # the loss stands for it in what is put off (backward_state)
             self.state.drop(sent)
             chunk_pass.out = None
@@ -420,7 +420,7 @@ class StepExecutor:
                 carried = self.drop_carried(carried, code)
             elif kind == KEEP:
                 if old is not None:
-                    self.keep(old, instruction, slots, index, piece)
+                    self.keep_gradient(old, instruction, slots, index, piece)
             elif old is not None:
                 self.leave_slot(kind, (old, instruction), code.holds.get(slot, ""))
                 slots[slot] = None
@@ -436,7 +436,7 @@ class StepExecutor:
         if kind == PRODUCT:
             self.workspace("backward" if phase.startswith("backward") else "forward")
         elif kind == LASTING:
-            self.last(instruction, index)
+            self.take_persistent(instruction, index)
         elif kind == REPLACED:
             self.sends.replaced()
             if self.state.notes is not None and self.rank.output_stays:  # another pass's output goes, if there is one
@@ -473,7 +473,7 @@ class StepExecutor:
         elif kind in (FREE_REDUCED, FREE_SENT):
             self.sends.drop_late(allocation, sent=kind == FREE_SENT)
 
-    def clear(self, instructions: tuple[Instruction, ...], slots: Slots) -> None:
+    def free_slots(self, instructions: tuple[Instruction, ...], slots: Slots) -> None:
         """Free what is left in slots."""
         for instruction in instructions:
             block = slots[instruction.slot]
@@ -481,7 +481,7 @@ class StepExecutor:
                 self.state.drop((block, instruction))
                 slots[instruction.slot] = None
 
-    def keep(self, block: Block, instruction: Instruction, slots: Slots, index: int, piece: RankBlock) -> None:
+    def keep_gradient(self, block: Block, instruction: Instruction, slots: Slots, index: int, piece: RankBlock) -> None:
         """Keep the first micro-batch's gradient as the parameter's; under FSDP's pipelines as an fp32 copy."""
         if self.rank.grads_always or not self.first:
             return

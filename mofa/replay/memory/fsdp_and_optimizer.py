@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, Want, broadcast
-from mofa.cost.allocations.weight_buffers import stepped
+from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, SlotRequest, broadcast_requests
+from mofa.cost.allocations.weight_buffers import weights_by_optimizer
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.pass_state import short_name
+from mofa.replay.memory.pass_state import name_in_layer
 
 if TYPE_CHECKING:
     from mofa.replay.memory.pass_state import Allocation
@@ -21,7 +21,7 @@ GATHER, REDUCE = 1, 2
 """FSDP's streams."""
 
 
-def wanted(state: RankState, wants: Iterable[Want], where: str) -> None:
+def play_requests(state: RankState, wants: Iterable[SlotRequest], where: str) -> None:
     """What is allocated and freed before there is a computation."""
     allocations: dict[int, Allocation] = {}
     for slot, nbytes, name in wants:
@@ -29,7 +29,7 @@ def wanted(state: RankState, wants: Iterable[Want], where: str) -> None:
             state.drop(allocations.pop(slot))
             continue
         lasts = PARAMETERS if name not in (TABLE, DRAFT, BROADCAST) else BUFFERS if name == TABLE else TEMPORARIES
-        shown = f"parameter {short_name(name)}" if lasts == PARAMETERS else name
+        shown = f"parameter {name_in_layer(name)}" if lasts == PARAMETERS else name
         allocations[slot] = state.new(nbytes, outside(lasts, shown, where))
 
 
@@ -52,7 +52,7 @@ def gather_ends(state: RankState) -> None:
     _let_go(state)
 
 
-def fetch(state: RankState) -> None:
+def gather_ahead(state: RankState) -> None:
     """torch's schedules of several chunks begin a step by gathering all groups of each (``UNSHARD``,
     torch/distributed/pipelining/schedules.py), up to three: on the stream that computes."""
     groups = state.rank.gathered_params
@@ -64,7 +64,7 @@ def fetch(state: RankState) -> None:
     state.look(start)
 
 
-def awaited(state: RankState, c: int) -> None:
+def copy_gathered(state: RankState, c: int) -> None:
     """In front of a chunk's first forward what was fetched for it is copied, group by group."""
     groups = state.rank.gathered_params
     if groups is None or c in state.unsharded:
@@ -105,7 +105,7 @@ def allocate_ddp_buckets(state: RankState) -> None:
     act = outside(GRADIENTS, "bucket of gradients", "DDP's buckets")
     start = state.note()
     if not state.whole_buckets and "backward" not in state.threads:
-        wanted(state, broadcast(state.rank.weights), "DDP's beginning")
+        play_requests(state, broadcast_requests(state.rank.weights), "DDP's beginning")
         state.whole_buckets = [state.new(sum(sizes), act) for sizes in state.rank.buckets]
     elif state.whole_buckets and "backward" in state.threads:
         for bucket, sizes in zip(state.whole_buckets, state.rank.buckets, strict=True):
@@ -148,14 +148,14 @@ def reduce(state: RankState, c: int) -> None:
     state.look(start)
 
 
-def in_optimizers(rank: Rank) -> tuple[tuple[Weight, ...], ...]:
+def optimizers_weights(rank: Rank) -> tuple[tuple[Weight, ...], ...]:
     """The weights of each optimizer, in its order."""
-    return stepped(rank.weights, rank.flat_buffers)
+    return weights_by_optimizer(rank.weights, rank.flat_buffers)
 
 
-def in_optimizer(rank: Rank) -> tuple[Weight, ...]:
+def weights_in_step_order(rank: Rank) -> tuple[Weight, ...]:
     """All weights in the order of the optimizers."""
-    return tuple(w for of_one in in_optimizers(rank) for w in of_one)
+    return tuple(w for of_one in optimizers_weights(rank) for w in of_one)
 
 
 def optimize(state: RankState) -> None:
@@ -167,13 +167,13 @@ def optimize(state: RankState) -> None:
     inputs = outside(ACTIVATIONS, "last input of a chunk, with its gradient", where)
     state.grads += [state.new(state.rank.boundary_bytes, inputs) for _ in range(state.rank.inputs_at_end)]
     widened = outside(TEMPORARIES, "fp32 copies of gradients", where)
-    state.grads += [state.new(w.widened, widened) for w in in_optimizer(state.rank) if w.widened]
+    state.grads += [state.new(w.widened, widened) for w in weights_in_step_order(state.rank) if w.widened]
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
     state_kinds = [outside(STATES, name, where) for name in state.rank.moments]
-    for w in in_optimizer(state.rank) if state.rank.flat_buffers else ():
+    for w in weights_in_step_order(state.rank) if state.rank.flat_buffers else ():
         if w.temporary:  # clipping scales each gradient into a temporary (utils.py:1212)
             state.drop(state.new(w.state, scratch))
-    for weights in in_optimizers(state.rank):
+    for weights in optimizers_weights(state.rank):
         if state.step == 1:
             for w in weights:
                 for moment in state_kinds if w.state else ():

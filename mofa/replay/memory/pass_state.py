@@ -44,6 +44,6 @@ class Pass:
             self.recorded = None
 
 
-def short_name(name: str) -> str:
+def name_in_layer(name: str) -> str:
     """A weight's name without its layer's."""
     return name.rsplit(" ", 1)[-1]

@@ -88,14 +88,14 @@ def play(
         rank, room=room, expandable=expandable, num_steps=num_steps, skip_rounds=skip_rounds,
         recordings=recordings,
     )  # fmt: skip
-    return playing.with_drawn_steps() if rank.routing_drift is not None else playing.result()
+    return playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
 
 
 class Playing:
     """A rank whose steps of equal tokens are played, as :func:`play` has them; of several that of one is played on.
 
     As soon as it reserves more than a ``limit``, :class:`~mofa.replay.allocator.pools.LimitPassed` is raised, here or
-    in :meth:`with_drawn_steps`. [B]
+    in :meth:`play_drawn_steps`. [B]
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class Playing:
             if player.sends.shelves:  # a second step finds nothing of the first one's shelved, a third does
                 self.num_steps = num_steps = num_steps + 1
             for _ in range(num_steps):
-                between = player.between() if skip_rounds else None
+                between = player.fingerprint_between_steps() if skip_rounds else None
                 if between is not None and between == before and player.state.step > 1:
                     break
                 before = between
                 player.run_step()
         self.num_highest = len(player.state.highest)
 
-    def with_drawn_steps(self) -> MemoryPlayed:
+    def play_drawn_steps(self) -> MemoryPlayed:
         """What these and steps with other tokens behind them gave."""
         drift, player = self.rank.routing_drift, self.player
         assert drift is not None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mofa.cost.allocations.initialization import built
+from mofa.cost.allocations.initialization import build_requests
 from mofa.replay.allocator.timeline import BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.fsdp_and_optimizer import in_optimizer, wanted
-from mofa.replay.memory.pass_state import Allocation, short_name
+from mofa.replay.memory.fsdp_and_optimizer import play_requests, weights_in_step_order
+from mofa.replay.memory.pass_state import Allocation, name_in_layer
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.rank.description import Weight
 
@@ -21,7 +21,7 @@ def start(state: RankState) -> None:
         deepspeed.start(state)
         return
     if r.preallocated:
-        wanted(state, built(r.weights, r.rotations), WHERE)
+        play_requests(state, build_requests(r.weights, r.rotations), WHERE)
         state.look(begun)
         return
     params = [_parameter(state, w, n) for n, w in enumerate(r.weights)]
@@ -32,10 +32,10 @@ def start(state: RankState) -> None:
         for n in flat.weights if flat.params else ():  # copied into it, the tensors are let go
             state.drop(params[n])
     copy = outside(TEMPORARIES, "copy of a parameter", WHERE)
-    for w in in_optimizer(r):
+    for w in weights_in_step_order(r):
         if w.main:  # made of a copy (distrib_optimizer.py: clone().float())
             narrow = state.new(w.main // 2, copy)
-            state.new(w.main, outside(STATES, f"fp32 copy of {short_name(w.name)}", WHERE))
+            state.new(w.main, outside(STATES, f"fp32 copy of {name_in_layer(w.name)}", WHERE))
             state.drop(narrow)
     state.look(begun)
 
@@ -46,9 +46,9 @@ def _parameter(state: RankState, w: Weight, n: int) -> Allocation:
     In fp8 it is cast from a 16-bit tensor, which goes, and has a transposed copy.
     """
     wide = state.new(w.draft, outside(TEMPORARIES, "draft of a first value", WHERE)) if w.draft else None
-    allocation = state.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", WHERE))
+    allocation = state.new(w.param, outside(PARAMETERS, f"parameter {name_in_layer(w.name)}", WHERE))
     if w.transposed:
-        state.new(w.transposed, outside(BUFFERS, f"transposed {short_name(w.name)}", WHERE))
+        state.new(w.transposed, outside(BUFFERS, f"transposed {name_in_layer(w.name)}", WHERE))
     if wide is not None:
         state.drop(wide)
     for behind, nbytes in state.rank.built:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mofa.cost.allocations.host_lead import lag, launches
+from mofa.cost.allocations.host_lead import launches, lead_in_launches
 from mofa.cost.allocations.watchdog import Shelf
 from mofa.replay.allocator.pools import WAITING, Block
 from mofa.replay.allocator.timeline import ACTIVATIONS, outside
@@ -198,7 +198,7 @@ class Sends:
         """Launches that the host is ahead of its device. A first step's makes up no lead, which compiles and loads
         kernels; DeepSpeed's of 2022 does neither: CUDA before 11.7 loads them with the context."""
         leads = self.reduces or self.state.step > 1
-        return lag(self.launched, self.state.rank.device_per_host) if leads else 0.0
+        return lead_in_launches(self.launched, self.state.rank.device_per_host) if leads else 0.0
 
     def moved(self, shift: int) -> None:
         """Shift the numbers of micro-batches by those that were left out."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mofa.replay.allocator.pools import Block
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, awaited, reduce
+from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, copy_gathered, reduce
 from mofa.replay.memory.pass_state import Pass
 from mofa.replay.memory.recording import PassBlocks, Recorder, Recording, Waiting
 from mofa.replay.memory.repeated import repeat
@@ -92,7 +92,7 @@ class Steady:
         if state.turned or state.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
         passes = [(c, i - last, chunk_pass.placed(self.places)) for (c, i), chunk_pass in state.passes.items()]
-        gradients = tuple([block.address for block, _ in deepspeed.waiting(state) if block is not None])
+        gradients = tuple([block.address for block, _ in deepspeed.bf16_gradients(state) if block is not None])
         received = self.received_inputs.places()
         return self.sends.fingerprint(last), self.retained.places(), received, gradients, *passes
 
@@ -102,7 +102,7 @@ class Steady:
         if kind == "F" and state.rank.buckets:
             allocate_ddp_buckets(state)
         if kind == "F" and state.rank.unshards:
-            awaited(state, c)
+            copy_gathered(state, c)
         self.sends.begin(kind)
         self._play(kind, c, i)
         self.sends.after(kind, c, i)
@@ -132,7 +132,7 @@ class Steady:
         state, received = self.state, self.received_inputs.waiting()
         if self.retained.possible:
             return [*self.retained.waiting(c), *received]
-        return [*(deepspeed.waiting(state) if kind == "B" else ()), *received]
+        return [*(deepspeed.bf16_gradients(state) if kind == "B" else ()), *received]
 
     def _leave(self, kind: str, c: int, blocks: list[Block | None]) -> None:
         """Put these blocks in place behind a computation that was repeated."""
@@ -143,7 +143,7 @@ class Steady:
         if self.retained.possible:
             self.retained.replace(c, left)
         elif kind == "B":
-            deepspeed.replace(self.state, left)
+            deepspeed.move_gradients(self.state, left)
 
     def _repeat(self, which: Which, recording: Recording, i: int) -> None:
         """Repeat a computation from a recording."""

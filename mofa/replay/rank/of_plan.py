@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mofa.blocks.frameworks.megatron.persistent import lasting
-from mofa.cost.allocations.allocation_trace import awaiting_embedding, gathering, life
+from mofa.blocks.frameworks.megatron.persistent import buffers_at_first_use
+from mofa.cost.allocations.allocation_trace import awaiting_embedding, gathering, trace_block
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.host_lead import beside_peers, device_per_host, paces
 from mofa.cost.allocations.initialization import rotations
 from mofa.cost.allocations.parameter_tensors import Module, params_of
-from mofa.cost.allocations.sequential_experts import one_by_one
+from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.allocations.watchdog import Pace
 from mofa.cost.allocations.weight_buffers import (
-    built_beside,
+    buffers_taken_at_build,
     ddp_buckets,
     flat_buffers,
     held_in_fp8,
@@ -26,7 +26,7 @@ from mofa.cost.memory.communicators import communicators_of
 from mofa.cost.rank_spec import BlockSpec, PersistentBuffers, RankSpec, block_cost
 from mofa.cost.rows import Rows
 from mofa.replay.rank.description import Rank, RankBlock
-from mofa.replay.rank.routing_drift import Moving, RoutingDrift
+from mofa.replay.rank.routing_drift import DriftingLayer, RoutingDrift
 from mofa.replay.rank.uneven_layers import UnevenLayers, rows_by_layer
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
@@ -55,7 +55,7 @@ def makers_of_ends(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
 
 
 def makers_of_extremes(estimator: Estimator) -> tuple[tuple[Callable[[int], Rank], ...], Callable[[int], Rank]]:
-    """The same, and what makes the one with the fewest tokens of the first of them; they share their lives."""
+    """The same, and what makes the one with the fewest tokens of the first of them; they share their traces."""
     make = _makes(estimator)
     return tuple(partial(make, False, data_rank) for data_rank in ends_of_shards(estimator)), partial(make, True, 0)
 
@@ -74,7 +74,7 @@ def tokens_over_mean_by_rank(estimator: Estimator, r: int) -> tuple[float, ...]:
 def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
     traces = _block_traces(estimator)
     routed = UnevenLayers(estimator, traces, _block_traces)
-    traces = {label: one_by_one(trace) for label, trace in traces.items()}
+    traces = {label: unroll_experts(trace) for label, trace in traces.items()}
     return partial(_rank, rows_of(estimator), estimator.rank_specs, traces, routed)
 
 
@@ -87,7 +87,7 @@ def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:
 
 
 def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
-    """The lives of all kinds of blocks."""
+    """The allocation traces of all kinds of blocks."""
     fw, part = estimator.framework, estimator.parts[0]
     defers = SCHEDULES[SCHEDULE_NAMES[int(estimator.table.schedule[0])]].defers_weight_gradients
     no_sums_in_place = defers or not fw.traits.adds_gradients_in_place
@@ -97,7 +97,7 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
     )  # and not by Megatron's own function
     ctx = part.costs.context
     return {
-        label: life(
+        label: trace_block(
             block,
             autocast=part.mode.precision == "autocast",
             weight_first=by_autograd,
@@ -105,7 +105,7 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
             pipelined=pipelined,
             puts_off=defers,
             replicated=fw.shards_params and fw.dp_replicate > 1,
-            lasting=lasting(ctx, block.name, block.forward.ops) if fw.library else None,
+            persistent=buffers_at_first_use(ctx, block.name, block.forward.ops) if fw.library else None,
         )
         for label, block in part.costs.tapes.items()
     }
@@ -152,7 +152,7 @@ def _rank(
         first_chunks=frozenset(c for c, chunk in enumerate(spec.chunks) if chunk.position == 0),
         boundary_bytes=boundary, rotations=rotations(rows),
         lazy_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
-        built=built_beside(fw, spec, weights), keeps_received=keeps_received, inputs_at_end=inputs.at_end,
+        built=buffers_taken_at_build(fw, spec, weights), keeps_received=keeps_received, inputs_at_end=inputs.at_end,
         grads_always=gradients.has_flat_buffers, flat_buffers=flat_buffers(fw, spec, params, weights),
         preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers,
         round_length=place.pp * place.vpp, tied=gradients.ties_ends, stored_bytes=rows.costs.context.stored,
@@ -172,7 +172,7 @@ def _rank(
     )  # fmt: skip
 
 
-_Moves = tuple[tuple[Moving | None, ...], ...]
+_Moves = tuple[tuple[DriftingLayer | None, ...], ...]
 """Of each block of each chunk what moves from step to step, if anything."""
 
 
@@ -189,7 +189,7 @@ def _chunks(
         waits = block.role == "head" and spec.gradients.head_waits
         return awaiting_embedding(traces["head"]) if waits else traces[block.tapes]
 
-    def moves(block: BlockSpec) -> Moving | None:
+    def moves(block: BlockSpec) -> DriftingLayer | None:
         of_layer = routed.moving(block.tapes, block.number) if block.role == "layer" else None
         if of_layer is None or block.number > 0:
             return of_layer

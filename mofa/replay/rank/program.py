@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mofa.blocks.frameworks.megatron.persistent import Lasting
+from mofa.blocks.frameworks.megatron.persistent import PersistentBuffer
 from mofa.blocks.op import RENEWAL
 from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace, in_order
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size
@@ -28,7 +28,7 @@ Packed = tuple[tuple[Instruction, int, int, int, int], ...]
 """Acts with their code, slot, rounded size and pool (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
 
 
-def packed(instructions: Iterable[Instruction]) -> Packed:
+def pack_instructions(instructions: Iterable[Instruction]) -> Packed:
     """Acts as the innermost loop reads them."""
     return tuple(
         (
@@ -118,7 +118,7 @@ class _Slots:
         expert = item.expert if item is not None else -1
         return Instruction(code, self.of(name), size, stream, self.groups.get(name, ACTIVATIONS), shown, op, expert)
 
-    def lasting(self, buffer: Lasting, op: str) -> Instruction:
+    def persistent(self, buffer: PersistentBuffer, op: str) -> Instruction:
         """A buffer for good; its slot says whether each block has its own."""
         return Instruction(LASTING, int(buffer.each), round_size(buffer.bytes), 0, BUFFERS, buffer.name, op)
 
@@ -136,7 +136,7 @@ class _Slots:
                 replaced = True
             scratch = [self.scratch(NEW, i, op_trace.op, item) for i, item in enumerate(op_trace.scratch)]
             made = []
-            out += [self.lasting(buffer, op_trace.op) for buffer in op_trace.lasting if not buffer.behind]
+            out += [self.persistent(buffer, op_trace.op) for buffer in op_trace.persistent if not buffer.behind]
             items |= {item.name: item for item in op_trace.new}
             for i, item in enumerate(op_trace.new):
                 claimed = bool(op_trace.claim) and i == 0
@@ -155,7 +155,7 @@ class _Slots:
             if awaits_product and op_trace.is_product and not (at_embedding and not op_trace.role):
                 out.append(Instruction(PRODUCT, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
                 awaits_product = False
-            out += [self.lasting(buffer, op_trace.op) for buffer in op_trace.lasting if buffer.behind]
+            out += [self.persistent(buffer, op_trace.op) for buffer in op_trace.persistent if buffer.behind]
             for name in op_trace.grads:
                 out.append(self.instruction(KEEP, name, op_trace.op, items.get(name)))
                 # it goes when a copy is there
@@ -206,11 +206,11 @@ def block_program(trace: BlockTrace) -> BlockProgram:
     lingers = tuple((slots.instruction(FREE, name, RENEWAL), round_size(nbytes)) for name, nbytes in trace.lingers)
     return BlockProgram(
         len(slots.index),
-        packed(forward),
-        packed(backward),
-        packed(inputs),
-        packed(weights),
-        packed(of_last),
+        pack_instructions(forward),
+        pack_instructions(backward),
+        pack_instructions(inputs),
+        pack_instructions(weights),
+        pack_instructions(of_last),
         x,
         out,
         given,
@@ -221,6 +221,6 @@ def block_program(trace: BlockTrace) -> BlockProgram:
         let_go,
         rest,
         place(trace.logits),
-        packed(dry),
+        pack_instructions(dry),
         lingers,
     )

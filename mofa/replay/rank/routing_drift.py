@@ -74,9 +74,11 @@ class Routers:
 
 
 @dataclass(frozen=True)
-class Moving:
-    """A layer whose tokens move: its lives with ``rows_over_mean`` of the mean rows and with one mean more, all experts
-    alike."""
+class DriftingLayer:
+    """A layer whose tokens move: its traces with ``rows_over_mean`` of the mean rows and with one mean more.
+
+    All its experts get alike many.
+    """
 
     rows_over_mean: float
     some: BlockTrace
@@ -90,7 +92,7 @@ class RoutingDrift:
     """The layers of a rank whose tokens change from step to step, by chunk and block."""
 
     routers: Routers
-    moving: tuple[tuple[Moving | None, ...], ...]
+    moving: tuple[tuple[DriftingLayer | None, ...], ...]
 
     def steps(self, computations: int) -> int:
         """How many steps are played so, of so many computations."""
@@ -99,7 +101,7 @@ class RoutingDrift:
         return min(self.routers.steps, MOST_STEPS, most)
 
 
-class Drawn:
+class DrawnPrograms:
     """The programs of a step whose tokens are drawn."""
 
     def __init__(
@@ -124,10 +126,10 @@ class Drawn:
             self.known[c, i] = [code if moving is None else self._drawn(moving) for moving, code in pieces]
         return self.known[c, i]
 
-    def _drawn(self, moving: Moving) -> BlockProgram:
+    def _drawn(self, moving: DriftingLayer) -> BlockProgram:
         return self.of_tokens(moving, self.drift.routers.tokens(self.popularity[moving.place], self.rng))
 
-    def of_tokens(self, moving: Moving, tokens: FloatA) -> BlockProgram:
+    def of_tokens(self, moving: DriftingLayer, tokens: FloatA) -> BlockProgram:
         """The program of a layer whose experts get these tokens. (experts of a rank,) [tokens]"""
         routers = self.drift.routers
         rows = tokens.sum() * routers.shares.shape[1] / routers.copies

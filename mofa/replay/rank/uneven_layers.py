@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
-from mofa.cost.allocations.sequential_experts import one_by_one
+from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.kernel_selection import popularity_drift
-from mofa.replay.rank.routing_drift import MOST_STEPS, Moving, Routers
+from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingLayer, Routers
 
 FloatA = NDArray[np.float64]
 TracesOf = Callable[[Estimator], dict[str, BlockTrace]]
@@ -32,7 +32,7 @@ def rows_by_layer(estimator: Estimator) -> FloatA | None:
     return estimator.loads.by_layer.get(ep)
 
 
-def by_chance(estimator: Estimator) -> FloatA | None:
+def random_expert_shares(estimator: Estimator) -> FloatA | None:
     """Shares of the experts of each layer and rank where balanced tokens choose at random, None where they don't or
     every rank has all experts. (L, ep, experts of a rank) [-]
 
@@ -65,10 +65,10 @@ class UnevenLayers:
     def __init__(self, estimator: Estimator, traces: Mapping[str, BlockTrace], traces_of: TracesOf) -> None:
         self.traces, self.estimator = traces, estimator
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
-        self.rows, drawn_evenly = rows_by_layer(estimator), by_chance(estimator)
+        self.rows, drawn_evenly = rows_by_layer(estimator), random_expert_shares(estimator)
         if self.rows is None and drawn_evenly is not None:
             self.rows = np.ones(drawn_evenly.shape[:2])
-        self.plain = {label: one_by_one(trace) for label, trace in traces.items()}
+        self.plain = {label: unroll_experts(trace) for label, trace in traces.items()}
         self.shares: FloatA | None = None
         if self.rows is None:
             return
@@ -78,7 +78,7 @@ class UnevenLayers:
         more = replace(loads, memory={**loads.memory, ep: self.rows_over_mean + 1.0})
         given = estimator.workload, estimator.cluster, estimator.framework, estimator.table
         self.fuller = traces_of(Estimator(*given, more))
-        self.more = {label: one_by_one(trace) for label, trace in self.fuller.items()}
+        self.more = {label: unroll_experts(trace) for label, trace in self.fuller.items()}
         self.made: dict[tuple[str, float, int], BlockTrace] = {}
         drawn = estimator.framework.experts == "sequential" or estimator.framework.balances_by == "chance"
         shares = loads.shares if drawn else None
@@ -107,11 +107,11 @@ class UnevenLayers:
         totals = self.rows[list(places)].sum(axis=0)
         return int(np.argmin(totals) if emptiest else np.argmax(totals))
 
-    def moving(self, label: str, layer: int) -> Moving | None:
+    def moving(self, label: str, layer: int) -> DriftingLayer | None:
         """A layer whose tokens move from step to step."""
         if self.rows is None or layer not in self.place or self.shares is None:
             return None
-        return Moving(self.rows_over_mean, self.plain[label], self.more[label], self.place[layer])
+        return DriftingLayer(self.rows_over_mean, self.plain[label], self.more[label], self.place[layer])
 
     def routers(self, layers: Sequence[int], emptiest: bool) -> Routers | None:
         """What is drawn for the rank that these layers give most tokens to, or the ``emptiest``, where its experts run
@@ -142,13 +142,13 @@ class UnevenLayers:
         rows = float(self.rows[place, rank])
         key = label, rows, place if self.shares is not None else -1
         if key not in self.made:
-            trace = between(self.traces[label], self.fuller[label], rows - self.rows_over_mean)
+            trace = interpolate_traces(self.traces[label], self.fuller[label], rows - self.rows_over_mean)
             of_experts = self.shares[place, rank] if self.shares is not None else np.zeros(0)
-            self.made[key] = one_by_one(trace, tuple((of_experts / max(of_experts.sum(), 1e-12)).tolist()))
+            self.made[key] = unroll_experts(trace, tuple((of_experts / max(of_experts.sum(), 1e-12)).tolist()))
         return self.made[key]
 
 
-def between(some: BlockTrace, more: BlockTrace, fraction: float) -> BlockTrace:
+def interpolate_traces(some: BlockTrace, more: BlockTrace, fraction: float) -> BlockTrace:
     """A trace between two others, ``fraction`` [-] of the way: sizes are linear in the tokens of the experts."""
 
     def sized(items: tuple[New, ...], others: tuple[New, ...]) -> tuple[New, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Left(NamedTuple):
+class LeftOnStreams(NamedTuple):
     """What a computation leaves on a clock's streams, relative to its end. [s]"""
 
     streams: tuple[tuple[str, float], ...]
@@ -17,25 +17,25 @@ class Left(NamedTuple):
     flying: tuple[tuple[float, float, int, float], ...]
     gaps: tuple[tuple[float, float], ...]
 
-    def ahead(self) -> Left:
+    def ahead(self) -> LeftOnStreams:
         """What of it is yet to come: all that matters where nothing begins before now."""
-        to_come = Left(
+        to_come = LeftOnStreams(
             tuple(item for item in self.streams if item[1] > 0), tuple(item for item in self.ready if item[1] > 0),
             tuple(item for item in self.flying if item[1] > 0), tuple(item for item in self.gaps if item[1] > 0),
         )  # fmt: skip
         return to_come if any(to_come) else NOTHING
 
 
-NOTHING = Left((), (), (), ())
+NOTHING = LeftOnStreams((), (), (), ())
 
 
 @dataclass(frozen=True)
-class Result:
+class ComputationEffect:
     """What a computation did to a clock, relative to its beginning (``seconds``) and its end (the rest). [s]"""
 
     seconds: float
     host: float
-    left: Left
-    ahead: Left
+    left: LeftOnStreams
+    ahead: LeftOnStreams
     counts: NDArray[np.float64]
     """Exposed, beside and waited seconds, by :data:`mofa.cost.block.tape_clock.EXPOSED`. (3, len(EXPOSED))"""

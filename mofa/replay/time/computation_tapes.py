@@ -9,14 +9,22 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.roles import WEIGHT_ROLES, Role
 from mofa.cost.block.durations import time_works
 from mofa.cost.rows import Rows
-from mofa.replay.time.kernel_runs import CrossStreamTensors, Draft, Score, Step, draft, score, value
+from mofa.replay.time.kernel_runs import (
+    CrossStreamTensors,
+    ResolvedTape,
+    Step,
+    TapeSteps,
+    join_kernels,
+    resolve_tape,
+    value,
+)
 
 Phase = Literal["F", "B", "I", "W"]
 _BEFORE_REDUCTION: tuple[Role, ...] = ("wgrad", "accumulate", "backward", "grad_cast")
 """Roles of the ops behind which a weight's gradient may be reduced."""
 
 
-class Placed(NamedTuple):
+class PlacedWeight(NamedTuple):
     """A weight's op: its lines in the forward and in the backward, where its gradient is made. [params]"""
 
     forward: int
@@ -26,61 +34,61 @@ class Placed(NamedTuple):
 
 
 @dataclass
-class Book:
-    """The scores of a plan's tapes: forward, backward, and the backward by inputs and by weights."""
+class PlanTapes:
+    """The steps of a plan's tapes: forward, backward, and the backward by inputs and by weights."""
 
-    drafts: dict[tuple[str, Phase], Draft]
+    resolved: dict[tuple[str, Phase], ResolvedTape]
     cross_stream: CrossStreamTensors
-    scores: dict[tuple[str, Phase], Score] = field(default_factory=dict)
-    weights: dict[str, tuple[Placed, ...]] = field(default_factory=dict)
+    steps: dict[tuple[str, Phase], TapeSteps] = field(default_factory=dict)
+    weights: dict[str, tuple[PlacedWeight, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Rows) -> Book:
+    def of(cls, rows: Rows) -> PlanTapes:
         """Read every tape of a plan once."""
         tapes = (tape for block in rows.costs.tapes.values() for tape in (block.forward, block.backward))
         time_works((op for tape in tapes for op in tape.ops), rows.costs.machine)  # in one go
-        drafts: dict[tuple[str, Phase], Draft] = {}
+        resolved: dict[tuple[str, Phase], ResolvedTape] = {}
         for label, block in rows.costs.tapes.items():
-            drafts[label, "F"] = draft(f"forward of {label}", block.forward, rows.costs.machine)
-            drafts[label, "B"] = backward = draft(f"backward of {label}", block.backward, rows.costs.machine)
+            resolved[label, "F"] = resolve_tape(f"forward of {label}", block.forward, rows.costs.machine)
+            resolved[label, "B"] = backward = resolve_tape(f"backward of {label}", block.backward, rows.costs.machine)
             if rows.schedule_record.defers_weight_gradients:
-                drafts[label, "I"], drafts[label, "W"] = _halves(backward, block, rows)
-        return cls(drafts, CrossStreamTensors.of(drafts.values()))
+                resolved[label, "I"], resolved[label, "W"] = _halves(backward, block, rows)
+        return cls(resolved, CrossStreamTensors.of(resolved.values()))
 
-    def score(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> Score:
-        """The score of a tape; with steps inserted behind some of its lines it is made anew."""
+    def steps_of(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> TapeSteps:
+        """The steps of a tape; with others inserted behind some of its lines it is made anew."""
         if inserted:
-            return score(self.drafts[label, phase], self.cross_stream, inserted)
-        if (label, phase) not in self.scores:
-            self.scores[label, phase] = score(self.drafts[label, phase], self.cross_stream)
-        return self.scores[label, phase]
+            return join_kernels(self.resolved[label, phase], self.cross_stream, inserted)
+        if (label, phase) not in self.steps:
+            self.steps[label, phase] = join_kernels(self.resolved[label, phase], self.cross_stream)
+        return self.steps[label, phase]
 
-    def placed(self, label: str) -> tuple[Placed, ...]:
+    def placed(self, label: str) -> tuple[PlacedWeight, ...]:
         """The weights of a tape, in the order of its forward."""
         if label not in self.weights:
-            lines = self.drafts[label, "B"].lines
+            lines = self.resolved[label, "B"].lines
             made = {(line.op.origin, line.op.role): n for n, line in enumerate(lines) if line.op}
             weights = []
-            for n, line in enumerate(self.drafts[label, "F"].lines):
+            for n, line in enumerate(self.resolved[label, "F"].lines):
                 if line.op is None or not (params := value(line.op.weight_params)):
                     continue
                 name = line.op.name
                 made_at = max(
                     (made[name, role] for role in _BEFORE_REDUCTION if (name, role) in made), default=len(lines) - 1
                 )
-                weights.append(Placed(n, made_at, params, line.op.part == "experts"))
+                weights.append(PlacedWeight(n, made_at, params, line.op.part == "experts"))
             self.weights[label] = tuple(weights)
         return self.weights[label]
 
 
-def _halves(backward: Draft, block: BlockTapes, rows: Rows) -> tuple[Draft, Draft]:
+def _halves(backward: ResolvedTape, block: BlockTapes, rows: Rows) -> tuple[ResolvedTape, ResolvedTape]:
     """A backward by inputs and by weights, of the whole one's lines but for what checkpoints make again."""
     by_weights = [line.op is not None and line.op.role in WEIGHT_ROLES for line in backward.lines]
     halves = [
         tuple(line for line, of in zip(backward.lines, by_weights, strict=True) if of is by) for by in (False, True)
     ]
-    weights = draft("", block.split_backward.weights, rows.costs.machine).lines
+    weights = resolve_tape("", block.split_backward.weights, rows.costs.machine).lines
     return (
-        Draft(f"{backward.name} by inputs", halves[0], backward.given, backward.out),
-        Draft(f"{backward.name} by weights", weights, "", backward.out),
+        ResolvedTape(f"{backward.name} by inputs", halves[0], backward.given, backward.out),
+        ResolvedTape(f"{backward.name} by weights", weights, "", backward.out),
     )

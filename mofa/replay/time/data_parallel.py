@@ -20,13 +20,13 @@ from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import gathers_per_step
-from mofa.replay.time.computation_tapes import Book
-from mofa.replay.time.kernel_runs import FAMILY, NOW, Beside, Step, awaiting, computing
+from mofa.replay.time.computation_tapes import PlanTapes
+from mofa.replay.time.kernel_runs import FAMILY, NOW, SideStreamOp, Step, one_kernel_step, waiting_step
 from mofa.schedules import Action, Order
 
 
 @dataclass
-class Extra:
+class ExtraSteps:
     """Steps beside one computation: in front of it, behind lines of its pieces (by position in it), and after it."""
 
     before: list[Step] = field(default_factory=list)
@@ -39,18 +39,18 @@ class Extra:
 
 
 @dataclass
-class Added:
+class DataParallelSteps:
     """Of one rank: what single computations get, what all backwards of a chunk get, what comes at the step's end."""
 
-    once: dict[Action, Extra] = field(default_factory=dict)
-    backwards: dict[int, Extra] = field(default_factory=dict)
+    once: dict[Action, ExtraSteps] = field(default_factory=dict)
+    backwards: dict[int, ExtraSteps] = field(default_factory=dict)
     end: list[Step] = field(default_factory=list)
     after_optimizer_s: float = 0.0
     """Gathering that nothing hides. [s]"""
 
-    def extra_for(self, action: Action) -> Extra:
+    def extra_for(self, action: Action) -> ExtraSteps:
         """What is added to a computation; made where it is not there yet."""
-        return self.once.setdefault(action, Extra())
+        return self.once.setdefault(action, ExtraSteps())
 
 
 class _Weight(NamedTuple):
@@ -72,7 +72,7 @@ class _Bucket(NamedTuple):
 
 
 @dataclass
-class Shared:
+class SharedAcrossRanks:
     """What the ranks of a plan have in common: many hold the same."""
 
     seconds: dict[tuple[str, float, str], float] = field(default_factory=dict)
@@ -88,11 +88,11 @@ class _Rank:
     """A rank as data parallelism sees it."""
 
     rows: Rows
-    book: Book
+    tapes: PlanTapes
     spec: RankSpec
     order: Order
     """Of what is played: the spec's, another of as many micro-batches, or one with fewer."""
-    shared: Shared
+    shared: SharedAcrossRanks
 
     @property
     def rank(self) -> int:
@@ -126,9 +126,9 @@ class _Rank:
         params_by_group = ((dense, "fsdp"), (expert, "efsdp"))
         return host * sum(params / float(self.rows.groups[group].size[0]) for params, group in params_by_group) / 2**20
 
-    def beside(self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str) -> Beside:
+    def beside(self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str) -> SideStreamOp:
         share = self.rows.cluster.gpu.curves.overlap_slowdown.value
-        return Beside(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), share)
+        return SideStreamOp(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), share)
 
     def weights(self, chunk: int, backward: bool) -> list[_Weight]:
         """A chunk's weights in the order of its pass; together they are the rank's share, what no op names included."""
@@ -151,7 +151,7 @@ class _Rank:
         if known is None:
             known = self.shared.weights[labels, backward] = []
             for i, label in enumerate(labels[::-1] if backward else labels):
-                placed = self.book.placed(label)
+                placed = self.tapes.placed(label)
                 for w in placed[::-1] if backward else placed:
                     known.append(_Weight(i, w.backward if backward else w.forward, w.params, w.expert))
         return known
@@ -192,11 +192,11 @@ class _Rank:
         return range(chunk * self.order.pp, (chunk + 1) * self.order.pp)
 
 
-def added(
-    rows: Rows, book: Book, spec: RankSpec, order: Order, shared: Shared | None = None
-) -> Added:  # fmt: skip
+def data_parallel_steps(
+    rows: Rows, tapes: PlanTapes, spec: RankSpec, order: Order, shared: SharedAcrossRanks | None = None
+) -> DataParallelSteps:  # fmt: skip
     """What data parallelism adds on one pipeline rank; ``shared`` has what was worked out for the others."""
-    me, out = _Rank(rows, book, spec, order, shared or Shared()), Added()
+    me, out = _Rank(rows, tapes, spec, order, shared or SharedAcrossRanks()), DataParallelSteps()
     sharing = spec.gradients.sharing
     if sharing == "Megatron":
         _megatron_gradients(me, out)
@@ -207,7 +207,7 @@ def added(
         _fsdp_pipelined(me, out)
     elif sharing == "FSDP by block" and rows.framework.dp_replicate > 1:
         for c in range(len(spec.chunks)):
-            _replicas(me, c, out.backwards.setdefault(c, Extra()))
+            _replicas(me, c, out.backwards.setdefault(c, ExtraSteps()))
     return out
 
 
@@ -238,7 +238,7 @@ def _bucket_size(me: _Rank, chunk: int) -> float:
     return me.spec.gradients.bucket_params
 
 
-def _megatron_gradients(me: _Rank, out: Added) -> None:
+def _megatron_gradients(me: _Rank, out: DataParallelSteps) -> None:
     kind: CollectiveKind = "reduce_scatter" if me.spec.gradients.scatters_gradients else "all_reduce"
     computations = me.order.ranks[me.rank]
     backwards = [a for a in computations if a.kind in ("B", "W")]
@@ -258,10 +258,10 @@ def _megatron_gradients(me: _Rank, out: Added) -> None:
                 out.extra_for(backwards[later]).after.append(step)
             else:
                 out.extra_for(last).behind(bucket.piece, bucket.line, step)
-    out.end.append(awaiting(("dp.reduced",)))
+    out.end.append(waiting_step(("dp.reduced",)))
 
 
-def _megatron_parameters(me: _Rank, out: Added) -> None:
+def _megatron_parameters(me: _Rank, out: DataParallelSteps) -> None:
     if not me.spec.gradients.shards_states:
         return
     each = me.spec.gradients.gathered_bytes_per_param
@@ -288,7 +288,7 @@ def _megatron_parameters(me: _Rank, out: Added) -> None:
             extra = out.extra_for(first)
             if not aligned and not n:
                 extra.before.append(step)
-            extra.behind(where, -1, awaiting((name,)))
+            extra.behind(where, -1, waiting_step((name,)))
             if not aligned and n + 1 < len(gathers):
                 extra.behind(where, -1, gathers[n + 1][1])
 
@@ -296,11 +296,11 @@ def _megatron_parameters(me: _Rank, out: Added) -> None:
 # -- PyTorch
 
 
-def _ddp(me: _Rank, out: Added) -> None:
+def _ddp(me: _Rank, out: DataParallelSteps) -> None:
     """DDP reduces buckets of whole gradients in every backward, which ends with the last of them."""
     width = me.spec.gradients.bytes_in_bucket
     for c in range(len(me.spec.chunks)):
-        extra = out.backwards.setdefault(c, Extra())
+        extra = out.backwards.setdefault(c, ExtraSteps())
         filled = 0.0
         weights = me.weights(c, backward=True)
         for n, w in enumerate(weights):
@@ -315,10 +315,10 @@ def _ddp(me: _Rank, out: Added) -> None:
         # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes an fp32 parameter, played in one
         copied = 4.0 * width * sum(w.params for w in weights) / stream_rate(me.rows.cluster.gpu, "copy")
         seconds = copied if int(me.rows.groups["dp"].size[0]) > 1 else 0.0
-        extra.after.append(computing("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
+        extra.after.append(one_kernel_step("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
 
 
-def _replicas(me: _Rank, chunk: int, extra: Extra, after: bool = False) -> None:
+def _replicas(me: _Rank, chunk: int, extra: ExtraSteps, after: bool = False) -> None:
     """All-reduce of each piece's sharded gradients over the replicas, behind its reduction."""
     if me.rows.framework.dp_replicate <= 1:
         return
@@ -331,11 +331,11 @@ def _replicas(me: _Rank, chunk: int, extra: Extra, after: bool = False) -> None:
         if after:
             extra.after.append(step)
         else:
-            last = len(me.book.drafts[me.spec.chunks[chunk].blocks[len(pieces) - 1 - i].tapes, "B"].lines) - 1
+            last = len(me.tapes.resolved[me.spec.chunks[chunk].blocks[len(pieces) - 1 - i].tapes, "B"].lines) - 1
             extra.behind(i, last, step)
 
 
-def _fsdp_pipelined(me: _Rank, out: Added) -> None:
+def _fsdp_pipelined(me: _Rank, out: DataParallelSteps) -> None:
     """Under pipelines FSDP gathers once a step and reduces behind a stage's last backward, group by group."""
     runtime = len(me.spec.chunks) > 1
     for c in range(len(me.spec.chunks)):
@@ -351,7 +351,7 @@ def _fsdp_pipelined(me: _Rank, out: Added) -> None:
                     ahead.before.append(step)
                 else:
                     first.behind(i, -1, step)
-                first.behind(i, -1, awaiting((name,)))
+                first.behind(i, -1, waiting_step((name,)))
         for dense, expert in reversed(me.of_piece(c)):
             reduction_s = me.seconds("reduce_scatter", me.spec.gradients.reduced_bytes_per_param, dense, expert)
             seconds = max(reduction_s, me.listing_s(dense, expert))

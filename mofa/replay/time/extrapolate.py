@@ -41,7 +41,7 @@ class InsertedRounds:
         return tuple(map(order.ranks[rank].index, first))
 
 
-def stretches(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> Iterator[InsertedRounds]:
+def shortened_steps(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> Iterator[InsertedRounds]:
     """What may stand for a step, the shortest first; nothing where it has few micro-batches.
 
     A round of 1F1B is a forward and a backward, interleaved those of pp micro-batches in all chunks. In front of those
@@ -58,13 +58,13 @@ def stretches(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> 
     >>> from mofa.schedules.gpipe import GPIPE
     >>> from mofa.schedules.interleaved import INTERLEAVED
     >>> from mofa.schedules.one_f_one_b import ONE_F_ONE_B
-    >>> next(iter(stretches(ONE_F_ONE_B, 16, 1, 240)))
+    >>> next(iter(shortened_steps(ONE_F_ONE_B, 16, 1, 240)))
     InsertedRounds(played=38, cut=20, num_rounds=202, each=1)
-    >>> next(iter(stretches(INTERLEAVED, 16, 4, 512)))
+    >>> next(iter(shortened_steps(INTERLEAVED, 16, 4, 512)))
     InsertedRounds(played=144, cut=96, num_rounds=23, each=16)
-    >>> list(stretches(ONE_F_ONE_B, 16, 1, 40)), list(stretches(GPIPE, 16, 1, 240))
+    >>> list(shortened_steps(ONE_F_ONE_B, 16, 1, 40)), list(shortened_steps(GPIPE, 16, 1, 240))
     ([], [])
-    >>> list(stretches(INTERLEAVED, 16, 2, 208)), list(stretches(INTERLEAVED, 16, 4, 520))
+    >>> list(shortened_steps(INTERLEAVED, 16, 2, 208)), list(shortened_steps(INTERLEAVED, 16, 4, 520))
     ([], [])
     """
     if schedule.repeats == "micro-batch":
@@ -81,7 +81,7 @@ def stretches(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> 
                 yield InsertedRounds(played * pp, cut * pp, num_micro_batches // pp - played, pp)
 
 
-def lengthen(inserted: InsertedRounds, ranks: Sequence[RankTime], spans: bool) -> bool:
+def insert_rounds(inserted: InsertedRounds, ranks: Sequence[RankTime], spans: bool) -> bool:
     """Put the rounds in, on all ranks, with their computations where ``spans``; False, and nothing done, where they are
     not alike yet."""
     first, *_, last = ranks[0].marks.values()

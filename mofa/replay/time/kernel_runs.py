@@ -18,7 +18,7 @@ from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.launch_blocking import on_one_stream, waits_behind
-from mofa.cost.block.sequential_experts import in_turn
+from mofa.cost.block.sequential_experts import issue_of_expert_loops
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import kernels_of
@@ -56,7 +56,7 @@ class Run(NamedTuple):
     launches: float = 0.0
 
 
-class Beside(NamedTuple):
+class SideStreamOp(NamedTuple):
     """An op on another stream; it starts after what it reads, and what it writes is there at its end. [s]"""
 
     name: str
@@ -81,18 +81,18 @@ class Sync(NamedTuple):
     reads: tuple[str, ...] = ()
 
 
-class Same(NamedTuple):
+class TensorAlias(NamedTuple):
     """A tensor that is there when another is."""
 
     name: str
     source: str
 
 
-Step = Run | Beside | Sync | Same
+Step = Run | SideStreamOp | Sync | TensorAlias
 
 
 @dataclass(frozen=True)
-class Score:
+class TapeSteps:
     """A tape's steps. ``given`` and ``out`` name what it takes from the tape before it and hands on, empty for nothing.
 
     ``longest`` is the time after which nothing from before the tape can matter but what is still under way. [s]
@@ -123,7 +123,7 @@ class _Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draft:
+class ResolvedTape:
     """A tape of one strategy before its steps are joined to runs."""
 
     name: str
@@ -139,7 +139,7 @@ def value(x: object) -> float:
     return float(np.asarray(x, dtype=float).reshape(-1)[0])
 
 
-def draft(name: str, tape: Tape, machine: Machine) -> Draft:
+def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
     """Resolve a tape of one strategy: absent ops and views are the tensors that they hand on."""
     root: dict[str, str] = {}
 
@@ -152,7 +152,7 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
     issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = loading(tape, seconds, issue, load_s, machine.drained)
-    issue = in_turn(tape.ops, seconds, issue)
+    issue = issue_of_expert_loops(tape.ops, seconds, issue)
     lines: list[_Line] = []
     for op, device_s, host_s in zip(tape.ops, map(value, seconds), map(value, issue), strict=True):
         op = on_one_stream(op) if blocks else op
@@ -177,10 +177,10 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
             )  # fmt: skip
         for tensor in shared:
             root[tensor] = of(op.reads[0])
-            lines[-1] = lines[-1]._replace(extra=Same(tensor, of(op.reads[0])))
+            lines[-1] = lines[-1]._replace(extra=TensorAlias(tensor, of(op.reads[0])))
     given = tape.inputs[0] if tape.inputs else ""
     out = of(tape.outputs[0]) if tape.outputs else ""
-    return Draft(name, tuple(lines), given, out)
+    return ResolvedTape(name, tuple(lines), given, out)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class CrossStreamTensors:
     awaited: frozenset[str]
 
     @classmethod
-    def of(cls, drafts: Iterable[Draft]) -> CrossStreamTensors:
+    def of(cls, drafts: Iterable[ResolvedTape]) -> CrossStreamTensors:
         """Over all tapes of a plan, as what one leaves under way another awaits."""
         beside: set[str] = set()
         awaited: set[str] = set()
@@ -206,7 +206,9 @@ class CrossStreamTensors:
         return cls(frozenset(beside), frozenset(awaited - beside))
 
 
-def score(part: Draft, crossing: CrossStreamTensors, inserted: Mapping[int, Sequence[Step]] | None = None) -> Score:
+def join_kernels(
+    part: ResolvedTape, crossing: CrossStreamTensors, inserted: Mapping[int, Sequence[Step]] | None = None
+) -> TapeSteps:
     """Join a draft's lines to steps; ``inserted`` are steps that follow a line, by its index, or -1 the beginning."""
     inserted = inserted or {}
     steps: list[Step] = list(inserted.get(-1, ()))
@@ -229,7 +231,7 @@ def score(part: Draft, crossing: CrossStreamTensors, inserted: Mapping[int, Sequ
         op = line.op
         if op is None:
             host_only += line.issue
-            if line.extra is not None and isinstance(line.extra, Same):
+            if line.extra is not None and isinstance(line.extra, TensorAlias):
                 source = line.extra.source
                 if source in crossing.beside or source in crossing.awaited:
                     flush()
@@ -242,7 +244,7 @@ def score(part: Draft, crossing: CrossStreamTensors, inserted: Mapping[int, Sequ
             family = FAMILY[op.family]
             reads = line.reads if op.stream in OWN_ORDER else (*line.reads, NOW)
             steps.append(
-                Beside(op.name, line.seconds, line.issue, family, op.stream, reads, line.writes, line.slows,
+                SideStreamOp(op.name, line.seconds, line.issue, family, op.stream, reads, line.writes, line.slows,
                        line.communicator, line.launches)
             )  # fmt: skip
             seen.difference_update(line.writes)
@@ -265,25 +267,25 @@ def score(part: Draft, crossing: CrossStreamTensors, inserted: Mapping[int, Sequ
             steps += inserted[i]
     flush()
     longest = sum(map(_most, steps))
-    launches = sum([step.launches for step in steps if isinstance(step, Run | Beside)])
-    return Score(part.name, tuple(steps), part.given, part.out, longest, launches)
+    launches = sum([step.launches for step in steps if isinstance(step, Run | SideStreamOp)])
+    return TapeSteps(part.name, tuple(steps), part.given, part.out, longest, launches)
 
 
 def _most(step: Step) -> float:
     """The longest that a step can take. [s]"""
     if isinstance(step, Run):
         return step.issue + step.busy
-    if isinstance(step, Beside):
+    if isinstance(step, SideStreamOp):
         return step.issue + step.seconds
     return step.host_s if isinstance(step, Sync) else 0.0
 
 
-def awaiting(names: tuple[str, ...]) -> Run:
+def waiting_step(names: tuple[str, ...]) -> Run:
     """A step that waits for tensors of other streams and computes nothing."""
     return Run((), names, (), 0.0, 0.0, -np.inf, ())
 
 
-def computing(name: str, seconds: float, issue_s: float, family: str, waits: tuple[str, ...]) -> Run:
+def one_kernel_step(name: str, seconds: float, issue_s: float, family: str, waits: tuple[str, ...]) -> Run:
     """A step of one kernel on the computing stream, behind tensors of other streams."""
     return _run((Kernel(name, seconds, issue_s, FAMILY[family]),), waits, ())
 

@@ -13,16 +13,16 @@ from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
-from mofa.replay.time.computation_effect import NOTHING, Left, Result
-from mofa.replay.time.computation_tapes import Book, Phase
-from mofa.replay.time.data_parallel import Added, Extra, Shared
+from mofa.replay.time.computation_effect import NOTHING, ComputationEffect, LeftOnStreams
+from mofa.replay.time.computation_tapes import Phase, PlanTapes
+from mofa.replay.time.data_parallel import DataParallelSteps, ExtraSteps, SharedAcrossRanks
 from mofa.replay.time.kernel_runs import Sync
 from mofa.replay.time.pipeline import CAUSES
 from mofa.replay.time.stream_clocks import Relative, StreamClocks
-from mofa.replay.time.time_replayed import Computation, Spot
+from mofa.replay.time.time_replayed import Computation, StreamOp
 from mofa.schedules import Action, Order
 
-_PLAIN = Extra()
+_PLAIN = ExtraSteps()
 
 
 @dataclass
@@ -30,7 +30,7 @@ class TimedPlan:
     """What all ranks share: the tapes of every variant of a micro-batch, and what was played already."""
 
     rows: Rows
-    books: tuple[Book, ...]
+    tapes: tuple[PlanTapes, ...]
     hop_s: float
     slowdown: float
     """What computing loses beside a hand-over. [-]"""
@@ -40,14 +40,14 @@ class TimedPlan:
     """What Megatron's host does behind a computation before it is exchanged, and ahead of the next one. [s]"""
     optimizer_s: Sequence[float]
     """The optimizer of every rank. [s]"""
-    cache: dict[tuple[object, ...], dict[Relative, Result]] | None
+    cache: dict[tuple[object, ...], dict[Relative, ComputationEffect]] | None
     watched: frozenset[tuple[int, int]]
     """Ranks and micro-batches whose ops are kept."""
     jitter: float = 0.0
     seed: int = 0
     kinds: dict[tuple[str, ...], int] = field(default_factory=dict)
     """Chunks that hold the same, by number."""
-    shared: Shared = field(default_factory=Shared)
+    shared: SharedAcrossRanks = field(default_factory=SharedAcrossRanks)
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class _KindPlayed:
     variant: int
     longest: float = 0.0
     """Time after which nothing from before a computation matters to it. [s]"""
-    every: Extra = field(default_factory=Extra)
-    known: dict[Relative, Result] = field(default_factory=dict)
+    every: ExtraSteps = field(default_factory=ExtraSteps)
+    known: dict[Relative, ComputationEffect] = field(default_factory=dict)
     waits: bool = False
     """Whether the host waits for the device on the played_kind."""
     launches: float = 0.0
 
 
-class Mark(NamedTuple):
+class ClockSnapshot(NamedTuple):
     """A rank in front of a computation: the time, its clock relative to that, and what it has counted so far. [s]"""
 
     time: float
@@ -85,30 +85,30 @@ class RankTime:
     plan: TimedPlan
     order: Order
     spec: RankSpec
-    added: Added
+    added: DataParallelSteps
     clock: StreamClocks
     marked: frozenset[int] = frozenset()
     """Computations in front of which it is written down how all is, by their number."""
     uses: dict[int, list[float]] = field(default_factory=dict)
     """Of each result how often it was used, stretched by jitter; and the result."""
-    results: dict[int, Result] = field(default_factory=dict)
+    results: dict[int, ComputationEffect] = field(default_factory=dict)
     ways: dict[tuple[str, int, int], _KindPlayed] = field(default_factory=dict)
     """By kind of action, stage and variant."""
-    last: tuple[Left, float] = NOTHING, 0.0
+    last: tuple[LeftOnStreams, float] = NOTHING, 0.0
     """What the last computation left, and when it ended."""
     spans: list[Computation] = field(default_factory=list)
-    ops: list[Spot] = field(default_factory=list)
+    ops: list[StreamOp] = field(default_factory=list)
     idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     pp_s: float = 0.0
     bubble_s: float = 0.0
     hidden_pp_s: float = 0.0
     factors: NDArray[np.float64] | None = None
-    marks: dict[int, Mark] = field(default_factory=dict)
+    marks: dict[int, ClockSnapshot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rank = self.spec.place.pipeline_rank
         self.chunks = tuple(chunk.blocks for chunk in self.spec.chunks)
-        self.num_variants = len(self.plan.books)
+        self.num_variants = len(self.plan.tapes)
         plan = self.plan
         self.plain = plan.cache is not None and not plan.jitter and not plan.watched
         self.once = self.added.once
@@ -196,20 +196,20 @@ class RankTime:
         phase: Phase | None = action.computes  # type: ignore[assignment]
         played_kind = _KindPlayed(phase, c, variant)
         if phase is not None:
-            book, cache = self.plan.books[variant], self.plan.cache
+            tapes, cache = self.plan.tapes[variant], self.plan.cache
             every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
             of = (self.rank, c) if every is not _PLAIN else None
             known = {} if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
-            scores = [book.score(block.tapes, phase) for block in self.chunks[c]]
-            waits = any(type(step) is Sync for part in scores for step in part.steps)
-            launches = sum(part.launches for part in scores)
+            tape_steps = [tapes.steps_of(block.tapes, phase) for block in self.chunks[c]]
+            waits = any(type(step) is Sync for part in tape_steps for step in part.steps)
+            launches = sum(part.launches for part in tape_steps)
             played_kind = _KindPlayed(
-                phase, c, variant, sum(part.longest for part in scores), every, known, waits, launches
+                phase, c, variant, sum(part.longest for part in tape_steps), every, known, waits, launches
             )
         self.ways[action.kind, action.stage, variant] = played_kind
         return played_kind
 
-    def _result(self, action: Action, played_kind: _KindPlayed, before: float) -> tuple[Result, float]:
+    def _result(self, action: Action, played_kind: _KindPlayed, before: float) -> tuple[ComputationEffect, float]:
         """What a computation does that may be none of the plain ones, which are looked up, and by how much its host was
         taken to be later than it is (``before``), as it was further ahead than it needs. [s]"""
         once = self.added.once.get(action)
@@ -225,10 +225,10 @@ class RankTime:
             result = played_kind.known[state] = self._play(played_kind, _PLAIN, False)
         return result, ahead
 
-    def _play(self, played_kind: _KindPlayed, once: Extra, watched: bool) -> Result:
-        c, book, phase, every, clock = (
+    def _play(self, played_kind: _KindPlayed, once: ExtraSteps, watched: bool) -> ComputationEffect:
+        c, tapes, phase, every, clock = (
             played_kind.chunk,
-            self.plan.books[played_kind.variant],
+            self.plan.tapes[played_kind.variant],
             played_kind.phase,
             played_kind.every,
             self.clock,
@@ -241,7 +241,7 @@ class RankTime:
         place, handed_on = "", ""
 
         def watch(stream: str, name: str, family: int, begin: float, end: float) -> None:
-            self.ops.append(Spot(stream, f"{name} · {place}" if place else name, EXPOSED[family], begin, end))
+            self.ops.append(StreamOp(stream, f"{name} · {place}" if place else name, EXPOSED[family], begin, end))
 
         clock.watch = watch if watched else None
         clock.steps(once.before)
@@ -252,8 +252,9 @@ class RankTime:
             for extra in (once, every):
                 for line, steps in extra.lines.get(i, {}).items():
                     inserted.setdefault(line, []).extend(steps)
-            part = book.score(block.tapes, phase, inserted)  # type: ignore[arg-type]
-            follow = book.drafts[blocks[i + 1].tapes, "F" if phase == "F" else "B"].given if i + 1 < len(blocks) else ""
+            part = tapes.steps_of(block.tapes, phase, inserted)  # type: ignore[arg-type]
+            whole_phase: Phase = "F" if phase == "F" else "B"
+            follow = tapes.resolved[blocks[i + 1].tapes, whole_phase].given if i + 1 < len(blocks) else ""
             clock.play(part, follow)
             handed_on = part.out
         if blocks:  # a layout may leave a chunk without any
@@ -263,16 +264,16 @@ class RankTime:
         clock.watch = None
         clock.settle(np.inf)
         now = clock.compute
-        left = Left(
+        left = LeftOnStreams(
             tuple((n, busy_until - now) for n, busy_until in clock.streams.items()),
             tuple((n, busy_until - now, family) for n, (busy_until, family) in clock.ready.items()),
             tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.flying),
             tuple((begin - now, end - now) for begin, end in clock.gaps),
         )
         counts = np.array([clock.exposed, clock.beside, clock.waited])
-        return Result(now - start, clock.host - now, left, left.ahead(), counts)
+        return ComputationEffect(now - start, clock.host - now, left, left.ahead(), counts)
 
-    def _apply(self, result: Result, start: float, factor: float) -> None:
+    def _apply(self, result: ComputationEffect, start: float, factor: float) -> None:
         clock = self.clock
         now = start + result.seconds
         clock.host = now + result.host
@@ -292,7 +293,7 @@ class RankTime:
             use[0] += factor
             use[1] += 1.0
 
-    def _leave(self, left: Left, now: float) -> None:
+    def _leave(self, left: LeftOnStreams, now: float) -> None:
         clock = self.clock
         streams, ready, flying, gaps = left
         if streams or clock.streams:
@@ -319,7 +320,7 @@ class RankTime:
         times = [max(clock.host, now - needed), *(busy_until for _, busy_until in sorted(clock.streams.items()))]
         times += [busy_until for _, (busy_until, _) in sorted(clock.ready.items())]
         times += [busy_until for begin, end, *_ in (*clock.flying, *clock.gaps) for busy_until in (begin, end)]
-        self.marks[len(self.spans)] = Mark(
+        self.marks[len(self.spans)] = ClockSnapshot(
             now, tuple(busy_until - now for busy_until in times), (self.pp_s, self.bubble_s, self.hidden_pp_s),
             dict(self.idle),
             {key: list(use) for key, use in self.uses.items()}, now - clock.host,

@@ -19,11 +19,11 @@ from mofa.cost.step_time.micro_batch import handing_seconds, passes
 from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
 from mofa.replay.garbage_collection import no_collection
 from mofa.replay.rank.of_plan import rows_of
-from mofa.replay.time.computation_tapes import Book
-from mofa.replay.time.data_parallel import added
-from mofa.replay.time.extrapolate import InsertedRounds, lengthen, stretches
+from mofa.replay.time.computation_tapes import PlanTapes
+from mofa.replay.time.data_parallel import data_parallel_steps
+from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shortened_steps
 from mofa.replay.time.kernel_runs import FAMILY
-from mofa.replay.time.pipeline import Flights, run
+from mofa.replay.time.pipeline import ExchangeTimes, run
 from mofa.replay.time.rank_clock import RankTime, TimedPlan
 from mofa.replay.time.send_recv import Wiring, wire
 from mofa.replay.time.stream_clocks import StreamClocks
@@ -79,20 +79,20 @@ def time_of(
     rows = rows_of(estimator)
     stages, fw = rows.layout.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    books = tuple(Book.of(rows_of(e.paced)) for e in variants) or (Book.of(rows),)
+    tapes = tuple(PlanTapes.of(rows_of(e.paced)) for e in variants) or (PlanTapes.of(rows),)
     curves = rows.cluster.gpu.curves
     plan = TimedPlan(
-        rows, books, _hop_seconds(rows), curves.overlap_slowdown.value,
+        rows, tapes, _hop_seconds(rows), curves.overlap_slowdown.value,
         estimator.rank_specs[0].schedule.waits_at_exchanges, handing_seconds(rows), _optimizer_seconds(rows),
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
     with no_collection():
-        for inserted in stretches(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
+        for inserted in shortened_steps(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.played)
             ranks = _ranks(plan, estimator.rank_specs, wiring.program.order, inserted)
             run(wiring, ranks, plan.hop_s)
-            if lengthen(inserted, ranks, spans):
+            if insert_rounds(inserted, ranks, spans):
                 return _finish(plan, ranks, None, spans)
         if order is None:
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, num)
@@ -109,11 +109,11 @@ def _ranks(
     """The ranks in front of a step, each as much later as its optimizer is."""
     rows = plan.rows
     sync_s = rows.cluster.sync_s
-    own_order = any(line.op is not None and line.op.stream in OWN_ORDER for b in plan.books for d in b.drafts.values()
+    own_order = any(line.op is not None and line.op.stream in OWN_ORDER for b in plan.tapes for d in b.resolved.values()
                     for line in d.lines) or rows.mode.pipelined  # fmt: skip
     ranks = []
     for r, spec in enumerate(specs):
-        extra = added(rows, plan.books[0], spec, order, plan.shared)
+        extra = data_parallel_steps(rows, plan.tapes[0], spec, order, plan.shared)
         marked = frozenset(inserted.marks(order, r)) if inserted is not None else frozenset[int]()
         ranks.append(RankTime(plan, order, spec, extra, StreamClocks(sync_s, own_order=own_order), marked))
     ends = _ends(plan, ranks)
@@ -149,7 +149,7 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Pla
     return program
 
 
-def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: Flights | None, spans: bool) -> TimeReplayed:
+def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeTimes | None, spans: bool) -> TimeReplayed:
     rows, optimizer = plan.rows, plan.optimizer_s
     last = _ends(plan, players)
     ends, tails = [], []
@@ -200,7 +200,7 @@ def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: Flights | Non
     )  # fmt: skip
 
 
-def _transfers(flights: Flights | None, pp: int) -> tuple[tuple[Transfer, ...], ...]:
+def _transfers(flights: ExchangeTimes | None, pp: int) -> tuple[tuple[Transfer, ...], ...]:
     out: list[list[Transfer]] = [[] for _ in range(pp)]
     if flights is not None:
         wiring, starts, ends = flights

@@ -13,7 +13,7 @@ from math import inf
 
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import QUEUE
-from mofa.replay.time.kernel_runs import FAMILY, NOW, Beside, Run, Same, Score, Step, Sync, is_comm
+from mofa.replay.time.kernel_runs import FAMILY, NOW, Run, SideStreamOp, Step, Sync, TapeSteps, TensorAlias, is_comm
 
 HOST = FAMILY["host_idle"]
 FEW = 128.0
@@ -57,7 +57,7 @@ class StreamClocks:
     """Of these, by kernels or runs of them: the launches up to its last, its own, and when the device begins and ends
     it. [-], [-], [s], [s]"""
 
-    def play(self, part: Score, follow: str) -> None:
+    def play(self, part: TapeSteps, follow: str) -> None:
         """Play a tape; ``follow`` is the name under which the next one reads its output, empty for none."""
         self.steps(part.steps)
         if follow:
@@ -72,11 +72,11 @@ class StreamClocks:
         for step in steps:
             if type(step) is Run:
                 self._run(step)
-            elif type(step) is Beside:
+            elif type(step) is SideStreamOp:
                 self._beside(step)
             elif type(step) is Sync:
                 self.synchronise(step.host_s, step.reads)
-            elif type(step) is Same:
+            elif type(step) is TensorAlias:
                 source = self.ready.get(step.source)
                 if source is None:
                     self.ready.pop(step.name, None)
@@ -212,7 +212,7 @@ class StreamClocks:
         self.compute = now
         self.flying = [item for item in flying if item[1] > now]
 
-    def _beside(self, step: Beside) -> None:
+    def _beside(self, step: SideStreamOp) -> None:
         name, seconds, issue, family, stream, reads, writes, slows, communicator, _ = step
         streams, ready = self.streams, self.ready
         self.host = start = self.host + issue
@@ -243,7 +243,7 @@ class StreamClocks:
             if self.watch is not None:
                 self.watch(stream, name, family, start, end)
 
-    def _catch_up(self, start: float, end: float, step: Beside) -> None:
+    def _catch_up(self, start: float, end: float, step: SideStreamOp) -> None:
         """Slow down what was computed before a launch that the host made far ahead, as it ran beside that."""
         waits = 0.0
         for a, b in reversed(self.gaps):  # the last ones come first: there may be many before that are over

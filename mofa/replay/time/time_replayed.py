@@ -26,7 +26,7 @@ class Transfer(NamedTuple):
     end_s: float
 
 
-class Spot(NamedTuple):
+class StreamOp(NamedTuple):
     """An op on a stream of a rank. [s]"""
 
     stream: str
@@ -54,17 +54,17 @@ class TimeReplayed:
     idle: tuple[dict[str, float], ...]
     spans: tuple[tuple[Computation, ...], ...]
     transfers: tuple[tuple[Transfer, ...], ...] = ()
-    ops: tuple[tuple[Spot, ...], ...] = field(default=())
+    ops: tuple[tuple[StreamOp, ...], ...] = field(default=())
 
 
-def between(first: TimeReplayed, other: TimeReplayed, share: float) -> TimeReplayed:
+def weighted_mean(first: TimeReplayed, other: TimeReplayed, share: float) -> TimeReplayed:
     """Of two ways in which a step goes, on the same ranks, the mean where the other one has a ``share``; the spans,
     transfers and ops of the first.
 
     Examples
     --------
     >>> one, other = (TimeReplayed(s, {"gemm": s}, {}, 0, ({"gemm": s},), ({},), ()) for s in (2.0, 4.0))
-    >>> between(one, other, 0.25).step_s, between(one, other, 0.25).ranks
+    >>> weighted_mean(one, other, 0.25).step_s, weighted_mean(one, other, 0.25).ranks
     (2.5, ({'gemm': 2.5},))
     """
 
@@ -80,13 +80,13 @@ def between(first: TimeReplayed, other: TimeReplayed, share: float) -> TimeRepla
     )  # fmt: skip
 
 
-def again(time: TimeReplayed, runs: float) -> TimeReplayed:
+def scaled_by_runs(time: TimeReplayed, runs: float) -> TimeReplayed:
     """A step that runs so often on average; its spans, transfers and ops are those of one run.
 
     Examples
     --------
     >>> one = TimeReplayed(2.0, {"gemm": 2.0}, {}, 0, ({"gemm": 2.0},), ({},), ())
-    >>> again(one, 1.5).exposed, again(one, 1.0) is one
+    >>> scaled_by_runs(one, 1.5).exposed, scaled_by_runs(one, 1.0) is one
     ({'gemm': 3.0}, True)
     """
     if runs == 1.0:

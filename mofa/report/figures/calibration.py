@@ -27,18 +27,18 @@ _CLIP = 0.4
 """Errors beyond are drawn at the edge. [-]"""
 
 
-def work_of(family: str, shape: str) -> float:
+def work_size(family: str, shape: str) -> float:
     """Size of a row's work: FLOPs, elements or bytes; what the rate is counted in.
 
     Examples
     --------
-    >>> work_of("gemm", "m=4096 n=512 k=64")
+    >>> work_size("gemm", "m=4096 n=512 k=64")
     268435456.0
-    >>> work_of("grouped_gemm", "n=10 k=10 skew=0.0 loads=3,2")
+    >>> work_size("grouped_gemm", "n=10 k=10 skew=0.0 loads=3,2")
     1000.0
-    >>> work_of("attention", "b=1 hq=2 hkv=1 q=8 kv=8 dqk=4 dv=4 causal=1")
+    >>> work_size("attention", "b=1 hq=2 hkv=1 q=8 kv=8 dqk=4 dv=4 causal=1")
     1024.0
-    >>> work_of("memory_bound", "tokens=8 width=4 top_k=2")
+    >>> work_size("memory_bound", "tokens=8 width=4 top_k=2")
     32.0
     """
     texts = dict(part.split("=", 1) for part in shape.split())
@@ -93,7 +93,7 @@ def _new_pair() -> tuple[Axes, Axes]:
 
 def _plot_rates(ax: Axes, points: Sequence[Mapping[str, Any]], family: str) -> None:
     work_label, rate_label, unit = _WORK.get(family, ("work", "rate", 1.0))
-    work = np.array([work_of(family, point["shape"]) for point in points])
+    work = np.array([work_size(family, point["shape"]) for point in points])
     for split, colour in _COLOURS.items():
         of_split = np.array([point["split"] == split for point in points], dtype=bool)
         rate = work[of_split] / np.array([p["measured_s"] for p in points if p["split"] == split]) / unit

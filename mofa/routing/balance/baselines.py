@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mofa.routing.balance.place import is_due
 from mofa.routing.balance.setup import Setup
-from mofa.routing.placement import Placement, packed
+from mofa.routing.placement import Placement, pack_by_load
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -65,7 +65,7 @@ def eplb_fullest(loads: IntA, plain_rows: IntA, setup: Setup) -> FloatA:
     placed: Placement | None = None
     for i, load in enumerate(loads):
         if is_due(i, every):
-            placed = packed(loads[max(i - every, 0) : i].mean(axis=0), setup.num_gpus, setup.slots)
+            placed = pack_by_load(loads[max(i - every, 0) : i].mean(axis=0), setup.num_gpus, setup.slots)
         if placed is not None:
             fullest[i] = (load / placed.copies.sum(axis=1) @ placed.copies).max()
     return np.asarray(fullest)

@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from mofa.errors import SpecError
 from mofa.routing.balance.flow_density import max_density
-from mofa.routing.placement import Placement, dealt, replica_counts
+from mofa.routing.placement import Placement, deal_at_random, replica_counts
 
 FloatA = NDArray[np.float64]
 SAMPLES = 64
 
 
-def asymmetric(load: FloatA, num_gpus: int, slots: int, *, samples: int = SAMPLES, seed: int = 0) -> Placement:
+def asymmetric_placement(
+    load: FloatA, num_gpus: int, slots: int, *, samples: int = SAMPLES, seed: int = 0
+) -> Placement:
     """Replicas by load, dealt out at random; of so many tries the one with the smallest maximum induced density.
 
     Parameters
@@ -35,7 +37,7 @@ def asymmetric(load: FloatA, num_gpus: int, slots: int, *, samples: int = SAMPLE
 
     Examples
     --------
-    >>> placed = asymmetric(np.array([9.0, 1.0, 1.0, 1.0]), 4, 2)
+    >>> placed = asymmetric_placement(np.array([9.0, 1.0, 1.0, 1.0]), 4, 2)
     >>> placed.copies.sum(axis=1).tolist(), float(max_density(placed.hosts, np.array([9.0, 1.0, 1.0, 1.0])))
     ([4, 2, 1, 1], 3.0)
     """
@@ -47,7 +49,7 @@ def asymmetric(load: FloatA, num_gpus: int, slots: int, *, samples: int = SAMPLE
     rng = np.random.default_rng(seed)
     best: tuple[float, Placement] | None = None
     for _ in range(samples):
-        placed = dealt(load, counts, num_gpus, rng)
+        placed = deal_at_random(load, counts, num_gpus, rng)
         density = float(max_density(placed.hosts, load))
         if best is None or density < best[0]:
             best = density, placed
@@ -120,5 +122,5 @@ def replace_if_worse(
     present = float(max_density(placement.hosts, predicted))
     if present <= rule.threshold * mean:
         return None
-    new = asymmetric(predicted, placement.num_gpus, slots, samples=rule.samples, seed=seed)
+    new = asymmetric_placement(predicted, placement.num_gpus, slots, samples=rule.samples, seed=seed)
     return new if float(max_density(new.hosts, predicted)) < present else None

@@ -8,7 +8,7 @@ from typing import Literal
 from mofa.errors import SpecError
 from mofa.routing.balance.communication_lp import Weights
 from mofa.routing.balance.place import Adaptation
-from mofa.routing.placement import Placement, slots_of, symmetric
+from mofa.routing.placement import Placement, slots_per_gpu, symmetric_placement
 
 Solver = Literal["auto", "lp", "flow", "communication"]
 MAX_EXPERTS = 8192
@@ -39,7 +39,7 @@ class Setup:
     def __post_init__(self) -> None:
         if self.num_experts > MAX_EXPERTS:
             raise SpecError(f"experts ({self.num_experts}): more than {MAX_EXPERTS} are not scheduled; give fewer")
-        slots_of(self.num_experts, self.num_gpus, self.ep)
+        slots_per_gpu(self.num_experts, self.num_gpus, self.ep)
         if self.num_gpus == self.ep:
             raise SpecError(
                 f"gpus ({self.num_gpus}) must be above ep ({self.ep}): replicas need two EP groups to merge"
@@ -80,7 +80,7 @@ class Setup:
         """Where replicas are scheduled."""
         if self.placement is not None:
             return self.placement
-        return symmetric(self.num_experts, self.num_gpus, self.ep, self.seed)
+        return symmetric_placement(self.num_experts, self.num_gpus, self.ep, self.seed)
 
     @property
     def resolved_solver(self) -> str:

@@ -11,7 +11,7 @@ from mofa.routing.capacity import drop_to_capacity, rerun_fraction
 from mofa.routing.counts import moe_layers
 from mofa.routing.fitting import fit_distributions
 from mofa.routing.rank_load import expert_shares
-from mofa.routing.statistics import QUANTILES, expert_ratios, rank_ratios, statistics
+from mofa.routing.statistics import QUANTILES, expert_loads_over_mean, rank_loads_over_mean, statistics
 from mofa.specs.base import Spec
 from mofa.specs.workload import WorkloadSpec
 
@@ -86,7 +86,7 @@ def describe_routing(workload: WorkloadSpec, ep: int, iterations: int | None = N
     if ep < 1 or moe.num_experts % ep:
         raise SpecError(f"ep ({ep}) must divide num_experts ({moe.num_experts}); every rank holds equally many")
     shares = expert_shares(workload.routing, workload.model, iterations)
-    experts, ranks = expert_ratios(shares), rank_ratios(shares, ep)
+    experts, ranks = expert_loads_over_mean(shares), rank_loads_over_mean(shares, ep)
     fits = fit_distributions(shares, moe.top_k, workload.routing.seed)
     layers = moe_layers(workload.model)
     by_layer = (row.model_copy(update={"group": int(layers[row.group])}) for row in _rows(ranks, "layer"))

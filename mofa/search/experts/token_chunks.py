@@ -15,9 +15,9 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.routing.capacity import drop_to_capacity
-from mofa.routing.chunks import BINS, checked_bins, seen_before
+from mofa.routing.chunks import BINS, checked_bins, expected_from_past
 from mofa.routing.rank_load import expert_shares, max_rank_ratio
-from mofa.routing.statistics import rank_ratios
+from mofa.routing.statistics import rank_loads_over_mean
 from mofa.schedules import SCHEDULES
 from mofa.search.experts.chunk_choice import JointChoice, choose_jointly
 from mofa.search.job_setup import with_numerics
@@ -178,7 +178,7 @@ def plan_chunks(
     shares = expert_shares(workload.routing, workload.model, iterations)
     if workload.routing.capacity_factor is not None:
         shares = drop_to_capacity(shares, workload.routing.capacity_factor, pad=workload.routing.pad_to_capacity)
-    ratios = rank_ratios(shares, spec.ep).max(axis=-1)
+    ratios = rank_loads_over_mean(shares, spec.ep).max(axis=-1)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     top = min(max(float(ratios.max()), 1.0 + 1e-6), max_rank_ratio(moe, spec.ep) + 1e-6)
     grid = np.linspace(1.0, top, GRID)
@@ -186,7 +186,7 @@ def plan_chunks(
     stage = _stages_of(workload, framework, spec)
     limit = memory_limit_bytes(cluster)
     chosen = _smallest(curves, ratios, stage, limit)
-    expected = np.minimum(seen_before(ratios, window, headroom), top)
+    expected = np.minimum(expected_from_past(ratios, window, headroom), top)
     tokens = workload.batch.seq_len * workload.batch.global_batch / cluster.num_gpus
 
     first = curves[bins[0]]

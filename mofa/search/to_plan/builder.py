@@ -19,7 +19,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.topology import Placement, process_groups
 from mofa.cost.libraries import rests_on_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
-from mofa.cost.provenance import Seen, component_provenance, stream_names, tape_sizes, unaligned
+from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned
 from mofa.cost.stages import Stages
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, Time
@@ -235,7 +235,7 @@ class Candidate:
     def _plan(self, time: TimeReplayed | None, memory: Memory, *, banded: bool = True) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         tapes = [tape for block in blocks for tape in (block.forward, block.backward)]
-        seen = tape_sizes(tapes), stream_names(tapes)
+        seen = tape_sizes(tapes), memory_bound_op_names(tapes)
         costed = self.costed if time is None else self.sized
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)

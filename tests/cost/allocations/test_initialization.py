@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mofa.blocks.roles import Purpose
-from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, broadcast, built
+from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, broadcast_requests, build_requests
 from mofa.cost.allocations.weight_buffers import Weight
 
 MIB = 1 << 20
@@ -17,7 +17,9 @@ def weight(name: str, mib: float, chunk: int = 0, draft: float = 0.0, purpose: P
 
 def test_parts_are_built_one_after_the_other() -> None:
     """A second part's parameters come when the first one's values are drawn; parameters and tables stay."""
-    wants = built([weight("0 embedding", 8), weight("0 wq", 4, draft=8), weight("1 output", 8, 1, draft=16)], (4, 2, 2))
+    wants = build_requests(
+        [weight("0 embedding", 8), weight("0 wq", 4, draft=8), weight("1 output", 8, 1, draft=16)], (4, 2, 2)
+    )
     names = [want.name for want in wants if want.nbytes]
     assert names == ["0 embedding", "0 wq", TABLE, DRAFT, DRAFT, TABLE, DRAFT,
                      "1 output", TABLE, DRAFT, DRAFT, TABLE, DRAFT]  # fmt: skip
@@ -28,7 +30,7 @@ def test_parts_are_built_one_after_the_other() -> None:
 
 def test_the_embedding_is_drawn_last_where_it_is_the_head() -> None:
     """Its values are the output projection's (``enable_weight_tying``)."""
-    wants = built([weight("0 w", 8, draft=16, purpose="embedding"), weight("0 wq", 4, draft=8)], ())
+    wants = build_requests([weight("0 w", 8, draft=16, purpose="embedding"), weight("0 wq", 4, draft=8)], ())
     assert [want.nbytes // MIB for want in wants] == [8, 4, 8, 0, 16, 0]
 
 
@@ -39,7 +41,7 @@ def test_broadcast_of_a_replica(layers: int) -> None:
     weights = [weight("embedding", 2004)]
     for _ in range(layers):
         weights += [*(weight("w", mib) for mib in layer), weight("norms", 1 / 64), weight("norms", 1 / 64)]
-    wants = broadcast([*weights, weight("norms", 1 / 64), weight("output", 2004)])
+    wants = broadcast_requests([*weights, weight("norms", 1 / 64), weight("output", 2004)])
     first, later = [384, 448], [-384, 384, -448, 448] * (layers - 1)
     assert [(want.nbytes // MIB if want.nbytes else -1) for want in wants] == [
         n if n > 0 else -1 for n in (*first, *later, -384, 2004, -448, -2004)

@@ -7,7 +7,7 @@ import pytest
 from mofa.blocks.build import BlockKind, block
 from mofa.blocks.frameworks.megatron.local import PRIMITIVES
 from mofa.cost.block.durations import Machine, op_seconds
-from mofa.cost.provenance import stream_names
+from mofa.cost.provenance import memory_bound_op_names
 from mofa.measure.records import read_record
 from mofa.specs.load import load_cluster
 from tests.blocks.small import context, framework, llama
@@ -32,7 +32,7 @@ def test_each_kernel_of_the_softmax_takes_its_own_rate() -> None:
     by_hand += 17 * SEQ * SEQ / rates[""]
     assert float(op_seconds((forward,), machine)[0, 0]) == pytest.approx(by_hand, rel=0.01)
     assert rates["cast_up"] < 0.7 * rates[""] < 0.7 * rates["cast_down"]
-    assert {"cast_up", "softmax_fp32", "cast_down"} <= stream_names([tapes.forward])
+    assert {"cast_up", "softmax_fp32", "cast_down"} <= memory_bound_op_names([tapes.forward])
 
 
 @pytest.mark.parametrize("name", ["mc1-cerebras13b-5l-unfused", "mc1-gpt13b-9l-unfused-full", "mc1-llama13b-6l"])

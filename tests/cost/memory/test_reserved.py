@@ -7,14 +7,14 @@ import pytest
 
 import mofa
 from mofa.cost.memory.reserved import (
-    Alive,
+    LivePeaks,
     _beside_holes,
     _unfitting_gradients,
     _with_loss,
+    bytes_taken_of_segments,
     holes_bytes,
-    native_bytes,
+    native_allocator_bytes,
     shards_waste,
-    taken_bytes,
     weights_made,
 )
 from mofa.cost.rows import Rows
@@ -51,13 +51,13 @@ def test_pieces_of_holes_are_at_most_the_holes() -> None:
         assert lost == pytest.approx(min(held, holes), rel=0.02)
 
 
-def alive_of(loss: float, layers: float) -> Alive:
+def alive_of(loss: float, layers: float) -> LivePeaks:
     """Four stages, of which the last has the loss."""
     of_all = np.full((1, 4), layers)
     with_loss = np.array([[-np.inf, -np.inf, -np.inf, loss]])
     most = np.maximum(of_all, with_loss)
     zero = np.zeros((1, 4))
-    return Alive(of_all, of_all, with_loss, most, of_all, most, zero, zero)
+    return LivePeaks(of_all, of_all, with_loss, most, of_all, most, zero, zero)
 
 
 def test_what_displaced_tensors_take_of_the_loss() -> None:
@@ -89,8 +89,8 @@ def test_holes_are_there_beside_what_is_larger() -> None:
     assert most[0, 1] == pytest.approx((4.0 + 3.0 * 2.0 / 8.0 * 448.0 / 816.0) * params, rel=0.002)
     assert np.all(ahead <= most)
     alive = alive_of(5.0 * params, 4.5 * params)
-    assert np.all(native_bytes(some, alive) >= alive.most)
-    assert float(taken_bytes(np.array([11.0 * 2**20]))[0]) == 12 * 2**20
+    assert np.all(native_allocator_bytes(some, alive) >= alive.most)
+    assert float(bytes_taken_of_segments(np.array([11.0 * 2**20]))[0]) == 12 * 2**20
 
 
 def test_sizes_of_weights_are_those_of_most_parameters() -> None:

@@ -14,7 +14,7 @@ from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.timeline import GRADIENTS, outside
-from mofa.replay.memory.deepspeed import BUCKET, _part_of, gathers, groups_of
+from mofa.replay.memory.deepspeed import BUCKET, _part_of, all_gather_sizes, groups_of
 from mofa.replay.memory.rank_memory import play
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.skipped_rounds import Rounds
@@ -176,8 +176,8 @@ def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
 
 def test_gathers_come_in_pieces_of_a_bucket() -> None:
     """500 MB parts of 8 ranks: 4 GB in 4 pieces; one rank's part is gathered as well."""
-    assert gathers(500_000_000, 8) == [BUCKET] * 4
-    assert gathers(500_000_000, 1) == [500_000_000]
+    assert all_gather_sizes(500_000_000, 8) == [BUCKET] * 4
+    assert all_gather_sizes(500_000_000, 1) == [500_000_000]
 
 
 def test_without_zero_all_gradients_are_cast() -> None:

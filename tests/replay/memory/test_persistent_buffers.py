@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import mofa
-from mofa.blocks.frameworks.megatron.persistent import GROUPED_STREAMS, WORKSPACE, lasting, rotations
+from mofa.blocks.frameworks.megatron.persistent import GROUPED_STREAMS, WORKSPACE, buffers_at_first_use, rotations
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.memory.executor import StepExecutor
@@ -31,7 +31,7 @@ def test_a_dummy_gradient_for_each_shape_behind_its_product() -> None:
     """Of 4096 x 6144, 4096 x 4096, 28672 x 4096 and 4096 x 14336, in bf16."""
     part = llama().parts[0]
     block = next(one for one in part.costs.tapes.values() if one.name == "dense")
-    found = lasting(part.costs.context, block.name, block.forward.ops)
+    found = buffers_at_first_use(part.costs.context, block.name, block.forward.ops)
     assert {name: [one.bytes for one in all_] for name, all_ in found.items()} == {
         (name, "wgrad"): [2 * params * 2**20]
         for name, params in (("qkv", 24), ("proj", 16), ("mlp.fc1", 112), ("mlp.fc2", 56))
@@ -42,7 +42,7 @@ def test_a_dummy_gradient_for_each_shape_behind_its_product() -> None:
 def test_fp8_copies_come_in_front_of_their_product_and_are_each_layers_own() -> None:
     part = llama(gemm="fp8-blockwise").parts[0]
     block = next(one for one in part.costs.tapes.values() if one.name == "dense")
-    copies = lasting(part.costs.context, block.name, block.forward.ops)["proj", ""]
+    copies = buffers_at_first_use(part.costs.context, block.name, block.forward.ops)["proj", ""]
     assert [(one.bytes, one.each, one.behind) for one in copies] == [(16 * MIB, True, False)] * 2
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.replay.rank.uneven_layers import by_chance
+from mofa.replay.rank.uneven_layers import random_expert_shares
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 
@@ -24,11 +24,13 @@ def without_counts(name: str, balances_by: str = "chance") -> tuple[Estimator, i
 
 def test_shares_are_even() -> None:
     estimator, _ = without_counts("te2-ep2-qwen30b-6l")
-    shares = by_chance(estimator)
+    shares = random_expert_shares(estimator)
     assert shares is not None and shares.shape == (6, 2, 64)
     assert np.all(shares == 1 / 128)
-    assert by_chance(without_counts("te2-ep2-qwen30b-6l", "turn")[0]) is None
-    assert by_chance(without_counts("te1-qwen30b-4l")[0]) is None  # one rank has all experts in blocks of one size
+    assert random_expert_shares(without_counts("te2-ep2-qwen30b-6l", "turn")[0]) is None
+    assert (
+        random_expert_shares(without_counts("te1-qwen30b-4l")[0]) is None
+    )  # one rank has all experts in blocks of one size
 
 
 @pytest.mark.parametrize(("name", "even"), [("te2-ep2-qwen30b-6l", -0.08), ("te2-tp2-ep2-qwen30b-6l", -0.05)])

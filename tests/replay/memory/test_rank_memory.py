@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.allocations.allocation_trace import life
+from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.block.liveness import block_memory
@@ -49,11 +49,11 @@ def test_blocks_live_as_in_the_closed_form(name: str) -> None:
         memory = block_memory(block, 1)
         x = block.forward.tensors.get("x")
         given = int(np.asarray(x.bytes).reshape(-1)[0]) if x else 0
-        forward, backward, saved = most_alive(life(block), given)
+        forward, backward, saved = most_alive(trace_block(block), given)
         assert saved == pytest.approx(float(memory.saved[0]), rel=1e-6, abs=4096), block.name
         assert forward == pytest.approx(float(memory.forward_peak[0]), rel=0.01, abs=4096), block.name
         assert backward == pytest.approx(float(memory.backward_peak[0]), rel=0.02, abs=4096), block.name
-        lived = life(block, weight_first=True)
+        lived = trace_block(block, weight_first=True)
         sizes = {item.name: item.bytes for deed in lived.forward for item in deed.new}
         assert sum(sizes[name] for name in lived.above_weights()) == pytest.approx(float(memory.above[0])), block.name
 
@@ -105,14 +105,14 @@ def _all_ways(name: str) -> tuple[Ways, ...]:
                     from_notes = Playing(rank, expandable=run.expandable)
                 noted = _differences(from_notes.result(), whole.result())
                 noted += ["what is left"] if _left(from_notes) != _left(whole) else []
-        short = playing.with_drawn_steps() if rank.routing_drift is not None else playing.result()
+        short = playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
         ways.append(Ways(m, short.peak.allocated, short.peak_reserved, skipping_changes, noted))
     return tuple(ways)
 
 
 def _left(playing: Playing) -> object:
     """The state that steps leave: what is free and where, and what waits for the next step."""
-    return playing.player.between()
+    return playing.player.fingerprint_between_steps()
 
 
 def _played(run: Run, **options: bool) -> list[MemoryPlayed]:

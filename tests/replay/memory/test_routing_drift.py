@@ -12,7 +12,7 @@ from mofa.replay.memory.rank_memory import play
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import rank_maker
-from mofa.replay.rank.routing_drift import MOST_STEPS, Drawn, Routers
+from mofa.replay.rank.routing_drift import MOST_STEPS, DrawnPrograms, Routers
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 
@@ -44,7 +44,7 @@ def test_without_a_move_sizes_stay(rank: Rank) -> None:
     assert rank.routing_drift is not None
     known = SharedRecordings()
     moving = next(m for chunk in rank.routing_drift.moving for m in chunk if m is not None)
-    drawn = Drawn(rank.routing_drift, known.program, known.programs(rank))
+    drawn = DrawnPrograms(rank.routing_drift, known.program, known.programs(rank))
     experts = rank.routing_drift.routers.shares.shape[2]
     tokens = np.full(
         experts,

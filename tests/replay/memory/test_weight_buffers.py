@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.allocations.parameter_tensors import Bucketed, Param, _places, shares
-from mofa.replay.memory.fsdp_and_optimizer import in_optimizer
+from mofa.cost.allocations.parameter_tensors import BucketedBuffer, Param, _places, owned_fractions
+from mofa.replay.memory.fsdp_and_optimizer import weights_in_step_order
 from mofa.replay.memory.rank_memory import may_be_fullest, play
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import makers_of_ends, ranks_of, room_of
@@ -40,7 +40,7 @@ TRACES = MEASURED.parent / "traces"
 def test_the_optimizer_steps_as_recorded(name: str, rank: int) -> None:
     """foreach AdamW roots its second moments into a temporary each: sizes and order of all of a MiB or more."""
     run = load(name)
-    mine = [w.temporary for w in in_optimizer(ranks_of(run.estimator)[rank])]
+    mine = [w.temporary for w in weights_in_step_order(ranks_of(run.estimator)[rank])]
     with gzip.open(TRACES / f"{name}.{2 * rank}.json.gz") as file:
         rows = json.load(file)["allocations"]
     recorded = [
@@ -57,9 +57,9 @@ def test_a_rank_owns_a_part_of_each_bucket() -> None:
     places, buckets = _places(list(params[::-1]), float("inf"), 2)
     assert places == ((0, 100), (128, 228), (256, 356))
     assert buckets == (0, 384)
-    buffer = Bucketed(False, 0, (2, 1, 0), places, buckets)
-    assert shares(buffer, 2, 0) == {2: 100.0, 1: 64.0, 0: 0.0}
-    assert shares(buffer, 2, 1) == {2: 0.0, 1: 36.0, 0: 100.0}
+    buffer = BucketedBuffer(False, 0, (2, 1, 0), places, buckets)
+    assert owned_fractions(buffer, 2, 0) == {2: 100.0, 1: 64.0, 0: 0.0}
+    assert owned_fractions(buffer, 2, 1) == {2: 0.0, 1: 36.0, 0: 100.0}
     _, two = _places(list(params[::-1]), 150, 2)
     assert two == (0, 256, 384)
 

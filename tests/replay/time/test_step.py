@@ -15,8 +15,8 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.step_time.micro_batch import passes
 from mofa.replay.rank.of_plan import rows_of
-from mofa.replay.time.extrapolate import lengthen
-from mofa.replay.time.kernel_runs import Names, Sync, draft, score
+from mofa.replay.time.extrapolate import insert_rounds
+from mofa.replay.time.kernel_runs import CrossStreamTensors, Sync, join_kernels, resolve_tape
 from mofa.replay.time.step import time_of
 from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.schedules import Action, Order, order_of
@@ -89,7 +89,7 @@ def test_a_step_of_many_micro_batches_is_one_of_fewer_with_rounds_put_in(
     case: tuple[str, str, int, str, str, int],
 ) -> None:
     """Every computation, part and cause of idling, against the step played whole."""
-    with mock.patch("mofa.replay.time.step.lengthen", side_effect=lengthen) as lengthened:
+    with mock.patch("mofa.replay.time.step.insert_rounds", side_effect=insert_rounds) as lengthened:
         short = time_of(estimator(case), detail=False)
         assert lengthened.call_args.args[0].played < 32
         count = lengthened.call_count
@@ -109,7 +109,7 @@ def test_long_interleaved_steps_are_lengthened(framework: str, off: float) -> No
     """Megatron's ends launch receives ahead, none in the last tenth of the rounds, by which computing loses a little
     less than the rounds put in say."""
     case = ("llama3-8b", "h100-hgx", 8, "pp=2 vpp=4 dp=4 micro_batch=1 recompute=full", framework, 256)
-    watched = mock.patch("mofa.replay.time.step.lengthen", side_effect=lengthen)
+    watched = mock.patch("mofa.replay.time.step.insert_rounds", side_effect=insert_rounds)
     with mock.patch("mofa.replay.time.extrapolate.LONG", 0), watched as lengthened:
         short = time_of(estimator(case), detail=False)
         assert lengthened.call_args.args[0].played < 64
@@ -182,9 +182,9 @@ def test_blocking_launches_are_issued_run_and_waited_for_in_turn() -> None:
     sync_s = machines.sync_s
     (label,) = [name for name in part.tapes if name.startswith("dense")]
     tape = part.tapes[label].forward
-    drafted = draft("forward", tape, part.machine)
+    drafted = resolve_tape("forward", tape, part.machine)
     clock = StreamClocks(sync_s)
-    clock.play(score(drafted, Names.of([drafted])), "")
+    clock.play(join_kernels(drafted, CrossStreamTensors.of([drafted])), "")
     launches = sum(float(np.asarray(op.launches)) for op in tape.ops if op.work is not None and bool(op.present))
     busy = sum(line.seconds + line.issue for line in drafted.lines)
     assert clock.host == pytest.approx(busy + launches * sync_s, rel=1e-9)

@@ -9,11 +9,11 @@ import pytest
 
 from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import flow_density
-from mofa.routing.balance.place import asymmetric
+from mofa.routing.balance.place import asymmetric_placement
 from mofa.routing.balance.replica_lp import UNLIKE, ReplicaScheduler, opened
 from mofa.routing.balance.replica_program import ReplicaProgram
 from mofa.routing.density import induced_density
-from mofa.routing.placement import Placement, expert_parallel, packed, shuffled, symmetric
+from mofa.routing.placement import Placement, expert_parallel, pack_by_load, shuffled, symmetric_placement
 
 
 def zipf(num_experts: int, s: float) -> np.ndarray:
@@ -22,13 +22,13 @@ def zipf(num_experts: int, s: float) -> np.ndarray:
 
 
 PLACEMENTS: dict[str, Callable[[], Placement]] = {
-    "symmetric, two replicas": lambda: symmetric(32, 8, 4),
-    "symmetric, four replicas": lambda: symmetric(32, 16, 4),
-    "no power of two": lambda: symmetric(24, 12, 6),
+    "symmetric, two replicas": lambda: symmetric_placement(32, 8, 4),
+    "symmetric, four replicas": lambda: symmetric_placement(32, 16, 4),
+    "no power of two": lambda: symmetric_placement(24, 12, 6),
     "shuffled": lambda: shuffled(32, 16, 2, seed=3),
     "plain": lambda: expert_parallel(32, 8, 4),
-    "asymmetric": lambda: asymmetric(zipf(32, 1.3), 8, 8),
-    "packed": lambda: packed(zipf(32, 1.0), 8, 8),  # may hold an expert twice on a GPU
+    "asymmetric": lambda: asymmetric_placement(zipf(32, 1.3), 8, 8),
+    "packed": lambda: pack_by_load(zipf(32, 1.0), 8, 8),  # may hold an expert twice on a GPU
     "everything everywhere": lambda: Placement(np.ones((12, 8), dtype=int)),
 }
 
@@ -55,7 +55,7 @@ def test_the_density_within_a_token_over_many_draws(name: str) -> None:
 @pytest.mark.parametrize("ep", [32, 16, 8])
 def test_64_gpus_and_256_experts(ep: int) -> None:
     """Two, four and eight replicas of every expert."""
-    placement = symmetric(256, 64, ep)
+    placement = symmetric_placement(256, 64, ep)
     rng = np.random.default_rng(ep)
     scheduler = ReplicaScheduler(placement)
     for s in (0.5, 0.9, 1.2):

@@ -17,7 +17,7 @@ from mofa.routing.balance.flow_density import flow_density, max_density
 from mofa.routing.balance.replica_lp import ReplicaScheduler
 from mofa.routing.balance.rounding import round_loads
 from mofa.routing.density import induced_density
-from mofa.routing.placement import Placement, expert_parallel, symmetric
+from mofa.routing.placement import Placement, expert_parallel, symmetric_placement
 
 
 @st.composite
@@ -148,7 +148,7 @@ def test_communication_agrees_with_a_program_over_flows(
 
 
 def test_without_weights_it_is_the_replica_program() -> None:
-    placement = symmetric(32, 8, 4)
+    placement = symmetric_placement(32, 8, 4)
     inputs = (
         np.random.default_rng(0).multinomial(2048, np.arange(1, 33) ** -1.2 / (np.arange(1, 33) ** -1.2).sum(), 8).T
     )
@@ -190,11 +190,11 @@ def test_loads_that_are_not_the_fractions_sums_are_refused() -> None:
 
 def test_many_gpus_take_the_flow() -> None:
     """12 GPUs: both ways to the density, and the whole of a group of 64."""
-    placement = symmetric(24, 12, 6)
+    placement = symmetric_placement(24, 12, 6)
     load = np.random.default_rng(1).integers(0, 1000, 24).astype(float)
     assert flow_density(placement.hosts, load) == pytest.approx(float(induced_density(placement.hosts, load)))
     assert max_density(placement.hosts, np.stack([load, load])).shape == (2,)
-    large = symmetric(256, 64, 32)
+    large = symmetric_placement(256, 64, 32)
     load = np.random.default_rng(2).multinomial(65536, np.arange(1, 257) ** -0.9 / (np.arange(1, 257) ** -0.9).sum())
     assert ReplicaScheduler(large).solve(load).optimum == pytest.approx(
         float(max_density(large.hosts, load.astype(float)))

@@ -10,7 +10,7 @@ from mofa.blocks.frameworks.megatron import fp8
 from mofa.blocks.frameworks.megatron.calls import begin, call, issue, one_module
 from mofa.blocks.frameworks.megatron.tuned_norms import is_tuned, untuned_norm
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
-from mofa.blocks.parts import HEAD, biased, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
+from mofa.blocks.parts import HEAD, add_bias, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
 from mofa.blocks.work import Collective, Stream
 
 
@@ -101,7 +101,7 @@ def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, 
     What adds its bias sums its gradient's rows (fused_bias_dropout.py).
     """
     out = row_linear(b, ctx, x, name, n, k, kept_anyway=True)
-    out = biased(b, out, name, n) if ctx.model.attention.out_bias else out
+    out = add_bias(b, out, name, n) if ctx.model.attention.out_bias else out
     leave_frame(b, "attention")
     return out
 

@@ -17,7 +17,7 @@ from mofa.blocks.frameworks.megatron import mlp as megatron_mlp
 from mofa.blocks.frameworks.megatron import moe as megatron_moe
 from mofa.blocks.frameworks.megatron import transformer_engine as te
 from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, router, sort, unpermute
-from mofa.blocks.frameworks.megatron.rope import turn, unfused_rope
+from mofa.blocks.frameworks.megatron.rope import rotate, unfused_rope
 from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, TapeBuilder
 from mofa.blocks.parts import attention_backward_scratch, hold, leave_frame, linear, stream, tp_copy, tp_reduce
 from mofa.blocks.work import Attention, Collective, Gemm, Grouped, Stream
@@ -182,8 +182,8 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
         Op("kv_up.split", "memory_bound", None, (up,), (k_nope, v_part), view=True, launches=0,
            back=Back(2 * t * heads * (nope + a.v_head_dim) * e, 1, like="join_heads"))
     )  # fmt: skip
-    q_pe = turn(b, ctx, q_pe, "q_pe", b.tensors[q_pe].bytes, rope_dim, pairs=True)
-    k_pe = turn(b, ctx, k_pe, "k_pe", b.tensors[k_pe].bytes, rope_dim, pairs=True)
+    q_pe = rotate(b, ctx, q_pe, "q_pe", b.tensors[q_pe].bytes, rope_dim, pairs=True)
+    k_pe = rotate(b, ctx, k_pe, "k_pe", b.tensors[k_pe].bytes, rope_dim, pairs=True)
     query, key, value = b.tensor("q", q_bytes), b.tensor("k", q_bytes), b.tensor("v", v_bytes)
     joined = Stream(2 * q_bytes, "join_heads")
     b.add(Op("q.cat", "memory_bound", joined, (q_nope, q_pe), (query,), back=Back(0.0, 0)))

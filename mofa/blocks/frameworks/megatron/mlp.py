@@ -10,7 +10,7 @@ from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.frameworks.megatron.calls import call
 from mofa.blocks.frameworks.megatron.linear import column_linear, row_linear
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
-from mofa.blocks.parts import biased, hold, leave_frame
+from mofa.blocks.parts import add_bias, hold, leave_frame
 from mofa.blocks.work import Stream
 
 
@@ -107,11 +107,11 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     b.region = "mlp" if name == "mlp" else b.region
     # the router keeps the shared experts' input as well (moe/shared_experts.py)
     fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden, kept_anyway=name == "shared")
-    fc1 = biased(b, fc1, f"{name}.fc1", width) if bias else fc1
+    fc1 = add_bias(b, fc1, f"{name}.fc1", width) if bias else fc1
     act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
     hold(b, name, act)  # intermediate_parallel in mlp.py's forward
     y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
-    y = biased(b, y, f"{name}.fc2", float(ctx.model.hidden)) if bias else y
+    y = add_bias(b, y, f"{name}.fc2", float(ctx.model.hidden)) if bias else y
     leave_frame(b, name)
     b.region = ""
     return y

@@ -28,7 +28,7 @@ from mofa.blocks.frameworks.megatron.permute import (
     unsort,
 )
 from mofa.blocks.op import Back, Call, FloatK, Op, Prepared, TapeBuilder
-from mofa.blocks.parts import hold, leave_frame, linear, made_again_behind, renew, stream
+from mofa.blocks.parts import hold, leave_frame, linear, made_again_behind, mark_renewal, stream
 from mofa.blocks.roles import RoutingStep
 from mofa.blocks.work import Collective, CollectiveKind, Grouped, GroupedKernel, HostSync, Stream
 
@@ -114,7 +114,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     fw, row = ctx.framework, float(ctx.model.hidden) * ctx.element
     all_to_all = fw.dispatcher == "alltoall"
     if all_to_all:  # its own probabilities are the router's, the others' those that were exchanged
-        renew(b)
+        mark_renewal(b)
     mapped = pad_map(b, ctx, mapped)
     since = len(b.ops)
     on_host = "" if ctx.fixed_rows else counts(b, ctx, mapped)
@@ -133,7 +133,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     hold(b, "moe", sent)
     hold(b, "moe", received)
     if not all_to_all:
-        renew(b)
+        mark_renewal(b)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if anywhere(ctx.etp > 1):
         received = gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)

@@ -31,7 +31,7 @@ FirstUse = tuple[str, Role]
 """An op of a block: the forward's that it is or differentiates, and its role."""
 
 
-class Lasting(NamedTuple):
+class PersistentBuffer(NamedTuple):
     """A buffer that the first op of its ``name`` on a rank takes for good. [B]
 
     ``each``: every block has its own. ``behind``: it comes behind the op's outputs, else in front of them.
@@ -43,7 +43,9 @@ class Lasting(NamedTuple):
     behind: bool
 
 
-def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[FirstUse, tuple[Lasting, ...]]:
+def buffers_at_first_use(
+    ctx: Context, block: str, ops: Iterable[Op], k: int = 0
+) -> dict[FirstUse, tuple[PersistentBuffer, ...]]:
     """What ops of a block take at their first use; ``ops`` are its forward ones.
 
     A dummy gradient comes behind the product that adds to the main gradient by itself (te/module/base.py,
@@ -51,31 +53,31 @@ def lasting(ctx: Context, block: str, ops: Iterable[Op], k: int = 0) -> dict[Fir
     product (``get_weight_workspace``), where the parameter is not fp8 itself. The head's gathered input is a buffer of
     Megatron's (``get_global_memory_buffer``).
     """
-    buffers: dict[FirstUse, tuple[Lasting, ...]] = {}
+    buffers: dict[FirstUse, tuple[PersistentBuffer, ...]] = {}
     for op in ops:
         if not op.weight or anywhere(op.weight_bytes):
             continue
         number = max(int(value(op.num_weights, k)), 1)
         params = value(op.weight_params, k) / number
-        of_forward: list[Lasting] = []
+        of_forward: list[PersistentBuffer] = []
         if ctx.fp8 is not None and block not in OUTSIDE_LAYERS and not ctx.framework.fp8_params:
             layouts = weight_copies(ctx.fp8.name, ctx.fp8_transposes)
             of_forward += [
-                Lasting(f"fp8 copy of {op.weight} {i}", int(params), each=True, behind=False)
+                PersistentBuffer(f"fp8 copy of {op.weight} {i}", int(params), each=True, behind=False)
                 for i in range(number * layouts)
             ]
         if block == "head" and value(ctx.gathers, k):
             gathered = int(value(ctx.tokens, k) * ctx.model.hidden * ctx.element)
-            of_forward.append(Lasting("gathered input of the head", gathered, each=False, behind=False))
+            of_forward.append(PersistentBuffer("gathered input of the head", gathered, each=False, behind=False))
         if _in_streams(op):
             of_forward += [
-                Lasting(f"workspace of grouped products {i}", WORKSPACE, each=False, behind=True)
+                PersistentBuffer(f"workspace of grouped products {i}", WORKSPACE, each=False, behind=True)
                 for i in range(GROUPED_STREAMS)
             ]
         if of_forward:
             buffers[op.name, ""] = tuple(of_forward)
         if ctx.framework.fuses_wgrad_accumulation:
-            dummy = Lasting(f"dummy gradient of {round(params)}", int(2 * params), each=False, behind=True)
+            dummy = PersistentBuffer(f"dummy gradient of {round(params)}", int(2 * params), each=False, behind=True)
             buffers[op.name, "wgrad"] = (dummy,)
     return buffers
 
