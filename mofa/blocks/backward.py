@@ -7,13 +7,14 @@ tape reads; :mod:`mofa.blocks.lifetimes` finds it on the two tapes joined.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TypedDict
 
+from mofa.blocks.checkpoint_frames import Frame, behind_chunks, frames_of
 from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, opposite, where
 from mofa.blocks.op import GRADIENT, RENEWAL, Op, Tape, Tensor
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, without_dead_tail
-from mofa.blocks.roles import WEIGHT_ROLES
+from mofa.blocks.roles import WEIGHT_ROLES, LayerStep, Part
 from mofa.blocks.work import BACK_FORMATS, Attention, Collective, CollectiveKind, Gemm, Grouped, HostSync, Stream
 
 DUAL: dict[CollectiveKind, CollectiveKind] = {
@@ -26,12 +27,17 @@ BEHIND = 6
 product, the addition of its gradient, views. [-]"""
 
 
-class _Frame(NamedTuple):
-    """A group's first op, what it reads of others and what others read of it."""
+class _Belonging(TypedDict):
+    """What an op of a backward has of the forward's op that it differentiates."""
 
-    first: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    part: Part
+    step: LayerStep
+    casts_for: str
+
+
+def _belonging(op: Op) -> _Belonging:
+    """The fields that tell to what of the model the op of a forward belongs."""
+    return {"part": op.part, "step": op.step, "casts_for": op.casts_for}
 
 
 def backward(forward: Tape, recompute: Recompute = NO_RECOMPUTE) -> Tape:
@@ -55,11 +61,12 @@ class _Differentiator:
         self.producer = {w: op.name for op in forward.ops for w in op.writes}
         self.makers = {w: op for op in forward.ops for w in op.writes}
         self.replayed: set[str] = set()
-        self.behind = self._behind_chunks()
-        self.framed = self._framed() if recompute.reentrant else {}
+        self.behind = behind_chunks(forward, self.group_of)
+        self.framed = frames_of(forward, self.group_of) if recompute.reentrant else {}
         self.given: dict[str, None] = {}
         self.let_go: list[Op] = []  # hold what the op before them reads for some candidates alone
         self.lingers: tuple[str, ...] = ()
+        self.sums: set[str] = set()
 
     def run(self) -> Tape:
         for name in self.forward.outputs:
@@ -94,31 +101,6 @@ class _Differentiator:
             if new.call is None and (i >= began or new.stream == "tp") and not others:
                 self.ops[i] = new._replace(call=op.call)
 
-    def _behind_chunks(self) -> set[str]:
-        """Ops of a full recomputation that read what token chunks made: nothing they make is needed again."""
-        made: set[str] = set()
-        behind: set[str] = set()
-        chunked = any(group.startswith(CHUNK) for group in set(self.group_of.values()))
-        for op in self.forward.ops if chunked else ():
-            chunk = self.group_of[op.name].startswith(CHUNK)
-            if chunk or (self.group_of[op.name] == "full" and made.intersection(op.reads)):
-                made.update(op.writes)
-                if not chunk:
-                    behind.add(op.name)
-        return behind
-
-    def _framed(self) -> dict[str, _Frame]:
-        """The groups whose checkpoint is a function, token chunks apart."""
-        out: dict[str, _Frame] = {}
-        for group in {g for g in self.group_of.values() if g and not g.startswith(CHUNK)}:
-            ops = [op for op in self.forward.ops if self.group_of[op.name] == group]
-            made = dict.fromkeys(w for op in ops for w in op.writes)
-            inputs = tuple(dict.fromkeys(r for op in ops for r in op.reads if r not in made))
-            later = {r for op in self.forward.ops if self.group_of[op.name] != group for r in op.reads}
-            outputs = tuple(w for w in made if w in later or w in self.forward.outputs)
-            out[group] = _Frame(ops[0].name, inputs, outputs)
-        return out
-
     def _return_from(self, group: str) -> None:
         """The end of a checkpoint's backward, up to which its frame holds what it has."""
         if group not in self.replayed and group != "full":
@@ -132,7 +114,7 @@ class _Differentiator:
         if self.group_of.get(RENEWAL) == group:
             self.lingers = self._dispatcher_leftovers(frame)
 
-    def _dispatcher_leftovers(self, frame: _Frame) -> tuple[str, ...]:
+    def _dispatcher_leftovers(self, frame: Frame) -> tuple[str, ...]:
         """The gradient and the value of what a checkpoint around a dispatcher of tokens was given, as they go.
 
         The dispatcher keeps the probabilities that were made again, and by their graph the detached input at its end
@@ -277,8 +259,10 @@ class _Differentiator:
             Op(f"accumulate {name} at {op.name}", "memory_bound",
                Stream(3.0 * self.tensors[total].bytes, "residual_add"), reads=(self.grads[name], given),
                writes=(total,), present=gives, view=in_place, launches=op.expert_loops, expert_loops=op.expert_loops,
-               role="sum")
+               role="sum", step=op.step, casts_for=op.casts_for, sum_of=self.forward.tensors[name].use,
+               adds_to_view=op.step == "folded_product" and self.grads[name] not in self.sums)
         )  # fmt: skip
+        self.sums.add(total)
         self.grads[name] = total
 
     def _root(self, name: str) -> str:
@@ -330,7 +314,7 @@ class _Differentiator:
                 Op(name, op.family, op.work.back(), (*dys, *saved), given,
                    scratch=back.scratch if back else 0.0, launches=back.launches if back else 1, present=op.present,
                    stream=op.stream, functions=op.functions, guarded=op.guarded, role="backward", origin=op.name,
-                   part=op.part)
+                   **_belonging(op))
             )  # fmt: skip
         else:
             self._stream(op, name, dys, saved, given)
@@ -365,12 +349,12 @@ class _Differentiator:
                 Op(name, back.family or op.family, back.work, reads, given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream,
                    functions=op.functions, guarded=op.guarded, order=back.order, pool=back.pool, role="backward",
-                   origin=op.name, part=op.part)
+                   origin=op.name, **_belonging(op))
             )  # fmt: skip
         elif back is None or not anywhere(back.launches):
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
                 self.ops.append(
-                    Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0, part=op.part)
+                    Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0, **_belonging(op))
                 )
         else:
             sibling_grads = tuple(self.grads[x] for x in back.holds if x in self.grads)
@@ -378,7 +362,7 @@ class _Differentiator:
                 Op(name, op.family, back.moved(), (*dys, *sibling_grads, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
                    guarded=op.guarded, expert_loops=op.expert_loops, nodes=back.nodes, pieces=op.pieces,
-                   order=back.order, pool=back.pool, role="backward", origin=op.name, part=op.part)
+                   order=back.order, pool=back.pool, role="backward", origin=op.name, **_belonging(op))
             )  # fmt: skip
 
     def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:
@@ -388,7 +372,7 @@ class _Differentiator:
         self.ops.append(
             Op(f"{op.name}.backward", op.family, op.back.moved(), (*dys, *saved), (grad,),
                scratch=op.back.scratch, launches=op.back.launches, present=op.present, role="backward", origin=op.name,
-               part=op.part, purpose="embedding_gradient" if op.purpose == "embedding" else "")
+               purpose="embedding_gradient" if op.purpose == "embedding" else "", **_belonging(op))
         )  # fmt: skip
         self._accumulate_weight(op, grad)
 
@@ -423,7 +407,7 @@ class _Differentiator:
             self.ops.append(
                 Op(f"{op.name}.dgrad", op.family, dgrad, (of_grad,), (given,), launches=op.launches, present=op.present,
                    functions=op.functions, guarded=op.guarded, choices=op.choices, loads=op.loads,
-                   loops_met=op.loops_met, expert_loops=op.expert_loops, role="dgrad", origin=op.name, part=op.part)
+                   loops_met=op.loops_met, expert_loops=op.expert_loops, role="dgrad", origin=op.name, **_belonging(op))
             )  # fmt: skip
         if prepared is not None:
             self._prepare(op, prepared.after_dgrad, names)
@@ -438,7 +422,7 @@ class _Differentiator:
         reads = (of_weight, *(again or saved), *((dy,) if of_weight != dy else ()))
         self.ops.append(
             Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present,
-               choices=op.choices, expert_loops=op.expert_loops, role="wgrad", origin=op.name, part=op.part)
+               choices=op.choices, expert_loops=op.expert_loops, role="wgrad", origin=op.name, **_belonging(op))
         )  # fmt: skip
         self._accumulate_weight(op, grad)
         if x:
@@ -468,7 +452,7 @@ class _Differentiator:
             self.ops.append(
                 Op(f"{op.name}.{name}", op.family, product, (dy, self._saved(op, other)), (given,),
                    launches=op.launches, present=op.present, region=op.region, role="backward", origin=op.name,
-                   part=op.part)
+                   **_belonging(op))
             )  # fmt: skip
             self._settle(op, target, given)
 
@@ -487,5 +471,5 @@ class _Differentiator:
             Op(f"{op.name}.accumulate", op.family if fused else "memory_bound",
                Stream(op.accumulate_bytes_per_param * op.weight_params, "te wgrad_add" if fused else "accumulate"),
                reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, expert_loops=op.expert_loops,
-               role="accumulate", origin=op.name, part=op.part)
+               role="accumulate", origin=op.name, **_belonging(op))
         )  # fmt: skip

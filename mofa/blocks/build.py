@@ -138,7 +138,7 @@ def block_forward(ctx: Context, p: Primitives, kind: BlockKind, halves: Halves |
     """
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
-    x = b.tensor("x", ctx.shard * hidden * ctx.residual)
+    x = b.tensor("x", ctx.shard * hidden * ctx.residual, use="residual")
     p.wrap_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
     shared = halves if halves is not None and not b.ops and b.mark is None else {}
     if kind.windowed in shared:
@@ -165,7 +165,7 @@ def mtp_entry(ctx: Context, p: Primitives) -> BlockTapes:
     """
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
-    x = b.tensor("x", ctx.shard * hidden * ctx.residual)
+    x = b.tensor("x", ctx.shard * hidden * ctx.residual, use="residual")
     token = p.norm(b, ctx, p.embedding(b, ctx), "mtp.enorm", hidden)
     state = p.norm(b, ctx, x, "mtp.hnorm", hidden)
     joined = b.tensor("mtp.joined", 2 * ctx.shard * hidden * ctx.element)
@@ -188,7 +188,7 @@ def embedding(ctx: Context, p: Primitives) -> BlockTapes:
 def head(ctx: Context, p: Primitives) -> BlockTapes:
     """Final norm, output layer, loss."""
     b = TapeBuilder()
-    x = b.tensor("x", ctx.shard * float(ctx.model.hidden) * ctx.residual)
+    x = b.tensor("x", ctx.shard * float(ctx.model.hidden) * ctx.residual, use="residual")
     loss = p.head(b, ctx, x)
     forward = b.tape((x,), (loss,))
     # a tied output layer is gathered and reduced like one of its own

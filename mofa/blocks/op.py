@@ -7,14 +7,15 @@ search, and played out for one plan. A byte or a second that no op carries is a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from mofa.blocks.elementwise import BoolK as BoolK
 from mofa.blocks.elementwise import FloatK as FloatK
 from mofa.blocks.elementwise import anywhere, opposite
-from mofa.blocks.roles import Part, Purpose, Role, RoutingStep, TensorUse
+from mofa.blocks.roles import FSDP_USES, LayerStep, Part, Purpose, Role, RoutingStep, TensorUse
 from mofa.blocks.work import Stream, Work
 from mofa.specs.host import Module
 
@@ -39,7 +40,7 @@ class Tensor(NamedTuple):
     ``shelved`` says where a coalesced collective that nobody waits for keeps it: it stays allocated until PyTorch's
     watchdog has seen the collective finished (:mod:`mofa.cost.allocations.watchdog`).
 
-    ``use`` says what FSDP uses it for, ``weight`` of a weight's gradient the op of the forward that has the weight.
+    ``use`` says what it is used for, ``weight`` of a weight's gradient the op of the forward that has the weight.
     """
 
     name: str
@@ -52,6 +53,11 @@ class Tensor(NamedTuple):
     shelved: BoolK = False
     use: TensorUse = ""
     weight: str = ""
+
+    @property
+    def is_of_fsdp(self) -> bool:
+        """Whether FSDP declares it."""
+        return self.use in FSDP_USES
 
 
 CP_POOL = "cp_attention"
@@ -243,6 +249,15 @@ class Op(NamedTuple):
     """Which step of the tokens' way through the experts it is."""
     registered_at: int = 0
     """Place of its weight among the block's, as the model registers its modules; else in the order of the forward."""
+    step: LayerStep = ""
+    """Which step of a layer it is; of a sum, that of the op whose gradient is added."""
+    casts_for: str = ""
+    """The linear whose input it casts; of a sum at such a cast too."""
+    sum_of: TensorUse = ""
+    """Of a sum of gradients: what the tensor is used for whose gradients they are."""
+    adds_to_view: bool = False
+    """Of a sum of gradients: whether the first is a view of what a product made. A view has its base, so that nothing
+    is added to it in place (``can_accumulate_inplace``)."""
 
     @property
     def casts_weight(self) -> bool:
@@ -318,6 +333,8 @@ class TapeBuilder:
     region: str = ""
     part: Part = ""
     """Of the ops that are appended, where they say none themselves."""
+    step: LayerStep = ""
+    """Of the ops that are appended, where they say none themselves and are no marks of a frame."""
     block: str = ""
     """The kind of block that is being built, where a primitive depends on it."""
     mark: Callable[[Op], Op] | None = None
@@ -326,12 +343,19 @@ class TapeBuilder:
     def tensor(
         self, name: str, nbytes: FloatK, kind: Kind = "activation", *, grad: bool = True,
         grad_bytes: FloatK | None = None, sent: BoolK = False, grad_sent: BoolK = False,
-        shelved: BoolK = False,
+        shelved: BoolK = False, use: TensorUse = "",
     ) -> str:  # fmt: skip
         """Declare a tensor and return its name; a name is declared once."""
         assert name not in self.tensors, f"tensor {name} is declared twice"
-        self.tensors[name] = Tensor(name, nbytes, kind, grad, grad_bytes, sent, grad_sent, shelved)
+        self.tensors[name] = Tensor(name, nbytes, kind, grad, grad_bytes, sent, grad_sent, shelved, use)
         return name
+
+    @contextmanager
+    def in_step(self, step: LayerStep) -> Iterator[None]:
+        """Append ops of this step of a layer."""
+        before, self.step = self.step, step
+        yield
+        self.step = before
 
     def add(self, op: Op) -> str:
         """Append an op and return its first output."""
@@ -339,6 +363,8 @@ class TapeBuilder:
             op = Op._make((*op[:_REGION], self.region, *op[_REGION + 1 :]))  # twice as quick as _replace
         if self.part and not op.part:
             op = op._replace(part=self.part)
+        if self.step and not op.step and not op.frame:
+            op = op._replace(step=self.step)
         if self.mark is not None:
             op = self.mark(op)
         if not all(map(self.tensors.__contains__, (*op.reads, *op.writes, *op.saves))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, where
 from mofa.blocks.op import RENEWAL, Back, Family, FloatK, Op, Prepared, TapeBuilder
-from mofa.blocks.roles import Purpose
+from mofa.blocks.roles import LayerStep, Purpose
 from mofa.blocks.work import Attention, Backend, Collective, Gemm, Stream
 
 
@@ -13,13 +13,13 @@ def stream(
     b: TapeBuilder, name: str, reads: tuple[str, ...], out: str, *, bytes_: FloatK, saves: tuple[str, ...] = (),
     back_bytes: FloatK = 0.0, back_launches: FloatK = 1, launches: FloatK = 1, scratch: FloatK = 0.0,
     back_scratch: FloatK = 0.0, family: Family = "memory_bound", weight_params: FloatK = 0.0, like: str = "",
-    back_like: str = "",
+    back_like: str = "", casts_for: str = "",
 ) -> str:  # fmt: skip
     """A memory-bound op with its backward: ``bytes_`` forward and ``back_bytes`` backward, in all. [B]"""
     back = Back(back_bytes, back_launches, back_scratch, like=back_like)
     return b.add(
         Op(name, family, Stream(bytes_, like), reads, (out,), saves, scratch, launches, back=back,
-           weight_params=weight_params)
+           weight_params=weight_params, casts_for=casts_for)
     )  # fmt: skip
 
 
@@ -113,6 +113,7 @@ def linear(
     regather: tuple[str, ...] = (), out_element: int | None = None, grad_bytes_per_param: float = 0.0,
     accumulate_bytes_per_param: float = 0.0, format_: str = "", reads: tuple[str, ...] = (), grad: bool = True,
     functions: FloatK = 0.0, prepared: Prepared | None = None, purpose: Purpose = "", registered_at: int = 0,
+    step: LayerStep = "",
 ) -> str:  # fmt: skip
     """A matrix product with a weight of n x k; ``grad_bytes_per_param`` of a weight gradient made apart. [B/param]"""
     out = b.tensor(f"{name}.out", m * n * (out_element or ctx.element), grad=grad)
@@ -121,7 +122,7 @@ def linear(
         Op(name, "gemm", Gemm(m, n, k, format_ or ctx.gemm_format), (x, *reads), (out,), saves, regather=regather,  # type: ignore[arg-type]
            weight=name, weight_params=params, weight_bytes=params * grad_bytes_per_param,
            accumulate_bytes_per_param=accumulate_bytes_per_param, functions=functions, prepared=prepared,
-           purpose=purpose, registered_at=registered_at)
+           purpose=purpose, registered_at=registered_at, step=step)
     )  # fmt: skip
 
 
@@ -157,7 +158,8 @@ def fused_attention(
     back = Back(0.0, back_launches, workspace)
     if not anywhere(cp > 1):
         work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend)
-        b.add(Op("attn.core", "attention", work, (q, k, v), (out, lse), (q, k, v, out, lse), back=back))
+        b.add(Op("attn.core", "attention", work, (q, k, v), (out, lse), (q, k, v, out, lse), back=back,
+                 step="core"))  # fmt: skip
         return out
     # the exchange: cp - 1 hops of the keys and values, in and out at once; backward moves their gradients too
     hops = maximum(cp - 1, 0.0)
@@ -166,18 +168,18 @@ def fused_attention(
     sent = Collective("all_gather", "cp", kv_bytes * cp)
     b.add(Op("attn.kv_exchange", "cp", sent, (k, v), (received,), present=cp > 1, stream="cp",
              back=Back(work=Collective("reduce_scatter", "cp", 2.0 * kv_bytes * cp), family="cp", present=cp > 1,
-                       stream="cp")))  # fmt: skip
+                       stream="cp"), step="kv_exchange"))  # fmt: skip
     first = b.tensor("attn.partial", where(ring, ctx.tokens * heads * a.d_v * e, 0.0))
     share = where(ring, hops / cp, 0.0)
     body = Attention(
         ctx.micro_batch, heads, q_len, pairs * share, a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend
     )
-    b.add(Op("attn.core_beside", "attention", body, (q, k, v), (first,), (), present=ring))
+    b.add(Op("attn.core_beside", "attention", body, (q, k, v), (first,), (), present=ring, step="core_beside"))
     last = Attention(
         ctx.micro_batch, heads, q_len, pairs * (1 - share), a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend
     )
     b.add(Op("attn.core", "attention", last, (q, k, v, received, first), (out, lse, *beside), (q, k, v, out, lse),
-             back=back))  # fmt: skip
+             back=back, step="core"))  # fmt: skip
     return out
 
 

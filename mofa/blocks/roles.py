@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 Role = Literal["", "regather", "backward", "dgrad", "wgrad", "grad_cast", "whole", "accumulate", "sum"]
 """What an op of a backward is for; empty for all others, those of a forward among them.
@@ -39,6 +39,22 @@ RoutingStep = Literal[
 ``unpermute`` adds them back to their tokens. ``dispatch`` sends rows or their probabilities to other ranks' experts;
 ``combine`` sends them back. ``gather`` and ``scatter`` are between tensor-parallel ranks of one expert. ``sort`` puts
 rows in the order of experts; ``unsort`` undoes it. ``first_product`` is the first that experts compute."""
-TensorUse = Literal["", "gathered", "gathered_shard", "reduce_input", "reduced"]
-"""What FSDP uses a tensor for: what is gathered of a block's own parameters, a rank's shard in front of that, the input
-of a reduction, and a rank's part of its sum."""
+LayerStep = Literal[
+    "", "norm", "folded_product", "split", "rope", "join", "kv_exchange", "core", "core_beside", "activation",
+    "shared_activation", "residual", "router", "gate", "routed", "relayout",
+]  # fmt: skip
+"""Which step of a layer an op is, where how PyTorch dispatches it depends on that; empty for all others.
+
+A ``folded_product`` is a linear whose input is folded to two dimensions, so that its input's gradient is a view.
+``split`` and ``join`` take heads apart and together. ``core`` is attention, ``core_beside`` what of it runs beside the
+exchange of keys and values. ``gate`` is the router's product, ``router`` the rest of it. ``routed`` are ops on routed
+rows outside the experts, ``relayout`` changes of their layout over tensor-parallel ranks."""
+FsdpUse = Literal["gathered", "gathered_shard", "reduce_input", "reduced", "fsdp"]
+TensorUse = Literal["", FsdpUse, "residual", "cast_once", "experts_input"]
+"""What a tensor is used for, where time or memory ask.
+
+By FSDP: what is gathered of a block's own parameters, a rank's shard in front of that, the input of a reduction, a
+rank's part of its sum; ``fsdp`` is any other. ``residual`` is the residual stream, ``cast_once`` a cast that several
+products of a compiled module read, ``experts_input`` what a layer of experts is given."""
+FSDP_USES: frozenset[str] = frozenset(get_args(FsdpUse))
+"""Of tensors that FSDP declares."""

@@ -16,8 +16,9 @@ from mofa.blocks.op import Tape
 from mofa.blocks.work import Collective, HostSync
 from mofa.errors import SpecError
 from mofa.specs.from_mapping import build as build_spec
-from mofa.specs.load import load_framework, resolve_run
+from mofa.specs.load import load_framework
 from mofa.specs.run import RunSpec
+from mofa.specs.run_files import resolve_run
 from tests.blocks.ops import moved, one
 from tests.blocks.small import build, context, framework, kept, llama
 

@@ -21,8 +21,6 @@ NODES = 3.0
 selection. [-]"""
 SLICES = 2.0
 """Views of a weight in front of each product: one expert's, transposed. [-]"""
-LOOP = ("experts.w1", "experts.w3", "experts.w2")
-"""Products of the loop, whose gradients are made expert by expert."""
 
 
 def output_element(ctx: Context) -> int:
@@ -54,7 +52,7 @@ def experts_in_turn(
     sliced, split = b.tensor("experts.rows", memory_rows * given), b.tensor("experts.split", memory_rows * given)
     b.add(Op("experts.slice", "memory_bound", None, (x,), (sliced,), view=True, launches=0,
              back=Back(3.0 * rows * given, 2, like="copy")))  # fmt: skip
-    x = b.add(Op("experts.split", "memory_bound", None, (sliced,), (split,), view=True, launches=0,
+    x = b.add(Op("experts.split", "memory_bound", None, (sliced,), (split,), view=True, launches=0, step="split",
                  back=Back(2.0 * rows * given, 1, like="copy")))  # fmt: skip
     since = len(b.ops)
 
@@ -104,13 +102,12 @@ def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> 
     wide = 4.0 if autocast(ctx) else float(output_element(ctx))
     lasting = ctx.precision_mode == "mixed" or ctx.accumulating  # else it is the parameter's own from the beginning
     for op in ops:
-        name = op.name.removesuffix(".wgrad")
-        behind = (".cast.backward", *(f" at {product}.cast" for product in LOOP))
-        if pending and not op.name.endswith(behind):
+        if pending and not (op.casts_for and op.role in ("backward", "sum")):
             out, pending = [*out, *pending], []
-        if name not in LOOP or name == op.name:
+        if op.role != "wgrad" or op.part != "experts":
             out.append(op)
             continue
+        name = op.origin
         grad, last = f"gW:{name}", f"gW:{name}"
         (made,) = op.writes
         expert_bytes = tensors[made].bytes
@@ -139,13 +136,10 @@ def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> 
 
 def behind_the_loop(ops: list[Op]) -> list[Op]:
     """The backward tape with what the parameters' own nodes do behind the loop, in which it would end it."""
-    own = [i for i, op in enumerate(ops) if op.role == "accumulate" and op.name.startswith(_OWN)]
+    own = [i for i, op in enumerate(ops) if op.role == "accumulate" and op.part == "experts"]
     if not own:
         return ops
     end = max(i for i, op in enumerate(ops) if op.role == "whole") + 1
     moved = [ops[i] for i in own if i < end]
     left = [op for i, op in enumerate(ops[:end]) if i not in own]
     return [*left, *moved, *ops[end:]]
-
-
-_OWN = (*LOOP, *(f"dW:{name}" for name in LOOP))

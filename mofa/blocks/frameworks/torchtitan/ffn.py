@@ -9,17 +9,18 @@ from mofa.blocks.frameworks.torchtitan.linear import cast_once, hold_until_scatt
 from mofa.blocks.frameworks.torchtitan.registration import MATRIX
 from mofa.blocks.op import Back, BoolK, Op, TapeBuilder
 from mofa.blocks.parts import leave_frame
+from mofa.blocks.roles import LayerStep
 from mofa.blocks.work import Stream
 
 
 def feed_forward(
     b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, registered_at: int, fused: bool,
-    partial: BoolK = False, returns: bool = True,
+    partial: BoolK = False, returns: bool = True, step: LayerStep = "", activation: LayerStep = "activation",
 ) -> str:  # fmt: skip
     """w2(silu(w1 x) * w3 x), in this order: w1, silu, w3, product, w2; or w2(gelu(w1 x)).
 
-    ``returns``: whether nothing is scattered behind w2. ``partial`` where each product's gradient of x is summed over
-    tp by itself.
+    ``step`` is that of the first products, ``activation`` that of what is between them. ``returns``: whether nothing is
+    scattered behind w2. ``partial`` where each product's gradient of x is summed over tp by itself.
     """
     t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
     count = t * f
@@ -27,10 +28,10 @@ def feed_forward(
 
     def up(which: str) -> str:
         source = sum_gradients(b, x, f"{name}.{which}", t * hidden * e, partial)
-        return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide,
-                      registered_at=registered_at + MATRIX[which])  # fmt: skip
+        return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide, step=step,
+                      behind_cut=which == "w3", registered_at=registered_at + MATRIX[which])  # fmt: skip
 
-    act = gated(b, ctx, name, up, count, count, e, fused=fused)
+    act = gated(b, ctx, name, up, count, count, e, fused=fused, step=activation)
     if not returns:
         hold_until_scattered(b, ctx, act, f"{name}.w2")
     out = linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f, registered_at=registered_at + MATRIX["w2"])
@@ -41,25 +42,26 @@ def feed_forward(
 
 def gated(
     b: TapeBuilder, ctx: Context, name: str, up: Callable[[str], str], memory_elements: ArrayK, moved: ArrayK, e: int,
-    *, fused: bool,
+    *, fused: bool, step: LayerStep = "",
 ) -> str:  # fmt: skip
     """The activation between the products: eager keeps w1 out, silu out, w3 out, the product; fused not silu out."""
     first = up("w1")
     if ctx.model.mlp.activation != "swiglu":
         out = b.tensor(f"{name}.gelu", memory_elements * e)
         b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "gelu_fwd"), (first,), (out,), (first,),
-                 back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
+                 step=step, back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
         return out
     product = b.tensor(f"{name}.product", memory_elements * e)
     if fused:
         third = up("w3")
+        back = Back(5 * moved * e, 1, like="compiled swiglu_bwd")
         b.add(Op(f"{name}.act", "memory_bound", Stream(3 * moved * e, "compiled swiglu_fwd"), (first, third),
-                 (product,), (first, third), back=Back(5 * moved * e, 1, like="compiled swiglu_bwd")))  # fmt: skip
+                 (product,), (first, third), step=step, back=back))  # fmt: skip
         return product
     silu = b.tensor(f"{name}.silu", memory_elements * e)
-    b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "silu"), (first,), (silu,), (first,),
+    b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "silu"), (first,), (silu,), (first,), step=step,
              back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
     third = up("w3")
     b.add(Op(f"{name}.act_product", "memory_bound", Stream(3 * moved * e, "mul"), (silu, third), (product,),
-             (silu, third), back=Back(6 * moved * e, 2, like="mul")))  # fmt: skip
+             (silu, third), step=step, back=Back(6 * moved * e, 2, like="mul")))  # fmt: skip
     return product

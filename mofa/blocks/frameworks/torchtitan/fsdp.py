@@ -22,18 +22,18 @@ from mofa.blocks.frameworks.torchtitan.fsdp_pieces import (
     neighbour_params,
     reduce,
     shards,
-    weights_of,
+    weight_gradients,
 )
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     all_reduce_partial_gradients,
     autocast,
-    is_product,
     marker,
 )
 from mofa.blocks.frameworks.torchtitan.root import ROOT, backward_of_end, root_holds_ends, wrap_end
 from mofa.blocks.op import Op, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
+from mofa.blocks.roles import RoutingStep
 from mofa.blocks.work import Stream
 from mofa.specs.framework import PythonFunctions
 
@@ -129,7 +129,7 @@ def await_first_block(b: TapeBuilder, ctx: Context) -> None:
 
 def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
     """What becomes of weights and their gradients in the backward pass, by precision mode."""
-    ops = [_without_forward_weights(op, block) for op in tape.ops]
+    ops = [op if block == "head" else _without_forward_weights(op, tape) for op in tape.ops]
     p = Pieces(tensors=dict(tape.tensors))
     mark = marker(ctx, block)
     in_turn = ctx.framework.experts == "sequential" and block.startswith("moe")
@@ -153,11 +153,11 @@ def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, ex
     return Tape(tuple(p.ops), p.tensors, tape.inputs, tape.outputs)
 
 
-def _without_forward_weights(op: Op, block: str) -> Op:
+def _without_forward_weights(op: Op, tape: Tape) -> Op:
     """Recomputed ops read the weights gathered for the backward pass, which the tape holds throughout."""
-    if block == "head" or not any(r.startswith(("fsdp.", "efsdp.")) for r in op.reads):
+    if not any(tape.tensors[r].is_of_fsdp for r in op.reads):
         return op
-    return op._replace(reads=tuple(r for r in op.reads if not r.startswith(("fsdp.", "efsdp."))))
+    return op._replace(reads=tuple(r for r in op.reads if not tape.tensors[r].is_of_fsdp))
 
 
 def _compiled_graphs(ops: list[Op], tape: Tape, block: str) -> list[Op]:
@@ -169,18 +169,19 @@ def _compiled_graphs(ops: list[Op], tape: Tape, block: str) -> list[Op]:
     if block.startswith("dense"):
         ops = [_fused_sum(op) for op in ops]
         return [*ops[:-1], ops[-1]._replace(reads=(*ops[-1].reads, *tape.inputs))]
-    ops = [_fused_sum(op) if op.name.startswith(_FUSED_SUMS) else op for op in ops]
+    # of what it is given autograd makes the sums (tt1-hunyuana13b-3l-compile-skewed-traced)
+    ops = [_fused_sum(op) if op.sum_of == "cast_once" else op for op in ops]
     given = tuple(n for n in ("d:experts.out.fp32", "d:experts.w2.out") if n in tape.tensors)[:1]
-    inside = [i for i, op in enumerate(ops) if op.name.startswith("experts.")]
+    inside = [i for i, op in enumerate(ops) if _is_of_experts(op)]
     if given and inside:
         last = ops[inside[-1]]
         ops[inside[-1]] = last._replace(reads=(*last.reads, *given))
     return ops
 
 
-_FUSED_SUMS = ("accumulate attn.bf16 ", "accumulate shared.bf16 ", "accumulate experts.in.bf16 ")
-"""Sums of what a module that is compiled by itself casts once for several products: inside the kernel that casts them
-back. Of what it is given autograd makes the sums (tt1-hunyuana13b-3l-compile-skewed-traced)."""
+def _is_of_experts(op: Op) -> bool:
+    """Whether experts compute it; marks of what their call holds do not count."""
+    return op.part == "experts" and not op.frame
 
 
 def _fused_sum(op: Op) -> Op:
@@ -192,8 +193,14 @@ def _fused_sum(op: Op) -> Op:
 
 def _after_experts(ops: list[Op]) -> int:
     """Index behind the exchange of the experts' input gradients, where their parameters' backward hook runs."""
-    names = ("experts.", "moe.dispatch.backward")
-    return max((i for i, op in enumerate(ops) if op.name.startswith(names)), default=-1) + 1
+    return (
+        max((i for i, op in enumerate(ops) if _is_of_experts(op) or _is_back_through(op, "dispatch")), default=-1) + 1
+    )
+
+
+def _is_back_through(op: Op, routing: RoutingStep) -> bool:
+    """Whether it is the backward of an exchange of rows."""
+    return op.routing == routing and op.role == "backward"
 
 
 def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
@@ -207,10 +214,8 @@ def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
     for op in ops:
         base = op.name.rsplit(".", 1)[0]
         copy = f"{base}.weight16"
-        cast = (
-            op.name.endswith((".cast.backward", ".cast")) and pending and pending[0].name.rsplit(".", 1)[0] in op.name
-        )
-        if pending and not cast:
+        cast = op.role in ("backward", "sum") and op.casts_for
+        if pending and cast != pending[0].origin:
             out += pending
             pending = []
         if op.role == "dgrad" and copy in p.tensors:
@@ -218,10 +223,10 @@ def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
                 copy = f"{copy}~"
             op = op._replace(reads=(*op.reads, copy))
         out.append(op)
-        for grad in (w for w in op.writes if w.startswith("dW:")):
+        for grad in (w for w in op.writes if p.tensors[w].weight):
             params = p.tensors[grad].bytes / 2.0
             last = grad
-            if is_product(op):
+            if op.role == "wgrad":
                 last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
                 pending.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params, "cast_up"), (grad,),
                               (last,), present=op.present, compiled=op.compiled, role="grad_cast", origin=op.origin,
@@ -246,11 +251,11 @@ def _plain_gradients(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
             out += pending
             pending = []
         out.append(op)
-        for grad in (w for w in op.writes if w.startswith("dW:")):
+        for grad in (w for w in op.writes if p.tensors[w].weight):
             if ctx.accumulating:
                 moved = Stream(3.0 * p.tensors[grad].bytes * ctx.accumulates)
                 pending.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=adds(ctx),
-                               present=op.present, role="accumulate"))  # fmt: skip
+                               present=op.present, role="accumulate", part=op.part))  # fmt: skip
     return [*out, *pending]
 
 
@@ -258,8 +263,8 @@ def _unsharded_gradients(p: Pieces, ops: list[Op], ctx: Context, own: ArrayK, ex
     """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
     per_param = CAST + (4.0 if ctx.accumulating else 0.0) * ctx.accumulates
     result = list(ops)
-    dense_grads = weights_of(ops, experts=False)
-    expert_grads = weights_of(ops, experts=True)
+    dense_grads = weight_gradients(p, ops, experts=False)
+    expert_grads = weight_gradients(p, ops, experts=True)
     own_group = experts > 0
     if anywhere(own_group) and expert_grads:
         add = Op(
@@ -325,8 +330,8 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
         begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input")
     body = list(ops)
-    dense_grads = weights_of(ops, experts=False)
-    expert_grads = weights_of(ops, experts=True)
+    dense_grads = weight_gradients(p, ops, experts=False)
+    expert_grads = weight_gradients(p, ops, experts=True)
     if anywhere(own_group):
         post = Pieces(tensors=p.tensors)
         post.tensor("fsdp.reduced", 0.0, use="reduced")
@@ -339,10 +344,10 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
         post.ops[copied:copied] = together.ops
         index = _after_experts(body)
         body[index:index] = post.ops
-        names = ("experts.", "moe.combine.backward")
-        first = next(i for i, op in enumerate(body) if op.name.startswith(names))
+        own_ops = [i for i, op in enumerate(body) if _is_of_experts(op) or _is_back_through(op, "combine")]
+        first = own_ops[0]
         if body[first].repeated:
-            index = next(i for i, op in enumerate(body) if op.name.startswith(names) and not op.repeated)
+            index = next(i for i in own_ops if not body[i].repeated)
             body[index:index] = _experts_again(p, ctx, experts)
         pre = Pieces(tensors=p.tensors)
         copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)

@@ -41,7 +41,7 @@ class Pieces:
 
     def tensor(self, name: str, nbytes: ArrayK | float, kind: str = "buffer", use: TensorUse = "") -> str:
         """Declare a tensor; its name."""
-        self.tensors[name] = Tensor(name, nbytes, kind, grad=False, use=use)  # type: ignore[arg-type]
+        self.tensors[name] = Tensor(name, nbytes, kind, grad=False, use=use or "fsdp")  # type: ignore[arg-type]
         return name
 
     def mark(
@@ -163,7 +163,7 @@ def reduce(
            listed=params / ranks, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
     in_loop: tuple[str, ...] = ()
-    last = registered_last(grads, ctx)
+    last = registered_last(grads, ctx, experts=name == "efsdp")
     if last and not ctx.framework.flat_params and anywhere(present & opposite(alone)):
         in_loop = (p.tensor(f"{name}.in_loop", 0.0, "grad"),)
         p.ops.append(
@@ -226,21 +226,20 @@ def reduce(
         p.ops.append(Op(f"{name}.reduce_returns", "dp", None, in_loop, (), launches=0, region=OUTSIDE, part="fsdp"))
 
 
-def registered_last(grads: tuple[str, ...], ctx: Context) -> tuple[str, ...]:
+def registered_last(grads: tuple[str, ...], ctx: Context, *, experts: bool = False) -> tuple[str, ...]:
     """Of a group's gradients that of the parameter registered last; none where that is a norm's or the router's.
 
     A block with grouped queries registers its norms behind its MLP or experts. One with latent attention has them ahead
     of these, and shared experts behind all others. Of an MLP ``w3`` is last (torchtitan 0.2.2, models/*/model/model.py
     and moe.py).
     """
-    names = {grad.removeprefix("dW:") for grad in grads}
-    if names and all(name.startswith("experts.") for name in names):
+    if experts:
         ends: tuple[str, ...] = ("experts.w3",)
     elif ctx.model.attention_kind.torchtitan.registers_norms_first:
         ends = "output", "embedding", "shared.w3", "mlp.w3"
     else:
         ends = "output", "embedding"
-    return tuple(f"dW:{name}" for name in ends if name in names)
+    return tuple(grad for grad in (f"dW:{name}" for name in ends) if grad in grads)
 
 
 def adds(ctx: Context, num: float = 1.0) -> FloatK:
@@ -248,10 +247,10 @@ def adds(ctx: Context, num: float = 1.0) -> FloatK:
     return where(ctx.accumulates > 0.0, num, 0.0)
 
 
-def weights_of(ops: list[Op], *, experts: bool) -> tuple[str, ...]:
+def weight_gradients(p: Pieces, ops: list[Op], *, experts: bool) -> tuple[str, ...]:
     """The gradients of weights that these ops write, of the experts or of the others."""
-    names = (w for op in ops for w in op.writes if w.startswith("dW:"))
-    return tuple(n for n in names if n.startswith("dW:experts.") == experts)
+    own = (op for op in ops if (op.part == "experts") == experts)
+    return tuple(w for op in own for w in op.writes if p.tensors[w].weight)
 
 
 def neighbour_params(ctx: Context, block: str) -> tuple[ArrayK, ArrayK]:

@@ -74,7 +74,7 @@ def row_norm(
         normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
         b.add(Op(name, "memory_bound", Stream(40.0 * count, "norm_chain_fwd"), (x,), (out, scale, wide, normed),
                  (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm(4.0 * count), purpose="norm",
-                 registered_at=registered_at,
+                 step="norm", registered_at=registered_at,
                  back=Back(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
         return out
     read = 0.0 if block_compiled and name == "mlp_norm" else element  # fused behind the residual's sum
@@ -90,7 +90,7 @@ def row_norm(
     if short:
         back = Back(10.0 * count, 3, like=f"{like}_bwd", elements=count, width=width)
         back = back if compiled else parts.heads_norm_back(ctx, rows, width)
-    b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back, purpose="norm",
+    b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back, purpose="norm", step="norm",
              registered_at=registered_at))  # fmt: skip
     return out
 
@@ -106,7 +106,8 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", ctx.tokens * hidden)
     widths = (("wq", ctx.heads), ("wk", ctx.kv_heads), ("wv", ctx.kv_heads))
     q, k, v = (
-        linear(b, ctx, full, name, m=ctx.tokens, n=heads * a.d_qk, k=hidden, wide_input=wide) for name, heads in widths
+        linear(b, ctx, full, name, m=ctx.tokens, n=heads * a.d_qk, k=hidden, wide_input=wide, step="folded_product")
+        for name, heads in widths
     )
     return q, k, v
 
@@ -155,7 +156,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
             )  # fmt: skip
             order = halves(*each)
     b.add(Op("rope", "memory_bound", work, (q, k, *table), (out_q, out_k), table, scratch=scratch, launches=launches,
-             back=back, order=order))  # fmt: skip
+             back=back, order=order, step="rope"))  # fmt: skip
     out_k = repeat(b, ctx, out_k, "k", ranks, a.d_qk)
     if anywhere(ranks > 1.0):
         key_heads = ctx.heads if ctx.framework.repeats_keys else ctx.kv_heads
@@ -202,13 +203,13 @@ def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, table_elements: flo
         outside = ctx.precision_mode == "mixed"
         name = b.tensor("rope_table", table_elements * 2.0, grad=False)
         b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", Stream(CAST * table_elements), (),
-                 (name,), launches=1 if outside else 2, region=OUTSIDE if outside else "",
+                 (name,), launches=1 if outside else 2, region=OUTSIDE if outside else "", step="rope",
                  part="fsdp" if outside else ""))  # fmt: skip
         names.append(name)
     if anywhere(ctx.cp > 1):
         splits_rows = ctx.cp > 1
         name = b.tensor("rope_rows", where(splits_rows, rows_bytes, 0.0), grad=False)
-        b.add(Op("rope_rows", "memory_bound", Stream(2.0 * rows_bytes), (), (name,), present=splits_rows))
+        b.add(Op("rope_rows", "memory_bound", Stream(2.0 * rows_bytes), (), (name,), present=splits_rows, step="rope"))
         names.append(name)
     return tuple(names)
 
@@ -223,7 +224,7 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     d_qk, d_v = float(a.d_qk), float(a.v_head_dim)
     full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", t * hidden)
     if a.q_lora_rank is None:
-        q_raw = linear(b, ctx, full, "wq", m=t, n=heads * d_qk, k=hidden, wide_input=wide)
+        q_raw = linear(b, ctx, full, "wq", m=t, n=heads * d_qk, k=hidden, wide_input=wide, step="folded_product")
     else:
         low = float(a.q_lora_rank)
         down = linear(b, ctx, full, "wq_a", m=t, n=low, k=hidden, wide_input=wide)
@@ -236,28 +237,28 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     turned = b.tensor("q.turned", t * heads * turn * e, grad=False)
     order = Order((0.5 * scratch, 0.5 * scratch), (0, 1, WRITES + 1, ~0, ~1, WRITES))
     b.add(Op("rope.q", "memory_bound", Stream(spun.bytes + joined, "rope_complex"), (q_raw,), (query, turned),
-             scratch=scratch, launches=launches // 2 + 1, order=order if e == 2 else None,
+             scratch=scratch, launches=launches // 2 + 1, order=order if e == 2 else None, step="rope",
              back=Back(back.bytes + 2 * joined, launches // 2 + 4, back.scratch, like="rope_complex",
                        order=Order((0.5 * back.scratch, 0.5 * back.scratch, 0.25 * back.scratch),
                                    (0, 1, ~0, 2, ~1, WRITES, ~2)) if e == 2 else None)))  # fmt: skip
     for local in (q_raw, turned):
         parts.hold(b, "attention", local)
-    low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=wide)
+    low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=wide, step="folded_product")
     latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
-    b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0,
+    b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0, step="split",
              back=Back(2 * t * (rank + turn) * e, 3, like="copy")))  # fmt: skip
     spun, back, scratch, launches = complex_rotation(ctx, t * turn, t * turn)
     rotated = b.tensor("k.rope", t * turn * e)
     b.add(Op("rope.k", "memory_bound", spun, (single,), (rotated,), scratch=scratch, launches=launches // 2,
-             back=Back(back.bytes, launches // 2 + 1, back.scratch, like="rope_complex")))  # fmt: skip
+             step="rope", back=Back(back.bytes, launches // 2 + 1, back.scratch, like="rope_complex")))  # fmt: skip
     latent = row_norm(b, ctx, latent, "kv_norm", t, rank, e)
     latent = sum_gradients(b, latent, "wkv_b", t * rank * e, ctx.has_tp)
     up = linear(b, ctx, latent, "wkv_b", m=t, n=heads * (nope + d_v), k=rank)
     part, value = b.tensor("k.nope", t * heads * nope * e), b.tensor("v", t * heads * d_v * e)
-    b.add(Op("wkv_b.split", "memory_bound", None, (up,), (part, value), view=True, launches=0,
+    b.add(Op("wkv_b.split", "memory_bound", None, (up,), (part, value), view=True, launches=0, step="split",
              back=Back(2 * t * heads * (nope + d_v) * e, 1, like="copy")))  # fmt: skip
     key = b.tensor("k", t * heads * d_qk * e)
-    b.add(Op("attn.k_join", "memory_bound", Stream(joined, "copy"), (part, rotated), (key,),
+    b.add(Op("attn.k_join", "memory_bound", Stream(joined, "copy"), (part, rotated), (key,), step="join",
              back=Back(work=Stream(joined, "copy"), family="memory_bound", launches=3, view=True)))  # fmt: skip
     return query, key, value
 
@@ -295,7 +296,7 @@ def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -
                      kv_heads=ctx.kv_heads)  # fmt: skip
     saved = (scaled_q, scaled_k, repeated, soft)
     b.add(Op("attn.core", "attention", work, (scaled_q, scaled_k, repeated), (raw, soft), saved, scratch=2 * scores,
-             launches=2, back=Back(0.0, 4, 2 * scores)))  # fmt: skip
+             launches=2, step="core", back=Back(0.0, 4, 2 * scores)))  # fmt: skip
     b.add(Op("attn.softmax", "memory_bound", Stream(7 * scores), (raw,), (out,), view=True, launches=4,
              back=Back(work=Stream(8 * scores), family="memory_bound", view=True, launches=3)))  # fmt: skip
     return out
@@ -331,12 +332,13 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
         b.add(Op(f"{name}.promote", "memory_bound", None, (y,), (promoted,), view=True, launches=0,
                  back=Back(work=Stream(CAST * count, "cast_down"), family="memory_bound")))  # fmt: skip
         y = promoted
-    total = b.tensor(name, count * wide)
+    total = b.tensor(name, count * wide, use="residual")
     weights = fsdp.release(b) if name == "out" else ()
     inside = compiled and name == "mid"
     b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"),
              (y, x) if inside else (x, y, *weights), (total,), launches=0 if inside else 1, view=inside,
-             functions=fsdp.call_python(ctx) if name == "out" else 0.0, back=Back(0.0, 0)))  # fmt: skip
+             functions=fsdp.call_python(ctx) if name == "out" else 0.0, step="residual",
+             back=Back(0.0, 0)))  # fmt: skip
     return total
 
 
@@ -345,7 +347,7 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     full = enter(b, ctx, h, name, float(ctx.model.hidden))
     fused = in_compiled_block(b, ctx) and not split_by_ddp(b, ctx)
     y = feed_forward(b, ctx, full, name, width / ctx.tp, registered_at=registration.FEED_FORWARD, fused=fused,
-                     returns=False)  # fmt: skip
+                     step="folded_product", returns=False)  # fmt: skip
     out = leave(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
     parts.leave_frame(b, name)
     return out

@@ -13,7 +13,7 @@ from mofa.blocks import parts
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import anywhere, opposite, where
 from mofa.blocks.op import Back, BoolK, FloatK, Op, TapeBuilder
-from mofa.blocks.roles import Purpose
+from mofa.blocks.roles import LayerStep, Purpose, TensorUse
 from mofa.blocks.work import Collective, Gemm, Stream
 
 CAST = 6.0
@@ -72,54 +72,56 @@ def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
     any_tp = bool(anywhere(ctx.has_tp))
 
     def mark(op: Op) -> Op:
-        name = op.name
-        if name.startswith(("fsdp", "efsdp")) or op.family in ("dp", "host"):
+        if op.part == "fsdp" or op.family in ("dp", "host"):
             return op
         if block == "embedding":
             compiled = False
         elif block == "head":
-            compiled = compile_ and name.startswith("loss.")
+            compiled = compile_ and op.part == "loss"
         elif block.startswith("moe"):
-            eager = ("moe.", "mid.add", "out.add", "accumulate", *(() if grouped else ("experts.",)))
-            compiled = compile_ and not name.startswith(eager)
+            compiled = compile_ and not _is_eager(op, grouped)
         else:
             compiled = compile_
-        dispatched: BoolK = False if _local(name, ctx) or not any_tp else distributed
-        if any_tp and name.startswith("accumulate ") and not name.startswith(_LOCAL_SUMS):
+        dispatched: BoolK = False if _is_local(op, ctx) or not any_tp else distributed
+        if any_tp and op.role == "sum" and op.sum_of not in _LOCAL_TENSORS:
             op = op._replace(view=opposite(dispatched))
-        if not compiled and name.endswith(_SUMS_OF_VIEWS) and not op.reads[0].endswith("=sum"):
+        if not compiled and op.adds_to_view:
             op = op._replace(view=False)
         return op._replace(compiled=compiled, dtensor=dispatched, views=_views(op, ctx))
 
     return mark
 
 
-_LLAMA_LOCAL = ("rope", "attn.core", "attn.k", "mlp.act", "mid.add", "out.add")
-_MOE_TURNS = ("moe.all_gather", "moe.gather_copy", "moe.scatter_copy", "moe.reduce_scatter", "moe.routed.")
-"""Ops of a layer of experts that are changes of layout; between them all tensors but the gate's and the shared
-experts' products are local (``use_local_input``, ``use_local_output``: llama4/infra/parallelize.py)."""
+_LOCAL_TENSORS: frozenset[TensorUse] = frozenset({"residual", "experts_input"})
+"""Tensors whose gradients are local, and summed in place. Sums of gradients of distributed tensors are new ones
+(torch/csrc/autograd/input_buffer.cpp; tt4-tp2-ep4-dsv2lite-8l-traced)."""
+_LOCAL_STEPS: frozenset[LayerStep] = frozenset(
+    {"rope", "core", "core_beside", "kv_exchange", "join", "activation", "residual"}
+)
+"""Steps on plain tensors in layers like Llama's."""
 
 
-_LOCAL_SUMS = ("accumulate x ", "accumulate mid ", "accumulate moe.")
-"""Sums of gradients of local tensors, in place: the residual stream's and what experts are given. Those of distributed
-tensors are new ones (torch/csrc/autograd/input_buffer.cpp; tt4-tp2-ep4-dsv2lite-8l-traced)."""
+def _is_eager(op: Op, grouped: bool) -> bool:
+    """Whether an op of a block with experts runs outside what is compiled: dispatch, sums, experts one by one."""
+    in_loop = op.part == "experts" and not grouped and not op.frame
+    return op.role == "sum" or op.step in ("routed", "relayout", "residual") or in_loop
 
 
-_SUMS_OF_VIEWS = (" at wk", " at wq", " at wkv_a", " at mlp.w1", " at mlp.w3")
-"""Sums whose first gradient is a view of what a product made, as that of a linear's folded input is: a view has its
-base, so that nothing is added to it in place (``can_accumulate_inplace``; tt2-pp2-interleaved-llama-10l-traced)."""
+def _is_local(op: Op, ctx: Context) -> bool:
+    """Whether an op works on plain tensors under tensor parallelism too.
 
-
-def _local(name: str, ctx: Context) -> bool:
-    """Whether an op works on plain tensors under tensor parallelism too."""
-    if name.startswith(("moe.", "experts.", "router.", "shared.act")):
-        return not name.startswith((*_MOE_TURNS, "router.gate"))
-    return llama_style(ctx) and name.startswith(_LLAMA_LOCAL)
+    In a layer of experts all are but changes of layout, the gate's and the shared experts' products
+    (``use_local_input``, ``use_local_output``: llama4/infra/parallelize.py).
+    """
+    if op.role == "sum":
+        return False
+    if op.step in ("routed", "router", "shared_activation") or (op.part == "experts" and not op.frame):
+        return True
+    return llama_style(ctx) and op.step in _LOCAL_STEPS
 
 
 _VIEWS = {
-    "linear": 5.0, "linear.dgrad": 5.0, "linear.wgrad": 5.0, "norm": 1.0, "collective": 1.0,
-    "join": 6.0, "attn.core": 6.0, "split": 2.0,
+    "linear": 5.0, "dgrad": 5.0, "wgrad": 5.0, "norm": 1.0, "collective": 1.0, "join": 6.0, "core": 6.0, "split": 2.0,
 }  # fmt: skip
 """Ops without a kernel, as counted on torchtitan's models under tensor parallelism by a mode that sees every op: a
 linear transposes its weight and folds and unfolds its input, three views, and has a turn to and from a distributed
@@ -129,21 +131,17 @@ halves (Qwen3) slice, of pairs (DeepSeek) view as complex numbers; heads are spl
 
 def _views(op: Op, ctx: Context) -> float:
     """Ops without a kernel around an op, where tensors are distributed or a mode sees every op. [-]"""
-    name = op.name.removesuffix("~").removesuffix(".backward")
     if isinstance(op.work, Gemm):
-        product = next((f"linear{end}" for end in (".dgrad", ".wgrad") if name.endswith(end)), "linear")
-        return _VIEWS[product]
+        return _VIEWS[op.role if op.role in ("dgrad", "wgrad") else "linear"]
     if isinstance(op.work, Collective):
         return _VIEWS["collective"]
-    if name.endswith("norm"):
+    if op.step == "norm":
         return _VIEWS["norm"]
-    if llama_style(ctx):
+    if llama_style(ctx) or op.role == "sum":
         return 0.0
-    if name.startswith("rope"):
+    if op.step == "rope":
         return ctx.model.attention_kind.torchtitan.views_of_rotation
-    if name.endswith("_join"):
-        return _VIEWS["join"]
-    return _VIEWS.get("split" if name.endswith(".split") else name, 0.0)
+    return _VIEWS.get(op.step, 0.0)
 
 
 def weight_grad_bytes(ctx: Context) -> float:
@@ -162,14 +160,18 @@ def weight_copy(b: TapeBuilder, name: str, params: FloatK, like: str = "cast_dow
 
 
 def cast(
-    b: TapeBuilder, x: str, name: str, elements: FloatK, element: float = 2.0, back_like: str | None = None
-) -> str:
-    """A cast between bf16 and fp32 to ``element`` bytes, and back in the backward pass, there as ``back_like``."""
-    out = b.tensor(f"{name}.{'bf16' if element == 2 else 'fp32'}", element * elements)
+    b: TapeBuilder, x: str, name: str, elements: FloatK, element: float = 2.0, back_like: str | None = None,
+    use: TensorUse = "",
+) -> str:  # fmt: skip
+    """A cast between bf16 and fp32 to ``element`` bytes, and back in the backward pass, there as ``back_like``.
+
+    ``name`` is the linear that reads it, where one does; ``use`` what the result is used for.
+    """
+    out = b.tensor(f"{name}.{'bf16' if element == 2 else 'fp32'}", element * elements, use=use)
     like, opposite_like = ("cast_down", "cast_up") if element == 2 else ("cast_up", "cast_down")
     back_like = back_like or opposite_like
     return parts.stream(b, f"{name}.cast", (x,), out, bytes_=CAST * elements, back_bytes=CAST * elements, like=like,
-                        back_like=back_like)  # fmt: skip
+                        back_like=back_like, casts_for=name)  # fmt: skip
 
 
 def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK) -> tuple[str, bool]:
@@ -179,17 +181,21 @@ def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK)
     """
     if not autocast(ctx) or not in_compiled_part(b, ctx):
         return x, True
-    return cast(b, x, name, elements), False
+    return cast(b, x, name, elements, use="cast_once"), False
 
 
 def linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, wide_input: bool = False,
-    reads: tuple[str, ...] = (), purpose: Purpose = "", registered_at: int = 0,
+    reads: tuple[str, ...] = (), purpose: Purpose = "", registered_at: int = 0, step: LayerStep = "",
+    behind_cut: bool = False,
 ) -> str:  # fmt: skip
-    """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input."""
+    """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input.
+
+    ``behind_cut``: DDP may cut a compiled block in front of it (:func:`split_by_ddp`).
+    """
     if autocast(ctx):
         reads = (*reads, weight_copy(b, name, n * k))
-        if wide_input and (not in_compiled_block(b, ctx) or (split_by_ddp(b, ctx) and name.endswith(".w3"))):
+        if wide_input and (not in_compiled_block(b, ctx) or (behind_cut and split_by_ddp(b, ctx))):
             x = cast(b, x, name, m * k)
     return parts.linear(
         b,
@@ -204,6 +210,7 @@ def linear(
         grad_bytes_per_param=weight_grad_bytes(ctx),
         purpose=purpose,
         registered_at=registered_at,
+        step=step,
     )
 
 
@@ -235,7 +242,8 @@ def enter_local(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -
            (out,), present=ctx.gathers, stream="tp",
            back=Back(work=Stream(2.0 * shard_bytes, "copy"), family="memory_bound", present=ctx.gathers))
     )  # fmt: skip
-    return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=None)
+    return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=None,
+                   use="experts_input")  # fmt: skip
 
 
 def sum_gradients(b: TapeBuilder, x: str, name: str, nbytes: FloatK, present: BoolK) -> str:
@@ -273,11 +281,12 @@ def hold_until_scattered(b: TapeBuilder, ctx: Context, x: str, name: str) -> Non
 
 
 def _chunks(
-    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, forward: BoolK, backward: BoolK | None
+    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, forward: BoolK, backward: BoolK | None,
+    use: TensorUse = "",
 ) -> str:  # fmt: skip
     """A copy of chunks on the ways where there is one; ``backward`` None: the gradient passes as it is."""
     moved = 2.0 * ctx.tokens * width * ctx.element
-    out = b.tensor(name, ctx.tokens * width * ctx.element)
+    out = b.tensor(name, ctx.tokens * width * ctx.element, use=use)
     back = Back(0.0, 0)
     if backward is not None:
         work = Stream(where(backward, moved, 0.0), "copy")
@@ -303,8 +312,3 @@ def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
         Op(f"fsdp.partial_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp", part="fsdp")
         for i, work in enumerate(works)
     ]
-
-
-def is_product(op: Op) -> bool:
-    """Whether an op of a backward tape makes a linear's weight gradient."""
-    return op.role == "wgrad"

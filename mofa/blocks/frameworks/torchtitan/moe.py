@@ -37,6 +37,14 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     Of the rows: every tp rank routes all tokens where the experts are split by tp or not at all by ep, else its share
     of them; the buffer that puts rows in order holds all tokens' either way.
     """
+    with b.in_step("routed"):
+        out = _moe(b, ctx, h)
+    with b.in_step("relayout"):
+        return leave(b, ctx, out, "moe", float(ctx.model.hidden))
+
+
+def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
+    """All of it up to the sum over ranks."""
     spec = ctx.model.moe
     assert spec is not None
     t, hidden = ctx.tokens, float(ctx.model.hidden)
@@ -45,8 +53,10 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     sent, everyone = ctx.shard * spec.top_k * ctx.etp, t * spec.top_k
     put = PUT[element]
     deepep = ctx.framework.dispatcher == "deepep"
-    full = enter_local(b, ctx, h, "moe", hidden)
-    scores, order = router(b, ctx, full, sent)
+    with b.in_step("relayout"):
+        full = enter_local(b, ctx, h, "moe", hidden)
+    with b.in_step("router"):
+        scores, order = router(b, ctx, full, sent)
     routed = b.tensor("moe.routed", sent * row)
     index = b.tensor("moe.index", 8.0 * sent, grad=False)
     work = Stream(2 * sent * row + 16 * sent, "gather_copies", source=t * row)
@@ -56,7 +66,8 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
              back=Back(2 * sent * hidden, 6, like="index_backward")))  # fmt: skip
     routed_view = b.tensor("moe.routed_held", sent * row, grad=False)
     split = (ctx.tp > 1) & (ctx.etp > 1)  # the experts' weights: each rank has a part of the rows' gradients
-    sent_rows = sum_gradients(b, routed, "moe.routed", sent * row, split)
+    with b.in_step("relayout"):
+        sent_rows = sum_gradients(b, routed, "moe.routed", sent * row, split)
     b.add(Op("moe.hold", "memory_bound", None, (routed,), (routed_view,), view=True, launches=0))
     weights = expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
     received = _exchange(b, ctx, sent_rows, "dispatch", sent, ctx.rows_memory * ctx.etp, element)
@@ -66,7 +77,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     permutes: BoolK = ctx.ep > 1 if in_turn else True
     padding = where(permutes, ctx.framework.grouped_alignment * ctx.local_experts, 0.0)
     padded_time, padded = rows + padding, memory_rows + padding
-    x = b.tensor("moe.permuted", padded * row)
+    x = b.tensor("moe.permuted", padded * row, use="experts_input")
     fill = b.tensor("moe.permutation", where(permutes, 4.0 * padded, 0.0), grad=False)
     # the order of rows by expert, padded, from the counts alone: small kernels, which the device waits for
     python = where(ctx.ep > 1, python_functions(ctx).rows_in_order.value, 0)
@@ -82,12 +93,14 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     b.add(Op("moe.permute", "memory_bound", Stream(2 * padded_time * row, "permute"), (extended, fill), (x,),
              (fill,), scratch=(memory_rows + 1.0) * row, launches=2, present=permutes,
              back=_added_to_rows(padded_time * hidden, element), routing="permute"))  # fmt: skip
+    with b.in_step(""):
+        if in_turn:
+            y = experts_in_turn(b, ctx, x, rows, padded, weights)
+        else:
+            y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
     if in_turn:
-        y = experts_in_turn(b, ctx, x, rows, padded, weights)
         element = output_element(ctx)
         row, put = hidden * element, PUT[element]
-    else:
-        y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
     for local in (*weights, y):  # FSDP lets the weights go behind expert parallelism's hook, which sends its input on
         parts.hold(b, "experts", local)
     back_in_place = b.tensor("moe.unpermuted", (memory_rows + 1.0) * row)
@@ -105,8 +118,9 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     shared = ""
     if spec.shared_hidden:
         width = spec.shared_hidden / ctx.tp
-        shared = feed_forward(b, ctx, full, "shared", width, registered_at=SHARED_EXPERTS, fused=ctx.framework.compile,
-                              partial=ctx.has_tp)  # fmt: skip
+        with b.in_step(""):
+            shared = feed_forward(b, ctx, full, "shared", width, registered_at=SHARED_EXPERTS, partial=ctx.has_tp,
+                                  fused=ctx.framework.compile, activation="shared_activation")  # fmt: skip
     ordered = b.tensor("moe.ordered", everyone * row)
     calls = python_functions(ctx)  # of the exchange, and of FSDP behind the experts
     python = where(ctx.ep > 1, calls.experts_return.value + calls.module_call.value, 0)
@@ -126,7 +140,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         out = parts.stream(b, "moe.add_shared", (out, shared), total, bytes_=(2 * element + narrow) * t * hidden,
                            back_launches=0, like="residual_add")  # fmt: skip
     parts.leave_frame(b, "moe")  # its local variables: routed_output, and that in the order of tokens
-    return leave(b, ctx, out, "moe", hidden)
+    return out
 
 
 PUT = {2: "index_put", 4: "index_put_fp32"}
@@ -138,8 +152,9 @@ def router(b: TapeBuilder, ctx: Context, x: str, sent: FloatK) -> tuple[str, str
     spec = ctx.model.moe
     assert spec is not None
     t, count = ctx.tokens, float(spec.num_experts)
-    logits = linear(b, ctx, x, "router.gate", m=t, n=count, k=float(ctx.model.hidden), wide_input=True,
-                    registered_at=ROUTER)  # fmt: skip
+    with b.in_step("gate"):
+        logits = linear(b, ctx, x, "router.gate", m=t, n=count, k=float(ctx.model.hidden), wide_input=True,
+                        registered_at=ROUTER)  # fmt: skip
     scores = b.tensor("router.scores", 4.0 * t * count)
     parts.stream(b, "router.score", (logits,), scores, bytes_=(CAST + 8.0) * t * count, saves=(scores,),
                  back_bytes=(CAST + 12.0) * t * count, launches=2, back_launches=2)  # fmt: skip
@@ -211,7 +226,7 @@ def experts(
     turned = TURNED_CAST if fused else "cast_down"
     b.part = "experts"
     if casts and fused:
-        x = cast(b, x, "experts.in", memory_rows * hidden)
+        x = cast(b, x, "experts.in", memory_rows * hidden, use="cast_once")
 
     def product(which: str, source: str, n: FloatK, k: FloatK, reads: tuple[str, ...] = ()) -> str:
         name = f"experts.{which}"

@@ -15,7 +15,7 @@ from mofa.blocks.frameworks.torchtitan.fsdp_pieces import (
     neighbour_params,
     reduce,
     shards,
-    weights_of,
+    weight_gradients,
 )
 from mofa.blocks.op import Op, TapeBuilder
 
@@ -56,7 +56,7 @@ def backward_of_end(p: Pieces, ops: list[Op], ctx: Context, block: str, own: Arr
     step: of several micro-batches the later ones find 2 bytes a head parameter too many.
     """
     width = ctx.framework.reduced_bytes_per_param
-    own_grads = weights_of(ops, experts=False)
+    own_grads = weight_gradients(p, ops, experts=False)
     p.ops = list(ops)
     if block == "head":
         p.mark("fsdp.turn_last", (LAST,), (), "compute")

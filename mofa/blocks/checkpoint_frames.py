@@ -1,0 +1,44 @@
+"""What checkpoints of a forward tape surround: the frames of their functions, and what stands behind token chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mofa.blocks.chunks import CHUNK
+from mofa.blocks.op import Tape
+
+
+class Frame(NamedTuple):
+    """A group's first op, what it reads of others and what others read of it."""
+
+    first: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def frames_of(forward: Tape, group_of: Mapping[str, str]) -> dict[str, Frame]:
+    """The groups whose checkpoint is a function, token chunks apart; ``group_of`` has each op's group."""
+    out: dict[str, Frame] = {}
+    for group in {g for g in group_of.values() if g and not g.startswith(CHUNK)}:
+        ops = [op for op in forward.ops if group_of[op.name] == group]
+        made = dict.fromkeys(w for op in ops for w in op.writes)
+        inputs = tuple(dict.fromkeys(r for op in ops for r in op.reads if r not in made))
+        later = {r for op in forward.ops if group_of[op.name] != group for r in op.reads}
+        outputs = tuple(w for w in made if w in later or w in forward.outputs)
+        out[group] = Frame(ops[0].name, inputs, outputs)
+    return out
+
+
+def behind_chunks(forward: Tape, group_of: Mapping[str, str]) -> set[str]:
+    """Ops of a full recomputation that read what token chunks made: nothing they make is needed again."""
+    made: set[str] = set()
+    behind: set[str] = set()
+    chunked = any(group.startswith(CHUNK) for group in set(group_of.values()))
+    for op in forward.ops if chunked else ():
+        chunk = group_of[op.name].startswith(CHUNK)
+        if chunk or (group_of[op.name] == "full" and made.intersection(op.reads)):
+            made.update(op.writes)
+            if not chunk:
+                behind.add(op.name)
+    return behind
