@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from mofa.search.entry_points import estimate, find_plans
     from mofa.search.long_run.spare_nodes import estimate_long_run, find_long_runs
     from mofa.search.search_result import Search
-    from mofa.specs.load import load_cluster, load_faults, load_framework, load_runs, load_workload, resolve_run
+    from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload
+    from mofa.specs.run_files import load_runs, resolve_run
     from mofa.specs.strategy import StrategySpec
 
 __version__ = "0.1.0"
@@ -46,10 +47,8 @@ _HOME = {
     "Search": "mofa.search.search_result",
     **dict.fromkeys(("Plan", "PlanReport"), "mofa.plan.result"),
     **dict.fromkeys(("estimate_long_run", "find_long_runs"), "mofa.search.long_run.spare_nodes"),
-    **dict.fromkeys(
-        ("load_cluster", "load_faults", "load_framework", "load_runs", "load_workload", "resolve_run"),
-        "mofa.specs.load",
-    ),
+    **dict.fromkeys(("load_cluster", "load_faults", "load_framework", "load_workload"), "mofa.specs.load"),
+    **dict.fromkeys(("load_runs", "resolve_run"), "mofa.specs.run_files"),
     "StrategySpec": "mofa.specs.strategy",
 }
 

@@ -41,7 +41,8 @@ from mofa.calibrate.shapes.chunked import chunked_cases
 from mofa.measure.records import read_records
 from mofa.report.save import write_atomic
 from mofa.search.entry_points import estimate
-from mofa.specs.load import load_cluster, load_framework, load_runs, resolve_run
+from mofa.specs.load import load_cluster, load_framework
+from mofa.specs.run_files import load_runs, resolve_run
 from mofa.validate.all_runs import layer_folders
 from mofa.validate.reference import why_no_time
 

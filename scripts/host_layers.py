@@ -29,7 +29,7 @@ def main(plan: Path, out: Path, seconds: float) -> None:
     """Every run of the plan that the time allows."""
     from mofa.measure.expand import expand_run
     from mofa.measure.runs import plan_task
-    from mofa.specs.load import load_runs
+    from mofa.specs.run_files import load_runs
 
     deadline = time.monotonic() + seconds
     with out.open("w", newline="") as file, tempfile.TemporaryDirectory() as scratch:

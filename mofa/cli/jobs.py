@@ -91,8 +91,9 @@ def _resolve(
     run: RunSpec, folder: Path, overrides: Overrides
 ) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
     """What a run names, with the changes of ``--set``."""
-    from mofa.specs.load import build, bundled, load_cluster, resolve_run
+    from mofa.specs.load import build, bundled, load_cluster
     from mofa.specs.overrides import override
+    from mofa.specs.run_files import resolve_run
     from mofa.specs.workload import WorkloadSpec
 
     strategy = overrides["strategy"]
@@ -177,7 +178,7 @@ def jobs_from_options(
 def _jobs_of_file(file: str, overrides: Overrides, scratch: Path, host_issue_s: float | None) -> list[Job]:
     """The runs of a file, or the measured one of a record."""
     from mofa.errors import SpecError
-    from mofa.specs.load import load_runs
+    from mofa.specs.run_files import load_runs
     from mofa.validate.reference import recorded
 
     runs = load_runs(file)

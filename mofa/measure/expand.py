@@ -11,10 +11,10 @@ from mofa.errors import SpecError
 from mofa.measure.records import configuration_hash
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.load import resolve_run
 from mofa.specs.model import ModelSpec
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
+from mofa.specs.run_files import resolve_run
 from mofa.specs.strategy import RecomputeSpec, StrategySpec
 
 _WRITTEN_OUT = (

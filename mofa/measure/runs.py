@@ -31,8 +31,8 @@ from mofa.measure.records import (
 )
 from mofa.measure.results import record_of
 from mofa.measure.torchtitan_job import torchtitan_job
-from mofa.specs.load import load_runs
 from mofa.specs.run import RunSpec
+from mofa.specs.run_files import load_runs
 from mofa.units import format_bytes, format_seconds
 
 

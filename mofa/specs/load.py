@@ -1,4 +1,4 @@
-"""The only reader of the files of users: workloads, clusters, frameworks and runs into specs."""
+"""What users name or write, into specs: workloads, clusters, frameworks, faults (runs: :mod:`mofa.specs.run_files`)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import copy
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from mofa.errors import SpecError, StrategyError
+from mofa.errors import SpecError
 from mofa.specs.complete import complete_strategy
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.files import (
-    BundledKind,
     bundled,
     bundled_dir,
     data_dir,
@@ -29,17 +28,14 @@ from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
-from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import override, parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu
 from mofa.specs.renamed import gpu_of_today, overrides_of_today
-from mofa.specs.run import RunSpec
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
-from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
 __all__ = [
     "build", "bundled", "complete_strategy", "data_dir", "load_cluster", "load_faults", "load_framework",
-    "load_runs", "load_workload", "load_yaml", "parse_set", "parse_strategy", "resolve_run",
+    "load_workload", "load_yaml", "parse_set", "parse_strategy", "with_routing_file",
 ]  # fmt: skip
 
 
@@ -96,7 +92,7 @@ def load_workload(
         raise SpecError(
             f"{where}: framework ({short(spec.framework)}) is unknown; {did_you_mean(spec.framework, FRAMEWORK_NAMES)}"
         )
-    return _with_routing_file(spec, None if {"routing", "routing.file"} & set(changes) else path.parent)
+    return with_routing_file(spec, None if {"routing", "routing.file"} & set(changes) else path.parent)
 
 
 def _huggingface_workload(path: Path, where: str, changes: Mapping[str, object]) -> dict[str, Any]:
@@ -172,7 +168,8 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     texts = node_text, read_text(gpu_path, f"gpus/{file}")
     if not overrides and type(num_gpus) is int:
         return _as_written(where, f"gpus/{file}", *texts, num_gpus)
-    node, gpu = yaml_mapping(texts[0], where), gpu_of_today(yaml_mapping(texts[1], f"gpus/{file}"))
+    node = yaml_mapping(texts[0], where)
+    gpu = gpu_of_today(yaml_mapping(texts[1], f"gpus/{file}"))
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     changed = override(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
@@ -199,7 +196,8 @@ def _gpu_of(text: str, where: str) -> str:
 @lru_cache(maxsize=64)
 def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_gpus: int) -> ClusterSpec:
     """A cluster with nothing changed; one text is parsed once, which takes longer than many estimates."""
-    node, gpu = _mapping(node_text, where), gpu_of_today(_mapping(gpu_text, gpu_where))
+    node = _mapping(node_text, where)
+    gpu = gpu_of_today(_mapping(gpu_text, gpu_where))
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     return build(ClusterSpec, override(raw, None, where), where)
 
@@ -311,177 +309,13 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
     return build(FaultSpec, override(raw, overrides, where), _changed(where, overrides))
 
 
-def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
-    """The runs that a file describes: one run, or a list of them.
-
-    Parameters
-    ----------
-    path
-        A YAML file with a run, or ``{runs: [RUN, ...]}``. A record ``{run: RUN, measured: ...}`` may stand in the place
-        of a run, as ``mofa measure`` writes it; what was measured is not read.
-
-    Returns
-    -------
-    tuple of RunSpec
-        The runs in the order of the file; their ids differ.
-
-    Raises
-    ------
-    SpecError
-        If there is no such file, a field is wrong, or two runs have one id.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> text = '''
-    ... id: eight-gpus
-    ... model: llama3-8b
-    ... framework: megatron
-    ... hardware: h100-hgx
-    ... gpus: 8
-    ... strategy: {tp: 2}
-    ... batch: {seq_len: 4096, micro: 1, global: 16}
-    ... '''
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder, "run.yaml")
-    ...     _ = path.write_text(text)
-    ...     [run.id for run in load_runs(path)]
-    ['eight-gpus']
-    """
-    where = short(str(path), 200)
-    raw = load_yaml(path, where)
-    if "runs" not in raw:
-        return (_run(raw, where, ""),)
-    listed = raw["runs"]
-    if not isinstance(listed, list) or not listed:
-        raise SpecError(f"{where}: runs must be a list of at least one run; write '- id: ...' lines below it")
-    extra = next((key for key in raw if key != "runs" and not (key == "source" and _is_record(listed[0]))), None)
-    if extra is not None:
-        raise SpecError(f"{where}: {short(extra)} is no field beside runs; move it into a run")
-    runs = tuple(_run(item, where, f"runs[{i}].") for i, item in enumerate(listed))
-    seen: dict[str, int] = {}
-    for i, run in enumerate(runs):
-        if run.id in seen:
-            raise SpecError(f"{where}: runs[{i}].id ({run.id}) is also runs[{seen[run.id]}]'s; give each its own")
-        seen[run.id] = i
-    return runs
-
-
-def _is_record(raw: object) -> bool:
-    """Whether it is a run and what came of it, as mofa measure writes them and published ones are kept."""
-    return isinstance(raw, dict) and isinstance(raw.get("run"), dict) and "measured" in raw
-
-
-def _run(raw: object, where: str, prefix: str) -> RunSpec:
-    if isinstance(raw, dict) and _is_record(raw):
-        raw, prefix = raw["run"], f"{prefix}run."
-    if isinstance(raw, dict) and isinstance(raw.get("framework"), str):
-        raw = {**raw, "framework": {"name": raw["framework"]}}
-    return build(RunSpec, raw, where, prefix)
-
-
-def resolve_run(
-    run: RunSpec, base_dir: Path | None = None
-) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
-    """Everything that a run names, loaded and complete.
-
-    Parameters
-    ----------
-    run
-        The run.
-    base_dir
-        Folder that relative paths in the run start from, usually the run file's.
-
-    Returns
-    -------
-    WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec
-        What :func:`mofa.search.entry_points.estimate` takes. The strategy is complete: dp = gpus / (tp * cp * pp).
-
-    Raises
-    ------
-    SpecError
-        If something that the run names does not exist or is wrong.
-    StrategyError
-        If its degrees do not divide the GPUs or the batch.
-
-    Examples
-    --------
-    >>> batch = {"seq_len": 4096, "micro": 1, "global": 16}
-    >>> run = RunSpec(
-    ...     id="eight-gpus", model="llama3-8b", framework={"name": "megatron"}, hardware="h100-hgx", gpus=8,
-    ...     strategy={"tp": 2}, batch=batch,
-    ... )
-    >>> workload, cluster, framework, strategy = resolve_run(run)
-    >>> strategy.tp, strategy.dp, workload.batch.global_batch
-    (2, 4, 16)
-    """
-    where = f"run {run.id}"
-    framework = load_framework(run.framework, where=f"{where}: framework")
-    workload = WorkloadSpec(
-        name=run.id,
-        source=where,
-        model=_run_model(run, base_dir, where),
-        batch=build(_BATCH, {"seq_len": run.batch.seq_len, "global_batch": run.batch.global_}, where),
-        framework=framework.name,
-        precision=run.precision,
-        optimizer=run.optimizer,
-        routing=run.routing,
-    )
-    workload = _with_routing_file(workload, base_dir)
-    cluster = load_cluster(_relative(run.hardware, base_dir, "nodes"), run.gpus)
-    raw = dict(run.strategy)
-    if raw.setdefault("micro_batch", run.batch.micro) != run.batch.micro:
-        raise SpecError(
-            f"{where}: strategy.micro_batch ({short(raw['micro_batch'])}) differs from batch.micro ({run.batch.micro});"
-            " write it in one place"
-        )
-    strategy = complete_strategy(raw, run.gpus, framework, moe=workload.model.moe is not None, where=where)
-    sequences = strategy.dp * strategy.micro_batch
-    if run.batch.global_ % sequences:
-        raise StrategyError(
-            f"{where}: batch.global ({run.batch.global_}) must be a multiple of dp ({strategy.dp}) x micro_batch "
-            f"({strategy.micro_batch}) = {sequences}; change one of them"
-        )
-    return workload, cluster, framework, strategy
-
-
-_BATCH = cast("Any", WorkloadSpec.model_fields["batch"].annotation)
-
-
-def _run_model(run: RunSpec, base_dir: Path | None, where: str) -> ModelSpec:
-    if isinstance(run.model, ModelSpec):
-        return run.model
-    if isinstance(run.model, str):
-        return _base_model(run.model, base_dir)
-    changes = dict(run.model)
-    base = changes.pop("base", None)
-    if base is None:
-        return build(ModelSpec, changes, where, "model.")
-    if not isinstance(base, str):
-        raise SpecError(f"{where}: model.base ({short(base)}) must be text; name a workload")
-    model = _base_model(base, base_dir)
-    if changes:
-        changes = {"name": f"{model.name} (changed)"[:200], **changes}
-    return build(ModelSpec, override(model.model_dump(), changes, where), where, "model.")
-
-
-def _base_model(ref: str, base_dir: Path | None) -> ModelSpec:
-    # A run gives its own batch, so that a Hugging Face config needs none here.
-    return load_workload(_relative(ref, base_dir, "workloads"), seq_len=1, global_batch=1).model
-
-
 def _changed(where: str, changes: Mapping[str, object] | None) -> str:
     """What messages call a file some of whose fields were changed."""
     return f"{where} with {short(', '.join(f'{path}={v}' for path, v in changes.items()), 80)}" if changes else where
 
 
-def _relative(ref: str, base_dir: Path | None, kind: BundledKind) -> str | Path:
-    if base_dir is None or ref in bundled(kind) or "\0" in ref or not (base_dir / ref).exists():
-        return ref
-    return base_dir / ref
-
-
-def _with_routing_file(spec: WorkloadSpec, folder: Path | None) -> WorkloadSpec:
+def with_routing_file(spec: WorkloadSpec, folder: Path | None) -> WorkloadSpec:
+    """A workload whose file of routing counts is looked up in this folder, where it has one with a relative path."""
     file = spec.routing.file
     if file is None or folder is None or Path(file).is_absolute():
         return spec

@@ -18,8 +18,8 @@ from mofa.specs.files import load_yaml
 from mofa.specs.framework import DEEPSPEED
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build
-from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
+from mofa.specs.run_files import resolve_run
 from mofa.units import GIB, MIB
 from mofa.validate import recipes
 from mofa.validate.architecture import (

@@ -22,9 +22,9 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.from_mapping import build
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import LayerPace
-from mofa.specs.load import resolve_run
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
+from mofa.specs.run_files import resolve_run
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import format_seconds

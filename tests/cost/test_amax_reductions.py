@@ -15,8 +15,8 @@ from mofa.measure.records import read_record
 from mofa.plan.result import Plan
 from mofa.replay.rank.of_plan import outside_of
 from mofa.specs.from_mapping import build
-from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
+from mofa.specs.run_files import resolve_run
 from mofa.units import MIB
 from tests.replay.runs import MEASURED, load
 

@@ -11,7 +11,7 @@ from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes.chunked import CHUNKS, FRESH_SKEWS, chunked_cases
 from mofa.measure.expand import expand_run
 from mofa.measure.runs import plan_task
-from mofa.specs.load import load_runs
+from mofa.specs.run_files import load_runs
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs"
 PLANS = {

@@ -15,7 +15,7 @@ from mofa.measure.expand import expand_run
 from mofa.measure.launch import Task
 from mofa.measure.runs import check_machine, plan_task, self_test
 from mofa.measure.runs import measure as measure_runs
-from mofa.specs.load import load_runs
+from mofa.specs.run_files import load_runs
 
 PLANS = sorted((Path(__file__).parents[2] / "reference_runs" / "plans").glob("*.yaml"))
 GPU = {"name": "Fake GPU", "ok": True, "error": 0.0, "free_bytes": 100, "total_bytes": 100}

@@ -13,7 +13,7 @@ from mofa.measure.expand import expand_run
 from mofa.measure.megatron_te_job import megatron_te_job
 from mofa.measure.records import split_of_model
 from mofa.measure.runs import plan_task
-from mofa.specs.load import load_runs
+from mofa.specs.run_files import load_runs
 
 
 def run_of(folder: Path, **changes: Any) -> Any:

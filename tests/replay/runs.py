@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from mofa.cost.estimate import Estimator
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.one_strategy import one_row
-from mofa.specs.load import resolve_run
+from mofa.specs.run_files import resolve_run
 from mofa.validate.reference import with_counts
 from tests.committed import MEASURED, measured_record
 

@@ -9,8 +9,8 @@ import pytest
 import mofa
 from mofa.search.entry_points import _candidate
 from mofa.specs.from_mapping import build
-from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
+from mofa.specs.run_files import resolve_run
 from mofa.units import MIB
 
 QWEN_235B = {

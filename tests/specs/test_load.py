@@ -16,14 +16,13 @@ from mofa.specs.load import (
     data_dir,
     load_cluster,
     load_framework,
-    load_runs,
     load_workload,
     load_yaml,
     parse_set,
     parse_strategy,
-    resolve_run,
 )
 from mofa.specs.overrides import override
+from mofa.specs.run_files import load_runs, resolve_run
 from tests.specs.test_huggingface import LLAMA
 
 LLAMA_YAML = (data_dir("workloads") / "llama3-8b.yaml").read_text()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mofa.specs.from_mapping import build
-from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
+from mofa.specs.run_files import resolve_run
 from mofa.units import GIB
 from mofa.validate.published import PublishedRun, published_references
 from mofa.validate.published_rows import OWN_NODES, import_rows, import_table, why_unusable

@@ -10,8 +10,8 @@ import pytest
 import mofa
 from mofa.plan.result import Plan
 from mofa.specs.from_mapping import build
-from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
+from mofa.specs.run_files import resolve_run
 from mofa.units import GIB
 
 MODEL = {

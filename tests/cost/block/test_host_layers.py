@@ -18,7 +18,7 @@ from mofa.cost.block.durations import Machine
 from mofa.cost.block.host_issue import host_seconds
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.files import load_yaml
-from mofa.specs.load import load_runs, resolve_run
+from mofa.specs.run_files import load_runs, resolve_run
 from mofa.units import parse_quantity
 
 ROOT = Path(__file__).parents[3]

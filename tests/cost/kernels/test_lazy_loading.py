@@ -15,7 +15,7 @@ from mofa.measure.records import read_record
 from mofa.replay.replayer import Replayer
 from mofa.search.job_setup import loads_of
 from mofa.search.one_strategy import one_row
-from mofa.specs.load import resolve_run
+from mofa.specs.run_files import resolve_run
 from mofa.validate.reference import with_counts
 from tests.blocks.roles import as_named
 
