@@ -10,6 +10,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.specs.complete import complete_strategy
+from mofa.specs.copied import mark_copied
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.files import (
     bundled,
@@ -168,8 +169,8 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     texts = node_text, read_text(gpu_path, f"gpus/{file}")
     if not overrides and type(num_gpus) is int:
         return _as_written(where, f"gpus/{file}", *texts, num_gpus)
-    node = yaml_mapping(texts[0], where)
-    gpu = gpu_of_today(yaml_mapping(texts[1], f"gpus/{file}"))
+    node = mark_copied(yaml_mapping(texts[0], where), "nodes")
+    gpu = mark_copied(gpu_of_today(yaml_mapping(texts[1], f"gpus/{file}")), "gpus")
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     changed = override(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
@@ -196,8 +197,8 @@ def _gpu_of(text: str, where: str) -> str:
 @lru_cache(maxsize=64)
 def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_gpus: int) -> ClusterSpec:
     """A cluster with nothing changed; one text is parsed once, which takes longer than many estimates."""
-    node = _mapping(node_text, where)
-    gpu = gpu_of_today(_mapping(gpu_text, gpu_where))
+    node = mark_copied(_mapping(node_text, where), "nodes")
+    gpu = mark_copied(gpu_of_today(_mapping(gpu_text, gpu_where)), "gpus")
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     return build(ClusterSpec, override(raw, None, where), where)
 

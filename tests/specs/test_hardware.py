@@ -294,3 +294,19 @@ def test_another_release_s_products_are_its_own() -> None:
     release, kernels = next(iter(curves.releases.items()))
     assert kernels.gemm["bf16"] != curves.gemm["bf16"]
     assert curves.of_release(release).product("bf16") == kernels.gemm["bf16"]
+
+
+@pytest.mark.parametrize(("name", "provenance"), [("mine", "transferred"), ("h100-hgx", "measured")])
+def test_what_was_measured_on_a_bundled_machine_is_transferred_to_a_copy(
+    tmp_path: Path, name: str, provenance: str
+) -> None:
+    """A copied node says ``measured`` of another's links; under the bundled one's name it is that node."""
+    text = (PROFILES / "nodes" / "h100-hgx.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "node.yaml"
+    path.write_text(text.replace("name: h100-hgx", f"name: {name}", 1), encoding="utf-8")
+    copied, own = load_cluster(path, 8), load_cluster("h100-hgx", 8)
+    assert copied.node.intra.latency_s.provenance == provenance
+    assert copied.node.intra.latency_s.value == own.node.intra.latency_s.value
+    assert copied.gpu.curves.gemm["bf16"].provenance == "measured"
+    path.write_text(text.replace("name: h100-hgx", "name: mine", 1).replace("1.48 us", "2 us"), encoding="utf-8")
+    assert load_cluster(path, 8).node.intra.latency_s.provenance == "transferred"
