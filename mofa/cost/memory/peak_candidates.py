@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
-from mofa.cost.memory.fsdp_root import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
+from mofa.cost.memory.fsdp_root import gathers_ends, head_grads, tied_grads
 from mofa.cost.memory.fsdp_unsharded import unsharded
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
 from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
 from mofa.cost.memory.reserved import LivePeaks
-from mofa.cost.memory.stage_inputs import held_bytes, let_go_bytes
+from mofa.cost.memory.saved_in_flight import ends_saved_bytes, saved_by_kind
+from mofa.cost.memory.stage_inputs import held_bytes, let_go_bytes, pipeline_buffers, sent_part_bytes
 from mofa.cost.memory.watchdog_held import shelved_bytes
 from mofa.cost.rank_rules import gathers_whole
 from mofa.cost.rows import Rows
@@ -60,48 +61,15 @@ class PeakCandidates:
         lay, static = rows.layout, rows.static
         self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
         self.grads = static.grads[rows.grid]
-        self.buffers = static.buffers[rows.grid] + self._pipeline_buffers() + persistent_buffer_bytes(rows)
+        self.buffers = static.buffers[rows.grid] + pipeline_buffers(rows) + persistent_buffer_bytes(rows)
         self.fixed = (static.params + static.states)[rows.grid] + self.buffers
         self.saved_plain, self.saved_full = rows.gather(rows.layers.saved)
-        self.ends_saved = self._ends_saved()
+        self.ends_saved = ends_saved_bytes(rows)
         of_layers = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         self.activations = of_layers + self.ends_saved
         self.retention = Retention(rows)
         self.shelved, self.let_go = shelved_bytes(rows), let_go_bytes(rows)
         self.all: list[_Instant] = []
-
-    def _pipeline_buffers(self) -> ArrayN:
-        """What schedules hold of what neighbours send, all micro-batches' where preallocated; of Megatron of 2022 one
-        each way."""
-        rows = self.rows
-        if rows.layout.stages.pp == 1:
-            return np.zeros((self.n, 1))
-        boundary = rows.costs.boundary[rows.k][:, None]
-        if rows.framework.traits.has_pytorch_modules:
-            return np.asarray(boundary * rows.num_micro_batches[:, None] * self._received())
-        if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
-            return self._sent()
-        if rows.framework.traits.is_megatron_core:
-            return held_bytes(rows)[0]
-        return np.asarray(boundary * np.full(self.num_shown, 2.0))
-
-    def _sent(self) -> ArrayN:
-        """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
-        rows = self.rows
-        return np.asarray((rows.costs.boundary[rows.k] / rows.table.tp)[:, None] * rows.layout.sends[:, -1])
-
-    def _received(self) -> ArrayN:
-        """What PyTorch's pipelines keep of the boundary's size for each micro-batch, all chunks together. (R,)
-
-        A buffer each way but at the model's ends. Where weights' gradients are put off, the gradient of every input
-        too, until the next step's takes its place (stage_backward_input); in a V what turns round on the last rank
-        instead of what it receives.
-        """
-        rows, lay = self.rows, self.rows.layout
-        ways = (lay.receives.astype(float) + lay.sends + lay.feeds_own_chunk).sum(axis=1)
-        if rows.schedule_record.defers_weight_gradients:
-            ways = ways + lay.stages.vpp - lay.has_embedding
-        return np.asarray(ways)
 
     def _layer_grads(self, kind: int) -> ArrayN:
         """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.
@@ -130,26 +98,6 @@ class PeakCandidates:
         more = embedding_params(model) / tp - ((p.matrices_tp + p.shared) / tp + p.replicated)
         gathered = np.where(rows.shards.dense_ranks[:, 0] > 1, 2.0 * more, 0.0)
         return np.asarray(gathered[rows.grid, None] * np.ones((1, self.num_shown)))
-
-    def _ends_saved(self) -> ArrayN:
-        """What the embedding and the prediction layers keep for micro-batches in flight; the head's comes apart."""
-        rows = self.rows
-        out = np.zeros((self.n, self.num_shown))
-        saved = rows.of_mtp("saved")
-        if saved is not None:
-            depth = rows.workload.model.num_mtp_layers
-            out += depth * saved[:, None] * rows.is_prediction * rows.layout.last_in_flight
-        if rows.framework.deepspeed:
-            out += self._sent() * rows.layout.last_in_flight
-        return out + self._loss_saved() + root_saved(rows)
-
-    def _loss_saved(self) -> ArrayN:
-        """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, R)"""
-        rows = self.rows
-        if not rows.schedule_record.forwards_first:
-            return np.zeros((self.n, self.num_shown))
-        before = np.maximum(rows.layout.last_in_flight - 1.0, 0.0)
-        return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
 
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
@@ -208,7 +156,7 @@ class PeakCandidates:
         always, piped = rows.static.grads_always, lay.stages.pp > 1
         # DeepSpeed makes output and gradient whole for a backward, where ranks keep and send parts of them
         tp = np.where(rows.table.tp > 1, rows.table.tp, 0.0)[:, None]
-        received = 2.0 * self._sent() * tp * bool(rows.framework.deepspeed)
+        received = 2.0 * sent_part_bytes(rows) * tp * bool(rows.framework.deepspeed)
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         waiting = head_grads(rows)
@@ -447,7 +395,7 @@ class PeakCandidates:
         out[place["gradients"]] = self.grads[rows_at, stage]
         out[place["optimizer_states"]] = rows.static.states[of, stage]
         out[place["buffers"]] = self.buffers[rows_at, stage]
-        activations, in_flight = self.activations[rows_at, stage], self._in_flight_kinds(rows_at, stage)
+        activations, in_flight = self.activations[rows_at, stage], saved_by_kind(rows, rows_at, stage)
         for i in np.unique(instant).tolist():
             candidate, chosen = self.all[i], np.flatnonzero(instant == i)
             where = rows_at[chosen], stage[chosen]
@@ -468,28 +416,6 @@ class PeakCandidates:
             out[place["gradients"]] += rows.static.buffers[of, stage]
             out[place["buffers"]] -= rows.static.buffers[of, stage]
         return out
-
-    def _in_flight_kinds(self, rows_at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
-        """What is kept of the micro-batches in flight, by kind. (len(KINDS), len(at))"""
-        rows, lay = self.rows, self.rows.layout
-        saved_kinds, k = rows.layers.saved_kinds, rows.k[rows_at]
-        in_flight = np.einsum("nk,nkf->fn", lay.plain_in_flight[rows_at, :, stage], saved_kinds[rows.base[rows_at], k])
-        if lay.any_full:
-            in_flight = in_flight + np.einsum(
-                "nk,nkf->fn", lay.full_in_flight[rows_at, :, stage], saved_kinds[rows.full[rows_at], k]
-            )
-        if rows.framework.deepspeed:
-            in_flight[KINDS.index("activation")] += (self._sent() * lay.last_in_flight)[rows_at, stage]
-        if root_holds_ends(rows):
-            in_flight = in_flight + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
-        mtp_kinds = rows.of_mtp("saved_kinds")
-        if mtp_kinds is not None:
-            weight = rows.workload.model.num_mtp_layers * rows.is_prediction[stage] * lay.last_in_flight[rows_at, stage]
-            in_flight = in_flight + weight * mtp_kinds[rows_at].T
-        if rows.schedule_record.forwards_first:
-            before = np.maximum(lay.last_in_flight[rows_at, stage] - 1.0, 0.0) * rows.is_head[stage]
-            in_flight = in_flight + before * rows.costs.head.memory.saved_kinds[:, rows.k[rows_at]]
-        return np.asarray(in_flight)
 
 
 def _entries(quantity: ArrayN | float, where: tuple[NDArray[np.intp], NDArray[np.intp]]) -> ArrayN | float:

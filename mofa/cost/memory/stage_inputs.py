@@ -1,4 +1,4 @@
-"""Bytes of the inputs that Megatron-Core's pipelines hold beside their passes."""
+"""Bytes of what pipelines hold of stages' inputs and outputs beside their passes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from numpy.typing import NDArray
 from mofa.cost.rank_rules import held_inputs_of_stages
 from mofa.cost.rows import Rows
 
+ArrayN = NDArray[np.float64]
 
-def held_bytes(rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+
+def held_bytes(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """Bytes of :func:`mofa.cost.rank_rules.held_inputs`: all the time, and more between two steps. (n, R) each [B]"""
     throughout, at_end = np.array(held_inputs_of_stages(rows), dtype=float).T
     boundary = rows.costs.boundary[rows.k][:, None]
     return boundary * throughout, boundary * at_end
 
 
-def let_go_bytes(rows: Rows) -> tuple[NDArray[np.float64] | float, NDArray[np.float64] | float]:
+def let_go_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     """What is not there of the first of these in a 1F1B's forwards, and in its backwards. (n, R) each [B]
 
     In a forward both are, in a backward the gradient alone; neither where as many micro-batches are in flight as the
@@ -27,3 +29,39 @@ def let_go_bytes(rows: Rows) -> tuple[NDArray[np.float64] | float, NDArray[np.fl
     throughout = held_bytes(rows)[0]
     earlier = rows.num_micro_batches[:, None] > rows.layout.last_in_flight
     return np.where(earlier, 0.0, throughout), np.where(earlier, 0.5, 1.0) * throughout
+
+
+def pipeline_buffers(rows: Rows) -> ArrayN:
+    """What schedules hold of what neighbours send. (n, R) [B]
+
+    All micro-batches' where that is preallocated; of Megatron of 2022 one each way.
+    """
+    if rows.layout.stages.pp == 1:
+        return np.zeros((len(rows.table), 1))
+    boundary = rows.costs.boundary[rows.k][:, None]
+    if rows.framework.traits.has_pytorch_modules:
+        return np.asarray(boundary * rows.num_micro_batches[:, None] * _received(rows))
+    if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
+        return sent_part_bytes(rows)
+    if rows.framework.traits.is_megatron_core:
+        return held_bytes(rows)[0]
+    return np.asarray(boundary * np.full(len(rows.layout.shown.stage), 2.0))
+
+
+def sent_part_bytes(rows: Rows) -> ArrayN:
+    """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
+    return np.asarray((rows.costs.boundary[rows.k] / rows.table.tp)[:, None] * rows.layout.sends[:, -1])
+
+
+def _received(rows: Rows) -> ArrayN:
+    """What PyTorch's pipelines keep of the boundary's size for each micro-batch, all chunks together. (R,)
+
+    A buffer each way but at the model's ends. Where weights' gradients are put off, the gradient of every input
+    too, until the next step's takes its place (stage_backward_input); in a V what turns round on the last rank
+    instead of what it receives.
+    """
+    lay = rows.layout
+    ways = (lay.receives.astype(float) + lay.sends + lay.feeds_own_chunk).sum(axis=1)
+    if rows.schedule_record.defers_weight_gradients:
+        ways = ways + lay.stages.vpp - lay.has_embedding
+    return np.asarray(ways)

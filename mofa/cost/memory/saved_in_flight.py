@@ -1,0 +1,60 @@
+"""What passes of micro-batches in flight keep: of the model's ends in bytes, of all by kind of tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.op import KINDS
+from mofa.cost.memory.fsdp_root import root_holds_ends, root_saved
+from mofa.cost.memory.stage_inputs import sent_part_bytes
+from mofa.cost.rows import Rows
+
+ArrayN = NDArray[np.float64]
+
+
+def ends_saved_bytes(rows: Rows) -> ArrayN:
+    """What a stage keeps for micro-batches in flight beside its layers. (n, R) [B]
+
+    That is of the embedding and the prediction layers, of outputs that it sent, and of losses. The head's of the
+    micro-batch at hand comes apart.
+    """
+    out = np.zeros((len(rows.table), len(rows.layout.shown.stage)))
+    saved = rows.of_mtp("saved")
+    if saved is not None:
+        depth = rows.workload.model.num_mtp_layers
+        out += depth * saved[:, None] * rows.is_prediction * rows.layout.last_in_flight
+    if rows.framework.deepspeed:
+        out += sent_part_bytes(rows) * rows.layout.last_in_flight
+    return out + _loss_saved(rows) + root_saved(rows)
+
+
+def _loss_saved(rows: Rows) -> ArrayN:
+    """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, R)"""
+    if not rows.schedule_record.forwards_first:
+        return np.zeros((len(rows.table), len(rows.layout.shown.stage)))
+    before = np.maximum(rows.layout.last_in_flight - 1.0, 0.0)
+    return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
+
+
+def saved_by_kind(rows: Rows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
+    """What is kept of the micro-batches in flight, by kind. (len(KINDS), len(at))"""
+    lay = rows.layout
+    saved_kinds, k = rows.layers.saved_kinds, rows.k[rows_at]
+    in_flight = np.einsum("nk,nkf->fn", lay.plain_in_flight[rows_at, :, stage], saved_kinds[rows.base[rows_at], k])
+    if lay.any_full:
+        in_flight = in_flight + np.einsum(
+            "nk,nkf->fn", lay.full_in_flight[rows_at, :, stage], saved_kinds[rows.full[rows_at], k]
+        )
+    if rows.framework.deepspeed:
+        in_flight[KINDS.index("activation")] += (sent_part_bytes(rows) * lay.last_in_flight)[rows_at, stage]
+    if root_holds_ends(rows):
+        in_flight = in_flight + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
+    mtp_kinds = rows.of_mtp("saved_kinds")
+    if mtp_kinds is not None:
+        weight = rows.workload.model.num_mtp_layers * rows.is_prediction[stage] * lay.last_in_flight[rows_at, stage]
+        in_flight = in_flight + weight * mtp_kinds[rows_at].T
+    if rows.schedule_record.forwards_first:
+        before = np.maximum(lay.last_in_flight[rows_at, stage] - 1.0, 0.0) * rows.is_head[stage]
+        in_flight = in_flight + before * rows.costs.head.memory.saved_kinds[:, rows.k[rows_at]]
+    return np.asarray(in_flight)
