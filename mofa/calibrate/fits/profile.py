@@ -219,7 +219,9 @@ def stream_fact(key: str, fitted: Fitted, source: str) -> dict[str, Any]:
 def with_clock_shares(stream: dict[str, Any], curves: Curves) -> dict[str, Any]:
     """Memory-bound ops' curves with their :attr:`mofa.specs.curves.StreamCurve.clock_share` where it was measured."""
     shares = curves.clock_shares
-    return {key: tidy({**one, "clock_share": shares[key]}) if key in shares else one for key, one in stream.items()}
+    return {
+        key: tidy({**curve, "clock_share": shares[key]}) if key in shares else curve for key, curve in stream.items()
+    }
 
 
 def curve_fact(fitted: Fitted, source: str, **more: float) -> dict[str, Any]:
