@@ -25,6 +25,8 @@ def loaded_sample(
 ) -> Sample:
     """Device time of one call in the second half of a load; clock and power are the means of that half.
 
+    The next groups are queued before the last ones end, so that the device never waits for the host.
+
     Parameters
     ----------
     calls
@@ -35,8 +37,6 @@ def loaded_sample(
         Run in turn ahead of every group, untimed.
     after
         Run behind every group, untimed.
-
-    The next groups are queued before the last ones end, so that the device never waits for the host.
     """
     times: list[float] = []
     readings: list[tuple[float | None, float | None]] = []
