@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
 from mofa.search.legality.masks import Job
-from mofa.search.space import SOLVED, Combinations
+from mofa.search.space import Combinations
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -31,13 +31,7 @@ def solve_layers(
         return rows, space.recompute_layers
     table, layers = space.degrees, space.recompute_layers.copy()
     num_modes = len(space.recompute)
-    kinds = [
-        (table.recompute_modes[of].kind, n)
-        for of, n in zip(space.recompute.tolist(), layers[:num_modes].tolist(), strict=True)
-    ]
-    offset = kinds.index(("full", SOLVED))
-    plain = rows + (kinds.index(("none", -1)) - offset) if ("none", -1) in kinds else None
-    all_layers = rows + (kinds.index(("full", -1)) - offset) if ("full", -1) in kinds else None
+    plain, all_layers = with_none_and_all(space, rows)
     if plain is None or all_layers is None:
         layers[rows] = 1
         return rows, layers
@@ -65,6 +59,24 @@ def solve_layers(
     solved_rows = rows[keep[~everything]]
     layers[solved_rows] = number[~everything]
     return solved_rows, layers
+
+
+def with_none_and_all(
+    space: Combinations, rows: NDArray[np.intp]
+) -> tuple[NDArray[np.intp] | None, NDArray[np.intp] | None]:
+    """The rows of the same degrees that recompute no layer, and those that recompute all; None of a space without.
+
+    ``rows`` are those whose number of layers is to be solved for.
+    """
+    kinds = [
+        (space.degrees.recompute_modes[of].kind, n)
+        for of, n in zip(space.recompute.tolist(), space.recompute_layers[: len(space.recompute)].tolist(), strict=True)
+    ]
+    open_mode = int(rows[0]) % len(kinds)
+    none, all_layers = (
+        rows + (kinds.index(mode) - open_mode) if mode in kinds else None for mode in (("none", -1), ("full", -1))
+    )
+    return none, all_layers
 
 
 def next_num_recomputed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,8 +12,12 @@ from numpy.typing import NDArray
 from mofa.cost.model_flops import model_flops_per_token
 from mofa.plan.result import PlanReport
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.costing import Costed
+from mofa.search.costing import NEEDLESS, Costed, Found, cost_rows
+from mofa.search.job_setup import loads_of
+from mofa.search.legality.masks import Job
+from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
 from mofa.search.space import Combinations
+from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import BALANCING, CP_KINDS
@@ -42,13 +47,17 @@ class Search:
         All n strategies that were checked, the costed rows among them.
     short
         By how much each missed that check, in the check's unit; shape (n,).
+    objective
+        What was made smallest.
+    enumerated
+        The strategies as they were before any layers were solved for, if not all that are legal were costed; else None.
 
     Examples
     --------
     >>> import mofa
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> search = mofa.find_plans(job, machines, fix={"tp": 2, "pp": 2, "vpp": 1, "cp": 1}, replay=False)
-    >>> len(search.reasons) == search.report.space, len(search.table()) == search.report.searched
+    >>> len(search.reasons) == search.report.space, len(search.table()) >= search.report.searched
     (True, True)
     """
 
@@ -60,20 +69,37 @@ class Search:
     reasons: NDArray[np.int64]
     combinations: Combinations
     short: NDArray[np.float64]
+    objective: Objective = SHORTEST_STEP
+    enumerated: Combinations | None = None
+
+    @cached_property
+    def whole(self) -> Found:
+        """All legal rows, costed: those that bounds cut are costed now. Others have what the search says of them."""
+        if self.enumerated is None:
+            return Found(self.combinations, self.costed, self.reasons, self.short)
+        legal = (self.reasons < 0) | (self.reasons >= NEEDLESS)
+        reasons, short = np.where(legal, -1, self.reasons), np.where(legal, 0.0, self.short)
+        job, loads = Job(self.workload, self.cluster, self.framework), loads_of(self.workload, self.enumerated.degrees)
+        with Workers(1) as workers:
+            all_rows = cost_rows(job, loads, self.enumerated, reasons, short, None, workers)
+        reject_for_hosts(self.objective, all_rows)
+        return all_rows.but(self.costed, self.reasons, self.short)
 
     def table(self) -> pd.DataFrame:
-        """All costed rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits.
+        """All legal rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits.
+
+        Rows that the search had no need to cost are costed when the table is first asked for.
 
         Returns
         -------
         pandas.DataFrame
-            One row per costed strategy. Rows that do not fit have ``device_bytes``; their other quantities are NaN.
+            One row per legal strategy. Rows that do not fit have ``device_bytes``; their other quantities are NaN.
         """
         import pandas as pd
 
-        c = self.costed
+        c = self.whole.costed
         t = c.table
-        fits = self.reasons[c.rows] < 0
+        fits = self.whole.reason[c.rows] < 0
         step_s = np.where(fits, c.step_s, np.nan)
         tokens = self.workload.batch.seq_len * self.workload.batch.global_batch
         peak = self.cluster.gpu.peak_flops_per_s[self.workload.precision.peak_format].value

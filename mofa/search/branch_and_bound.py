@@ -1,0 +1,214 @@
+"""Cost only the rows that may be among the best: lower bounds of memory and of the key cut the others.
+
+Three bounds, each dearer and closer than the one before: static memory, without any block; the key of degrees that
+recompute nothing, which no recomputation is below; the key of each row. The best degrees by the second come first, so
+that the best rows found soon say what to cut. The search ends where no bound is below the worst of the best rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.block.routing_loads import RoutingLoads
+from mofa.cost.estimate import Estimator
+from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
+from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
+from mofa.search.costing import (
+    MEMORY,
+    SLOWER,
+    Found,
+    Part,
+    PartCosts,
+    assembled,
+    cost_part,
+    cost_with,
+    estimator_of_part,
+)
+from mofa.search.legality.masks import Job
+from mofa.search.objective import Objective, keys_of
+from mofa.search.recomputed_layers import with_none_and_all
+from mofa.search.space import SOLVED, Combinations
+from mofa.search.to_plan.builder import memory_limit_bytes
+from mofa.specs.strategy import RecomputeSpec
+
+FloatN = NDArray[np.float64]
+IntN = NDArray[np.int64]
+Rows = NDArray[np.intp]
+
+FEW_ROWS = 4_000
+"""Legal rows up to which all are costed: their bounds would take as long. [-]"""
+FIRST_DEGREES, GROWTH = 400, 3
+"""Degrees of the first batch, which are costed in all modes, and how much larger each further batch may be. [-]"""
+NEAR_MISSES = 64
+"""Degrees that are costed at first to find which of those without memory misses by least. [-]"""
+TIED = 1e-9
+"""Keys that differ by less, as a share, may be of equal rows. [-]"""
+
+
+def cost_best(
+    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, objective: Objective, wanted: int,
+    progress: Callable[[int, int], None] | None,
+) -> Found:  # fmt: skip
+    """Cost the rows that may be among the best ones.
+
+    Parameters
+    ----------
+    reason, short
+        Results of the checks, into which verdicts on rows that pass them are put. ``short`` of rows that are cut is
+        what they are slower than the last of the best, at least. (n,)
+    objective
+        The key that is made smallest.
+    wanted
+        How many of the best rows are wanted. [-]
+    progress
+        Told rows with a verdict, and rows in all.
+
+    Returns
+    -------
+    Found
+        Rows of which none has a smaller key than the best ``wanted`` of those that fit, as costing every row has them.
+    """
+    return _BranchAndBound(job, loads, space, reason, short, objective, wanted, progress).found()
+
+
+class _BranchAndBound:
+    """A search under way: what has been costed, and the keys of the best rows."""
+
+    def __init__(
+        self, job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, objective: Objective,
+        wanted: int, progress: Callable[[int, int], None] | None,
+    ) -> None:  # fmt: skip
+        self.job, self.loads, self.space, self.objective = job, loads, space, objective
+        self.reason, self.short, self.wanted, self.progress = reason, short, wanted, progress
+        self.legal = (reason < 0).reshape(-1, len(space.recompute))
+        self.limit = memory_limit_bytes(job.cluster)
+        self.keys = np.empty(0)
+        self.costed: list[tuple[Rows, PartCosts]] = []
+        self.num_done = 0
+
+    @property
+    def last_key(self) -> float:
+        """The key of the last of the wanted rows; infinite while fewer fit."""
+        return float(self.keys[-1]) if len(self.keys) == self.wanted else np.inf
+
+    def found(self) -> Found:
+        """Bound, cost and cut until the best rows are certain."""
+        left = self._that_may_fit(np.flatnonzero(self.legal.any(axis=1)))
+        floor = self._floor(left)
+        order = np.argsort(floor, kind="stable")
+        left, floor = left[order], floor[order]
+        begin, size = 0, FIRST_DEGREES
+        while begin < len(left) and not self._is_beaten(floor[begin]):
+            end = begin + int(np.count_nonzero(~self._is_beaten(floor[begin : begin + size])))
+            self._cost(left[begin:end])
+            begin, size = end, size * GROWTH
+        self._mark_slower(self._rows_of(left[begin:]), np.repeat(floor[begin:], self._num_rows(left[begin:])))
+        self._cost_nearest_miss()
+        slower = self.reason == SLOWER
+        self.short[slower] = np.maximum(self.short[slower] - self.last_key, 0.0) / self.objective.keys_per_unit
+        rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows for rows, _ in self.costed)])
+        return assembled(self.space, rows, [costs for _, costs in self.costed], self.reason, self.short)
+
+    def _is_beaten(self, bound: FloatN) -> NDArray[np.bool_]:
+        """Whether nothing at or above a bound is among the best. (n,)"""
+        return np.asarray(bound > self.last_key * (1.0 + TIED))
+
+    def _that_may_fit(self, degrees: Rows) -> Rows:
+        """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
+        job, table = self.job, self.space.degrees.take(degrees)
+        over = memory_lower_bounds_bytes(job.workload, job.cluster, job.framework, table) - self.limit
+        order = np.argsort(over, kind="stable")
+        order = order[over[order] > 0]
+        self.too_big, self.over = degrees[order], over[order]
+        rows = self._rows_of(self.too_big)
+        self.reason[rows], self.short[rows] = MEMORY, np.repeat(self.over, self._num_rows(self.too_big))
+        self._tell(len(rows))
+        return degrees[over <= 0]
+
+    def _num_rows(self, degrees: Rows) -> Rows:
+        """How many legal rows degrees have. (degrees,)"""
+        return np.asarray(self.legal[degrees].sum(axis=1))
+
+    def _rows_of(self, degrees: Rows) -> Rows:
+        """The legal rows of degrees, those of each together."""
+        of, mode = np.nonzero(self.legal[degrees])
+        return degrees[of] * self.legal.shape[1] + mode
+
+    def _floor(self, degrees: Rows) -> FloatN:
+        """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)"""
+        if not len(degrees):
+            return np.empty(0)
+        job, chunks = self.job, {mode.token_chunks for mode in self.space.degrees.recompute_modes}
+        floors = []
+        for number in sorted(chunks):
+            table = replace(self.space.degrees.take(degrees), recompute_modes=(RecomputeSpec(token_chunks=number),))
+            estimator = Estimator(job.workload, job.cluster, job.framework, table, self.loads)
+            floors.append(self._bound(estimator, np.zeros(len(degrees), dtype=bool), at_rest=False))
+        return np.asarray(np.minimum.reduce(floors))
+
+    def _bound(self, estimator: Estimator, is_open: NDArray[np.bool_], *, at_rest: bool) -> FloatN:
+        """A number below the key of each row of an estimator. (n,)"""
+        step_s = step_lower_bounds_s(estimator, is_open, at_rest=at_rest)
+        weights = self.objective.computing_weights
+        computing = computing_lower_bounds(estimator, is_open, weights) if weights else np.zeros_like(step_s)
+        return self.objective.key_bound(step_s, computing)
+
+    def _cost(self, degrees: Rows) -> None:
+        """Cost the rows of degrees that are not beaten."""
+        degrees = np.sort(degrees)
+        part = self._part(degrees)
+        rows, of_space, estimator = np.flatnonzero(part.legal), self._rows_of(degrees), estimator_of_part(part)
+        is_open = part.space.recompute_layers[rows] == SOLVED
+        bound = self._bound(estimator, is_open, at_rest=True)
+        wanted = np.zeros(len(part.legal), dtype=bool)
+        wanted[rows[~self._is_beaten(bound)]] = True
+        open_rows = rows[is_open & wanted[rows]]
+        for needed in with_none_and_all(part.space, open_rows) if len(open_rows) else ():
+            if needed is not None:
+                wanted[needed] = part.legal[needed]
+        chosen = np.flatnonzero(wanted)
+        costs = cost_with(part, estimator, chosen)
+        self.costed.append((of_space[wanted[rows]], costs))
+        self._keep_best(part, chosen, costs)
+        self._tell(len(chosen))
+        self._mark_slower(of_space[~wanted[rows]], bound[~wanted[rows]])
+
+    def _part(self, degrees: Rows) -> Part:
+        return Part(self.job, self.loads, self.space.part(degrees), self.legal[degrees].reshape(-1))
+
+    def _keep_best(self, part: Part, rows: Rows, costs: PartCosts) -> None:
+        """Take the keys of rows that fit among the best ones."""
+        verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
+        of_part = assembled(part.space, rows, [costs], *verdicts)
+        key, _ = keys_of(self.objective, of_part.costed)
+        fitting = key[(of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)]
+        self.keys = np.sort(np.concatenate([self.keys, fitting]))[: self.wanted]
+
+    def _mark_slower(self, rows: Rows, bound: FloatN) -> None:
+        """Reject rows whose keys are at least these."""
+        self.reason[rows], self.short[rows] = SLOWER, bound
+        self._tell(len(rows))
+
+    def _cost_nearest_miss(self) -> None:
+        """Cost what static memory cuts until it is certain which row without memory misses by least."""
+        misses = [costs.short[costs.reason == MEMORY] for _, costs in self.costed]
+        least = min((float(short.min()) for short in misses if len(short)), default=np.inf)
+        begin, size = 0, NEAR_MISSES
+        while begin < len(self.too_big) and self.over[begin] < least:
+            end = min(begin + size, int(np.searchsorted(self.over, least)))
+            degrees = np.sort(self.too_big[begin:end])
+            part, of_space = self._part(degrees), self._rows_of(degrees)
+            costs = cost_part(part)
+            self.costed.append((of_space, costs))
+            least = min(least, float(costs.short.min(initial=np.inf)))
+            begin, size = end, size * GROWTH
+
+    def _tell(self, number: int) -> None:
+        """Tell that so many more rows have a verdict."""
+        self.num_done += number
+        if self.progress is not None:
+            self.progress(self.num_done, int(self.legal.sum()))
