@@ -73,7 +73,7 @@ class Search:
     enumerated: Combinations | None = None
 
     @cached_property
-    def whole(self) -> Found:
+    def every_row(self) -> Found:
         """All legal rows, costed: those that bounds cut are costed now. Others have what the search says of them."""
         if self.enumerated is None:
             return Found(self.combinations, self.costed, self.reasons, self.short)
@@ -97,9 +97,9 @@ class Search:
         """
         import pandas as pd
 
-        c = self.whole.costed
+        c = self.every_row.costed
         t = c.table
-        fits = self.whole.reason[c.rows] < 0
+        fits = self.every_row.reason[c.rows] < 0
         step_s = np.where(fits, c.step_s, np.nan)
         tokens = self.workload.batch.seq_len * self.workload.batch.global_batch
         peak = self.cluster.gpu.peak_flops_per_s[self.workload.precision.peak_format].value

@@ -89,9 +89,9 @@ def test_nothing_fits_as_ever() -> None:
 
 def test_the_table_has_all_rows() -> None:
     bounded, whole = search("full", 10), costed_whole("full")
-    np.testing.assert_array_equal(bounded.whole.costed.rows, whole.costed.rows)
+    np.testing.assert_array_equal(bounded.every_row.costed.rows, whole.costed.rows)
     for name in ("step_s", "device_bytes", "allocated_bytes"):
-        one, other = getattr(bounded.whole.costed, name), getattr(whole.costed, name)
+        one, other = getattr(bounded.every_row.costed, name), getattr(whole.costed, name)
         np.testing.assert_allclose(one, other, rtol=1e-12)
     assert len(bounded.table()) == len(whole.table())
     assert bounded.table()["fits"].sum() == whole.table()["fits"].sum()

@@ -70,7 +70,7 @@ def test_fits_means_within_the_capacity_less_the_margin(model: str, name: str) -
     limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster)
     table = found.table()
     assert np.array_equal(table["fits"], table["device_bytes"] <= limit)
-    assert len(table) == len(found.whole.costed.rows) >= found.report.searched
+    assert len(table) == len(found.every_row.costed.rows) >= found.report.searched
     for plan in found.report.plans:
         assert plan.memory.fits
         assert plan.memory.device_bytes + plan.memory.margin_bytes <= plan.memory.capacity_bytes

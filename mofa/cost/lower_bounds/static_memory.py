@@ -61,13 +61,13 @@ def _of_grids(
     lay = layout(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
     groups = candidate_groups(cluster, framework, grids)
     _, shards, static = held_by_grids(workload, cluster, framework, grids, groups, lay, mode)
-    held = static.params + static.grads + static.states + static.buffers + static.step_scratch
+    resident = static.params + static.grads + static.states + static.buffers + static.step_scratch
     if framework.shards_params and mode.precision == "mixed" and mode.pipelined:
         each = framework.grads_bytes_per_param * held_width(workload, mode.precision) / 4.0
-        held = held - static.grads + shards.sharded(each) - shards.unsharded(2.0)
+        resident = resident - static.grads + shards.sharded(each) - shards.unsharded(2.0)
     communicators = _communicators(workload, cluster, framework, grids, groups, lay, schedule)
     outside = cluster.gpu.context_bytes.value + communicators
-    return row_max(outside + (1.0 - ALLOCATED_IS_OFF) * held)
+    return row_max(outside + (1.0 - ALLOCATED_IS_OFF) * resident)
 
 
 def _communicators(

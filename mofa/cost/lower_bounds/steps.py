@@ -181,8 +181,8 @@ class _PartBounds:
     def _groups(self) -> Iterator[tuple[IntN, Schedule, Stages, Layers]]:
         """Rows whose ranks hold the same layers, and the layers that they recompute whole."""
         table, estimator = self.table, self.estimator
-        whole = np.array([needs_full(spec) for spec in table.recompute_modes])[table.recompute]
-        choice = [np.where(whole, column, -1) for column in (table.recompute, table.recompute_layers)]
+        recomputes_layers = np.array([needs_full(spec) for spec in table.recompute_modes])[table.recompute]
+        choice = [np.where(recomputes_layers, column, -1) for column in (table.recompute, table.recompute_layers)]
         columns = [table.pp, table.vpp, table.schedule, table.layout, *choice, self.is_open.astype(np.int64)]
         _, code = unique_rows(columns)
         order = np.argsort(code, kind="stable")
@@ -226,9 +226,9 @@ class _Summed:
         self.stages, self.recomputed, self.plain = stages, recomputed, stages.counts - recomputed
         halved, k = schedule.defers_weight_gradients, part.k[rows]
         layers = part.halved_layers if halved else part.layers
-        self.any_whole = bool(recomputed.any())
+        self.any_recomputed = bool(recomputed.any())
         self.of_base = layers[part.base[rows], k]
-        if self.any_whole:
+        if self.any_recomputed:
             self.of_full = layers[part.full[rows], k]
             if part.is_open[rows[0]]:  # of those behind the first any number may be recomputed
                 self.of_base = np.minimum(self.of_base, self.of_full)
@@ -256,7 +256,7 @@ class _Summed:
     def _over(self, plain: NDArray[np.int64], recomputed: NDArray[np.int64]) -> ArrayN:
         """Over so many layers of each kind. (n,)"""
         some = self.of_base @ plain
-        return np.asarray(some + self.of_full @ recomputed if self.any_whole else some)
+        return np.asarray(some + self.of_full @ recomputed if self.any_recomputed else some)
 
 
 def _last_alike(stages: Stages, recomputed: Layers) -> list[int]:
