@@ -72,7 +72,7 @@ def cost_best(
     Found
         Rows of which none has a smaller key than the best ``wanted`` of those that fit, as costing every row has them.
     """
-    return _BranchAndBound(job, loads, space, reason, short, objective, wanted, progress).found()
+    return _BranchAndBound(job, loads, space, reason, short, objective, wanted, progress).result()
 
 
 class _BranchAndBound:
@@ -95,7 +95,7 @@ class _BranchAndBound:
         """The key of the last of the wanted rows; infinite while fewer fit."""
         return float(self.keys[-1]) if len(self.keys) == self.wanted else np.inf
 
-    def found(self) -> Found:
+    def result(self) -> Found:
         """Bound, cost and cut until the best rows are certain."""
         left = self._that_may_fit(np.flatnonzero(self.legal.any(axis=1)))
         floor = self._floor(left)

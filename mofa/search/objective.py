@@ -83,10 +83,11 @@ def keys_of(objective: Objective, costed: Costed) -> tuple[FloatN, FloatN]:
     return key, lack
 
 
-def reject_for_hosts(objective: Objective, found: Found) -> FloatN:
+def reject_for_hosts(objective: Objective, searched_rows: Found) -> FloatN:
     """The keys of costed rows (:func:`keys_of`); those whose checkpoints exceed the hosts' memory are rejected. (n,)"""
-    costed = found.costed
+    costed = searched_rows.costed
     key, lack = keys_of(objective, costed)
-    full = (lack > 0) & (found.reason[costed.rows] < 0)
-    found.reason[costed.rows[full]], found.short[costed.rows[full]] = HOST_MEMORY, lack[full]
+    full = (lack > 0) & (searched_rows.reason[costed.rows] < 0)
+    rows = costed.rows[full]
+    searched_rows.reason[rows], searched_rows.short[rows] = HOST_MEMORY, lack[full]
     return key
