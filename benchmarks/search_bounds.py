@@ -88,13 +88,13 @@ def searched(job: Job, *, every_row: bool) -> tuple[Search, float]:
     """A search and its seconds of processor time."""
     given: dict[str, Any] = {
         "framework": mofa.load_framework(job.framework), "with_": job.words, "top": WANTED, "replay": False,
-        "banded": False, "every_row": every_row,
+        "every_row": every_row,
     }  # fmt: skip
     tokens = None if job.objective is None else "1T"
     workload, machines = mofa.load_workload(job.workload, tokens=tokens), mofa.load_cluster(job.cluster, job.gpus)
     begun = time.process_time()
     if job.objective is None:
-        search = mofa.find_plans(workload, machines, **given)
+        search = mofa.find_plans(workload, machines, banded=False, **given)
     else:
         price = {"value": 2.0, "provenance": "assumed", "source": "an example"}
         faults = mofa.load_faults("llama3", {"spares": 0, "price.usd_per_gpu_hour": price})
