@@ -19,7 +19,7 @@ from mofa.search.space import SOLVED, constrain, default_space, product
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import RecomputeSpec
 
-ROWS = 400
+ROWS = 200
 """Random legal rows of each job. [-]"""
 WEIGHTS = {"gemm": 0.8, "grouped_gemm": 0.8, "attention": 0.8, "recompute": 0.8, "memory_bound": 0.4}
 
