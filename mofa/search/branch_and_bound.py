@@ -28,6 +28,7 @@ from mofa.search.costing import (
     cost_with,
     estimator_of_part,
 )
+from mofa.search.goals import BestRows, Front, Goal
 from mofa.search.legality.masks import Job
 from mofa.search.objective import Objective, keys_of
 from mofa.search.recomputed_layers import with_none_and_all
@@ -45,8 +46,6 @@ FIRST_DEGREES, GROWTH = 400, 3
 """Degrees of the first batch, which are costed in all modes, and how much larger each further batch may be. [-]"""
 NEAR_MISSES = 64
 """Degrees that are costed at first to find which of those without memory misses by least. [-]"""
-TIED = 1e-9
-"""Keys that differ by less, as a share, may be of equal rows. [-]"""
 
 
 def cost_best(
@@ -72,55 +71,62 @@ def cost_best(
     Found
         Rows of which none has a smaller key than the best ``wanted`` of those that fit, as costing every row has them.
     """
-    return _BranchAndBound(job, loads, space, reason, short, objective, wanted, progress).result()
+    search = _BranchAndBound(job, loads, space, reason, short, BestRows(objective, wanted), progress)
+    search.run()
+    search.cost_nearest_miss()
+    return search.result()
+
+
+def cost_front(
+    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, objective: Objective
+) -> Found:
+    """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best`."""
+    search = _BranchAndBound(job, loads, space, reason, short, Front(objective), None)
+    search.run()
+    return search.result()
 
 
 class _BranchAndBound:
-    """A search under way: what has been costed, and the keys of the best rows."""
+    """A search under way: what is costed, and what is cut."""
 
     def __init__(
-        self, job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, objective: Objective,
-        wanted: int, progress: Callable[[int, int], None] | None,
+        self, job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, goal: Goal,
+        progress: Callable[[int, int], None] | None,
     ) -> None:  # fmt: skip
-        self.job, self.loads, self.space, self.objective = job, loads, space, objective
-        self.reason, self.short, self.wanted, self.progress = reason, short, wanted, progress
+        self.job, self.loads, self.space, self.goal = job, loads, space, goal
+        self.reason, self.short, self.progress = reason, short, progress
         self.legal = (reason < 0).reshape(-1, len(space.recompute))
         self.limit = memory_limit_bytes(job.cluster)
-        self.keys = np.empty(0)
+        self.least_bytes = np.full(len(self.legal), np.nan)
+        """Static memory of all degrees that have legal rows, at least. [B]"""
         self.costed: list[tuple[Rows, PartCosts]] = []
         self.num_done = 0
 
-    @property
-    def last_key(self) -> float:
-        """The key of the last of the wanted rows; infinite while fewer fit."""
-        return float(self.keys[-1]) if len(self.keys) == self.wanted else np.inf
-
-    def result(self) -> Found:
-        """Bound, cost and cut until the best rows are certain."""
+    def run(self) -> None:
+        """Bound, cost and cut until the rows that are sought are certain."""
         left = self._that_may_fit(np.flatnonzero(self.legal.any(axis=1)))
         floor = self._floor(left)
         order = np.argsort(floor, kind="stable")
-        left, floor = left[order], floor[order]
-        begin, size = 0, FIRST_DEGREES
-        while begin < len(left) and not self._is_beaten(floor[begin]):
-            end = begin + int(np.count_nonzero(~self._is_beaten(floor[begin : begin + size])))
-            self._cost(left[begin:end])
-            begin, size = end, size * GROWTH
-        self._mark_slower(self._rows_of(left[begin:]), np.repeat(floor[begin:], self._num_rows(left[begin:])))
-        self._cost_nearest_miss()
+        left, floor, size = left[order], floor[order], FIRST_DEGREES
+        while len(left):
+            beaten = self.goal.is_beaten(floor, self.least_bytes[left])
+            self._cut(left[beaten], floor[beaten])
+            left, floor = left[~beaten], floor[~beaten]
+            self._cost(left[:size])
+            left, floor, size = left[size:], floor[size:], size * GROWTH
+
+    def result(self) -> Found:
+        """What was costed, and verdicts on all rows."""
         slower = self.reason == SLOWER
-        self.short[slower] = np.maximum(self.short[slower] - self.last_key, 0.0) / self.objective.keys_per_unit
+        self.short[slower] = self.goal.slower_by(self.short[slower]) / self.goal.objective.keys_per_unit
         rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows for rows, _ in self.costed)])
         return assembled(self.space, rows, [costs for _, costs in self.costed], self.reason, self.short)
-
-    def _is_beaten(self, bound: FloatN) -> NDArray[np.bool_]:
-        """Whether nothing at or above a bound is among the best. (n,)"""
-        return np.asarray(bound > self.last_key * (1.0 + TIED))
 
     def _that_may_fit(self, degrees: Rows) -> Rows:
         """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
         job, table = self.job, self.space.degrees.take(degrees)
-        over = memory_lower_bounds_bytes(job.workload, job.cluster, job.framework, table) - self.limit
+        self.least_bytes[degrees] = memory_lower_bounds_bytes(job.workload, job.cluster, job.framework, table)
+        over = self.least_bytes[degrees] - self.limit
         order = np.argsort(over, kind="stable")
         order = order[over[order] > 0]
         self.too_big, self.over = degrees[order], over[order]
@@ -152,48 +158,55 @@ class _BranchAndBound:
 
     def _bound(self, estimator: Estimator, is_open: NDArray[np.bool_], *, at_rest: bool) -> FloatN:
         """A number below the key of each row of an estimator. (n,)"""
+        objective = self.goal.objective
         step_s = step_lower_bounds_s(estimator, is_open, at_rest=at_rest)
-        weights = self.objective.computing_weights
+        weights = objective.computing_weights
         computing = computing_lower_bounds(estimator, is_open, weights) if weights else np.zeros_like(step_s)
-        return self.objective.key_bound(step_s, computing)
+        return objective.key_bound(step_s, computing)
 
     def _cost(self, degrees: Rows) -> None:
         """Cost the rows of degrees that are not beaten."""
+        if not len(degrees):
+            return
         degrees = np.sort(degrees)
         part = self._part(degrees)
         rows, of_space, estimator = np.flatnonzero(part.legal), self._rows_of(degrees), estimator_of_part(part)
         is_open = part.space.recompute_layers[rows] == SOLVED
         bound = self._bound(estimator, is_open, at_rest=True)
         wanted = np.zeros(len(part.legal), dtype=bool)
-        wanted[rows[~self._is_beaten(bound)]] = True
+        wanted[rows] = ~self.goal.is_beaten(bound, np.repeat(self.least_bytes[degrees], self._num_rows(degrees)))
         open_rows = rows[is_open & wanted[rows]]
         for needed in with_none_and_all(part.space, open_rows) if len(open_rows) else ():
             if needed is not None:
                 wanted[needed] = part.legal[needed]
-        chosen = np.flatnonzero(wanted)
+        chosen, cut = np.flatnonzero(wanted), ~wanted[rows]
         costs = cost_with(part, estimator, chosen)
-        self.costed.append((of_space[wanted[rows]], costs))
-        self._keep_best(part, chosen, costs)
+        self.costed.append((of_space[~cut], costs))
+        self._take(part, chosen, costs)
         self._tell(len(chosen))
-        self._mark_slower(of_space[~wanted[rows]], bound[~wanted[rows]])
+        self._mark_slower(of_space[cut], bound[cut])
 
     def _part(self, degrees: Rows) -> Part:
         return Part(self.job, self.loads, self.space.part(degrees), self.legal[degrees].reshape(-1))
 
-    def _keep_best(self, part: Part, rows: Rows, costs: PartCosts) -> None:
-        """Take the keys of rows that fit among the best ones."""
+    def _take(self, part: Part, rows: Rows, costs: PartCosts) -> None:
+        """Let the goal take note of rows that fit."""
         verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
         of_part = assembled(part.space, rows, [costs], *verdicts)
-        key, _ = keys_of(self.objective, of_part.costed)
-        fitting = key[(of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)]
-        self.keys = np.sort(np.concatenate([self.keys, fitting]))[: self.wanted]
+        key, _ = keys_of(self.goal.objective, of_part.costed)
+        fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
+        self.goal.take(key[fits], of_part.costed.device_bytes[fits])
+
+    def _cut(self, degrees: Rows, bound: FloatN) -> None:
+        """Reject all rows of degrees whose keys are at least these."""
+        self._mark_slower(self._rows_of(degrees), np.repeat(bound, self._num_rows(degrees)))
 
     def _mark_slower(self, rows: Rows, bound: FloatN) -> None:
         """Reject rows whose keys are at least these."""
         self.reason[rows], self.short[rows] = SLOWER, bound
         self._tell(len(rows))
 
-    def _cost_nearest_miss(self) -> None:
+    def cost_nearest_miss(self) -> None:
         """Cost what static memory cuts until it is certain which row without memory misses by least."""
         misses = [costs.short[costs.reason == MEMORY] for _, costs in self.costed]
         least = min((float(short.min()) for short in misses if len(short)), default=np.inf)
