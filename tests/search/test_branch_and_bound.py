@@ -109,11 +109,10 @@ def test_the_front_is_that_of_all(name: str) -> None:
     front, table = search(name, 1).front(), costed_whole(name).table()
     fitting = table[table["fits"]]
     step_s, device = fitting["step_s"].to_numpy(), fitting["device_bytes"].to_numpy()
-    for row in front.itertuples():
-        assert not np.any((step_s <= row.step_s * (1 - 1e-12)) & (device <= row.device_bytes * (1 - 1e-12)))
-    beaten = (front["step_s"].to_numpy() <= step_s[:, None] * (1 + 1e-12)) & (
-        front["device_bytes"].to_numpy() <= device[:, None] * (1 + 1e-12)
-    )
+    front_s, front_bytes = front["step_s"].to_numpy(), front["device_bytes"].to_numpy()
+    for least_s, least_bytes in zip(front_s * (1 - 1e-12), front_bytes * (1 - 1e-12), strict=True):
+        assert not np.any((step_s <= least_s) & (device <= least_bytes))
+    beaten = (front_s <= step_s[:, None] * (1 + 1e-12)) & (front_bytes <= device[:, None] * (1 + 1e-12))
     assert np.all(beaten.any(axis=1))
     assert front["step_s"].is_monotonic_increasing and front["device_bytes"].is_monotonic_decreasing
     np.testing.assert_allclose(front["step_s"], costed_whole(name).front()["step_s"], rtol=1e-12)
