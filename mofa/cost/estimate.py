@@ -21,10 +21,10 @@ from mofa.cost.kernels.lazy_loading import drained as drained_share
 from mofa.cost.memory.peak import Peak, StageBytes, fullest_of, stage_bytes, stage_peaks
 from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows
-from mofa.cost.stages import Stages, split_layers
+from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
 from mofa.cost.step_time.step import StepTime, step_time
-from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
+from mofa.schedules import SCHEDULE_NAMES
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -90,22 +90,18 @@ class Estimator:
         """Whether pipelines' waits give back some of the clock that the power limit takes."""
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
-        self.parts: list[_Part] = []
+        self.parts: list[Part] = []
         for chosen, mode in precision_modes(workload, framework, table):
             self.of[chosen] = len(self.parts)
             some = table if len(chosen) == len(table) else table.take(chosen)
             costs = block_costs(workload, cluster, framework, some, loads, mode, drop)
             self.place[chosen] = costs.index
             self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
-            self.parts.append(_Part.of(mode, costs))
+            self.parts.append(Part.of(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:
         """Where the layers of a row of the table are."""
-        table, schedule = self.table, SCHEDULES[SCHEDULE_NAMES[int(self.table.schedule[row])]]
-        return split_layers(
-            self.workload.model, int(table.pp[row]), int(table.vpp[row]), self.framework.name, schedule.placement,
-            self.framework.splits_layers, table.layout_of(row),
-        )  # fmt: skip
+        return stages_of(self.workload, self.framework, self.table, row)
 
     def rows(
         self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
@@ -224,7 +220,7 @@ class Estimator:
         other = copy.copy(self)
         for name in ("row", "rank_specs", "_row_bytes", "drained", "rested", "paced"):
             other.__dict__.pop(name, None)
-        other.parts = [_Part.of(part.mode, changed(part.costs)) for part in self.parts]
+        other.parts = [Part.of(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
     @cached_property
@@ -304,10 +300,7 @@ class Estimator:
             table_rows = which[chosen]
             part = self.parts[int(self.of[table_rows[0]])]
             some = replace(self.table.take(table_rows), recompute_layers=layers[chosen])
-            stages = split_layers(
-                self.workload.model, int(some.pp[0]), int(some.vpp[0]), self.framework.name,
-                SCHEDULES[schedule].placement, self.framework.splits_layers, some.layout_of(0),
-            )  # fmt: skip
+            stages = stages_of(self.workload, self.framework, some, 0)
             yield chosen, make_rows(
                 self.workload, self.cluster, self.framework, some, part.costs, self.place[table_rows], stages, schedule,
                 part.mode, part.layers, part.mtp, part.modes, every_stage=every_stage,
@@ -315,7 +308,7 @@ class Estimator:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """Rows that share what is not an array: their blocks, stacked for gathering."""
 
     mode: Mode
@@ -325,7 +318,7 @@ class _Part:
     mtp: LayerArrays | None
 
     @classmethod
-    def of(cls, mode: Mode, costs: Costs) -> _Part:
+    def of(cls, mode: Mode, costs: Costs) -> Part:
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,112 +34,113 @@ class LayerArrays:
 
     modes: list[tuple[BlockCost, ...]]
 
-    def _grid(self, pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
+    def stack(self, pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
+        """What is picked of each block. (modes, K, kinds, parts)"""
         array = np.array([[pick(cost) for cost in kinds] for kinds in self.modes])  # modes, kinds, parts, K
         return np.ascontiguousarray(array.transpose(0, -1, *range(1, array.ndim - 1)))
 
     @cached_property
     def exposed(self) -> ArrayN:
-        return self._grid(lambda c: c.forward.exposed + c.backward.exposed)
+        return self.stack(lambda c: c.forward.exposed + c.backward.exposed)
 
     @cached_property
     def hidden(self) -> ArrayN:
-        return self._grid(lambda c: c.forward.hidden + c.backward.hidden)
+        return self.stack(lambda c: c.forward.hidden + c.backward.hidden)
 
     @cached_property
     def forward_s(self) -> ArrayN:
-        return self._grid(lambda c: c.forward.total)
+        return self.stack(lambda c: c.forward.total)
 
     @cached_property
     def backward_s(self) -> ArrayN:
-        return self._grid(lambda c: c.backward.total)
+        return self.stack(lambda c: c.backward.total)
 
     @cached_property
     def issue_s(self) -> ArrayN:
-        return self._grid(lambda c: c.forward.issue + c.backward.issue)
+        return self.stack(lambda c: c.forward.issue + c.backward.issue)
 
     @cached_property
     def flops(self) -> ArrayN:
-        return self._grid(lambda c: c.forward_flops + c.backward_flops)
+        return self.stack(lambda c: c.forward_flops + c.backward_flops)
 
     @cached_property
     def saved(self) -> ArrayN:
-        return self._grid(lambda c: c.memory.saved)
+        return self.stack(lambda c: c.memory.saved)
 
     @cached_property
     def saved_kinds(self) -> ArrayN:
-        return self._grid(lambda c: c.memory.saved_kinds)
+        return self.stack(lambda c: c.memory.saved_kinds)
 
     @cached_property
     def slack(self) -> ArrayN:
-        return self._grid(lambda c: c.memory.saved_slack)
+        return self.stack(lambda c: c.memory.saved_slack)
 
     @cached_property
     def forward_peak(self) -> ArrayN:
-        return self._grid(lambda c: c.memory.forward_peak)
+        return self.stack(lambda c: c.memory.forward_peak)
 
     @cached_property
     def forward_kinds(self) -> ArrayN:
-        return self._grid(lambda c: c.memory.forward_kinds)
+        return self.stack(lambda c: c.memory.forward_kinds)
 
     @cached_property
     def backward_peak(self) -> ArrayN:
-        return self._grid(lambda c: c.memory.backward_peak)
+        return self.stack(lambda c: c.memory.backward_peak)
 
     @cached_property
     def backward_kinds(self) -> ArrayN:
-        return self._grid(lambda c: c.memory.backward_kinds)
+        return self.stack(lambda c: c.memory.backward_kinds)
 
     @cached_property
     def pools(self) -> ArrayN:
-        return self._grid(lambda c: c.memory.pool_slack)
+        return self.stack(lambda c: c.memory.pool_slack)
 
     @cached_property
     def largest(self) -> ArrayN:
-        return self._grid(lambda c: c.memory.largest)
+        return self.stack(lambda c: c.memory.largest)
 
     @cached_property
     def large_saved(self) -> ArrayN:
         """Of each size last."""
-        return self._grid(lambda c: c.memory.large_saved)
+        return self.stack(lambda c: c.memory.large_saved)
 
     @cached_property
     def large_forward(self) -> ArrayN:
         """Of each size last."""
-        return self._grid(lambda c: c.memory.large_forward)
+        return self.stack(lambda c: c.memory.large_forward)
 
     @cached_property
     def large_peak(self) -> ArrayN:
         """Of each size last."""
-        return self._grid(lambda c: c.memory.large_peak)
+        return self.stack(lambda c: c.memory.large_peak)
 
     @cached_property
     def sent_and_launched(self) -> ArrayN:
         """Rows of :func:`mofa.cost.block.liveness.sent_and_launched` last."""
-        return self._grid(lambda c: c.sent_and_launched)
+        return self.stack(lambda c: c.sent_and_launched)
 
     @cached_property
     def shelved(self) -> ArrayN:
         """Rows of :func:`mofa.cost.block.liveness.shelved` last."""
-        return self._grid(lambda c: c.shelved)
+        return self.stack(lambda c: c.shelved)
 
     @cached_property
     def cached(self) -> ArrayN:
-        return self._grid(lambda c: c.cached)
+        return self.stack(lambda c: c.cached)
 
     @cached_property
     def forward_clocks(self) -> ArrayN:
         """Rows of :class:`mofa.cost.block.host_clock.Clocks` last."""
-        return self._grid(lambda c: c.forward.clocks)
+        return self.stack(lambda c: c.forward.clocks)
 
     @cached_property
     def backward_clocks(self) -> ArrayN:
         """Rows of :class:`mofa.cost.block.host_clock.Clocks` last."""
-        return self._grid(lambda c: c.backward.clocks)
+        return self.stack(lambda c: c.backward.clocks)
 
     @cached_property
     def weights_s(self) -> ArrayN:
-        return self._grid(lambda c: c.backward.weights)
+        return self.stack(lambda c: c.backward.weights)
 
     @cached_property
     def exposed_s(self) -> ArrayN:
@@ -289,14 +290,39 @@ def make_rows(
 ) -> Rows:  # fmt: skip
     """Gather everything that the candidates of one pp x vpp need, for every stage or for those that differ."""
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
-    where = np.array([modes.index(base) if (base := base_mode(s)) in modes else 0 for s in table.recompute_modes])
-    full_modes = np.array([modes.index(full) if (full := full_mode(s)) in modes else 0 for s in table.recompute_modes])
+    base, full = mode_numbers(modes, table)
     lay = layout(table, stages, schedule, m, every_stage=every_stage)
-    first, grid = unique_rows(
-        [table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing]
-    )
+    first, grid = grids_of(table)
     grids = table.take(first)
     groups = dict(costs.groups) if len(costs.index) == 1 else candidate_groups(cluster, framework, grids)
+    params, shards, static = held_by_grids(workload, cluster, framework, grids, groups, lay, mode)
+    return Rows(
+        workload, cluster, framework, table, costs, mode, schedule, k, base, full, layers, mtp, lay, m, grid, first,
+        grids, groups, params, shards, static,
+    )  # fmt: skip
+
+
+def mode_numbers(modes: Sequence[RecomputeSpec], table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Which of the ``modes`` each row's layers run in, those that are not recomputed whole and those that are. (n,)
+
+    0 where the row has none of them.
+    """
+    each = [
+        [modes.index(mode) if (mode := of_spec(spec)) in modes else 0 for spec in table.recompute_modes]
+        for of_spec in (base_mode, full_mode)
+    ]
+    base, full = np.array(each, dtype=np.intp)
+    return base[table.recompute], full[table.recompute]
+
+
+def held_by_grids(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
+    groups: dict[str, Group], lay: Layout, mode: Mode,
+) -> tuple[ArrayN, Shards, StaticBytes]:  # fmt: skip
+    """Parameters of every chunk on one rank, of every stage, and what a stage holds besides activations.
+
+    Of each grid of ranks: (2, g, R, vpp), (g, R), (g, R).
+    """
     params = chunk_params(workload, framework, grids, lay)
     shards = stage_shards(framework, params, groups)
     static = static_bytes(
@@ -307,11 +333,12 @@ def make_rows(
     )  # fmt: skip
     is_first = np.asarray(lay.has_embedding, dtype=float)
     more = whole_embedding_gradient(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)
-    static = replace(static, grads=static.grads + more)
-    return Rows(
-        workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
-        full_modes[table.recompute], layers, mtp, lay, m, grid, first, grids, groups, params, shards, static,
-    )  # fmt: skip
+    return params, shards, replace(static, grads=static.grads + more)
+
+
+def grids_of(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The first row of each grid of ranks, and each row's grid, of rows of one pp x vpp. (g,), (n,)"""
+    return unique_rows([table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing])
 
 
 def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Group]) -> Shards:

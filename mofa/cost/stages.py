@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockKind, block_kinds, layer_kind
 from mofa.cost.layer_split import LayerSplit, split_of
-from mofa.schedules import SCHEDULES, Placement
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Placement
 from mofa.schedules.order import hands_over, ranks_of_stages
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
-from mofa.specs.strategy import RecomputeSpec
+from mofa.specs.strategy import RecomputeSpec, StrategyTable
+from mofa.specs.workload import WorkloadSpec
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -209,6 +211,15 @@ def split_layers(
         first_layers[rank].append(start)
         start += size
     return Stages(kinds, counts, tuple(map(tuple, layers)), tuple(map(tuple, first_layers)), placement, split)
+
+
+def stages_of(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, row: int) -> Stages:
+    """Where the layers of a row of a table are."""
+    schedule = SCHEDULES[SCHEDULE_NAMES[int(table.schedule[row])]]
+    return split_layers(
+        workload.model, int(table.pp[row]), int(table.vpp[row]), framework.name, schedule.placement,
+        framework.splits_layers, table.layout_of(row),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)

@@ -320,6 +320,10 @@ def _print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, 
     _say(console, f"framework: {framework.name} {framework.version}, {options} (facts {framework.provenance})\n")
 
 
+_IN_WORDS = {"slower": "slower: cannot be among the best"}
+"""Reasons for rejection whose names do not say enough."""
+
+
 def _print_search(console: Console, report: PlanReport) -> None:
     costed = f"costed {report.searched:,}, in full the {report.feasible:,} that fit"
     counts = f"Looked at {report.space:,} strategies, {costed}"
@@ -335,7 +339,7 @@ def _print_search(console: Console, report: PlanReport) -> None:
                 strategy_text(miss.strategy, moe=_has_experts(report.workload)),
             )
         )
-        rows.append([reason, f"{count:,}", *near])
+        rows.append([_IN_WORDS.get(reason, reason), f"{count:,}", *near])
     if rows:
         columns = [("reason", "left"), ("rejected", "right"), ("closest is short by", "right"), ("closest", "left")]
         print_table(console, "Why the others were rejected", columns, rows)

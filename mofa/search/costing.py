@@ -3,7 +3,7 @@ block."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,8 +22,9 @@ from mofa.specs.strategy import StrategyTable
 
 FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
-NEEDLESS, MEMORY = len(CHECKS), len(CHECKS) + 1
-"""Reasons for rejecting a row that passes all checks: it says the same as another row, or its memory does not fit."""
+NEEDLESS, MEMORY, HOST_MEMORY, SLOWER = range(len(CHECKS), len(CHECKS) + 4)
+"""Reasons for rejecting a row that passes all checks: it says the same as another row, its memory does not fit, its
+checkpoints do not fit the hosts, or it cannot be among the best."""
 AT_ONCE = 200_000
 """Rows timed in one call. [-]"""
 MANY = 40_000
@@ -93,6 +94,19 @@ class Found:
             costed.put(positions, costs)
         return replace(self, space=replace(self.space, recompute_layers=layers), costed=costed)
 
+    def but(self, some: Costed, reason: IntN, short: FloatN) -> Found:
+        """A copy in which ``some`` of the costed rows cost what is given, and have these verdicts. (n,)"""
+        layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
+        verdicts, misses = self.reason.copy(), self.short.copy()
+        place = np.full(len(self.space), -1, dtype=np.intp)
+        place[costed.rows] = np.arange(len(costed.rows))
+        positions, rows = place[some.rows], some.rows
+        layers[rows] = costed.table.recompute_layers[positions] = some.table.recompute_layers
+        verdicts[rows], misses[rows] = reason[rows], short[rows]
+        for name in ("step_s", "device_bytes", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
+            getattr(costed, name)[..., positions] = getattr(some, name)
+        return Found(replace(self.space, recompute_layers=layers), costed, verdicts, misses)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -155,23 +169,35 @@ def cost_rows(
     ):
         parts_costed.append(costs)
         tell(number, len(costs.reason))
-    if not parts_costed:
+    return assembled(space, rows, parts_costed, reason, short)
+
+
+def assembled(
+    space: Combinations, rows: NDArray[np.intp], parts: Sequence[PartCosts], reason: IntN, short: FloatN
+) -> Found:
+    """What costing some ``rows`` of a space says, whose verdicts are put into ``reason`` and ``short``.
+
+    ``parts`` have the rows one after the other. What is costed is in the order of the space, rows whose layers were
+    solved for last.
+    """
+    if not parts:
         return Found(space, Costed.of(rows, space.take(rows), np.zeros(0)), reason, short)
 
     def of_all(name: str) -> NDArray[np.generic]:
-        return np.concatenate([getattr(costs, name) for costs in parts_costed], axis=-1)
+        return np.concatenate([getattr(costs, name) for costs in parts], axis=-1)
 
     solved = space.recompute_layers[rows] == SOLVED
     layers = space.recompute_layers.copy()
     reason[rows], short[rows], layers[rows] = of_all("reason"), of_all("short"), of_all("layers")
     space = Combinations(space.degrees, space.recompute, layers)
-    device, timed = of_all("device_bytes"), of_all("timed")
-    order = np.concatenate([np.flatnonzero(~solved), np.flatnonzero(solved & ~np.isnan(device))])
+    device, timed = of_all("device_bytes"), np.flatnonzero(of_all("timed"))
+    order = np.lexsort((rows, solved))
+    order = order[~solved[order] | ~np.isnan(device[order])]
     costed = Costed.of(rows[order], space.take(rows[order]), device[order])
-    timed = np.flatnonzero(timed[order])
-    by_row = np.argsort(order[timed])  # parts have them in the order of their rows
+    place = np.empty(len(rows), dtype=np.intp)
+    place[order] = np.arange(len(order))
     for name in ("step_s", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
-        getattr(costed, name)[..., timed[by_row]] = of_all(name)
+        getattr(costed, name)[..., place[timed]] = of_all(name)
     return Found(space, costed, reason, short)
 
 
@@ -202,12 +228,34 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
 
     ``tell`` is called with the number of rows whose memory is known.
     """
-    job, space = part.job, part.space
     rows = np.flatnonzero(part.legal)
+    return cost_with(part, estimator_of_part(part), rows, tell)
+
+
+def estimator_of_part(part: Part) -> Estimator:
+    """The blocks of a part's legal rows, in their order."""
+    job, rows = part.job, np.flatnonzero(part.legal)
+    return Estimator(job.workload, job.cluster, job.framework, part.space.take(rows), part.loads)
+
+
+def cost_with(
+    part: Part, estimator: Estimator, rows: NDArray[np.intp], tell: Callable[[int], None] | None = None
+) -> PartCosts:
+    """Cost some of a part's legal rows as :func:`cost_part` does all.
+
+    Parameters
+    ----------
+    estimator
+        Of all legal rows of the part.
+    rows
+        Those to cost, in order. With a row whose recomputed layers are open come those of the same degrees that
+        recompute none and all.
+    """
+    job, space = part.job, part.space
     limit = memory_limit_bytes(job.cluster)
-    estimator = Estimator(job.workload, job.cluster, job.framework, space.take(rows), part.loads)
+    legal_rows = np.flatnonzero(part.legal)
     position = np.full(len(space), -1, dtype=np.intp)
-    position[rows] = np.arange(len(rows))
+    position[legal_rows] = np.arange(len(legal_rows))
     device, short = np.full(len(space), np.nan), np.zeros(len(space))
     allocated, saved = np.zeros((2, len(space)))
     may_fit = np.zeros(len(space), dtype=bool)
@@ -248,8 +296,16 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
         layers[rows],
         device[rows],
         timed,
-        np.concatenate([parts.sum(axis=0) for parts in times]) if times else np.zeros(0),
+        _summed(exposed),
         allocated[to_time],
         exposed,
         saved[to_time],
     )
+
+
+def _summed(exposed: FloatN) -> FloatN:
+    """Steps from their parts, one part after the other: NumPy sums those of a single row in another order. (n,) [s]"""
+    step_s = np.zeros(exposed.shape[1:])
+    for part in exposed:
+        step_s += part
+    return step_s

@@ -16,11 +16,13 @@ from mofa.cost.model_flops import FlopsConvention
 from mofa.errors import SpecError, StrategyError
 from mofa.plan.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.replay.garbage_collection import no_collection
+from mofa.search import branch_and_bound
 from mofa.search.borderline import fewer_layers, look_again
 from mofa.search.costing import MEMORY, Costed, Found, cost_rows
 from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
 from mofa.search.request import check_asked, checked_facts
 from mofa.search.rerank import PATIENCE, REPLAYED, Final, replay_best
 from mofa.search.search_result import Search
@@ -41,11 +43,15 @@ AT_WORK = ("mofa.search.costing", "mofa.replay.replayer")
 
 
 def _rejections(
-    reason: NDArray[np.int64], short: NDArray[np.float64], space: Combinations, framework: FrameworkSpec
+    reason: NDArray[np.int64],
+    short: NDArray[np.float64],
+    space: Combinations,
+    framework: FrameworkSpec,
+    objective: Objective,
 ) -> tuple[dict[str, int], dict[str, NearestMiss]]:
     """How many candidates each check rejected, and the nearest miss of each."""
-    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
-    units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
+    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory", "slower"]
+    units = [*(c.unit for c in CHECKS), "layers", "B", "B", objective.unit]
     rejected, nearest = {}, {}
     for i, name in enumerate(names):
         rows = np.flatnonzero(reason == i)
@@ -78,6 +84,7 @@ def find_plans(
     space: Space | None = None,
     searched: Search | None = None,
     banded: bool = True,
+    every_row: bool = False,
     jobs: int = 1,
 ) -> Search:
     """The strategies with which a workload trains fastest on a cluster.
@@ -111,6 +118,8 @@ def find_plans(
         A search of the same job under the same constraints, without replay, whose costs are reused.
     banded
         Whether plans without a replay have a band, which takes two more estimates of each.
+    every_row
+        Whether every legal row is costed, not only those that may be among the best.
     jobs
         Processes that cost and play, this one counted; see :mod:`mofa.search.workers`. The result is the same. [-]
 
@@ -130,8 +139,8 @@ def find_plans(
     Notes
     -----
     The objective is tokens per second and GPU at the fixed global batch, seq_len * global_batch / (step_s * GPUs).
-    Among equals the smaller memory wins. All legal strategies of the space are costed in closed form. A better one is
-    missed only by an error of these forms.
+    Among equals the smaller memory wins. Legal strategies of the space are costed in closed form, all those that lower
+    bounds leave (:mod:`mofa.search.branch_and_bound`). A better one is missed only by an error of these forms.
 
     Examples
     --------
@@ -155,17 +164,21 @@ def find_plans(
     with Workers(jobs) as workers:
         if replay:
             workers.start(AT_WORK)
+        # what a judge ranks may be ranked again by its replay
+        wanted = max(top, PATIENCE) if replay or judge is not None else top
+        objective: Objective = SHORTEST_STEP
+        if judge is not None:
+            objective = judge = replace(judge, workload=workload, framework=framework)
         if searched is None:
-            searched_rows = _search(job, space, progress, workers, open_degrees=not fix)
+            bounded = None if every_row else (objective, wanted)
+            enumerated, searched_rows = _search(job, space, progress, workers, open_degrees=not fix, bounded=bounded)
         else:
+            enumerated = searched.enumerated
             searched_rows = Found(
                 searched.combinations, searched.costed, searched.reasons.copy(), searched.short.copy()
             )
         costed, reason, short = searched_rows.costed, searched_rows.reason, searched_rows.short
-        key = costed.step_s
-        if judge is not None:
-            judge = replace(judge, workload=workload, framework=framework)
-            key = _judged(judge, searched_rows)
+        key = reject_for_hosts(objective, searched_rows)
         loads = loads_of(workload, searched_rows.space.degrees)
 
         def candidate(i: int) -> Candidate:
@@ -175,7 +188,7 @@ def find_plans(
 
         if replay:
             look_again(searched_rows, key, memory_limit_bytes(cluster), candidate, workers)
-        best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
+        best = _rank(costed, key, reason, wanted)
         final = Final()
         if replay and (fewer := fewer_layers(best[:REPLAYED].tolist(), candidate, workers)):
             searched_rows = searched_rows.with_layers(
@@ -206,7 +219,7 @@ def find_plans(
             if fix:
                 raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
             note = f"{note}: {says}"
-    rejected, nearest = _rejections(reason, short, searched_rows.space, framework)
+    rejected, nearest = _rejections(reason, short, searched_rows.space, framework, objective)
     report = PlanReport(
         workload=WorkloadSummary.of(workload),
         cluster=ClusterSummary.of(cluster),
@@ -221,7 +234,9 @@ def find_plans(
         plans=tuple(plans),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
-    return Search(report, costed, workload, cluster, framework, reason, searched_rows.space, short)
+    return Search(
+        report, costed, workload, cluster, framework, reason, searched_rows.space, short, objective, enumerated
+    )
 
 
 def _as_strategy(table: Combinations, i: int, framework: FrameworkSpec) -> StrategySpec:
@@ -242,9 +257,15 @@ def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
     return replace(space, dp=dp)
 
 
-def _search(job: Job, space: Space, progress: Progress | None, workers: Workers, open_degrees: bool) -> Found:
-    """Enumerate, mask, cost. If the degrees are ``open_degrees``, not the user's, and none divides the batch, the batch
-    is refused."""
+def _search(
+    job: Job, space: Space, progress: Progress | None, workers: Workers, open_degrees: bool,
+    bounded: tuple[Objective, int] | None,
+) -> tuple[Combinations | None, Found]:  # fmt: skip
+    """Enumerate, mask, cost: every legal row, or with an objective those that may be among so many of the best.
+
+    With the rows as they were enumerated, if some legal ones are not costed. If the degrees are ``open_degrees``, not
+    the user's, and none divides the batch, the batch is refused.
+    """
     all_rows = combinations(space, job.cluster, job.framework)
     if len(all_rows) == 0:
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
@@ -252,7 +273,12 @@ def _search(job: Job, space: Space, progress: Progress | None, workers: Workers,
         _refuse_batch(job, all_rows.degrees)
     verdict = check(job, all_rows)
     loads = loads_of(job.workload, all_rows.degrees)
-    return cost_rows(job, loads, all_rows, verdict.reason, verdict.short, progress, workers)
+    if bounded is not None and np.count_nonzero(verdict.reason < 0) > branch_and_bound.FEW_ROWS:
+        searched_rows = branch_and_bound.cost_best(
+            job, loads, all_rows, verdict.reason, verdict.short, *bounded, progress
+        )
+        return all_rows, searched_rows
+    return None, cost_rows(job, loads, all_rows, verdict.reason, verdict.short, progress, workers)
 
 
 def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
@@ -264,19 +290,6 @@ def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
             f"{job.workload.name}: global_batch ({batch:,}) is a multiple of no dp that {num_gpus:,} GPUs leave, of "
             f"which {int(dp.min()):,} is the least; use a multiple of that or other GPUs"
         )
-
-
-def _judged(judge: LongRuns, searched_rows: Found) -> NDArray[np.float64]:
-    """The key to minimise, of timed rows; rows whose checkpoints exceed the hosts' memory are rejected. (n,)"""
-    costed, host = searched_rows.costed, MEMORY + 1
-    timed = np.flatnonzero(np.isfinite(costed.step_s))
-    some = costed.take(timed)
-    key = np.full(len(costed.rows), np.nan)
-    lack = judge.host_bytes_short(some.checkpoint_bytes)
-    key[timed] = np.where(lack > 0, np.inf, judge.key(some))
-    full = (lack > 0) & (searched_rows.reason[some.rows] < 0)
-    searched_rows.reason[some.rows[full]], searched_rows.short[some.rows[full]] = host, lack[full]
-    return key
 
 
 def _rank(costed: Costed, key: NDArray[np.float64], reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:

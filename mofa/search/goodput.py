@@ -184,7 +184,7 @@ class LongRuns:
 
     def key(self, costed: Costed) -> FloatN:
         """The key to minimise: wall-clock seconds of a productive step, or joules for ``kwh``. (n,)"""
-        if set(FIGURES) <= set(self.missing()):
+        if self._unknown:
             return costed.step_s
         outlook = self.outlook(costed.step_s, costed.checkpoint_bytes, costed.table.dp)
         with np.errstate(divide="ignore", over="ignore"):
@@ -194,17 +194,85 @@ class LongRuns:
             wall = wall * self.watts(outlook, step_w)
         return np.asarray(wall * (self.cluster.num_gpus + self.spare_gpus))
 
+    @property
+    def unit(self) -> str:
+        """What keys are in, of one GPU or of all: seconds of wall-clock time a step, or joules."""
+        return "J" if self.objective == "kwh" and not self._unknown else "s"
+
+    @property
+    def keys_per_unit(self) -> float:
+        """A key of one unit."""
+        return 1.0 if self.unit == "J" or self._unknown else float(self.cluster.num_gpus + self.spare_gpus)
+
+    @property
+    def computing_weights(self) -> dict[str, float]:
+        """What computing draws more than the least that a GPU does, by family: for ``kwh`` alone. [W]"""
+        if self.unit != "J":
+            return {}
+        power, tdp = self.faults.power, self.cluster.gpu.tdp_w.value
+        return {
+            family: (getattr(power, f"{name}_fraction").value - self._least_fraction) * tdp
+            for name in ("matrix", "memory") for family in ACTIVITIES[name] if family != "optimizer"
+        }  # fmt: skip
+
+    @property
+    def _least_fraction(self) -> float:
+        return min(float(getattr(self.faults.power, f"{name}_fraction").value) for name in ACTIVITIES)
+
+    @property
+    def _unknown(self) -> bool:
+        """Whether nothing is known of the long run, so that steps alone are ranked."""
+        return set(FIGURES) <= set(self.missing())
+
+    def key_bound(self, step_s: FloatN, computing: FloatN) -> FloatN:
+        """A number below :meth:`key`, of rows whose steps take at least ``step_s`` and draw at least ``computing``.
+
+        (n,) [s], [J]
+
+        Notes
+        -----
+        No plan is productive for more than :meth:`_most_productive` of the time. A step draws what it computes, and
+        else the least of all activities. What is drawn beside productive steps is left out, but for idle spares and
+        what is drawn around GPUs.
+        """
+        if self._unknown:
+            return step_s
+        wall_s, all_gpus = step_s / self._most_productive(), self.cluster.num_gpus + self.spare_gpus
+        if self.objective != "kwh":
+            return np.asarray(wall_s * all_gpus)
+        power, tdp = self.faults.power, self.cluster.gpu.tdp_w.value
+        running = (computing + self._least_fraction * tdp * step_s) * self.cluster.num_gpus
+        spare = power.idle_fraction.value * tdp * wall_s * self.spare_gpus
+        around = power.node_overhead_w_per_gpu.value * wall_s * all_gpus
+        return np.asarray((running + spare + around) * power.pue.value)
+
+    def _most_productive(self) -> float:
+        """The most that any plan's ETTR may be: it waits for nodes, and restarts in the least time that one takes. [-]
+
+        With restarts of R and failures M apart, ``exp(-R / M)`` of the time is left
+        (:func:`mofa.faults.ledger.expected_shares`). Replicas that go on without others may lose less.
+        """
+        if self.faults.recovery == "replica":
+            return 1.0
+        try:
+            course = self.outlook(np.ones(1), np.zeros(1), 1)
+        except SpecError:  # an interval that such a plan cannot have
+            return 1.0
+        restart_s = min(float(path.seconds[0]) for path in course.restart_paths)
+        up = math.exp(-restart_s / float(course.mtbf_s[0]))
+        return up * (1.0 - float(course.parts["waiting"][0]))
+
     def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
         """Host memory that a node lacks for its checkpoints, if each rank saves as much as the heaviest stage's. (n,)
         [B]"""
-        if set(FIGURES) <= set(self.missing()):
+        if self._unknown:
             return np.zeros_like(per_rank_bytes)
         need = self.times(per_rank_bytes).host_bytes
         return np.maximum(need - self.cluster.node.host_memory_bytes.value, 0.0)
 
     def order(self, plan: Plan) -> float:
         """:meth:`key` of a plan."""
-        if set(FIGURES) <= set(self.missing()):
+        if self._unknown:
             return plan.step_s
         outlook, step_w = self._of(plan)
         wall = plan.step_s / max(float(outlook.ettr[0]), 1e-300)

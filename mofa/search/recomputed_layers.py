@@ -8,12 +8,14 @@ from numpy.typing import NDArray
 from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
 from mofa.search.legality.masks import Job
-from mofa.search.space import SOLVED, Combinations
+from mofa.search.space import Combinations
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.workload import WorkloadSpec
 
 COST_AT_ONCE = 200_000
 """Rows costed in one call. [-]"""
+FEW_NUMBERS = 10_000
+"""Numbers of layers of all rows up to which all are costed in one go: a call takes as long as some hundred. [-]"""
 
 
 def solve_layers(
@@ -31,13 +33,7 @@ def solve_layers(
         return rows, space.recompute_layers
     table, layers = space.degrees, space.recompute_layers.copy()
     num_modes = len(space.recompute)
-    kinds = [
-        (table.recompute_modes[of].kind, n)
-        for of, n in zip(space.recompute.tolist(), layers[:num_modes].tolist(), strict=True)
-    ]
-    offset = kinds.index(("full", SOLVED))
-    plain = rows + (kinds.index(("none", -1)) - offset) if ("none", -1) in kinds else None
-    all_layers = rows + (kinds.index(("full", -1)) - offset) if ("full", -1) in kinds else None
+    plain, all_layers = with_none_and_all(space, rows)
     if plain is None or all_layers is None:
         layers[rows] = 1
         return rows, layers
@@ -65,6 +61,24 @@ def solve_layers(
     solved_rows = rows[keep[~everything]]
     layers[solved_rows] = number[~everything]
     return solved_rows, layers
+
+
+def with_none_and_all(
+    space: Combinations, rows: NDArray[np.intp]
+) -> tuple[NDArray[np.intp] | None, NDArray[np.intp] | None]:
+    """The rows of the same degrees that recompute no layer, and those that recompute all; None of a space without.
+
+    ``rows`` are those whose number of layers is to be solved for.
+    """
+    kinds = [
+        (space.degrees.recompute_modes[of].kind, n)
+        for of, n in zip(space.recompute.tolist(), space.recompute_layers[: len(space.recompute)].tolist(), strict=True)
+    ]
+    open_mode = int(rows[0]) % len(kinds)
+    none, all_layers = (
+        rows + (kinds.index(mode) - open_mode) if mode in kinds else None for mode in (("none", -1), ("full", -1))
+    )
+    return none, all_layers
 
 
 def next_num_recomputed(
@@ -123,6 +137,7 @@ def _fewest_layers(
     """
     low, high = np.zeros(len(rows), dtype=np.int64), largest.copy()
     over, under = none - limit, all_ - limit
+    of_each = _of_each_number(estimator, rows, largest) if largest.sum() <= FEW_NUMBERS else None
     while len(active := np.flatnonzero(high - low > 1)):
         o, u, width = over[active], under[active], (high - low)[active]
         guess = np.ceil(o / np.maximum(o - u, 1.0) * width)
@@ -130,10 +145,24 @@ def _fewest_layers(
         guess = np.where((high < largest)[active], width - 1, guess)
         tried = low[active] + np.clip(guess, 1, width - 1).astype(np.int64)
         fewest = np.empty(len(active))
-        for start in range(0, len(active), COST_AT_ONCE):
+        for start in range(0, len(active) if of_each is None else 0, COST_AT_ONCE):
             part = slice(start, start + COST_AT_ONCE)
             fewest[part] = estimator.device_bytes(rows[active[part]], tried[part]) - limit
+        if of_each is not None:
+            fewest = of_each[active, tried] - limit
         ok = fewest <= 0
         high[active[ok]], under[active[ok]] = tried[ok], fewest[ok]
         low[active[~ok]], over[active[~ok]] = tried[~ok], fewest[~ok]
     return high
+
+
+def _of_each_number(estimator: Estimator, rows: NDArray[np.intp], largest: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Device memory of rows with every number of recomputed layers of a chunk from 1 to below the ``largest``.
+
+    NaN for other numbers. (n, most) [B]
+    """
+    device = np.full((len(rows), int(largest.max(initial=1))), np.nan)
+    of, number = np.nonzero((np.arange(device.shape[1]) < largest[:, None]) & (np.arange(device.shape[1]) > 0))
+    if len(of):
+        device[of, number] = estimator.device_bytes(rows[of], number)
+    return device

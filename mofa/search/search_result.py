@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.model_flops import model_flops_per_token
 from mofa.plan.result import PlanReport
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.costing import Costed
+from mofa.search.branch_and_bound import cost_front
+from mofa.search.costing import NEEDLESS, Costed, Found, cost_rows
+from mofa.search.job_setup import loads_of
+from mofa.search.legality.masks import Job
+from mofa.search.objective import SHORTEST_STEP, Objective, keys_of, reject_for_hosts
 from mofa.search.space import Combinations
+from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import BALANCING, CP_KINDS
@@ -42,13 +49,17 @@ class Search:
         All n strategies that were checked, the costed rows among them.
     short
         By how much each missed that check, in the check's unit; shape (n,).
+    objective
+        What was made smallest.
+    enumerated
+        The strategies as they were before any layers were solved for, if not all that are legal were costed; else None.
 
     Examples
     --------
     >>> import mofa
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> search = mofa.find_plans(job, machines, fix={"tp": 2, "pp": 2, "vpp": 1, "cp": 1}, replay=False)
-    >>> len(search.reasons) == search.report.space, len(search.table()) == search.report.searched
+    >>> len(search.reasons) == search.report.space, len(search.table()) >= search.report.searched
     (True, True)
     """
 
@@ -60,20 +71,77 @@ class Search:
     reasons: NDArray[np.int64]
     combinations: Combinations
     short: NDArray[np.float64]
+    objective: Objective = SHORTEST_STEP
+    enumerated: Combinations | None = None
+
+    @cached_property
+    def every_row(self) -> Found:
+        """All legal rows, costed: those that bounds cut are costed now. Others have what the search says of them."""
+        if self.enumerated is None:
+            return Found(self.combinations, self.costed, self.reasons, self.short)
+        with Workers(1) as workers:
+            all_rows = cost_rows(*self._unjudged(), None, workers)
+        reject_for_hosts(self.objective, all_rows)
+        return all_rows.but(self.costed, self.reasons, self.short)
+
+    @cached_property
+    def _front(self) -> tuple[Found, NDArray[np.intp]]:
+        """Rows that hold the front of memory and objective, and the positions of it among those costed."""
+        if self.enumerated is None:
+            found_rows = Found(self.combinations, self.costed, self.reasons, self.short)
+        else:
+            found_rows = cost_front(*self._unjudged(), self.objective)
+            reject_for_hosts(self.objective, found_rows)
+        costed = found_rows.costed
+        key, _ = keys_of(self.objective, costed)
+        fits = np.flatnonzero((found_rows.reason[costed.rows] < 0) & np.isfinite(key))
+        order = fits[np.lexsort((costed.device_bytes[fits], np.round(key[fits], 12)))]
+        device = costed.device_bytes[order]
+        least_before = np.concatenate([[np.inf], np.minimum.accumulate(device)[:-1]])
+        return found_rows, order[device < least_before]
+
+    def _unjudged(self) -> tuple[Job, RoutingLoads, Combinations, NDArray[np.int64], NDArray[np.float64]]:
+        """All strategies as they were enumerated, with the verdicts of the checks alone."""
+        assert self.enumerated is not None
+        legal = (self.reasons < 0) | (self.reasons >= NEEDLESS)
+        reasons, short = np.where(legal, -1, self.reasons), np.where(legal, 0.0, self.short)
+        job, loads = Job(self.workload, self.cluster, self.framework), loads_of(self.workload, self.enumerated.degrees)
+        return job, loads, self.enumerated, reasons, short
+
+    def front(self) -> pd.DataFrame:
+        """The rows that fit and that no other beats in memory and objective at once, by closed forms, the best first.
+
+        Columns as in :meth:`table`. Lower bounds spare most rows from being costed.
+
+        Examples
+        --------
+        >>> import mofa
+        >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+        >>> front = mofa.find_plans(job, machines, fix={"pp": 1, "cp": 1}, replay=False).front()
+        >>> front["step_s"].is_monotonic_increasing, front["device_bytes"].is_monotonic_decreasing
+        (True, True)
+        """
+        found_rows, positions = self._front
+        return self._frame(found_rows.costed.take(positions), np.ones(len(positions), dtype=bool))
 
     def table(self) -> pd.DataFrame:
-        """All costed rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits.
+        """All legal rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits.
+
+        Rows that the search had no need to cost are costed when the table is first asked for.
 
         Returns
         -------
         pandas.DataFrame
-            One row per costed strategy. Rows that do not fit have ``device_bytes``; their other quantities are NaN.
+            One row per legal strategy. Rows that do not fit have ``device_bytes``; their other quantities are NaN.
         """
+        costed = self.every_row.costed
+        return self._frame(costed, self.every_row.reason[costed.rows] < 0)
+
+    def _frame(self, c: Costed, fits: NDArray[np.bool_]) -> pd.DataFrame:
+        """Costed rows, with their time where they fit."""
         import pandas as pd
 
-        c = self.costed
         t = c.table
-        fits = self.reasons[c.rows] < 0
         step_s = np.where(fits, c.step_s, np.nan)
         tokens = self.workload.batch.seq_len * self.workload.batch.global_batch
         peak = self.cluster.gpu.peak_flops_per_s[self.workload.precision.peak_format].value

@@ -105,6 +105,7 @@ def plan(
             "progress": progress,
             "replay": replay,
             "jobs": jobs or cores(),
+            "every_row": out is not None,  # its table and figure have all that fit
             "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
         }
         if profile is None:

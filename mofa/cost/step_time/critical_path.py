@@ -142,7 +142,7 @@ def critical_path_s(
     >>> critical_path_s(("interleaved", "megatron", 4, 2), given, np.array([8, 800]))
     array([  57., 4809.])
     """
-    schedule, runtime, pp, vpp = plan
+    schedule, runtime, _, vpp = plan
     shown = given.forward_s.shape[1]
     like = np.arange(shown) if of is None else of
     # where the durations of each of all ranks' chunks are among the given
@@ -153,8 +153,7 @@ def critical_path_s(
     host = given.host_tables(durations)
     total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)
-    in_rounds = queued and SCHEDULES[schedule].in_rounds
-    per_round = np.array([micro_batches_per_round(pp, num) if in_rounds else pp for num in nums.tolist()])
+    per_round = _per_round(plan, nums)
     # plans of one order are walked together, however many rounds each leaves out
     kinds, kind = np.unique(np.stack([np.minimum(nums, ROUNDS * per_round), per_round]), axis=1, return_inverse=True)
     kind_of = kind.ravel()[inverse]
@@ -173,6 +172,25 @@ def critical_path_s(
                 period = total[some] - _walk(fewer, rows, now, hosts)[0]
             total[some] += behind * period
     return total
+
+
+def _per_round(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> IntN:
+    """Micro-batches of a round. (n,) [-]"""
+    schedule, runtime, pp, _ = plan
+    in_rounds = runtime == "pytorch" and SCHEDULES[schedule].in_rounds
+    return np.array([micro_batches_per_round(pp, num) if in_rounds else pp for num in num_micro_batches.tolist()])
+
+
+def may_fall_short(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> NDArray[np.bool_]:
+    """Whether :func:`critical_path_s` may be below the computing of the longest path, as it leaves rounds out. (n,)
+
+    Sends and receives that PyTorch queues on one stream make a rank's own rounds differ, so that what a round adds to
+    the whole may be less than a rank computes in one.
+    """
+    if plan[1] != "pytorch":
+        return np.zeros(len(num_micro_batches), dtype=bool)
+    nums, inverse = np.unique(num_micro_batches, return_inverse=True)
+    return np.asarray((nums > ROUNDS * _per_round(plan, nums))[inverse])
 
 
 def _walk(

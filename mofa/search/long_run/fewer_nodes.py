@@ -217,7 +217,9 @@ class Replanned:
         if not space.pp:
             return None
         near = space_near_best(self.search, space)
-        search = find_plans(job, smaller, framework=framework, top=1, replay=False, space=near, banded=False)
+        search = find_plans(
+            job, smaller, framework=framework, top=1, replay=False, space=near, banded=False, every_row=True
+        )
         return search if search.report.plans else None
 
     def _ranked(self, search: Search, runs: LongRuns) -> Plan | None:

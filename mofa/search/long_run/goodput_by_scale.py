@@ -146,7 +146,7 @@ def _replicable(
     """The best plan at the first scale, of those that the framework can replicate to the most GPUs."""
     job, machines = job_at[0]
     try:
-        report = find_plans(job, machines, framework=framework, top=1, replay=False, banded=False)
+        report = find_plans(job, machines, framework=framework, top=1, replay=False, banded=False, every_row=True)
     except StrategyError as error:
         return None, str(error)
     if not report.report.plans:
@@ -185,7 +185,7 @@ def _planned_anew(
 ) -> tuple[Replanned | None, str | None]:
     """A search at one scale, or why it finds nothing."""
     try:
-        search = find_plans(job, machines, framework=framework, top=1, replay=False, banded=False)
+        search = find_plans(job, machines, framework=framework, top=1, replay=False, banded=False, every_row=True)
     except StrategyError as error:
         return None, str(error)
     if not search.report.plans:

@@ -105,7 +105,10 @@ def find_long_runs(
     judge.check()
     alone = faults.spares is not None or set(FIGURES) <= set(judge.missing())
     again = replay and not alone  # then the plans of these searches are made anew, with their bands
-    searches, tried = [_searched(judge, replay and alone, top=top, banded=not again, **options)], [first]
+    # numbers of spares are scouted near the shortest steps, which may not be those of the best runs
+    of_first = options if alone else {**options, "every_row": True}
+    full_search = _searched(judge, replay and alone, top=top, banded=not again, **of_first)
+    searches, tried = [full_search], [first]
     if not alone and searches[0].search.report.plans:
         scouts = _scouts(searches[0], cluster, **options)
         tried += sorted(scout.judge.spares for scout in scouts)

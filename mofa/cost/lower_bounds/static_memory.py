@@ -1,0 +1,83 @@
+"""A lower bound on the device memory of every candidate: what the optimizer's step holds, without any activation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.elementwise import row_max
+from mofa.cost.amax_reductions import reduces_amaxes
+from mofa.cost.block.block_cost import Mode, candidate_groups, unique_rows
+from mofa.cost.estimate import ALLOCATED_IS_OFF, precision_modes
+from mofa.cost.kernels.topology import Group
+from mofa.cost.layout import Layout, layout
+from mofa.cost.memory.communicators import communicator_bytes, pipeline_of
+from mofa.cost.optimizer import held_width
+from mofa.cost.rows import grids_of, held_by_grids
+from mofa.cost.stages import stages_of
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+ArrayN = NDArray[np.float64]
+
+
+def memory_lower_bounds_bytes(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable
+) -> ArrayN:
+    """Memory below :attr:`mofa.cost.estimate.Weighed.least_bytes` of every row, however it recomputes. (n,) [B]
+
+    Notes
+    -----
+    Behind the last backward a rank holds its parameters, its gradients, its optimizer's states, and what the step of
+    the optimizer needs besides. Then come the context and the communicators. FSDP under pipelines has its gradients
+    reduced by then, and its gathered weights gone. No block is costed for it.
+    """
+    bound = np.empty(len(table))
+    for rows, mode in precision_modes(workload, framework, table):
+        some = table.take(rows)
+        plain = replace(some, recompute=np.zeros_like(some.recompute), recompute_layers=np.full(len(some), -1))
+        _, code = unique_rows([some.pp, some.vpp, some.schedule, some.layout])
+        order = np.argsort(code, kind="stable")
+        begins = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
+        for chosen in (order[begin:end] for begin, end in pairwise(begins)):
+            alike = plain.take(chosen)
+            first, grid = grids_of(alike)
+            bound[rows[chosen]] = _of_grids(workload, cluster, framework, alike.take(first), mode)[grid]
+    return bound
+
+
+def _of_grids(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable, mode: Mode
+) -> ArrayN:
+    """The bound of grids of ranks of one pp x vpp. (g,) [B]"""
+    stages = stages_of(workload, framework, grids, 0)
+    schedule = SCHEDULE_NAMES[int(grids.schedule[0])]
+    lay = layout(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
+    groups = candidate_groups(cluster, framework, grids)
+    _, shards, static = held_by_grids(workload, cluster, framework, grids, groups, lay, mode)
+    resident = static.params + static.grads + static.states + static.buffers + static.step_scratch
+    if framework.shards_params and mode.precision == "mixed" and mode.pipelined:
+        each = framework.grads_bytes_per_param * held_width(workload, mode.precision) / 4.0
+        resident = resident - static.grads + shards.sharded(each) - shards.unsharded(2.0)
+    communicators = _communicators(workload, cluster, framework, grids, groups, lay, schedule)
+    outside = cluster.gpu.context_bytes.value + communicators
+    return row_max(outside + (1.0 - ALLOCATED_IS_OFF) * resident)
+
+
+def _communicators(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
+    groups: dict[str, Group], lay: Layout, schedule: str,
+) -> ArrayN:  # fmt: skip
+    """Device memory of communicators. (g, R) [B]"""
+    stages = lay.stages
+    pipeline = pipeline_of(SCHEDULES[schedule].wraps_around, stages.pp, stages.head_stage, lay.shown.stage)
+    experts = workload.model.moe is not None
+    return communicator_bytes(
+        groups, cluster, framework, experts, grids.zero, pipeline, grids.cp_kind, reduces_amaxes(workload)
+    )

@@ -1,0 +1,268 @@
+"""A lower bound on the step of every candidate: the device time of its layers along the pipeline's longest path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.build import block_kinds
+from mofa.blocks.tapes import label
+from mofa.cost.block.block_cost import needs_full, unique_rows
+from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
+from mofa.cost.estimate import Estimator, Part
+from mofa.cost.rows import mode_numbers
+from mofa.cost.stages import Stages, stages_of
+from mofa.cost.step_time.critical_path import may_fall_short
+from mofa.cost.step_time.power_averaging import RESTED, idle_share
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Schedule
+
+ArrayN = NDArray[np.float64]
+BoolN = NDArray[np.bool_]
+IntN = NDArray[np.intp]
+Layers = NDArray[np.int64]
+"""Numbers of layers. (kinds, pp, vpp)"""
+ROUNDING = 1e-9
+"""By how much of it a bound is lowered: sums in another order may differ in their last bits. [-]"""
+
+
+def step_lower_bounds_s(estimator: Estimator, is_open: BoolN, *, at_rest: bool = True) -> ArrayN:
+    """A time below the step of every row of a table, as :meth:`mofa.cost.estimate.Estimator.times` costs it.
+
+    Parameters
+    ----------
+    estimator
+        Of the table's rows.
+    is_open
+        Rows whose number of wholly recomputed layers is still open: at least 1 of each chunk. (n,)
+    at_rest
+        Whether blocks are costed at the clock of waiting ranks too. If not, their rates are taken to grow by all the
+        power that waits save, which is more than they do.
+
+    Returns
+    -------
+    array
+        (n,) [s]
+
+    Notes
+    -----
+    With m micro-batches, ``T_r`` what the device of rank r computes for one, and ``C_q`` the part of it in the first
+    chunk of rank q:
+
+        step >= max over r of (m T_r + sum of C_q over the ranks q ahead of r)
+
+    Rank r begins behind the first forwards of the ranks ahead of it, and the last gradient goes back through them.
+    Schedules that defer weights' gradients may end otherwise: for these ``m T_r`` alone counts. Left out are waits for
+    the host, hand-overs, gathers and reductions once a step, and the optimizer, none of which is below 0.
+
+    A block counts the lesser of its time with the host's own lead and of that with the host far ahead. Where the power
+    limit lets a waiting rank compute faster (:mod:`mofa.cost.step_time.power_averaging`), the bound lies between those
+    at both clocks, by the largest share that such a wait may be of this step.
+    """
+    bound_s = _undisturbed_s(estimator, is_open)
+    drained_share = estimator.drains
+    if drained_share.any():
+        bound_s = bound_s + drained_share * (_undisturbed_s(estimator.drained, is_open) - bound_s)
+    share = _most_rest(estimator, bound_s)
+    if share.any():
+        rested_s = _undisturbed_s(estimator.rested, is_open) if at_rest else _most_speed(estimator) * bound_s
+        bound_s = bound_s + share * np.minimum(rested_s - bound_s, 0.0)
+    return np.asarray(bound_s * _runs(estimator) * (1.0 - ROUNDING))
+
+
+def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mapping[str, float]) -> ArrayN:
+    """A weighted sum below that of the seconds that the slowest rank of every row computes in a step. (n,)
+
+    ``weights`` are by families of ``EXPOSED`` that compute. Other arguments as in :func:`step_lower_bounds_s`.
+    """
+    families = [EXPOSED.index(name) for name in weights]
+    each = np.array(list(weights.values()))
+
+    def weighed(phase: PhaseTime) -> ArrayN:
+        return np.asarray(each @ phase.exposed[families])
+
+    bound = np.empty(len(estimator.table))
+    for rows, bounds in _parts(estimator, is_open, weighed):
+        bound[rows] = bounds.of_lightest_ranks()
+    share = _most_rest(estimator, step_lower_bounds_s(estimator, is_open, at_rest=False))
+    slowest_share = 1.0 - share * (1.0 - _most_speed(estimator))
+    return np.asarray(bound * slowest_share * _runs(estimator) * (1.0 - ROUNDING))
+
+
+def _runs(estimator: Estimator) -> ArrayN | float:
+    return estimator.runs(estimator.table) if estimator.loads.over else 1.0
+
+
+def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
+    """The most that a step may be towards one at the clock of rest, as a share. (n,) [-]"""
+    if not estimator.rests:
+        return np.zeros(len(bound_s))
+    wait_s = np.where(estimator.table.pp > 1, np.inf, 0.0)
+    share = idle_share(estimator.cluster.gpu.curves.power_limit, wait_s, np.maximum(bound_s, 1e-12))
+    return np.asarray(share / RESTED)
+
+
+def _most_speed(estimator: Estimator) -> float:
+    """What computing takes at least at the clock of rest, over what it takes without. [-]"""
+    limit = estimator.cluster.gpu.curves.power_limit
+    return 1.0 if limit is None else limit.busy(RESTED)
+
+
+def _least_s(phase: PhaseTime) -> ArrayN:
+    """The least that a pass through a block takes, with its host far ahead or as late as it is by itself. (K,) [s]"""
+    return np.asarray(np.minimum(phase.total, phase.clocks[0]))
+
+
+def _undisturbed_s(estimator: Estimator, is_open: BoolN) -> ArrayN:
+    """The bound at the clock of the estimator's blocks, of one run of a step. (n,) [s]"""
+    bound_s = np.empty(len(estimator.table))
+    for rows, bounds in _parts(estimator, is_open, _least_s):
+        bound_s[rows] = bounds.of_longest_paths()
+    return bound_s
+
+
+def _parts(
+    estimator: Estimator, is_open: BoolN, pick: Callable[[PhaseTime], ArrayN]
+) -> Iterator[tuple[IntN, _PartBounds]]:
+    for number, part in enumerate(estimator.parts):
+        rows = np.flatnonzero(estimator.of == number)
+        yield rows, _PartBounds(estimator, part, rows, is_open[rows], pick)
+
+
+class _PartBounds:
+    """Bounds of rows that share their blocks, by something ``pick``ed of a forward and of a backward."""
+
+    def __init__(
+        self, estimator: Estimator, part: Part, rows: IntN, is_open: BoolN, pick: Callable[[PhaseTime], ArrayN]
+    ) -> None:
+        self.estimator, self.part, self.k, self.is_open = estimator, part, estimator.place[rows], is_open
+        table = estimator.table.take(rows)
+        self.table = replace(table, recompute_layers=np.where(is_open, 1, table.recompute_layers))
+        self.base, self.full = mode_numbers(part.modes, self.table)
+        batch = estimator.workload.batch.global_batch
+        self.num_micro_batches = np.maximum(batch // (table.dp * table.micro_batch), 1).astype(float)
+        self.layers = part.layers.stack(lambda cost: pick(cost.forward) + pick(cost.backward))
+        ends = part.costs.embedding, part.costs.head
+        embedding, head = ((pick(cost.forward) + pick(cost.backward))[self.k] for cost in ends)
+        depth = estimator.workload.model.num_mtp_layers
+        self.embedding, self.heads, self.predictions = embedding, (1 + depth) * head, np.zeros(len(rows))
+        if part.mtp is not None:
+            each = part.mtp.stack(lambda cost: pick(cost.forward) + pick(cost.backward))[..., 0]
+            self.predictions = depth * np.minimum(each[self.base, self.k], each[self.full, self.k])
+
+    def of_longest_paths(self) -> ArrayN:
+        """What the longest path through the pipeline has. (n,)"""
+        most = np.empty(len(self.table))
+        for rows, schedule, stages, recomputed in self._groups():
+            summed = _Summed(self, rows, schedule, stages, recomputed)
+            path_counts = self._path_counts(rows, schedule, stages)
+            paths = np.zeros(len(rows))
+            for rank in _last_alike(stages, recomputed):
+                path = self.num_micro_batches[rows] * summed.of_rank(rank)
+                if rank > 0:
+                    path = path + path_counts * summed.first_chunks_ahead_of(rank)
+                np.maximum(paths, path, out=paths)
+            most[rows] = paths
+        return most
+
+    def of_lightest_ranks(self) -> ArrayN:
+        """What the rank with the least has in all micro-batches. (n,)"""
+        least = np.empty(len(self.table))
+        for rows, schedule, stages, recomputed in self._groups():
+            summed = _Summed(self, rows, schedule, stages, recomputed)
+            of_ranks = [summed.of_rank(rank) for rank in _last_alike(stages, recomputed)]
+            least[rows] = self.num_micro_batches[rows] * np.minimum.reduce(of_ranks)
+        return least
+
+    def _groups(self) -> Iterator[tuple[IntN, Schedule, Stages, Layers]]:
+        """Rows whose ranks hold the same layers, and the layers that they recompute whole."""
+        table, estimator = self.table, self.estimator
+        recomputes_layers = np.array([needs_full(spec) for spec in table.recompute_modes])[table.recompute]
+        choice = [np.where(recomputes_layers, column, -1) for column in (table.recompute, table.recompute_layers)]
+        columns = [table.pp, table.vpp, table.schedule, table.layout, *choice, self.is_open.astype(np.int64)]
+        _, code = unique_rows(columns)
+        order = np.argsort(code, kind="stable")
+        bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
+        for rows in (order[begin:end] for begin, end in pairwise(bounds)):
+            first = int(rows[0])
+            spec = table.recompute_modes[int(table.recompute[first])]
+            stages = stages_of(estimator.workload, estimator.framework, table, first)
+            recomputed = stages.num_recomputed(spec, int(table.recompute_layers[first]))
+            yield rows, SCHEDULES[SCHEDULE_NAMES[int(table.schedule[first])]], stages, recomputed
+
+    def _path_counts(self, rows: IntN, schedule: Schedule, stages: Stages) -> BoolN | float:
+        """Whether what is ahead of a rank surely counts. (n,)"""
+        if schedule.defers_weight_gradients:
+            return 0.0
+        if schedule.has_closed_form:
+            return 1.0
+        plan = schedule.name, self.estimator.framework.traits.runtime, stages.pp, stages.vpp
+        return ~may_fall_short(plan, self.num_micro_batches[rows].astype(np.int64))
+
+    @cached_property
+    def halved_layers(self) -> ArrayN:
+        """Of layers whose backward may run in two halves: the least of both ways. (modes, K, kinds) [s]"""
+        kinds, split_backward = block_kinds(self.estimator.workload.model), self.part.costs.split_backward
+
+        def less_s(name: str, backward: PhaseTime) -> ArrayN:
+            halves_s = sum(clocks[0] for clocks in split_backward[name])
+            return np.asarray(np.minimum(halves_s - _least_s(backward), 0.0))
+
+        less = [
+            [less_s(label(kind, mode), block.backward) for kind, block in zip(kinds, blocks, strict=True)]
+            for mode, blocks in self.part.costs.blocks.items()
+        ]
+        return np.asarray(self.layers + np.moveaxis(np.array(less), 2, 1))
+
+
+class _Summed:
+    """Something summed over the layers of ranks, for rows whose ranks hold the same layers."""
+
+    def __init__(self, part: _PartBounds, rows: IntN, schedule: Schedule, stages: Stages, recomputed: Layers) -> None:
+        self.stages, self.recomputed, self.plain = stages, recomputed, stages.counts - recomputed
+        halved, k = schedule.defers_weight_gradients, part.k[rows]
+        layers = part.halved_layers if halved else part.layers
+        self.any_recomputed = bool(recomputed.any())
+        self.of_base = layers[part.base[rows], k]
+        if self.any_recomputed:
+            self.of_full = layers[part.full[rows], k]
+            if part.is_open[rows[0]]:  # of those behind the first any number may be recomputed
+                self.of_base = np.minimum(self.of_base, self.of_full)
+        nothing = np.zeros(len(rows))  # what an end takes in two halves is left out
+        ends = part.embedding, part.heads, part.predictions
+        self.embedding, self.heads, self.predictions = (nothing if halved else end[rows] for end in ends)
+
+    def of_rank(self, rank: int) -> ArrayN:
+        """Of one micro-batch in all chunks of a rank. (n,)"""
+        some, stages = self._over(self.plain[:, rank].sum(axis=1), self.recomputed[:, rank].sum(axis=1)), self.stages
+        ends = (
+            (stages.has_embedding, self.embedding), (stages.has_head, self.heads),
+            (stages.has_predictions, self.predictions),
+        )  # fmt: skip
+        for has, end in ends:
+            if has[rank]:
+                some = some + end
+        return some
+
+    def first_chunks_ahead_of(self, rank: int) -> ArrayN:
+        """Of one micro-batch in the first chunks of the ranks ahead of one. (n,)"""
+        ahead = (layers[:, :rank, 0].sum(axis=1) for layers in (self.plain, self.recomputed))
+        return self._over(*ahead) + self.embedding
+
+    def _over(self, plain: NDArray[np.int64], recomputed: NDArray[np.int64]) -> ArrayN:
+        """Over so many layers of each kind. (n,)"""
+        some = self.of_base @ plain
+        return np.asarray(some + self.of_full @ recomputed if self.any_recomputed else some)
+
+
+def _last_alike(stages: Stages, recomputed: Layers) -> list[int]:
+    """Of ranks that compute the same the last: the most is ahead of it."""
+    last = {}
+    for rank in range(stages.pp):
+        ends = bool(stages.has_embedding[rank]), bool(stages.has_head[rank]), bool(stages.has_predictions[rank])
+        last[stages.counts[:, rank].sum(axis=1).tobytes(), recomputed[:, rank].sum(axis=1).tobytes(), ends] = rank
+    return list(last.values())

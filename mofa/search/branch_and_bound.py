@@ -1,0 +1,227 @@
+"""Cost only the rows that may be among the best: lower bounds of memory and of the key cut the others.
+
+Three bounds, each dearer and closer than the one before: static memory, without any block; the key of degrees that
+recompute nothing, which no recomputation is below; the key of each row. The best degrees by the second come first, so
+that the best rows found soon say what to cut. The search ends where no bound is below the worst of the best rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.block.routing_loads import RoutingLoads
+from mofa.cost.estimate import Estimator
+from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
+from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
+from mofa.search.costing import (
+    MEMORY,
+    SLOWER,
+    Found,
+    Part,
+    PartCosts,
+    assembled,
+    cost_part,
+    cost_with,
+    estimator_of_part,
+)
+from mofa.search.goals import BestRows, Front, Goal
+from mofa.search.legality.masks import Job
+from mofa.search.objective import Objective, keys_of
+from mofa.search.recomputed_layers import with_none_and_all
+from mofa.search.space import SOLVED, Combinations
+from mofa.search.to_plan.builder import memory_limit_bytes
+from mofa.specs.strategy import RecomputeSpec
+
+FloatN = NDArray[np.float64]
+IntN = NDArray[np.int64]
+Rows = NDArray[np.intp]
+
+FEW_ROWS = 10_000
+"""Legal rows up to which all are costed: bounding them takes as long. [-]"""
+FIRST_DEGREES, GROWTH = 400, 3
+"""Degrees of the first batch, which are costed in all modes, and how much larger each further batch may be. [-]"""
+NEAR_MISSES = 64
+"""Degrees that are costed at first to find which of those without memory misses by least. [-]"""
+
+
+def cost_best(
+    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, objective: Objective, wanted: int,
+    progress: Callable[[int, int], None] | None,
+) -> Found:  # fmt: skip
+    """Cost the rows that may be among the best ones.
+
+    Parameters
+    ----------
+    reason, short
+        Results of the checks, into which verdicts on rows that pass them are put. ``short`` of rows that are cut is
+        what they are slower than the last of the best, at least. (n,)
+    objective
+        The key that is made smallest.
+    wanted
+        How many of the best rows are wanted. [-]
+    progress
+        Told rows with a verdict, and rows in all.
+
+    Returns
+    -------
+    Found
+        Rows of which none has a smaller key than the best ``wanted`` of those that fit, as costing every row has them.
+    """
+    search = _BranchAndBound(job, loads, space, reason, short, BestRows(objective, wanted), progress)
+    search.run()
+    search.cost_nearest_miss()
+    return search.result()
+
+
+def cost_front(
+    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, objective: Objective
+) -> Found:
+    """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best`."""
+    search = _BranchAndBound(job, loads, space, reason, short, Front(objective), None)
+    search.run()
+    return search.result()
+
+
+class _BranchAndBound:
+    """A search under way: what is costed, and what is cut."""
+
+    def __init__(
+        self, job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, goal: Goal,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:  # fmt: skip
+        self.job, self.loads, self.space, self.goal = job, loads, space, goal
+        self.reason, self.short, self.progress = reason, short, progress
+        self.legal = (reason < 0).reshape(-1, len(space.recompute))
+        self.limit = memory_limit_bytes(job.cluster)
+        self.least_bytes = np.full(len(self.legal), np.nan)
+        """Static memory of all degrees that have legal rows, at least. [B]"""
+        self.costed: list[tuple[Rows, PartCosts]] = []
+        self.num_done = 0
+
+    def run(self) -> None:
+        """Bound, cost and cut until the rows that are sought are certain."""
+        left = self._that_may_fit(np.flatnonzero(self.legal.any(axis=1)))
+        floor = self._floor(left)
+        order = np.argsort(floor, kind="stable")
+        left, floor, size = left[order], floor[order], FIRST_DEGREES
+        while len(left):
+            beaten = self.goal.is_beaten(floor, self.least_bytes[left])
+            self._cut(left[beaten], floor[beaten])
+            left, floor = left[~beaten], floor[~beaten]
+            self._cost(left[:size])
+            left, floor, size = left[size:], floor[size:], size * GROWTH
+
+    def result(self) -> Found:
+        """What was costed, and verdicts on all rows."""
+        slower = self.reason == SLOWER
+        self.short[slower] = self.goal.slower_by(self.short[slower]) / self.goal.objective.keys_per_unit
+        rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows for rows, _ in self.costed)])
+        return assembled(self.space, rows, [costs for _, costs in self.costed], self.reason, self.short)
+
+    def _that_may_fit(self, degrees: Rows) -> Rows:
+        """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
+        job, table = self.job, self.space.degrees.take(degrees)
+        self.least_bytes[degrees] = memory_lower_bounds_bytes(job.workload, job.cluster, job.framework, table)
+        over = self.least_bytes[degrees] - self.limit
+        order = np.argsort(over, kind="stable")
+        order = order[over[order] > 0]
+        self.too_big, self.over = degrees[order], over[order]
+        rows = self._rows_of(self.too_big)
+        self.reason[rows], self.short[rows] = MEMORY, np.repeat(self.over, self._num_rows(self.too_big))
+        self._tell(len(rows))
+        return degrees[over <= 0]
+
+    def _num_rows(self, degrees: Rows) -> Rows:
+        """How many legal rows degrees have. (degrees,)"""
+        return np.asarray(self.legal[degrees].sum(axis=1))
+
+    def _rows_of(self, degrees: Rows) -> Rows:
+        """The legal rows of degrees, those of each together."""
+        of, mode = np.nonzero(self.legal[degrees])
+        return degrees[of] * self.legal.shape[1] + mode
+
+    def _floor(self, degrees: Rows) -> FloatN:
+        """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)"""
+        if not len(degrees):
+            return np.empty(0)
+        job, chunks = self.job, {mode.token_chunks for mode in self.space.degrees.recompute_modes}
+        floors = []
+        for number in sorted(chunks):
+            table = replace(self.space.degrees.take(degrees), recompute_modes=(RecomputeSpec(token_chunks=number),))
+            estimator = Estimator(job.workload, job.cluster, job.framework, table, self.loads)
+            floors.append(self._bound(estimator, np.zeros(len(degrees), dtype=bool), at_rest=False))
+        return np.asarray(np.minimum.reduce(floors))
+
+    def _bound(self, estimator: Estimator, is_open: NDArray[np.bool_], *, at_rest: bool) -> FloatN:
+        """A number below the key of each row of an estimator. (n,)"""
+        objective = self.goal.objective
+        step_s = step_lower_bounds_s(estimator, is_open, at_rest=at_rest)
+        weights = objective.computing_weights
+        computing = computing_lower_bounds(estimator, is_open, weights) if weights else np.zeros_like(step_s)
+        return objective.key_bound(step_s, computing)
+
+    def _cost(self, degrees: Rows) -> None:
+        """Cost the rows of degrees that are not beaten."""
+        if not len(degrees):
+            return
+        degrees = np.sort(degrees)
+        part = self._part(degrees)
+        rows, of_space, estimator = np.flatnonzero(part.legal), self._rows_of(degrees), estimator_of_part(part)
+        is_open = part.space.recompute_layers[rows] == SOLVED
+        bound = self._bound(estimator, is_open, at_rest=True)
+        wanted = np.zeros(len(part.legal), dtype=bool)
+        wanted[rows] = ~self.goal.is_beaten(bound, np.repeat(self.least_bytes[degrees], self._num_rows(degrees)))
+        open_rows = rows[is_open & wanted[rows]]
+        for needed in with_none_and_all(part.space, open_rows) if len(open_rows) else ():
+            if needed is not None:
+                wanted[needed] = part.legal[needed]
+        chosen, cut = np.flatnonzero(wanted), ~wanted[rows]
+        costs = cost_with(part, estimator, chosen)
+        self.costed.append((of_space[~cut], costs))
+        self._take(part, chosen, costs)
+        self._tell(len(chosen))
+        self._mark_slower(of_space[cut], bound[cut])
+
+    def _part(self, degrees: Rows) -> Part:
+        return Part(self.job, self.loads, self.space.part(degrees), self.legal[degrees].reshape(-1))
+
+    def _take(self, part: Part, rows: Rows, costs: PartCosts) -> None:
+        """Let the goal take note of rows that fit."""
+        verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
+        of_part = assembled(part.space, rows, [costs], *verdicts)
+        key, _ = keys_of(self.goal.objective, of_part.costed)
+        fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
+        self.goal.take(key[fits], of_part.costed.device_bytes[fits])
+
+    def _cut(self, degrees: Rows, bound: FloatN) -> None:
+        """Reject all rows of degrees whose keys are at least these."""
+        self._mark_slower(self._rows_of(degrees), np.repeat(bound, self._num_rows(degrees)))
+
+    def _mark_slower(self, rows: Rows, bound: FloatN) -> None:
+        """Reject rows whose keys are at least these."""
+        self.reason[rows], self.short[rows] = SLOWER, bound
+        self._tell(len(rows))
+
+    def cost_nearest_miss(self) -> None:
+        """Cost what static memory cuts until it is certain which row without memory misses by least."""
+        misses = [costs.short[costs.reason == MEMORY] for _, costs in self.costed]
+        least = min((float(short.min()) for short in misses if len(short)), default=np.inf)
+        begin, size = 0, NEAR_MISSES
+        while begin < len(self.too_big) and self.over[begin] < least:
+            end = min(begin + size, int(np.searchsorted(self.over, least)))
+            degrees = np.sort(self.too_big[begin:end])
+            part, of_space = self._part(degrees), self._rows_of(degrees)
+            costs = cost_part(part)
+            self.costed.append((of_space, costs))
+            least = min(least, float(costs.short.min(initial=np.inf)))
+            begin, size = end, size * GROWTH
+
+    def _tell(self, number: int) -> None:
+        """Tell that so many more rows have a verdict."""
+        self.num_done += number
+        if self.progress is not None:
+            self.progress(self.num_done, int(self.legal.sum()))

@@ -1,0 +1,99 @@
+"""What a search that bounds rows is after: the best rows by one key, or the front of memory and key."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.search.objective import Objective
+
+FloatN = NDArray[np.float64]
+BoolN = NDArray[np.bool_]
+TIED = 1e-9
+"""Keys that differ by less, as a share, may be of equal rows. [-]"""
+
+
+class Goal(Protocol):
+    """Which rows are sought, by what is known of those costed so far."""
+
+    objective: Objective
+
+    def take(self, key: FloatN, device_bytes: FloatN) -> None:
+        """Take note of fitting rows that have been costed. (n,) each"""
+
+    def is_beaten(self, key: FloatN, device_bytes: FloatN) -> BoolN:
+        """Whether rows with at least these keys and so much memory surely are none of those sought. (n,)"""
+
+    def slower_by(self, key: FloatN) -> FloatN:
+        """How much rows with such keys are beaten by. (n,)"""
+
+
+class BestRows:
+    """So many rows with the smallest keys.
+
+    Examples
+    --------
+    >>> from mofa.search.objective import SHORTEST_STEP
+    >>> best = BestRows(SHORTEST_STEP, 2)
+    >>> best.take(np.array([5.0, 3.0, 4.0]), np.ones(3))
+    >>> best.is_beaten(np.array([3.5, 4.5]), np.ones(2)), best.slower_by(np.array([4.5]))
+    (array([False,  True]), array([0.5]))
+    """
+
+    def __init__(self, objective: Objective, wanted: int) -> None:
+        self.objective, self.wanted, self.keys = objective, wanted, np.empty(0)
+
+    @property
+    def last_key(self) -> float:
+        """The key of the last of the wanted rows; infinite while fewer fit."""
+        return float(self.keys[-1]) if len(self.keys) == self.wanted else np.inf
+
+    def take(self, key: FloatN, device_bytes: FloatN) -> None:
+        """Keep the smallest keys. (n,) each"""
+        self.keys = np.sort(np.concatenate([self.keys, key]))[: self.wanted]
+
+    def is_beaten(self, key: FloatN, device_bytes: FloatN) -> BoolN:
+        """Whether keys are above the last of the wanted ones. (n,)"""
+        return np.asarray(key > self.last_key * (1.0 + TIED))
+
+    def slower_by(self, key: FloatN) -> FloatN:
+        """What keys are above the last of the wanted ones. (n,)"""
+        return np.maximum(key - self.last_key, 0.0)
+
+
+class Front:
+    """The rows that no other beats in key and memory at once.
+
+    Examples
+    --------
+    >>> from mofa.search.objective import SHORTEST_STEP
+    >>> front = Front(SHORTEST_STEP)
+    >>> front.take(np.array([1.0, 2.0, 3.0]), np.array([8.0, 9.0, 4.0]))
+    >>> front.is_beaten(np.array([2.5, 2.5, 3.5]), np.array([9.0, 7.0, 4.0]))
+    array([ True, False,  True])
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective, self.keys, self.device_bytes = objective, np.empty(0), np.empty(0)
+
+    def take(self, key: FloatN, device_bytes: FloatN) -> None:
+        """Keep what is not beaten, by rising key and falling memory. (n,) each"""
+        keys, device = np.concatenate([self.keys, key]), np.concatenate([self.device_bytes, device_bytes])
+        order = np.lexsort((device, keys))
+        keys, device = keys[order], device[order]
+        least_before = np.concatenate([[np.inf], np.minimum.accumulate(device)[:-1]])
+        kept = device < least_before
+        self.keys, self.device_bytes = keys[kept], device[kept]
+
+    def is_beaten(self, key: FloatN, device_bytes: FloatN) -> BoolN:
+        """Whether a row of the front has a smaller key and no more memory. (n,)"""
+        if not len(self.keys):
+            return np.zeros(len(key), dtype=bool)
+        place = np.searchsorted(self.keys * (1.0 + TIED), key) - 1
+        return np.asarray((place >= 0) & (self.device_bytes[np.maximum(place, 0)] <= device_bytes))
+
+    def slower_by(self, key: FloatN) -> FloatN:
+        """Nothing: a front has no last row. (n,)"""
+        return np.zeros_like(key)

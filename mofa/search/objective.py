@@ -1,0 +1,93 @@
+"""What a search makes smallest: the key of rows that are costed, and what it is at least of rows that are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.search.costing import HOST_MEMORY, Costed, Found
+
+FloatN = NDArray[np.float64]
+
+
+class Objective(Protocol):
+    """The key that a search makes smallest."""
+
+    @property
+    def unit(self) -> str:
+        """What keys are in, divided by :attr:`keys_per_unit`."""
+
+    @property
+    def keys_per_unit(self) -> float:
+        """A key of one unit."""
+
+    @property
+    def computing_weights(self) -> Mapping[str, float]:
+        """Weights of the families of computing whose seconds the key depends on; none where on the step alone."""
+
+    def key(self, costed: Costed) -> FloatN:
+        """The key of timed rows. (n,)"""
+
+    def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
+        """Host memory that a node lacks for the checkpoints of rows. (n,) [B]"""
+
+    def key_bound(self, step_s: FloatN, computing: FloatN) -> FloatN:
+        """A number below the key of every row.
+
+        Parameters
+        ----------
+        step_s
+            Below its step. (n,) [s]
+        computing
+            Below the sum of its seconds of computing by :attr:`computing_weights`. (n,)
+        """
+
+
+class ShortestStep:
+    """Rows by the time of their steps. [s]"""
+
+    unit = "s"
+    keys_per_unit = 1.0
+    computing_weights: Mapping[str, float] = MappingProxyType({})
+
+    def key(self, costed: Costed) -> FloatN:
+        """The step. (n,) [s]"""
+        return costed.step_s
+
+    def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
+        """Nothing: checkpoints are not asked about. (n,) [B]"""
+        return np.zeros_like(per_rank_bytes)
+
+    def key_bound(self, step_s: FloatN, computing: FloatN) -> FloatN:
+        """The bound of the step. (n,) [s]"""
+        return step_s
+
+
+SHORTEST_STEP = ShortestStep()
+
+
+def keys_of(objective: Objective, costed: Costed) -> tuple[FloatN, FloatN]:
+    """The key of each row, and the host memory that it lacks. (n,) each [-, B]
+
+    NaN and 0 where rows are not timed, infinite where host memory is lacking.
+    """
+    key, lack = np.full(len(costed.rows), np.nan), np.zeros(len(costed.rows))
+    timed = np.flatnonzero(np.isfinite(costed.step_s))
+    some = costed.take(timed)
+    lack[timed] = objective.host_bytes_short(some.checkpoint_bytes)
+    key[timed] = np.where(lack[timed] > 0, np.inf, objective.key(some))
+    return key, lack
+
+
+def reject_for_hosts(objective: Objective, searched_rows: Found) -> FloatN:
+    """The keys of costed rows (:func:`keys_of`); those whose checkpoints exceed the hosts' memory are rejected. (n,)"""
+    costed = searched_rows.costed
+    key, lack = keys_of(objective, costed)
+    full = (lack > 0) & (searched_rows.reason[costed.rows] < 0)
+    rows = costed.rows[full]
+    searched_rows.reason[rows], searched_rows.short[rows] = HOST_MEMORY, lack[full]
+    return key

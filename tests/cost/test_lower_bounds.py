@@ -1,0 +1,131 @@
+"""No row costs less than its lower bounds say."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mofa.cost.breakdown import TIME_COMPONENTS
+from mofa.cost.estimate import Estimator
+from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
+from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
+from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.legality.masks import Job, check
+from mofa.search.space import SOLVED, constrain, default_space, product
+from mofa.specs.load import load_cluster, load_framework, load_workload
+from mofa.specs.strategy import RecomputeSpec
+
+ROWS = 200
+"""Random legal rows of each job. [-]"""
+WEIGHTS = {"gemm": 0.8, "grouped_gemm": 0.8, "attention": 0.8, "recompute": 0.8, "memory_bound": 0.4}
+
+
+class Case(NamedTuple):
+    """A workload on so many H100s, a framework, words of ``--with`` and what is fixed."""
+
+    workload: str
+    gpus: int
+    framework: str
+    words: tuple[str, ...] = ()
+    fix: tuple[tuple[str, object], ...] = ()
+    options: tuple[tuple[str, object], ...] = ()
+
+
+CASES = [
+    Case("llama3-8b", 64, "megatron"),
+    Case("llama3-8b", 8, "megatron-local"),
+    Case("llama3-8b", 64, "torchtitan", ("zbv",)),
+    Case("llama3-8b", 64, "torchtitan", fix=(("schedule", "interleaved-zb"),)),
+    Case("llama3-8b", 32, "torchtitan", fix=(("schedule", "gpipe"),)),
+    Case("llama3-8b", 64, "fsdp1"),
+    Case("llama3-70b", 256, "megatron", ("fp8-blockwise",)),
+    Case("llama3-8b", 64, "megatron-2022", options=(("deepspeed", "bf16"),)),
+    Case("qwen3-30b-a3b", 64, "megatron", ("token_chunks", "moeblaze")),
+    Case("qwen3-30b-a3b", 64, "torchtitan", ("deepep",)),
+    Case("mixtral-8x7b", 64, "megatron-local", ("micro_moe",)),
+    Case("deepseek-v3", 1024, "megatron", ("deepep", "bf16_moments")),
+]
+
+
+class Sample:
+    """Random legal rows of a job, those whose recomputed layers are open with 1 to 3 of them."""
+
+    def __init__(self, case: Case) -> None:
+        asked = load_framework({"name": case.framework, **dict(case.options)})
+        machines = load_cluster("h100-hgx", case.gpus)
+        self.workload, self.cluster, self.framework = with_numerics(
+            load_workload(case.workload), machines, asked, case.words
+        )
+        space = default_space(self.workload, self.cluster, self.framework)
+        space = constrain(space, fix=dict(case.fix), maximum={}, with_=case.words, without=())
+        table = product(space, self.cluster, self.framework)
+        legal = np.flatnonzero(check(Job(self.workload, self.cluster, self.framework), table).reason < 0)
+        random = np.random.default_rng(case.gpus)
+        table = table.take(np.sort(random.choice(legal, min(ROWS, len(legal)), replace=False)))
+        self.is_open: NDArray[np.bool_] = table.recompute_layers == SOLVED
+        self.layers = np.where(self.is_open, random.integers(1, 4, len(table)), table.recompute_layers)
+        self.table = table
+        self.estimator = Estimator(
+            self.workload, self.cluster, self.framework, table, loads_of(self.workload, table)
+        )  # fmt: skip
+        self.exposed_s = self.estimator.times(recompute_layers=self.layers)[0]
+
+
+def _name(case: Case) -> str:
+    return "-".join([case.workload, case.framework, *case.words, *(str(value) for _, value in case.fix + case.options)])
+
+
+def _halves_backwards(case: Case) -> bool:
+    return ("schedule", "interleaved-zb") in case.fix
+
+
+@cache
+def sample(case: Case) -> Sample:
+    return Sample(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_no_step_is_below_its_bound(case: Case) -> None:
+    some = sample(case)
+    step_s = some.exposed_s.sum(axis=0)
+    close, rough = (step_lower_bounds_s(some.estimator, some.is_open, at_rest=at_rest) for at_rest in (True, False))
+    assert len(step_s) >= 10
+    assert np.all(close <= step_s)
+    assert np.all(rough <= close)
+    assert np.median(close / step_s) > (0.3 if _halves_backwards(case) else 0.8)
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_no_rank_computes_less_than_its_bound(case: Case) -> None:
+    some = sample(case)
+    computing = sum(weight * some.exposed_s[TIME_COMPONENTS.index(name)] for name, weight in WEIGHTS.items())
+    bound = computing_lower_bounds(some.estimator, some.is_open, WEIGHTS)
+    assert np.all(bound <= computing)
+    assert np.median(bound / computing) > (0.2 if _halves_backwards(case) else 0.8)
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_no_memory_is_below_its_bound(case: Case) -> None:
+    some = sample(case)
+    bound = memory_lower_bounds_bytes(some.workload, some.cluster, some.framework, some.table)
+    weighed = some.estimator.weighed(np.arange(len(some.table)), some.layers)
+    assert np.all(bound <= weighed.least_bytes * (1 + 1e-12))
+    assert np.all(bound > 0.0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_nothing_is_faster_than_recomputing_nothing(case: Case) -> None:
+    """What lets a search bound degrees in one mode for all."""
+    some = sample(case)
+    for part in some.estimator.parts:
+        least_s = part.layers.stack(
+            lambda cost: sum(np.minimum(way.total, way.clocks[0]) for way in (cost.forward, cost.backward))
+        )
+        for number, mode in enumerate(part.modes):
+            none = RecomputeSpec(token_chunks=mode.token_chunks)
+            if none in part.modes:
+                assert np.all(least_s[number] >= least_s[part.modes.index(none)] * (1 - 1e-12)), mode.text
