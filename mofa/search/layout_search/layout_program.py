@@ -232,7 +232,7 @@ class LayoutProgram:
         """Forbid that a rank has all that it has in a split, and maybe more."""
         problem = self.problem
         less = []
-        counts = problem.counts(split).tolist()
+        counts = problem.counts([split])[0].tolist()
         for p in problem.chunks_of(rank):
             for k in range(problem.num_kinds):
                 for mode in range(2):

@@ -19,9 +19,9 @@ from mofa.search.layout_search.split_problem import ALL, FloatA, Split, SplitPro
 
 TURNS = 40
 """Programs of the step that are solved at most. [-]"""
-WORK = 0.4
+WORK = 0.2
 """Of the solver in all, in its deterministic seconds, of which each takes some of a core's. [s]"""
-TURN_WORK = 0.1
+TURN_WORK = 0.05
 """The most of it for one program. [s]"""
 LINEAR_IS_OFF = 0.02
 """By how much memory that is linear in layers may be too high, as a share. [-]"""
@@ -116,12 +116,13 @@ class _Search:
                 self.bound_s = shortest_s if program.is_exhausted else self.bound_s
                 break
             self.bound_s = max(self.bound_s, solution.bound_s)
-            self.learn(solution.split, program)
-            self._teach(program, solution.split)
+            for split in dict.fromkeys((solution.split, descend(self.problem, solution.split))):
+                if self.learn(split, program):
+                    self._teach(program, split)
 
     def _teach(self, program: LayoutProgram, split: Split) -> None:
         """Let a program know the longest paths of a split, and leave that out from now on."""
-        for path in self.problem.pipeline.paths(self.problem.seconds(split)):
+        for path in self.problem.pipeline.paths(self.problem.seconds([split])[0]):
             program.add_path(path)
         program.exclude(split)
 
@@ -145,7 +146,7 @@ def shortest_split(
     Where ``over_bytes`` says that a rank of a split does not fit, the program learns that this rank must have less in
     one of its chunks: more layers are taken to need more memory.
     """
-    linear = over_bytes or (lambda split: problem.bytes_by_rank(split) - problem.limit_bytes)
+    linear = over_bytes or (lambda split: problem.bytes_by_rank([split])[0] - problem.limit_bytes)
     search = _Search(problem, start, linear, LINEAR_IS_OFF if over_bytes is not None else 0.0)
     search.learn(start)
     search.learn(descend(problem, start))
@@ -165,9 +166,9 @@ def descend(problem: SplitProblem, split: Split) -> Split:
 
     Those that do not fit by memory that is linear in layers are not tried.
     """
-    step_s = problem.step_s(split) if problem.fits(split) else math.inf
+    step_s = problem.step_s(split) if problem.fitting([split]) else math.inf
     while True:
-        moved = [other for other in neighbours(problem, split) if problem.fits(other)]
+        moved = problem.fitting(neighbours(problem, split))
         if not moved:
             return split
         steps_s = problem.steps_s(moved)
@@ -180,18 +181,21 @@ def descend(problem: SplitProblem, split: Split) -> Split:
 def neighbours(problem: SplitProblem, split: Split) -> list[Split]:
     """Splits with one layer on another chunk, predictions on another chunk, or one more or fewer recomputed layer."""
     out = []
-    for source, layers in enumerate(split.layers):
-        for target in range(problem.num_chunks if layers > problem.least_layers[source] else 0):
+    filled = [p for p, layers in enumerate(split.layers) if layers]
+    for source in filled:
+        if split.layers[source] == problem.least_layers[source]:
+            continue
+        empties = source == filled[-1] and split.layers[source] == 1
+        last = (filled[-2] if len(filled) > 1 else 0) if empties else filled[-1]
+        for target in range(problem.num_chunks):
             if source != target:
                 moved = list(split.layers)
                 moved[source] -= 1
                 moved[target] += 1
-                last = max(p for p, number in enumerate(moved) if number)
-                chunk = max(split.prediction_chunk, last) if problem.num_predictions else split.prediction_chunk
+                chunk = max(split.prediction_chunk, last, target) if problem.num_predictions else split.prediction_chunk
                 out.append(Split(tuple(moved), chunk, split.recomputed))
     if problem.num_predictions:
-        last = max((p for p, number in enumerate(split.layers) if number), default=0)
-        chunks = range(max(last, problem.first_prediction_chunk), problem.num_chunks)
+        chunks = range(max(filled[-1], problem.first_prediction_chunk), problem.num_chunks)
         out += [replace(split, prediction_chunk=p) for p in chunks if p != split.prediction_chunk]
     if split.recomputed != ALL:
         numbers = (split.recomputed - 1, split.recomputed + 1)

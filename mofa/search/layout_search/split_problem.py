@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Protocol
 
 import numpy as np
@@ -155,36 +155,45 @@ class SplitProblem:
             seen[rank] = number[-1] + 1
         return np.array(self.ranks, dtype=np.int64), np.array(number, dtype=np.int64)
 
-    def counts(self, split: Split) -> IntA:
-        """Layers of each kind on each chunk, not recomputed whole and recomputed whole. (P, K, 2)"""
-        ends = np.concatenate([[0], np.cumsum(split.layers)])
-        start, end = ends[:-1], ends[1:]
-        until = end if split.recomputed == ALL else np.minimum(start + split.recomputed, end)
-        before = self.layers_before
-        return np.stack([before[:, end] - before[:, until], before[:, until] - before[:, start]], axis=2).swapaxes(0, 1)
+    def counts(self, splits: Sequence[Split]) -> IntA:
+        """Layers of each kind on each chunk, not recomputed whole and recomputed whole. (n, P, K, 2)"""
+        ends = np.zeros((len(splits), self.num_chunks + 1), dtype=np.int64)
+        ends[:, 1:] = np.cumsum([split.layers for split in splits], axis=1)
+        start, end = ends[:, :-1], ends[:, 1:]
+        recomputed = np.array([split.recomputed for split in splits])[:, None]
+        until = np.where(recomputed == ALL, end, np.minimum(start + recomputed, end))
+        at_start, at_until, at_end = (self.layers_before.T[place] for place in (start, until, end))
+        return np.stack([at_end - at_until, at_until - at_start], axis=3)
 
-    def seconds(self, split: Split) -> FloatA:
-        """What each kind of computation of a micro-batch takes on each chunk of each rank. (C, pp, vpp) [s]"""
-        of_chunks = self.chunk_s + np.einsum("cpkm,pkm->cp", self.layer_s, self.counts(split))
-        of_chunks[:, split.prediction_chunk] += self.prediction_s[:, split.prediction_chunk]
+    def seconds(self, splits: Sequence[Split]) -> FloatA:
+        """What each kind of computation of a micro-batch takes on each chunk of each rank. (n, C, pp, vpp) [s]"""
+        of_chunks = self.chunk_s + np.einsum("cpkm,npkm->ncp", self.layer_s, self.counts(splits))
+        which, chunk = np.arange(len(splits)), np.array([split.prediction_chunk for split in splits])
+        of_chunks[which, :, chunk] += self.prediction_s[:, chunk].T
         rank, number = self.places
-        out = np.zeros((len(of_chunks), len(self.rank_bytes), int(number.max()) + 1))
-        out[:, rank, number] = of_chunks
+        out = np.zeros((*of_chunks.shape[:2], len(self.rank_bytes), int(number.max()) + 1))
+        out[:, :, rank, number] = of_chunks
         return out
 
+    def steps_s(self, splits: Sequence[Split]) -> FloatA:
+        """The pipeline's computations and hand-overs. (n,) [s]"""
+        return self.pipeline.steps_s(self.seconds(splits))
+
     def step_s(self, split: Split) -> float:
-        """The pipeline's computations and hand-overs. [s]"""
+        """The same of one split. [s]"""
         return float(self.steps_s([split])[0])
 
-    def steps_s(self, splits: Sequence[Split]) -> FloatA:
-        """The same of several splits. (n,) [s]"""
-        return self.pipeline.steps_s(np.stack([self.seconds(split) for split in splits]))
+    def bytes_by_rank(self, splits: Sequence[Split]) -> FloatA:
+        """Memory of each rank. (n, pp) [B]"""
+        of_chunks = np.einsum("pkm,npkm->np", self.layer_bytes, self.counts(splits))
+        chunk = np.array([split.prediction_chunk for split in splits])
+        of_chunks[np.arange(len(splits)), chunk] += self.prediction_bytes[chunk]
+        return np.asarray(self.rank_bytes + of_chunks @ self._is_on_rank)
 
-    def bytes_by_rank(self, split: Split) -> FloatA:
-        """Memory of each rank. (pp,) [B]"""
-        of_chunks = np.einsum("pkm,pkm->p", self.layer_bytes, self.counts(split))
-        of_chunks[split.prediction_chunk] += self.prediction_bytes[split.prediction_chunk]
-        return np.asarray(self.rank_bytes + np.bincount(self.places[0], of_chunks, len(self.rank_bytes)))
+    @cached_property
+    def _is_on_rank(self) -> FloatA:
+        """1 where a chunk is on a rank. (P, pp)"""
+        return (self.places[0][:, None] == np.arange(len(self.rank_bytes))).astype(float)
 
     def chunks_of(self, rank: int) -> list[int]:
         """The chunks of a rank."""
@@ -192,18 +201,22 @@ class SplitProblem:
 
     def heaviest_rank_s(self, split: Split) -> float:
         """Forward and backward of one micro-batch on the heaviest rank. [s]"""
-        return float(self.seconds(split)[: self.pipeline.num_computations].sum(axis=(0, 2)).max())
+        return float(self.seconds([split])[0, : self.pipeline.num_computations].sum(axis=(0, 2)).max())
 
-    def fits(self, split: Split) -> bool:
-        """Whether every rank holds something, and its memory, linear in its layers, is within the limit."""
-        return self.fills_ranks(split) and bool(np.all(self.bytes_by_rank(split) <= self.limit_bytes))
+    def fitting(self, splits: Sequence[Split]) -> list[Split]:
+        """Splits in which every rank holds something, and its memory, linear in its layers, is within the limit."""
+        if not splits:
+            return []
+        fit = self._fill_ranks(splits) & np.all(self.bytes_by_rank(splits) <= self.limit_bytes, axis=1)
+        return list(compress(splits, fit.tolist()))
 
-    def fills_ranks(self, split: Split) -> bool:
-        """Whether every rank holds a layer, predictions or an end of the model."""
-        layers = np.bincount(self.places[0], split.layers, len(self.rank_bytes))
-        layers[[self.ranks[0], self.ranks[-1]]] += 1
-        layers[self.ranks[split.prediction_chunk]] += self.num_predictions
-        return bool(np.all(layers > 0))
+    def _fill_ranks(self, splits: Sequence[Split]) -> NDArray[np.bool_]:
+        """Whether every rank holds a layer, predictions or an end of the model. (n,)"""
+        modules = np.array([split.layers for split in splits], dtype=float) @ self._is_on_rank
+        modules[:, [self.ranks[0], self.ranks[-1]]] += 1.0
+        ranks = np.array([self.ranks[split.prediction_chunk] for split in splits])
+        modules[np.arange(len(splits)), ranks] += self.num_predictions
+        return np.asarray(np.all(modules > 0, axis=1))
 
     def holds_an_end(self, rank: int) -> bool:
         """Whether a rank has the embedding or the head."""
@@ -223,7 +236,7 @@ class SplitProblem:
             first = max(last, self.first_prediction_chunk) if self.num_predictions else self.num_chunks - 1
             numbers = range(self.least_recomputed, self.most_recomputed + 1)
             out += [Split(layers, p, n) for p in range(first, self.num_chunks) for n in numbers]
-        return [split for split in out if self.fills_ranks(split)]
+        return list(compress(out, self._fill_ranks(out).tolist()))
 
 
 def _compositions(total: int, least: Sequence[int]) -> list[tuple[int, ...]]:

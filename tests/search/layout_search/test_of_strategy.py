@@ -35,7 +35,7 @@ def test_other_layouts_take_and_keep_what_the_estimate_says(name: str) -> None:
     estimator = _estimator(name)
     problem, own = split_problem(estimator, 1000 * GIB), split_of_strategy(estimator)
     assert problem is not None
-    np.testing.assert_allclose(problem.bytes_by_rank(own), estimator.stage_device_bytes())
+    np.testing.assert_allclose(problem.bytes_by_rank([own])[0], estimator.stage_device_bytes())
     own_s = float(estimator.times(every_stage=True)[0].sum())
     tolerance = 0.012 if SCHEDULES[estimator.row.schedule].defers_weight_gradients else 0.004  # the host's part
     assert problem.step_s(own) == pytest.approx(own_s, rel=0.03)
@@ -46,7 +46,7 @@ def test_other_layouts_take_and_keep_what_the_estimate_says(name: str) -> None:
     changed = estimator.with_layout(other.layout(problem.num_predictions).text, other.recomputed)
     other_s = float(changed.times(every_stage=True)[0].sum())
     assert problem.step_s(other) - problem.step_s(own) == pytest.approx(other_s - own_s, abs=tolerance * own_s)
-    np.testing.assert_allclose(problem.bytes_by_rank(other), changed.stage_device_bytes(), rtol=0.06)
+    np.testing.assert_allclose(problem.bytes_by_rank([other])[0], changed.stage_device_bytes(), rtol=0.08)
 
 
 def test_a_strategy_with_another_layout_is_that_strategy() -> None:

@@ -46,7 +46,7 @@ def random_problem(
         num_predictions=num_predictions, first_prediction_chunk=pp * (vpp - 1), least_layers=(0,) * chunks,
         least_recomputed=recomputed[0], most_recomputed=recomputed[1], pipeline=pipeline,
     )  # fmt: skip
-    peaks = [float(problem.bytes_by_rank(split).max()) for split in problem.splits()]
+    peaks = problem.bytes_by_rank(problem.splits()).max(axis=1)
     return replace(problem, limit_bytes=float(np.quantile(peaks, 0.3)))
 
 
@@ -66,7 +66,7 @@ def test_search_equals_trying_every_split(
         seed, schedule, pp, vpp, num_micro_batches, num_kinds=1 + seed % 2, num_predictions=int(schedule != "zbv"),
         recomputed=RECOMPUTED[recomputed], runtime="pytorch" if schedule == "zbv" else "megatron",
     )  # fmt: skip
-    fitting = [split for split in problem.splits() if problem.fits(split)]
+    fitting = problem.fitting(problem.splits())
     shortest_s = float(problem.steps_s(fitting).min())
     found = shortest_split(problem, problem.even())
     assert found.splits[0] in fitting
@@ -106,5 +106,5 @@ def test_every_split_is_a_layout_that_megatron_takes() -> None:
 def test_a_descent_ends_where_no_move_helps() -> None:
     problem = random_problem(3, "interleaved", 2, 3, 12)
     end = descend(problem, problem.even())
-    steps_s = [problem.step_s(other) for other in neighbours(problem, end) if problem.fits(other)]
-    assert min(steps_s) >= problem.step_s(end) * (1.0 - 1e-9)
+    steps_s = problem.steps_s(problem.fitting(neighbours(problem, end)))
+    assert steps_s.min() >= problem.step_s(end) * (1.0 - 1e-9)
