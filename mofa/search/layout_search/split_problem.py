@@ -177,7 +177,8 @@ class SplitProblem:
 
     def steps_s(self, splits: Sequence[Split]) -> FloatA:
         """The pipeline's computations and hand-overs. (n,) [s]"""
-        return self.pipeline.steps_s(self.seconds(splits))
+        steps_s: FloatA = self.pipeline.steps_s(self.seconds(splits))
+        return steps_s
 
     def step_s(self, split: Split) -> float:
         """The same of one split. [s]"""
@@ -193,7 +194,7 @@ class SplitProblem:
     @cached_property
     def _is_on_rank(self) -> FloatA:
         """1 where a chunk is on a rank. (P, pp)"""
-        return (self.places[0][:, None] == np.arange(len(self.rank_bytes))).astype(float)
+        return np.asarray(self.places[0][:, None] == np.arange(len(self.rank_bytes)), dtype=float)
 
     def chunks_of(self, rank: int) -> list[int]:
         """The chunks of a rank."""
