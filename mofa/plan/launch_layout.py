@@ -23,7 +23,8 @@ class LayoutSearch(Spec):
     before_recompute: str = Field(description="Recomputation with it; full:n may have another n now.")
     before_fits: bool = Field(description="Whether it fits.")
     pipeline_s: float = Field(
-        gt=0, description="Computations and hand-overs of the plan's pipeline, in closed form. [s]"
+        gt=0,
+        description="What devices take for computations and hand-overs of the plan's pipeline, in closed form. [s]",
     )
     bound_s: float = Field(ge=0, description="A lower bound of the same for every layout that fits. [s]")
 

@@ -27,8 +27,8 @@ def layout_lines(plans: Sequence[Plan]) -> list[str]:
         numbers.setdefault((plan.layout.text, whose[plan.layout.by]), []).append(number)
         if plan.layout.search is not None:
             of = f" of plan {number}" if len(plans) > 1 else ""
-            kept = plan.layout.by != "search"
-            searches.append(f"Search of the layout{of}: {_found(plan.layout.search, plan.step_s, kept)}.")
+            is_own = plan.layout.by != "search"
+            searches.append(f"Search of the layout{of}: {_outcome(plan.layout.search, plan.step_s, is_own)}.")
     lines = []
     for (text, whose_it_is), of_layout in numbers.items():
         several = "s" if len(of_layout) > 1 else ""
@@ -38,20 +38,20 @@ def layout_lines(plans: Sequence[Plan]) -> list[str]:
     return lines + searches
 
 
-def _found(search: LayoutSearch, step_s: float, kept: bool) -> str:
+def _outcome(search: LayoutSearch, step_s: float, is_own: bool) -> str:
     """What a search found, with its bound and gap.
 
     >>> from mofa.plan.launch_layout import LayoutSearch
     >>> search = LayoutSearch(before="Ett|ttL", before_step_s=2.0, before_recompute="none", before_fits=True,
     ...                       pipeline_s=1.5, bound_s=1.2)
-    >>> _found(search, 1.6, False)
+    >>> _outcome(search, 1.6, False)
     'step 20.0 % shorter than with Ett|ttL; no pipeline takes less than 1.20 s, this one 1.50 s (gap 20.0 %)'
     """
-    if kept:
-        found = "none is shorter"
+    if is_own:
+        outcome = "none is shorter"
     elif search.before_fits:
-        found = f"step {100.0 * (1.0 - step_s / search.before_step_s):.1f} % shorter than with {search.before}"
+        outcome = f"step {100.0 * (1.0 - step_s / search.before_step_s):.1f} % shorter than with {search.before}"
     else:
-        found = f"{search.before} does not fit"
+        outcome = f"{search.before} does not fit"
     least, takes = format_seconds(search.bound_s), format_seconds(search.pipeline_s)
-    return f"{found}; no pipeline takes less than {least}, this one {takes} (gap {100.0 * search.gap_fraction:.1f} %)"
+    return f"{outcome}; no pipeline takes less than {least}, this one {takes} (gap {100.0 * search.gap_fraction:.1f} %)"

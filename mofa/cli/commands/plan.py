@@ -120,7 +120,7 @@ def plan(
         }
         if profile is None:
             search = mofa.find_plans(job, machines, **options)
-            if refine_seconds and any(found.layout is not None for found in search.report.plans):
+            if refine_seconds and any(best.layout is not None for best in search.report.plans):
                 search = mofa.refine_layouts(
                     search,
                     refine_seconds,

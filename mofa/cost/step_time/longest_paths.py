@@ -226,11 +226,11 @@ class FormulaPaths:
             own = (np.arange(pp) == stage).astype(float)
             before, behind = both * (np.arange(pp) < stage), both * (np.arange(pp) > stage)
             ahead = min(pp - 1 - stage, m - 1)
-            turns = m * (forward + backward) * own
+            own_passes = m * (forward + backward) * own
             out += [
-                before + turns,
-                before + behind + turns - ahead * forward * own,
-                before + behind + turns - ahead * backward * own,
+                before + own_passes,
+                before + behind + own_passes - ahead * forward * own,
+                before + behind + own_passes - ahead * backward * own,
             ]
             if m > ahead + 1:
                 out.append(before + 2 * behind + (m - ahead) * (forward + backward) * own)

@@ -183,22 +183,22 @@ def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
     stages, model, m = rows.layout.stages, rows.workload.model, int(rows.num_micro_batches[0])
     flight = in_flight(stages.pp, stages.vpp, rows.schedule, m)[place]
     static = (rows.static.params + rows.static.grads + rows.static.states + rows.static.buffers)[rows.grid[0]]
-    held = np.stack([rows.shards.dense[rows.grid[0]], rows.shards.expert[rows.grid[0]]], axis=1)
-    bytes_per_param = np.linalg.lstsq(held, static, rcond=None)[0]
+    rank_params = np.stack([rows.shards.dense[rows.grid[0]], rows.shards.expert[rows.grid[0]]], axis=1)
+    bytes_per_param = np.linalg.lstsq(rank_params, static, rcond=None)[0]
     tp, spread = float(rows.table.tp[0]), float(rows.table.ep[0] * rows.table.etp[0])
     of_kinds = [layer_params(model, kind.moe) for kind in stages.kinds]
     dense, expert = (
         np.array([(p.matrices_tp + p.shared) / tp + p.replicated for p in of_kinds]),
         np.array([p.routed / spread for p in of_kinds]),
     )
-    kept = _of_row(rows, rows.layers.saved) + _of_row(rows, rows.layers.slack)
-    layer_bytes = flight[:, None, None] * kept + (bytes_per_param @ np.stack([dense, expert]))[None, :, None]
+    saved = _of_row(rows, rows.layers.saved) + _of_row(rows, rows.layers.slack)
+    layer_bytes = flight[:, None, None] * saved + (bytes_per_param @ np.stack([dense, expert]))[None, :, None]
     prediction_bytes = np.zeros(len(flight))
     if rows.mtp is not None:
         p, mode = mtp_params(model), int(rows.mtp_mode[0] == rows.full[0])
-        kept = _of_row(rows, rows.mtp.saved) + _of_row(rows, rows.mtp.slack)
+        saved = _of_row(rows, rows.mtp.saved) + _of_row(rows, rows.mtp.slack)
         copied = (p.matrices_tp + p.shared) / tp + p.replicated, p.routed / spread
         depth = model.num_mtp_layers
-        prediction_bytes = depth * (flight * kept[0, mode] + float(bytes_per_param @ np.array(copied)))
+        prediction_bytes = depth * (flight * saved[0, mode] + float(bytes_per_param @ np.array(copied)))
         prediction_bytes += bytes_per_param[0] * model.vocab * model.hidden / tp  # the embedding is copied there
     return layer_bytes, prediction_bytes

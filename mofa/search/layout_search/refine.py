@@ -104,19 +104,17 @@ def find_layout(
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
     candidate = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
-    found = _refined(candidate, None, replay=replay, work=work)
-    if found is None:
+    refined = _refined(candidate, None, replay=replay, work=work)
+    if refined is None:
         raise SpecError(
             f"strategy: there is no layout to search for; give {framework.name} a pipeline (pp above 1) that it takes "
             "layouts of, without recompute=every:n"
         )
-    plan = found.candidate.plan(replay=replay) if replay else found.plan
-    return plan.model_copy(update={"layout": found.plan.layout})
+    plan = refined.candidate.plan(replay=True) if replay else refined.plan
+    return plan.model_copy(update={"layout": refined.plan.layout})
 
 
-def refine_layouts(
-    search: Search, seconds: float = 10.0, *, progress: Progress | None = None
-) -> Search:
+def refine_layouts(search: Search, seconds: float = 10.0, *, progress: Progress | None = None) -> Search:
     """Give the best plans of a search the layouts with which their steps are shortest.
 
     Parameters
@@ -157,7 +155,7 @@ def refine_layouts(
     report, left_s = search.report, seconds
     if any(plan.long_run is not None for plan in report.plans):
         raise SpecError("plans are ranked by whole runs; refine those of a search without failures")
-    found: dict[int, _Refined] = {}
+    by_number: dict[int, _Refined] = {}
     for number, plan in enumerate(report.plans):
         candidate, replay = _candidate(search, plan), plan.costed_by == "replay"
         if plan.layout is None:
@@ -166,15 +164,17 @@ def refine_layouts(
             break
         refined = _refined(candidate, plan, replay=replay, work=WORK_OF_PLAN)
         if refined is not None:
-            found[number] = refined
+            by_number[number] = refined
             left_s -= refined.seconds
         if progress is not None:
             progress(number + 1, len(report.plans))
-    plans = {number: found[number].plan if number in found else plan for number, plan in enumerate(report.plans)}
+    plans = {
+        number: by_number[number].plan if number in by_number else plan for number, plan in enumerate(report.plans)
+    }
     order = sorted(plans, key=lambda number: (round(plans[number].step_s, 12), number))
     ranked = [plans[number] for number in order]
-    if order and order[0] in found and _is_new(ranked[0]) and ranked[0].costed_by == "replay":
-        ranked[0] = found[order[0]].candidate.plan(replay=True).model_copy(update={"layout": ranked[0].layout})
+    if order and order[0] in by_number and _is_new(ranked[0]) and ranked[0].costed_by == "replay":
+        ranked[0] = by_number[order[0]].candidate.plan(replay=True).model_copy(update={"layout": ranked[0].layout})
     elapsed_s = report.elapsed_s + time.perf_counter() - started
     return replace(search, report=report.model_copy(update={"plans": tuple(ranked), "elapsed_s": elapsed_s}))
 

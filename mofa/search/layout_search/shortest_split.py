@@ -95,9 +95,9 @@ class _Search:
         program.hold("heaviest rank", heaviest.value_s)
         even, took = program.solve("heaviest chunks", heaviest.split, seed, work)
         self.spent += took
-        for found in (heaviest, even):
-            if found is not None:
-                self.learn(descend(self.problem, found.split))
+        for solution in (heaviest, even):
+            if solution is not None:
+                self.learn(descend(self.problem, solution.split))
 
     def close(self, seed: int, work: float) -> None:
         """Solve programs of the step of splits whose step is not known, until their bound passes the best one's."""
