@@ -32,7 +32,7 @@ def split_of_strategy(estimator: Estimator) -> Split:
     return Split(layout.layers_by_chunk, layout.prediction_chunk, recomputed)
 
 
-def split_problem(estimator: Estimator, limit_bytes: float) -> SplitProblem | None:
+def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: bool = False) -> SplitProblem | None:
     """The problem of a strategy's split; None where there is nothing to deal out, or no option says how.
 
     Parameters
@@ -41,6 +41,8 @@ def split_problem(estimator: Estimator, limit_bytes: float) -> SplitProblem | No
         Of one strategy, its table having one row.
     limit_bytes
         What a rank may hold. [B]
+    keep_recomputed
+        Whether the number of recomputed layers stays.
 
     Notes
     -----
@@ -55,7 +57,7 @@ def split_problem(estimator: Estimator, limit_bytes: float) -> SplitProblem | No
     chunks = stages.num_chunks
     counts_ends = framework.traits.split_rule.counts_ends  # then only the ends may hold no layer
     least = [int(counts_ends and 0 < p < chunks - 1) for p in range(chunks)]
-    searched = split.recomputed > 0
+    searched = split.recomputed > 0 and not keep_recomputed
     most_recomputed = max(-(-model.num_layers // chunks) + MORE_RECOMPUTED, split.recomputed)
     problem = SplitProblem(
         kinds=tuple(stages.kinds.index(layer_kind(model, i)) for i in range(model.num_layers)),

@@ -140,7 +140,8 @@ def refine_layouts(search: Search, seconds: float = 10.0, *, progress: Progress 
     Notes
     -----
     Plans are refined from the best on, until the next one would take longer than what is left. See
-    :func:`mofa.find_layout`; ``plan.layout.search`` says which plans were.
+    :func:`mofa.find_layout`; ``plan.layout.search`` says which plans were. What the search was held to stays: a layout
+    that was asked for, and the number of ``full:n`` where recomputation was.
 
     Examples
     --------
@@ -156,13 +157,14 @@ def refine_layouts(search: Search, seconds: float = 10.0, *, progress: Progress 
     if any(plan.long_run is not None for plan in report.plans):
         raise SpecError("plans are ranked by whole runs; refine those of a search without failures")
     by_number: dict[int, _Refined] = {}
+    keeps = "recompute=" in report.defaults.get("fixed", "")
     for number, plan in enumerate(report.plans):
         candidate, replay = _candidate(search, plan), plan.costed_by == "replay"
-        if plan.layout is None:
+        if plan.layout is None or plan.layout.by == "strategy":
             continue
         if SECONDS_OF_WORK * WORK_OF_PLAN + REPLAYED * replay * _seconds_of_play(candidate) > left_s:
             break
-        refined = _refined(candidate, plan, replay=replay, work=WORK_OF_PLAN)
+        refined = _refined(candidate, plan, replay=replay, work=WORK_OF_PLAN, keep_recomputed=keeps)
         if refined is not None:
             by_number[number] = refined
             left_s -= refined.seconds
@@ -190,11 +192,13 @@ def _candidate(search: Search, plan: Plan) -> Candidate:
     return Candidate(search.workload, search.cluster, search.framework, row, loads, plan.flops_convention)
 
 
-def _refined(candidate: Candidate, own: Plan | None, *, replay: bool, work: float) -> _Refined | None:
+def _refined(
+    candidate: Candidate, own: Plan | None, *, replay: bool, work: float, keep_recomputed: bool = False
+) -> _Refined | None:  # fmt: skip
     """The strategy with the layout that its step is shortest with, at least as short as its own; None where no layout
     can be said. ``own`` is its plan, where known."""
     estimator, limit_bytes = candidate.estimator, memory_limit_bytes(candidate.job[1])
-    problem = split_problem(estimator, limit_bytes)
+    problem = split_problem(estimator, limit_bytes, keep_recomputed=keep_recomputed)
     if problem is None:
         return None
     own = own or _costed(candidate, replay)

@@ -123,3 +123,16 @@ def test_a_search_without_refinement_loads_no_solver() -> None:
         "assert not any(name.startswith('ortools') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_was_asked_for_stays() -> None:
+    """A layout, and the number of recomputed layers."""
+    fixed = {"tp": 1, "pp": 4, "vpp": 2, "cp": 1, "layout": "E|(t*5|)*6ttL"}
+    asked = mofa.find_plans(JOB, MACHINES, fix=fixed, top=1, replay=False)
+    assert mofa.refine_layouts(asked).report.plans == asked.report.plans
+    fixed = {"tp": 1, "pp": 4, "vpp": 1, "cp": 1, "recompute": "full:2"}
+    asked = mofa.find_plans(JOB, MACHINES, fix=fixed, top=1, replay=False)
+    (plan,) = mofa.refine_layouts(asked).report.plans
+    assert plan.layout is not None
+    assert plan.layout.search is not None
+    assert plan.strategy.recompute == "full:2"
