@@ -13,6 +13,8 @@ Predict one strategy: ``estimate`` its step and memory; ``estimate_long_run`` wi
 
 Search all strategies: ``find_plans`` by the step; ``find_long_runs`` by the whole run with its failures.
 
+Search the layout of a pipeline: ``find_layout`` of one strategy, ``refine_layouts`` of the best plans of a search.
+
 Results: ``Search`` (a report, and the table behind it), ``PlanReport`` (what was found and what was rejected), ``Plan``
 (one strategy, costed), ``StrategySpec`` (the strategy).
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from mofa.errors import MofaError, NothingFits, SpecError, StrategyError
     from mofa.plan.result import Plan, PlanReport
     from mofa.search.entry_points import estimate, find_plans
+    from mofa.search.layout_search.refine import find_layout, refine_layouts
     from mofa.search.long_run.spare_nodes import estimate_long_run, find_long_runs
     from mofa.search.search_result import Search
     from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload
@@ -37,13 +40,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "MofaError", "NothingFits", "Plan", "PlanReport", "Search", "SpecError", "StrategyError", "StrategySpec",
-    "estimate", "estimate_long_run", "find_long_runs", "find_plans", "load_cluster", "load_faults", "load_framework",
-    "load_runs", "load_workload", "resolve_run",
+    "estimate", "estimate_long_run", "find_layout", "find_long_runs", "find_plans", "load_cluster", "load_faults",
+    "load_framework", "load_runs", "load_workload", "refine_layouts", "resolve_run",
 ]  # fmt: skip
 
 _HOME = {
     **dict.fromkeys(("MofaError", "NothingFits", "SpecError", "StrategyError"), "mofa.errors"),
     **dict.fromkeys(("estimate", "find_plans"), "mofa.search.entry_points"),
+    **dict.fromkeys(("find_layout", "refine_layouts"), "mofa.search.layout_search.refine"),
     "Search": "mofa.search.search_result",
     **dict.fromkeys(("Plan", "PlanReport"), "mofa.plan.result"),
     **dict.fromkeys(("estimate_long_run", "find_long_runs"), "mofa.search.long_run.spare_nodes"),

@@ -215,6 +215,13 @@ class Estimator:
         other.rests = False
         return other
 
+    def with_layout(self, layout: str, recompute_layers: int) -> Estimator:
+        """The same for its table's only row with another layout, and another number of recomputed layers."""
+        table = replace(self.table, layouts=(layout,), layout=np.zeros(1, dtype=np.int64))
+        other = self._costed_as(lambda costs: costs)
+        other.table = replace(table, recompute_layers=np.array([recompute_layers], dtype=np.int64))
+        return other
+
     def _costed_as(self, changed: Callable[[Costs], Costs]) -> Estimator:
         """The same with other times of its blocks."""
         other = copy.copy(self)

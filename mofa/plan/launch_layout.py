@@ -1,4 +1,4 @@
-"""The layout of a plan's pipeline, as its framework is told it."""
+"""The layout of a plan's pipeline, as its framework is told it, and what a search for it found."""
 
 from __future__ import annotations
 
@@ -12,6 +12,27 @@ from mofa.specs.framework_traits import TRAITS
 from mofa.specs.layouts.module_names import module_names
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 
+LayoutBy = Literal["strategy", "framework", "mofa", "search"]
+
+
+class LayoutSearch(Spec):
+    """A search for the layout with the shortest step, beside the layout that the strategy had before."""
+
+    before: str = Field(description="The layout before the search, in the words of text.")
+    before_step_s: float = Field(gt=0, description="The step with it, costed as the plan is. [s]")
+    before_recompute: str = Field(description="Recomputation with it; full:n may have another n now.")
+    before_fits: bool = Field(description="Whether it fits.")
+    pipeline_s: float = Field(
+        gt=0,
+        description="What devices take for computations and hand-overs of the plan's pipeline, in closed form. [s]",
+    )
+    bound_s: float = Field(ge=0, description="A lower bound of the same for every layout that fits. [s]")
+
+    @property
+    def gap_fraction(self) -> float:
+        """By how much the pipeline's time may be above that of the best layout, as a share of it. [-]"""
+        return max(1.0 - self.bound_s / self.pipeline_s, 0.0)
+
 
 class LaunchLayout(Spec):
     """Which modules each virtual chunk of the pipeline holds, and how to launch with it."""
@@ -20,17 +41,20 @@ class LaunchLayout(Spec):
         description="The layout along the model in Megatron's words: E embedding, t layer, m multi-token-prediction "
         "layer, L loss, | between chunks."
     )
-    by: Literal["strategy", "framework", "mofa"] = Field(
-        description="Who made it: the strategy names it; the framework splits so by itself; or mofa, because the "
-        "framework refuses these degrees without a layout."
+    by: LayoutBy = Field(
+        description="Who made it: the strategy names it; the framework splits so by itself; mofa, because the "
+        "framework refuses these degrees without a layout; or a search for a shorter step."
     )
     launch: str = Field(
         description="What the framework is launched with: --pipeline-model-parallel-layout of Megatron-Core, which "
         "says the virtual stages too; module_fqns_per_model_part of torchtitan. Empty where it has no such option."
     )
+    search: LayoutSearch | None = Field(
+        default=None, description="What a search for a shorter step found; null where none was made."
+    )
 
     @classmethod
-    def of(cls, layout: PipelineLayout, by: Literal["strategy", "framework", "mofa"], framework: str) -> Self:
+    def of(cls, layout: PipelineLayout, by: LayoutBy, framework: str) -> Self:
         """A layout in the words of a framework.
 
         Examples

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from mofa.report.layout_text import layout_lines
 from mofa.report.long_run import print_long_runs
 from mofa.report.tables import print_table
 from mofa.report.words import component_name, quantity_text, runs_text, strategy_text
@@ -421,18 +422,10 @@ def _print_split(console: Console, plan: Plan, of: str = "") -> None:
 
 
 def _print_layouts(console: Console, plans: Sequence[Plan]) -> None:
-    """The layouts to launch with, and whose each is."""
-    numbers: dict[tuple[str, str], list[int]] = {}
-    for number, plan in enumerate(plans, start=1):
-        if plan.layout is not None:
-            option, name = plan.layout.launch.split(" ")[0], plan.strategy.framework
-            whose = {"strategy": "as asked", "framework": f"{name}'s own", "mofa": f"{name} needs it: {option}"}
-            numbers.setdefault((plan.layout.text, whose[plan.layout.by]), []).append(number)
-    for (text, whose_it_is), of in numbers.items():
-        which = f"plan{'s' if len(of) > 1 else ''} {', '.join(map(str, of))}" if len(of) < len(plans) else "all plans"
-        plans_of = "" if len(plans) == 1 else f" of {which}"
-        _say(console, f"Layout{plans_of}: {text} ({whose_it_is}).")
-    if numbers:
+    """The layouts to launch with, whose each is, and what searches found."""
+    if lines := layout_lines(plans):
+        for line in lines:
+            _say(console, line)
         _say(console, "")
 
 

@@ -256,7 +256,7 @@ def test_an_uneven_split_is_told_chunk_by_chunk(cli: Cli, tmp_path: Path) -> Non
     assert [stage["num_layers"] for stage in stages] == [17, 15]
     text = "Et*5|(t*6|)*4t*3L"
     launch = f"--pipeline-model-parallel-layout '{text}'"
-    assert plan["layout"] == {"text": text, "by": "mofa", "launch": launch}
+    assert plan["layout"] == {"text": text, "by": "mofa", "launch": launch, "search": None}
     assert f"Layout: {text} (megatron needs it: --pipeline-model-parallel-layout)." in done.stdout
     assert f"megatron refuses 32 layers over pp 2 x vpp 3 and needs a layout: {launch}" in " ".join(done.stdout.split())
 

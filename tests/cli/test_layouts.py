@@ -41,3 +41,39 @@ def test_a_wrong_layout_is_one_line(cli: Cli) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert words in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_a_layout_is_searched_for_and_told_with_its_bound(cli: Cli, tmp_path: Path) -> None:
+    arguments = [
+        "llama3-8b",
+        "h100-hgx",
+        "--gpus",
+        "8",
+        "--global-batch",
+        "64",
+        "--no-replay",
+        "--json-file",
+        "out.json",
+    ]
+    done = cli("estimate", *arguments, "--strategy", "tp=2 pp=4 recompute=full", "--find-layout")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "out.json").read_text())
+    layout = plan["layout"]
+    assert layout["by"] == "search"
+    assert plan["strategy"]["layout"] == layout["text"]
+    assert layout["search"]["bound_s"] <= layout["search"]["pipeline_s"]
+    assert plan["step_s"] < layout["search"]["before_step_s"]
+    assert f"Layout: {layout['text']} (found by search: --pipeline-model-parallel-layout)." in done.stdout
+    assert "shorter than with Et*8|t*8|t*8|t*8L; no pipeline takes less than" in done.stdout
+    done = cli("plan", *arguments, "--fix", "tp=2 pp=4 vpp=1", "--top", "2")
+    assert done.returncode == 0, done.stderr
+    assert "Search of the layout of plan 1: step" in done.stdout
+    done = cli("plan", *arguments, "--fix", "tp=2 pp=4 vpp=1", "--top", "2", "--refine-seconds", "0")
+    assert "Search of the layout" not in done.stdout
+
+
+def test_a_layout_is_not_searched_for_where_there_is_none(cli: Cli) -> None:
+    arguments = ["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--no-replay", "--find-layout", "--strategy"]
+    done = cli(*arguments, "tp=8")
+    assert done.returncode == 2
+    assert "there is no layout to search for" in done.stderr

@@ -89,7 +89,7 @@ def test_json_goes_there_and_back() -> None:
 
 def test_json_keys_are_the_contract() -> None:
     report = json.loads(make_report().model_dump_json())
-    assert report["schema_version"] == "2.7"
+    assert report["schema_version"] == "2.8"
     assert {
         "workload",
         "cluster",

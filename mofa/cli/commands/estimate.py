@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
@@ -38,6 +40,9 @@ def estimate(
     host_issue: opt.HostIssue = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
+    find_layout: Annotated[
+        bool, typer.Option("--find-layout", help="Search for the pipeline layout with the shortest step.")
+    ] = False,
     jobs: opt.Jobs = None,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
@@ -77,7 +82,9 @@ def estimate(
         if spares is not None:
             for job in asked:
                 without_spares(job.cluster, spares, "--spares")
-        estimates = [_estimate(job, convention, profile, replay, jobs or cores()) for job in asked]
+        estimates = [_estimate(job, convention, profile, replay, jobs or cores(), find_layout) for job in asked]
+        if find_layout:
+            asked = [job._replace(strategy=plan.strategy) for job, plan in zip(asked, estimates, strict=True)]
         output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])
 
 
@@ -92,14 +99,21 @@ def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
 
 
 def _estimate(
-    job: Job, convention: FlopsConvention, faults: FaultSpec | None, replay: bool, processes: int
+    job: Job, convention: FlopsConvention, faults: FaultSpec | None, replay: bool, processes: int, find_layout: bool
 ) -> Estimate:
     """Cost one strategy and say what it is for."""
     import mofa
+    from mofa.errors import SpecError
     from mofa.plan.result import ClusterSummary, Estimate, FrameworkSummary, Plan, WorkloadSummary
 
     workload, cluster, framework = job.workload, job.cluster, job.framework
-    if faults is None:
+    if find_layout:
+        if faults is not None:
+            raise SpecError("--find-layout: searches by the step, not by the run with its failures; leave --faults out")
+        plan = mofa.find_layout(
+            workload, cluster, job.strategy, framework=framework, flops_convention=convention, replay=replay
+        )
+    elif faults is None:
         plan = mofa.estimate(
             workload, cluster, job.strategy, framework=framework, flops_convention=convention, replay=replay,
             jobs=processes,

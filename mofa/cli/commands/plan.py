@@ -9,6 +9,9 @@ import typer
 from mofa.cli import long_run
 from mofa.cli import options as opt
 
+REFINE_SECONDS = 10.0
+"""How long the layouts of the best plans are searched by default. [s]"""
+
 
 def plan(
     workload: opt.Workload,
@@ -47,6 +50,14 @@ def plan(
     host_issue: opt.HostIssue = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
+    refine_seconds: Annotated[
+        float,
+        typer.Option(
+            "--refine-seconds",
+            min=0.0,
+            help="About how long the layouts of the best plans are searched for shorter steps; not with --faults.",
+        ),
+    ] = REFINE_SECONDS,
     jobs: opt.Jobs = None,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
@@ -110,6 +121,12 @@ def plan(
         }
         if profile is None:
             search = mofa.find_plans(job, machines, **options)
+            if refine_seconds and any(best.layout is not None for best in search.report.plans):
+                search = mofa.refine_layouts(
+                    search,
+                    refine_seconds,
+                    progress=lambda done, of: progress(done, of, "searching layouts of the best plans"),
+                )
         else:
             search = mofa.find_long_runs(job, machines, profile, objective=objective.value, **options)
     report = search.report

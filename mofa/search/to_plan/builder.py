@@ -178,6 +178,12 @@ class Candidate:
         row = replace(row, recompute_layers=np.array([layers]))
         return Candidate(workload, cluster, framework, row, self.loads, self.convention, solved=True)
 
+    def laid_out(self, layout: str, layers: int) -> Candidate:
+        """The candidate with a layout, and a number of recomputed layers."""
+        workload, cluster, framework, row = self.job
+        row = replace(row, layouts=(layout,), layout=np.zeros(1, np.int64), recompute_layers=np.array([layers]))
+        return Candidate(workload, cluster, framework, row, self.loads, self.convention)
+
     def stage(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
         """The replayed memory of a rank, also over the time of a step where its computations' ``spans`` are given."""
         from mofa.replay.memory_curve import memory_curve

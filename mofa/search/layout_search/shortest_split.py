@@ -1,0 +1,205 @@
+"""The split with the shortest step: programs that make the heaviest rank lightest, then the step shortest.
+
+The program of the step knows some of the pipeline's paths. It gives a split and a lower bound of the steps of all
+splits that were not seen. The clock gives that split's own step and its longest path, which the program learns. Once
+the bound passes the shortest step, no split is better. Before, a descent from what the heaviest rank and the heaviest
+chunks allow finds a step that is hard to beat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mofa.search.layout_search.layout_program import LayoutProgram
+from mofa.search.layout_search.split_problem import ALL, FloatA, Split, SplitProblem
+
+TURNS = 40
+"""Programs of the step that are solved at most. [-]"""
+WORK = 0.2
+"""Of the solver in all, in its deterministic seconds, of which each takes some of a core's. [s]"""
+TURN_WORK = 0.05
+"""The most of it for one program. [s]"""
+LINEAR_IS_OFF = 0.02
+"""By how much memory that is linear in layers may be too high, as a share. [-]"""
+OverBytes = Callable[[Split], FloatA]
+"""By how much each rank of a split passes its memory; negative where it fits. (pp,) [B]"""
+
+
+@dataclass(frozen=True)
+class ShortestSplit:
+    """Splits that fit, the shortest step first, and a lower bound of all that fit.
+
+    ``steps_s`` are the pipelines' own: computations and hand-overs. [s]
+    """
+
+    splits: tuple[Split, ...]
+    steps_s: tuple[float, ...]
+    bound_s: float
+    work: float
+    """Of the solver, in its deterministic seconds. [s]"""
+
+    @property
+    def gap_fraction(self) -> float:
+        """By how much the shortest step passes the bound, as a share of it. [-]"""
+        return max(1.0 - self.bound_s / self.steps_s[0], 0.0) if self.splits else 0.0
+
+
+class _Search:
+    """What is known of the splits of a problem, and what the solver has spent."""
+
+    def __init__(self, problem: SplitProblem, start: Split, over: OverBytes, over_limit: float) -> None:
+        self.problem, self.start, self.over, self.over_limit = problem, start, over, over_limit
+        self.steps_s: dict[Split, float] = {}
+        """Of splits that fit; infinite of others. [s]"""
+        self.refused: list[tuple[int, Split]] = []
+        """Ranks that do not fit, and with which splits."""
+        self.bound_s, self.spent = 0.0, 0.0
+
+    def learn(self, split: Split, program: LayoutProgram | None = None) -> bool:
+        """Find out whether a split fits and what its step is; whether it was new."""
+        if split in self.steps_s:
+            return False
+        lacking = [(rank, split) for rank in np.flatnonzero(self.over(split) > 0).tolist()]
+        self.refused += lacking
+        if program is not None:
+            for refusal in lacking:
+                program.forbid(*refusal)
+        self.steps_s[split] = math.inf if lacking else self.problem.step_s(split)
+        return True
+
+    @property
+    def best(self) -> Split:
+        """The split with the shortest step that fits; where none does, the one to begin with."""
+        best = min(self.steps_s, key=lambda split: (self.steps_s[split], split.layers))
+        return best if self.steps_s[best] < math.inf else self.start
+
+    def program(self) -> LayoutProgram:
+        """A program that knows what was refused."""
+        program = LayoutProgram(self.problem, 2.0 * self.problem.step_s(self.best), over_limit=self.over_limit)
+        for refusal in self.refused:
+            program.forbid(*refusal)
+        return program
+
+    def balance(self, seed: int, work: float) -> None:
+        """Make the heaviest rank lightest, then the heaviest chunks that take turns, and descend from there."""
+        program = self.program()
+        heaviest, took = program.solve("heaviest rank", self.best, seed, work)
+        self.spent += took
+        if heaviest is None:
+            return
+        self.bound_s = heaviest.bound_s * self.problem.pipeline.num_micro_batches
+        program.hold("heaviest rank", heaviest.value_s)
+        even, took = program.solve("heaviest chunks", heaviest.split, seed, work)
+        self.spent += took
+        for solution in (heaviest, even):
+            if solution is not None:
+                self.learn(descend(self.problem, solution.split))
+
+    def close(self, seed: int, work: float) -> None:
+        """Solve programs of the step of splits whose step is not known, until their bound passes the best one's."""
+        program = self.program()
+        for path in self.problem.pipeline.through_ranks():
+            program.add_path(path)
+        for split in self.steps_s:
+            self._teach(program, split)
+        for _ in range(TURNS):
+            shortest_s = self.steps_s[self.best]
+            if shortest_s <= self.bound_s or self.spent >= work:
+                break
+            solution, took = program.solve("step", self.best, seed, min(TURN_WORK, work - self.spent))
+            self.spent += took
+            if solution is None:
+                self.bound_s = shortest_s if program.is_exhausted else self.bound_s
+                break
+            self.bound_s = max(self.bound_s, solution.bound_s)
+            for split in dict.fromkeys((solution.split, descend(self.problem, solution.split))):
+                if self.learn(split, program):
+                    self._teach(program, split)
+
+    def _teach(self, program: LayoutProgram, split: Split) -> None:
+        """Let a program know the longest paths of a split, and leave that out from now on."""
+        for path in self.problem.pipeline.paths(self.problem.seconds([split])[0]):
+            program.add_path(path)
+        program.exclude(split)
+
+
+def shortest_split(
+    problem: SplitProblem, start: Split, *, over_bytes: OverBytes | None = None, work: float = WORK, seed: int = 0
+) -> ShortestSplit:
+    """Search for the split with the shortest step.
+
+    Parameters
+    ----------
+    start
+        Where to begin; it need not fit.
+    over_bytes
+        Memory as it really is; the problem's own, linear in layers, where absent.
+    work, seed
+        Limit of the solver's deterministic seconds, and its seed. [s]
+
+    Notes
+    -----
+    Where ``over_bytes`` says that a rank of a split does not fit, the program learns that this rank must have less in
+    one of its chunks: more layers are taken to need more memory.
+    """
+    linear = over_bytes or (lambda split: problem.bytes_by_rank([split])[0] - problem.limit_bytes)
+    search = _Search(problem, start, linear, LINEAR_IS_OFF if over_bytes is not None else 0.0)
+    search.learn(start)
+    search.learn(descend(problem, start))
+    search.balance(seed, 0.125 * work)
+    search.close(seed, work)
+    fitting = sorted(
+        (each for each in search.steps_s.items() if each[1] < math.inf), key=lambda each: (each[1], each[0].layers)
+    )
+    bound_s = min(search.bound_s, fitting[0][1]) if fitting else 0.0
+    return ShortestSplit(
+        tuple(split for split, _ in fitting), tuple(step_s for _, step_s in fitting), bound_s, search.spent
+    )
+
+
+def descend(problem: SplitProblem, split: Split) -> Split:
+    """The split that moves of one layer lead to, each the one after which the step is shortest.
+
+    Those that do not fit by memory that is linear in layers are not tried.
+    """
+    step_s = problem.step_s(split) if problem.fitting([split]) else math.inf
+    while True:
+        moved = problem.fitting(neighbours(problem, split))
+        if not moved:
+            return split
+        steps_s = problem.steps_s(moved)
+        best = int(np.argmin(steps_s))
+        if steps_s[best] >= step_s * (1.0 - 1e-9):
+            return split
+        split, step_s = moved[best], float(steps_s[best])
+
+
+def neighbours(problem: SplitProblem, split: Split) -> list[Split]:
+    """Splits with one layer on another chunk, predictions on another chunk, or one more or fewer recomputed layer."""
+    out = []
+    filled = [p for p, layers in enumerate(split.layers) if layers]
+    for source in filled:
+        if split.layers[source] == problem.least_layers[source]:
+            continue
+        empties = source == filled[-1] and split.layers[source] == 1
+        last = (filled[-2] if len(filled) > 1 else 0) if empties else filled[-1]
+        for target in range(problem.num_chunks):
+            if source != target:
+                moved = list(split.layers)
+                moved[source] -= 1
+                moved[target] += 1
+                chunk = max(split.prediction_chunk, last, target) if problem.num_predictions else split.prediction_chunk
+                out.append(Split(tuple(moved), chunk, split.recomputed))
+    if problem.num_predictions:
+        chunks = range(max(filled[-1], problem.first_prediction_chunk), problem.num_chunks)
+        out += [replace(split, prediction_chunk=p) for p in chunks if p != split.prediction_chunk]
+    if split.recomputed != ALL:
+        numbers = (split.recomputed - 1, split.recomputed + 1)
+        out += [
+            replace(split, recomputed=n) for n in numbers if problem.least_recomputed <= n <= problem.most_recomputed
+        ]
+    return out

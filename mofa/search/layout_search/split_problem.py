@@ -1,0 +1,252 @@
+"""What dealing out a model's layers to virtual chunks is about: what layers and ends take and keep on each chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress, groupby
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.step_time.longest_paths import Path
+from mofa.specs.layouts.pipeline_layout import PipelineLayout
+
+FloatA = NDArray[np.float64]
+IntA = NDArray[np.int64]
+ALL = -1
+"""Number of recomputed layers of a chunk that stands for all of them. [-]"""
+
+
+class Pipeline(Protocol):
+    """The clock of a schedule."""
+
+    num_micro_batches: int
+    num_computations: int
+    """Kinds of computations that a micro-batch goes through, the first ones of all kinds. [-]"""
+    hop_s: float
+    slowdown: float
+
+    def steps_s(self, seconds: FloatA) -> FloatA:
+        """From the first computation to the last, given what each takes. (n, kinds, pp, vpp) -> (n,) [s]"""
+
+    def paths(self, seconds: FloatA) -> list[Path]:
+        """Paths of which one takes as long as the step with these durations. (kinds, pp, vpp) [s]"""
+
+    def through_ranks(self) -> list[Path]:
+        """Paths along each rank, which most splits' longest ones are like."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Layers of each chunk along the model, the chunk with the multi-token-prediction layers, recomputed layers.
+
+    ``recomputed`` first layers of every chunk are recomputed whole; all of them where it is :data:`ALL`.
+    """
+
+    layers: tuple[int, ...]
+    prediction_chunk: int
+    recomputed: int = 0
+
+    def layout(self, num_predictions: int) -> PipelineLayout:
+        """The layout of it.
+
+        Examples
+        --------
+        >>> Split((2, 1, 0), 1).layout(1).text
+        'Ett|tm|L'
+        """
+        chunks = ["t" * layers for layers in self.layers]
+        chunks[self.prediction_chunk] += "m" * num_predictions
+        chunks[0], chunks[-1] = "E" + chunks[0], chunks[-1] + "L"
+        return PipelineLayout.of_chunks(chunks)
+
+
+@dataclass(frozen=True)
+class SplitProblem:
+    """Layers in model order, which contiguous parts of are dealt out to P virtual chunks of pp ranks.
+
+    A quantity of a chunk is ``chunk + sum over its layers + predictions``: of each kind of computation, and of memory.
+
+    Parameters
+    ----------
+    kinds
+        Kind of each layer along the model, out of K. (L,)
+    ranks
+        Rank of each chunk along the model. (P,)
+    chunk_s, layer_s, prediction_s
+        Of one micro-batch by kind of computation: a chunk without its layers, with the embedding or the head where they
+        are; a layer that is recomputed whole (last) or not; all multi-token-prediction layers. (C, P), (C, P, K, 2),
+        (C, P) [s]
+    rank_bytes, layer_bytes, prediction_bytes
+        A rank without its layers; a layer with its micro-batches in flight; predictions. (pp,), (P, K, 2), (P,) [B]
+    limit_bytes
+        What a rank may hold. [B]
+    num_predictions
+        Multi-token-prediction layers, which are together behind the last layer. [-]
+    first_prediction_chunk
+        The first chunk in which predictions may be.
+    least_layers
+        Layers that each chunk must have at least. (P,) [-]
+    least_recomputed, most_recomputed
+        How many first layers of every chunk may be recomputed whole; both :data:`ALL` where all are. [-]
+    pipeline
+        The clock of its schedule.
+    """
+
+    kinds: tuple[int, ...]
+    ranks: tuple[int, ...]
+    chunk_s: FloatA
+    layer_s: FloatA
+    prediction_s: FloatA
+    rank_bytes: FloatA
+    layer_bytes: FloatA
+    prediction_bytes: FloatA
+    limit_bytes: float
+    num_predictions: int
+    first_prediction_chunk: int
+    least_layers: tuple[int, ...]
+    least_recomputed: int
+    most_recomputed: int
+    pipeline: Pipeline
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.kinds)
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def num_kinds(self) -> int:
+        return int(self.layer_s.shape[2])
+
+    @cached_property
+    def layers_before(self) -> IntA:
+        """Layers of each kind ahead of each layer, and of all of them. (K, L + 1)"""
+        kinds = np.array(self.kinds, dtype=np.int64)
+        of_kind = kinds == np.arange(self.num_kinds)[:, None]
+        return np.concatenate([np.zeros((self.num_kinds, 1), dtype=np.int64), np.cumsum(of_kind, axis=1)], axis=1)
+
+    @cached_property
+    def most_frequent(self) -> int:
+        """The kind that most layers are of."""
+        return int(np.argmax(self.layers_before[:, -1]))
+
+    def runs(self, kind: int) -> list[tuple[int, int]]:
+        """First layer and number of layers of each run of a kind along the model."""
+        out, start = [], 0
+        for of, run in groupby(self.kinds):
+            length = len(list(run))
+            out += [(start, length)] if of == kind else []
+            start += length
+        return out
+
+    @cached_property
+    def places(self) -> tuple[IntA, IntA]:
+        """Rank of each chunk, and which of its rank's chunks it is. (P,) each"""
+        seen: dict[int, int] = {}
+        number = []
+        for rank in self.ranks:
+            number.append(seen.get(rank, 0))
+            seen[rank] = number[-1] + 1
+        return np.array(self.ranks, dtype=np.int64), np.array(number, dtype=np.int64)
+
+    def counts(self, splits: Sequence[Split]) -> IntA:
+        """Layers of each kind on each chunk, not recomputed whole and recomputed whole. (n, P, K, 2)"""
+        ends = np.zeros((len(splits), self.num_chunks + 1), dtype=np.int64)
+        ends[:, 1:] = np.cumsum([split.layers for split in splits], axis=1)
+        start, end = ends[:, :-1], ends[:, 1:]
+        recomputed = np.array([split.recomputed for split in splits])[:, None]
+        until = np.where(recomputed == ALL, end, np.minimum(start + recomputed, end))
+        at_start, at_until, at_end = (self.layers_before.T[place] for place in (start, until, end))
+        return np.stack([at_end - at_until, at_until - at_start], axis=3)
+
+    def seconds(self, splits: Sequence[Split]) -> FloatA:
+        """What each kind of computation of a micro-batch takes on each chunk of each rank. (n, C, pp, vpp) [s]"""
+        of_chunks = self.chunk_s + np.einsum("cpkm,npkm->ncp", self.layer_s, self.counts(splits))
+        which, chunk = np.arange(len(splits)), np.array([split.prediction_chunk for split in splits])
+        of_chunks[which, :, chunk] += self.prediction_s[:, chunk].T
+        rank, number = self.places
+        out = np.zeros((*of_chunks.shape[:2], len(self.rank_bytes), int(number.max()) + 1))
+        out[:, :, rank, number] = of_chunks
+        return out
+
+    def steps_s(self, splits: Sequence[Split]) -> FloatA:
+        """The pipeline's computations and hand-overs. (n,) [s]"""
+        steps_s: FloatA = self.pipeline.steps_s(self.seconds(splits))
+        return steps_s
+
+    def step_s(self, split: Split) -> float:
+        """The same of one split. [s]"""
+        return float(self.steps_s([split])[0])
+
+    def bytes_by_rank(self, splits: Sequence[Split]) -> FloatA:
+        """Memory of each rank. (n, pp) [B]"""
+        of_chunks = np.einsum("pkm,npkm->np", self.layer_bytes, self.counts(splits))
+        chunk = np.array([split.prediction_chunk for split in splits])
+        of_chunks[np.arange(len(splits)), chunk] += self.prediction_bytes[chunk]
+        return np.asarray(self.rank_bytes + of_chunks @ self._is_on_rank)
+
+    @cached_property
+    def _is_on_rank(self) -> FloatA:
+        """1 where a chunk is on a rank. (P, pp)"""
+        return np.asarray(self.places[0][:, None] == np.arange(len(self.rank_bytes)), dtype=float)
+
+    def chunks_of(self, rank: int) -> list[int]:
+        """The chunks of a rank."""
+        return [p for p, of in enumerate(self.ranks) if of == rank]
+
+    def heaviest_rank_s(self, split: Split) -> float:
+        """Forward and backward of one micro-batch on the heaviest rank. [s]"""
+        return float(self.seconds([split])[0, : self.pipeline.num_computations].sum(axis=(0, 2)).max())
+
+    def fitting(self, splits: Sequence[Split]) -> list[Split]:
+        """Splits in which every rank holds something, and its memory, linear in its layers, is within the limit."""
+        if not splits:
+            return []
+        fit = self._fill_ranks(splits) & np.all(self.bytes_by_rank(splits) <= self.limit_bytes, axis=1)
+        return list(compress(splits, fit.tolist()))
+
+    def _fill_ranks(self, splits: Sequence[Split]) -> NDArray[np.bool_]:
+        """Whether every rank holds a layer, predictions or an end of the model. (n,)"""
+        modules = np.array([split.layers for split in splits], dtype=float) @ self._is_on_rank
+        modules[:, [self.ranks[0], self.ranks[-1]]] += 1.0
+        ranks = np.array([self.ranks[split.prediction_chunk] for split in splits])
+        modules[np.arange(len(splits)), ranks] += self.num_predictions
+        return np.asarray(np.all(modules > 0, axis=1))
+
+    def holds_an_end(self, rank: int) -> bool:
+        """Whether a rank has the embedding or the head."""
+        return rank in (self.ranks[0], self.ranks[-1])
+
+    def even(self) -> Split:
+        """As many layers on each chunk as on others, or one more on the first ones."""
+        base, more = divmod(self.num_layers - sum(self.least_layers), self.num_chunks)
+        layers = tuple(least + base + (p < more) for p, least in enumerate(self.least_layers))
+        return Split(layers, self.num_chunks - 1, self.most_recomputed)
+
+    def splits(self) -> list[Split]:
+        """All splits in which every rank holds something, to check a search on small problems."""
+        out = []
+        for layers in _compositions(self.num_layers, self.least_layers):
+            last = max((p for p, number in enumerate(layers) if number), default=0)
+            first = max(last, self.first_prediction_chunk) if self.num_predictions else self.num_chunks - 1
+            numbers = range(self.least_recomputed, self.most_recomputed + 1)
+            out += [Split(layers, p, n) for p in range(first, self.num_chunks) for n in numbers]
+        return list(compress(out, self._fill_ranks(out).tolist()))
+
+
+def _compositions(total: int, least: Sequence[int]) -> list[tuple[int, ...]]:
+    """All ways to write a number as a sum of as many in order, none below its least.
+
+    >>> _compositions(2, (1, 0))
+    [(1, 1), (2, 0)]
+    """
+    if len(least) == 1:
+        return [(total,)] if total >= least[0] else []
+    most = total - sum(least[1:])
+    return [(n, *rest) for n in range(least[0], most + 1) for rest in _compositions(total - n, least[1:])]

@@ -1,0 +1,110 @@
+"""The search for a split equals trying all of them, within memory, and is the same each time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
+from mofa.schedules.order import ranks_of_stages
+from mofa.search.layout_search.shortest_split import descend, neighbours, shortest_split
+from mofa.search.layout_search.split_problem import ALL, Split, SplitProblem
+from mofa.specs.layouts.pipeline_layout import PipelineLayout
+
+RECOMPUTED = {"none": (0, 0), "two at most": (0, 2), "all": (ALL, ALL)}
+
+
+def random_problem(
+    seed: int, schedule: str, pp: int, vpp: int, num_micro_batches: int, *, num_layers: int = 6, num_kinds: int = 2,
+    num_predictions: int = 1, recomputed: tuple[int, int] = (0, 0), runtime: str = "megatron",
+) -> SplitProblem:  # fmt: skip
+    """Layers of random times and bytes; later chunks keep fewer micro-batches."""
+    random, chunks = np.random.default_rng(seed), pp * vpp
+    pipeline = (
+        FormulaPaths(pp, num_micro_batches, forwards_first=schedule == "gpipe")
+        if vpp == 1
+        else LongestPaths(schedule, runtime, pp, vpp, num_micro_batches, 0.02, 0.1)  # type: ignore[arg-type]
+    )
+    computations = pipeline.num_computations
+    layer_s = random.uniform(0.5, 2.0, (computations, 1, num_kinds, 2)) * np.array([1.0, 1.3])
+    chunk_s, prediction_s = np.zeros((computations, chunks)), np.full((computations, chunks), 0.7)
+    chunk_s[:, 0], chunk_s[:, -1] = 0.1, random.uniform(0.5, 2.0)
+    layer_s = np.repeat(layer_s, chunks, axis=1)
+    if vpp == 1:  # both of a stage that waited
+        layer_s, chunk_s, prediction_s = (
+            np.concatenate([of, of.sum(axis=0, keepdims=True)]) for of in (layer_s, chunk_s, prediction_s)
+        )
+    in_flight = np.arange(chunks, 0, -1.0)[:, None, None]
+    layer_bytes = (in_flight * np.array([1.0, 0.3]) + 2.0) * random.uniform(0.8, 1.2, (1, num_kinds, 1))
+    problem = SplitProblem(
+        kinds=tuple(sorted(random.integers(0, num_kinds, num_layers).tolist())),
+        ranks=ranks_of_stages(pp, vpp, "v" if schedule == "zbv" else "loop"), chunk_s=chunk_s, layer_s=layer_s,
+        prediction_s=prediction_s * (num_predictions > 0), rank_bytes=np.ones(pp), layer_bytes=layer_bytes,
+        prediction_bytes=np.full(chunks, 3.0) * (num_predictions > 0), limit_bytes=1e9,
+        num_predictions=num_predictions, first_prediction_chunk=pp * (vpp - 1), least_layers=(0,) * chunks,
+        least_recomputed=recomputed[0], most_recomputed=recomputed[1], pipeline=pipeline,
+    )  # fmt: skip
+    peaks = problem.bytes_by_rank(problem.splits()).max(axis=1)
+    return replace(problem, limit_bytes=float(np.quantile(peaks, 0.3)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("schedule", "pp", "vpp", "num_micro_batches", "recomputed"),
+    [
+        ("interleaved", 2, 2, 6, "none"), ("interleaved", 3, 2, 12, "two at most"), ("interleaved", 2, 3, 24, "all"),
+        ("1f1b", 3, 1, 7, "two at most"), ("1f1b", 4, 1, 3, "none"), ("gpipe", 3, 1, 5, "none"),
+        ("zbv", 2, 2, 8, "none"),
+    ],
+)  # fmt: skip
+def test_search_equals_trying_every_split(
+    schedule: str, pp: int, vpp: int, num_micro_batches: int, recomputed: str, seed: int
+) -> None:
+    problem = random_problem(
+        seed, schedule, pp, vpp, num_micro_batches, num_kinds=1 + seed % 2, num_predictions=int(schedule != "zbv"),
+        recomputed=RECOMPUTED[recomputed], runtime="pytorch" if schedule == "zbv" else "megatron",
+    )  # fmt: skip
+    fitting = problem.fitting(problem.splits())
+    shortest_s = float(problem.steps_s(fitting).min())
+    found = shortest_split(problem, problem.even())
+    assert found.splits[0] in fitting
+    assert found.steps_s[0] == pytest.approx(shortest_s, rel=1e-9)
+    assert found.bound_s <= shortest_s * (1.0 + 1e-9)
+    assert found.gap_fraction < 0.02
+    assert shortest_split(problem, problem.even()) == found
+
+
+def test_contents_that_do_not_fit_are_learned() -> None:
+    """Memory that is not linear in layers: a rank may hold no more than two layers, whatever the program knows."""
+    problem = replace(random_problem(5, "interleaved", 2, 2, 6, num_layers=4), limit_bytes=1e9)
+
+    def over_bytes(split: Split) -> np.ndarray:
+        layers = np.bincount(problem.places[0], split.layers)
+        return np.asarray(layers - 2.0)
+
+    found = shortest_split(problem, problem.even(), over_bytes=over_bytes)
+    fitting = [split for split in problem.splits() if np.all(over_bytes(split) <= 0)]
+    assert found.steps_s[0] == pytest.approx(float(problem.steps_s(fitting).min()), rel=1e-9)
+    assert all(np.all(over_bytes(split) <= 0) for split in found.splits)
+
+
+def test_nothing_is_found_where_nothing_fits() -> None:
+    problem = replace(random_problem(1, "interleaved", 2, 2, 6), limit_bytes=2.0)
+    assert shortest_split(problem, problem.even()).splits == ()
+
+
+def test_every_split_is_a_layout_that_megatron_takes() -> None:
+    problem = random_problem(2, "interleaved", 2, 2, 6, num_layers=3)
+    for split in problem.splits():
+        layout = split.layout(problem.num_predictions)
+        layout.check(2, 2, problem.num_layers, problem.num_predictions)
+        assert layout == PipelineLayout.of_chunks(layout.chunks)
+
+
+def test_a_descent_ends_where_no_move_helps() -> None:
+    problem = random_problem(3, "interleaved", 2, 3, 12)
+    end = descend(problem, problem.even())
+    steps_s = problem.steps_s(problem.fitting(neighbours(problem, end)))
+    assert steps_s.min() >= problem.step_s(end) * (1.0 - 1e-9)
