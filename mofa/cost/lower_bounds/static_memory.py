@@ -15,7 +15,7 @@ from mofa.cost.estimate import ALLOCATED_IS_OFF, precision_modes
 from mofa.cost.kernels.topology import Group
 from mofa.cost.layout import Layout, layout
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_of
-from mofa.cost.optimizer import held_width
+from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.rows import grids_of, held_by_grids
 from mofa.cost.stages import stages_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
@@ -63,7 +63,7 @@ def _of_grids(
     _, shards, static = held_by_grids(workload, cluster, framework, grids, groups, lay, mode)
     resident = static.params + static.grads + static.states + static.buffers + static.step_scratch
     if framework.shards_params and mode.precision == "mixed" and mode.pipelined:
-        each = framework.grads_bytes_per_param * held_width(workload, mode.precision) / 4.0
+        each = framework.grads_bytes_per_param * optimizer_dtype_bytes(workload, mode.precision) / 4.0
         resident = resident - static.grads + shards.sharded(each) - shards.unsharded(2.0)
     communicators = _communicators(workload, cluster, framework, grids, groups, lay, schedule)
     outside = cluster.gpu.context_bytes.value + communicators
