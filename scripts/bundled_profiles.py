@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu", "h100-4gpu")
-THROTTLED_FOLDERS = ("h100-1gpu-throttled", "h100-1gpu-te-throttled")
+THROTTLED_FOLDERS = ("h100-1gpu-throttled", "h100-1gpu-te-throttled", "h100-1gpu-te-throttled-second")
 """Memory-bound kernels, attention and experts' products behind products that hold the H100's clock down."""
 TE_FP8_FOLDERS = ("h100-1gpu-te", "h100-1gpu-te-sustained")
 """Folders of the fp8 kernels of Transformer Engine, measured on the H100."""
