@@ -84,8 +84,8 @@ class Front:
         order = np.lexsort((device, keys))
         keys, device = keys[order], device[order]
         least_before = np.concatenate([[np.inf], np.minimum.accumulate(device)[:-1]])
-        kept = device < least_before
-        self.keys, self.device_bytes = keys[kept], device[kept]
+        on_front = device < least_before
+        self.keys, self.device_bytes = keys[on_front], device[on_front]
 
     def is_beaten(self, key: FloatN, device_bytes: FloatN) -> BoolN:
         """Whether a row of the front has a smaller key and no more memory. (n,)"""

@@ -9,9 +9,10 @@ import pytest
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fit import fit_curves
+from mofa.calibrate.fits.loaded_clocks import clock_shares, memory_bound_clock, powers_behind_products
 from mofa.calibrate.fits.profile import BETWEEN, powered
 from mofa.calibrate.measurements import Row
-from mofa.specs.curves import BETWEEN_SHARE, PoweredCurve
+from mofa.specs.curves import PoweredCurve
 from mofa.specs.power import mixed_clock
 
 
@@ -27,10 +28,28 @@ def test_clocks_of_kernels_alone_and_of_what_runs_between_them() -> None:
         row("sustained", "gemm", "burst", 1.0, 2000.0), row("sustained", "gemm", "2s", 1.2, 1500.0),
         row("sustained", "gemm", "between_memory", 1.15, 1600.0),
     ]  # fmt: skip
-    clocks = fit_curves(rows, num_sms=132, gpu="a GPU").clocks
-    assert clocks["gemm bf16"] == 0.75
-    shares = [np.array([BETWEEN_SHARE]), np.array([1 - BETWEEN_SHARE])]
-    assert mixed_clock(shares, [0.75, clocks["memory_bound"]])[0] == pytest.approx(0.8)
+    assert fit_curves(rows, num_sms=132, gpu="a GPU").clocks["gemm bf16"] == 0.75
+    alone = memory_bound_clock(rows, lambda num_rows: 1.15 * num_rows / 8192.0)  # as long as the product
+    assert alone is not None
+    assert mixed_clock([np.array([0.5]), np.array([0.5])], [0.75, alone])[0] == pytest.approx(0.8, rel=1e-4)
+
+
+def test_kernels_that_wait_for_the_clock_have_a_share_that_grows() -> None:
+    """A kernel that takes a tenth longer at four fifths of the clock: 0.4 of a quarter more."""
+    rows = [
+        replace(row("throttled", "silu", f"eager_{load}", seconds, mhz, tokens=8192, width=8192))
+        for load, seconds, mhz in (("burst", 1.0, 2000.0), ("heavy", 1.1, 1600.0), ("medium", 1.0, 1990.0))
+    ]
+    assert clock_shares(rows) == {"eager silu": pytest.approx(0.4)}
+    assert fit_curves(rows, num_sms=132, gpu="a GPU").clock_shares == {"eager silu": pytest.approx(0.4)}
+
+
+def test_attention_behind_products_has_a_power_of_the_clock() -> None:
+    rows = [
+        row("te_throttled", "te_attention.fwd", load, seconds, mhz)
+        for load, seconds, mhz in (("burst", 1.0, 2000.0), ("heavy", 1.25, 1600.0))
+    ]
+    assert powers_behind_products(rows) == {"attention_cudnn_fwd bf16": pytest.approx(1.0)}
 
 
 def test_clocks_that_were_not_read_say_nothing() -> None:

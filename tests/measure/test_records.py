@@ -236,7 +236,9 @@ def only_traced(run_id: str) -> bool:
     """Whether a configuration was run to learn from alone, mostly by its trace, beside the dealt ones."""
     names = ("te-traced", "te-traced-second", "te-gathered")
     plans = (load_yaml(MEASURED.parent / "plans" / f"{name}.yaml") for name in names)
-    return run_id.removesuffix("-again") in {run["id"] for plan in plans for run in plan["runs"]}
+    return run_id.removesuffix("-again").removesuffix("-warm-traced") in {
+        run["id"] for plan in plans for run in plan["runs"]
+    }
 
 
 def test_committed_splits_are_halves_of_each_framework(repeats: list[list[Record]]) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fitted_curves import Curves, Fitted
-from mofa.calibrate.fits.power import (
+from mofa.calibrate.fits.loaded_clocks import (
     between_s,
     clock_powers,
     clock_shares,

@@ -44,7 +44,7 @@ class Curves:
     clocks: dict[str, float] = field(default_factory=dict)
     """Clock after seconds of load over the full clock: of products and attention. [-]"""
     memory_clock: float | None = None
-    """Of :func:`mofa.calibrate.fits.power.memory_bound_clock`. [-]"""
+    """Of :func:`mofa.calibrate.fits.loaded_clocks.memory_bound_clock`. [-]"""
     clock_powers: dict[str, float] = field(default_factory=dict)
     """Power of the clock that the rate of products and attention grows with. [-]"""
     clock_shares: dict[str, float] = field(default_factory=dict)
