@@ -41,7 +41,7 @@ def test_norms_over_all_heads_take_what_was_logged(
     """Its GPUs of 500 W are slower than the profile's: by 14 % in its compiled row without tensor parallelism."""
     plan = estimate(tmp_path, ranks, sequences)
     assert plan.memory.by_stage[0].reserved_bytes == pytest.approx(reserved_gib * GIB, rel=0.005)
-    assert 0.97 < plan.tokens_per_s_per_gpu / tokens_per_s < 1.075
+    assert 0.97 < plan.tokens_per_s_per_gpu / tokens_per_s < 1.08
 
 
 def test_norms_split_by_heads_are_half_again_as_fast(tmp_path: Path) -> None:
