@@ -233,6 +233,10 @@ def _refined(
         plan = _costed(laid_out(split), replay)
         if plan.memory.fits and (plan.step_s < best.step_s or not best.memory.fits):
             chosen, best = split, plan
+    if replay and chosen != start:  # with all that a plan explains, other ranks may turn out fuller
+        best = laid_out(chosen).plan(replay=True)
+        if not best.memory.fits or (own.memory.fits and best.step_s >= own.step_s):
+            chosen, best = start, own
     by: LayoutBy = own.layout.by if chosen == start else "search"
     pipeline_s = problem.step_s(chosen)
     search = LayoutSearch(
