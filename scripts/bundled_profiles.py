@@ -41,7 +41,7 @@ PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu", "h100-4gpu")
 THROTTLED_FOLDERS = ("h100-1gpu-throttled", "h100-1gpu-te-throttled", "h100-1gpu-te-throttled-second")
-"""Memory-bound kernels, attention and experts' products behind products that hold the H100's clock down."""
+"""Memory-bound kernels and attention behind products that hold the H100's clock down."""
 TE_FP8_FOLDERS = ("h100-1gpu-te", "h100-1gpu-te-sustained")
 """Folders of the fp8 kernels of Transformer Engine, measured on the H100."""
 H100_TE, H100_TE_MORE = "h100-1gpu-te-bf16", ("h100-1gpu-te-order", "h100-1gpu-te-dense")
@@ -307,8 +307,8 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     made = gpu_profile(base, curves, "h100-sxm", source)
     made["curves"]["releases"] = {number: release(name, made["curves"]) for number, name in H100_RELEASES.items()}
     own, source = fitted([H100_TE])
-    kept = {state: made["curves"]["gemm"]["bf16"][state] for state in ("sustained", "alone", "clock")}
-    kept["clock_power"] = behind.clock_powers["experts bf16"]
+    states = ("sustained", "alone", "clock", "clock_power")
+    kept = {state: made["curves"]["gemm"]["bf16"][state] for state in states}
     made["curves"]["multi_stream"] = {
         f: {**curve_fact(one, source, **kept), **TE_LIBRARY} for f, one in own.multi_stream.items()
     }
