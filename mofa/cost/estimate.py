@@ -17,7 +17,7 @@ from mofa.cost.block.costs import Costs
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import rank_bytes
-from mofa.cost.kernels.lazy_loading import drained as drained_share
+from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
 from mofa.cost.memory.peak import Peak, StageBytes, fullest_of, stage_bytes, stage_peaks
 from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows

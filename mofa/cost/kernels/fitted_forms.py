@@ -50,7 +50,7 @@ def gemm_s(
         sustained_part = sustained[part] if isinstance(sustained, np.ndarray) else sustained
         out[part] = _tiled_s(flat[:, part], form, num_sms, sustained_part)
     bytes_s = count * ((m + n) * k * element_bytes + np.asarray(output_bytes) * m * n) / form.bytes_per_s
-    return form.floor_s + join(compute_s, bytes_s, form.sharpness)
+    return form.floor_s + p_norm(compute_s, bytes_s, form.sharpness)
 
 
 def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float | FloatN) -> FloatN:
@@ -69,12 +69,12 @@ def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float | 
     return best
 
 
-def join(first: FloatN, other: FloatN, sharpness: float) -> FloatN:
+def p_norm(first: FloatN, other: FloatN, sharpness: float) -> FloatN:
     """Two times that overlap in part: ``(a^p + b^p)^(1/p)``.
 
     Examples
     --------
-    >>> join(np.array([3.0]), np.array([4.0]), 2.0)
+    >>> p_norm(np.array([3.0]), np.array([4.0]), 2.0)
     array([5.])
     """
     larger = np.maximum(np.maximum(first, other), 1e-30)
@@ -282,7 +282,7 @@ def _grouped_total(
     rate = np.where(small, form.small_rate, form.large_rate) * (sustained / num_sms)
     compute_s = steps * tile * 2 / rate
     bytes_s = moved_bytes / form.bytes_per_s
-    return form.floor_s + form.per_group_s * groups + join(compute_s, bytes_s, form.sharpness)
+    return form.floor_s + form.per_group_s * groups + p_norm(compute_s, bytes_s, form.sharpness)
 
 
 def attention_s(

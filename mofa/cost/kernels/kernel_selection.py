@@ -51,7 +51,7 @@ def unseen_share(
     spread
         As :func:`popularity_drift` has it. [-]
     places
-        :func:`densities` of all of these, where they are known.
+        :func:`token_count_densities` of all of these, where they are known.
     multiple
         That numbers are padded to. [tokens]
 
@@ -74,7 +74,7 @@ def unseen_share(
     >>> [round(unseen_share(uneven, np.inf, multiple=m), 2) for m in (1.0, 16.0)]
     [0.73, 0.0]
     """
-    _, density, weights = densities(means, spread, multiple) if places is None else places
+    _, density, weights = token_count_densities(means, spread, multiple) if places is None else places
     remembered = min(draws, _longest(density, weights))
     return float((weights * np.exp(-remembered * density)).sum())
 
@@ -126,7 +126,7 @@ def new_kernels(
     """
     if not np.isfinite(draws):
         return 0.0
-    numbers, density, weights = densities(means, spread, multiple) if places is None else places
+    numbers, density, weights = token_count_densities(means, spread, multiple) if places is None else places
     unseen = np.exp(-draws * density)
     num_new = 0.0
     for products in ways:
@@ -144,7 +144,7 @@ def new_kernels(
     return num_new
 
 
-def most_of(mean: float, ranks: int) -> float:
+def expected_poisson_max(mean: float, ranks: int) -> float:
     """Expected largest of the counts of so many ranks, of ``mean`` each: the ranks that load fewer kernels in a pass of
     a layer wait for it. Assumes that kernels come up independently (Poisson). [-]
 
@@ -152,7 +152,7 @@ def most_of(mean: float, ranks: int) -> float:
     --------
     Two ranks' larger count exceeds one's by more than half where they are few:
 
-    >>> [round(most_of(mean, ranks), 2) for mean, ranks in ((1.0, 1), (1.0, 2), (0.1, 2), (16.0, 2))]
+    >>> [round(expected_poisson_max(mean, ranks), 2) for mean, ranks in ((1.0, 1), (1.0, 2), (0.1, 2), (16.0, 2))]
     [1.0, 1.52, 0.19, 18.25]
     """
     counts = np.arange(int(mean + 10.0 * np.sqrt(mean)) + 20)
@@ -173,7 +173,7 @@ def popularity_drift(means: FloatN) -> float:
     return min(SPREAD, float(np.sqrt(max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0))))
 
 
-def densities(means: FloatN, spread: float, multiple: float = 1.0) -> Places:
+def token_count_densities(means: FloatN, spread: float, multiple: float = 1.0) -> Places:
     """Numbers of tokens around each mean, the share of all experts' that have the same one, padded to a multiple, and
     the weights of these places. (n, 9)"""
     means = np.sort(np.maximum(means, 1.0))

@@ -21,7 +21,7 @@ from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import HostSync, Stream
 
 
-def drained(ctx: Context) -> FloatK:
+def share_of_passes_with_load(ctx: Context) -> FloatK:
     """Share of passes through layers in which a kernel has been loaded by the end of a layer's loop over experts, in
     the mean over the layers: of Poisson's counts those above 0. Half of a number's kernels are needed each way. (K,)
     [-]"""
@@ -31,7 +31,7 @@ def drained(ctx: Context) -> FloatK:
     return share
 
 
-def loading(
+def tape_with_loads(
     tape: Tape, seconds: Sequence[FloatK], issue: Sequence[FloatK], load_s: float, drained: bool = False
 ) -> tuple[Tape, list[FloatK], list[FloatK]]:
     """A tape with what loads take ahead of the loops over experts that need them, and its ops' seconds.
@@ -64,7 +64,7 @@ def loading(
     half a millisecond, and nothing of the host's time is the device's.
 
     >>> ops = tuple(Op(name, "grouped_gemm", Stream(1.0), expert_loops=4.0, loads=0.5) for name in ("a", "b"))
-    >>> tape, took, issued = loading(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0, drained=True)
+    >>> tape, took, issued = tape_with_loads(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0, drained=True)
     >>> [op.name for op in tape.ops]
     ['a.waits', 'a.loads', 'a.loaded', 'a', 'b']
     >>> took, issued
@@ -95,7 +95,7 @@ def loading(
 
 
 def idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
-    """What loads keep the device waiting in a tape of :func:`loading`. (K,) [s]"""
+    """What loads keep the device waiting in a tape of :func:`tape_with_loads`. (K,) [s]"""
     return sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.family == "host_idle"], 0.0)
 
 

@@ -16,7 +16,7 @@ from mofa.blocks.work import GroupedKernel
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
-from mofa.cost.kernels.topology import Placement, process_groups
+from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.libraries import rests_on_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned
@@ -378,7 +378,7 @@ def _provenance(
     seen: Seen, kernel: GroupedKernel,
 ) -> dict[Provenance, float]:  # fmt: skip
     tp, cp, pp, dp, ep, etp = (int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
-    crosses = _crossing((tp, cp, pp, dp, ep, etp), Placement(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
+    crosses = _crossing((tp, cp, pp, dp, ep, etp), NodeSizes(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
     ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
     sizes, streams = seen
     formats = formats_of(workload.precision.fp8_recipe)
@@ -394,7 +394,7 @@ def _provenance(
 
 
 @lru_cache(maxsize=1024)
-def _crossing(degrees: tuple[int, int, int, int, int, int], node: Placement) -> dict[str, bool]:
+def _crossing(degrees: tuple[int, int, int, int, int, int], node: NodeSizes) -> dict[str, bool]:
     """Kinds of communication that leave the fast domain."""
     groups = process_groups(*degrees, node)
     names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
