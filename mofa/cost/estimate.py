@@ -273,17 +273,17 @@ class Estimator:
 
         ``progress`` is told the number of rows done.
         """
-        return self.weighed(which, recompute_layers, progress).device_bytes
+        return self.memory_of_rows(which, recompute_layers, progress).device_bytes
 
-    def weighed(
+    def memory_of_rows(
         self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
         progress: Callable[[int], None] | None = None,
-    ) -> Weighed:  # fmt: skip
+    ) -> RowMemory:  # fmt: skip
         """All of memory that a search asks for, of rows of the table with these numbers of recomputed layers.
 
         ``progress`` is told the number of rows done.
         """
-        weighed = Weighed(*np.empty((4, len(which))))
+        weighed = RowMemory(*np.empty((4, len(which))))
         done = 0
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
             stages = stage_bytes(rows)
@@ -334,7 +334,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class RowMemory:
     """Memory of rows of a table, without their time. (n,) each [B]"""
 
     device_bytes: NDArray[np.float64]

@@ -189,7 +189,7 @@ MEGATRON = ("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf",
 
 
 def switches_of(row: Row, options: dict[str, Any]) -> list[str]:
-    """Switches of a row whose runs nothing was learned from on Transformer Engine: ``tp_overlap``, ``layout``."""
+    """The row's switches for which no constant was fitted on Transformer Engine: ``tp_overlap``, ``layout``."""
     switches = ["tp_overlap"] if options.get("tp_overlap") else []
     laid_out = any(rows.by_hand and rows.hold(row) for rows in load_recipes().layouts)
     return [*switches, "layout"] if laid_out and (number(row, "pp") or 1) > 1 else switches

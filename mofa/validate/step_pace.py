@@ -47,7 +47,7 @@ class PassTimes:
         return [seconds_at_pace(self.read_ops_s, self.read_s, ops_s) for ops_s in self.steps_ops_s]
 
     def steps_s_waiting_for_slowest(self) -> list[float]:
-        """What it takes in each step where ranks wait in every pass for the one that is the slowest in it. [s]
+        """Seconds of the work in each step, if every pass waits for its slowest rank. [s]
 
         A core's neighbour is quiet or busy for a whole pass (layers of one pass differ by 8 %, passes of a rank by
         half: te4-ep4-qwen30b-12l-traced). A step's mean says in what share of its passes it was busy; in those in which

@@ -97,7 +97,7 @@ class Paces(NamedTuple):
     """Its way back, on autograd's thread. [s]"""
 
     def relative_times(self, layer_s: tuple[float, float]) -> tuple[float, float]:
-        """How much faster a host at this pace is than one on which a layer takes so long each way. [-]"""
+        """A layer's time at this pace over the time given, each way: above 1 on a slower host. [-]"""
         return self.layer_fwd_s / layer_s[0], self.layer_bwd_s / layer_s[1]
 
 
@@ -168,7 +168,7 @@ def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
 
 
 def quiet_indices(times: Sequence[float], quiet: Sequence[bool], dropped: int = DROPPED) -> list[int]:
-    """Numbers of those behind the first few whose cores were quiet all the while; of the lowest, if too few were."""
+    """Indices of the samples behind the first ``dropped`` whose cores stayed quiet; if too few, of the fastest."""
     behind_dropped = range(dropped, len(times))
     alone = [i for i in behind_dropped if quiet[i]]
     return alone if len(alone) >= FEWEST else sorted(behind_dropped, key=times.__getitem__)[:FEWEST]

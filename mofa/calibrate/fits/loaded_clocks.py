@@ -31,7 +31,10 @@ experts' powers of the clock scatter from 0.17 to 1.7."""
 
 
 def sustained_clock_ratios(rows: Sequence[Row]) -> dict[str, float]:
-    """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one."""
+    """Clock of an op that runs alone under the power limit, over the full clock: the median over shapes. [-]
+
+    By op and format.
+    """
     clock_ratios: dict[str, list[float]] = {}
     for name, states in _loaded(rows).items():
         clock_ratios.setdefault(f"{name[0]} {name[1]}", []).append(states["2s"].clock)
@@ -73,7 +76,7 @@ def between_s(streams: Mapping[str, Fitted], rows: float) -> float:
 
 
 def clock_exponents(rows: Sequence[Row]) -> dict[str, float]:
-    """Per op and format: the power of the clock that the rate grows with, the median over shapes and loaded states."""
+    """Exponent ``p`` of rate ~ clock^p, by op and format: the median over shapes and loaded states. [-]"""
     powers: dict[str, list[float]] = {}
     for (op, dtype, _, _), states in _loaded(rows).items():
         full = states["burst"].seconds

@@ -247,8 +247,10 @@ def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def power_limit_fields(curves: Curves, *names: str) -> dict[str, float]:
-    """What the power limit leaves of the rate, between memory-bound kernels and alone, of the first name measured, and
-    of the clock, of the first name that it was read of."""
+    """A curve's fields under the power limit: rate between memory-bound kernels, rate alone, clock and its exponent.
+
+    Each comes from the first of ``names`` that has it. [-]
+    """
     for name in names:
         if f"{name} {BETWEEN}" in curves.sustained:
             between = min(curves.sustained[f"{name} {BETWEEN}"], 1.0)

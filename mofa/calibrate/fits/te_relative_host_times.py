@@ -65,7 +65,10 @@ class Times:
 
     @cached_property
     def timer_correction(self) -> float:
-        """What a dense layer takes forward over its calls, one by one; 1 where these leave something. [-]"""
+        """A dense layer's forward time over the sum of its separately timed calls, at most 1. [-]
+
+        It takes the timers' own time off calls. 1 where not all calls were timed.
+        """
         layer = self.per_layer_with_dense_ends(DENSE, "forward")
         calls = [
             (self.median_of(DENSE, f"call:{method}", micro_batches=1), times) for method, times in DENSE_CALLS.items()

@@ -32,7 +32,7 @@ def fitted_by_bytes_only(row: Row) -> bool:
 
 
 def accumulation_form(rows: Sequence[Row], single: GemmForm, num_sms: int) -> StreamForm | None:
-    """Rate of what a product moves more that adds a weight's gradient to an fp32 one: the median over long products.
+    """Bandwidth of the extra traffic when a product accumulates into an fp32 gradient: the median over long products.
 
     Examples
     --------

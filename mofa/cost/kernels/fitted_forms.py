@@ -326,8 +326,9 @@ def attention_s(
 
 
 def missed_bytes(moved: ArrayLike, source: ArrayLike, l2_bytes: float) -> FloatN:
-    """Bytes of rows read again and again, in no order, that the L2 does not hold: of half of what is ``moved``, the
-    other half being written, the share of the ``source`` that is larger than half of the L2. [B]
+    """Bytes of random repeated reads that miss the L2. [B]
+
+    Half of ``moved`` is reads. The share that misses is that of ``source`` beyond half of the L2.
 
     Either half of a GH100's L2 holds what its side of the chip reads, so that rows that all multiprocessors read are in
     it twice.

@@ -99,10 +99,10 @@ def new_kernels(
     Each product's choices change at random, ``a m`` apart in the mean, ``a`` the less of ``unchanged_share`` and ``c``.
     Those of a number are independent of those before it where one lies between it and the nearest on either side. With
     density ``p`` and ``T`` draws before, none came up down to ``d`` below it with ``exp(-T p d)``: with ``b = 1 -
-    exp(-1 / (a m))`` a share ``exp(-T p) (b / (1 - (1 - b) exp(-T p)))^2`` of numbers is alone. Stretches around it
-    of which some number came up, a share ``T p a m / (1 + T p a m)`` of all, have its kernel by what ``c`` says
-    beyond ``a``, ``2 (c - a) / a`` of them in all; stretches far from it, of either product of its way, by
-    ``far_share``: each takes away from the kernels that are new as if independent. Assumes that all kernels of a place
+    exp(-1 / (a m))`` a share ``exp(-T p) (b / (1 - (1 - b) exp(-T p)))^2`` of numbers is alone. Among the
+    stretches around it, a share ``T p a m / (1 + T p a m)`` had a number before. Of those within reach,
+    ``2 (c - a) / a`` in all, ``c`` says how many have its kernel; of those far from it, of either product of its way, ``far_share``
+    does. Each takes away from the kernels that are new as if independent. Assumes that all kernels of a place
     are chosen alike. Against the kernels that are named, for the experts of seven models and numbers around 400,
     1,500 and 4,000, from the fifth step on 0.6 to 1.5 times as many, 0.96 of all. Of what nothing was read off: the
     four series of measurements/h200-products/products.json have 18, 22, 22 and 21 where there were 19, 20, 21 and
@@ -145,8 +145,9 @@ def new_kernels(
 
 
 def expected_poisson_max(mean: float, ranks: int) -> float:
-    """Expected largest of the counts of so many ranks, of ``mean`` each: the ranks that load fewer kernels in a pass of
-    a layer wait for it. Assumes that kernels come up independently (Poisson). [-]
+    """Expected maximum of ``ranks`` independent Poisson counts of mean ``mean``. [-]
+
+    Ranks that load fewer kernels in a layer's pass wait for the one that loads most.
 
     Examples
     --------
@@ -174,8 +175,10 @@ def popularity_drift(means: FloatN) -> float:
 
 
 def token_count_densities(means: FloatN, spread: float, multiple: float = 1.0) -> Places:
-    """Numbers of tokens around each mean, the share of all experts' that have the same one, padded to a multiple, and
-    the weights of these places. (n, 9)"""
+    """Token counts around each mean, the probability of each over all experts, and integration weights. (n, 9) each
+
+    Counts are padded to ``multiple``.
+    """
     means = np.sort(np.maximum(means, 1.0))
     if len(means) > MOST_EXPERTS:
         means = means[np.linspace(0, len(means) - 1, MOST_EXPERTS).astype(int)]

@@ -22,9 +22,10 @@ from mofa.blocks.work import HostSync, Stream
 
 
 def share_of_passes_with_load(ctx: Context) -> FloatK:
-    """Share of passes through layers in which a kernel has been loaded by the end of a layer's loop over experts, in
-    the mean over the layers: of Poisson's counts those above 0. Half of a number's kernels are needed each way. (K,)
-    [-]"""
+    """Probability that a layer's pass loads at least one kernel, the mean over the layers. (K,) [-]
+
+    Counts are Poisson's. Each way needs half of a token count's kernels.
+    """
     if ctx.model.moe is None:
         return 0.0
     share: FloatK = 1.0 - np.exp(-0.5 * ctx.local_experts * ctx.new_kernels * ctx.loops_met)
@@ -54,8 +55,8 @@ def tape_with_loads(
     ``u`` for ``load_s - X / 2``, or ``load_s^2 / (2 X)`` where ``X`` is above ``load_s``. ``n`` expected loads put the
     device off by ``n`` times that and the host by ``n load_s``, however small ``n`` is: a mean over steps. A pass that
     has loaded one has no lead from before either, such as that of the head over the backward pass: steps are costed
-    both ways and take the mean, by the share of passes (:func:`drained`) of which that holds. Assumes no such lead for
-    the mean, that loads don't follow each other closely, and that what is computed again was loaded the first time;
+    both ways and take the mean, by the share of passes (:func:`share_of_passes_with_load`) of which that holds. Assumes
+    no such lead for the mean, that loads don't follow each other closely, and that what is computed again was loaded the first time;
     what the device idles while a drained load ends (above) is left out.
 
     Examples

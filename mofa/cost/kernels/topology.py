@@ -206,7 +206,10 @@ def process_groups(
 
 
 def nested_group(inner: Group, outer: Group) -> Group:
-    """All ranks of ``inner`` at all steps of ``outer``; steps share a block only if it holds the inner group whole."""
+    """The group of every inner rank at every outer step.
+
+    Outer steps share a domain or a node only if it holds the whole inner group.
+    """
 
     def joined(inner_ranks: IntK, outer_ranks: IntK) -> IntK:
         return np.where(inner_ranks == inner.size, inner_ranks * outer_ranks, inner_ranks)
