@@ -96,19 +96,19 @@ def new_kernels(
 
     Notes
     -----
-    Each product's choices change at random, ``a m`` apart in the mean, ``a`` the less of ``unchanged_share`` and ``c``.
-    Those of a number are independent of those before it where one lies between it and the nearest on either side. With
-    density ``p`` and ``T`` draws before, none came up down to ``d`` below it with ``exp(-T p d)``: with ``b = 1 -
-    exp(-1 / (a m))`` a share ``exp(-T p) (b / (1 - (1 - b) exp(-T p)))^2`` of numbers is alone. Among the
-    stretches around it, a share ``T p a m / (1 + T p a m)`` had a number before. Of those within reach,
-    ``2 (c - a) / a`` in all, ``c`` says how many have its kernel; of those far from it, of either product of its way, ``far_share``
-    does. Each takes away from the kernels that are new as if independent. Assumes that all kernels of a place
-    are chosen alike. Against the kernels that are named, for the experts of seven models and numbers around 400,
-    1,500 and 4,000, from the fifth step on 0.6 to 1.5 times as many, 0.96 of all. Of what nothing was read off: the
-    four series of measurements/h200-products/products.json have 18, 22, 22 and 21 where there were 19, 20, 21 and
-    25, the first four of measurements/h200-host-second/products.json 91 in all where there were 130 (narrow experts
-    between 256 and 2048). Nine ranks' traced steps with uneven experts (mc1-phimoe-2l-full-skewed-traced and the
-    fitting half's others) have one load where 4.4 are expected, 6 by one pool for all widths.
+    Each product's choices change at random, ``a m`` apart in the mean, ``a`` the less of ``unchanged_share`` and
+    ``c``. Those of a number are independent of those before it where one lies between it and the nearest on either
+    side. With density ``p`` and ``T`` draws before, none came up down to ``d`` below it with ``exp(-T p d)``: with
+    ``b = 1 - exp(-1 / (a m))`` a share ``exp(-T p) (b / (1 - (1 - b) exp(-T p)))^2`` of numbers is alone. Among the
+    stretches around it, a share ``T p a m / (1 + T p a m)`` had a number before. Of those within reach, ``2 (c - a)
+    / a`` in all, ``c`` says how many have its kernel; of those far from it, of either product of its way,
+    ``far_share`` does. Each takes away from the kernels that are new as if independent. Assumes that all kernels of
+    a place are chosen alike. Against the kernels that are named, for the experts of seven models and numbers around
+    400, 1,500 and 4,000, from the fifth step on 0.6 to 1.5 times as many, 0.96 of all. Of what nothing was read
+    off: the four series of measurements/h200-products/products.json have 18, 22, 22 and 21 where there were 19, 20,
+    21 and 25, the first four of measurements/h200-host-second/products.json 91 in all where there were 130 (narrow
+    experts between 256 and 2048). Nine ranks' traced steps with uneven experts (mc1-phimoe-2l-full-skewed-traced
+    and the fitting half's others) have one load where 4.4 are expected, 6 by one pool for all widths.
 
     Examples
     --------

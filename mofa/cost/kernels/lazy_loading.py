@@ -56,8 +56,8 @@ def tape_with_loads(
     device off by ``n`` times that and the host by ``n load_s``, however small ``n`` is: a mean over steps. A pass that
     has loaded one has no lead from before either, such as that of the head over the backward pass: steps are costed
     both ways and take the mean, by the share of passes (:func:`share_of_passes_with_load`) of which that holds. Assumes
-    no such lead for the mean, that loads don't follow each other closely, and that what is computed again was loaded the first time;
-    what the device idles while a drained load ends (above) is left out.
+    no such lead for the mean, that loads don't follow each other closely, and that what is computed again was loaded
+    the first time; what the device idles while a drained load ends (above) is left out.
 
     Examples
     --------
