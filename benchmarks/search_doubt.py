@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
 from mofa.search.borderline import borderline_rows
-from mofa.search.costing import MEMORY, Found
+from mofa.search.costing import MEMORY, CheckedSpace
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import loads_of
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
@@ -45,11 +45,11 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
 
     rejected = search.reasons[costed.rows] == MEMORY
     doubtful = rejected & np.isfinite(costed.step_s)
-    found = Found(search.combinations, costed, search.reasons, search.short)
+    found = CheckedSpace(search.combinations, costed, search.reasons, search.short)
     asked = borderline_rows(found, costed.step_s)
     others = np.flatnonzero(rejected & ~doubtful)
     table = costed.table.take(others)
-    least = Estimator(*facts, table, loads).weighed(np.arange(len(others)), table.recompute_layers).least_bytes
+    least = Estimator(*facts, table, loads).memory_of_rows(np.arange(len(others)), table.recompute_layers).least_bytes
     near = others[least <= (1.0 + NEAR) * limit]
     some = np.random.default_rng(0).choice(near, min(sample, len(near)), replace=False)
     print(

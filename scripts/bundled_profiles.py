@@ -24,8 +24,8 @@ from mofa.calibrate.fits.profile import (
     gpu_profile,
     merged,
     node_profile,
+    round_numbers,
     stream_fact,
-    tidy,
     with_clock_shares,
 )
 from mofa.calibrate.fits.published_kernels import fit_others
@@ -361,7 +361,7 @@ def eight_gpus(four: dict[str, Any], gpus: str) -> dict[str, Any]:
             said += H100_EIGHT
             if factor != 1.0:
                 said += f", payloads over nvls_factor {factor:g}"
-            made[f"{op} 8"] = tidy({**known, "provenance": "transferred", "source": said, "form": form})
+            made[f"{op} 8"] = round_numbers({**known, "provenance": "transferred", "source": said, "form": form})
     return made
 
 

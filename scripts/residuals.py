@@ -21,7 +21,7 @@ from mofa.specs.residuals import FILE, STEPS_FILE
 from mofa.validate.all_runs import references
 from mofa.validate.bands import fit, residuals_csv, step_residual_of
 from mofa.validate.score import RunScore, score
-from mofa.validate.spread import Spread
+from mofa.validate.spread import RunProcesses
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
@@ -30,7 +30,7 @@ HEAD = "# Made by python scripts/residuals.py; the memory margin and the band of
 
 def fitting_runs(processes: int | None = None) -> list[RunScore]:
     """Every run that may be learned from, predicted."""
-    with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, Spread(processes) as spread:
+    with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
         found, _ = references(ROOT / "reference_runs", Path(scratch), spread=spread)
         runs, _ = score([reference for reference in found if reference.split == "fitting"], spread=spread)
     return [run for run in runs if not run.traced]

@@ -40,11 +40,11 @@ def model_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     Those of one combination are kept for who asks again: tapes depend on nothing but their context, which strategies
     share that differ in what blocks do not depend on, such as the pipeline.
     """
-    return known_tapes(ctx, modes) if isinstance(ctx.tp, PLAIN) else _described(ctx, modes)
+    return cached_tapes(ctx, modes) if isinstance(ctx.tp, PLAIN) else _described(ctx, modes)
 
 
 @lru_cache(maxsize=KEPT)
-def known_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
+def cached_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     """As :func:`model_tapes`, of one combination."""
     return _described(ctx, modes)
 

@@ -64,7 +64,7 @@ def check(
             raise SpecError(
                 f"mofa calibrate check: folders of different GPUs ({', '.join(gpus)}); check them one by one"
             )
-        judged_rows = [r for r in rows if r.case.split == split and judged(r)]
+        judged_rows = [r for r in rows if r.case.split == split and meets_floor(r)]
         predicted, outside = _predict(curves, judged_rows, folder)
         for row, time_s, far in zip(judged_rows, predicted, outside, strict=True):
             if np.isfinite(time_s):
@@ -129,7 +129,7 @@ def _predict(curves: Curves, rows: Sequence[Row], folder: Path) -> tuple[NDArray
     return time_s, outside
 
 
-def judged(row: Row) -> bool:
+def meets_floor(row: Row) -> bool:
     """Whether a held-out row counts: not shorter or smaller than its family's floor."""
     family = FAMILY.get(row.case.family, row.case.family)
     if row.sample.median_s < FLOOR_S.get(family, 0.0):

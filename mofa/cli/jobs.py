@@ -179,10 +179,10 @@ def _jobs_of_file(file: str, overrides: Overrides, scratch: Path, host_issue_s: 
     """The runs of a file, or the measured one of a record."""
     from mofa.errors import SpecError
     from mofa.specs.run_files import load_runs
-    from mofa.validate.reference import recorded
+    from mofa.validate.reference import reference_of_file
 
     runs = load_runs(file)
-    record = recorded(Path(file), scratch)
+    record = reference_of_file(Path(file), scratch)
     if record is not None:
         record = _changed(record, runs[0], overrides, host_issue_s)
         runs = (record.run,)
@@ -196,7 +196,7 @@ def _jobs_of_file(file: str, overrides: Overrides, scratch: Path, host_issue_s: 
         if record is None:
             jobs.append(Job(run.id, job, machines.at_host(host_issue_s, HOST_SAID), complete, facts, named))
         else:
-            machines = record.on_its_machine(machines)
+            machines = record.cluster_as_run(machines)
             jobs.append(Job(run.id, job, machines, complete, facts, named, record.gpu, record.rests_on))
     return jobs
 

@@ -172,7 +172,7 @@ class LongRunOptions:
             at_least("--log-days", self.log_days, "d")
 
 
-def split_set(items: list[str] | None) -> tuple[list[str], dict[str, object]]:
+def split_fault_settings(items: list[str] | None) -> tuple[list[str], dict[str, object]]:
     """Items of ``--set`` without those about long runs, and these as dotted paths below the profile."""
     from mofa.specs.overrides import ROOTS, parse_set
 

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0
 
 
-class Report(Protocol):
+class ProgressCallback(Protocol):
     """Called with what is done, of how much, and, where it changes, what is being done."""
 
     def __call__(self, done: int, total: int, what: str = "", /) -> None: ...
 
 
 @contextmanager
-def progress_bar(title: str, *, enabled: bool = True) -> Iterator[Report]:
+def progress_bar(title: str, *, enabled: bool = True) -> Iterator[ProgressCallback]:
     """Give a function of (done, total, what) that draws a bar once the work has taken longer than a second.
 
     Parameters

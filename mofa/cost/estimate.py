@@ -17,7 +17,7 @@ from mofa.cost.block.costs import Costs
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import rank_bytes
-from mofa.cost.kernels.lazy_loading import drained as drained_share
+from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
 from mofa.cost.memory.peak import Peak, StageBytes, fullest_of, stage_bytes, stage_peaks
 from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows
@@ -273,17 +273,17 @@ class Estimator:
 
         ``progress`` is told the number of rows done.
         """
-        return self.weighed(which, recompute_layers, progress).device_bytes
+        return self.memory_of_rows(which, recompute_layers, progress).device_bytes
 
-    def weighed(
+    def memory_of_rows(
         self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
         progress: Callable[[int], None] | None = None,
-    ) -> Weighed:  # fmt: skip
+    ) -> RowMemory:  # fmt: skip
         """All of memory that a search asks for, of rows of the table with these numbers of recomputed layers.
 
         ``progress`` is told the number of rows done.
         """
-        weighed = Weighed(*np.empty((4, len(which))))
+        weighed = RowMemory(*np.empty((4, len(which))))
         done = 0
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
             stages = stage_bytes(rows)
@@ -334,7 +334,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class RowMemory:
     """Memory of rows of a table, without their time. (n,) each [B]"""
 
     device_bytes: NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import per_combination
-from mofa.blocks.frameworks.megatron.persistent import rotations
+from mofa.blocks.frameworks.megatron.persistent import rotary_tables
 from mofa.cost.rows import Rows
 from mofa.schedules import Schedule
 from mofa.specs.framework import FrameworkSpec
@@ -199,7 +199,7 @@ def rotation_tables(rows: Rows) -> RotationTables:
     layers = rows.layout.counts.sum(axis=1)
     if not rows.framework.library:
         return RotationTables(np.zeros_like(layers), np.zeros(n), ())
-    tables = rotations(rows.costs.context)
+    tables = rotary_tables(rows.costs.context)
     nbytes = per_combination(tables.table, len(rows.costs.persistent))[rows.k]
     if not tables.of_layers:
         return RotationTables(np.full(layers.shape, float(rows.layout.stages.vpp)), nbytes, ())

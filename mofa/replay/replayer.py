@@ -13,7 +13,7 @@ from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import makers_of_extremes, outside_of, rank_maker, tokens_over_mean_by_rank
-from mofa.replay.rank.uneven_layers import rows_by_layer
+from mofa.replay.rank.uneven_layers import rows_over_mean_by_layer
 from mofa.replay.time.step import time_of
 from mofa.replay.time.time_replayed import TimeReplayed, scaled_by_runs, weighted_mean
 from mofa.specs.residuals import load_residuals
@@ -74,7 +74,7 @@ class Replayer:
     @cached_property
     def _makers(self) -> tuple[tuple[Callable[[int], Rank], ...], tuple[Callable[[int], Rank], ...]]:
         """Of the ends of what a distributed optimizer cuts, and of the one with the fewest tokens."""
-        uneven = int(self.estimator.table.ep[0]) > 1 and rows_by_layer(self.estimator) is not None
+        uneven = int(self.estimator.table.ep[0]) > 1 and rows_over_mean_by_layer(self.estimator) is not None
         ends, emptiest = makers_of_extremes(self.estimator)
         return ends, (emptiest,) if uneven else ()
 
@@ -233,5 +233,5 @@ class Replayer:
         """Equal for pipeline ranks that hold the same; an end is like no other, nor is any where layers get tokens of
         their own."""
         spec = self.estimator.rank_specs[r]
-        alone = spec.place.has_end or rows_by_layer(self.estimator) is not None
+        alone = spec.place.has_end or rows_over_mean_by_layer(self.estimator) is not None
         return r if alone else tuple(tuple((block.role, block.kind) for block in chunk.blocks) for chunk in spec.chunks)

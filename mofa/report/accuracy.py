@@ -203,7 +203,7 @@ def band_rows(report: ValidationReport) -> list[list[str]]:
             item.group, str(item.fitted_runs), str(item.families), str(item.runs), percent(item.coverage),
             str(item.below), str(item.above),
             f"{percent(item.median_low, signed=True)} to {percent(item.median_high, signed=True)}",
-            percent(item.median_width), " to ".join(map(percent, item.by_chance)),
+            percent(item.median_width), " to ".join(map(percent, item.chance_interval)),
             ("yes" if item.meets_claim else "NO") if item.tested else "too few to say",
         ]
         for item in report.bands

@@ -9,7 +9,7 @@ import numpy as np
 from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, tidy
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.tables import print_table
-from mofa.report.words import counted
+from mofa.report.words import with_count_noun
 from mofa.routing.placement_file import placement_rows
 from mofa.units import format_bytes, format_seconds
 
@@ -85,7 +85,7 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
     columns = [("tokens of the fullest GPU over the mean", "left"), ("mean", "right"), ("worst", "right")]
     title = (
         f"{g.name}: {g.experts} experts on {g.gpus} GPUs, {g.merged} groups of ep {g.ep} merged, {g.routing}, "
-        f"{counted(g.micro_batches, 'micro-batch', 'micro-batches')} of {counted(g.layers, 'layer')}"
+        f"{with_count_noun(g.micro_batches, 'micro-batch', 'micro-batches')} of {with_count_noun(g.layers, 'layer')}"
     )
     print_table(console, title, columns, rows)
     if report.step is not None:
@@ -116,7 +116,7 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
 def _payback(report: BalanceReport) -> str:
     """After how many steps a new placement has paid for itself."""
     steps = None if report.step is None else report.step.payback_steps
-    return "" if steps is None else f", paid back after {counted(max(round(steps), 1), 'step')}"
+    return "" if steps is None else f", paid back after {with_count_noun(max(round(steps), 1), 'step')}"
 
 
 def _print_step(s: StepBalance, console: Console) -> None:

@@ -159,10 +159,10 @@ def unit_of(name: str) -> str:
     return next((unit for end, unit in ends.items() if name.endswith(end)), "-")
 
 
-def counted(number: int, singular: str, plural: str | None = None) -> str:
+def with_count_noun(number: int, singular: str, plural: str | None = None) -> str:
     """A number of things.
 
-    >>> counted(1, "step"), counted(2, "step"), counted(3, "micro-batch", "micro-batches")
+    >>> with_count_noun(1, "step"), with_count_noun(2, "step"), with_count_noun(3, "micro-batch", "micro-batches")
     ('1 step', '2 steps', '3 micro-batches')
     """
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

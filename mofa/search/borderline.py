@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.replay.garbage_collection import no_collection
-from mofa.search.costing import MEMORY, Found
+from mofa.search.costing import MEMORY, CheckedSpace
 from mofa.search.rerank import REPLAYED
 from mofa.search.to_plan.builder import Candidate
 from mofa.search.workers import Workers
@@ -25,7 +25,7 @@ LOOKED_AT = REPLAYED
 """Borderline rows that are replayed: as many as are ranked again. [-]"""
 
 
-def borderline_rows(searched: Found, key: FloatN) -> NDArray[np.intp]:
+def borderline_rows(searched: CheckedSpace, key: FloatN) -> NDArray[np.intp]:
     """Positions of costed rows whose allocated memory fits and whose estimated reserved memory does not.
 
     Only rows that would otherwise be among the best :data:`~mofa.search.rerank.REPLAYED`.
@@ -48,8 +48,8 @@ def borderline_rows(searched: Found, key: FloatN) -> NDArray[np.intp]:
     return rows[np.argsort(costed.device_bytes[rows], kind="stable")[:LOOKED_AT]]
 
 
-def look_again(
-    searched: Found, key: FloatN, limit_bytes: float, candidate: Callable[[int], Candidate], workers: Workers
+def admit_borderline_rows(
+    searched: CheckedSpace, key: FloatN, limit_bytes: float, candidate: Callable[[int], Candidate], workers: Workers
 ) -> None:  # fmt: skip
     """Let borderline rows pass that fit by replay, and note their memory in ``searched``.
 
@@ -79,7 +79,9 @@ def look_again(
             )
 
 
-def fewer_layers(best: list[int], candidate: Callable[[int], Candidate], workers: Workers) -> dict[int, Candidate]:
+def with_fewer_recomputed(
+    best: list[int], candidate: Callable[[int], Candidate], workers: Workers
+) -> dict[int, Candidate]:
     """Those of the best rows that fit with fewer recomputed layers than the search chose, with that number."""
     ones = [candidate(i) for i in best]
     numbers = workers.map(_fewest_layers, ones)

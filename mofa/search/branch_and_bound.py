@@ -20,13 +20,13 @@ from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_boun
 from mofa.search.costing import (
     MEMORY,
     SLOWER,
-    Found,
+    CheckedSpace,
     Part,
     PartCosts,
-    assembled,
     cost_part,
-    cost_with,
+    cost_rows_of_part,
     estimator_of_part,
+    merge_part_costs,
 )
 from mofa.search.goals import BestRows, Front, Goal
 from mofa.search.legality.masks import Job
@@ -51,7 +51,7 @@ NEAR_MISSES = 64
 def cost_best(
     job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, objective: Objective, wanted: int,
     progress: Callable[[int, int], None] | None,
-) -> Found:  # fmt: skip
+) -> CheckedSpace:  # fmt: skip
     """Cost the rows that may be among the best ones.
 
     Parameters
@@ -79,7 +79,7 @@ def cost_best(
 
 def cost_front(
     job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, objective: Objective
-) -> Found:
+) -> CheckedSpace:
     """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best`."""
     search = _BranchAndBound(job, loads, space, reason, short, Front(objective), None)
     search.run()
@@ -115,12 +115,12 @@ class _BranchAndBound:
             self._cost(left[:size])
             left, floor, size = left[size:], floor[size:], size * GROWTH
 
-    def result(self) -> Found:
+    def result(self) -> CheckedSpace:
         """What was costed, and verdicts on all rows."""
         slower = self.reason == SLOWER
         self.short[slower] = self.goal.slower_by(self.short[slower]) / self.goal.objective.keys_per_unit
         rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows for rows, _ in self.costed)])
-        return assembled(self.space, rows, [costs for _, costs in self.costed], self.reason, self.short)
+        return merge_part_costs(self.space, rows, [costs for _, costs in self.costed], self.reason, self.short)
 
     def _that_may_fit(self, degrees: Rows) -> Rows:
         """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
@@ -180,7 +180,7 @@ class _BranchAndBound:
             if needed is not None:
                 wanted[needed] = part.legal[needed]
         chosen, cut = np.flatnonzero(wanted), ~wanted[rows]
-        costs = cost_with(part, estimator, chosen)
+        costs = cost_rows_of_part(part, estimator, chosen)
         self.costed.append((of_space[~cut], costs))
         self._take(part, chosen, costs)
         self._tell(len(chosen))
@@ -192,7 +192,7 @@ class _BranchAndBound:
     def _take(self, part: Part, rows: Rows, costs: PartCosts) -> None:
         """Let the goal take note of rows that fit."""
         verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
-        of_part = assembled(part.space, rows, [costs], *verdicts)
+        of_part = merge_part_costs(part.space, rows, [costs], *verdicts)
         key, _ = keys_of(self.goal.objective, of_part.costed)
         fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
         self.goal.take(key[fits], of_part.costed.device_bytes[fits])

@@ -72,7 +72,7 @@ class Costed:
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckedSpace:
     """A space whose rows were checked and costed.
 
     ``reason`` is the index of the check that rejects a row, -1 where it fits. ``short`` is by how much it missed. (n,)
@@ -83,7 +83,7 @@ class Found:
     reason: IntN
     short: FloatN
 
-    def with_layers(self, some: Mapping[int, Breakdown]) -> Found:
+    def with_layers(self, some: Mapping[int, Breakdown]) -> CheckedSpace:
         """A copy in which the rows at these positions in ``costed`` recompute so many layers and cost what is given."""
         layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
         for i, costs in some.items():
@@ -94,7 +94,7 @@ class Found:
             costed.put(positions, costs)
         return replace(self, space=replace(self.space, recompute_layers=layers), costed=costed)
 
-    def but(self, some: Costed, reason: IntN, short: FloatN) -> Found:
+    def with_updates(self, some: Costed, reason: IntN, short: FloatN) -> CheckedSpace:
         """A copy in which ``some`` of the costed rows cost what is given, and have these verdicts. (n,)"""
         layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
         verdicts, misses = self.reason.copy(), self.short.copy()
@@ -105,7 +105,7 @@ class Found:
         verdicts[rows], misses[rows] = reason[rows], short[rows]
         for name in ("step_s", "device_bytes", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
             getattr(costed, name)[..., positions] = getattr(some, name)
-        return Found(replace(self.space, recompute_layers=layers), costed, verdicts, misses)
+        return CheckedSpace(replace(self.space, recompute_layers=layers), costed, verdicts, misses)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class PartCosts:
 def cost_rows(
     job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN,
     progress: Callable[[int, int], None] | None, workers: Workers,
-) -> Found:  # fmt: skip
+) -> CheckedSpace:  # fmt: skip
     """Cost every row that no check rejects.
 
     Parameters
@@ -169,19 +169,19 @@ def cost_rows(
     ):
         parts_costed.append(costs)
         tell(number, len(costs.reason))
-    return assembled(space, rows, parts_costed, reason, short)
+    return merge_part_costs(space, rows, parts_costed, reason, short)
 
 
-def assembled(
+def merge_part_costs(
     space: Combinations, rows: NDArray[np.intp], parts: Sequence[PartCosts], reason: IntN, short: FloatN
-) -> Found:
+) -> CheckedSpace:
     """What costing some ``rows`` of a space says, whose verdicts are put into ``reason`` and ``short``.
 
     ``parts`` have the rows one after the other. What is costed is in the order of the space, rows whose layers were
     solved for last.
     """
     if not parts:
-        return Found(space, Costed.of(rows, space.take(rows), np.zeros(0)), reason, short)
+        return CheckedSpace(space, Costed.of(rows, space.take(rows), np.zeros(0)), reason, short)
 
     def of_all(name: str) -> NDArray[np.generic]:
         return np.concatenate([getattr(costs, name) for costs in parts], axis=-1)
@@ -198,7 +198,7 @@ def assembled(
     place[order] = np.arange(len(order))
     for name in ("step_s", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
         getattr(costed, name)[..., place[timed]] = of_all(name)
-    return Found(space, costed, reason, short)
+    return CheckedSpace(space, costed, reason, short)
 
 
 def split(space: Combinations, legal: NDArray[np.bool_], parts: int) -> list[NDArray[np.intp]]:
@@ -229,7 +229,7 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
     ``tell`` is called with the number of rows whose memory is known.
     """
     rows = np.flatnonzero(part.legal)
-    return cost_with(part, estimator_of_part(part), rows, tell)
+    return cost_rows_of_part(part, estimator_of_part(part), rows, tell)
 
 
 def estimator_of_part(part: Part) -> Estimator:
@@ -238,7 +238,7 @@ def estimator_of_part(part: Part) -> Estimator:
     return Estimator(job.workload, job.cluster, job.framework, part.space.take(rows), part.loads)
 
 
-def cost_with(
+def cost_rows_of_part(
     part: Part, estimator: Estimator, rows: NDArray[np.intp], tell: Callable[[int], None] | None = None
 ) -> PartCosts:
     """Cost some of a part's legal rows as :func:`cost_part` does all.
@@ -267,7 +267,7 @@ def cost_with(
             if tell is not None:
                 tell(done + count)
 
-        weighed = estimator.weighed(position[some], layers[some], progress)
+        weighed = estimator.memory_of_rows(position[some], layers[some], progress)
         device[some], allocated[some], saved[some] = (
             weighed.device_bytes,
             weighed.allocated_bytes,

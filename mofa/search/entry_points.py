@@ -17,14 +17,14 @@ from mofa.errors import SpecError, StrategyError
 from mofa.plan.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.replay.garbage_collection import no_collection
 from mofa.search import branch_and_bound
-from mofa.search.borderline import fewer_layers, look_again
-from mofa.search.costing import MEMORY, Costed, Found, cost_rows
+from mofa.search.borderline import admit_borderline_rows, with_fewer_recomputed
+from mofa.search.costing import MEMORY, CheckedSpace, Costed, cost_rows
 from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.legality.masks import CHECKS, Job, check
 from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
-from mofa.search.request import check_asked, checked_facts
-from mofa.search.rerank import PATIENCE, REPLAYED, Final, replay_best
+from mofa.search.request import check_constraints, resolve_framework
+from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
 from mofa.search.search_result import Search
 from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
@@ -151,9 +151,9 @@ def find_plans(
     [2, 2]
     """
     started = time.perf_counter()
-    framework = checked_facts(workload, cluster, framework)
+    framework = resolve_framework(workload, cluster, framework)
     fix, maximum = dict(fix or {}), dict(maximum or {})
-    check_asked(fix, maximum, top, flops_convention)
+    check_constraints(fix, maximum, top, flops_convention)
     workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
     job = Job(workload, cluster, framework)
     constrained = partial(constrain, fix=fix, maximum=maximum, with_=with_, without=without)
@@ -174,7 +174,7 @@ def find_plans(
             enumerated, searched_rows = _search(job, space, progress, workers, open_degrees=not fix, bounded=bounded)
         else:
             enumerated = searched.enumerated
-            searched_rows = Found(
+            searched_rows = CheckedSpace(
                 searched.combinations, searched.costed, searched.reasons.copy(), searched.short.copy()
             )
         costed, reason, short = searched_rows.costed, searched_rows.reason, searched_rows.short
@@ -187,17 +187,17 @@ def find_plans(
             return Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
 
         if replay:
-            look_again(searched_rows, key, memory_limit_bytes(cluster), candidate, workers)
+            admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster), candidate, workers)
         best = _rank(costed, key, reason, wanted)
-        final = Final()
-        if replay and (fewer := fewer_layers(best[:REPLAYED].tolist(), candidate, workers)):
+        final = ReplayedRanking()
+        if replay and (fewer := with_fewer_recomputed(best[:REPLAYED].tolist(), candidate, workers)):
             searched_rows = searched_rows.with_layers(
                 {i: candidate_found.costed for i, candidate_found in fewer.items()}
             )
             costed = searched_rows.costed
             best = _ranked_again(costed, best, judge)
         if replay:
-            order = judge.order if judge is not None else None
+            order = judge.plan_key if judge is not None else None
             final = replay_best(best.tolist(), candidate, top, replay_progress, order, workers)
     if final.changed:
         searched_rows = searched_rows.with_layers(
@@ -260,7 +260,7 @@ def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
 def _search(
     job: Job, space: Space, progress: Progress | None, workers: Workers, open_degrees: bool,
     bounded: tuple[Objective, int] | None,
-) -> tuple[Combinations | None, Found]:  # fmt: skip
+) -> tuple[Combinations | None, CheckedSpace]:  # fmt: skip
     """Enumerate, mask, cost: every legal row, or with an objective those that may be among so many of the best.
 
     With the rows as they were enumerated, if some legal ones are not costed. If the degrees are ``open_degrees``, not
@@ -407,14 +407,14 @@ def closed_plan(workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, 
 
 def timed_plan(workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec) -> Plan:
     """The plan that :func:`estimate` gives for one strategy, with its memory in closed form, not replayed."""
-    return _candidate(workload, cluster, framework, strategy).timed()
+    return _candidate(workload, cluster, framework, strategy).plan_with_replayed_time()
 
 
 def _estimate(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec | None,
     flops_convention: FlopsConvention, replay: bool, explain: bool, over_time: bool, jobs: int,
 ) -> Plan:  # fmt: skip
-    check_asked({}, {}, 1, flops_convention)
+    check_constraints({}, {}, 1, flops_convention)
     candidate = _candidate(workload, cluster, framework, strategy, flops_convention)
     with Workers(jobs) as workers:
         return candidate.plan(replay=replay, explain=explain, over_time=over_time, workers=workers)
@@ -427,7 +427,7 @@ def _candidate(
     """The strategy that was asked for, as a checked candidate."""
     from mofa.search.one_strategy import one_row
 
-    framework = checked_facts(workload, cluster, framework)
+    framework = resolve_framework(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
     return Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)

@@ -55,7 +55,7 @@ def smallest_number_of_gpus(
     for rows in _growing(_num_gpus(table)):
         some = table.take(rows)
         estimator = Estimator(job.workload, job.cluster, job.framework, some, loads_of(job.workload, some))
-        weighed = estimator.weighed(np.arange(len(some)), some.recompute_layers)
+        weighed = estimator.memory_of_rows(np.arange(len(some)), some.recompute_layers)
         device, num_gpus = weighed.device_bytes, _num_gpus(some)
         fits = (weighed.least_bytes if replay else device) <= limit
         if judge is not None:

@@ -24,7 +24,7 @@ class Goal(Protocol):
         """Take note of fitting rows that have been costed. (n,) each"""
 
     def is_beaten(self, key: FloatN, device_bytes: FloatN) -> BoolN:
-        """Whether rows with at least these keys and so much memory surely are none of those sought. (n,)"""
+        """Whether rows whose key and memory are no smaller than these cannot be among those sought. (n,)"""
 
     def slower_by(self, key: FloatN) -> FloatN:
         """How much rows with such keys are beaten by. (n,)"""

@@ -270,7 +270,7 @@ class LongRuns:
         need = self.times(per_rank_bytes).host_bytes
         return np.maximum(need - self.cluster.node.host_memory_bytes.value, 0.0)
 
-    def order(self, plan: Plan) -> float:
+    def plan_key(self, plan: Plan) -> float:
         """:meth:`key` of a plan."""
         if self._unknown:
             return plan.step_s
@@ -289,7 +289,7 @@ class LongRuns:
         """:meth:`outlook` of one plan."""
         return self.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp)
 
-    def finished(self, plan: Plan) -> Plan:
+    def with_long_run_figures(self, plan: Plan) -> Plan:
         """The plan with the known figures of its long run."""
         unknown = dict(self.missing())
         update: dict[str, Any] = {"spare_gpus": self.spare_gpus}

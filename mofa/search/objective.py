@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.search.costing import HOST_MEMORY, Costed, Found
+from mofa.search.costing import HOST_MEMORY, CheckedSpace, Costed
 
 FloatN = NDArray[np.float64]
 
@@ -83,7 +83,7 @@ def keys_of(objective: Objective, costed: Costed) -> tuple[FloatN, FloatN]:
     return key, lack
 
 
-def reject_for_hosts(objective: Objective, searched_rows: Found) -> FloatN:
+def reject_for_hosts(objective: Objective, searched_rows: CheckedSpace) -> FloatN:
     """The keys of costed rows (:func:`keys_of`); those whose checkpoints exceed the hosts' memory are rejected. (n,)"""
     costed = searched_rows.costed
     key, lack = keys_of(objective, costed)

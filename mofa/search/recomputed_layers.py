@@ -109,7 +109,7 @@ def next_num_recomputed(
     return max(fewest, int(too_few[-1]))
 
 
-def fewer_layers(estimator: Estimator, free_bytes: float) -> int:
+def fewest_recomputed_layers(estimator: Estimator, free_bytes: float) -> int:
     """The fewest layers of a chunk to recompute, for a strategy that leaves so much memory free when replayed.
 
     One at least; the strategy's own number if no fewer do. Assumes that each layer takes its bytes in closed form.

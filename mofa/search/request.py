@@ -16,7 +16,7 @@ BOUNDED = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 """Columns that hold a whole number of at least 1; the only ones that have an upper bound."""
 
 
-def checked_facts(workload: object, cluster: object, framework: object) -> FrameworkSpec:
+def resolve_framework(workload: object, cluster: object, framework: object) -> FrameworkSpec:
     """The framework, the workload's own or ``megatron`` where absent.
 
     Raises
@@ -26,7 +26,7 @@ def checked_facts(workload: object, cluster: object, framework: object) -> Frame
 
     Examples
     --------
-    >>> checked_facts("llama3-8b", None, None)
+    >>> resolve_framework("llama3-8b", None, None)
     Traceback (most recent call last):
     mofa.errors.SpecError: workload: str is no WorkloadSpec; load one by mofa.load_workload
     """
@@ -48,7 +48,7 @@ def checked_facts(workload: object, cluster: object, framework: object) -> Frame
     return framework
 
 
-def check_asked(fix: Mapping[str, object], maximum: Mapping[str, int], top: int, convention: str) -> None:
+def check_constraints(fix: Mapping[str, object], maximum: Mapping[str, int], top: int, convention: str) -> None:
     """Refuse constraints with unknown names or values of a wrong type.
 
     Raises
@@ -58,8 +58,8 @@ def check_asked(fix: Mapping[str, object], maximum: Mapping[str, int], top: int,
 
     Examples
     --------
-    >>> check_asked({"tp": 8}, {"pp": 4}, 10, "causal")
-    >>> check_asked({}, {"recompute": 1}, 10, "causal")
+    >>> check_constraints({"tp": 8}, {"pp": 4}, 10, "causal")
+    >>> check_constraints({}, {"recompute": 1}, 10, "causal")
     Traceback (most recent call last):
     mofa.errors.SpecError: --max: recompute is no degree; use one of tp, pp, vpp, cp, ep, etp, dp, micro_batch
     """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import no_collection
-from mofa.search.to_plan.builder import Candidate, enough
+from mofa.search.to_plan.builder import Candidate, workers_for
 from mofa.search.workers import Workers
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _Found = tuple[float, float, _Row, Plan]
 
 
 @dataclass
-class Final:
+class ReplayedRanking:
     """The plans, best first, and their ``rows``; which rows do not fit, with the bytes that they lack. [B]
 
     ``changed`` are the rows that recompute more layers than the search chose, whether or not they fit.
@@ -62,7 +62,7 @@ def replay_best(
     progress: Callable[[int, int], None] | None = None,
     order: Callable[[Plan], float] | None = None,
     workers: Workers | None = None,
-) -> Final:
+) -> ReplayedRanking:
     """Replay the steps of the first :data:`REPLAYED` rows, rank by them, and replay the memory of the best that fit.
 
     Parameters
@@ -95,7 +95,7 @@ def replay_best(
     >>> replay_best([], lambda row: None, 10).plans
     []
     """
-    out = Final()
+    out = ReplayedRanking()
     bar = _Bar(progress, min(len(rows), REPLAYED) + min(top, len(rows), REPLAYED))
     fitting_plans: list[_Found] = []
     later: list[_Row] = []
@@ -118,14 +118,14 @@ def replay_best(
 
 
 def _fitting(
-    rows: Sequence[_Row], last: Candidate | None, wanted: int, out: Final, bar: _Bar,
+    rows: Sequence[_Row], last: Candidate | None, wanted: int, out: ReplayedRanking, bar: _Bar,
     order: Callable[[Plan], float] | None, workers: Workers | None,
 ) -> tuple[list[_Found], list[_Row]]:  # fmt: skip
     """The best fitting rows, and rows for later: they recompute more now and come after the ``last`` of these rows.
 
     Verdicts on the others are added to ``out``.
     """
-    workers = enough([row.candidate for row in rows], workers)
+    workers = workers_for([row.candidate for row in rows], workers)
     ranked = _ranked(rows, bar, order, workers)
     fitting_plans: list[_Found] = []
     later: list[_Row] = []
@@ -168,7 +168,7 @@ def _ranked(
     alike = sorted(rows, key=lambda row: row.candidate.order_key)  # neighbours share what is made of an order
     for row, time in zip(alike, workers.map(_time, [row.candidate for row in alike]), strict=True):
         row.candidate.time = time
-        value = time.step_s if order is None else order(row.candidate.timed())
+        value = time.step_s if order is None else order(row.candidate.plan_with_replayed_time())
         ranked.append((round(value, 12), row))
         bar.step()
     return sorted(ranked, key=_key)

@@ -14,7 +14,7 @@ from mofa.cost.model_flops import model_flops_per_token
 from mofa.plan.result import PlanReport
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.branch_and_bound import cost_front
-from mofa.search.costing import NEEDLESS, Costed, Found, cost_rows
+from mofa.search.costing import NEEDLESS, CheckedSpace, Costed, cost_rows
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job
 from mofa.search.objective import SHORTEST_STEP, Objective, keys_of, reject_for_hosts
@@ -75,20 +75,20 @@ class Search:
     enumerated: Combinations | None = None
 
     @cached_property
-    def every_row(self) -> Found:
+    def every_row(self) -> CheckedSpace:
         """All legal rows, costed: those that bounds cut are costed now. Others have what the search says of them."""
         if self.enumerated is None:
-            return Found(self.combinations, self.costed, self.reasons, self.short)
+            return CheckedSpace(self.combinations, self.costed, self.reasons, self.short)
         with Workers(1) as workers:
             all_rows = cost_rows(*self._unjudged(), None, workers)
         reject_for_hosts(self.objective, all_rows)
-        return all_rows.but(self.costed, self.reasons, self.short)
+        return all_rows.with_updates(self.costed, self.reasons, self.short)
 
     @cached_property
-    def _front(self) -> tuple[Found, NDArray[np.intp]]:
+    def _front(self) -> tuple[CheckedSpace, NDArray[np.intp]]:
         """Rows that hold the front of memory and objective, and the positions of it among those costed."""
         if self.enumerated is None:
-            found_rows = Found(self.combinations, self.costed, self.reasons, self.short)
+            found_rows = CheckedSpace(self.combinations, self.costed, self.reasons, self.short)
         else:
             found_rows = cost_front(*self._unjudged(), self.objective)
             reject_for_hosts(self.objective, found_rows)

@@ -119,7 +119,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     )  # fmt: skip
 
 
-def dividing(space: Space, num_gpus: int, global_batch: int) -> Space:
+def without_indivisible_degrees(space: Space, num_gpus: int, global_batch: int) -> Space:
     """The space without values of tp, cp and pp for which no dp completes these GPUs and divides the batch.
 
     Nothing legal is lost: strategies with these values fail the first check or the batch's.

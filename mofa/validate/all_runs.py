@@ -14,12 +14,12 @@ from mofa.errors import SpecError
 from mofa.search.entry_points import timed_plan
 from mofa.validate.attribute import Attribution, attribute, read_trace
 from mofa.validate.bands import coverage
-from mofa.validate.hopper import set_of
+from mofa.validate.hopper import hopper_category
 from mofa.validate.hosts import known_hosts
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
 from mofa.validate.score import GroupScore, Layer, RunScore, ValidationReport, compare, group_score, score
-from mofa.validate.spread import Spread
+from mofa.validate.spread import RunProcesses
 
 Group = Literal["measured", "published"]
 NEWEST_GPUS = ("h100", "h200")
@@ -45,7 +45,7 @@ def layer_folders(folder: Path) -> list[Path]:
 
 
 def references(
-    folder: Path, scratch: Path, group: Group | None = None, spread: Spread | None = None
+    folder: Path, scratch: Path, group: Group | None = None, spread: RunProcesses | None = None
 ) -> tuple[list[Reference], list[LeftOut]]:
     """The reference runs of a folder with ``measured`` and ``published`` in it, and those that a rule leaves out."""
     usable: list[Reference] = []
@@ -86,9 +86,9 @@ def validate(
     """
     started = time.monotonic()
     base = reference_dir(folder)
-    with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, Spread(processes) as spread:
+    with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
         usable, left_out = references(base, Path(scratch), group, spread)
-        of_layers = spread.beside(layers, base if group != "published" else None)
+        of_layers = spread.submit(layers, base if group != "published" else None)
         profiled = _profiled(usable, base / "traces")
         attributed = spread.map(_family, list(profiled.values()))
         runs, not_scored = score(usable, left_out, spread=spread, progress=progress)
@@ -166,8 +166,8 @@ GATHERED: dict[str, Callable[[RunScore], bool]] = {
     "all-published-hopper-bf16": lambda run: (
         _complete(run) and run.gpu.lower().startswith(NEWEST_GPUS) and "fp8" not in run.framework
     ),
-    "published-hopper-te-dense-bf16": lambda run: set_of(run) == "dense bf16",
-    "published-hopper-te-dense-fp8": lambda run: set_of(run) == "dense fp8",
+    "published-hopper-te-dense-bf16": lambda run: hopper_category(run) == "dense bf16",
+    "published-hopper-te-dense-fp8": lambda run: hopper_category(run) == "dense fp8",
 }
 """Groups over sources: our own runs with uneven routing, of both halves; all published runs; and of those the ones on
 H100 and H200 in bf16 whose configuration is complete; and the dense rows on Hopper and Transformer Engine."""

@@ -49,13 +49,13 @@ def is_mlperf_gpt3(row: Row) -> bool:
     return source_of(row) == "mlperf" or (source_of(row) == "nemo" and row["mbs"] == "2" and "175B" in row["model"])
 
 
-def headed(row: Row) -> Row:
+def with_section_columns(row: Row) -> Row:
     """A row with what stands over its table.
 
     Examples
     --------
     >>> row = {"model": "BLOOM-dev-181B", "layers": "", "notes": 'section "GBS Variations"; measured at iteration 2'}
-    >>> headed(row)["layers"]
+    >>> with_section_columns(row)["layers"]
     '72'
     """
     section = re.search(r'section "([^"]*)"', row.get("notes", ""))

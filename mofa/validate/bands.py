@@ -139,7 +139,7 @@ def run_weights(families: Sequence[str], correlation: float) -> Values:
     return np.array([1.0 / (1.0 + (of[family] - 1) * correlation) for family in families])
 
 
-def end_of(values: Values, shares: Values, beyond: float) -> float:
+def lower_decile(values: Values, shares: Values, beyond: float) -> float:
     """The value below which a new one lies in one case of ten; of the negatives, above.
 
     Parameters
@@ -156,7 +156,7 @@ def end_of(values: Values, shares: Values, beyond: float) -> float:
 
     Examples
     --------
-    >>> round(end_of(np.arange(19.0), np.full(19, 1 / 20), 1 / 20), 6)  # of rank 0.1 (19 + 1)
+    >>> round(lower_decile(np.arange(19.0), np.full(19, 1 / 20), 1 / 20), 6)  # of rank 0.1 (19 + 1)
     1.0
     """
     order = np.argsort(values, kind="stable")
@@ -217,8 +217,8 @@ def _group(
         shares = (1.0 - borrowed) * shares + borrowed * wider.shares
         beyond = (1.0 - borrowed) * beyond + borrowed * wider.beyond
         of += f", with a weight of {borrowed:.0%} for: {path_text(wider.said.path)}"
-    low = end_of(np.array([item.from_fast for item in residuals]), shares, beyond)
-    high = -end_of(-np.array([item.from_slow for item in residuals]), shares, beyond)
+    low = lower_decile(np.array([item.from_fast for item in residuals]), shares, beyond)
+    high = -lower_decile(-np.array([item.from_slow for item in residuals]), shares, beyond)
     said = StepGroup(
         path=path, runs=len(items), families=families, few=OUTSIDE * (own_runs + 1.0) < 1.0,
         sources=tuple(sorted({item.source for item in items})),

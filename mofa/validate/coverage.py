@@ -17,7 +17,7 @@ CHANCE = 0.025
 """Probability of fewer inside than chance leaves open, and of more. [-]"""
 
 
-def by_chance(runs: int) -> tuple[float, float]:
+def chance_interval(runs: int) -> tuple[float, float]:
     """Between which shares of so many steps lie inside bands that hold 8 in 10, in 95 of 100 cases. [-]
 
     The central interval of a binomial distribution: steps are taken as independent. Those of one family hang together,
@@ -25,7 +25,7 @@ def by_chance(runs: int) -> tuple[float, float]:
 
     Examples
     --------
-    >>> by_chance(20), by_chance(100)
+    >>> chance_interval(20), chance_interval(100)
     ((0.6, 0.95), (0.72, 0.88))
     """
     likely = [comb(runs, inside) * HELD**inside * (1.0 - HELD) ** (runs - inside) for inside in range(runs + 1)]
@@ -65,9 +65,9 @@ class Coverage(Spec):
         return self.inside / self.runs
 
     @property
-    def by_chance(self) -> tuple[float, float]:
+    def chance_interval(self) -> tuple[float, float]:
         """Between which the coverage of so many steps lies where bands hold 8 in 10. [-]"""
-        return by_chance(self.runs)
+        return chance_interval(self.runs)
 
     @property
     def meets_claim(self) -> bool:

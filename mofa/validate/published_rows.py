@@ -24,15 +24,15 @@ from mofa.units import GIB, MIB
 from mofa.validate import recipes
 from mofa.validate.architecture import (
     Row,
-    headed,
     model_of,
     number,
     source_of,
     why_no_model,
     why_not_the_bundled,
+    with_section_columns,
 )
 from mofa.validate.published import UNUSABLE, PublishedFile, PublishedRun
-from mofa.validate.readings import contradicted, denied
+from mofa.validate.readings import contradictory_readings, implausible_out_of_memory
 
 FRAMEWORKS = {
     **dict.fromkeys(("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama",
@@ -165,7 +165,7 @@ def _recompute(row: Row) -> str | None:
 
 
 def _features(row: Row) -> str | None:
-    if reason := recipes.unmodelled(row, UNMODELLED_OVERLAPS) or recipes.doubted(row):
+    if reason := recipes.unmodelled(row, UNMODELLED_OVERLAPS) or recipes.why_implausible(row):
         return reason
     if "26.06.01" in row["framework"] and "oss" in row["model"].lower():
         return "the source calls it a regression"
@@ -324,10 +324,10 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
     """
     usable, unusable = [], []
     seen: dict[str, str] = {}
-    rows = [headed(row) for row in rows]
+    rows = [with_section_columns(row) for row in rows]
     read = [row for row in rows if MEMORY.get(source_of(row)) == "device"]
-    against = contradicted(read)
-    never_full = denied([row for row in read if _oom(row)], read)
+    against = contradictory_readings(read)
+    never_full = implausible_out_of_memory([row for row in read if _oom(row)], read)
     against |= {by: id for id, (by, _) in never_full.items()}
     for row in rows:
         reason = why_unusable(row)
@@ -411,7 +411,7 @@ def assign_splits(
     return splits
 
 
-def dealt_before(folder: Path) -> dict[tuple[str, str], Split]:
+def previous_splits(folder: Path) -> dict[tuple[str, str], Split]:
     """The splits of the sources and models that a folder of published runs holds."""
     splits: dict[tuple[str, str], Split] = {}
     for path in sorted(folder.glob("*.yaml")):
@@ -432,7 +432,7 @@ def import_table(table: Path, folder: Path) -> tuple[int, int]:
         rows: list[Mapping[str, str]] = list(csv.DictReader(file))
     usable, unusable = import_rows(rows, folder)
     sources: dict[str, list[dict[str, Any]]] = {}
-    splits = assign_splits([(source_of(item["run"]), item["model"]) for item in usable], dealt_before(folder))
+    splits = assign_splits([(source_of(item["run"]), item["model"]) for item in usable], previous_splits(folder))
     for item in usable:
         item["split"] = splits[source_of(item["run"]), item["model"]]
         PublishedRun.model_validate(item)

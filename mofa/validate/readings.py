@@ -22,7 +22,7 @@ def _setting(row: Row, own_columns: Sequence[str] = APART) -> tuple[tuple[str, s
     return tuple((c, text) for c, text in row.items() if c not in own_columns and not c.startswith("measured_"))
 
 
-def contradicted(rows: Sequence[Row]) -> dict[str, str]:
+def contradictory_readings(rows: Sequence[Row]) -> dict[str, str]:
     """Which rows' memory another one contradicts: the smaller micro-batch, all else equal, is said to take more.
 
     One of the two readings is wrong and nothing says which, so that neither is used.
@@ -30,9 +30,9 @@ def contradicted(rows: Sequence[Row]) -> dict[str, str]:
     Examples
     --------
     >>> pair = [{"id": n, "tp": "8", "mbs": n, "measured_peak_mem_gib": m} for n, m in (("2", "65"), ("4", "56"))]
-    >>> contradicted(pair)
+    >>> contradictory_readings(pair)
     {'2': '4', '4': '2'}
-    >>> contradicted([pair[0], {**pair[1], "tp": "4"}])
+    >>> contradictory_readings([pair[0], {**pair[1], "tp": "4"}])
     {}
     """
     settings: dict[tuple[tuple[str, str], ...], list[Row]] = {}
@@ -48,7 +48,7 @@ def contradicted(rows: Sequence[Row]) -> dict[str, str]:
     return contradictions
 
 
-def denied(out_of_memory: Sequence[Row], rows: Sequence[Row]) -> dict[str, tuple[str, float]]:
+def implausible_out_of_memory(out_of_memory: Sequence[Row], rows: Sequence[Row]) -> dict[str, tuple[str, float]]:
     """Which rows that went out of memory another one's reading denies: by it, they take less than their GPU has.
 
     The other run differs in its layers and batches alone, and its micro-batch is no smaller. What a layer takes it
@@ -71,9 +71,10 @@ def denied(out_of_memory: Sequence[Row], rows: Sequence[Row]) -> dict[str, tuple
     Examples
     --------
     >>> ran = {"id": "a", "gpu": "A100 80GB", "pp": "2", "mbs": "1", "layers": "20", "measured_peak_mem_gib": "60"}
-    >>> {id: (by, round(most)) for id, (by, most) in denied([{**ran, "id": "b", "layers": "24"}], [ran]).items()}
+    >>> denied = implausible_out_of_memory([{**ran, "id": "b", "layers": "24"}], [ran])
+    >>> {id: (by, round(most)) for id, (by, most) in denied.items()}
     {'b': ('a', 73)}
-    >>> denied([{**ran, "id": "b", "layers": "28"}], [ran])
+    >>> implausible_out_of_memory([{**ran, "id": "b", "layers": "28"}], [ran])
     {}
     """
     denials: dict[str, tuple[str, float]] = {}

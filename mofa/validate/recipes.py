@@ -25,7 +25,7 @@ Source = Annotated[str, Field(min_length=10)]
 Options = dict[str, bool | int | str]
 
 
-class Rows(Spec):
+class SourcedRows(Spec):
     """Rows of some sources, and of models whose names begin as a pattern says."""
 
     sources: tuple[str, ...]
@@ -36,13 +36,13 @@ class Rows(Spec):
         return source_of(row) in self.sources and re.match(self.models, row["model"]) is not None
 
 
-class Named(Rows):
+class Named(SourcedRows):
     """Rows that a recipe holds for."""
 
     source: Source
 
 
-class Reading(Named):
+class RecipeOptions(Named):
     """Options of a framework that hold for rows of these sources and models, in fp8 alone or in any precision."""
 
     options: Options
@@ -53,7 +53,7 @@ class Reading(Named):
     """Whether only rows of MLPerf's GPT-3 are meant."""
 
 
-class Said(Spec):
+class OptionsInNotes(Spec):
     """Options that a row's notes name themselves."""
 
     pattern: str
@@ -78,7 +78,7 @@ class Chunks(Spec):
     source: Source
 
 
-class LaidOut(Named):
+class RecipeLayouts(Named):
     """Layouts of a recipe's pipelines, and whether nothing was learned from such."""
 
     texts: dict[str, str] = {}
@@ -97,13 +97,13 @@ class Scaling(Spec):
 class Recipes(Spec):
     """All of them; readings and what rows say in the order in which they are applied."""
 
-    readings: tuple[Reading, ...]
-    said: tuple[Said, ...]
+    readings: tuple[RecipeOptions, ...]
+    said: tuple[OptionsInNotes, ...]
     cards: tuple[Card, ...]
     bf16_moments: tuple[Named, ...]
     """Models whose recipe holds Adam's moments in bf16."""
     virtual_stages: tuple[Chunks, ...]
-    layouts: tuple[LaidOut, ...]
+    layouts: tuple[RecipeLayouts, ...]
     """Models whose layers a recipe lays out over stages."""
     scalings: tuple[Scaling, ...]
     current_scaling: tuple[Named, ...]
@@ -178,7 +178,7 @@ def framework_options(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
     return options | (card.framework if card else {})
 
 
-def _applies(reading: Reading, row: Row, in_fp8: bool) -> bool:
+def _applies(reading: RecipeOptions, row: Row, in_fp8: bool) -> bool:
     """Whether a row runs with what a reading says."""
     named = reading.framework_names in row["framework"] and (not reading.of_mlperf_gpt3 or is_mlperf_gpt3(row))
     return reading.hold(row) and named and (in_fp8 or not reading.in_fp8)
@@ -189,7 +189,7 @@ MEGATRON = ("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf",
 
 
 def switches_of(row: Row, options: dict[str, Any]) -> list[str]:
-    """Switches of a row whose runs nothing was learned from on Transformer Engine: ``tp_overlap``, ``layout``."""
+    """The row's switches for which no constant was fitted on Transformer Engine: ``tp_overlap``, ``layout``."""
     switches = ["tp_overlap"] if options.get("tp_overlap") else []
     laid_out = any(rows.by_hand and rows.hold(row) for rows in load_recipes().layouts)
     return [*switches, "layout"] if laid_out and (number(row, "pp") or 1) > 1 else switches
@@ -203,7 +203,7 @@ def layout_of(row: Row, pp: int, vpp: int) -> str:
     return text.replace("m", "") if "w/o mtp" in row["model"].lower() else text
 
 
-def doubted(row: Row) -> str | None:
+def why_implausible(row: Row) -> str | None:
     """Why a row's configuration cannot be the one that ran, or None.
 
     GPT-OSS 120B on H100 has micro-batches of 1 in every version of its recipe (scripts/performance/configs/gpt_oss of

@@ -36,7 +36,7 @@ from mofa.validate.hosts import (
     read_hosts,
     unexplained_spread,
 )
-from mofa.validate.spread import Spread
+from mofa.validate.spread import RunProcesses
 from mofa.validate.step_pace import is_paced
 
 Switch = Literal["tp_overlap", "layout"]
@@ -129,9 +129,9 @@ class Reference:
     def resolve(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
         """Everything that the run names, on its own host."""
         workload, cluster, framework, strategy = resolve_run(self.run, self.base_dir)
-        return workload, self.on_its_machine(cluster), framework, strategy
+        return workload, self.cluster_as_run(cluster), framework, strategy
 
-    def on_its_machine(self, cluster: ClusterSpec) -> ClusterSpec:
+    def cluster_as_run(self, cluster: ClusterSpec) -> ClusterSpec:
         """The cluster that the run names as this run had it: its host, and whether switches reduced."""
         cluster = cluster if self.nvls else _without_nvls(cluster)
         return (cluster.on_shared_hosts() if self.shares_hosts else cluster).at_host(self.host_op_s, layer=self.layer)
@@ -213,7 +213,7 @@ def _emptied_its_cache(record: Record) -> bool:
 
 
 def measured_references(
-    folder: Path, scratch: Path, *, hosts: bool = True, spread: Spread | None = None
+    folder: Path, scratch: Path, *, hosts: bool = True, spread: RunProcesses | None = None
 ) -> tuple[list[Reference], list[LeftOut]]:
     """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.
 
@@ -238,7 +238,7 @@ def measured_references(
         routing.
     """
     files = record_files(folder)
-    read = list((spread or Spread(1)).map(_read, files, chunk=16))
+    read = list((spread or RunProcesses(1)).map(_read, files, chunk=16))
     records = [record for record, _ in read]
     _differ(records, files)
     machines = read_hosts(folder) if hosts else ()
@@ -437,7 +437,7 @@ def _counted(record: Record) -> Iterator[tuple[int, int, int, int, int]]:
                 yield 0, layer, expert, tokens, rank
 
 
-def recorded(path: Path, scratch: Path) -> Reference | None:
+def reference_of_file(path: Path, scratch: Path) -> Reference | None:
     """The record of a measured run that a file holds, as ``mofa validate`` predicts it; None of any other file.
 
     Its machine's host is looked up beside the file's folder, as of ``reference_runs/measured``. The scratch folder is

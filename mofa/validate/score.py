@@ -25,7 +25,7 @@ from mofa.specs.workload import WorkloadSpec
 from mofa.validate.attribute import Attribution
 from mofa.validate.coverage import Coverage
 from mofa.validate.reference import LeftOut, Reference, Switch
-from mofa.validate.spread import Spread
+from mofa.validate.spread import RunProcesses
 
 SCHEMA_VERSION: Final = "1.5"
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
@@ -272,7 +272,7 @@ def _scored(
     outcome = reference.outcome
     stages = [stage for stage in plan.memory.by_stage if stage.costed_by == plan.costed_by]
     repeats = _repeats(reference, plan, played_out)
-    step = middle([r.step_time for r in repeats if r.step_time is not None])
+    step = median_of_repeats([r.step_time for r in repeats if r.step_time is not None])
     step = step or compare(outcome.step_s, plan.step_s)
     return RunScore(
         id=reference.id,
@@ -311,12 +311,12 @@ def _scored(
     )
 
 
-def middle(repeats: Sequence[Compared]) -> Compared | None:
+def median_of_repeats(repeats: Sequence[Compared]) -> Compared | None:
     """Repeats as one: the median of what was measured, and what is off from it by the median of their errors.
 
     Examples
     --------
-    >>> one = middle([compare(1.0, 1.1), compare(2.0, 2.0), compare(4.0, 3.0)])
+    >>> one = median_of_repeats([compare(1.0, 1.1), compare(2.0, 2.0), compare(4.0, 3.0)])
     >>> one.measured, one.predicted, one.error
     (2.0, 2.0, 0.0)
     """
@@ -446,7 +446,7 @@ def score(
     references: Sequence[Reference],
     left_out: Sequence[LeftOut] = (),
     *,
-    spread: Spread | None = None,
+    spread: RunProcesses | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[RunScore], list[NotScored]]:
     """Predict every run, here or ``spread``; ``progress`` is told how many are done and to do.
@@ -458,7 +458,7 @@ def score(
         alike.setdefault(reference.configuration, []).append(i)
     groups = sorted(alike.values(), key=lambda members: _expected(references[members[0]]), reverse=True)
     runs: dict[int, RunScore] = {}
-    predicted = (spread or Spread(1)).map(_all_alike, [[references[i] for i in g] for g in groups])
+    predicted = (spread or RunProcesses(1)).map(_all_alike, [[references[i] for i in g] for g in groups])
     for members, predictions in zip(groups, predicted, strict=True):
         runs |= dict(zip(members, predictions, strict=True))
         if progress is not None:

@@ -20,7 +20,7 @@ BATCH = 4
 """Items for each process below which it takes longer to start than it saves. [-]"""
 
 
-class Spread:
+class RunProcesses:
     """So many processes, by default one a core, that are started when there is enough to do for two.
 
     Functions are a module's; they, what they are given and what they return are pickled. A process that dies is a
@@ -28,8 +28,8 @@ class Spread:
 
     Examples
     --------
-    >>> with Spread(1) as spread:
-    ...     list(spread.map(abs, [-1, 2])), spread.beside(max, 3, 4)()
+    >>> with RunProcesses(1) as processes:
+    ...     list(processes.map(abs, [-1, 2])), processes.submit(max, 3, 4)()
     ([1, 2], 4)
     """
 
@@ -37,7 +37,7 @@ class Spread:
         self.processes = processes or os.cpu_count() or 1
         self._pool: ProcessPoolExecutor | None = None
 
-    def __enter__(self) -> Spread:
+    def __enter__(self) -> RunProcesses:
         return self
 
     def __exit__(
@@ -57,7 +57,7 @@ class Spread:
             results = self._pool.map(function, items, chunksize=chunk)
         return _results(results)
 
-    def beside(self, function: Callable[Args, Result], *args: Args.args, **more: Args.kwargs) -> Callable[[], Result]:
+    def submit(self, function: Callable[Args, Result], *args: Args.args, **more: Args.kwargs) -> Callable[[], Result]:
         """What gives a function's result: begun at once where there are processes already, else when asked."""
         if self._pool is None:
             return lambda: function(*args, **more)

@@ -44,10 +44,10 @@ class PassTimes:
 
     def by_rank(self) -> list[list[float]]:
         """What the work takes in each step of each rank. [s]"""
-        return [at_pace(self.read_ops_s, self.read_s, ops_s) for ops_s in self.steps_ops_s]
+        return [seconds_at_pace(self.read_ops_s, self.read_s, ops_s) for ops_s in self.steps_ops_s]
 
-    def of_slowest(self) -> list[float]:
-        """What it takes in each step where ranks wait in every pass for the one that is the slowest in it. [s]
+    def steps_s_waiting_for_slowest(self) -> list[float]:
+        """Seconds of the work in each step, if every pass waits for its slowest rank. [s]
 
         A core's neighbour is quiet or busy for a whole pass (layers of one pass differ by 8 %, passes of a rank by
         half: te4-ep4-qwen30b-12l-traced). A step's mean says in what share of its passes it was busy; in those in which
@@ -57,7 +57,7 @@ class PassTimes:
         --------
         Half of the passes of either rank are busy: in three of four at least one rank is.
 
-        >>> PassTimes([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0)).of_slowest()
+        >>> PassTimes([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0)).steps_s_waiting_for_slowest()
         [17.5]
         """
         quiet, busy = (level * min(self.read_ops_s) for level in self.levels)
@@ -65,7 +65,7 @@ class PassTimes:
         for paces in zip(*self.steps_ops_s, strict=True):
             all_quiet = math.prod(1.0 - min(max((pace - quiet) / (busy - quiet), 0.0), 1.0) for pace in paces)
             slowest.append(max(max(paces), busy + (min(quiet, max(paces)) - busy) * all_quiet))
-        return at_pace(self.read_ops_s, self.read_s, slowest)
+        return seconds_at_pace(self.read_ops_s, self.read_s, slowest)
 
 
 def slowest_layer(record: Record) -> LayerPace:
@@ -85,7 +85,10 @@ def slowest_layer(record: Record) -> LayerPace:
         [rank.step_back_ops_s for rank in ranks], QUIET_AND_BUSY_BACK,
     )  # fmt: skip
     if record.run.strategy.get("ep", 1) > 1:
-        return LayerPace(statistics.median(ahead.of_slowest()), statistics.median(back.of_slowest()))
+        return LayerPace(
+            statistics.median(ahead.steps_s_waiting_for_slowest()),
+            statistics.median(back.steps_s_waiting_for_slowest()),
+        )
     by_step = zip(zip(*ahead.by_rank(), strict=True), zip(*back.by_rank(), strict=True), strict=True)
     slowest = [max(zip(*step, strict=True), key=sum) for step in by_step]
     return LayerPace(*map(statistics.median, zip(*slowest, strict=True)))
@@ -148,7 +151,7 @@ def slowest_op_s(record: Record) -> float:
     return statistics.median(slowest)
 
 
-def at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequence[float]) -> list[float]:
+def seconds_at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequence[float]) -> list[float]:
     """What work takes at other moments, at which only a small addition was timed. [s]
 
     Parameters
@@ -167,7 +170,7 @@ def at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequenc
 
     Examples
     --------
-    >>> at_pace([1e-6, 2e-6], [1e-3, 1.5e-3], [3e-6])
+    >>> seconds_at_pace([1e-6, 2e-6], [1e-3, 1.5e-3], [3e-6])
     [0.002]
     """
     from scipy.stats import theilslopes  # half a second to load

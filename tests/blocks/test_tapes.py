@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import mofa
-from mofa.blocks.tapes import known_tapes, model_tapes
+from mofa.blocks.tapes import cached_tapes, model_tapes
 from mofa.specs.strategy import RecomputeSpec
 from tests.blocks.small import context, together
 from tests.cost.toy import framework, mla_moe
@@ -28,12 +28,12 @@ def test_a_model_has_its_layers_in_every_mode_and_its_ends() -> None:
 
 def test_tapes_of_one_context_are_kept_and_of_another_or_of_several_not() -> None:
     job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 64)
-    known_tapes.cache_clear()
+    cached_tapes.cache_clear()
 
     def described(strategy: str) -> int:
-        before = known_tapes.cache_info().misses
+        before = cached_tapes.cache_info().misses
         mofa.estimate(job, machines, strategy, replay=False)
-        return known_tapes.cache_info().misses - before
+        return cached_tapes.cache_info().misses - before
 
     assert [described(s) for s in ("tp=2 pp=2", "tp=2 pp=4", "tp=4 pp=2", "tp=2 pp=2")] == [1, 0, 1, 0]
     several = together([context(mla_moe(), framework("megatron"), micro_batch=batch) for batch in (1, 3)])
@@ -50,8 +50,8 @@ def test_what_a_kept_tape_says_is_what_a_new_one_says() -> None:
             for workload in (job, other)
         ]
 
-    known_tapes.cache_clear()
+    cached_tapes.cache_clear()
     first = estimates()
     assert estimates() == first
-    known_tapes.cache_clear()
+    cached_tapes.cache_clear()
     assert estimates() == first

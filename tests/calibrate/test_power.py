@@ -9,8 +9,8 @@ import pytest
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fit import fit_curves
-from mofa.calibrate.fits.loaded_clocks import clock_shares, memory_bound_clock, powers_behind_products
-from mofa.calibrate.fits.profile import BETWEEN, powered
+from mofa.calibrate.fits.loaded_clocks import attention_clock_exponents, clock_shares, memory_bound_clock
+from mofa.calibrate.fits.profile import BETWEEN, power_limit_fields
 from mofa.calibrate.measurements import Row
 from mofa.specs.curves import PoweredCurve
 from mofa.specs.power import mixed_clock
@@ -49,7 +49,7 @@ def test_attention_behind_products_has_a_power_of_the_clock() -> None:
         row("te_throttled", "te_attention.fwd", load, seconds, mhz)
         for load, seconds, mhz in (("burst", 1.0, 2000.0), ("heavy", 1.25, 1600.0))
     ]
-    assert powers_behind_products(rows) == {"attention_cudnn_fwd bf16": pytest.approx(1.0)}
+    assert attention_clock_exponents(rows) == {"attention_cudnn_fwd bf16": pytest.approx(1.0)}
 
 
 def test_clocks_that_were_not_read_say_nothing() -> None:
@@ -73,7 +73,7 @@ def test_a_clock_under_no_load_is_another_gpus() -> None:
 def test_a_kind_whose_clock_was_not_read_takes_the_next_names() -> None:
     sustained = {f"gemm fp8_split {BETWEEN}": 0.9, "gemm fp8_split alone": 0.8}
     curves = replace(fit_curves([], num_sms=132, gpu="a GPU"), sustained=sustained, clocks={"gemm fp8": 0.64})
-    assert powered(curves, "gemm fp8_split", "gemm fp8") == {"sustained": 0.9, "alone": 0.8, "clock": 0.64}
+    assert power_limit_fields(curves, "gemm fp8_split", "gemm fp8") == {"sustained": 0.9, "alone": 0.8, "clock": 0.64}
 
 
 def test_rate_at_a_clock_goes_through_both_measured_states() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.check import TARGETS, TE_TARGETS, check, judged, predictions
+from mofa.calibrate.check import TARGETS, TE_TARGETS, check, meets_floor, predictions
 from mofa.calibrate.fits.nccl_tests import import_nccl, read_nccl
 from mofa.calibrate.fits.profile import fit
 from mofa.calibrate.measurements import append_row, read_rows
@@ -95,7 +95,7 @@ def test_an_older_cublas_is_predicted_within_the_targets_too() -> None:
     assert found["points"] > 400
     assert found["median_abs_error"] <= TARGETS["gemm"][0] and found["p90_abs_error"] <= TARGETS["gemm"][1]
     gpu = load_cluster("h100-hgx", 8).gpu
-    rows = [r for r in read_rows(OLDER.with_name(f"{OLDER.name}-beside"), families=["gemm"]) if judged(r)]
+    rows = [r for r in read_rows(OLDER.with_name(f"{OLDER.name}-beside"), families=["gemm"]) if meets_floor(r)]
     m, n, k = (np.array([r.case.size(x) for r in rows]) for x in "mnk")
     form, num_sms = gpu.curves.gemm["bf16"].form, gpu.num_sms.value
     errors = gemm_s(m, n, k, form, element_bytes=2.0, num_sms=num_sms) / [r.sample.median_s for r in rows] - 1

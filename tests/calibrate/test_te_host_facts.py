@@ -177,7 +177,7 @@ def test_clocks_around_calls_are_no_part_of_them(more: int, share: float) -> Non
     assert together == 1492
     rows = [row for n in (2, 4) for row in model("model_dense", n, calls, forward=ENDS + n * (together + more))]
     times = Times.of(rows)
-    assert times.unclocked == pytest.approx(share)
+    assert times.timer_correction == pytest.approx(share)
     assert times.call("model_dense", "TELinear.forward") == pytest.approx(14.0 * share)
 
 

@@ -36,6 +36,8 @@ strategy: {{tp: 2, recompute: none}}
 batch: {{seq_len: 4096, micro: 1, global: 32}}
 """
 LLAMA_8 = ["plan", "llama3-8b", "h100-hgx", "--gpus", "8"]
+UNREFINED = ("--refine-seconds", "0")
+"""Where a test asks nothing of layouts, whose search is most of a plan's time (tests/cli/test_layouts.py)."""
 STRATEGY = "tp=4 pp=4 vpp=5 micro_batch=1 recompute=selective"
 
 
@@ -126,7 +128,7 @@ def test_the_best_plan_is_estimated_to_the_same_numbers(llama: dict[str, Any], c
 
 
 def test_plan_prints_what_the_issue_asks(cli: Cli) -> None:
-    done = cli("plan", "llama3-8b", "h100-hgx", "--gpus", "16", "--tokens", "15T", "--no-replay")
+    done = cli("plan", "llama3-8b", "h100-hgx", "--gpus", "16", "--tokens", "15T", "--no-replay", *UNREFINED)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
@@ -167,7 +169,7 @@ def test_a_hugging_face_config_is_planned(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_constraints_hold(cli: Cli) -> None:
-    options = ["--fix", "tp=8", "--max", "pp=8", "--without", "vpp", "--top", "50", "--no-replay", "--json"]
+    options = ["--fix", "tp=8", "--max", "pp=8", "--without", "vpp", "--top", "50", "--no-replay", "--json", *UNREFINED]
     report = json.loads(cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", *options).stdout)
     check_report(report)
     for plan in report["plans"]:
@@ -177,7 +179,7 @@ def test_constraints_hold(cli: Cli) -> None:
 
 
 def test_numerics_change_only_when_asked(cli: Cli) -> None:
-    base = ("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--no-replay", "--json", "--fix", "tp=8")
+    base = ("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--no-replay", "--json", "--fix", "tp=8", *UNREFINED)
     plain = json.loads(cli(*base).stdout)
     fp8 = json.loads(cli(*base, "--with", "fp8").stdout)
     assert plain["workload"]["gemm_format"] == "bf16"
@@ -205,7 +207,9 @@ def test_nothing_that_fits_is_status_3_with_reasons_and_gpus(cli: Cli) -> None:
     assert report["min_gpus"] % 8 == 0
     assert sum(report["rejected"].values()) == report["space"]
     one_line_of(done.stderr)
-    enough = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", str(report["min_gpus"]), "--no-replay", "--json")
+    enough = cli(
+        "plan", "deepseek-v3", "h800-hgx", "--gpus", str(report["min_gpus"]), "--no-replay", "--json", *UNREFINED
+    )
     assert enough.returncode == 0, enough.stderr
     assert f"{report['min_gpus']:,} GPUs would do" in done.stderr
 

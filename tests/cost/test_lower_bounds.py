@@ -112,7 +112,7 @@ def test_no_rank_computes_less_than_its_bound(case: Case) -> None:
 def test_no_memory_is_below_its_bound(case: Case) -> None:
     some = sample(case)
     bound = memory_lower_bounds_bytes(some.workload, some.cluster, some.framework, some.table)
-    weighed = some.estimator.weighed(np.arange(len(some.table)), some.layers)
+    weighed = some.estimator.memory_of_rows(np.arange(len(some.table)), some.layers)
     assert np.all(bound <= weighed.least_bytes * (1 + 1e-12))
     assert np.all(bound > 0.0)
 

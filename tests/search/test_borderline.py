@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from mofa.cost.estimate import Estimator, Weighed
+from mofa.cost.estimate import Estimator, RowMemory
 from mofa.search import borderline
-from mofa.search.borderline import borderline_rows, fewer_layers
-from mofa.search.costing import MEMORY, NEEDLESS, Found
+from mofa.search.borderline import borderline_rows, with_fewer_recomputed
+from mofa.search.costing import MEMORY, NEEDLESS, CheckedSpace
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import loads_of
 from mofa.search.one_strategy import one_row
@@ -69,9 +69,9 @@ def test_what_does_not_fit_when_played_says_by_how_much() -> None:
     assert found.table()["step_s"].isna().all()
 
 
-def _found(reason: list[int], device: list[float]) -> Found:
+def _found(reason: list[int], device: list[float]) -> CheckedSpace:
     costed = SimpleNamespace(rows=np.arange(len(reason)), device_bytes=np.array(device))
-    return cast(Found, SimpleNamespace(costed=costed, reason=np.array(reason)))
+    return cast(CheckedSpace, SimpleNamespace(costed=costed, reason=np.array(reason)))
 
 
 def test_in_doubt_is_what_would_be_among_the_best() -> None:
@@ -96,12 +96,12 @@ def test_fewer_layers_are_recomputed_where_they_fit() -> None:
     machines = with_room((at[2] + at[3]) / 2)
     one = candidate(machines, strategy, solved=True, name="megatron")
     with Workers() as workers:
-        changed = fewer_layers([7], lambda i: one, workers)
+        changed = with_fewer_recomputed([7], lambda i: one, workers)
         assert changed.keys() == {7}
         assert changed[7].job[3].recompute_layers.tolist() == [3]
-        assert not fewer_layers([7], lambda i: changed[7], workers)
+        assert not with_fewer_recomputed([7], lambda i: changed[7], workers)
         asked = candidate(machines, strategy, name="megatron")  # the user's own number stays
-        assert not fewer_layers([7], lambda i: asked, workers)
+        assert not with_fewer_recomputed([7], lambda i: asked, workers)
 
 
 def test_the_number_solved_by_a_high_estimate_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +111,9 @@ def test_the_number_solved_by_a_high_estimate_is_lowered(monkeypatch: pytest.Mon
     strategy = {"tp": 1, "pp": 2, "micro_batch": 4, "recompute": "full:4"}
     machines = with_room(1.001 * candidate(cluster(16), strategy, solved=True, name="megatron").device_bytes())
     honest = find_plans(JOB, machines, **options)
-    right = Estimator.weighed
+    right = Estimator.memory_of_rows
 
-    def too_high(self: Estimator, *args: Any) -> Weighed:
+    def too_high(self: Estimator, *args: Any) -> RowMemory:
         found = right(self, *args)
         return replace(found, device_bytes=found.device_bytes + 0.1 * memory_limit_bytes(machines))
 

@@ -12,7 +12,7 @@ import pytest
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.search.entry_points import estimate, find_plans
 from mofa.search.one_strategy import one_row
-from mofa.search.rerank import MORE_LAYERS, PATIENCE, REPLAYED, Final, replay_best
+from mofa.search.rerank import MORE_LAYERS, PATIENCE, REPLAYED, ReplayedRanking, replay_best
 from mofa.search.to_plan.builder import Candidate
 from mofa.search.workers import Workers
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -53,7 +53,7 @@ class _Fake:
         return make_plan(self.time.step_s, self.device_gib)
 
 
-def _best(candidates: list[_Fake], top: int = 10) -> Final:
+def _best(candidates: list[_Fake], top: int = 10) -> ReplayedRanking:
     return replay_best(range(len(candidates)), lambda i: cast(Candidate, candidates[i]), top)
 
 

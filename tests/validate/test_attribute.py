@@ -21,7 +21,7 @@ from mofa.validate.attribute import (
     read_trace,
     refuse_another_run,
 )
-from mofa.validate.reference import Reference, recorded
+from mofa.validate.reference import Reference, reference_of_file
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs"
 TRACES = sorted((REFERENCES / "traces").glob("*.0.json.gz"))
@@ -101,7 +101,7 @@ def test_every_kept_trace(trace: Path, tmp_path: Path) -> None:
 
 
 def _recorded(name: str, scratch: Path) -> Reference:
-    found = recorded(REFERENCES / "measured" / f"{name}.yaml", scratch)
+    found = reference_of_file(REFERENCES / "measured" / f"{name}.yaml", scratch)
     assert found is not None
     return found
 

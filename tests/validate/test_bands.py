@@ -19,14 +19,14 @@ from mofa.validate.bands import (
     FEWEST_RUNS,
     StepResidual,
     coverage,
-    end_of,
     family_correlation,
     fit,
+    lower_decile,
     read_residuals,
     residuals_csv,
     step_residual_of,
 )
-from mofa.validate.coverage import COVERED, HELD, by_chance
+from mofa.validate.coverage import COVERED, HELD, chance_interval
 from mofa.validate.score import RunScore, ValidationReport, compare
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_an_end_is_the_order_statistic_of_its_rank() -> None:
 def test_a_tenth_lies_below_the_conformal_rank(runs: int, rank: float) -> None:
     """0.1 (n + 1) of n, and the smallest of fewer than nine."""
     values = np.arange(1.0, runs + 1)
-    assert end_of(values, np.full(runs, 1 / (runs + 1)), 1 / (runs + 1)) == pytest.approx(rank)
+    assert lower_decile(values, np.full(runs, 1 / (runs + 1)), 1 / (runs + 1)) == pytest.approx(rank)
 
 
 def test_of_equal_runs_a_family_counts_once() -> None:
@@ -105,8 +105,8 @@ def test_a_group_borrows_runs_that_are_distributed_as_the_wider_one() -> None:
     shares = np.array([own / 11] * 10 + [0.0] * 40) + (1 - own) / 51
     beyond = own / 11 + (1 - own) / 51
     assert shares.sum() + beyond == pytest.approx(1.0)
-    assert group.low.value == pytest.approx(end_of(values, shares, beyond), abs=1e-4)
-    assert group.high.value == pytest.approx(-end_of(-values, shares, beyond), abs=1e-4)
+    assert group.low.value == pytest.approx(lower_decile(values, shares, beyond), abs=1e-4)
+    assert group.high.value == pytest.approx(-lower_decile(-values, shares, beyond), abs=1e-4)
 
 
 def test_more_runs_of_its_own_leave_less_of_the_wider_group() -> None:
@@ -267,10 +267,10 @@ def test_what_was_never_measured_is_tested_apart() -> None:
 
 def test_what_chance_leaves_open_is_the_binomial_s() -> None:
     """As statisticians' tables have it: of 20 at 0.8, at most 11 with 1.0 %, at most 12 with 3.2 %; all with 1.2 %."""
-    assert by_chance(20) == (12 / 20, 19 / 20)
+    assert chance_interval(20) == (12 / 20, 19 / 20)
     rng = np.random.default_rng(3)
     for runs in (22, 82):
-        low, high = by_chance(runs)
+        low, high = chance_interval(runs)
         drawn = rng.binomial(runs, HELD, 20_000) / runs
         assert 0.94 < np.mean((low <= drawn) & (drawn <= high)) < 0.985
 

@@ -13,7 +13,7 @@ from mofa.measure.records import read_record
 from mofa.plan.result import Plan
 from mofa.report.text import print_ranks
 from mofa.units import format_bytes
-from mofa.validate.reference import recorded
+from mofa.validate.reference import reference_of_file
 from mofa.validate.score import score_run
 
 RECORDS = Path(__file__).parents[2] / "reference_runs" / "measured"
@@ -31,7 +31,7 @@ def test_both_ends_of_routing_as_measured(name: str, tmp_path: Path) -> None:
     """Ranks whose experts get the fewest tokens hold what was measured of them, as do those with the most."""
     allocated_bar, reserved_bar = RUNS[name]
     path = RECORDS / f"{name}.yaml"
-    run = recorded(path, tmp_path)
+    run = reference_of_file(path, tmp_path)
     assert run is not None
     job, machines, framework, strategy = run.resolve()
     plan = mofa.estimate(job, machines, strategy, framework=framework)

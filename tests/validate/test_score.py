@@ -16,7 +16,7 @@ from mofa.validate.all_runs import group_scores, validate
 from mofa.validate.published import published_references
 from mofa.validate.reference import measured_references, why_no_time
 from mofa.validate.score import RunScore, compare, group_score, score, score_run
-from mofa.validate.spread import BATCH, Spread
+from mofa.validate.spread import BATCH, RunProcesses
 from tests.committed import MEASURED, measured_records
 
 
@@ -183,18 +183,18 @@ def test_other_gpus_only_judge(gpu: str, group: str, records: dict[str, Record],
 
 def test_no_more_processes_than_items() -> None:
     others = set(multiprocessing.active_children())
-    with Spread(10_000) as spread:
+    with RunProcesses(10_000) as spread:
         assert list(spread.map(abs, range(-8, 0))) == list(range(8, 0, -1))
         assert 1 < len(set(multiprocessing.active_children()) - others) <= 8
 
 
 def test_a_process_that_dies_is_no_bug() -> None:
-    with Spread(2) as spread:
+    with RunProcesses(2) as spread:
         assert len(list(spread.map(abs, range(8)))) == 8
-        ended = spread.beside(os._exit, 1)
+        ended = spread.submit(os._exit, 1)
         with pytest.raises(SpecError, match="ended from outside"):
             ended()
-    with Spread(2) as spread, pytest.raises(SpecError, match="ended from outside"):
+    with RunProcesses(2) as spread, pytest.raises(SpecError, match="ended from outside"):
         list(spread.map(os._exit, range(1, 9)))
 
 
@@ -212,7 +212,7 @@ def test_processes_predict_what_one_does() -> None:
     few = [reference for reference in found if reference.group in ("published-korth", "published-simumax")]
     few = sorted(few, key=lambda reference: (reference.run.gpus, reference.id))[: 2 * BATCH + 1]  # the quickest
     told: list[tuple[int, int]] = []
-    with Spread(2) as spread:
+    with RunProcesses(2) as spread:
         beside, _ = score(few, spread=spread, progress=lambda done, all_: told.append((done, all_)))
     alone, _ = score(few)
     assert beside == alone

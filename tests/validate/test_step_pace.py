@@ -9,7 +9,7 @@ import pytest
 
 from mofa.measure.records import Record
 from mofa.validate.reference import measured_references
-from mofa.validate.step_pace import PassTimes, at_pace, is_paced, layer_over_op, slowest_layer, slowest_op_s
+from mofa.validate.step_pace import PassTimes, is_paced, layer_over_op, seconds_at_pace, slowest_layer, slowest_op_s
 from tests.committed import MEASURED, measured_records
 
 
@@ -58,11 +58,11 @@ def test_ranks_with_experts_of_a_layer_wait_for_the_slowest_of_each_pass(paced: 
 def test_a_pass_is_never_faster_than_a_rank_s_mean() -> None:
     """Beyond a busy neighbour's pace, and where all are quiet, ranks' own means count."""
     way = PassTimes(*LINE, [[9e-6, 2e-6], [3e-6, 2.2e-6]])
-    assert way.of_slowest() == pytest.approx([4.5e-3, 1.1e-3])
+    assert way.steps_s_waiting_for_slowest() == pytest.approx([4.5e-3, 1.1e-3])
 
 
 def test_lines_that_fall_give_way_to_a_ratio() -> None:
-    assert at_pace([2e-6, 4e-6], [2e-3, 1e-3], [3e-6]) == pytest.approx([3e-6 * (1e3 + 250) / 2])
+    assert seconds_at_pace([2e-6, 4e-6], [2e-3, 1e-3], [3e-6]) == pytest.approx([3e-6 * (1e3 + 250) / 2])
 
 
 def test_a_layer_is_so_many_small_ops_on_quiet_cores(paced: dict[str, Record]) -> None:

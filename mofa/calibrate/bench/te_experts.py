@@ -20,7 +20,7 @@ from mofa.calibrate.bench.te_megatron import (
     main_grads,
     timing,
 )
-from mofa.calibrate.bench.te_timing import Chain, Recorder, label_of, that_count, time_chain
+from mofa.calibrate.bench.te_timing import Chain, Recorder, label_of, quiet_indices, time_chain
 
 EXPERTS = (1, 2, 4, 8, 16, 32, 64, 128)
 PADDED_ROWS = 16
@@ -36,7 +36,7 @@ def _grouped(config: Any, experts: int, width: int = WIDTH, out: int = WIDTH) ->
     ).cuda()  # fmt: skip
 
 
-def grouped(recorder: Recorder, experts: int, recipe: str, *, first: bool, fused: bool) -> None:
+def time_grouped(recorder: Recorder, experts: int, recipe: str, *, first: bool, fused: bool) -> None:
     """A chain of grouped linears."""
     config, around = autocast(recipe)
     config.gradient_accumulation_fusion = fused
@@ -95,15 +95,17 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
     recorder.cores.release()
     sizes = {"ops": 1, "experts": experts, "width": width} | ({"fresh": fresh} if fresh else {})
     for name, (forward, backward, quiet) in times.items():
-        ahead = recorder.row(name, "fwd", recipe, sizes, [forward[i] for i in that_count(forward, quiet, dropped)])
-        behind = recorder.row(name, "bwd", recipe, sizes, [backward[i] for i in that_count(backward, quiet, dropped)])
+        ahead = recorder.row(name, "fwd", recipe, sizes, [forward[i] for i in quiet_indices(forward, quiet, dropped)])
+        behind = recorder.row(
+            name, "bwd", recipe, sizes, [backward[i] for i in quiet_indices(backward, quiet, dropped)]
+        )
         recorder.pace_rows(name, recipe, sizes)
         if recorder.writes:
             label = label_of(name, recipe, sizes)
             print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us", flush=True)
 
 
-def routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> None:
+def time_routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> None:
     """Router, permutation and sorting of tokens."""
     from megatron.core.transformer.moe import moe_utils
 
@@ -151,7 +153,7 @@ def routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> None:
         raise ValueError(op)
 
 
-def padding(recorder: Recorder, experts: int) -> None:
+def time_padding(recorder: Recorder, experts: int) -> None:
     """Rows of experts filled up for fp8 products, and cut back."""
     from transformer_engine.pytorch import Fp8Padding, Fp8Unpadding
 
@@ -168,8 +170,8 @@ def bf16_cases() -> list[Timing]:
     routed = ("router_gate", "router_topk", "router_topk_fused", "router_scores_fused", "permute", "unpermute",
               "sort_chunks")  # fmt: skip
     return [
-        *(timing("grouped", grouped, experts, "bf16", first=True, fused=True) for experts in EXPERTS),
-        *(timing("grouped", grouped, experts, "bf16", first=True, fused=False) for experts in (8, 64)),
+        *(timing("grouped", time_grouped, experts, "bf16", first=True, fused=True) for experts in EXPERTS),
+        *(timing("grouped", time_grouped, experts, "bf16", first=True, fused=False) for experts in (8, 64)),
         *(  # current scaling's products are those of delayed scaling
             timing("new_rows", new_rows, experts, recipe)
             for recipe in ("bf16", "fp8-delayed", "fp8-blockwise")
@@ -177,14 +179,14 @@ def bf16_cases() -> list[Timing]:
         ),
         *(timing("new_rows", new_rows, 8, recipe, 2048) for recipe in ("bf16", "fp8-tensorwise")),
         *(timing("some_new_rows", new_rows, 32, "bf16", 1024, fresh) for fresh in (4, 8, 16)),
-        *(timing(op, routing, op, experts) for op in routed for experts in (8, 64)),
+        *(timing(op, time_routing, op, experts) for op in routed for experts in (8, 64)),
     ]
 
 
 def fp8_cases(recipe: str) -> list[Timing]:
     """Grouped linears of a recipe of fp8, in a step's first micro-batch and in a later one."""
     return [
-        timing("fp8_grouped", grouped, experts, recipe, first=first, fused=True)
+        timing("fp8_grouped", time_grouped, experts, recipe, first=first, fused=True)
         for experts in (8, 64)
         for first in (True, False)
     ]
@@ -192,4 +194,4 @@ def fp8_cases(recipe: str) -> list[Timing]:
 
 def padding_cases() -> list[Timing]:
     """Rows filled up for fp8 products."""
-    return [timing("fp8_padding", padding, experts) for experts in (8, 64)]
+    return [timing("fp8_padding", time_padding, experts) for experts in (8, 64)]

@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_timing import FAMILY, Paces, Recorder, Waits
+from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, Paces, Recorder
 from mofa.calibrate.bench.torch_bench import environment
 from mofa.calibrate.run_cases import host_id
 
@@ -110,7 +110,7 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
     torch.cuda.set_device(rank)
     from mofa.calibrate.bench import te_megatron, te_models, te_modules
 
-    waits, cores = Waits(), host_pace.Cores(rank, torch.cuda.device_count())
+    waits, cores = DeviceWaitTimer(), host_pace.Cores(rank, torch.cuda.device_count())
     described = environment("cuda")
     recorder = Recorder(
         Path(out), torch.cuda.get_device_name(), host_id(str(described.get("gpu_ids", ""))), rank == 0, waits,
@@ -121,9 +121,9 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
         described |= {"host": recorder.host, "gpus_used": gpus, **te_megatron.versions()}
         (recorder.out / "environment.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     te_megatron.start(gpus, {})
-    todo = te_modules.alone(recorder) + te_models.alone(recorder) if gpus == 1 else []
+    todo = te_modules.one_gpu_cases(recorder) + te_models.one_gpu_cases(recorder) if gpus == 1 else []
     if gpus == 2:
-        todo = te_modules.pairs(recorder) + te_models.pairs(recorder)
+        todo = te_modules.two_gpu_cases(recorder) + te_models.two_gpu_cases(recorder)
     todo = [(name, call) for name, call in todo if not wanted or any(name.startswith(word) for word in wanted)]
     cases(recorder, todo)
     if gpus == 1:

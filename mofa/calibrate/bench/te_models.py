@@ -13,7 +13,7 @@ import torch
 
 from mofa import host_pace
 from mofa.calibrate.bench.te_megatron import RECIPES, Todo, config_of, start
-from mofa.calibrate.bench.te_timing import Recorder, label_of, that_count
+from mofa.calibrate.bench.te_timing import Recorder, label_of, quiet_indices
 
 SEQUENCE, VOCABULARY = 128, 1024
 WARMUP, STEPS = 4, 16
@@ -278,7 +278,7 @@ def time_model(
                     for part, times in calls.items()
                 }
                 steps.append((parts, scaled))
-        for i in that_count([sum(parts.values()) for parts, _ in steps], quiet, 0):
+        for i in quiet_indices([sum(parts.values()) for parts, _ in steps], quiet, 0):
             parts, scaled = steps[i]
             for part, seconds in parts.items():
                 times_by_part[part].append(seconds)
@@ -339,7 +339,7 @@ LATENT = {
 }  # fmt: skip
 
 
-def alone(recorder: Recorder) -> Todo:
+def one_gpu_cases(recorder: Recorder) -> Todo:
     """Models of one GPU, the ones that matter most first."""
     plain: dict[str, Any] = {}
     listed: list[tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]] = [
@@ -383,7 +383,7 @@ def _todo(
     ]
 
 
-def pairs(recorder: Recorder) -> Todo:
+def two_gpu_cases(recorder: Recorder) -> Todo:
     """Models of two GPUs; groups are made anew for each kind of parallelism."""
     kinds: list[tuple[str, dict[str, int], dict[str, Any], tuple[int, ...], bool]] = [
         ("model_tp2_dense", {"tensor_model_parallel_size": 2}, {"sequence_parallel": True}, (2, 4), False),

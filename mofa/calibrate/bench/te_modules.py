@@ -28,7 +28,7 @@ from mofa.calibrate.bench.te_megatron import (
     start,
     timing,
 )  # fmt: skip
-from mofa.calibrate.bench.te_timing import Chain, Recorder, label_of, that_count, time_chain
+from mofa.calibrate.bench.te_timing import Chain, Recorder, label_of, quiet_indices, time_chain
 
 
 def _column(config: Any) -> Any:
@@ -73,7 +73,9 @@ def _norm(config: Any) -> Any:
     return TENorm(config, WIDTH).cuda()
 
 
-def linears(recorder: Recorder, op: str, make: Callable[[Any], Any], recipe: str, *, first: bool, fused: bool) -> None:
+def time_linears(
+    recorder: Recorder, op: str, make: Callable[[Any], Any], recipe: str, *, first: bool, fused: bool
+) -> None:
     """A chain of linears or norms of one kind."""
     config, around = autocast(recipe)
     config.gradient_accumulation_fusion = fused
@@ -88,7 +90,7 @@ def linears(recorder: Recorder, op: str, make: Callable[[Any], Any], recipe: str
     time_chain(op, chain, recorder)
 
 
-def attention(recorder: Recorder, groups: int) -> None:
+def time_attention(recorder: Recorder, groups: int) -> None:
     """A chain of core attentions, whose keys and values are constant."""
     from megatron.core.extensions.transformer_engine import TEDotProductAttention
     from megatron.core.transformer.enums import AttnMaskType
@@ -104,7 +106,7 @@ def attention(recorder: Recorder, groups: int) -> None:
     time_chain("attention", Chain([step] * NUM, [leaf(TOKENS, 1, WIDTH)], sizes={"groups": groups}), recorder)
 
 
-def functions(recorder: Recorder, op: str) -> None:
+def time_functions(recorder: Recorder, op: str) -> None:
     """Fused functions: rotary embedding, SwiGLU, bias-dropout-add, checkpoints."""
     from megatron.core import tensor_parallel
     from megatron.core.extensions.transformer_engine import fused_apply_rotary_pos_emb
@@ -139,7 +141,7 @@ def functions(recorder: Recorder, op: str) -> None:
     time_chain(op, chain, recorder)
 
 
-def hooks(recorder: Recorder, *, wrapped: bool) -> None:
+def time_hooks(recorder: Recorder, *, wrapped: bool) -> None:
     """Linears as a model within Megatron's data parallelism, whose hook of each parameter runs, or bare."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
@@ -158,7 +160,7 @@ def hooks(recorder: Recorder, *, wrapped: bool) -> None:
     time_chain("linear_ddp" if wrapped else "linear_bare", chain, recorder)
 
 
-def adam(recorder: Recorder, tensors: int) -> None:
+def time_adam(recorder: Recorder, tensors: int) -> None:
     """Transformer Engine's fused Adam over fp32 shards, as the distributed optimizer calls it; forward is its step."""
     from transformer_engine.pytorch.optimizers import FusedAdam
 
@@ -169,7 +171,7 @@ def adam(recorder: Recorder, tensors: int) -> None:
     _calls(recorder, "fused_adam", optimizer.step, {"tensors": tensors})
 
 
-def contexts(recorder: Recorder, recipe: str) -> None:
+def time_contexts(recorder: Recorder, recipe: str) -> None:
     """Entering and leaving the context of fp8."""
     _, around = autocast(recipe)
 
@@ -192,7 +194,7 @@ def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str
         quiet.append(settled and recorder.cores.still_quiet())
     recorder.cores.release()
     shape = {"ops": 1, **sizes}
-    sample = recorder.row(op, "fwd", dtype, shape, [times[i] for i in that_count(times, quiet, 4)])
+    sample = recorder.row(op, "fwd", dtype, shape, [times[i] for i in quiet_indices(times, quiet, 4)])
     recorder.pace_rows(op, dtype, shape)
     recorder.later.append((f"{label_of(op, dtype, shape)}|fwd", call))
     if recorder.writes:
@@ -203,23 +205,26 @@ LINEARS = {"column_linear": _column, "row_linear": _row, "norm_linear": _norm_li
            "duplicated_linear": _duplicated}  # fmt: skip
 
 
-def alone(recorder: Recorder) -> Todo:
+def one_gpu_cases(recorder: Recorder) -> Todo:
     """Cases of one GPU."""
     cases = [*_dense_cases(), *te_experts.bf16_cases(), *_fp8_cases()]
-    cases += [timing("ddp", hooks, wrapped=wrapped) for wrapped in (False, True)]
-    cases += [timing("fused_adam", adam, tensors) for tensors in (10, 50, 200, 600)]
+    cases += [timing("ddp", time_hooks, wrapped=wrapped) for wrapped in (False, True)]
+    cases += [timing("fused_adam", time_adam, tensors) for tensors in (10, 50, 200, 600)]
     return [(name, partial(call, recorder, *args, **named)) for name, call, args, named in cases]
 
 
 def _dense_cases() -> list[Timing]:
     """What a layer without experts calls, in bf16."""
     return [
-        *(timing(op, functions, op) for op in ("silu", "torch_linear")),
-        *(timing(op, linears, op, make, "bf16", first=True, fused=True) for op, make in LINEARS.items()),
-        timing("column_linear", linears, "column_linear", _column, "bf16", first=True, fused=False),
-        timing("norm", linears, "norm", _norm, "bf16", first=True, fused=True),
-        *(timing("attention", attention, groups) for groups in (2, 4)),
-        *(timing(op, functions, op) for op in ("rope", "bias_dropout_add", "swiglu", "weighted_swiglu", "checkpoint")),
+        *(timing(op, time_functions, op) for op in ("silu", "torch_linear")),
+        *(timing(op, time_linears, op, make, "bf16", first=True, fused=True) for op, make in LINEARS.items()),
+        timing("column_linear", time_linears, "column_linear", _column, "bf16", first=True, fused=False),
+        timing("norm", time_linears, "norm", _norm, "bf16", first=True, fused=True),
+        *(timing("attention", time_attention, groups) for groups in (2, 4)),
+        *(
+            timing(op, time_functions, op)
+            for op in ("rope", "bias_dropout_add", "swiglu", "weighted_swiglu", "checkpoint")
+        ),
     ]
 
 
@@ -227,10 +232,10 @@ def _fp8_cases() -> list[Timing]:
     """Contexts, linears, experts and padding of fp8, each recipe in a first micro-batch and in a later one."""
     cases: list[Timing] = []
     for recipe in RECIPES:
-        cases.append(timing("fp8_context", contexts, recipe))
+        cases.append(timing("fp8_context", time_contexts, recipe))
         for op in ("column_linear", "norm_linear"):
             for first in (True, False):
-                cases.append(timing(f"fp8_{op}", linears, op, LINEARS[op], recipe, first=first, fused=True))
+                cases.append(timing(f"fp8_{op}", time_linears, op, LINEARS[op], recipe, first=first, fused=True))
         cases += te_experts.fp8_cases(recipe)
     return cases + te_experts.padding_cases()
 
@@ -245,7 +250,7 @@ def _tensor_parallel(recorder: Recorder, op: str, make: Callable[[Any], Any]) ->
     time_chain(op, Chain(steps, [leaf(TOKENS // 2, 1, WIDTH)], parameters), recorder)
 
 
-def pairs(recorder: Recorder) -> Todo:
+def two_gpu_cases(recorder: Recorder) -> Todo:
     """Cases of two GPUs."""
     return [
         ("tp2_column_row", partial(_tensor_parallel, recorder, "tp2_column_row", _column)),

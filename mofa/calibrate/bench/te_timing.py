@@ -62,7 +62,7 @@ class Chain:
             self.before()
 
 
-class Waits:
+class DeviceWaitTimer:
     """Seconds that the host spends waiting for the device in calls that say so; counted apart."""
 
     def __init__(self) -> None:
@@ -96,8 +96,8 @@ class Paces(NamedTuple):
     layer_bwd_s: float
     """Its way back, on autograd's thread. [s]"""
 
-    def over(self, layer_s: tuple[float, float]) -> tuple[float, float]:
-        """How much faster a host at this pace is than one on which a layer takes so long each way. [-]"""
+    def relative_times(self, layer_s: tuple[float, float]) -> tuple[float, float]:
+        """A layer's time at this pace over the time given, each way: above 1 on a slower host. [-]"""
         return self.layer_fwd_s / layer_s[0], self.layer_bwd_s / layer_s[1]
 
 
@@ -109,7 +109,7 @@ class Recorder:
     gpu: str
     host: str
     writes: bool
-    waits: Waits
+    waits: DeviceWaitTimer
     deadline: float
     pace: Paces
     """The host's at the beginning, for which all times are told."""
@@ -155,7 +155,7 @@ def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
         torch.cuda.synchronize()
         quiet.append(settled and recorder.cores.still_quiet())
     recorder.cores.release()
-    forward, backward = ([times[i] for i in that_count(times, quiet)] for times in (forward, backward))
+    forward, backward = ([times[i] for i in quiet_indices(times, quiet)] for times in (forward, backward))
     sizes: Shape = {"ops": num, **chain.sizes}
     ahead = recorder.row(op, "fwd", chain.dtype, sizes, forward)
     behind = recorder.row(op, "bwd", chain.dtype, sizes, backward)
@@ -167,8 +167,8 @@ def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
         print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us each", flush=True)
 
 
-def that_count(times: Sequence[float], quiet: Sequence[bool], dropped: int = DROPPED) -> list[int]:
-    """Numbers of those behind the first few whose cores were quiet all the while; of the lowest, if too few were."""
+def quiet_indices(times: Sequence[float], quiet: Sequence[bool], dropped: int = DROPPED) -> list[int]:
+    """Indices of the samples behind the first ``dropped`` whose cores stayed quiet; if too few, of the fastest."""
     behind_dropped = range(dropped, len(times))
     alone = [i for i in behind_dropped if quiet[i]]
     return alone if len(alone) >= FEWEST else sorted(behind_dropped, key=times.__getitem__)[:FEWEST]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
 from mofa.calibrate.cases import Case, Unsupported
-from mofa.calibrate.shapes.routed import COPIES, INDEXED, PRODUCTS, REPEATED, top_of
+from mofa.calibrate.shapes.routed import COPIES, INDEXED, PRODUCTS, REPEATED, top_k_of_op
 
 
 def routed_calls(case: Case, pool: Pool) -> list[Call]:
@@ -37,7 +37,7 @@ def _indexed(op: str, rows: int, width: int, pool: Pool) -> Call:
 
 def _product(op: str, rows: int, width: int, pool: Pool) -> Call:
     """A batch of products, a token each: its row of scores with its experts' outputs; back for both operands."""
-    dtype, top = (torch.float32 if op.endswith("_fp32") else torch.bfloat16), top_of(op)
+    dtype, top = (torch.float32 if op.endswith("_fp32") else torch.bfloat16), top_k_of_op(op)
     tokens = rows // top
     outputs, scores = pool.view(tokens, top, width, dtype=dtype), pool.view(tokens, 1, top, dtype=dtype)
     if "_bwd_" not in op:

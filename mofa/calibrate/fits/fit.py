@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fitted_curves import Curves, Fitted
 from mofa.calibrate.fits.loaded_clocks import (
+    attention_clock_exponents,
     between_s,
-    clock_powers,
+    clock_exponents,
     clock_shares,
-    clocks,
     memory_bound_clock,
-    powers_behind_products,
+    sustained_clock_ratios,
 )
-from mofa.calibrate.fits.ratios import copies, overlap_slowdown, overlaps, sustained
+from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios
 from mofa.calibrate.fits.te_host_facts import layer_in_small_ops, modules_of
 from mofa.calibrate.fits.te_relative_host_times import Times
-from mofa.calibrate.fits.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
+from mofa.calibrate.fits.te_rows import ADDED_BYTES, accumulation_form, fitted_by_bytes_only, has_own_curve
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.bytes_moved import bytes_moved_per_element
 from mofa.calibrate.shapes.families import MIN_POINTS
@@ -75,10 +75,10 @@ def fit_curves(
     def rows_of(*families: str) -> list[Row]:
         return [row for family in families for row in by.get(family, [])]
 
-    copy_rates = copies(by.get("copy", []))
+    copy_rates = copy_bandwidths(by.get("copy", []))
     copy_rate = copy_rates.get("device_copy", 0.0)
     casts = [row for row in rows_of("te_cast") if row.case.op not in CHECKS]
-    memory = [*(r for r in rows_of("memory_bound", "compiled", "routed", OPS) if fitted_alone(r)), *casts]
+    memory = [*(r for r in rows_of("memory_bound", "compiled", "routed", OPS) if has_own_curve(r)), *casts]
     gemm = _each(rows_of("gemm", "te_gemm"), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate))
     product = gemm["bf16"].form if "bf16" in gemm else single
     streamed = rows_of(GROUPED) if product is not None else []
@@ -93,14 +93,15 @@ def fit_curves(
         attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
         memory_bound=streams | _adding(by.get(WGRAD, []), product, num_sms),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
-        sustained=sustained(rows_of("sustained", "te_sustained")),
-        clocks=clocks(loaded), memory_clock=memory_bound_clock(rows_of("sustained"), partial(between_s, streams)),
-        clock_powers=clock_powers(loaded) | powers_behind_products(behind), clock_shares=clock_shares(behind),
+        sustained=sustained_rate_ratios(rows_of("sustained", "te_sustained")),
+        clocks=sustained_clock_ratios(loaded),
+        memory_clock=memory_bound_clock(rows_of("sustained"), partial(between_s, streams)),
+        clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind), clock_shares=clock_shares(behind),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         modules=modules_of(Times.of(by.get("te_host", []))),
         layer_in_small_ops=layer_in_small_ops(by.get("te_host", [])),
         copy_bytes_per_s=copy_rates,
-        overlap=overlaps(by.get("overlap", [])), overlap_slowdown=overlap_slowdown(by.get("overlap", [])),
+        overlap=overlap_time_ratios(by.get("overlap", [])), overlap_slowdown=overlap_slowdown(by.get("overlap", [])),
     )  # fmt: skip
 
 
@@ -147,7 +148,7 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
     }  # fmt: skip
     for family, (fitted_forms, key, times) in predictors.items():
         for name, fitted in fitted_forms.items():
-            indices = [i for i, r in enumerate(rows) if r.case.family == family and key(r) == name and fitted_alone(r)]
+            indices = [i for i, r in enumerate(rows) if r.case.family == family and key(r) == name and has_own_curve(r)]
             if indices:
                 chosen = [rows[i] for i in indices]
                 time_s[indices] = times(chosen, fitted.form)
@@ -279,7 +280,7 @@ def _fit_grouped(rows: Sequence[Row], num_sms: int) -> Fitted:
 
 def _adding(rows: Sequence[Row], single: GemmForm | None, num_sms: int) -> dict[str, Fitted]:
     """What a product moves more that adds to an fp32 gradient, as a memory-bound op; its error is the products'."""
-    form = adding(rows, single, num_sms) if single is not None else None
+    form = accumulation_form(rows, single, num_sms) if single is not None else None
     if form is None or single is None:
         return {}
     m, n, k = (_column(rows, x) for x in "mnk")
@@ -376,7 +377,7 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
 
     measured, missed = _measured(rows), _missed(rows, l2_bytes)
     columns = _stream_columns(rows) if missed is None else np.stack([_stream_columns(rows)[0], missed])
-    if bare := rows[0].case.op in BY_BYTES or by_bytes(rows[0]):
+    if bare := rows[0].case.op in BY_BYTES or fitted_by_bytes_only(rows[0]):
         columns = columns[:1]
     features = np.vstack([np.ones(len(rows)), columns]).T / measured[:, None]
     scale = np.maximum(np.abs(features).mean(axis=0), 1e-300)

@@ -23,15 +23,18 @@ CLEARLY_BELOW = 0.97
 """Clocks over the full one above which a state says too little of what a lower clock does. [-]"""
 SCATTERED = 1.5
 """Slowest over fastest sample of a kernel at full clock beyond which its row is no use. [-]"""
-POWERED = {f"{ATTENTION}.fwd": "attention_cudnn_fwd", f"{ATTENTION}.bwd": "attention_cudnn_bwd"}
+POWER_DRAWING = {f"{ATTENTION}.fwd": "attention_cudnn_fwd", f"{ATTENTION}.bwd": "attention_cudnn_bwd"}
 """Of Transformer Engine's kernels timed behind products, those that draw power themselves, and their names here."""
 UNREAD = ("te_gemm", GROUPED)
 """Products behind products: fp8's law comes from products alone, and experts' have the kernels of others. Timed here,
 experts' powers of the clock scatter from 0.17 to 1.7."""
 
 
-def clocks(rows: Sequence[Row]) -> dict[str, float]:
-    """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one."""
+def sustained_clock_ratios(rows: Sequence[Row]) -> dict[str, float]:
+    """Clock of an op that runs alone under the power limit, over the full clock: the median over shapes. [-]
+
+    By op and format.
+    """
     clock_ratios: dict[str, list[float]] = {}
     for name, states in _loaded(rows).items():
         clock_ratios.setdefault(f"{name[0]} {name[1]}", []).append(states["2s"].clock)
@@ -72,8 +75,8 @@ def between_s(streams: Mapping[str, Fitted], rows: float) -> float:
     return sum(float(stream_s(rows * BETWEEN_WIDTH, rows, BETWEEN_WIDTH, form)) for form in forms)
 
 
-def clock_powers(rows: Sequence[Row]) -> dict[str, float]:
-    """Per op and format: the power of the clock that the rate grows with, the median over shapes and loaded states."""
+def clock_exponents(rows: Sequence[Row]) -> dict[str, float]:
+    """Exponent ``p`` of rate ~ clock^p, by op and format: the median over shapes and loaded states. [-]"""
     powers: dict[str, list[float]] = {}
     for (op, dtype, _, _), states in _loaded(rows).items():
         full = states["burst"].seconds
@@ -92,17 +95,17 @@ def clock_shares(rows: Sequence[Row]) -> dict[str, float]:
     """
     shares: dict[str, list[float]] = {}
     for name, points in _behind_products(rows):
-        if name not in POWERED.values():
+        if name not in POWER_DRAWING.values():
             grown = [(1.0 / clock - 1.0, times - 1.0) for clock, times in points]
             shares.setdefault(name, []).append(min(max(_slope(grown), 0.0), 1.0))
     return {name: float(np.median(values)) for name, values in sorted(shares.items())}
 
 
-def powers_behind_products(rows: Sequence[Row]) -> dict[str, float]:
-    """As :func:`clock_powers`, of attention behind products that hold the clock down."""
+def attention_clock_exponents(rows: Sequence[Row]) -> dict[str, float]:
+    """As :func:`clock_exponents`, of attention behind products that hold the clock down."""
     powers: dict[str, list[float]] = {}
     for name, points in _behind_products(rows):
-        if name in POWERED.values():
+        if name in POWER_DRAWING.values():
             powers.setdefault(f"{name} bf16", []).extend(-math.log(times) / math.log(clock) for clock, times in points)
     return {name: float(np.median(values)) for name, values in sorted(powers.items())}
 
@@ -135,7 +138,7 @@ def _kernel(row: Row) -> tuple[str, str]:
         return f"{kind} {row.case.op}", load
     timed = timed_case(row.case)
     if timed.family == ATTENTION:
-        return POWERED[row.case.op], row.case.variant
+        return POWER_DRAWING[row.case.op], row.case.variant
     return ("" if timed.family in UNREAD else f"{timed.variant} {timed.op}"), row.case.variant
 
 

@@ -57,8 +57,8 @@ def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str,
         raise SpecError(f"{folders[0]}: no gemm rows to fit; run `mofa calibrate run` with the family gemm first")
     gpu_base, node_base = base or base_of(curves.gpu, folders[0])
     source = "mofa calibrate, " + ", ".join(f"measurements of {f.name}" for f in folders)
-    gpu = gpu_profile(taken_over(_bundled("gpus", gpu_base), gpu_base), curves, name, source)
-    node = node_profile(taken_over(_bundled("nodes", node_base), node_base), curves, name, source)
+    gpu = gpu_profile(mark_transferred(_bundled("gpus", gpu_base), gpu_base), curves, name, source)
+    node = node_profile(mark_transferred(_bundled("nodes", node_base), node_base), curves, name, source)
     written = {}
     for kind, content in (
         ("gpus", gpu),
@@ -72,15 +72,15 @@ def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str,
     return written
 
 
-def taken_over(facts: dict[str, Any], name: str) -> dict[str, Any]:
+def mark_transferred(facts: dict[str, Any], name: str) -> dict[str, Any]:
     """A bundled profile as the base of another machine's: what was measured for it is transferred there.
 
     Examples
     --------
-    >>> taken_over({"a": {"value": 1, "provenance": "measured", "source": "a run"}, "b": "x"}, "h200-sxm")
+    >>> mark_transferred({"a": {"value": 1, "provenance": "measured", "source": "a run"}, "b": "x"}, "h200-sxm")
     {'a': {'value': 1, 'provenance': 'transferred', 'source': "h200-sxm's: a run"}, 'b': 'x'}
     """
-    made = {key: taken_over(value, name) if isinstance(value, dict) else value for key, value in facts.items()}
+    made = {key: mark_transferred(value, name) if isinstance(value, dict) else value for key, value in facts.items()}
     if made.get("provenance") == "measured":
         made |= {"provenance": "transferred", "source": f"{name}'s: {made.get('source', '')}"}
     return made
@@ -141,7 +141,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     """
     made = dict(base)
     best = {f: max(rate for _, _, rate in fitted.form.tiles) for f, fitted in curves.gemm.items()}
-    powered_of = {f: powered(curves, f"gemm {f}") for f in peaks}
+    powered_of = {f: power_limit_fields(curves, f"gemm {f}") for f in peaks}
     if "bf16" in curves.gemm:
         made["gemm"] = {}
         for dtype, peak in peaks.items():
@@ -173,7 +173,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
         if "device_copy" in curves.copy_bytes_per_s:
             form = {**made["stream"]["default"]["form"], "bytes_per_s": curves.copy_bytes_per_s["device_copy"]}
             words = f"{source}: copy of 1 GiB on the device"
-            made["stream"]["eager copy"] = tidy({"provenance": "measured", "source": words, "form": form})
+            made["stream"]["eager copy"] = round_numbers({"provenance": "measured", "source": words, "form": form})
     made["stream"] = with_clock_shares(made["stream"], curves)
     if curves.memory_clock is not None:
         made["stream_clock"] = _fact(curves.memory_clock, f"{source}: from the clocks of products and "
@@ -201,7 +201,7 @@ def fp8_products(
     for family, fitted in (("gemm", curves.gemm), ("grouped_gemm", curves.grouped_gemm)):
         kinds = {kind: base[family][kind] for kind in FALLBACK if kind in base[family]}
         kinds |= {
-            kind: curve_fact(fitted[kind], source, **powered(curves, f"gemm {kind}", "gemm fp8"))
+            kind: curve_fact(fitted[kind], source, **power_limit_fields(curves, f"gemm {kind}", "gemm fp8"))
             for kind in FALLBACK if kind in fitted
         }  # fmt: skip
         products[family] = {**made[family], **kinds}
@@ -220,7 +220,8 @@ def with_clock_shares(stream: dict[str, Any], curves: Curves) -> dict[str, Any]:
     """Memory-bound ops' curves with their :attr:`mofa.specs.curves.StreamCurve.clock_share` where it was measured."""
     shares = curves.clock_shares
     return {
-        key: tidy({**curve, "clock_share": shares[key]}) if key in shares else curve for key, curve in stream.items()
+        key: round_numbers({**curve, "clock_share": shares[key]}) if key in shares else curve
+        for key, curve in stream.items()
     }
 
 
@@ -234,7 +235,7 @@ def curve_fact(fitted: Fitted, source: str, **more: float) -> dict[str, Any]:
         "median_abs_error": fitted.median_abs_error, "p90_abs_error": fitted.p90_abs_error,
         "ranges": fitted.ranges, "form": form, **more,
     }  # fmt: skip
-    made: dict[str, Any] = tidy(fact)
+    made: dict[str, Any] = round_numbers(fact)
     return made
 
 
@@ -245,9 +246,11 @@ def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
             "source": f"{curve['source']}: bf16's, {factor:.3g} times as fast"}  # fmt: skip
 
 
-def powered(curves: Curves, *names: str) -> dict[str, float]:
-    """What the power limit leaves of the rate, between memory-bound kernels and alone, of the first name measured, and
-    of the clock, of the first name that it was read of."""
+def power_limit_fields(curves: Curves, *names: str) -> dict[str, float]:
+    """A curve's fields under the power limit: rate between memory-bound kernels, rate alone, clock and its exponent.
+
+    Each comes from the first of ``names`` that has it. [-]
+    """
     for name in names:
         if f"{name} {BETWEEN}" in curves.sustained:
             between = min(curves.sustained[f"{name} {BETWEEN}"], 1.0)
@@ -261,7 +264,7 @@ def powered(curves: Curves, *names: str) -> dict[str, float]:
 
 def _attention_powered(curves: Curves, key: str) -> dict[str, float]:
     backend, direction, _ = key.split()
-    return powered(curves, f"attention_{backend}_{direction} bf16", f"attention_{backend} bf16")
+    return power_limit_fields(curves, f"attention_{backend}_{direction} bf16", f"attention_{backend} bf16")
 
 
 def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
@@ -274,7 +277,7 @@ def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
     launches = [f.launch_s for op, f in eager.items() if op in ONE_KERNEL] or [f.launch_s for f in eager.values()]
     form = {"launch_s": float(np.median(launches)), "bytes_per_element": 4.0, "bytes_per_s": float(np.median(rates))}
     words = f"{source}: median of {len(eager)} ops"
-    made: dict[str, Any] = tidy({"provenance": "interpolated", "source": words, "form": form})
+    made: dict[str, Any] = round_numbers({"provenance": "interpolated", "source": words, "form": form})
     return made
 
 
@@ -350,18 +353,18 @@ def node_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -
     return {**made, "intra": intra}
 
 
-def tidy(value: Any) -> Any:
+def round_numbers(value: Any) -> Any:
     """Plain numbers and lists, rounded to what a measurement gives."""
     if isinstance(value, dict):
-        return {str(k): tidy(v) for k, v in value.items()}
+        return {str(k): round_numbers(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [tidy(v) for v in value]
+        return [round_numbers(v) for v in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def plain(curves: Curves) -> dict[str, Any]:
     """The curves as plain numbers and lists, rounded to what the measurement gives."""
-    curves_dict: dict[str, Any] = tidy(curves.as_dict())
+    curves_dict: dict[str, Any] = round_numbers(curves.as_dict())
     return curves_dict
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from mofa.calibrate.measurements import Row
 
 
-def sustained(rows: Sequence[Row]) -> dict[str, float]:
+def sustained_rate_ratios(rows: Sequence[Row]) -> dict[str, float]:
     """Per op and format: the median over shapes of burst over sustained time, alone and between memory-bound ops."""
     burst = {(r.case.op, r.case.dtype, r.case.shape_text): r.sample.median_s for r in rows if r.case.variant == "burst"}
     ratios: dict[str, list[float]] = {}
@@ -21,7 +21,7 @@ def sustained(rows: Sequence[Row]) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in sorted(ratios.items())}
 
 
-def copies(rows: Sequence[Row]) -> dict[str, float]:
+def copy_bandwidths(rows: Sequence[Row]) -> dict[str, float]:
     """Rate of the largest copy of each kind; a copy on the device counts bytes read and written. [B/s]"""
     rates: dict[str, float] = {}
     for r in sorted(rows, key=lambda r: r.case.size("bytes")):
@@ -30,7 +30,7 @@ def copies(rows: Sequence[Row]) -> dict[str, float]:
     return rates
 
 
-def overlaps(rows: Sequence[Row]) -> dict[str, float]:
+def overlap_time_ratios(rows: Sequence[Row]) -> dict[str, float]:
     """Median over sizes of the time beside the other over the time alone."""
     times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
     ratios: dict[str, list[float]] = {}

@@ -157,13 +157,18 @@ def _parallel(times: Times, modules: dict[str, Ways]) -> None:
     """
 
     def more(part: str, number: float) -> float | None:
-        alone, layer = times.within(DENSE, part), times.within(TENSOR_PARALLEL, part)
+        alone, layer = (
+            times.per_layer_with_dense_ends(DENSE, part),
+            times.per_layer_with_dense_ends(TENSOR_PARALLEL, part),
+        )
         return None if alone is None or layer is None else max(layer - alone, 0.0) / number
 
     _put(modules, "collective", *(more(part, n) for part, n in zip(("forward", "backward"), COLLECTIVES, strict=True)))
     alone = times.call(DENSE, ATTENTION)
-    dense = times.within(DENSE, "backward")
-    layers = [layer for model in CONTEXT_PARALLEL if (layer := times.within(model, "backward")) is not None]
+    dense = times.per_layer_with_dense_ends(DENSE, "backward")
+    layers = [
+        layer for model in CONTEXT_PARALLEL if (layer := times.per_layer_with_dense_ends(model, "backward")) is not None
+    ]
     if alone is None or dense is None or not layers or "attention" not in modules:
         return
     behind = max(median(layers) - dense, 0.0)
@@ -291,7 +296,8 @@ def _norms(times: Times, modules: dict[str, Ways]) -> None:
 def _latent(times: Times, modules: dict[str, Ways]) -> None:
     """Latent attention's own Python, each way: what is left of a layer of it that projects queries twice as well."""
     ahead, behind = (
-        _rest(times.within(LATENT, part), _sum(modules, f"{part}_s", LATENT_LAYER)) for part in ("forward", "backward")
+        _rest(times.per_layer_with_dense_ends(LATENT, part), _sum(modules, f"{part}_s", LATENT_LAYER))
+        for part in ("forward", "backward")
     )
     _put(modules, "latent_attention", ahead, behind)
 
@@ -303,13 +309,13 @@ def _dense(times: Times, modules: dict[str, Ways], back: float) -> None:
     own = _rest(made, _sum(modules, "forward_s", {"norm_linear": 1.0}))
     _put(modules, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
     in_modules = _sum(modules, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})
-    _put_forward(modules, "layer", _rest(times.within(DENSE, "forward"), in_modules))
+    _put_forward(modules, "layer", _rest(times.per_layer_with_dense_ends(DENSE, "forward"), in_modules))
     ahead = times.call(DENSE, "GPTModel._preprocess")
     _put(modules, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
     if ahead is not None and "norm" in modules:
         norm, first = modules["norm"], modules["embedding"]
-        forward = _rest(times.ends(DENSE, "forward"), ahead + norm["forward_s"])
-        behind = _rest(times.ends(DENSE, "backward"), norm["backward_s"] + first["backward_s"])
+        forward = _rest(times.fixed_part(DENSE, "forward"), ahead + norm["forward_s"])
+        behind = _rest(times.fixed_part(DENSE, "backward"), norm["backward_s"] + first["backward_s"])
         _put(modules, "head", forward, behind)
 
 
@@ -339,7 +345,7 @@ def _experts(times: Times, modules: dict[str, Ways], back: float) -> None:
     ahead, behind_all = (_sum(modules, f"{direction}_s", MOE_LAYER) for direction in ("forward", "backward"))
     if ahead is None or behind_all is None:
         return
-    layer = times.within(MOE, "forward")
+    layer = times.per_layer_with_dense_ends(MOE, "forward")
     _put_forward(modules, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
     backs = _products(times, behind_all, ONE_GPU_EXPERTS)
     if (line := _line(backs)) is not None:
@@ -353,7 +359,7 @@ def _experts(times: Times, modules: dict[str, Ways], back: float) -> None:
 def _products(times: Times, others: float, models: Mapping[str, int]) -> dict[int, float]:
     """What a grouped linear takes back with the hooks of its parameters, by its experts: half of what is left of a
     layer's way back without the others."""
-    layers = {n: times.within(model, "backward") for model, n in models.items()}
+    layers = {n: times.per_layer_with_dense_ends(model, "backward") for model, n in models.items()}
     return {n: (layer - others) / 2.0 for n, layer in layers.items() if layer is not None and layer > others}
 
 

@@ -61,12 +61,15 @@ class Times:
     def call(self, model: str, method: str, dtype: str = BF16) -> float | None:
         """A method's call in a model, without what the clocks around calls take."""
         called = self.median_of(model, f"call:{method}", dtype, micro_batches=1)
-        return None if called is None else called * self.unclocked
+        return None if called is None else called * self.timer_correction
 
     @cached_property
-    def unclocked(self) -> float:
-        """What a dense layer takes forward over its calls, one by one; 1 where these leave something. [-]"""
-        layer = self.within(DENSE, "forward")
+    def timer_correction(self) -> float:
+        """A dense layer's forward time over the sum of its separately timed calls, at most 1. [-]
+
+        It takes the timers' own time off calls. 1 where not all calls were timed.
+        """
+        layer = self.per_layer_with_dense_ends(DENSE, "forward")
         calls = [
             (self.median_of(DENSE, f"call:{method}", micro_batches=1), times) for method, times in DENSE_CALLS.items()
         ]
@@ -79,17 +82,17 @@ class Times:
         line = self._by_layers(model, part, dtype)
         return None if line is None else line[1]
 
-    def ends(self, model: str, part: str) -> float | None:
+    def fixed_part(self, model: str, part: str) -> float | None:
         """What a part of a model's step takes beside its layers."""
         line = self._by_layers(model, part, BF16)
         return None if line is None else line[0]
 
-    def within(self, model: str, part: str) -> float | None:
+    def per_layer_with_dense_ends(self, model: str, part: str) -> float | None:
         """What a layer of a model takes of a part whose ends take what a dense model's do: the middle of its sizes.
 
         The difference of two sizes, two layers apart, is as uncertain as a whole layer where the host's pace changes.
         """
-        ends, timed = self.ends(DENSE, part), self.by.get((model, part, BF16), [])
+        ends, timed = self.fixed_part(DENSE, part), self.by.get((model, part, BF16), [])
         each = [(value - (ends or 0.0)) / int(shape["layers"]) for shape, value in timed if shape["micro_batches"] == 1]
         return None if ends is None or not each else median(each)
 

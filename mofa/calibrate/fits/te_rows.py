@@ -17,7 +17,7 @@ LONG_S = 100e-6
 """Shorter products say little of what adding costs. [s]"""
 
 
-def fitted_alone(row: Row) -> bool:
+def has_own_curve(row: Row) -> bool:
     """Whether a memory-bound row is one of a curve: not the router's products, which are fp32 ones with casts, nor
     norms of widths without a kernel of their own (`mofa.specs.gpu_facts.LayerKernels`)."""
     kind = row.case.op.partition("_")[0]
@@ -26,17 +26,17 @@ def fitted_alone(row: Row) -> bool:
     return row.case.variant != "te" or kind not in TUNED_NORMS or row.case.size("width") in TUNED_NORMS[kind]
 
 
-def by_bytes(row: Row) -> bool:
+def fitted_by_bytes_only(row: Row) -> bool:
     """Whether a memory-bound row is one of several short kernels, which tell no row's or column's cost from bytes."""
     return row.case.variant == "megatron" and row.case.op.endswith("_bwd")
 
 
-def adding(rows: Sequence[Row], single: GemmForm, num_sms: int) -> StreamForm | None:
-    """Rate of what a product moves more that adds a weight's gradient to an fp32 one: the median over long products.
+def accumulation_form(rows: Sequence[Row], single: GemmForm, num_sms: int) -> StreamForm | None:
+    """Bandwidth of the extra traffic when a product accumulates into an fp32 gradient: the median over long products.
 
     Examples
     --------
-    >>> adding([], GemmForm(((128, 128, 6e14),), 0.0, 0.0, 1e12, 4.0), 132) is None
+    >>> accumulation_form([], GemmForm(((128, 128, 6e14),), 0.0, 0.0, 1e12, 4.0), 132) is None
     True
     """
     long = [r for r in rows if r.sample.median_s > LONG_S]

@@ -24,13 +24,13 @@ def collective_cases(gpus: int) -> list[Case]:
         for op in OPS:
             for exponent in range(12, 31):
                 grid.append((op, "nccl", "bf16", collective_shape(op, 2**exponent, group)))
-    held_out = held_collectives(rng, gpus, (1, 2, 4, 8))
-    fresh = held_collectives(random.Random(FRESH_SEED + 10), gpus, (1, 2, 3, 4, 5, 6, 8, 12))
+    held_out = held_out_collectives(rng, gpus, (1, 2, 4, 8))
+    fresh = held_out_collectives(random.Random(FRESH_SEED + 10), gpus, (1, 2, 3, 4, 5, 6, 8, 12))
     several = gpus > 1
     return split_cases("collective", grid, held_out, 120 if several else 0, fresh, 100 if several else 0)
 
 
-def held_collectives(rng: random.Random, gpus: int, parts: tuple[int, ...]) -> list[Item]:
+def held_out_collectives(rng: random.Random, gpus: int, parts: tuple[int, ...]) -> list[Item]:
     """Payloads of the bundled workloads: activations of a part of the sequence, weights or gradients of a layer."""
     held_out: list[Item] = []
     for _ in range(2000):
@@ -75,7 +75,7 @@ def dependent_cases(gpus: int) -> list[Case]:
                     grid += [(op, beside, "bf16", collective_shape(op, 2**exponent, group)) for beside in COMPUTED]
     held_out = [
         (op, COMPUTED[n % 2], dtype, shape)
-        for n, (op, _, dtype, shape) in enumerate(held_collectives(random.Random(SEED + 11), gpus, (1, 2, 4, 8)))
+        for n, (op, _, dtype, shape) in enumerate(held_out_collectives(random.Random(SEED + 11), gpus, (1, 2, 4, 8)))
         if op != "all_to_all_uneven" and int(shape["bytes"]) <= 2**28
     ]
     return split_cases("dependent_collective", grid, held_out, 40 if gpus > 1 else 0)

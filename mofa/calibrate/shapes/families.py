@@ -183,7 +183,7 @@ def gemm_cases() -> list[Case]:
             grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, out, inner)))
     for tokens, out, inner in ((4096, 102400, 7168), (8192, 53248, 16384), (64, 4096, 7168), (16384, 576, 7168)):
         grid.append(("fwd", "cublas", "fp8", gemm_shape("fwd", tokens, out, inner)))
-    return split_cases("gemm", grid, held_gemms(rng), 300, held_gemms(random.Random(FRESH_SEED)), 150)
+    return split_cases("gemm", grid, held_out_gemms(rng), 300, held_out_gemms(random.Random(FRESH_SEED)), 150)
 
 
 def unaligned_cases() -> list[Case]:
@@ -212,7 +212,7 @@ def unaligned_cases() -> list[Case]:
     return split_cases("unaligned_gemm", grid, held_out, len(held_out))
 
 
-def held_gemms(rng: random.Random) -> list[Item]:
+def held_out_gemms(rng: random.Random) -> list[Item]:
     """Dense products of the bundled workloads."""
     held_out: list[Item] = []
     for i in range(3000):
@@ -251,10 +251,12 @@ def grouped_cases() -> list[Case]:
         if experts * n * k < 9e9 and tokens * n * k < 3e12:
             loads = expert_loads(far, tokens, experts, far.choice((0.0, 0.3, 0.7)))
             grid.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": "far", "loads": loads}))
-    return split_cases("grouped_gemm", grid, held_grouped(rng), 90, held_grouped(random.Random(FRESH_SEED + 1)), 80)
+    return split_cases(
+        "grouped_gemm", grid, held_out_grouped(rng), 90, held_out_grouped(random.Random(FRESH_SEED + 1)), 80
+    )
 
 
-def held_grouped(rng: random.Random) -> list[Item]:
+def held_out_grouped(rng: random.Random) -> list[Item]:
     """Products of the bundled workloads' experts, under expert and tensor parallelism."""
     held_out: list[Item] = []
     moes = [m for m in MODELS if m.experts]
@@ -301,10 +303,12 @@ def attention_cases() -> list[Case]:
                         for kv_len in kv_lens:
                             shape = attention_shape(batch, heads, kv_heads, q_len, kv_len, d_qk, d_v, causal)
                             grid.append((op, variant, "bf16", shape))
-    return split_cases("attention", grid, held_attention(rng), 140, held_attention(random.Random(FRESH_SEED + 2)), 100)
+    return split_cases(
+        "attention", grid, held_out_attention(rng), 140, held_out_attention(random.Random(FRESH_SEED + 2)), 100
+    )
 
 
-def held_attention(rng: random.Random) -> list[Item]:
+def held_out_attention(rng: random.Random) -> list[Item]:
     """Attention of the bundled workloads over other lengths and batches."""
     held_out: list[Item] = []
     for _ in range(1000):
@@ -371,8 +375,8 @@ def memory_cases() -> list[Case]:
         for tokens in (2048, 4096, 8192, 16384, 65536):
             for experts, top_k in ((8, 2), (64, 6), (128, 8), (256, 8)):
                 grid.append((op, "eager", "fp32", {"tokens": tokens, "width": experts, "top_k": top_k}))
-    held_out = held_memory(rng, ROW_OPS, "eager", optimizer=True)
-    fresh = held_memory(random.Random(FRESH_SEED + 3), ROW_OPS, "eager", optimizer=True)
+    held_out = held_out_memory(rng, ROW_OPS, "eager", optimizer=True)
+    fresh = held_out_memory(random.Random(FRESH_SEED + 3), ROW_OPS, "eager", optimizer=True)
     return split_cases("memory_bound", grid, held_out, 170, fresh, 120)
 
 
@@ -391,11 +395,11 @@ def compiled_cases() -> list[Case]:
             grid.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
         for tokens, width in held_losses if loss else held_sizes:
             held_out.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
-    fresh = held_memory(random.Random(FRESH_SEED + 4), COMPILED_OPS, "compiled", optimizer=False)
+    fresh = held_out_memory(random.Random(FRESH_SEED + 4), COMPILED_OPS, "compiled", optimizer=False)
     return split_cases("compiled", grid, held_out, 90, fresh, 24)
 
 
-def held_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, optimizer: bool) -> list[Item]:
+def held_out_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, optimizer: bool) -> list[Item]:
     """Held-out shapes of memory-bound ops."""
     held_out: list[Item] = []
     for _ in range(1500):

@@ -30,12 +30,12 @@ READ_AGAIN = {"gather_copies": 2.0 / COPIES}
 """Bytes per element of the rows in the source of ops that read it again and again, in no order. [B]"""
 
 
-def top_of(op: str) -> int:
+def top_k_of_op(op: str) -> int:
     """Experts of a token of a product with its scores.
 
     Examples
     --------
-    >>> top_of("score_product_bwd_top6_fp32")
+    >>> top_k_of_op("score_product_bwd_top6_fp32")
     6
     """
     return int(op.removesuffix("_fp32").rpartition("_top")[2])
@@ -50,7 +50,7 @@ def product_bytes(op: str) -> float:
     (2.25, 9.0)
     """
     element, passes_over = (4.0 if op.endswith("_fp32") else 2.0), (2.0 if "_bwd_" in op else 1.0)
-    return passes_over * element * (1.0 + 1.0 / top_of(op))
+    return passes_over * element * (1.0 + 1.0 / top_k_of_op(op))
 
 
 BYTES |= {op: product_bytes(op) for op in PRODUCTS}
@@ -73,7 +73,7 @@ def routed_cases() -> list[Case]:
     tokens = ((2048, 2048), (4096, 2048), (8192, 2048), (16384, 2048), (4096, 4096), (4096, 7168), (8192, 2880))
     held_tokens = ((6144, 2048), (4096, 5120), (12288, 2880))
     for op in (*INDEXED, *PRODUCTS):
-        dtype, top = ("fp32" if op.endswith("_fp32") else "bf16"), (top_of(op) if op in PRODUCTS else COPIES)
+        dtype, top = ("fp32" if op.endswith("_fp32") else "bf16"), (top_k_of_op(op) if op in PRODUCTS else COPIES)
         grid += [(op, "eager", dtype, {"tokens": t * top, "width": width}) for t, width in tokens]
         held_out += [(op, "eager", dtype, {"tokens": t * top, "width": width}) for t, width in held_tokens]
     times = ((64, 2048), (128, 2048), (256, 2048), (512, 2048), (512, 4096), (512, 7168), (1024, 2048))

@@ -62,7 +62,7 @@ def estimate(
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
-    set_, changes = long_run.split_set(set_)
+    set_, changes = long_run.split_fault_settings(set_)
     profile = long_run.LongRunOptions(
         faults,
         storage,

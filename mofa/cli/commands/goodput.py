@@ -135,7 +135,7 @@ def goodput(
         raise SpecError("goodput: a workload needs a cluster and --gpus, such as h100-hgx --gpus 1K..16K")
     if replan and strategy is not None:
         raise SpecError("--strategy: is the plan that is replicated; leave it or --replan out")
-    set_, changes = long_run.split_set(set_)
+    set_, changes = long_run.split_fault_settings(set_)
     profile = long_run.LongRunOptions(
         faults, storage, None, spares, checkpoint_mode, checkpoint_interval, log, nodes, log_days, recovery, changes
     ).profile()
@@ -258,7 +258,7 @@ def _mtbf_s(rate: LogReport | None, profile: FaultSpec | None, gpus: str | None)
 
     if gpus is None:
         raise SpecError("--gpus: is missing; say how many GPUs the job has, 8 a node")
-    number = one_number(gpus)
+    number = parse_gpu_count(gpus)
     if rate is not None:
         per_node = rate.rate_per_node_day
     elif profile is not None and profile.reliability is not None:
@@ -292,8 +292,8 @@ def parse_gpu_counts(text: str) -> list[int]:
     from mofa.errors import SpecError
 
     first, dots, last = text.partition("..")
-    low = one_number(first)
-    high = one_number(last) if dots else low
+    low = parse_gpu_count(first)
+    high = parse_gpu_count(last) if dots else low
     if high < low:
         raise SpecError(f"--gpus: {text} falls; write the smaller number first")
     out = [low]
@@ -304,7 +304,7 @@ def parse_gpu_counts(text: str) -> list[int]:
     return out
 
 
-def one_number(text: str) -> int:
+def parse_gpu_count(text: str) -> int:
     """A number of GPUs; 1K is 1024."""
     from mofa.errors import SpecError
 

@@ -80,7 +80,7 @@ def plan(
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
-    set_, changes = long_run.split_set(set_)
+    set_, changes = long_run.split_fault_settings(set_)
     profile = long_run.LongRunOptions(
         faults,
         storage,

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.kernels.kernel_selection import (
-    densities,
-    most_of,
+    expected_poisson_max,
     new_kernels,
     popularity_drift,
+    token_count_densities,
     unseen_share,
 )
 from mofa.specs.gpu_facts import KernelSelection
@@ -185,10 +185,10 @@ def _unseen(
     each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
     # in a run's first steps; how far popularity moves later was not measured
     spread = popularity_drift(means) if drifts and np.isfinite(draws) else 0.0
-    places = [densities(mean, spread, multiple) for mean in each]
+    places = [token_count_densities(mean, spread, multiple) for mean in each]
     of_ranks = [unseen_share(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
     kernels = [
         new_kernels(mean, draws, ways, selection, spread, of, multiple) for mean, of in zip(each, places, strict=True)
     ]
     local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
-    return float(np.mean(of_ranks)), most_of(float(np.mean(kernels)) * local, ep) / local
+    return float(np.mean(of_ranks)), expected_poisson_max(float(np.mean(kernels)) * local, ep) / local

@@ -24,7 +24,7 @@ from mofa.cost.block.launch_blocking import blocking
 from mofa.cost.block.sequential_experts import issue_of_expert_loops
 from mofa.cost.block.streams import NOTHING, Ready, Streams, through
 from mofa.cost.kernels.launch_queue import kernels_of
-from mofa.cost.kernels.lazy_loading import idle_s, loading
+from mofa.cost.kernels.lazy_loading import idle_s, tape_with_loads
 
 ArrayK = NDArray[np.float64]
 
@@ -78,7 +78,7 @@ def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list
     """A tape with its ops' device and host seconds."""
     seconds = device_seconds(tape.ops, machine, timed)
     load_s = machine.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
-    tape, seconds, issue = loading(tape, seconds, host_seconds(tape.ops, machine), load_s, machine.drained)
+    tape, seconds, issue = tape_with_loads(tape, seconds, host_seconds(tape.ops, machine), load_s, machine.drained)
     issue = issue_of_expert_loops(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
         tape, seconds, issue = blocking(tape, seconds, issue, machine)

@@ -50,7 +50,7 @@ def gemm_s(
         sustained_part = sustained[part] if isinstance(sustained, np.ndarray) else sustained
         out[part] = _tiled_s(flat[:, part], form, num_sms, sustained_part)
     bytes_s = count * ((m + n) * k * element_bytes + np.asarray(output_bytes) * m * n) / form.bytes_per_s
-    return form.floor_s + join(compute_s, bytes_s, form.sharpness)
+    return form.floor_s + p_norm(compute_s, bytes_s, form.sharpness)
 
 
 def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float | FloatN) -> FloatN:
@@ -69,12 +69,12 @@ def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float | 
     return best
 
 
-def join(first: FloatN, other: FloatN, sharpness: float) -> FloatN:
+def p_norm(first: FloatN, other: FloatN, sharpness: float) -> FloatN:
     """Two times that overlap in part: ``(a^p + b^p)^(1/p)``.
 
     Examples
     --------
-    >>> join(np.array([3.0]), np.array([4.0]), 2.0)
+    >>> p_norm(np.array([3.0]), np.array([4.0]), 2.0)
     array([5.])
     """
     larger = np.maximum(np.maximum(first, other), 1e-30)
@@ -282,7 +282,7 @@ def _grouped_total(
     rate = np.where(small, form.small_rate, form.large_rate) * (sustained / num_sms)
     compute_s = steps * tile * 2 / rate
     bytes_s = moved_bytes / form.bytes_per_s
-    return form.floor_s + form.per_group_s * groups + join(compute_s, bytes_s, form.sharpness)
+    return form.floor_s + form.per_group_s * groups + p_norm(compute_s, bytes_s, form.sharpness)
 
 
 def attention_s(
@@ -326,8 +326,9 @@ def attention_s(
 
 
 def missed_bytes(moved: ArrayLike, source: ArrayLike, l2_bytes: float) -> FloatN:
-    """Bytes of rows read again and again, in no order, that the L2 does not hold: of half of what is ``moved``, the
-    other half being written, the share of the ``source`` that is larger than half of the L2. [B]
+    """Bytes of random repeated reads that miss the L2. [B]
+
+    Half of ``moved`` is reads. The share that misses is that of ``source`` beyond half of the L2.
 
     Either half of a GH100's L2 holds what its side of the chip reads, so that rows that all multiprocessors read are in
     it twice.

@@ -51,7 +51,7 @@ def unseen_share(
     spread
         As :func:`popularity_drift` has it. [-]
     places
-        :func:`densities` of all of these, where they are known.
+        :func:`token_count_densities` of all of these, where they are known.
     multiple
         That numbers are padded to. [tokens]
 
@@ -74,7 +74,7 @@ def unseen_share(
     >>> [round(unseen_share(uneven, np.inf, multiple=m), 2) for m in (1.0, 16.0)]
     [0.73, 0.0]
     """
-    _, density, weights = densities(means, spread, multiple) if places is None else places
+    _, density, weights = token_count_densities(means, spread, multiple) if places is None else places
     remembered = min(draws, _longest(density, weights))
     return float((weights * np.exp(-remembered * density)).sum())
 
@@ -96,19 +96,19 @@ def new_kernels(
 
     Notes
     -----
-    Each product's choices change at random, ``a m`` apart in the mean, ``a`` the less of ``unchanged_share`` and ``c``.
-    Those of a number are independent of those before it where one lies between it and the nearest on either side. With
-    density ``p`` and ``T`` draws before, none came up down to ``d`` below it with ``exp(-T p d)``: with ``b = 1 -
-    exp(-1 / (a m))`` a share ``exp(-T p) (b / (1 - (1 - b) exp(-T p)))^2`` of numbers is alone. Stretches around it
-    of which some number came up, a share ``T p a m / (1 + T p a m)`` of all, have its kernel by what ``c`` says
-    beyond ``a``, ``2 (c - a) / a`` of them in all; stretches far from it, of either product of its way, by
-    ``far_share``: each takes away from the kernels that are new as if independent. Assumes that all kernels of a place
-    are chosen alike. Against the kernels that are named, for the experts of seven models and numbers around 400,
-    1,500 and 4,000, from the fifth step on 0.6 to 1.5 times as many, 0.96 of all. Of what nothing was read off: the
-    four series of measurements/h200-products/products.json have 18, 22, 22 and 21 where there were 19, 20, 21 and
-    25, the first four of measurements/h200-host-second/products.json 91 in all where there were 130 (narrow experts
-    between 256 and 2048). Nine ranks' traced steps with uneven experts (mc1-phimoe-2l-full-skewed-traced and the
-    fitting half's others) have one load where 4.4 are expected, 6 by one pool for all widths.
+    Each product's choices change at random, ``a m`` apart in the mean, ``a`` the less of ``unchanged_share`` and
+    ``c``. Those of a number are independent of those before it where one lies between it and the nearest on either
+    side. With density ``p`` and ``T`` draws before, none came up down to ``d`` below it with ``exp(-T p d)``: with
+    ``b = 1 - exp(-1 / (a m))`` a share ``exp(-T p) (b / (1 - (1 - b) exp(-T p)))^2`` of numbers is alone. Among the
+    stretches around it, a share ``T p a m / (1 + T p a m)`` had a number before. Of those within reach, ``2 (c - a)
+    / a`` in all, ``c`` says how many have its kernel; of those far from it, of either product of its way,
+    ``far_share`` does. Each takes away from the kernels that are new as if independent. Assumes that all kernels of
+    a place are chosen alike. Against the kernels that are named, for the experts of seven models and numbers around
+    400, 1,500 and 4,000, from the fifth step on 0.6 to 1.5 times as many, 0.96 of all. Of what nothing was read
+    off: the four series of measurements/h200-products/products.json have 18, 22, 22 and 21 where there were 19, 20,
+    21 and 25, the first four of measurements/h200-host-second/products.json 91 in all where there were 130 (narrow
+    experts between 256 and 2048). Nine ranks' traced steps with uneven experts (mc1-phimoe-2l-full-skewed-traced
+    and the fitting half's others) have one load where 4.4 are expected, 6 by one pool for all widths.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def new_kernels(
     """
     if not np.isfinite(draws):
         return 0.0
-    numbers, density, weights = densities(means, spread, multiple) if places is None else places
+    numbers, density, weights = token_count_densities(means, spread, multiple) if places is None else places
     unseen = np.exp(-draws * density)
     num_new = 0.0
     for products in ways:
@@ -144,15 +144,16 @@ def new_kernels(
     return num_new
 
 
-def most_of(mean: float, ranks: int) -> float:
-    """Expected largest of the counts of so many ranks, of ``mean`` each: the ranks that load fewer kernels in a pass of
-    a layer wait for it. Assumes that kernels come up independently (Poisson). [-]
+def expected_poisson_max(mean: float, ranks: int) -> float:
+    """Expected maximum of ``ranks`` independent Poisson counts of mean ``mean``. [-]
+
+    Ranks that load fewer kernels in a layer's pass wait for the one that loads most.
 
     Examples
     --------
     Two ranks' larger count exceeds one's by more than half where they are few:
 
-    >>> [round(most_of(mean, ranks), 2) for mean, ranks in ((1.0, 1), (1.0, 2), (0.1, 2), (16.0, 2))]
+    >>> [round(expected_poisson_max(mean, ranks), 2) for mean, ranks in ((1.0, 1), (1.0, 2), (0.1, 2), (16.0, 2))]
     [1.0, 1.52, 0.19, 18.25]
     """
     counts = np.arange(int(mean + 10.0 * np.sqrt(mean)) + 20)
@@ -173,9 +174,11 @@ def popularity_drift(means: FloatN) -> float:
     return min(SPREAD, float(np.sqrt(max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0))))
 
 
-def densities(means: FloatN, spread: float, multiple: float = 1.0) -> Places:
-    """Numbers of tokens around each mean, the share of all experts' that have the same one, padded to a multiple, and
-    the weights of these places. (n, 9)"""
+def token_count_densities(means: FloatN, spread: float, multiple: float = 1.0) -> Places:
+    """Token counts around each mean, the probability of each over all experts, and integration weights. (n, 9) each
+
+    Counts are padded to ``multiple``.
+    """
     means = np.sort(np.maximum(means, 1.0))
     if len(means) > MOST_EXPERTS:
         means = means[np.linspace(0, len(means) - 1, MOST_EXPERTS).astype(int)]

@@ -21,17 +21,18 @@ from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import HostSync, Stream
 
 
-def drained(ctx: Context) -> FloatK:
-    """Share of passes through layers in which a kernel has been loaded by the end of a layer's loop over experts, in
-    the mean over the layers: of Poisson's counts those above 0. Half of a number's kernels are needed each way. (K,)
-    [-]"""
+def share_of_passes_with_load(ctx: Context) -> FloatK:
+    """Probability that a layer's pass loads at least one kernel, the mean over the layers. (K,) [-]
+
+    Counts are Poisson's. Each way needs half of a token count's kernels.
+    """
     if ctx.model.moe is None:
         return 0.0
     share: FloatK = 1.0 - np.exp(-0.5 * ctx.local_experts * ctx.new_kernels * ctx.loops_met)
     return share
 
 
-def loading(
+def tape_with_loads(
     tape: Tape, seconds: Sequence[FloatK], issue: Sequence[FloatK], load_s: float, drained: bool = False
 ) -> tuple[Tape, list[FloatK], list[FloatK]]:
     """A tape with what loads take ahead of the loops over experts that need them, and its ops' seconds.
@@ -54,9 +55,9 @@ def loading(
     ``u`` for ``load_s - X / 2``, or ``load_s^2 / (2 X)`` where ``X`` is above ``load_s``. ``n`` expected loads put the
     device off by ``n`` times that and the host by ``n load_s``, however small ``n`` is: a mean over steps. A pass that
     has loaded one has no lead from before either, such as that of the head over the backward pass: steps are costed
-    both ways and take the mean, by the share of passes (:func:`drained`) of which that holds. Assumes no such lead for
-    the mean, that loads don't follow each other closely, and that what is computed again was loaded the first time;
-    what the device idles while a drained load ends (above) is left out.
+    both ways and take the mean, by the share of passes (:func:`share_of_passes_with_load`) of which that holds. Assumes
+    no such lead for the mean, that loads don't follow each other closely, and that what is computed again was loaded
+    the first time; what the device idles while a drained load ends (above) is left out.
 
     Examples
     --------
@@ -64,7 +65,7 @@ def loading(
     half a millisecond, and nothing of the host's time is the device's.
 
     >>> ops = tuple(Op(name, "grouped_gemm", Stream(1.0), expert_loops=4.0, loads=0.5) for name in ("a", "b"))
-    >>> tape, took, issued = loading(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0, drained=True)
+    >>> tape, took, issued = tape_with_loads(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0, drained=True)
     >>> [op.name for op in tape.ops]
     ['a.waits', 'a.loads', 'a.loaded', 'a', 'b']
     >>> took, issued
@@ -95,7 +96,7 @@ def loading(
 
 
 def idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
-    """What loads keep the device waiting in a tape of :func:`loading`. (K,) [s]"""
+    """What loads keep the device waiting in a tape of :func:`tape_with_loads`. (K,) [s]"""
     return sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.family == "host_idle"], 0.0)
 
 

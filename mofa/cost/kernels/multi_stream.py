@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.cost.kernels.fitted_forms import expected_ceiling, join
+from mofa.cost.kernels.fitted_forms import expected_ceiling, p_norm
 from mofa.specs.curves import GemmForm
 from mofa.specs.multi_stream import MultiStreamForm
 
@@ -132,4 +132,4 @@ def _tile(
 
 def _joined(computing: FloatN, moved: FloatN, added: FloatN, form: MultiStreamForm) -> FloatN:
     moving = moved / form.bytes_per_s + added / form.added_bytes_per_s
-    return form.floor_s + join(computing, moving, form.sharpness)
+    return form.floor_s + p_norm(computing, moving, form.sharpness)

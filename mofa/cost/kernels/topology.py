@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 IntK = NDArray[np.int64]
 
 
-class HasPlacement(Protocol):
-    """What the topology needs of a node: a :class:`~mofa.specs.hardware.NodeSpec`, or a :class:`Placement`."""
+class HasNodeSizes(Protocol):
+    """What the topology needs of a node: a :class:`~mofa.specs.hardware.NodeSpec`, or a :class:`NodeSizes`."""
 
     @property
     def gpus_per_node(self) -> int: ...
@@ -22,7 +22,7 @@ class HasPlacement(Protocol):
     def gpus_per_domain(self) -> int: ...
 
 
-class Placement(NamedTuple):
+class NodeSizes(NamedTuple):
     """GPUs of a node and of its fast domain."""
 
     gpus_per_node: int
@@ -100,7 +100,7 @@ def fewest_ranks_per_block(size: IntK, stride: IntK, block: IntK, world: IntK) -
     return np.where(world <= block, np.minimum(size, block), np.minimum(np.maximum(piece, 1), size))
 
 
-def domain_of_job(world: IntK, node: HasPlacement) -> IntK:
+def domain_of_job(world: IntK, node: HasNodeSizes) -> IntK:
     """GPUs of one fast domain that a job of ``world`` ranks uses.
 
     A domain of one node is used whole. Of a larger one (NVL72: 18 nodes of 4) the largest number of whole nodes is
@@ -110,7 +110,7 @@ def domain_of_job(world: IntK, node: HasPlacement) -> IntK:
 
     Examples
     --------
-    >>> domain_of_job(np.array([64, 144, 1024]), Placement(4, 72))
+    >>> domain_of_job(np.array([64, 144, 1024]), NodeSizes(4, 72))
     array([72, 72, 64])
     """
     domain = np.full(world.shape, node.gpus_per_domain, dtype=np.int64)
@@ -128,7 +128,7 @@ def process_groups(
     dp: ArrayLike,
     ep: ArrayLike,
     etp: ArrayLike,
-    node: HasPlacement,
+    node: HasNodeSizes,
     dp_shard: ArrayLike | None = None,
 ) -> dict[str, Group]:
     """All process groups of K strategies on nodes of one type.
@@ -164,7 +164,7 @@ def process_groups(
     --------
     DeepSeek-V3 on nodes of 8: tp 1, pp 16, dp 128, ep 64: the expert group spans 8 nodes.
 
-    >>> groups = process_groups(1, 1, 16, 128, 64, 1, Placement(8, 8))
+    >>> groups = process_groups(1, 1, 16, 128, 64, 1, NodeSizes(8, 8))
     >>> ep = groups["ep"]
     >>> int(ep.size), int(ep.ranks_per_domain), int(ep.num_domains), int(groups["edp"].size)
     (64, 8, 8, 2)
@@ -202,11 +202,14 @@ def process_groups(
     sizes, strides = (np.array([pair[i] for pair in ranges.values()]) for i in (0, 1))
     near, own = (fewest_ranks_per_block(sizes, strides, block, world) for block in (domain, own_node))
     groups = {name: Group(*columns) for name, *columns in zip(ranges, sizes, near, own, strict=True)}
-    return {**groups, "mp": product(groups["tp"], groups["pp"])}
+    return {**groups, "mp": nested_group(groups["tp"], groups["pp"])}
 
 
-def product(inner: Group, outer: Group) -> Group:
-    """All ranks of ``inner`` at all steps of ``outer``; steps share a block only if it holds the inner group whole."""
+def nested_group(inner: Group, outer: Group) -> Group:
+    """The group of every inner rank at every outer step.
+
+    Outer steps share a domain or a node only if it holds the whole inner group.
+    """
 
     def joined(inner_ranks: IntK, outer_ranks: IntK) -> IntK:
         return np.where(inner_ranks == inner.size, inner_ranks * outer_ranks, inner_ranks)

@@ -30,7 +30,7 @@ ArrayN = NDArray[np.float64]
 def memory_lower_bounds_bytes(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable
 ) -> ArrayN:
-    """Memory below :attr:`mofa.cost.estimate.Weighed.least_bytes` of every row, however it recomputes. (n,) [B]
+    """Memory below :attr:`mofa.cost.estimate.RowMemory.least_bytes` of every row, however it recomputes. (n,) [B]
 
     Notes
     -----

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.amax_reductions import reduces_amaxes
-from mofa.cost.kernels.topology import Group, product, stacked_groups
+from mofa.cost.kernels.topology import Group, nested_group, stacked_groups
 from mofa.cost.rows import Rows
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, CommunicatorSpec
@@ -231,7 +231,7 @@ def _eager(groups: dict[str, Group], pipeline: Pipeline) -> list[_Used]:
     ranks has no ring before its first collective: it holds what one for sends does.
     """
     everywhere = np.ones((1, len(pipeline.is_end)), dtype=bool)
-    joined = product(groups["tp"], groups["dp"]), product(groups["etp_ep"], groups["pp"])
+    joined = nested_group(groups["tp"], groups["dp"]), nested_group(groups["etp_ep"], groups["pp"])
     own = [groups[name] for name in ("world", "dp_cp", "dp", "cp", "mp", "tp", "pp")]
     own += [groups["tp_dp_cp"], joined[0], groups["tp_cp"]]
     own += [groups["ep"], groups["etp"], groups["etp_ep"], joined[1], groups["edp"], groups["world"]]

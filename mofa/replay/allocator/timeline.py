@@ -112,7 +112,7 @@ class Journal:
         return self.num_closed + len(self.new_sizes)
 
     def since(self, event: int) -> tuple[list[Instruction], list[int]]:
-        """Acts and sizes from an event on, none of which was repeated from notes."""
+        """Instructions and sizes from an event on, none of which was repeated from notes."""
         assert event >= self.num_closed
         return self.new_instructions[event - self.num_closed :], self.new_sizes[event - self.num_closed :]
 

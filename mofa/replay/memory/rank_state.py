@@ -104,4 +104,4 @@ class RankState:
         if not grown or grown[-1][1] != self.a.reserved:
             grown.append((start[0], self.a.reserved))
         if self.notes is not None:
-            self.notes.looked(start[0])
+            self.notes.note_reserved_read(start[0])

@@ -166,7 +166,7 @@ class Recorder:
             event = self.journal.num_events - self.start
             self.entries.setdefault(slot, []).extend([(event - 2, -1), (event - 1, 1)])
 
-    def looked(self, start: int) -> None:
+    def note_reserved_read(self, start: int) -> None:
         """Note that reserved memory was looked at, for what was done since an event."""
         self.looks.append((start - self.start, self.journal.num_events - self.start))
 

@@ -27,7 +27,7 @@ from mofa.cost.rank_spec import BlockSpec, PersistentBuffers, RankSpec, block_co
 from mofa.cost.rows import Rows
 from mofa.replay.rank.description import Rank, RankBlock
 from mofa.replay.rank.routing_drift import DriftingLayer, RoutingDrift
-from mofa.replay.rank.uneven_layers import UnevenLayers, rows_by_layer
+from mofa.replay.rank.uneven_layers import UnevenLayers, rows_over_mean_by_layer
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
 
@@ -63,7 +63,7 @@ def makers_of_extremes(estimator: Estimator) -> tuple[tuple[Callable[[int], Rank
 def tokens_over_mean_by_rank(estimator: Estimator, r: int) -> tuple[float, ...]:
     """Tokens of the experts of every rank of an expert-parallel group over their mean, in the mean of a stage's layers;
     empty where the counts of its layers are not known, or it has none with experts. [-]"""
-    known, model = rows_by_layer(estimator), estimator.workload.model
+    known, model = rows_over_mean_by_layer(estimator), estimator.workload.model
     if known is None:
         return ()
     routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]

@@ -25,11 +25,11 @@ INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
 
 
 Packed = tuple[tuple[Instruction, int, int, int, int], ...]
-"""Acts with their code, slot, rounded size and pool (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
+"""Instructions with their code, slot, rounded size and pool (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
 
 
 def pack_instructions(instructions: Iterable[Instruction]) -> Packed:
-    """Acts as the innermost loop reads them."""
+    """Instructions as the innermost loop reads them."""
     return tuple(
         (
             instruction,

@@ -22,7 +22,7 @@ FloatA = NDArray[np.float64]
 TracesOf = Callable[[Estimator], dict[str, BlockTrace]]
 
 
-def rows_by_layer(estimator: Estimator) -> FloatA | None:
+def rows_over_mean_by_layer(estimator: Estimator) -> FloatA | None:
     """Rows of every rank over the mean by layer, None where all layers are played alike. (L, ep) [-]"""
     if int(estimator.table.balancing[0]) > 0:
         return None
@@ -65,7 +65,7 @@ class UnevenLayers:
     def __init__(self, estimator: Estimator, traces: Mapping[str, BlockTrace], traces_of: TracesOf) -> None:
         self.traces, self.estimator = traces, estimator
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
-        self.rows, drawn_evenly = rows_by_layer(estimator), random_expert_shares(estimator)
+        self.rows, drawn_evenly = rows_over_mean_by_layer(estimator), random_expert_shares(estimator)
         if self.rows is None and drawn_evenly is not None:
             self.rows = np.ones(drawn_evenly.shape[:2])
         self.plain = {label: unroll_experts(trace) for label, trace in traces.items()}

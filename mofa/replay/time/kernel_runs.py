@@ -22,7 +22,7 @@ from mofa.cost.block.sequential_experts import issue_of_expert_loops
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import kernels_of
-from mofa.cost.kernels.lazy_loading import loading
+from mofa.cost.kernels.lazy_loading import tape_with_loads
 
 FAMILY = {name: i for i, name in enumerate(EXPOSED)}
 NOW = "@now"
@@ -151,7 +151,7 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
     seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
-    tape, seconds, issue = loading(tape, seconds, issue, load_s, machine.drained)
+    tape, seconds, issue = tape_with_loads(tape, seconds, issue, load_s, machine.drained)
     issue = issue_of_expert_loops(tape.ops, seconds, issue)
     lines: list[_Line] = []
     for op, device_s, host_s in zip(tape.ops, map(value, seconds), map(value, issue), strict=True):

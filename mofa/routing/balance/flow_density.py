@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.routing.density import MAX_GPUS, induced_density
+from mofa.routing.induced_density import MAX_GPUS, induced_density
 
 FloatA = NDArray[np.float64]
 _SCALE = 2**20

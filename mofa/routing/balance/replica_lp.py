@@ -60,7 +60,7 @@ class ReplicaScheduler:
     basis of the micro-batch before is gone on from (:class:`ReplicaProgram`). A program is built anew where loads are
     unlike those of the micro-batch before. Tokens are in units of the mean load of a GPU.
 
-    The optimum is the maximum induced density (:mod:`mofa.routing.density`).
+    The optimum is the maximum induced density (:mod:`mofa.routing.induced_density`).
 
     References
     ----------

@@ -228,7 +228,7 @@ class LayoutProgram:
         variable, unit_s = self._aim(aim)
         self.model.add(variable <= round(value_s / unit_s))
 
-    def forbid(self, rank: int, split: Split) -> None:
+    def forbid_rank_contents(self, rank: int, split: Split) -> None:
         """Forbid that a rank has all that it has in a split, and maybe more."""
         problem = self.problem
         less = []

@@ -17,7 +17,7 @@ from mofa.search.layout_search.of_strategy import split_of_strategy, split_probl
 from mofa.search.layout_search.shortest_split import WORK, shortest_split
 from mofa.search.layout_search.split_problem import FloatA, Split
 from mofa.search.one_strategy import one_row
-from mofa.search.request import check_asked, checked_facts
+from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.search_result import Search
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.specs.framework import FrameworkSpec
@@ -99,8 +99,8 @@ def find_layout(
     >>> plan.layout.text, plan.layout.by
     ('Et*8|t*9|t*8|t*7L', 'search')
     """
-    check_asked({}, {}, 1, flops_convention)
-    framework = checked_facts(workload, cluster, framework)
+    check_constraints({}, {}, 1, flops_convention)
+    framework = resolve_framework(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
     candidate = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)

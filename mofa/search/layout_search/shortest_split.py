@@ -67,7 +67,7 @@ class _Search:
         self.refused += lacking
         if program is not None:
             for refusal in lacking:
-                program.forbid(*refusal)
+                program.forbid_rank_contents(*refusal)
         self.steps_s[split] = math.inf if lacking else self.problem.step_s(split)
         return True
 
@@ -81,7 +81,7 @@ class _Search:
         """A program that knows what was refused."""
         program = LayoutProgram(self.problem, 2.0 * self.problem.step_s(self.best), over_limit=self.over_limit)
         for refusal in self.refused:
-            program.forbid(*refusal)
+            program.forbid_rank_contents(*refusal)
         return program
 
     def balance(self, seed: int, work: float) -> None:

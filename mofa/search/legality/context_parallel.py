@@ -43,7 +43,7 @@ def _uneven(model: ModelSpec, t: StrategyTable) -> NDArray[np.int64]:
     return np.asarray(heads % t.cp + kv_heads % t.cp)
 
 
-def what_to_do(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable) -> str:
+def context_parallel_message(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable) -> str:
     """Message for a table of one row: why it cannot have its context parallelism, and what to do."""
     a = model.attention
     if not framework.traits.has_context_parallelism:

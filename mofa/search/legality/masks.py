@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
-from mofa.search.legality.context_parallel import ranks_too_many, what_to_do
+from mofa.search.legality.context_parallel import context_parallel_message, ranks_too_many
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_short
 from mofa.search.legality.layers import has_own_split, layers_message, layers_short, layout_message, layouts_refused
 from mofa.search.legality.named_check import BoolN, Check, FloatN, degrees_text, remainder
@@ -390,7 +390,7 @@ CHECKS: tuple[Check, ...] = (
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
         f"{j.framework.name}: {_what_wants_sp(j)}{degrees_text(t, 'tp')} needs sequence parallelism; set sp=true")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
-        f"{j.framework.name}: {degrees_text(t, 'cp')} {what_to_do(j.workload.model, j.framework, t)}")),
+        f"{j.framework.name}: {degrees_text(t, 'cp')} {context_parallel_message(j.workload.model, j.framework, t)}")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
         f"seq_len ({j.workload.batch.seq_len}) does not divide over {degrees_text(t, 'cp', 'tp')}; change cp or tp")),
     Check("layers", "layers", layers_short, layers_message),

@@ -15,7 +15,7 @@ from mofa.search.entry_points import closed_plan, find_plans
 from mofa.search.goodput import LongRuns
 from mofa.search.long_run.spare_nodes import SCOUTED, promising_spares, space_near_best, without_spares
 from mofa.search.search_result import Search
-from mofa.search.space import MAX_PP, default_space, dividing, divisors
+from mofa.search.space import MAX_PP, default_space, divisors, without_indivisible_degrees
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -31,7 +31,7 @@ Size = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Standing:
+class PlanWithSpares:
     """A plan on the computing machines, and the number of spare nodes beside them."""
 
     plan: Plan
@@ -40,14 +40,14 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Smaller:
+class FewerNodesOfPlan:
     """Sizes of one plan on fewer nodes of its machines: it gives up replicas, pipeline stages or both.
 
     Megatron and torchtitan demand the same number of whole micro-batches of each replica. So only numbers of replicas
     run that divide the batch so. The plan's other degrees stay.
     """
 
-    all_nodes: Standing
+    all_nodes: PlanWithSpares
     job: WorkloadSpec
     framework: FrameworkSpec
     costed: dict[Size, Plan | None] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Smaller:
         """The plan on all nodes."""
         return self.all_nodes.plan
 
-    def standing_all(self, runs: LongRuns) -> Standing:
+    def standing_all(self, runs: LongRuns) -> PlanWithSpares:
         """The plan on all nodes, the same for every long run."""
         assert runs.spares == 0
         return self.all_nodes
@@ -86,7 +86,7 @@ class Smaller:
             return [s.vpp]
         return [v for v in range(1, s.vpp + 1) if v == 1 or (pp > 1 and -layers % (pp * v) <= 2)]
 
-    def best(self, runs: LongRuns, least: int, most: int) -> Standing | None:
+    def best(self, runs: LongRuns, least: int, most: int) -> PlanWithSpares | None:
         """The size with the most effective tokens per second; None where none runs and fits.
 
         Parameters
@@ -125,7 +125,7 @@ class Smaller:
         stage_s = (plan.step_s - sum(exposed[name] for name in ("bubble", "dp", "optimizer"))) * s.dp / batch
         return np.asarray(stage_s * s.pp / pp * (batch / dp + (pp - 1) / vpp))
 
-    def standing(self, size: Size) -> Standing | None:
+    def standing(self, size: Size) -> PlanWithSpares | None:
         """The plan of one size, costed; None where it does not run or fit."""
         pp, vpp, dp = size
         s, machines = self.all_nodes.plan.strategy, self.all_nodes.machines
@@ -141,7 +141,7 @@ class Smaller:
             self.costed[size] = self._plan(wanted, smaller)
         plan = self.costed[size]
         spares = (machines.num_gpus - smaller.num_gpus) // machines.node.gpus_per_node
-        return None if plan is None else Standing(plan, smaller, spares)
+        return None if plan is None else PlanWithSpares(plan, smaller, spares)
 
     def _zero(self, pp: int, dp: int) -> int:
         """ZeRO stage at this size: the framework's default if the plan has that, else the plan's."""
@@ -158,7 +158,7 @@ class Smaller:
 
 
 @dataclass(frozen=True)
-class Replanned:
+class FewerNodesReplanned:
     """New plans for every checkpoint mode, on all nodes or on fewer.
 
     The costly part, a search, is done once: other checkpoint modes rank the same costs by other long runs.
@@ -174,15 +174,15 @@ class Replanned:
         """The plan with the fastest step on all nodes."""
         return self.search.report.plans[0]
 
-    def standing_all(self, runs: LongRuns) -> Standing:
+    def standing_all(self, runs: LongRuns) -> PlanWithSpares:
         """The best plan on all nodes by its long run; the one with the fastest step if host memory suffices for
         none."""
         ranked = self._ranked(self.search, runs)
-        return Standing(ranked or self.plan, self.machines)
+        return PlanWithSpares(ranked or self.plan, self.machines)
 
-    def best(self, runs: LongRuns, least: int, most: int) -> Standing | None:
+    def best(self, runs: LongRuns, least: int, most: int) -> PlanWithSpares | None:
         """The best plan with spare nodes, of the most promising numbers of spares that leave a plan to run."""
-        left: list[Standing] = []
+        left: list[PlanWithSpares] = []
         for spares in self._numbers(runs, least, most):
             smaller = without_spares(self.machines, spares, "spares")
             if spares not in self.smaller:
@@ -190,7 +190,7 @@ class Replanned:
             search = self.smaller[spares]
             plan = None if search is None else self._ranked(search, replace(runs, cluster=smaller, spares=spares))
             if plan is not None:
-                left.append(Standing(plan, smaller, spares))
+                left.append(PlanWithSpares(plan, smaller, spares))
         return _best(runs, left)
 
     def _numbers(self, runs: LongRuns, least: int, most: int) -> list[int]:
@@ -213,7 +213,9 @@ class Replanned:
     def _searched(self, smaller: ClusterSpec) -> Search | None:
         """A search on fewer GPUs, near the best plans on all."""
         job, framework = self.search.workload, self.search.framework
-        space = dividing(default_space(job, smaller, framework), smaller.num_gpus, job.batch.global_batch)
+        space = without_indivisible_degrees(
+            default_space(job, smaller, framework), smaller.num_gpus, job.batch.global_batch
+        )
         if not space.pp:
             return None
         near = space_near_best(self.search, space)
@@ -230,11 +232,11 @@ class Replanned:
         return report.report.plans[0] if report.report.plans else None
 
 
-def runs_of(runs: LongRuns, left: Standing) -> LongRuns:
+def runs_of(runs: LongRuns, left: PlanWithSpares) -> LongRuns:
     """The long runs of the computing machines."""
     return replace(runs, cluster=left.machines, spares=left.spares)
 
 
-def _best(runs: LongRuns, left: list[Standing]) -> Standing | None:
+def _best(runs: LongRuns, left: list[PlanWithSpares]) -> PlanWithSpares | None:
     """The one with the most effective tokens per second."""
-    return min(left, key=lambda standing: runs_of(runs, standing).order(standing.plan), default=None)
+    return min(left, key=lambda standing: runs_of(runs, standing).plan_key(standing.plan), default=None)

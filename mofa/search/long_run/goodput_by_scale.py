@@ -14,7 +14,7 @@ from mofa.plan.result import FrameworkSummary, Plan, WorkloadSummary
 from mofa.search.entry_points import closed_plan, find_plans
 from mofa.search.goodput import LongRuns
 from mofa.search.legality.masks import Job, check
-from mofa.search.long_run.fewer_nodes import Replanned, Smaller, Standing, runs_of
+from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, runs_of
 from mofa.search.long_run.sensitivity import sensitivities
 from mofa.specs.faults import CheckpointMode, FaultSpec
 from mofa.specs.framework import FrameworkSpec
@@ -93,7 +93,7 @@ def goodput_by_scale(
     jobs = [_job_at(workload, cluster, number, numbers[0], weak) for number in numbers]
     for i, (job, machines) in enumerate(jobs):
         why: str | None
-        stand: Smaller | Replanned | None
+        stand: FewerNodesOfPlan | FewerNodesReplanned | None
         if replan:
             stand, why = _planned_anew(job, machines, framework)
         else:
@@ -103,7 +103,7 @@ def goodput_by_scale(
                 plan, why = _plan(job, machines, framework, base, strategy, numbers[0])
             if plan is not None and base is None:
                 base = plan.strategy
-            stand = None if plan is None else Smaller(Standing(plan, machines), job, framework)
+            stand = None if plan is None else FewerNodesOfPlan(PlanWithSpares(plan, machines), job, framework)
         points.append(_point(job, machines, framework, faults, stand, why))
         if stand is not None:
             stands.append((stand, job, machines))
@@ -182,7 +182,7 @@ def _plan(
 
 def _planned_anew(
     job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec
-) -> tuple[Replanned | None, str | None]:
+) -> tuple[FewerNodesReplanned | None, str | None]:
     """A search at one scale, or why it finds nothing."""
     try:
         search = find_plans(job, machines, framework=framework, top=1, replay=False, banded=False, every_row=True)
@@ -190,7 +190,7 @@ def _planned_anew(
         return None, str(error)
     if not search.report.plans:
         return None, f"nothing fits {machines.num_gpus:,} GPUs"
-    return Replanned(search, machines), None
+    return FewerNodesReplanned(search, machines), None
 
 
 def _most_spares(runs: LongRuns) -> int:
@@ -198,12 +198,14 @@ def _most_spares(runs: LongRuns) -> int:
     return runs.num_nodes - runs.faults.checkpoint.least_nodes
 
 
-def _no_spares(stand: Smaller | Replanned, job: WorkloadSpec, machines: ClusterSpec, asked: int | None) -> str:
+def _no_spares(
+    stand: FewerNodesOfPlan | FewerNodesReplanned, job: WorkloadSpec, machines: ClusterSpec, asked: int | None
+) -> str:
     """Why no plan runs beside so many spare nodes."""
     nodes = max(machines.num_gpus // machines.node.gpus_per_node, 1)
     by = f"{asked} of {nodes} nodes" if asked else "any node"
     batch = f"global_batch ({job.batch.global_batch})"
-    if isinstance(stand, Replanned):
+    if isinstance(stand, FewerNodesReplanned):
         return f"with {by} standing by no plan is left whose replicas divide {batch} and that fits"
     s = stand.all_nodes.plan.strategy
     return (f"with {by} standing by no replicas of the plan (tp {s.tp}, cp {s.cp}, micro_batch {s.micro_batch}) are "
@@ -212,7 +214,7 @@ def _no_spares(stand: Smaller | Replanned, job: WorkloadSpec, machines: ClusterS
 
 def _point(
     job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, faults: FaultSpec,
-    stand: Smaller | Replanned | None, why: str | None,
+    stand: FewerNodesOfPlan | FewerNodesReplanned | None, why: str | None,
 ) -> ScalePoint:  # fmt: skip
     variants: dict[str, VariantPoint] = {}
     mtbf: float | None = None
@@ -225,7 +227,7 @@ def _point(
             if most < 0:
                 why = f"{asked.checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
                 continue
-            left: Standing | None = stand.standing_all(runs)
+            left: PlanWithSpares | None = stand.standing_all(runs)
             if stands_by and faults.spares != 0:
                 left = stand.best(runs, faults.spares or 0, most)
             if left is None:
@@ -243,7 +245,7 @@ def _point(
     )  # fmt: skip
 
 
-def _variant(runs: LongRuns, left: Standing) -> VariantPoint:
+def _variant(runs: LongRuns, left: PlanWithSpares) -> VariantPoint:
     plan, bytes_ = left.plan, np.array([left.plan.checkpoint_bytes or 0.0])
     outlook = runs.of(plan)
     ettr, interval = float(outlook.ettr[0]), float(outlook.interval_s[0])

@@ -14,7 +14,7 @@ from mofa.plan.result import ClusterSummary, FlopsConvention, Plan
 from mofa.search.entry_points import estimate, find_plans
 from mofa.search.goodput import LongRuns
 from mofa.search.search_result import Search
-from mofa.search.space import Space, default_space, dividing
+from mofa.search.space import Space, default_space, without_indivisible_degrees
 from mofa.specs.faults import FaultSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -139,7 +139,7 @@ def _searched(judge: LongRuns, replay: bool, space: Space | None = None, **optio
     )
     judge = replace(judge, workload=search.workload, framework=search.framework)  # what --with changed
     plans = search.report.plans
-    return _Found(judge, search, judge.order(plans[0]) if plans else np.inf, space)
+    return _Found(judge, search, judge.plan_key(plans[0]) if plans else np.inf, space)
 
 
 def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_Found]:
@@ -166,7 +166,7 @@ def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_
 def _dividing(judge: LongRuns) -> Space:
     """The space of strategies that a job can have on its GPUs."""
     space = default_space(judge.workload, judge.cluster, judge.framework)
-    return dividing(space, judge.cluster.num_gpus, judge.workload.batch.global_batch)
+    return without_indivisible_degrees(space, judge.cluster.num_gpus, judge.workload.batch.global_batch)
 
 
 def space_near_best(search: Search, space: Space) -> Space:
@@ -285,7 +285,7 @@ def estimate_long_run(
     plan = estimate(
         workload, job, strategy, framework=framework, flops_convention=flops_convention, replay=replay, jobs=jobs
     )
-    return LongRuns(workload, job, framework, faults, spares=spares).finished(plan)
+    return LongRuns(workload, job, framework, faults, spares=spares).with_long_run_figures(plan)
 
 
 def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec:
@@ -325,7 +325,7 @@ def _whole_cluster(
             "min_gpus": least,
             "min_gpus_note": note,
             "objective": by if known else report.objective,
-            "plans": tuple(judge.finished(plan) for plan in report.plans),
+            "plans": tuple(judge.with_long_run_figures(plan) for plan in report.plans),
             "elapsed_s": time.perf_counter() - started,
             "defaults": defaults,
         }

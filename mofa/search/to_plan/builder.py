@@ -16,14 +16,14 @@ from mofa.blocks.work import GroupedKernel
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
-from mofa.cost.kernels.topology import Placement, process_groups
+from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.libraries import rests_on_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned
 from mofa.cost.stages import Stages
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, Time
-from mofa.search.recomputed_layers import fewer_layers, next_num_recomputed
+from mofa.search.recomputed_layers import fewest_recomputed_layers, next_num_recomputed
 from mofa.search.to_plan.borrowed_facts import borrowed_notes
 from mofa.search.to_plan.layout_notes import launch_layout, layout_notes
 from mofa.search.to_plan.notes import alignment_note, balancing_note, copies_note, general_notes, host_notes
@@ -119,7 +119,7 @@ class Candidate:
         return self.estimator.rows(detail=True)
 
     @cached_property
-    def sized(self) -> Breakdown:
+    def closed_form_row(self) -> Breakdown:
         """Its row in closed form without time, which a replay gives."""
         known = self.__dict__.get("costed")
         return known if isinstance(known, Breakdown) else self.estimator.sized()
@@ -140,7 +140,7 @@ class Candidate:
         """
         return self.replayer.step()
 
-    def lacks(self) -> float:
+    def lacking_bytes(self) -> float:
         """Bytes that the fullest rank lacks by replay; negative: free. [B]"""
         limit_bytes = memory_limit_bytes(self.job[1])
         return self.replayer.fullest_bytes(limit_bytes) - limit_bytes
@@ -157,7 +157,7 @@ class Candidate:
         device = self.device_bytes(limit_bytes)
         if device > limit_bytes:
             return None
-        first = fewer_layers(self.estimator, (1.0 + LAYERS_ARE_OFF) * (limit_bytes - device))
+        first = fewest_recomputed_layers(self.estimator, (1.0 + LAYERS_ARE_OFF) * (limit_bytes - device))
         tried = range(first, min(first + 2, own))
         return next(
             (number for number in tried if self.recomputing(number).device_bytes(limit_bytes) <= limit_bytes), None
@@ -189,16 +189,16 @@ class Candidate:
         from mofa.replay.memory_curve import memory_curve
 
         curve = memory_curve(self.replayer.rank(r).journal, spans) if spans else None
-        return replayed_stage(self.closed.by_stage[r], self.replayer, curve)
+        return replayed_stage(self.closed_form_memory.by_stage[r], self.replayer, curve)
 
     @cached_property
-    def closed(self) -> Memory:
+    def closed_form_memory(self) -> Memory:
         """Its memory in closed form."""
-        return _memory(self.job[1], self.sized, self.estimator.stages(), emptiest_and_fullest(self.estimator))
+        return _memory(self.job[1], self.closed_form_row, self.estimator.stages(), emptiest_and_fullest(self.estimator))
 
-    def timed(self) -> Plan:
+    def plan_with_replayed_time(self) -> Plan:
         """The plan with replayed time and memory in closed form, without a band."""
-        return self._plan(self.time, self.closed, banded=False)
+        return self._plan(self.time, self.closed_form_memory, banded=False)
 
     def in_closed_form(self, *, banded: bool = True) -> Plan:
         """The plan without any replay; its band costs two more estimates."""
@@ -214,13 +214,13 @@ class Candidate:
         """The plan by replay of the fullest rank; with ``explain`` of every rank, and with memory ``over_time``."""
         if not replay:
             return self.in_closed_form()
-        closed = self.closed
+        closed = self.closed_form_memory
         if not explain:
-            self.lacks()
+            self.lacking_bytes()
             return self._plan(self.time, replayed_memory(closed, map(self.stage, self.replayer.played)))
         spans = self.replayer.time.spans
         self.time = replace(self.replayer.time, spans=())
-        workers = enough([self], workers)
+        workers = workers_for([self], workers)
         # others begin with the first rank, this process with the last, where it has played some already
         ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played, r))
         tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
@@ -242,7 +242,7 @@ class Candidate:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         tapes = [tape for block in blocks for tape in (block.forward, block.backward)]
         seen = tape_sizes(tapes), memory_bound_op_names(tapes)
-        costed = self.costed if time is None else self.sized
+        costed = self.costed if time is None else self.closed_form_row
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
         notes = alignment_note(unaligned(block.forward for block in blocks))
@@ -261,7 +261,7 @@ class Candidate:
         return rests_on_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
 
 
-def enough(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
+def workers_for(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
     """The workers, or this process alone where there is little to replay."""
     return workers if workers is not None and sum(candidate.passes for candidate in candidates) > SMALL else Workers()
 
@@ -378,7 +378,7 @@ def _provenance(
     seen: Seen, kernel: GroupedKernel,
 ) -> dict[Provenance, float]:  # fmt: skip
     tp, cp, pp, dp, ep, etp = (int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
-    crosses = _crossing((tp, cp, pp, dp, ep, etp), Placement(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
+    crosses = _crossing((tp, cp, pp, dp, ep, etp), NodeSizes(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
     ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
     sizes, streams = seen
     formats = formats_of(workload.precision.fp8_recipe)
@@ -394,7 +394,7 @@ def _provenance(
 
 
 @lru_cache(maxsize=1024)
-def _crossing(degrees: tuple[int, int, int, int, int, int], node: Placement) -> dict[str, bool]:
+def _crossing(degrees: tuple[int, int, int, int, int, int], node: NodeSizes) -> dict[str, bool]:
     """Kinds of communication that leave the fast domain."""
     groups = process_groups(*degrees, node)
     names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mofa.cost.kernels.topology import IntK, Placement, domain_of_job, fewest_ranks_per_block, process_groups
+from mofa.cost.kernels.topology import IntK, NodeSizes, domain_of_job, fewest_ranks_per_block, process_groups
 
-HGX = Placement(gpus_per_node=8, gpus_per_domain=8)
-NVL72 = Placement(gpus_per_node=4, gpus_per_domain=72)
+HGX = NodeSizes(gpus_per_node=8, gpus_per_domain=8)
+NVL72 = NodeSizes(gpus_per_node=4, gpus_per_domain=72)
 
 
 def counted(size: int, stride: int, block: int, world: int) -> int:

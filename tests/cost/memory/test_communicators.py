@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.kernels.topology import Placement, process_groups
+from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_of
 from mofa.replay.rank.of_plan import outside_of
 from mofa.schedules import SCHEDULES
@@ -32,7 +32,7 @@ def _on_h200(name: str, degrees: tuple[int, ...], *, experts: bool, schedule: st
              deepspeed: bool = False, dispatcher: str = "alltoall", made: str = "lazy",
              cp_kind: str = "ring") -> list[float]:  # fmt: skip
     """(tp, cp, pp, dp, ep, etp) inside one node of H200, every rank of the pipeline. [MiB]"""
-    groups = process_groups(*(np.array([v]) for v in degrees), Placement(8, 8), np.array([shard]) if shard else None)
+    groups = process_groups(*(np.array([v]) for v in degrees), NodeSizes(8, 8), np.array([shard]) if shard else None)
     framework = mofa.load_framework(name, overrides={"dispatcher": dispatcher} if name == "megatron" else {})
     framework = framework.model_copy(update={"deepspeed": "bf16"}) if deepspeed else framework
     framework = framework.model_copy(update={"process_groups": made})

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import mofa
-from mofa.blocks.frameworks.megatron.persistent import GROUPED_STREAMS, WORKSPACE, buffers_at_first_use, rotations
+from mofa.blocks.frameworks.megatron.persistent import GROUPED_STREAMS, WORKSPACE, buffers_at_first_use, rotary_tables
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.memory.executor import StepExecutor
@@ -48,7 +48,7 @@ def test_fp8_copies_come_in_front_of_their_product_and_are_each_layers_own() -> 
 
 def test_rotations_are_a_table_of_the_ranks_positions() -> None:
     """4096 positions of 128 fp32 numbers: 2 MiB."""
-    found = rotations(llama().parts[0].costs.context)
+    found = rotary_tables(llama().parts[0].costs.context)
     assert (float(found.table), found.built, found.of_layers) == (2.0 * MIB, (), False)
 
 

@@ -12,7 +12,7 @@ from mofa.routing.balance.flow_density import flow_density
 from mofa.routing.balance.place import asymmetric_placement
 from mofa.routing.balance.replica_lp import UNLIKE, ReplicaScheduler, opened
 from mofa.routing.balance.replica_program import ReplicaProgram
-from mofa.routing.density import induced_density
+from mofa.routing.induced_density import induced_density
 from mofa.routing.placement import Placement, expert_parallel, pack_by_load, shuffled, symmetric_placement
 
 

@@ -16,7 +16,7 @@ from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import flow_density, max_density
 from mofa.routing.balance.replica_lp import ReplicaScheduler
 from mofa.routing.balance.rounding import round_loads
-from mofa.routing.density import induced_density
+from mofa.routing.induced_density import induced_density
 from mofa.routing.placement import Placement, expert_parallel, symmetric_placement
 
 

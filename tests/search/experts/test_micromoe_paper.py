@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.routing.density import induced_density
+from mofa.routing.induced_density import induced_density
 from mofa.routing.placement import shuffled, symmetric_placement
 from mofa.search.entry_points import step_s
 

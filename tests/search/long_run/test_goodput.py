@@ -22,7 +22,7 @@ from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
 from mofa.search.long_run.sensitivity import FACTORS, sensitivities
 from mofa.search.long_run.spare_nodes import without_spares
 from mofa.search.search_result import Search
-from mofa.search.space import default_space, dividing, product
+from mofa.search.space import default_space, product, without_indivisible_degrees
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_faults
@@ -76,7 +76,7 @@ def test_the_key_of_a_row_is_that_of_its_plan() -> None:
         judge = LongRuns(JOB, NODES, MEGATRON, facts(), objective)  # type: ignore[arg-type]
         timed = plain.costed.take(np.flatnonzero(np.isfinite(plain.costed.step_s)))
         keys = judge.key(timed)
-        of_plans = [judge.order(plan) for plan in plain.report.plans]
+        of_plans = [judge.plan_key(plan) for plan in plain.report.plans]
         for plan, value in zip(plain.report.plans, of_plans, strict=True):
             near = np.abs(timed.step_s - plan.step_s) < 1e-9
             assert np.any(np.isclose(keys[near], value, rtol=1e-9)), objective
@@ -90,10 +90,10 @@ def test_a_faster_step_may_lose() -> None:
     by_run = mofa.find_long_runs(SMALL, NODES, harsh, framework=MEGATRON, top=1, replay=False).report.plans[0]
     by_step = mofa.find_plans(SMALL, NODES, framework=MEGATRON, top=1, replay=False).report.plans[0]
     judge = LongRuns(SMALL, NODES, MEGATRON, harsh)
-    lost = judge.finished(by_step)
+    lost = judge.with_long_run_figures(by_step)
     assert by_step.strategy.pp > by_run.strategy.pp
     assert by_step.step_s < by_run.step_s
-    assert judge.order(by_run) < judge.order(by_step)
+    assert judge.plan_key(by_run) < judge.plan_key(by_step)
     assert (by_run.effective_tokens_per_s_per_gpu or 0) > (lost.effective_tokens_per_s_per_gpu or 0)
     assert (by_run.ettr or 0) > (lost.ettr or 0)
     assert (by_run.checkpoint_bytes or 0) < (by_step.checkpoint_bytes or 0)
@@ -152,7 +152,7 @@ def test_the_number_of_spares_is_that_of_whole_searches(batch: int, objective: O
         if one.report.plans:
             plan = one.report.plans[0]
             judge = LongRuns(job, without_spares(nodes, spares, "x"), MEGATRON, harsh, objective, spares)
-            each[spares] = judge.order(plan)
+            each[spares] = judge.plan_key(plan)
     best = min(each, key=each.__getitem__)
     assert found.report.plans[0].spare_gpus == 8 * best, each
     assert best == (1 if batch == 840 else 0)
@@ -162,7 +162,7 @@ def test_what_divides_is_all_that_can_run() -> None:
     """A space of what divides GPUs and batch has every legal strategy of the whole space."""
     smaller = without_spares(NODES, 1, "x")
     whole = default_space(JOB, smaller, MEGATRON)
-    lean = dividing(whole, smaller.num_gpus, JOB.batch.global_batch)
+    lean = without_indivisible_degrees(whole, smaller.num_gpus, JOB.batch.global_batch)
     legal = []
     for space in (whole, lean):
         table = product(space, smaller, MEGATRON)

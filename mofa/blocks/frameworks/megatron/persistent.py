@@ -102,7 +102,7 @@ class Rotations(NamedTuple):
     of_layers: bool
 
 
-def rotations(ctx: Context) -> Rotations:
+def rotary_tables(ctx: Context) -> Rotations:
     """Tables of rotations that stay.
 
     Of a rank's positions a table in fp32 is kept for good (rotary_pos_embedding.py, ``lru_cache``). Under YaRN each

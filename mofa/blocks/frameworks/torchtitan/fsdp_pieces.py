@@ -163,7 +163,7 @@ def reduce(
            listed=params / ranks, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
     in_loop: tuple[str, ...] = ()
-    last = registered_last(grads, ctx, experts=name == "efsdp")
+    last = gradient_registered_last(grads, ctx, experts=name == "efsdp")
     if last and not ctx.framework.flat_params and anywhere(present & opposite(alone)):
         in_loop = (p.tensor(f"{name}.in_loop", 0.0, "grad"),)
         p.ops.append(
@@ -226,7 +226,7 @@ def reduce(
         p.ops.append(Op(f"{name}.reduce_returns", "dp", None, in_loop, (), launches=0, region=OUTSIDE, part="fsdp"))
 
 
-def registered_last(grads: tuple[str, ...], ctx: Context, *, experts: bool = False) -> tuple[str, ...]:
+def gradient_registered_last(grads: tuple[str, ...], ctx: Context, *, experts: bool = False) -> tuple[str, ...]:
     """Of a group's gradients that of the parameter registered last; none where that is a norm's or the router's.
 
     A block with grouped queries registers its norms behind its MLP or experts. One with latent attention has them ahead
