@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import unsupported
+from mofa.blocks.frameworks.recompute import selective_modes
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.specs.complete import default_zero
@@ -99,14 +99,8 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     if framework.traits.has_pytorch_modules:
         modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
     else:
-        modes.append((RecomputeSpec.parse("selective"), -1))
         recipe = workload.precision.fp8_recipe
-        every = tuple(
-            m for m in ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act")
-            if unsupported(framework, RecomputeSpec(kind="selective", modules=(m,)), model, recipe) is None
-        )  # fmt: skip
-        if every != ("core_attn",):
-            modes.append((RecomputeSpec(kind="selective", modules=every), -1))
+        modes += [(spec, -1) for spec in selective_modes(framework, model, recipe)]
         modes.append((RecomputeSpec(kind="full"), SOLVED))
     modes.append((RecomputeSpec(kind="full"), -1))
     schedules = tuple(name for name, schedule in SCHEDULES.items() if schedule.searched == "always")

@@ -117,7 +117,7 @@ def test_the_number_solved_by_a_high_estimate_is_lowered(monkeypatch: pytest.Mon
         found = right(self, *args)
         return replace(found, device_bytes=found.device_bytes + 0.1 * memory_limit_bytes(machines))
 
-    monkeypatch.setattr(Estimator, "weighed", too_high)
+    monkeypatch.setattr(Estimator, "memory_of_rows", too_high)
     by_estimate = find_plans(JOB, machines, replay=False, **options)
     misled = find_plans(JOB, machines, **options)
     assert honest.report.plans[0].strategy == misled.report.plans[0].strategy

@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mofa.blocks.frameworks.recompute import selective_modes
+from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.space import SOLVED, Space, constrain, default_space, product
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import COLUMNS, StrategyTable
-from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload
+from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, table, workload
 
 FRAMEWORKS = ("megatron", "megatron-local", "torchtitan")
-DENSE, MOE = llama(num_layers=8), moe_llama(num_layers=8)
+DENSE, MOE, MLA = llama(num_layers=8), moe_llama(num_layers=8), mla_moe()
 
 
 def space(
@@ -41,9 +43,43 @@ def test_values_by_hand() -> None:
     assert set(found.vpp) >= {1, 2, 4}
     assert (found.ep, found.etp) == ((1,), (1,))
     assert found.micro_batch == (1, 2, 3, 4, 6, 8, 12, 16)
-    assert [str(spec) for spec, _ in found.recompute][:2] == ["none", "selective"]
+    assert [(str(spec), layers) for spec, layers in found.recompute] == [
+        ("none", -1), ("selective:layernorm", -1), ("selective:mlp", -1), ("selective:layernorm+mlp", -1),
+        ("full", SOLVED), ("full", -1),
+    ]  # fmt: skip
     assert space(MOE).ep == (1, 2, 4, 8)
     assert space(MOE).etp == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "attention", "modules"),
+    [
+        (MOE, "megatron", "fused", ["layernorm", "moe", "moe_act", "layernorm+moe_act"]),
+        (MLA, "megatron", "fused", ["layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts",
+                                    "layernorm+mla_up_proj+mlp+moe_act"]),
+        (DENSE, "megatron-local", "unfused", ["core_attn", "mlp", "core_attn+mlp"]),
+        (DENSE, "megatron-local", "sdpa", ["mlp"]),
+    ],
+)  # fmt: skip
+def test_modules_are_recomputed_alone_and_together(
+    model: ModelSpec, name: str, attention: str, modules: list[str]
+) -> None:
+    """Attention's core alone where it is unfused: fused kernels keep what they need anyway."""
+    spec = framework(name).model_copy(update={"attention": attention})
+    found = selective_modes(spec, model)
+    assert sorted("+".join(one.modules) for one in found) == sorted(modules)
+
+
+def test_fused_attention_recomputed_saves_nothing() -> None:
+    """What :func:`selective_modes` leaves out takes as much memory; unfused attention saves its scores."""
+    for attention, saves in (("fused", False), ("unfused", True)):
+        job, machines = workload(DENSE), cluster(8)
+        spec = framework("megatron-local" if attention == "unfused" else "megatron")
+        spec = spec.model_copy(update={"attention": attention})
+        found = table(job, machines, spec, ["recompute=none", "recompute=selective"])
+        kept, recomputed = estimate_table(job, machines, spec, found).device_bytes
+        assert (1.0 - recomputed / kept > 0.05) == saves
+        assert saves or recomputed == pytest.approx(kept, rel=1e-3)
 
 
 def test_what_frameworks_offer() -> None:

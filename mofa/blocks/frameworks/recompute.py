@@ -8,7 +8,7 @@ from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.specs.attention import ATTENTION_KINDS, MODULES_OF_ATTENTION
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
-from mofa.specs.strategy import RecomputeSpec
+from mofa.specs.strategy import RECOMPUTE_MODULES, RecomputeSpec
 
 # Megatron's modules: a checkpoint keeps what enters the region and what leaves it
 CHECKPOINTED = {"core_attn": "core_attn", "mlp": "mlp", "moe": "moe", "shared_experts": "moe.shared"}
@@ -88,6 +88,28 @@ def unsupported(
             "use precision.gemm: fp8-tensorwise or fp8-blockwise, or leave the module out"
         )
     return next((text for m in spec.modules if (text := _module_unsupported(framework, m, model))), None)
+
+
+def selective_modes(framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str = "") -> tuple[RecomputeSpec, ...]:
+    """The ways of recomputing modules that a search tries: each module alone, and all that keep no input of their own.
+
+    ``core_attn`` is one where attention is unfused alone: fused kernels save their inputs and their output, which the
+    output projection keeps anyway, so that to recompute them saves nothing.
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_framework, load_workload
+    >>> [spec.text for spec in selective_modes(load_framework("megatron"), load_workload("llama3-8b").model)]
+    ['selective:layernorm', 'selective:mlp', 'selective:layernorm+mlp']
+    """
+    found = [
+        module for module in RECOMPUTE_MODULES
+        if (module != "core_attn" or framework.attention == "unfused")
+        and unsupported(framework, RecomputeSpec(kind="selective", modules=(module,)), model, fp8_recipe) is None
+    ]  # fmt: skip
+    together = tuple(sorted(module for module in found if module not in ("moe", "shared_experts")))
+    chosen = dict.fromkeys([*((module,) for module in found), together])
+    return tuple(RecomputeSpec(kind="selective", modules=modules) for modules in chosen if modules)
 
 
 def _module_unsupported(framework: FrameworkSpec, module: str, model: ModelSpec) -> str | None:
