@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
+from typing import TYPE_CHECKING
 
 from mofa.cost.memory.address_ranges import Ranges
 from mofa.replay.allocator.expandable_segments import extend, least_expandable, unmap
@@ -27,13 +28,18 @@ from mofa.replay.allocator.pools import (
     WAITING,
     Block,
     LimitPassed,
+    Order,
     OutOfDeviceMemory,
     Pool,
+    Request,
     Segment,
     address_of,
     page_size,
     segment_size,
 )
+
+if TYPE_CHECKING:
+    from mofa.replay.allocator.compiled import NumberedBlocks
 
 HIGHEST = 1 << 47
 """Segments lie below, as of addresses that a process has. [B]"""
@@ -150,6 +156,18 @@ class Allocator:
         if index not in self._pools:
             self._pools[index] = Pool(index >> 1, bool(index & 1), self.expandable)
         return self._pools[index]
+
+    def known(self, orders: Sequence[Order]) -> tuple[Request, ...] | bytes:
+        """Requests that will be made again and again, in the form in which they are answered."""
+        pools = {index: self.pool(index) for index in {order[2] for order in orders}}
+        return tuple(
+            (size, slot, pools[index].bin(size) if size > 0 and not self.expandable else [], pools[index])
+            for size, slot, index in orders
+        )
+
+    def no_slots(self) -> list[Block] | NumberedBlocks:
+        """Where the blocks of such requests will be."""
+        return []
 
     def forget_bins(self) -> None:
         """Nothing is repeated from notes any more: no bin has to stay when it is empty."""

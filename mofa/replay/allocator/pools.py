@@ -129,6 +129,12 @@ class Pool:
 
 address_of = attrgetter("address")
 
+Request = tuple[int, int, list[Block], Pool]
+"""Bytes (0: a free; negative: what is freed at once), a slot, the free blocks of that size, of which the first is taken
+if there is one, and the pool."""
+Order = tuple[int, int, int]
+"""A request: bytes, slot, and the pool's index (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
+
 
 @dataclass(frozen=True)
 class Segment:

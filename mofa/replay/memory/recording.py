@@ -8,19 +8,17 @@ done.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.allocator.pools import FREE, Block, Pool
+from mofa.replay.allocator.compiled import NumberedBlocks
+from mofa.replay.allocator.pools import FREE, Block, Order, Pool, Request
 from mofa.replay.allocator.timeline import Instruction, Journal
 
-Request = tuple[int, int, list[Block], Pool]
-"""Bytes (0: a free; negative: what is freed at once), a slot, the free blocks of that size, of which the first is taken
-if there is one, and the pool."""
-Order = tuple[int, int, int]
-"""A request: bytes, slot, and the pool's index (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
 NEAR = 32 << 20
 """What blocks that are larger than asked take more, together, is less than this. [B]"""
 Places = tuple[tuple[int, ...], ...]
@@ -47,7 +45,7 @@ class Recording:
     """
 
     orders: tuple[Order, ...]
-    requests: tuple[Request, ...]
+    requests: tuple[Request, ...] | bytes
     instructions: tuple[Instruction, ...]
     sizes: tuple[int, ...]
     slots: tuple[int, ...]
@@ -65,19 +63,16 @@ class Recording:
 
     def to(self, a: Allocator) -> Recording:
         """The same with its requests to an allocator."""
-        return replace(self, requests=_requests(self.orders, a))
+        return replace(self, requests=a.known(self.orders))
+
+    @cached_property
+    def packed_live_slots(self) -> array[int]:
+        """The ``live_slots``, packed."""
+        return array("i", self.live_slots)
 
     def of(self, names: dict[str, str]) -> Recording:
         """The same of pieces of other ``names``."""
         return replace(self, passages=tuple((event, phase, names[name]) for event, phase, name in self.passages))
-
-
-def _requests(orders: Sequence[Order], a: Allocator) -> tuple[Request, ...]:
-    pools = {index: a.pool(index) for index in {order[2] for order in orders}}
-    return tuple(
-        (size, slot, pools[index].bin(size) if size > 0 and not a.expandable else [], pools[index])
-        for size, slot, index in orders
-    )
 
 
 class PassBlocks:
@@ -85,8 +80,8 @@ class PassBlocks:
 
     __slots__ = ("blocks", "last", "rests")
 
-    def __init__(self) -> None:
-        self.blocks: list[Block] = []
+    def __init__(self, blocks: list[Block] | NumberedBlocks) -> None:
+        self.blocks = blocks
         self.rests: dict[int, int] = {}
         self.last: Recording | None = None
         """The last computation of the pass."""
@@ -99,10 +94,13 @@ class PassBlocks:
             self.blocks.append(block or NOTHING)
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def places(self) -> tuple[int, ...] | bytes:
         """The addresses of the blocks that the pass holds."""
         assert self.last is not None
-        return tuple([self.blocks[slot].address for slot in self.last.live_slots])
+        blocks = self.blocks
+        if isinstance(blocks, NumberedBlocks):
+            return blocks.places(self.last.packed_live_slots)
+        return tuple([blocks[slot].address for slot in self.last.live_slots])
 
     def slots(self) -> Iterator[list[Block | None]]:
         """The blocks of each piece's slots, and last the output."""
@@ -119,14 +117,14 @@ class Recorder:
     ) -> None:  # fmt: skip
         self.a, self.journal = allocator, journal
         self.start, self.passages = journal.num_events, len(journal.new_passages)
-        self.recorded = recorded or PassBlocks()
+        self.recorded = recorded or PassBlocks(allocator.no_slots())
         last = self.recorded.last
         self.asked = list(last.slots) if last else []
-        self.live = {id(self.recorded.blocks[slot]): slot for slot in last.live_slots} if last else {}
+        self.live = {self.recorded.blocks[slot].address: slot for slot in last.live_slots} if last else {}
         self.recorded.await_(waiting)
         for block, size in waiting:
             if block is not None:
-                self.live[id(block)] = len(self.asked)
+                self.live[block.address] = len(self.asked)
             self.asked.append(size)
         self.num_before = len(self.asked)
         self.orders: list[Order] = []
@@ -140,7 +138,8 @@ class Recorder:
         block = self.a.take(size, index)
         slot = len(self.asked)
         self.asked.append(size)
-        self.live[id(block)] = slot
+        self.clean &= block.address not in self.live  # else one went that is not written down
+        self.live[block.address] = slot
         self.recorded.blocks.append(block)
         self.recorded.rests[slot] = block.size - size
         self.entries.setdefault(slot, []).append((self.journal.num_events - self.start, 1))
@@ -149,7 +148,7 @@ class Recorder:
 
     def free(self, block: Block) -> None:
         """Free a block; the journal has it already."""
-        slot = self.live.pop(id(block), -1)
+        slot = self.live.pop(block.address, -1)
         if slot < 0:
             self.clean = False
         else:
@@ -159,7 +158,7 @@ class Recorder:
 
     def renamed(self, block: Block) -> None:
         """Note that a block's bytes went from one name to another."""
-        slot = self.live.get(id(block), -1)
+        slot = self.live.get(block.address, -1)
         if slot < 0:
             self.clean = False
         else:
@@ -175,8 +174,8 @@ class Recorder:
 
         ``pieces`` are what the pass holds now: that, what is ``retained`` and nothing else must be what is left of it.
         """
-        left = tuple(-1 if block is None else self.live.get(id(block), -2) for block in retained)
-        places = tuple(tuple(-1 if b is None else self.live.get(id(b), -2) for b in piece) for piece in pieces)
+        left = tuple(-1 if block is None else self.live.get(block.address, -2) for block in retained)
+        places = tuple(tuple(-1 if b is None else self.live.get(b.address, -2) for b in piece) for piece in pieces)
         in_slots = [slot for piece in (left, *places) for slot in piece if slot != -1]
         live_slots = tuple(sorted(self.live.values()))
         if not self.clean or tuple(sorted(in_slots)) != live_slots:

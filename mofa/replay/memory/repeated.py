@@ -8,6 +8,7 @@ from functools import partial
 from itertools import accumulate
 
 from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.compiled import CompiledAllocator, NumberedBlocks
 from mofa.replay.allocator.expandable_segments import least_expandable
 from mofa.replay.allocator.pools import ALLOCATED, FREE, MANY, Block, OutOfDeviceMemory, Pool, address_of
 from mofa.replay.allocator.timeline import Instruction, Journal
@@ -30,7 +31,8 @@ def repeat(
         Its first event, the bytes allocated before it, and the event after its last. Peaks are the allocator's.
     """
     start, before, reserved = journal.num_events, a.allocated, a.reserved
-    rests, grown = _requests(recording, recorded, a, start, overflow)
+    answer = _compiled_requests if isinstance(a, CompiledAllocator) else _requests
+    rests, grown = answer(recording, recorded, a, start, overflow)
     end = journal.repeated(recording.instructions, recording.sizes, recording.passages)
     most, changed = before + recording.rise, 0
     if rests or recorded.rests:
@@ -76,14 +78,15 @@ def _requests(
     Returns the rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where memory was asked
     of the device. ``a.allocated`` stays as it was.
     """
-    blocks = recorded.blocks
+    blocks, requests = recorded.blocks, recording.requests
+    assert isinstance(blocks, list) and not isinstance(requests, bytes)
     del blocks[len(recording.slots) - len(recording.taken) :]
     blocks += [NOTHING] * len(recording.taken)
     rests: dict[int, int] = {}
     grown: list[tuple[int, int]] = []
     grow = partial(_grow, recording, recorded, a, start, overflow, rests, grown)
     expandable = a.expandable
-    for size, slot, equal, pool in recording.requests:
+    for size, slot, equal, pool in requests:
         if size > 0:
             if equal:
                 block = blocks[slot] = equal.pop(0)
@@ -142,6 +145,22 @@ def _requests(
             peers.insert(0, free)
         else:
             insort(peers, free, key=address_of)
+    return rests, grown
+
+
+def _compiled_requests(
+    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow
+) -> tuple[dict[int, int], list[tuple[int, int]]]:  # fmt: skip
+    """The same where an allocator has this loop compiled."""
+    blocks, requests = recorded.blocks, recording.requests
+    assert isinstance(a, CompiledAllocator) and isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
+    blocks.resize(len(recording.slots) - len(recording.taken), len(recording.taken))
+    rests: dict[int, int] = {}
+    grown: list[tuple[int, int]] = []
+    done, segment, orders = 0, None, recording.orders
+    while (done := a.answer(requests, blocks, done, segment, rests)) < len(orders):
+        size, slot, index = orders[done]
+        segment = _grow(recording, recorded, a, start, overflow, rests, grown, slot, abs(size), a.pool(index))
     return rests, grown
 
 

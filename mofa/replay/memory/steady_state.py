@@ -152,7 +152,7 @@ class Steady:
         chunk_pass = state.passes.get((c, i))
         if chunk_pass is None:
             chunk_pass = state.passes[c, i] = Pass()
-            chunk_pass.recorded = PassBlocks()
+            chunk_pass.recorded = PassBlocks(state.a.no_slots())
         elif chunk_pass.recorded is None:  # begun before there were notes
             self.play(kind, c, i)
             return
