@@ -54,14 +54,14 @@ def source_hash() -> str:
 def library() -> ctypes.PyDLL | None:
     """The compiled part; None where there is none of this source, for this machine."""
     try:
-        found = ctypes.PyDLL(str(LIBRARY))
+        compiled = ctypes.PyDLL(str(LIBRARY))
         for name, (result, arguments) in ARGUMENTS.items():
-            function = getattr(found, name)
+            function = getattr(compiled, name)
             function.restype, function.argtypes = result, arguments
-        same = found.source() == source_hash().encode()
+        same = compiled.source() == source_hash().encode()
     except (OSError, AttributeError):
         return None
-    return found if same else None
+    return compiled if same else None
 
 
 def fastest_allocator(room: int | None = None, *, expandable: bool = False, limit: float = inf) -> Allocator:
@@ -209,27 +209,26 @@ class CompiledAllocator(Allocator):
         return NumberedBlocks(self)
 
     def answer(
-        self, requests: bytes, slots: NumberedBlocks, next_: int, given: Block | None, rests: dict[int, int]
+        self, requests: bytes, begin: int, end: int, slots: NumberedBlocks, given: Block | None, rests: dict[int, int]
     ) -> int:
         """Answer requests until memory must be asked of the device.
 
         Parameters
         ----------
-        next_, given
-            The request to begin with, and a new segment for it, where one was asked for.
+        begin, end, given
+            The request to begin with and that behind the last; a new segment for the first, where one was asked for.
         rests
             Gets how much larger than asked for the blocks of some slots are. [B]
 
         Returns
         -------
         int
-            The request that nothing fits; their number where all are answered.
+            The request that nothing fits; ``end`` where all are answered.
         """
-        num = len(requests) // REQUEST.itemsize
-        larger, num_larger = array("q", bytes(16 * (num - next_))), array("i", (0,))
+        larger, num_larger = array("q", bytes(16 * (end - begin))), array("i", (0,))
         number = given.number if isinstance(given, NumberedBlock) else NONE
         done: int = self._compiled.answer(
-            self._segments, requests, num, next_, number, slots.numbers.buffer_info()[0], larger.buffer_info()[0],
+            self._segments, requests, end, begin, number, slots.numbers.buffer_info()[0], larger.buffer_info()[0],
             num_larger.buffer_info()[0],
         )  # fmt: skip
         for i in range(0, 2 * num_larger[0], 2):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import NumberedBlocks
@@ -29,6 +30,15 @@ NOTHING = Block(Pool(0, False), 0, 0, FREE)
 """In slots that nothing was taken for yet."""
 
 
+class PiecePassed(NamedTuple):
+    """A piece is through in a ``phase``, behind so many orders; the blocks in the slots ``sent`` come back late."""
+
+    num_orders: int
+    phase: str
+    name: str
+    sent: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Recording:
     """A computation of a chunk, to be repeated.
@@ -41,7 +51,8 @@ class Recording:
     last) between looks at what is reserved. ``requests`` are the ``orders`` to one allocator, none before :meth:`to`
     says to which: many are noted down that nothing repeats, and a pool keeps the bins that requests know. ``left`` are
     the slots of what lingers of the chunk then (:mod:`mofa.replay.memory.dispatcher_retention`), and of what
-    it received (:mod:`mofa.replay.memory.received_inputs`), -1 for nothing. [B]
+    it received (:mod:`mofa.replay.memory.received_inputs`), -1 for nothing. ``passed`` are its pieces where rings send
+    what comes back late (:mod:`mofa.replay.memory.stage_outputs`). [B]
     """
 
     orders: tuple[Order, ...]
@@ -60,6 +71,7 @@ class Recording:
     looks: tuple[tuple[int, int], ...]
     places: Places
     left: tuple[int, ...]
+    passed: tuple[PiecePassed, ...]
 
     def to(self, a: Allocator) -> Recording:
         """The same with its requests to an allocator."""
@@ -72,7 +84,11 @@ class Recording:
 
     def of(self, names: dict[str, str]) -> Recording:
         """The same of pieces of other ``names``."""
-        return replace(self, passages=tuple((event, phase, names[name]) for event, phase, name in self.passages))
+        return replace(
+            self,
+            passages=tuple((event, phase, names[name]) for event, phase, name in self.passages),
+            passed=tuple(piece._replace(name=names[piece.name]) for piece in self.passed),
+        )
 
 
 class PassBlocks:
@@ -130,6 +146,9 @@ class Recorder:
         self.orders: list[Order] = []
         self.entries: dict[int, list[tuple[int, int]]] = {}
         self.looks: list[tuple[int, int]] = []
+        self.passed: list[PiecePassed] = []
+        self.sent: list[int] = []
+        """Slots that the piece under way has sent."""
         self.clean = True
         """Whether nothing but the pass's own was touched, and what lingers of its chunk."""
 
@@ -155,6 +174,20 @@ class Recorder:
             self.entries.setdefault(slot, []).append((self.journal.num_events - self.start - 1, -1))
             self.orders.append((0, slot, block.pool.stream << 1 | block.pool.small))
         self.a.free(block)
+
+    def send(self, block: Block) -> None:
+        """A block is let go that comes back late; the journal has it already."""
+        slot = self.live.pop(block.address, -1)
+        if slot < 0:
+            self.clean = False
+        else:
+            self.entries.setdefault(slot, []).append((self.journal.num_events - self.start - 1, -1))
+            self.sent.append(slot)
+
+    def piece_passed(self, phase: str, name: str) -> None:
+        """A piece is through: here comes back what was sent."""
+        self.passed.append(PiecePassed(len(self.orders), phase, name, tuple(self.sent)))
+        self.sent.clear()
 
     def renamed(self, block: Block) -> None:
         """Note that a block's bytes went from one name to another."""
@@ -191,7 +224,7 @@ class Recorder:
         self.recorded.rests = {slot: rest for slot, rest in self.recorded.rests.items() if rest and slot not in freed}
         levels = list(accumulate(sizes, initial=0))
         rise = max(levels)
-        orders = self._short()
+        orders, passed = self._short()
         self.recorded.last = Recording(
             orders, (), tuple(instructions), tuple(sizes), tuple(self.asked),
             tuple(slot for slot in live_slots if slot not in left),
@@ -199,22 +232,28 @@ class Recorder:
             {slot: tuple(entries) for slot, entries in self.entries.items()},
             rise, tuple((done, level) for done, level in enumerate(levels) if level > rise - NEAR), levels[-1],
             tuple((event - start, phase, name) for event, phase, name in self.journal.new_passages[self.passages :]),
-            tuple(self.looks), places, left,
+            tuple(self.looks), places, left, passed,
         )  # fmt: skip
         return self.recorded.last
 
-    def _short(self) -> tuple[Order, ...]:
+    def _short(self) -> tuple[tuple[Order, ...], tuple[PiecePassed, ...]]:
         """The requests, what is freed before its pool is asked for more having become a look for room.
 
-        Where rests are split off, such a pair changes nothing unless memory has to be asked of the device.
+        Where rests are split off, such a pair changes nothing unless memory has to be asked of the device, or something
+        comes back between the two.
         """
         out: list[Order | None] = list(self.orders)
         before: dict[int, int] = {}
+        ends = {piece.num_orders for piece in self.passed}
         for i, (size, slot, index) in enumerate(self.orders):
+            if i in ends:
+                before.clear()
             last = before.get(index, -1)
             if not size and last >= 0:
                 asked, of, _ = self.orders[last]
                 if asked and of == slot and not self.a.pool(index).most_kept and not self.a.expandable:
                     out[last], out[i] = (-asked, slot, index), None
             before[index] = i
-        return tuple(order for order in out if order is not None)
+        orders = tuple(order for order in out if order is not None)
+        num_orders = list(accumulate((order is not None for order in out), initial=0))
+        return orders, tuple(piece._replace(num_orders=num_orders[piece.num_orders]) for piece in self.passed)

@@ -12,8 +12,10 @@ from mofa.replay.allocator.compiled import CompiledAllocator, NumberedBlocks
 from mofa.replay.allocator.expandable_segments import least_expandable
 from mofa.replay.allocator.pools import ALLOCATED, FREE, MANY, Block, OutOfDeviceMemory, Pool, address_of
 from mofa.replay.allocator.timeline import Instruction, Journal
-from mofa.replay.memory.recording import NEAR, NOTHING, PassBlocks, Recording
+from mofa.replay.memory.recording import NEAR, NOTHING, PassBlocks, PiecePassed, Recording
 
+Passed = Callable[[PiecePassed, list[Block] | NumberedBlocks], None]
+"""Told of a piece that is through, and where the blocks of the pass are."""
 Grow = Callable[[int, int, Pool], Block]
 """Asks the device for a slot's bytes."""
 Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
@@ -21,9 +23,9 @@ Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
 
 
 def repeat(
-    recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow
+    recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow, passed: Passed
 ) -> tuple[int, int, int]:
-    """Play a computation again for another pass, and write it down.
+    """Play a computation again for another pass, and write it down; ``passed`` is told of pieces that are through.
 
     Returns
     -------
@@ -31,8 +33,7 @@ def repeat(
         Its first event, the bytes allocated before it, and the event after its last. Peaks are the allocator's.
     """
     start, before, reserved = journal.num_events, a.allocated, a.reserved
-    answer = _compiled_requests if isinstance(a, CompiledAllocator) else _requests
-    rests, grown = answer(recording, recorded, a, start, overflow)
+    rests, grown = _answered(recording, recorded, a, start, overflow, passed)
     end = journal.repeated(recording.instructions, recording.sizes, recording.passages)
     most, changed = before + recording.rise, 0
     if rests or recorded.rests:
@@ -69,24 +70,41 @@ def _add_rests(
     return before + highest, sum(more.values())
 
 
-def _requests(
-    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow
+def _answered(
+    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow, passed: Passed
 ) -> tuple[dict[int, int], list[tuple[int, int]]]:  # fmt: skip
-    """What :meth:`mofa.replay.allocator.caching.Allocator.take` and ``free`` do, written out: the innermost loop of a
-    replay, in which a call takes as long as a step.
-
-    Returns the rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where memory was asked
-    of the device. ``a.allocated`` stays as it was.
-    """
-    blocks, requests = recorded.blocks, recording.requests
-    assert isinstance(blocks, list) and not isinstance(requests, bytes)
-    del blocks[len(recording.slots) - len(recording.taken) :]
-    blocks += [NOTHING] * len(recording.taken)
+    """Answer the requests. The rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where
+    memory was asked of the device; ``a.allocated`` stays as it was."""
+    blocks, num_new = recorded.blocks, len(recording.taken)
+    num_kept = len(recording.slots) - num_new
+    if isinstance(blocks, NumberedBlocks):
+        blocks.resize(num_kept, num_new)
+    else:
+        del blocks[num_kept:]
+        blocks += [NOTHING] * num_new
     rests: dict[int, int] = {}
     grown: list[tuple[int, int]] = []
     grow = partial(_grow, recording, recorded, a, start, overflow, rests, grown)
+    answer = _compiled_requests if isinstance(a, CompiledAllocator) else _requests
+    begin = 0
+    for piece_passed in recording.passed:
+        answer(recording, begin, piece_passed.num_orders, blocks, a, rests, grow)
+        passed(piece_passed, blocks)
+        begin = piece_passed.num_orders
+    answer(recording, begin, len(recording.orders), blocks, a, rests, grow)
+    return rests, grown
+
+
+def _requests(
+    recording: Recording, begin: int, end: int, blocks: list[Block] | NumberedBlocks, a: Allocator,
+    rests: dict[int, int], grow: Grow,
+) -> None:  # fmt: skip
+    """What :meth:`mofa.replay.allocator.caching.Allocator.take` and ``free`` do, written out: the innermost loop of a
+    replay, in which a call takes as long as a step."""
+    requests = recording.requests
+    assert isinstance(blocks, list) and not isinstance(requests, bytes)
     expandable = a.expandable
-    for size, slot, equal, pool in requests:
+    for size, slot, equal, pool in requests[begin:end]:
         if size > 0:
             if equal:
                 block = blocks[slot] = equal.pop(0)
@@ -145,23 +163,19 @@ def _requests(
             peers.insert(0, free)
         else:
             insort(peers, free, key=address_of)
-    return rests, grown
 
 
 def _compiled_requests(
-    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow
-) -> tuple[dict[int, int], list[tuple[int, int]]]:  # fmt: skip
+    recording: Recording, begin: int, end: int, blocks: list[Block] | NumberedBlocks, a: Allocator,
+    rests: dict[int, int], grow: Grow,
+) -> None:  # fmt: skip
     """The same where an allocator has this loop compiled."""
-    blocks, requests = recorded.blocks, recording.requests
+    requests = recording.requests
     assert isinstance(a, CompiledAllocator) and isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
-    blocks.resize(len(recording.slots) - len(recording.taken), len(recording.taken))
-    rests: dict[int, int] = {}
-    grown: list[tuple[int, int]] = []
-    done, segment, orders = 0, None, recording.orders
-    while (done := a.answer(requests, blocks, done, segment, rests)) < len(orders):
-        size, slot, index = orders[done]
-        segment = _grow(recording, recorded, a, start, overflow, rests, grown, slot, abs(size), a.pool(index))
-    return rests, grown
+    segment = None
+    while (begin := a.answer(requests, begin, end, blocks, segment, rests)) < end:
+        size, slot, index = recording.orders[begin]
+        segment = grow(slot, abs(size), a.pool(index))
 
 
 def _best_fit(pool: Pool, size: int) -> Block | None:
