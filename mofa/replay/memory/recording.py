@@ -82,6 +82,22 @@ class Recording:
         """The ``live_slots``, packed."""
         return array("i", self.live_slots)
 
+    @cached_property
+    def held_more(self) -> dict[int, int]:
+        """Of which slots blocks are held at the end and were not before: 1; the other way round: -1."""
+        return self._held_more(len(self.sizes))
+
+    @cached_property
+    def held_more_at_tops(self) -> tuple[tuple[int, dict[int, int]], ...]:
+        """The levels of ``tops``, and the same as of the end there."""
+        return tuple((level, self._held_more(done)) for done, level in self.tops)
+
+    def _held_more(self, num_events: int) -> dict[int, int]:
+        signs = {
+            slot: sum([sign for event, sign in entries if event < num_events]) for slot, entries in self.entries.items()
+        }
+        return {slot: sign for slot, sign in signs.items() if sign}
+
     def of(self, names: dict[str, str]) -> Recording:
         """The same of pieces of other ``names``."""
         return replace(

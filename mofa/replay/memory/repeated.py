@@ -56,18 +56,19 @@ def _add_rests(
     recording: Recording, rests: dict[int, int], journal: Journal, start: int, before: int
 ) -> tuple[int, int]:  # fmt: skip
     """Write down that some blocks are larger than asked; the peak with them, and how much more is held at the end."""
-    more: dict[int, int] = {}
-    for slot, rest in rests.items():
-        for event, sign in recording.entries.get(slot, ()):
-            more[event] = more.get(event, 0) + sign * rest
-    journal.larger.update({start + event: size for event, size in more.items()})
+    journal.larger.append((start, recording.entries, rests))
+    items = rests.items()
+    changed = sum([recording.held_more.get(slot, 0) * rest for slot, rest in items])
     if sum(rests.values()) >= NEAR:
         sizes = list(recording.sizes)
-        for event, size in more.items():
-            sizes[event] += size
-        return max(accumulate(sizes, initial=before)), sum(more.values())
-    highest = max(level + sum([size for event, size in more.items() if event < done]) for done, level in recording.tops)
-    return before + highest, sum(more.values())
+        for slot, rest in items:
+            for event, sign in recording.entries.get(slot, ()):
+                sizes[event] += sign * rest
+        return max(accumulate(sizes, initial=before)), changed
+    highest = max([
+        level + sum([more.get(slot, 0) * rest for slot, rest in items]) for level, more in recording.held_more_at_tops
+    ])  # fmt: skip
+    return before + highest, changed
 
 
 def _answered(
