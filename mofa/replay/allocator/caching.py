@@ -14,7 +14,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 from mofa.cost.memory.address_ranges import Ranges
 from mofa.replay.allocator.expandable_segments import extend, least_expandable, unmap
@@ -27,6 +26,7 @@ from mofa.replay.allocator.pools import (
     UNMAPPED,
     WAITING,
     Block,
+    BlockSlots,
     LimitPassed,
     Order,
     OutOfDeviceMemory,
@@ -37,9 +37,6 @@ from mofa.replay.allocator.pools import (
     page_size,
     segment_size,
 )
-
-if TYPE_CHECKING:
-    from mofa.replay.allocator.compiled import NumberedBlocks
 
 HIGHEST = 1 << 47
 """Segments lie below, as of addresses that a process has. [B]"""
@@ -165,7 +162,7 @@ class Allocator:
             for size, slot, index in orders
         )
 
-    def no_slots(self) -> list[Block] | NumberedBlocks:
+    def no_slots(self) -> BlockSlots:
         """Where the blocks of such requests will be."""
         return []
 

@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Protocol
 
 MIN_BLOCK = 512
 SMALL_SIZE = 1 << 20
@@ -125,6 +126,19 @@ class Pool:
         self.sizes.insert(index, size)
         self.lists.insert(index, blocks)
         return blocks
+
+
+class BlockSlots(Protocol):
+    """Slots with blocks: a list, or what stands for one where blocks have numbers."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __getitem__(self, slot: int, /) -> Block:
+        """The block in one."""
+
+    def append(self, block: Block, /) -> None:
+        """One more."""
 
 
 address_of = attrgetter("address")

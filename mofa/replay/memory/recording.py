@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import NumberedBlocks
-from mofa.replay.allocator.pools import FREE, Block, Order, Pool, Request
+from mofa.replay.allocator.pools import FREE, Block, BlockSlots, Order, Pool, Request
 from mofa.replay.allocator.timeline import Instruction, Journal
 
 NEAR = 32 << 20
@@ -112,7 +112,7 @@ class PassBlocks:
 
     __slots__ = ("blocks", "last", "rests")
 
-    def __init__(self, blocks: list[Block] | NumberedBlocks) -> None:
+    def __init__(self, blocks: BlockSlots) -> None:
         self.blocks = blocks
         self.rests: dict[int, int] = {}
         self.last: Recording | None = None

@@ -10,11 +10,11 @@ from itertools import accumulate
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import CompiledAllocator, NumberedBlocks
 from mofa.replay.allocator.expandable_segments import least_expandable
-from mofa.replay.allocator.pools import ALLOCATED, FREE, MANY, Block, OutOfDeviceMemory, Pool, address_of
+from mofa.replay.allocator.pools import ALLOCATED, FREE, MANY, Block, BlockSlots, OutOfDeviceMemory, Pool, address_of
 from mofa.replay.allocator.timeline import Instruction, Journal
 from mofa.replay.memory.recording import NEAR, NOTHING, PassBlocks, PiecePassed, Recording
 
-Passed = Callable[[PiecePassed, list[Block] | NumberedBlocks], None]
+Passed = Callable[[PiecePassed, BlockSlots], None]
 """Told of a piece that is through, and where the blocks of the pass are."""
 Grow = Callable[[int, int, Pool], Block]
 """Asks the device for a slot's bytes."""
@@ -81,6 +81,7 @@ def _answered(
     if isinstance(blocks, NumberedBlocks):
         blocks.resize(num_kept, num_new)
     else:
+        assert isinstance(blocks, list)
         del blocks[num_kept:]
         blocks += [NOTHING] * num_new
     rests: dict[int, int] = {}
@@ -97,7 +98,7 @@ def _answered(
 
 
 def _requests(
-    recording: Recording, begin: int, end: int, blocks: list[Block] | NumberedBlocks, a: Allocator,
+    recording: Recording, begin: int, end: int, blocks: BlockSlots, a: Allocator,
     rests: dict[int, int], grow: Grow,
 ) -> None:  # fmt: skip
     """What :meth:`mofa.replay.allocator.caching.Allocator.take` and ``free`` do, written out: the innermost loop of a
@@ -167,7 +168,7 @@ def _requests(
 
 
 def _compiled_requests(
-    recording: Recording, begin: int, end: int, blocks: list[Block] | NumberedBlocks, a: Allocator,
+    recording: Recording, begin: int, end: int, blocks: BlockSlots, a: Allocator,
     rests: dict[int, int], grow: Grow,
 ) -> None:  # fmt: skip
     """The same where an allocator has this loop compiled."""

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mofa.replay.allocator.compiled import NumberedBlocks
-from mofa.replay.allocator.pools import Block
+from mofa.replay.allocator.pools import Block, BlockSlots
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, copy_gathered, reduce
 from mofa.replay.memory.pass_state import Pass
@@ -177,7 +176,7 @@ class Steady:
         else:
             chunk_pass.place = -1
 
-    def _passed(self, c: int, passed: PiecePassed, blocks: list[Block] | NumberedBlocks) -> None:
+    def _passed(self, c: int, passed: PiecePassed, blocks: BlockSlots) -> None:
         """A piece is through in a computation that is repeated."""
         for slot in passed.sent:
             self.sends.send(blocks[slot])
