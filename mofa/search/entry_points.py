@@ -161,7 +161,7 @@ def find_plans(
     space = constrained(default_space(workload, cluster, framework) if space is None else space)
     if "dp" in fix:
         space = _with_dp(space, cluster, fix["dp"])
-    with Workers(jobs) as workers:
+    with Workers(jobs) as workers, no_collection():
         if replay:
             workers.start(AT_WORK)
         # what a judge ranks may be ranked again by its replay

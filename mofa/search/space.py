@@ -274,21 +274,20 @@ def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -
         np.array([SCHEDULE_NAMES.index(s) for s in space.schedule]),
         np.array([BALANCING.index(b) for b in space.balancing]),
     ]  # fmt: skip
-    sizes = [len(axis) for axis in axes]
-    index = np.unravel_index(np.arange(int(np.prod(sizes))), sizes)
-    columns = [axis[i] for axis, i in zip(axes, index, strict=True)]
-    tp, cp, pp, vpp, _, etp, _, kind, schedule, _ = columns
+    tp, cp, pp, vpp, _, etp, _, kind, schedule, _ = np.ix_(*axes)
     of_one, of_several = (SCHEDULE_NAMES.index(default_schedule(n)) for n in (1, 2))
     fixed_chunks = np.array([record.chunks_per_rank or 1 for record in SCHEDULES.values()])[schedule]
-    twice = (etp == 0) & (tp == 1) & (1 in space.etp)
+    sizes = [len(axis) for axis in axes]
+    twice = np.zeros(sizes, dtype=bool)
+    twice |= (etp == 0) & (tp == 1) & (1 in space.etp)
     twice |= (kind != space.cp_kind[0]) & (cp == 1)
     twice |= (schedule == of_several) & (vpp == 1) & (len(space.vpp) > 1 or of_one in axes[8])
     twice |= (schedule == of_one) & (vpp > 1)
     twice |= (fixed_chunks > 1) & (vpp != fixed_chunks)
     if space.dp is not None:
         twice |= tp * cp * pp * space.dp != cluster.num_gpus
-    keep = np.flatnonzero(~twice)
-    degrees = _degrees([column[keep] for column in columns], space, modes, cluster, framework)
+    kept = np.unravel_index(np.flatnonzero(~twice), sizes)
+    degrees = _degrees([axis[i] for axis, i in zip(axes, kept, strict=True)], space, modes, cluster, framework)
     number = np.array([modes.index(spec) for spec, _ in space.recompute], dtype=np.int64)
     layers = np.array([n for _, n in space.recompute], dtype=np.int64)
     return Combinations(degrees, number, np.tile(layers, len(degrees)))

@@ -56,7 +56,6 @@ def estimate(
     routers sent. What could be said before it ran is an estimate of its plan.
     """
     from mofa.cli.output import Output
-    from mofa.search.long_run.spare_nodes import without_spares
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
@@ -80,6 +79,8 @@ def estimate(
         workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue
     ) as asked:
         if spares is not None:
+            from mofa.search.long_run.spare_nodes import without_spares
+
             for job in asked:
                 without_spares(job.cluster, spares, "--spares")
         estimates = [_estimate(job, convention, profile, replay, jobs or cores(), find_layout) for job in asked]
@@ -91,10 +92,13 @@ def estimate(
 def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
     """The step of a job on its clocks, for the figures."""
     from mofa.replay.time.step import time_of
-    from mofa.search.long_run.spare_nodes import without_spares
     from mofa.search.strategy_estimator import estimator_of
 
-    cluster = job.cluster if faults is None else without_spares(job.cluster, faults.spares or 0, faults.name)
+    cluster = job.cluster
+    if faults is not None:
+        from mofa.search.long_run.spare_nodes import without_spares
+
+        cluster = without_spares(cluster, faults.spares or 0, faults.name)
     return time_of(estimator_of(job.workload, cluster, job.framework, job.strategy))
 
 

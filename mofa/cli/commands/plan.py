@@ -75,7 +75,6 @@ def plan(
     from mofa.cli.parse import parse_fixed, parse_host_issue, parse_maximum, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
-    from mofa.search.long_run.spare_nodes import without_spares
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
@@ -103,6 +102,8 @@ def plan(
     machines = read_machines(cluster, gpus, overrides, host_issue_s)
     facts = read_framework(framework, job, overrides)
     if spares is not None:
+        from mofa.search.long_run.spare_nodes import without_spares
+
         without_spares(machines, spares, "--spares")
     with progress_bar(f"{job.name} on {gpus:,} GPUs", enabled=not quiet) as progress:
         options: dict[str, Any] = {

@@ -26,9 +26,12 @@ from mofa.replay.allocator.pools import (
     UNMAPPED,
     WAITING,
     Block,
+    BlockSlots,
     LimitPassed,
+    Order,
     OutOfDeviceMemory,
     Pool,
+    Request,
     Segment,
     address_of,
     page_size,
@@ -150,6 +153,18 @@ class Allocator:
         if index not in self._pools:
             self._pools[index] = Pool(index >> 1, bool(index & 1), self.expandable)
         return self._pools[index]
+
+    def known(self, orders: Sequence[Order]) -> tuple[Request, ...] | bytes:
+        """Requests that will be made again and again, in the form in which they are answered."""
+        pools = {index: self.pool(index) for index in {order[2] for order in orders}}
+        return tuple(
+            (size, slot, pools[index].bin(size) if size > 0 and not self.expandable else [], pools[index])
+            for size, slot, index in orders
+        )
+
+    def no_slots(self) -> BlockSlots:
+        """Where the blocks of such requests will be."""
+        return []
 
     def forget_bins(self) -> None:
         """Nothing is repeated from notes any more: no bin has to stay when it is empty."""

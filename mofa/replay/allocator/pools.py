@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Protocol
 
 MIN_BLOCK = 512
 SMALL_SIZE = 1 << 20
@@ -127,7 +128,26 @@ class Pool:
         return blocks
 
 
+class BlockSlots(Protocol):
+    """Slots with blocks: a list, or what stands for one where blocks have numbers."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __getitem__(self, slot: int, /) -> Block:
+        """The block in one."""
+
+    def append(self, block: Block, /) -> None:
+        """One more."""
+
+
 address_of = attrgetter("address")
+
+Request = tuple[int, int, list[Block], Pool]
+"""Bytes (0: a free; negative: what is freed at once), a slot, the free blocks of that size, of which the first is taken
+if there is one, and the pool."""
+Order = tuple[int, int, int]
+"""A request: bytes, slot, and the pool's index (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
 
 
 @dataclass(frozen=True)

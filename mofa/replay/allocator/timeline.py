@@ -72,6 +72,11 @@ Passage = tuple[int, str, str]
 """An event, the phase and the piece that begin with it."""
 
 
+Larger = tuple[int, dict[int, tuple[tuple[int, int], ...]], dict[int, int]]
+"""The first event of a repetition, the events of each slot, counted from there, with their signs, and by how much the
+blocks in some slots are larger than noted. [B]"""
+
+
 class _Events(NamedTuple):
     """All different acts in the order in which they were first done, which of them every event is, and its bytes."""
 
@@ -86,7 +91,7 @@ class Journal:
 
     ``new_instructions`` and ``new_sizes`` are those behind the last computation that was repeated from notes; what is
     in front of them is ``closed``, ``num_closed`` events: one entry for a computation however often it was repeated.
-    ``larger`` says by how much sizes there are larger than noted. ``new_passages`` are (event, phase, piece) of what
+    ``larger`` says which blocks there are larger than noted. ``new_passages`` are (event, phase, piece) of what
     was not repeated, ``noted`` the first event of each repetition, how many of those are in front of it and its own
     passages, events counted from there; ``computations`` (event, kind, chunk, micro-batch); ``left_out`` are (number of
     computations in front, those left out, the length of what would have been repeated).
@@ -96,7 +101,7 @@ class Journal:
     new_sizes: list[int] = field(default_factory=list)
     closed: list[EventRun] = field(default_factory=list)
     num_closed: int = 0
-    larger: dict[int, int] = field(default_factory=dict)
+    larger: list[Larger] = field(default_factory=list)
     new_passages: list[Passage] = field(default_factory=list)
     noted: list[tuple[int, int, Sequence[Passage]]] = field(default_factory=list)
     computations: list[tuple[int, str, int, int]] = field(default_factory=list)
@@ -230,7 +235,7 @@ class Journal:
             yield event, marks[i + 1][0] if i + 1 < len(marks) else self.num_events, kind, c, m
 
 
-def _read(stretches: Iterable[EventRun], larger: dict[int, int]) -> _Events:
+def _read(stretches: Iterable[EventRun], larger: Sequence[Larger]) -> _Events:
     instructions: list[Instruction] = []
     number_of: dict[int, int] = {}
     known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
@@ -245,6 +250,8 @@ def _read(stretches: Iterable[EventRun], larger: dict[int, int]) -> _Events:
             known[id(some)] = numbers, np.array(sizes, dtype=np.int64)
         sizes_read.append(known[id(some)])
     numbers, all_sizes = (np.concatenate(parts) for parts in zip(*sizes_read, strict=True))
-    if larger:
-        all_sizes[np.array([*larger])] += np.array([*larger.values()])
+    for start, entries, rests in larger:
+        for slot, rest in rests.items():
+            for event, sign in entries.get(slot, ()):
+                all_sizes[start + event] += sign * rest
     return _Events(instructions, numbers, all_sizes)

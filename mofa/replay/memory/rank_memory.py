@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.compiled import fastest_allocator
 from mofa.replay.allocator.timeline import Journal, Moment
 from mofa.replay.garbage_collection import no_collection
 from mofa.replay.memory.executor import StepExecutor
@@ -103,7 +103,7 @@ class Playing:
         skip_rounds: bool = True, recordings: SharedRecordings | None = None, limit: float = inf,
     ) -> None:  # fmt: skip
         self.rank, self.num_steps = rank, num_steps
-        self.allocator = Allocator(room, expandable=expandable, limit=limit)
+        self.allocator = fastest_allocator(room, expandable=expandable, limit=limit)
         with no_collection():
             self.player = player = StepExecutor(rank, self.allocator, skip_rounds=skip_rounds, recordings=recordings)
             player.start()
@@ -205,7 +205,7 @@ def _of_few(rank: Rank) -> Rank:
 
 def _at_rest(rank: Rank, expandable: bool) -> tuple[int, int]:
     """What a rank reserves when it is ready, and when its optimizer has stepped, with nothing computed before. [B]"""
-    player = StepExecutor(rank, Allocator(expandable=expandable))
+    player = StepExecutor(rank, fastest_allocator(expandable=expandable))
     player.start()
     ready = player.state.a.reserved
     player.state.step = 1

@@ -8,19 +8,18 @@ done.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.allocator.pools import FREE, Block, Pool
+from mofa.replay.allocator.compiled import NumberedBlocks
+from mofa.replay.allocator.pools import FREE, Block, BlockSlots, Order, Pool, Request
 from mofa.replay.allocator.timeline import Instruction, Journal
 
-Request = tuple[int, int, list[Block], Pool]
-"""Bytes (0: a free; negative: what is freed at once), a slot, the free blocks of that size, of which the first is taken
-if there is one, and the pool."""
-Order = tuple[int, int, int]
-"""A request: bytes, slot, and the pool's index (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
 NEAR = 32 << 20
 """What blocks that are larger than asked take more, together, is less than this. [B]"""
 Places = tuple[tuple[int, ...], ...]
@@ -29,6 +28,15 @@ Waiting = tuple[Block | None, int]
 """A block that lingers of a chunk, or None, and its rounded size as it was asked for. [B]"""
 NOTHING = Block(Pool(0, False), 0, 0, FREE)
 """In slots that nothing was taken for yet."""
+
+
+class PiecePassed(NamedTuple):
+    """A piece is through in a ``phase``, behind so many orders; the blocks in the slots ``sent`` come back late."""
+
+    num_orders: int
+    phase: str
+    name: str
+    sent: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,11 +51,12 @@ class Recording:
     last) between looks at what is reserved. ``requests`` are the ``orders`` to one allocator, none before :meth:`to`
     says to which: many are noted down that nothing repeats, and a pool keeps the bins that requests know. ``left`` are
     the slots of what lingers of the chunk then (:mod:`mofa.replay.memory.dispatcher_retention`), and of what
-    it received (:mod:`mofa.replay.memory.received_inputs`), -1 for nothing. [B]
+    it received (:mod:`mofa.replay.memory.received_inputs`), -1 for nothing. ``passed`` are its pieces where rings send
+    what comes back late (:mod:`mofa.replay.memory.stage_outputs`). [B]
     """
 
     orders: tuple[Order, ...]
-    requests: tuple[Request, ...]
+    requests: tuple[Request, ...] | bytes
     instructions: tuple[Instruction, ...]
     sizes: tuple[int, ...]
     slots: tuple[int, ...]
@@ -62,22 +71,40 @@ class Recording:
     looks: tuple[tuple[int, int], ...]
     places: Places
     left: tuple[int, ...]
+    passed: tuple[PiecePassed, ...]
 
     def to(self, a: Allocator) -> Recording:
         """The same with its requests to an allocator."""
-        return replace(self, requests=_requests(self.orders, a))
+        return replace(self, requests=a.known(self.orders))
+
+    @cached_property
+    def packed_live_slots(self) -> array[int]:
+        """The ``live_slots``, packed."""
+        return array("i", self.live_slots)
+
+    @cached_property
+    def held_more(self) -> dict[int, int]:
+        """Of which slots blocks are held at the end and were not before: 1; the other way round: -1."""
+        return self._held_more(len(self.sizes))
+
+    @cached_property
+    def held_more_at_tops(self) -> tuple[tuple[int, dict[int, int]], ...]:
+        """The levels of ``tops``, and the same as of the end there."""
+        return tuple((level, self._held_more(done)) for done, level in self.tops)
+
+    def _held_more(self, num_events: int) -> dict[int, int]:
+        signs = {
+            slot: sum([sign for event, sign in entries if event < num_events]) for slot, entries in self.entries.items()
+        }
+        return {slot: sign for slot, sign in signs.items() if sign}
 
     def of(self, names: dict[str, str]) -> Recording:
         """The same of pieces of other ``names``."""
-        return replace(self, passages=tuple((event, phase, names[name]) for event, phase, name in self.passages))
-
-
-def _requests(orders: Sequence[Order], a: Allocator) -> tuple[Request, ...]:
-    pools = {index: a.pool(index) for index in {order[2] for order in orders}}
-    return tuple(
-        (size, slot, pools[index].bin(size) if size > 0 and not a.expandable else [], pools[index])
-        for size, slot, index in orders
-    )
+        return replace(
+            self,
+            passages=tuple((event, phase, names[name]) for event, phase, name in self.passages),
+            passed=tuple(piece._replace(name=names[piece.name]) for piece in self.passed),
+        )
 
 
 class PassBlocks:
@@ -85,8 +112,8 @@ class PassBlocks:
 
     __slots__ = ("blocks", "last", "rests")
 
-    def __init__(self) -> None:
-        self.blocks: list[Block] = []
+    def __init__(self, blocks: BlockSlots) -> None:
+        self.blocks = blocks
         self.rests: dict[int, int] = {}
         self.last: Recording | None = None
         """The last computation of the pass."""
@@ -99,10 +126,13 @@ class PassBlocks:
             self.blocks.append(block or NOTHING)
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def places(self) -> tuple[int, ...] | bytes:
         """The addresses of the blocks that the pass holds."""
         assert self.last is not None
-        return tuple([self.blocks[slot].address for slot in self.last.live_slots])
+        blocks = self.blocks
+        if isinstance(blocks, NumberedBlocks):
+            return blocks.places(self.last.packed_live_slots)
+        return tuple([blocks[slot].address for slot in self.last.live_slots])
 
     def slots(self) -> Iterator[list[Block | None]]:
         """The blocks of each piece's slots, and last the output."""
@@ -119,19 +149,22 @@ class Recorder:
     ) -> None:  # fmt: skip
         self.a, self.journal = allocator, journal
         self.start, self.passages = journal.num_events, len(journal.new_passages)
-        self.recorded = recorded or PassBlocks()
+        self.recorded = recorded or PassBlocks(allocator.no_slots())
         last = self.recorded.last
         self.asked = list(last.slots) if last else []
-        self.live = {id(self.recorded.blocks[slot]): slot for slot in last.live_slots} if last else {}
+        self.live = {self.recorded.blocks[slot].address: slot for slot in last.live_slots} if last else {}
         self.recorded.await_(waiting)
         for block, size in waiting:
             if block is not None:
-                self.live[id(block)] = len(self.asked)
+                self.live[block.address] = len(self.asked)
             self.asked.append(size)
         self.num_before = len(self.asked)
         self.orders: list[Order] = []
         self.entries: dict[int, list[tuple[int, int]]] = {}
         self.looks: list[tuple[int, int]] = []
+        self.passed: list[PiecePassed] = []
+        self.sent: list[int] = []
+        """Slots that the piece under way has sent."""
         self.clean = True
         """Whether nothing but the pass's own was touched, and what lingers of its chunk."""
 
@@ -140,7 +173,8 @@ class Recorder:
         block = self.a.take(size, index)
         slot = len(self.asked)
         self.asked.append(size)
-        self.live[id(block)] = slot
+        self.clean &= block.address not in self.live  # else one went that is not written down
+        self.live[block.address] = slot
         self.recorded.blocks.append(block)
         self.recorded.rests[slot] = block.size - size
         self.entries.setdefault(slot, []).append((self.journal.num_events - self.start, 1))
@@ -149,7 +183,7 @@ class Recorder:
 
     def free(self, block: Block) -> None:
         """Free a block; the journal has it already."""
-        slot = self.live.pop(id(block), -1)
+        slot = self.live.pop(block.address, -1)
         if slot < 0:
             self.clean = False
         else:
@@ -157,9 +191,23 @@ class Recorder:
             self.orders.append((0, slot, block.pool.stream << 1 | block.pool.small))
         self.a.free(block)
 
+    def send(self, block: Block) -> None:
+        """A block is let go that comes back late; the journal has it already."""
+        slot = self.live.pop(block.address, -1)
+        if slot < 0:
+            self.clean = False
+        else:
+            self.entries.setdefault(slot, []).append((self.journal.num_events - self.start - 1, -1))
+            self.sent.append(slot)
+
+    def piece_passed(self, phase: str, name: str) -> None:
+        """A piece is through: here comes back what was sent."""
+        self.passed.append(PiecePassed(len(self.orders), phase, name, tuple(self.sent)))
+        self.sent.clear()
+
     def renamed(self, block: Block) -> None:
         """Note that a block's bytes went from one name to another."""
-        slot = self.live.get(id(block), -1)
+        slot = self.live.get(block.address, -1)
         if slot < 0:
             self.clean = False
         else:
@@ -175,8 +223,8 @@ class Recorder:
 
         ``pieces`` are what the pass holds now: that, what is ``retained`` and nothing else must be what is left of it.
         """
-        left = tuple(-1 if block is None else self.live.get(id(block), -2) for block in retained)
-        places = tuple(tuple(-1 if b is None else self.live.get(id(b), -2) for b in piece) for piece in pieces)
+        left = tuple(-1 if block is None else self.live.get(block.address, -2) for block in retained)
+        places = tuple(tuple(-1 if b is None else self.live.get(b.address, -2) for b in piece) for piece in pieces)
         in_slots = [slot for piece in (left, *places) for slot in piece if slot != -1]
         live_slots = tuple(sorted(self.live.values()))
         if not self.clean or tuple(sorted(in_slots)) != live_slots:
@@ -192,7 +240,7 @@ class Recorder:
         self.recorded.rests = {slot: rest for slot, rest in self.recorded.rests.items() if rest and slot not in freed}
         levels = list(accumulate(sizes, initial=0))
         rise = max(levels)
-        orders = self._short()
+        orders, passed = self._short()
         self.recorded.last = Recording(
             orders, (), tuple(instructions), tuple(sizes), tuple(self.asked),
             tuple(slot for slot in live_slots if slot not in left),
@@ -200,22 +248,28 @@ class Recorder:
             {slot: tuple(entries) for slot, entries in self.entries.items()},
             rise, tuple((done, level) for done, level in enumerate(levels) if level > rise - NEAR), levels[-1],
             tuple((event - start, phase, name) for event, phase, name in self.journal.new_passages[self.passages :]),
-            tuple(self.looks), places, left,
+            tuple(self.looks), places, left, passed,
         )  # fmt: skip
         return self.recorded.last
 
-    def _short(self) -> tuple[Order, ...]:
+    def _short(self) -> tuple[tuple[Order, ...], tuple[PiecePassed, ...]]:
         """The requests, what is freed before its pool is asked for more having become a look for room.
 
-        Where rests are split off, such a pair changes nothing unless memory has to be asked of the device.
+        Where rests are split off, such a pair changes nothing unless memory has to be asked of the device, or something
+        comes back between the two.
         """
         out: list[Order | None] = list(self.orders)
         before: dict[int, int] = {}
+        ends = {piece.num_orders for piece in self.passed}
         for i, (size, slot, index) in enumerate(self.orders):
+            if i in ends:
+                before.clear()
             last = before.get(index, -1)
             if not size and last >= 0:
                 asked, of, _ = self.orders[last]
                 if asked and of == slot and not self.a.pool(index).most_kept and not self.a.expandable:
                     out[last], out[i] = (-asked, slot, index), None
             before[index] = i
-        return tuple(order for order in out if order is not None)
+        orders = tuple(order for order in out if order is not None)
+        num_orders = list(accumulate((order is not None for order in out), initial=0))
+        return orders, tuple(piece._replace(num_orders=num_orders[piece.num_orders]) for piece in self.passed)

@@ -8,11 +8,14 @@ from functools import partial
 from itertools import accumulate
 
 from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.compiled import CompiledAllocator, NumberedBlocks
 from mofa.replay.allocator.expandable_segments import least_expandable
-from mofa.replay.allocator.pools import ALLOCATED, FREE, MANY, Block, OutOfDeviceMemory, Pool, address_of
+from mofa.replay.allocator.pools import ALLOCATED, FREE, MANY, Block, BlockSlots, OutOfDeviceMemory, Pool, address_of
 from mofa.replay.allocator.timeline import Instruction, Journal
-from mofa.replay.memory.recording import NEAR, NOTHING, PassBlocks, Recording
+from mofa.replay.memory.recording import NEAR, NOTHING, PassBlocks, PiecePassed, Recording
 
+Passed = Callable[[PiecePassed, BlockSlots], None]
+"""Told of a piece that is through, and where the blocks of the pass are."""
 Grow = Callable[[int, int, Pool], Block]
 """Asks the device for a slot's bytes."""
 Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
@@ -20,9 +23,9 @@ Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
 
 
 def repeat(
-    recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow
+    recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow, passed: Passed
 ) -> tuple[int, int, int]:
-    """Play a computation again for another pass, and write it down.
+    """Play a computation again for another pass, and write it down; ``passed`` is told of pieces that are through.
 
     Returns
     -------
@@ -30,7 +33,7 @@ def repeat(
         Its first event, the bytes allocated before it, and the event after its last. Peaks are the allocator's.
     """
     start, before, reserved = journal.num_events, a.allocated, a.reserved
-    rests, grown = _requests(recording, recorded, a, start, overflow)
+    rests, grown = _answered(recording, recorded, a, start, overflow, passed)
     end = journal.repeated(recording.instructions, recording.sizes, recording.passages)
     most, changed = before + recording.rise, 0
     if rests or recorded.rests:
@@ -53,37 +56,57 @@ def _add_rests(
     recording: Recording, rests: dict[int, int], journal: Journal, start: int, before: int
 ) -> tuple[int, int]:  # fmt: skip
     """Write down that some blocks are larger than asked; the peak with them, and how much more is held at the end."""
-    more: dict[int, int] = {}
-    for slot, rest in rests.items():
-        for event, sign in recording.entries.get(slot, ()):
-            more[event] = more.get(event, 0) + sign * rest
-    journal.larger.update({start + event: size for event, size in more.items()})
+    journal.larger.append((start, recording.entries, rests))
+    items = rests.items()
+    changed = sum([recording.held_more.get(slot, 0) * rest for slot, rest in items])
     if sum(rests.values()) >= NEAR:
         sizes = list(recording.sizes)
-        for event, size in more.items():
-            sizes[event] += size
-        return max(accumulate(sizes, initial=before)), sum(more.values())
-    highest = max(level + sum([size for event, size in more.items() if event < done]) for done, level in recording.tops)
-    return before + highest, sum(more.values())
+        for slot, rest in items:
+            for event, sign in recording.entries.get(slot, ()):
+                sizes[event] += sign * rest
+        return max(accumulate(sizes, initial=before)), changed
+    highest = max([
+        level + sum([more.get(slot, 0) * rest for slot, rest in items]) for level, more in recording.held_more_at_tops
+    ])  # fmt: skip
+    return before + highest, changed
 
 
-def _requests(
-    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow
+def _answered(
+    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow, passed: Passed
 ) -> tuple[dict[int, int], list[tuple[int, int]]]:  # fmt: skip
-    """What :meth:`mofa.replay.allocator.caching.Allocator.take` and ``free`` do, written out: the innermost loop of a
-    replay, in which a call takes as long as a step.
-
-    Returns the rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where memory was asked
-    of the device. ``a.allocated`` stays as it was.
-    """
-    blocks = recorded.blocks
-    del blocks[len(recording.slots) - len(recording.taken) :]
-    blocks += [NOTHING] * len(recording.taken)
+    """Answer the requests. The rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where
+    memory was asked of the device; ``a.allocated`` stays as it was."""
+    blocks, num_new = recorded.blocks, len(recording.taken)
+    num_kept = len(recording.slots) - num_new
+    if isinstance(blocks, NumberedBlocks):
+        blocks.resize(num_kept, num_new)
+    else:
+        assert isinstance(blocks, list)
+        del blocks[num_kept:]
+        blocks += [NOTHING] * num_new
     rests: dict[int, int] = {}
     grown: list[tuple[int, int]] = []
     grow = partial(_grow, recording, recorded, a, start, overflow, rests, grown)
+    answer = _compiled_requests if isinstance(a, CompiledAllocator) else _requests
+    begin = 0
+    for piece_passed in recording.passed:
+        answer(recording, begin, piece_passed.num_orders, blocks, a, rests, grow)
+        passed(piece_passed, blocks)
+        begin = piece_passed.num_orders
+    answer(recording, begin, len(recording.orders), blocks, a, rests, grow)
+    return rests, grown
+
+
+def _requests(
+    recording: Recording, begin: int, end: int, blocks: BlockSlots, a: Allocator,
+    rests: dict[int, int], grow: Grow,
+) -> None:  # fmt: skip
+    """What :meth:`mofa.replay.allocator.caching.Allocator.take` and ``free`` do, written out: the innermost loop of a
+    replay, in which a call takes as long as a step."""
+    requests = recording.requests
+    assert isinstance(blocks, list) and not isinstance(requests, bytes)
     expandable = a.expandable
-    for size, slot, equal, pool in recording.requests:
+    for size, slot, equal, pool in requests[begin:end]:
         if size > 0:
             if equal:
                 block = blocks[slot] = equal.pop(0)
@@ -142,7 +165,19 @@ def _requests(
             peers.insert(0, free)
         else:
             insort(peers, free, key=address_of)
-    return rests, grown
+
+
+def _compiled_requests(
+    recording: Recording, begin: int, end: int, blocks: BlockSlots, a: Allocator,
+    rests: dict[int, int], grow: Grow,
+) -> None:  # fmt: skip
+    """The same where an allocator has this loop compiled."""
+    requests = recording.requests
+    assert isinstance(a, CompiledAllocator) and isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
+    segment = None
+    while (begin := a.answer(requests, begin, end, blocks, segment, rests)) < end:
+        size, slot, index = recording.orders[begin]
+        segment = grow(slot, abs(size), a.pool(index))
 
 
 def _best_fit(pool: Pool, size: int) -> Block | None:

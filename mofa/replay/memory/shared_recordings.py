@@ -7,9 +7,10 @@ from mofa.replay.memory.recording import Recording
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.program import BlockProgram, block_program
 
-Which = tuple[str, int, bool, tuple[bool, ...]]
+Which = tuple[str, int, bool, tuple[bool, ...], bool]
 """A kind of computation, its chunk, whether it retains any (:mod:`mofa.replay.memory.dispatcher_retention`), and what
-there is of a received input (:mod:`mofa.replay.memory.received_inputs`)."""
+there is of a received input (:mod:`mofa.replay.memory.received_inputs`); and whether what rings send comes back late
+(:mod:`mofa.replay.memory.stage_outputs`)."""
 
 
 class SharedRecordings:

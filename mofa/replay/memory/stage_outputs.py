@@ -118,11 +118,24 @@ class Sends:
         pace = piece.paces[phase != "forward"]
         for allocation in self.shelf.passed(pace, issued) if self.shelves else ():
             self.state.drop(allocation)
-        for block in self.ring.passed(pace, issued) if self.rings else ():
-            self.state.a.join(block)
+        if self.rings:
+            if self.state.notes is not None:
+                self.state.notes.piece_passed(phase, piece.name)
+            for block in self.ring.passed(pace, issued):
+                self.state.a.join(block)
         if self.reduces:
             self.launched += issued
             self.before()
+
+    @property
+    def sent_late(self) -> bool:
+        """Whether what a ring sends comes back late; a first step's does at once, whose host compiles and loads."""
+        return self.rings and self.state.step > 1
+
+    def send(self, block: Block) -> None:
+        """Have a block come back when the device has passed the piece under way."""
+        block.state = WAITING
+        self.ring.put(block)
 
     @property
     def late_inside(self) -> bool:
@@ -138,10 +151,11 @@ class Sends:
 
     def free_late(self, block: Block, *, sent: bool = False) -> None:
         """Free what tensor parallelism has summed, or what was ``sent`` by a ring: at once, or once the device has."""
-        if sent and self.rings and self.state.step > 1:
+        if sent and self.sent_late:
             self.state.a.allocated -= block.size
-            block.state = WAITING
-            self.ring.put(block)
+            if self.state.notes is not None:
+                self.state.notes.send(block)
+            self.send(block)
             return
         behind = self.lag() if self.reduces and not sent else 0.0
         if not behind:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mofa.replay.allocator.pools import Block
+from mofa.replay.allocator.pools import Block, BlockSlots
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, copy_gathered, reduce
 from mofa.replay.memory.pass_state import Pass
-from mofa.replay.memory.recording import PassBlocks, Recorder, Recording, Waiting
+from mofa.replay.memory.recording import PassBlocks, PiecePassed, Recorder, Recording, Waiting
 from mofa.replay.memory.repeated import repeat
 from mofa.replay.memory.shared_recordings import Which
 from mofa.replay.memory.skipped_rounds import LATER, LONG, Rounds
@@ -38,11 +39,12 @@ class Steady:
         kinds = len({k for k, _, _ in rank.computations})
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
         self.round_sizes = tuple(sorted(sizes)) if skip_rounds else ()
-        self.repeats = skip_rounds and not self.sends.late_inside
+        self.repeats = skip_rounds and not (sends.reduces or sends.shelves)
         self.recordings_of: dict[Which, Recording] = {}
         self.tries: dict[Which, int] = {}
         self.played: set[tuple[str, int]] = set()
         self.places: dict[object, int] = {}
+        self.pieces = [{piece.name: piece for piece in chunk} for chunk in rank.chunks]
         self.lasts = {c: n for n, (_, c, _) in enumerate(rank.computations)}
 
     def compute(self) -> None:
@@ -114,7 +116,8 @@ class Steady:
             self.play(kind, c, i)
             self.played.add((kind, c))
             return
-        which = kind, c, self.retained.possible and self.retained.of(c), self.received_inputs.present()
+        retains = self.retained.possible and self.retained.of(c)
+        which = kind, c, retains, self.received_inputs.present(), self.sends.sent_late
         recording = self.recordings_of.get(which)
         known = recording is None and self.recordings.knows(state.rank, which)
         if known and (kind, c) in self.played:
@@ -152,7 +155,7 @@ class Steady:
         chunk_pass = state.passes.get((c, i))
         if chunk_pass is None:
             chunk_pass = state.passes[c, i] = Pass()
-            chunk_pass.recorded = PassBlocks()
+            chunk_pass.recorded = PassBlocks(state.a.no_slots())
         elif chunk_pass.recorded is None:  # begun before there were notes
             self.play(kind, c, i)
             return
@@ -162,7 +165,8 @@ class Steady:
         outside = self._blocks_outside(kind, c)
         if outside:
             recorded.await_(outside)
-        start, before, end = repeat(recording, recorded, state.a, state.journal, state.overflow)
+        passed = partial(self._passed, c)
+        start, before, end = repeat(recording, recorded, state.a, state.journal, state.overflow, passed)
         if outside:
             self._leave(kind, c, [recorded.blocks[slot] if slot >= 0 else None for slot in recording.left])
         if state.a.peak_allocated > state.highest[-1][0]:
@@ -171,6 +175,12 @@ class Steady:
             del state.passes[c, i]
         else:
             chunk_pass.place = -1
+
+    def _passed(self, c: int, passed: PiecePassed, blocks: BlockSlots) -> None:
+        """A piece is through in a computation that is repeated."""
+        for slot in passed.sent:
+            self.sends.send(blocks[slot])
+        self.sends.passed(passed.phase, self.pieces[c][passed.name])
 
     def _note_down(self, which: Which, i: int) -> None:
         """Play a computation and record it; it can be repeated if it touched only its pass and what is retained."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -13,8 +14,11 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import FREE, WAITING
 from mofa.replay.allocator.timeline import ACTIVATIONS, outside
+from mofa.replay.memory import rank_memory
 from mofa.replay.memory.rank_memory import play
 from mofa.replay.memory.rank_state import RankState
+from mofa.replay.memory.shared_recordings import SharedRecordings
+from mofa.replay.memory.skipped_rounds import Rounds
 from mofa.replay.memory.stage_outputs import Sends
 from mofa.replay.rank.of_plan import ranks_of
 from mofa.search.one_strategy import one_row
@@ -23,10 +27,11 @@ from tests.replay.runs import load
 MIB = 1 << 20
 
 
-def of(kind: str, batch: int = 4, **strategy: Any) -> Estimator:
-    """Five layers of Llama 3 8B on two H100."""
-    job = mofa.load_workload("llama3-8b", seq_len=16384, global_batch=batch, overrides={"model.num_layers": 5})
-    machines, framework = mofa.load_cluster("h100-hgx", 2), mofa.load_framework("megatron")
+def of(kind: str, batch: int = 4, gpus: int = 2, **strategy: Any) -> Estimator:
+    """Five layers of Llama 3 8B on two H100; eight on four."""
+    layers = {"model.num_layers": 5 if gpus == 2 else 8}
+    job = mofa.load_workload("llama3-8b", seq_len=16384, global_batch=batch, overrides=layers)
+    machines, framework = mofa.load_cluster("h100-hgx", gpus), mofa.load_framework("megatron")
     row = one_row(job, machines, framework, {"cp": 2, "cp_kind": kind, "micro_batch": 1, **strategy})
     return Estimator(job, machines, framework, row)
 
@@ -115,9 +120,29 @@ def test_the_closed_form_follows(batch: int, recompute: str) -> None:
 
 
 def test_rounds_left_out_change_nothing() -> None:
-    """Of 24 micro-batches, what comes back late being played op by op."""
+    """Of 24 micro-batches, with what comes back late."""
     (rank,) = ranks_of(of("ring", 24))
     assert play(rank).peak_reserved == play(rank, skip_rounds=False).peak_reserved
+
+
+@pytest.mark.parametrize("fastest", [True, False])
+@pytest.mark.parametrize("strategy", [{}, {"recompute": "full"}, {"pp": 2, "vpp": 1}, {"pp": 2, "vpp": 2}])
+def test_repeating_what_is_sent_is_playing_it(
+    strategy: dict[str, Any], fastest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every event and byte, of ranks that note down and of one that knows another's notes, by either allocator."""
+    if not fastest:
+        monkeypatch.setattr(rank_memory, "fastest_allocator", Allocator)
+    known = SharedRecordings()
+    ranks = ranks_of(of("ring", 12, gpus=4, **strategy) if "pp" in strategy else of("ring", 12, **strategy))
+    for rank in ranks:
+        whole = play(rank, skip_rounds=False)
+        with mock.patch.object(Rounds, "end", return_value=False):
+            for short in (play(rank), play(rank, recordings=known), play(rank, recordings=known)):
+                for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
+                    assert getattr(short.journal, field) == getattr(whole.journal, field), field
+                assert len(short.journal.noted) > len(rank.computations)  # of two steps more than half are repeated
+                assert short.peak_reserved == whole.peak_reserved
 
 
 def test_no_other_exchange_sends() -> None:

@@ -1,0 +1,268 @@
+"""The allocator with its inner loop compiled from ``native_segments.c``, where that was done; with the same answers.
+
+Sizes and addresses are in bytes. Blocks have numbers in the compiled part, and are objects here only when a replay asks
+for one. What is rare is the reference's (:mod:`mofa.replay.allocator.caching`): segments of the device, and what to do
+when it is full. So is all of expandable segments, garbage collection and use by several streams.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+
+import numpy as np
+
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.pools import ALLOCATED, Block, Order, Pool
+
+SOURCE = Path(__file__).with_name("native_segments.c")
+LIBRARY = SOURCE.with_suffix(".so")
+NONE = -1
+REQUEST = np.dtype([("size", np.int64), ("slot", np.int32), ("pool", np.int32)])
+"""As ``Request`` in the compiled part."""
+ARGUMENTS: dict[str, tuple[type | None, list[type]]] = {
+    "source": (c_char_p, []),
+    "segments_new": (c_void_p, []),
+    "segments_delete": (None, [c_void_p]),
+    "open_pool": (None, [c_void_p, c_int32]),
+    "new_block": (c_int32, [c_void_p, c_int32, c_int64, c_int64]),
+    "take": (c_int32, [c_void_p, c_int32, c_int64, c_int32, c_void_p]),
+    "join": (None, [c_void_p, c_int32]),
+    "look": (c_int32, [c_void_p, c_int32, c_void_p]),
+    "answer": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p]),
+    "give_back": (c_int32, [c_void_p, c_int32, c_void_p]),
+    "num_free": (c_int32, [c_void_p, c_int32]),
+    "free_blocks": (None, [c_void_p, c_int32, c_void_p]),
+    "places": (None, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p]),
+}
+"""What each function gives and takes."""
+
+
+def source_hash() -> str:
+    """What tells a library of other source text from one of this."""
+    return sha256(SOURCE.read_bytes()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.PyDLL | None:
+    """The compiled part; None where there is none of this source, for this machine."""
+    try:
+        compiled = ctypes.PyDLL(str(LIBRARY))
+        for name, (result, arguments) in ARGUMENTS.items():
+            function = getattr(compiled, name)
+            function.restype, function.argtypes = result, arguments
+        same = compiled.source() == source_hash().encode()
+    except (OSError, AttributeError):
+        return None
+    return compiled if same else None
+
+
+def fastest_allocator(room: int | None = None, *, expandable: bool = False, limit: float = inf) -> Allocator:
+    """The fastest allocator there is; arguments as of :class:`~mofa.replay.allocator.caching.Allocator`.
+
+    Examples
+    --------
+    >>> fastest_allocator(expandable=True).expandable
+    True
+    """
+    if expandable or library() is None:
+        return Allocator(room, expandable=expandable, limit=limit)
+    return CompiledAllocator(room, limit=limit)
+
+
+class NumberedBlock(Block):
+    """An allocated block with its number in the compiled part; that one knows its neighbours."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, pool: Pool, address: int, size: int, number: int) -> None:
+        self.pool, self.address, self.size, self.number = pool, address, size, number
+        self.state = ALLOCATED
+
+
+class NumberedBlocks:
+    """Blocks in slots, as numbers: a list of blocks to who reads it."""
+
+    __slots__ = ("a", "numbers")
+
+    def __init__(self, a: CompiledAllocator) -> None:
+        self.a, self.numbers = a, array("i")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, slot: int) -> Block:
+        return self.a.block(self.numbers[slot])
+
+    def append(self, block: Block) -> None:
+        """One more; one of no allocator has no number."""
+        self.numbers.append(block.number if isinstance(block, NumberedBlock) else NONE)
+
+    def resize(self, num_kept: int, num_new: int) -> None:
+        """Keep the first slots, with so many new ones behind them."""
+        del self.numbers[num_kept:]
+        self.numbers.frombytes(b"\xff" * (self.numbers.itemsize * num_new))  # NONE
+
+    def places(self, slots: array[int]) -> bytes:
+        """The addresses of some, packed."""
+        addresses = bytearray(8 * len(slots))
+        self.a.write_places(self.numbers, slots, addresses)
+        return bytes(addresses)
+
+
+class CompiledAllocator(Allocator):
+    """As :class:`~mofa.replay.allocator.caching.Allocator`, with native segments; a block is used by its own stream.
+
+    Raises
+    ------
+    RuntimeError
+        If nothing was compiled (:func:`library`).
+
+    Examples
+    --------
+    >>> if library() is not None:
+    ...     a = CompiledAllocator()
+    ...     x, y = a.malloc(3 << 20), a.malloc(3 << 20)
+    ...     assert (a.allocated >> 20, a.reserved >> 20) == (6, 20)
+    """
+
+    def __init__(
+        self, room: int | None = None, *, fraction: bool = False, limit: float = inf,
+        place: Callable[[int], int] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(room, fraction=fraction, limit=limit, place=place)
+        compiled = library()
+        if compiled is None:
+            raise RuntimeError(f"{LIBRARY.name} is not compiled; use Allocator")
+        self._compiled, self._take, self._join = compiled, compiled.take, compiled.join
+        self._segments: int = compiled.segments_new()
+        weakref.finalize(self, compiled.segments_delete, self._segments)
+        self._two = array("q", (0, 0))
+        self._at_two = self._two.buffer_info()[0]
+
+    # -- requests
+    def take(self, size: int, index: int) -> Block:
+        """A block of a rounded size from a pool."""
+        pool = self._pools.get(index) or self.pool(index)
+        number = self._take(self._segments, index, size, NONE, self._at_two)
+        if number == NONE:
+            given = self.grow(pool, size)
+            assert isinstance(given, NumberedBlock)
+            number = self._take(self._segments, index, size, given.number, self._at_two)
+        address, size = self._two
+        allocated = self.allocated = self.allocated + size
+        if allocated > self.peak_allocated:
+            self.peak_allocated = allocated
+        return NumberedBlock(pool, address, size, number)
+
+    def pool(self, index: int) -> Pool:
+        """The pool of an index; its free blocks are in the compiled part."""
+        if index not in self._pools:
+            self._compiled.open_pool(self._segments, index)
+        return super().pool(index)
+
+    def forget_bins(self) -> None:
+        """There are none."""
+
+    def free(self, block: Block, streams: Sequence[int] = ()) -> None:
+        """Give a block back."""
+        assert not streams, "no other stream is waited for"
+        self.allocated -= block.size
+        self.join(block)
+
+    def join(self, block: Block) -> Block:
+        """Make a block free; it stands for the one that it is part of then."""
+        assert isinstance(block, NumberedBlock)
+        self._join(self._segments, block.number)
+        return block
+
+    def empty_cache(self) -> None:
+        """Give all free segments back to the device."""
+        for index in self._pools:
+            self.num_segments -= self._compiled.give_back(self._segments, index, self._at_two)
+            self.reserved -= self._two[0]
+
+    def _new(self, pool: Pool, size: int) -> Block | None:
+        block = super()._new(pool, size)
+        if block is None:
+            return None
+        index = pool.stream << 1 | pool.small
+        number = self._compiled.new_block(self._segments, index, block.address, block.size)
+        return NumberedBlock(pool, block.address, block.size, number)
+
+    # -- requests that are known beforehand
+    def known(self, orders: Sequence[Order]) -> bytes:
+        """Requests as the compiled part reads them."""
+        for index in {order[2] for order in orders}:
+            self.pool(index)
+        return np.array([*orders], dtype=REQUEST).tobytes()
+
+    def no_slots(self) -> NumberedBlocks:
+        """Where their blocks will be."""
+        return NumberedBlocks(self)
+
+    def answer(
+        self, requests: bytes, begin: int, end: int, slots: NumberedBlocks, given: Block | None, rests: dict[int, int]
+    ) -> int:
+        """Answer requests until memory must be asked of the device.
+
+        Parameters
+        ----------
+        begin, end, given
+            The request to begin with and that behind the last; a new segment for the first, where one was asked for.
+        rests
+            Gets how much larger than asked for the blocks of some slots are. [B]
+
+        Returns
+        -------
+        int
+            The request that nothing fits; ``end`` where all are answered.
+        """
+        larger, num_larger = array("q", bytes(16 * (end - begin))), array("i", (0,))
+        number = given.number if isinstance(given, NumberedBlock) else NONE
+        done: int = self._compiled.answer(
+            self._segments, requests, end, begin, number, slots.numbers.buffer_info()[0], larger.buffer_info()[0],
+            num_larger.buffer_info()[0],
+        )  # fmt: skip
+        for i in range(0, 2 * num_larger[0], 2):
+            rests[larger[i]] = larger[i + 1]
+        return done
+
+    # -- what is there
+    def block(self, number: int) -> NumberedBlock:
+        """An allocated block."""
+        index = self._compiled.look(self._segments, number, self._at_two)
+        address, size = self._two
+        return NumberedBlock(self._pools[index], address, size, number)
+
+    def write_places(self, numbers: array[int], slots: array[int], addresses: bytearray) -> None:
+        """The addresses of the blocks in some slots."""
+        into = (ctypes.c_char * len(addresses)).from_buffer(addresses)
+        self._compiled.places(
+            self._segments, numbers.buffer_info()[0], slots.buffer_info()[0], len(slots), ctypes.addressof(into)
+        )
+
+    def free_bytes(self) -> dict[tuple[int, bool], int]:
+        """Free bytes of the segments held, per stream and size class (small or not). [B]"""
+        return {
+            (pool.stream, pool.small): sum(array("q", self._free_blocks(index))[::2])
+            for index, pool in self._pools.items()
+        }
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """As the reference's: equal for two states in which every later request is answered alike."""
+        pools = tuple((index, self._free_blocks(index)) for index in sorted(self._pools))
+        return self.reserved, self._ranges.lowest, pools
+
+    def _free_blocks(self, index: int) -> bytes:
+        """Sizes and addresses of a pool's free blocks, packed."""
+        blocks = array("q", bytes(16 * self._compiled.num_free(self._segments, index)))
+        self._compiled.free_blocks(self._segments, index, blocks.buffer_info()[0])
+        return blocks.tobytes()

@@ -1,0 +1,174 @@
+"""The compiled allocator against its reference: PyTorch's recordings, random requests, and whole plans played."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mofa
+from mofa.replay.allocator import compiled
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.compiled import CompiledAllocator, fastest_allocator, library
+from mofa.replay.allocator.pools import Block, LimitPassed, OutOfDeviceMemory
+from mofa.replay.memory import rank_memory
+from mofa.replay.memory.rank_memory import Playing
+from mofa.replay.rank.description import Rank
+from mofa.replay.rank.of_plan import rank_maker
+from mofa.search.strategy_estimator import estimator_of
+from tests.replay.allocator.test_caching import RECORDED, _load
+
+ROOT = Path(__file__).parents[3]
+MIB = 1 << 20
+
+
+def _compile(path: Path) -> Path | None:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    made: Path | None = build.compile_in(ROOT, path)
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The compiled part of this source, whatever is in place."""
+    made = _compile(tmp_path_factory.mktemp("compiled") / "native_segments.so")
+    if made is None:
+        pytest.skip("no C compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "LIBRARY", made)
+        library.cache_clear()
+        yield
+    library.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["native", "native-full"])
+def test_recorded(name: str) -> None:
+    """Every address and byte as PyTorch 2.11 has them: what the reference is held to as well."""
+    (path,) = (path for path in RECORDED if path.name == f"{name}.json.gz")
+    record = _load(path)
+    where = 0
+    a = CompiledAllocator(record["capacity"] or None, fraction=True, place=lambda size: where)
+    live: dict[int, Block] = {}
+    for n, (action, slot, size, stream, fits, address, allocated, reserved, retries) in enumerate(record["events"]):
+        if action == "a":
+            where = address
+            if fits:
+                live[slot] = a.malloc(size, stream)
+                assert live[slot].address == address, n
+            else:
+                with pytest.raises(OutOfDeviceMemory):
+                    a.malloc(size, stream)
+        elif action == "f":
+            a.free(live.pop(slot))
+        else:
+            a.empty_cache()
+        assert (a.allocated, a.reserved, a.num_retries) == (allocated, reserved, retries), n
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_requests(seed: int) -> None:
+    """Addresses, bytes and what is free after each of them, on a device that is full at times."""
+    rng = random.Random(seed)
+    both = Allocator(1 << 30), CompiledAllocator(1 << 30)
+    live: list[tuple[Block, Block]] = []
+    for _ in range(3000):
+        if live and rng.random() < 0.5:
+            pair = live.pop(rng.randrange(len(live)))
+            for a, block in zip(both, pair, strict=True):
+                a.free(block)
+        else:
+            size, stream, found = int(2 ** rng.uniform(8, 27)), rng.randrange(3), []
+            for a in both:
+                try:
+                    found.append(a.malloc(size, stream))
+                except OutOfDeviceMemory as full:
+                    assert (full.reserved, full.allocated) == (a.reserved, a.allocated)
+            if len(found) == 2:
+                assert found[0].address == found[1].address and found[0].size == found[1].size
+                live.append((found[0], found[1]))
+            else:
+                assert not found
+        states = [(a.allocated, a.reserved, a.peak_allocated, a.num_retries, a.num_segments) for a in both]
+        assert states[0] == states[1]
+        free, numbered = (a.free_bytes() for a in both)
+        assert free == numbered
+
+
+PLANS = (
+    ("llama3-8b", "megatron", "pp=2 vpp=2 micro_batch=1 recompute=selective"),
+    ("llama3-8b", "megatron", "tp=2 sp=true cp=2 pp=2 micro_batch=1"),
+    ("llama3-8b", "torchtitan", "pp=2 vpp=2 schedule=zbv micro_batch=1"),
+    ("qwen3-30b-a3b", "megatron", "pp=4 ep=4 micro_batch=1 recompute=full"),
+    ("mixtral-8x7b", "torchtitan", "ep=8 pp=2 micro_batch=1"),
+    ("llama3-8b", "megatron-2022", "tp=4 pp=2 micro_batch=1"),
+)
+
+
+def _ranks(name: str, framework: str, strategy: str) -> list[Rank]:
+    job = mofa.load_workload(name, global_batch=32), mofa.load_cluster("h100-hgx", 16)
+    estimator = estimator_of(*job, mofa.load_framework(framework), strategy)
+    make = rank_maker(estimator)
+    return [make(r) for r in range(int(estimator.table.pp[0]))]
+
+
+def _played(rank: Rank, room: int | None) -> tuple[object, ...]:
+    playing = Playing(rank, room=room)
+    played = playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
+    journal = played.journal
+    return (
+        played.allocated, played.peak_reserved, played.between_steps, played.ready, played.first_step_peak,
+        played.retries, played.missing_bytes, played.around, played.failed, played.peak, played.out_of_memory,
+        journal.instructions, journal.sizes, journal.passages, journal.grown, journal.left_out, journal.computations,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "framework", "strategy"), PLANS)
+def test_plans(name: str, framework: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is written down of a plan's ranks, with room and on devices that are nearly and wholly full."""
+    for r, rank in enumerate(_ranks(name, framework, strategy)):
+        playing = Playing(rank)
+        assert type(playing.allocator) is CompiledAllocator
+        peak = playing.result().peak_reserved
+        for room in (None, int(0.97 * peak)) if r else (int(0.8 * peak),):
+            fast = _played(rank, room)
+            with monkeypatch.context() as patch:
+                patch.setattr(rank_memory, "fastest_allocator", Allocator)
+                assert _played(rank, room) == fast
+
+
+def test_limits() -> None:
+    """It is passed at the same request."""
+    for a in (Allocator(limit=40 * MIB), CompiledAllocator(limit=40 * MIB)):
+        for _ in range(4):
+            a.malloc(9 * MIB)
+        with pytest.raises(LimitPassed) as passed:
+            a.malloc(9 * MIB)
+        assert passed.value.reserved == 60 * MIB
+
+
+def test_what_is_left_to_the_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Expandable segments are; and all, where nothing is compiled, or not of this source."""
+    assert type(fastest_allocator()) is CompiledAllocator
+    assert type(fastest_allocator(expandable=True)) is Allocator
+    for name, wrong in (("LIBRARY", tmp_path / "none.so"), ("source_hash", lambda: "of other text")):
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled, name, wrong)
+            library.cache_clear()
+            assert type(fastest_allocator()) is Allocator
+            with pytest.raises(RuntimeError, match="not compiled"):
+                CompiledAllocator()
+        library.cache_clear()
+
+
+def test_memory_is_given_back() -> None:
+    """With an allocator goes what the compiled part has of it."""
+    for _ in range(300):
+        a = CompiledAllocator()
+        a.malloc(MIB)
+        del a
