@@ -6,8 +6,10 @@ here and add a line to the list. Heavy modules are imported inside the functions
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import gc
 import os
 import signal
 import sys
@@ -89,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 2 something the user wrote is wrong, 3 nothing fits, 130 interrupted, 1 a bug.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # the process ends with this command: what it made is not looked through for cycles first
+        atexit.register(gc.freeze)
     if sys.stdout is None:  # closed, as by `mofa plan ... >&-`: what is said is lost, files are written
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     try:

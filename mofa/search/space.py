@@ -286,8 +286,8 @@ def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -
     twice |= (fixed_chunks > 1) & (vpp != fixed_chunks)
     if space.dp is not None:
         twice |= tp * cp * pp * space.dp != cluster.num_gpus
-    kept = np.unravel_index(np.flatnonzero(~twice), sizes)
-    degrees = _degrees([axis[i] for axis, i in zip(axes, kept, strict=True)], space, modes, cluster, framework)
+    single = np.unravel_index(np.flatnonzero(~twice), sizes)
+    degrees = _degrees([axis[i] for axis, i in zip(axes, single, strict=True)], space, modes, cluster, framework)
     number = np.array([modes.index(spec) for spec, _ in space.recompute], dtype=np.int64)
     layers = np.array([n for _, n in space.recompute], dtype=np.int64)
     return Combinations(degrees, number, np.tile(layers, len(degrees)))

@@ -282,3 +282,17 @@ def test_a_plan_without_failures_does_not_load_scipys_statistics() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(("call", "frozen"), [("main()", True), ("main(['--version'])", False)])
+def test_only_a_process_of_its_own_skips_the_last_collection(call: str, frozen: bool) -> None:
+    """Who calls the command line with arguments goes on, and needs its cycles collected."""
+    script = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"  # runs after what is registered later
+        "sys.argv = ['mofa', '--version']\n"
+        f"from mofa.cli.main import main\n{call}\n"
+    )
+    root = Path(mofa.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root, check=True)
+    assert done.stdout.splitlines()[-1] == str(frozen)
