@@ -102,13 +102,13 @@ def selective_modes(framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str 
     >>> [spec.text for spec in selective_modes(load_framework("megatron"), load_workload("llama3-8b").model)]
     ['selective:layernorm', 'selective:mlp', 'selective:layernorm+mlp']
     """
-    found = [
+    offered = [
         module for module in RECOMPUTE_MODULES
         if (module != "core_attn" or framework.attention == "unfused")
         and unsupported(framework, RecomputeSpec(kind="selective", modules=(module,)), model, fp8_recipe) is None
     ]  # fmt: skip
-    together = tuple(sorted(module for module in found if module not in ("moe", "shared_experts")))
-    chosen = dict.fromkeys([*((module,) for module in found), together])
+    together = tuple(sorted(module for module in offered if module not in ("moe", "shared_experts")))
+    chosen = dict.fromkeys([*((module,) for module in offered), together])
     return tuple(RecomputeSpec(kind="selective", modules=modules) for modules in chosen if modules)
 
 
