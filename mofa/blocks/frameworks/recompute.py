@@ -91,12 +91,12 @@ def unsupported(
 
 
 def selective_modes(framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str = "") -> tuple[RecomputeSpec, ...]:
-    """The ways of recomputing modules that a search tries: each alone, and all together but what ``moe`` would hold.
+    """What a search recomputes of modules: each alone, and all but ``moe`` and ``shared_experts`` together.
 
-    ``core_attn`` is one where attention is unfused alone: fused kernels save their inputs and their output, which the
-    output projection keeps anyway, so that to recompute them saves nothing. ``layernorm`` and ``moe_act`` are tried
-    with the others alone: by the clock's law either may make a layer shorter, by up to 0.08 %, and the search's bounds
-    rest on that nothing is shorter than recomputing nothing.
+    ``core_attn`` is left out where a fused kernel computes attention. That keeps its inputs, and its output is the
+    output projection's input, so that recomputing it saves nothing. ``layernorm`` and ``moe_act`` are not tried
+    alone. Either was up to 0.08 % shorter than recomputing nothing, as more memory-bound time lets clocks rise
+    (DeepSeek-V3 with DeepEP in tests/cost/test_lower_bounds.py). Bounds of a search assume that nothing is shorter.
 
     Examples
     --------

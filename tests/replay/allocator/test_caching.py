@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,20 +23,13 @@ def _load(path: Path) -> dict[str, Any]:
         return dict(json.load(file))
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda p: p.name.split(".")[0])
-def test_recorded(path: Path) -> None:
-    """PyTorch 2.11 on an H200: allocated, reserved, retries and every address after each of about 2900 events.
+A = TypeVar("A", bound=Allocator)
 
-    The sequences mix sizes from 8 B to 1 GiB on three streams, in the native and the expandable allocator, with
-    3 GB of room (requests that fit only after the cache is given back, and some that don't) and with the garbage
-    collection threshold; see ``scripts/record_allocator.py``.
-    """
-    record = _load(path)
+
+def answer_recorded(record: dict[str, Any], kind: Callable[..., A], **options: Any) -> tuple[A, dict[int, Block]]:
+    """An allocator behind all events of a record, each compared with what PyTorch did, and the blocks that live."""
     where = 0
-    a = Allocator(
-        record["capacity"] or None, expandable="expandable" in record["conf"], fraction=True,
-        collect_above=0.6 if "garbage" in record["conf"] else 0.0, place=lambda size: where,
-    )  # fmt: skip
+    a = kind(record["capacity"] or None, fraction=True, place=lambda size: where, **options)
     live: dict[int, Block] = {}
     for n, (action, slot, size, stream, fits, address, allocated, reserved, retries) in enumerate(record["events"]):
         if action == "a":
@@ -51,6 +45,22 @@ def test_recorded(path: Path) -> None:
         else:
             a.empty_cache()
         assert (a.allocated, a.reserved, a.num_retries) == (allocated, reserved, retries), n
+    return a, live
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda p: p.name.split(".")[0])
+def test_recorded(path: Path) -> None:
+    """PyTorch 2.11 on an H200: allocated, reserved, retries and every address after each of about 2900 events.
+
+    The sequences mix sizes from 8 B to 1 GiB on three streams, in the native and the expandable allocator, with
+    3 GB of room (requests that fit only after the cache is given back, and some that don't) and with the garbage
+    collection threshold; see ``scripts/record_allocator.py``.
+    """
+    record = _load(path)
+    conf = record["conf"]
+    a, live = answer_recorded(
+        record, Allocator, expandable="expandable" in conf, collect_above=0.6 if "garbage" in conf else 0.0
+    )
     if not a.expandable:
         found = [
             [s.address, s.size, "small" if s.small else "large",

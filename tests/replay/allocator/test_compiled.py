@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import random
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from mofa.replay.memory.rank_memory import Playing
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import rank_maker
 from mofa.search.strategy_estimator import estimator_of
-from tests.replay.allocator.test_caching import RECORDED, _load
+from tests.replay.allocator.test_caching import RECORDED, _load, answer_recorded
 
 ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
@@ -51,24 +52,7 @@ def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_recorded(name: str) -> None:
     """Every address and byte as PyTorch 2.11 has them: what the reference is held to as well."""
     (path,) = (path for path in RECORDED if path.name == f"{name}.json.gz")
-    record = _load(path)
-    where = 0
-    a = CompiledAllocator(record["capacity"] or None, fraction=True, place=lambda size: where)
-    live: dict[int, Block] = {}
-    for n, (action, slot, size, stream, fits, address, allocated, reserved, retries) in enumerate(record["events"]):
-        if action == "a":
-            where = address
-            if fits:
-                live[slot] = a.malloc(size, stream)
-                assert live[slot].address == address, n
-            else:
-                with pytest.raises(OutOfDeviceMemory):
-                    a.malloc(size, stream)
-        elif action == "f":
-            a.free(live.pop(slot))
-        else:
-            a.empty_cache()
-        assert (a.allocated, a.reserved, a.num_retries) == (allocated, reserved, retries), n
+    answer_recorded(_load(path), CompiledAllocator)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -166,9 +150,21 @@ def test_what_is_left_to_the_reference(monkeypatch: pytest.MonkeyPatch, tmp_path
         library.cache_clear()
 
 
-def test_memory_is_given_back() -> None:
+def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an allocator goes what the compiled part has of it."""
-    for _ in range(300):
-        a = CompiledAllocator()
-        a.malloc(MIB)
-        del a
+    part = library()
+    assert part is not None
+    given_back, delete = [], part.segments_delete
+
+    def counted(segments: int) -> None:
+        given_back.append(segments)
+        delete(segments)
+
+    monkeypatch.setattr(part, "segments_delete", counted)
+    a = CompiledAllocator()
+    a.malloc(MIB)
+    segments = a._segments
+    assert not given_back
+    del a
+    gc.collect()
+    assert given_back == [segments]
