@@ -11,6 +11,7 @@ from mofa.errors import SpecError
 from mofa.measure.records import configuration_hash
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import GpuSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
@@ -25,13 +26,14 @@ _WRITTEN_OUT = (
 
 @dataclass(frozen=True)
 class ExpandedRun:
-    """A run with its model, framework and complete strategy, and the micro-batches of a rank per step."""
+    """A run with its model, framework, complete strategy and GPU, and the micro-batches of a rank per step."""
 
     run: RunSpec
     model: ModelSpec
     framework: FrameworkSpec
     strategy: StrategySpec
     num_micro_batches: int
+    gpu: GpuSpec
 
     @property
     def recompute(self) -> RecomputeSpec:
@@ -72,9 +74,9 @@ def expand_run(run: RunSpec, base_dir: Path | None = None) -> ExpandedRun:
     SpecError
         If something is missing or its degrees do not fit its GPUs and its batch.
     """
-    workload, _, framework, strategy = resolve_run(run, base_dir)
+    workload, cluster, framework, strategy = resolve_run(run, base_dir)
     micro_batches = run.batch.global_ // (strategy.dp * run.batch.micro)
-    return ExpandedRun(run, workload.model, framework, strategy, micro_batches)
+    return ExpandedRun(run, workload.model, framework, strategy, micro_batches, cluster.gpu)
 
 
 def configuration_of(run: RunSpec) -> str:

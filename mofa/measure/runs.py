@@ -31,7 +31,6 @@ from mofa.measure.records import (
 )
 from mofa.measure.results import record_of
 from mofa.measure.torchtitan_job import torchtitan_job
-from mofa.specs.run import RunSpec
 from mofa.specs.run_files import load_runs
 from mofa.units import format_bytes, format_seconds
 
@@ -128,14 +127,18 @@ def self_test() -> dict[str, Any]:
     return state
 
 
-def check_machine(state: dict[str, Any], runs: list[RunSpec]) -> None:
+_SAME_CAPACITY = 0.03
+"""Share by which a GPU's memory may differ from its profile's: boards of one kind differ by 0.2 %, kinds by 20 %."""
+
+
+def check_machine(state: dict[str, Any], runs: list[ExpandedRun]) -> None:
     """Refuse, in one line, to measure where it cannot be done.
 
     Raises
     ------
     SpecError
-        Without PyTorch, without a GPU, with too few of them, with a GPU that computes wrongly or is in use, or
-        without a framework that a run needs.
+        Without PyTorch, without a GPU, with too few of them, with a GPU that computes wrongly or is in use,
+        with the memory of another kind than the run's hardware, or without a framework that a run needs.
     """
     if state["torch"] is None:
         raise SpecError("mofa measure: PyTorch is not installed; pip install 'mofa[gpu]'")
@@ -148,13 +151,20 @@ def check_machine(state: dict[str, Any], runs: list[RunSpec]) -> None:
         if gpu["free_bytes"] < 0.97 * gpu["total_bytes"]:
             used = format_bytes(gpu["total_bytes"] - gpu["free_bytes"])
             raise SpecError(f"mofa measure: GPU {i} has {used} in use; end what runs on it first")
-    for run in runs:
-        name = str(run.framework.get("name"))
-        for package, install in RUNNERS[name].needs.items():
+    for expanded in runs:
+        run = expanded.run
+        for package, install in RUNNERS[expanded.framework.name].needs.items():
             if state[package] is None:
                 raise SpecError(f"{run.id}: {package} is not installed; pip install {install}")
         if run.gpus > len(gpus):
             raise SpecError(f"{run.id}: gpus ({run.gpus}) is more than this machine has ({len(gpus)})")
+        capacity = expanded.gpu.capacity_bytes.value
+        for i, gpu in enumerate(gpus):
+            if abs(gpu["total_bytes"] / capacity - 1) > _SAME_CAPACITY:
+                raise SpecError(
+                    f"{run.id}: hardware ({run.hardware}) has {format_bytes(capacity)} a GPU, GPU {i} here "
+                    f"({gpu['name']}) has {format_bytes(gpu['total_bytes'])}; name this machine's hardware in the run"
+                )
 
 
 _FOLDERS = {"trace": "traces", "ops": "ops", "beginning": "beginnings"}
@@ -312,7 +322,7 @@ def measure(
     if not todo and (once or not repeats_due(runs, records)):
         return MeasureSummary(skipped=skipped)
     state = self_test()
-    check_machine(state, [run.run for run in runs.values()])
+    check_machine(state, list(runs.values()))
     progress(f"self-test: {len(state['gpus'])} x {state['gpus'][0]['name']}, PyTorch {state['torch']}")
     progress(f"{len(todo)} runs to measure, {len(skipped)} there before")
     call = _Call(out, list(range(len(state["gpus"]))), parallel, timeout_s, logs, progress)

@@ -18,7 +18,7 @@ from mofa.measure.runs import measure as measure_runs
 from mofa.specs.run_files import load_runs
 
 PLANS = sorted((Path(__file__).parents[2] / "reference_runs" / "plans").glob("*.yaml"))
-GPU = {"name": "Fake GPU", "ok": True, "error": 0.0, "free_bytes": 100, "total_bytes": 100}
+GPU = {"name": "Fake GPU", "ok": True, "error": 0.0, "free_bytes": 140 * 2**30, "total_bytes": 140 * 2**30}
 PACKAGES = {"torchtitan": "0.2.2", "megatron": "0.16.1", "transformer_engine": "2.20.2"}
 STATE = {"torch": "2.11", "gpus": [GPU] * 4, **PACKAGES}
 
@@ -214,12 +214,13 @@ def test_a_run_it_cannot_express_is_one_line(tmp_path: Path, raw: dict[str, Any]
         ({"gpus": [{**GPU, "free_bytes": 10}]}, "in use"),
         ({"torchtitan": None}, "torchtitan is not installed; pip install torchtitan==0.2.2"),
         ({"gpus": [GPU]}, "more than this machine has"),
+        ({"gpus": [GPU, {**GPU, "total_bytes": 80 * 2**30, "free_bytes": 80 * 2**30}]}, "name this machine's hardware"),
     ],
 )
 def test_a_machine_that_cannot_measure_is_one_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     runs = load_runs(runs_file(tmp_path, raw_run(gpus=2)))
     with pytest.raises(SpecError, match=line):
-        check_machine({**STATE, **changes}, list(runs))
+        check_machine({**STATE, **changes}, [expand_run(run) for run in runs])
 
 
 def test_the_self_test_runs_anywhere() -> None:
