@@ -329,7 +329,7 @@ below).
   may be learned from the fitting half; the judging half only judges.
 - `measured-h100` are our runs on H100, of which the planner knows its own kernels and collectives; whatever else was
   learned is the H200's, and all of them only judge; of their fitting half the bands of steps alone are learned.
-- `measured-te-judging` and `measured-te-fitting` are our runs of Megatron-Core on Transformer Engine, all on H100,
+- `measured-te-judging` and `measured-te-fitting` are our runs of Megatron-Core on Transformer Engine, most on H100,
   halved by their model: no judging run's model is in the fitting half.
 - `measured-skewed` are those of both halves whose tokens fall unevenly on experts.
 - `published-SOURCE` are rows of other people's tables (see [published.md](published.md)), which hang together within a
