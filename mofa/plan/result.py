@@ -28,7 +28,7 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.8"
+SCHEMA_VERSION: Final = "2.9"
 
 TimeComponent = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
@@ -333,7 +333,7 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.8"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.9"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -372,7 +372,7 @@ class PlanReport(Spec):
     True
     """
 
-    schema_version: Literal["2.8"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.9"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")
@@ -416,6 +416,28 @@ class PlanReport(Spec):
     def feasible(self) -> int:
         """Strategies that no reason rejected. [-]"""
         return self.space - sum(self.rejected.values())
+
+    @property
+    def num_tied(self) -> int:
+        """Leading plans that the model cannot tell from the best, which counts too: ``band.tie_margin``. [-]"""
+        if not self.plans:
+            return 0
+        values = [self._objective_value(plan) for plan in self.plans]
+        margin = self.plans[0].band.tie_margin if self.plans[0].band is not None else None
+        if margin is None or values[0] is None:
+            return 1
+        behind = (n for n, value in enumerate(values) if value is None or value > values[0] * (1.0 + margin))
+        return next(behind, len(values))
+
+    def _objective_value(self, plan: Plan) -> float | None:
+        """What plans are ranked by, such that less is better."""
+        if self.objective == "days":
+            return None if plan.days is None else plan.days.p50
+        if self.objective in ("usd", "kwh"):
+            value: float | None = getattr(plan, self.objective)
+            return value
+        per_s = plan.effective_tokens_per_s_per_gpu if self.objective.startswith("effective") else None
+        return plan.step_s if per_s is None else 1.0 / per_s
 
     def to_frame(self) -> pd.DataFrame:
         """The plans as a table, one row each, best first."""

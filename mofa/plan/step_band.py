@@ -23,6 +23,12 @@ class Band(Spec):
     unmeasured: tuple[str, ...] = Field(
         description="What none of the runs had, in words: the band is then as wide as all residuals together."
     )
+    tie_margin: float | None = Field(
+        default=None,
+        ge=0,
+        description="How much two steps of one job differ, relatively, by which the model cannot tell them apart: the "
+        "errors of two runs of one model differ by more in half of the models; null where none was measured. [-]",
+    )
     hosts_s: tuple[float, float] | None = Field(
         description="The step on a fast and on a slow host of the kind, within 8 in 10; null on a known host. [s]"
     )

@@ -52,6 +52,8 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         print_plans(console, report.plans, title, moe=_has_experts(report.workload))
         if quiet:
             return
+        if report.num_tied > 1:
+            _say(console, ties_line(report))
         best = report.plans[0]
         _print_split(console, best, " of the best plan")
         _print_layouts(console, report.plans)
@@ -387,6 +389,15 @@ def library_line(shares: Mapping[str, float]) -> str:
         return "Nothing of the step rests on kernels or hosts that were measured under Transformer Engine."
     parts = ", ".join(f"{component_name(name)} {share * 100:.1f} %" for name, share in shares.items())
     return f"Measured under Transformer Engine: {sum(shares.values()) * 100:.1f} % of the step ({parts})."
+
+
+def ties_line(report: PlanReport) -> str:
+    """Which of the best plans the model cannot tell apart, in words; there must be some."""
+    band = report.plans[0].band
+    assert band is not None and band.tie_margin is not None
+    tied = f"Plans 1 to {report.num_tied}" if report.num_tied > 2 else "Plans 1 and 2"
+    why = f"errors of two {band.circumstances.pace} runs of one model differ by {band.tie_margin:.1%} in the median"
+    return f"{tied} are tied, mofa cannot tell which is fastest: {why}.\n"
 
 
 def band_lines(band: Band) -> list[str]:

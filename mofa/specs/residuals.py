@@ -97,6 +97,9 @@ class StepResiduals(Spec):
     groups: tuple[StepGroup, ...]
     family_correlation: Fact
     """How alike runs of a family are: their intraclass correlation. [-]"""
+    pair_difference: dict[Pace, Fact]
+    """How far apart the residuals of two runs are that one family has and that are alike in everything, by pace: the
+    median of the families' medians. Absent where no family has two. [-]"""
     unmeasured_low: Fact
     """The smallest of all: where nothing was measured. [-]"""
     unmeasured_high: Fact

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import combinations
 from math import log
 
 import numpy as np
@@ -34,6 +35,7 @@ from mofa.specs.residuals import (
     LEVELS,
     STEPS_FILE,
     Circumstances,
+    Pace,
     Seen,
     StepGroup,
     StepResiduals,
@@ -119,6 +121,37 @@ def family_correlation(residuals: Sequence[StepResidual]) -> float:
     return min(max((of_families - of_runs) / total, 0.0), 1.0) if total > 0.0 else 0.0
 
 
+def pair_difference(residuals: Sequence[StepResidual]) -> tuple[float, int]:
+    """How far apart residuals of two runs are that are of one family, GPU and framework and alike in all circumstances.
+
+    Such runs differ in their strategy or batch, as the plans of one search do.
+
+    Returns
+    -------
+    tuple[float, int]
+        The median over families of the median over their pairs, and the number of families that have any. [-]
+    """
+    groups: dict[tuple[object, ...], list[float]] = {}
+    for item in residuals:
+        alike = item.family, item.gpu, item.framework, *item.circumstances.path
+        groups.setdefault(alike, []).append((item.from_fast + item.from_slow) / 2.0)
+    of_families: dict[object, list[float]] = {}
+    for (family, *_), values in groups.items():
+        of_families.setdefault(family, []).extend(abs(a - b) for a, b in combinations(values, 2))
+    medians = [float(np.median(pairs)) for pairs in of_families.values() if pairs]
+    return (float(np.median(medians)) if medians else 0.0), len(medians)
+
+
+def _pair_differences(residuals: Sequence[StepResidual]) -> dict[Pace, Fact]:
+    """The same by pace, where a family has two runs."""
+    by_pace: dict[Pace, Fact] = {}
+    for pace in sorted({item.circumstances.pace for item in residuals}):
+        value, families = pair_difference([item for item in residuals if item.circumstances.pace == pace])
+        if families:
+            by_pace[pace] = _fact(value, f"median difference between two runs of a family, {families} families")
+    return by_pace
+
+
 def _ranks(values: Values) -> Values:
     """Ranks from 0 to 1, of equal ones the mean. [-]"""
     ordered = np.sort(values)
@@ -182,6 +215,7 @@ def fit(residuals: Sequence[StepResidual]) -> StepResiduals:
     return StepResiduals(
         groups=tuple(groups[path].said for path in sorted(groups)),
         family_correlation=_fact(correlation, f"intraclass correlation of the ranks of {len(residuals)} residuals"),
+        pair_difference=_pair_differences(residuals),
         unmeasured_low=_fact(min(item.from_fast for item in residuals), f"the smallest of {len(residuals)} residuals"),
         unmeasured_high=_fact(max(item.from_slow for item in residuals), f"the largest of {len(residuals)} residuals"),
         gpus=tuple(sorted({item.gpu for item in residuals})),

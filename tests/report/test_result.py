@@ -11,6 +11,9 @@ from pydantic import ValidationError
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import TIME_COMPONENTS, Plan, PlanReport, plans_to_frame
 from mofa.plan.schema import json_schema
+from mofa.plan.step_band import Band
+from mofa.report.text import ties_line
+from mofa.specs.residuals import Circumstances
 from tests.report.fake import make_estimate, make_memory, make_plan, make_report
 
 
@@ -89,7 +92,7 @@ def test_json_goes_there_and_back() -> None:
 
 def test_json_keys_are_the_contract() -> None:
     report = json.loads(make_report().model_dump_json())
-    assert report["schema_version"] == "2.8"
+    assert report["schema_version"] == "2.9"
     assert {
         "workload",
         "cluster",
@@ -162,6 +165,37 @@ def test_tables_hold_the_same_numbers() -> None:
     assert list(report.rejected_to_frame()["count"]) == [400, 597]
     assert make_plan().to_frame().shape[0] == 1
     assert plans_to_frame([]).empty
+
+
+def tied_report(*step_s: float, tie_margin: float | None = 0.02) -> PlanReport:
+    circumstances = Circumstances(
+        nodes="one node", layers="pytorch", products="bf16", experts="dense", pace="device-bound"
+    )
+    band = Band(
+        low_s=0.9, high_s=9.0, circumstances=circumstances, group=(), runs=9, families=9, few=False, unmeasured=(),
+        tie_margin=tie_margin, hosts_s=None,
+    )  # fmt: skip
+    plans = tuple(make_plan(step_s=seconds).model_copy(update={"band": band}) for seconds in step_s)
+    return make_report().model_copy(update={"plans": plans})
+
+
+def test_plans_within_the_margin_of_the_best_are_tied() -> None:
+    report = tied_report(1.0, 1.01, 1.019, 1.03, 1.005)
+    assert report.num_tied == 3  # the last, out of order, is behind one that is not tied
+    assert ties_line(report).startswith("Plans 1 to 3 are tied")
+    assert ties_line(tied_report(1.0, 1.01)).startswith("Plans 1 and 2 are tied")
+    assert "2.0%" in ties_line(report)
+    assert tied_report(1.0, 1.021).num_tied == 1
+    assert tied_report(1.0, 1.0, tie_margin=None).num_tied == 1
+    assert tied_report().num_tied == 0
+
+
+def test_ties_go_by_what_is_ranked() -> None:
+    report = tied_report(1.0, 1.01, 1.015)
+    plans = tuple(
+        plan.model_copy(update={"usd": usd}) for plan, usd in zip(report.plans, (5.0, 5.05, 5.5), strict=True)
+    )
+    assert report.model_copy(update={"plans": plans, "objective": "usd"}).num_tied == 2
 
 
 def test_every_field_of_the_schema_is_described() -> None:

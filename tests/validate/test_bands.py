@@ -22,6 +22,7 @@ from mofa.validate.bands import (
     family_correlation,
     fit,
     lower_decile,
+    pair_difference,
     read_residuals,
     residuals_csv,
     step_residual_of,
@@ -55,6 +56,17 @@ def test_a_tenth_lies_below_the_conformal_rank(runs: int, rank: float) -> None:
     """0.1 (n + 1) of n, and the smallest of fewer than nine."""
     values = np.arange(1.0, runs + 1)
     assert lower_decile(values, np.full(runs, 1 / (runs + 1)), 1 / (runs + 1)) == pytest.approx(rank)
+
+
+def test_pairs_are_of_one_family_and_alike_in_all_circumstances() -> None:
+    """Family a has pairs 0.02, 0.04 and 0.06 apart, b one of 0.01; c's runs differ in their layers, d has one run."""
+    items = [residual(value, "a") for value in (0.0, 0.02, 0.06)] + [residual(0.5, "b"), residual(0.51, "b")]
+    items += [residual(0.0, "c"), residual(0.9, "c", OTHER), residual(0.3, "d")]
+    value, families = pair_difference(items)
+    assert (value, families) == (pytest.approx((0.04 + 0.01) / 2), 2)
+    assert fit(items).pair_difference["device-bound"].value == pytest.approx(value, abs=5e-5)
+    assert pair_difference([residual(0.1, "a"), residual(0.2, "b")]) == (0.0, 0)
+    assert fit([residual(0.1, "a"), residual(0.2, "b")]).pair_difference == {}
 
 
 def test_of_equal_runs_a_family_counts_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp
+from math import exp, expm1
 
 from mofa.cost.model_flops import routed_fraction
 from mofa.plan.step_band import Band
@@ -72,10 +72,11 @@ def band_of(
         group, low, high = known.nearest(ALL), known.unmeasured_low.value, known.unmeasured_high.value
     hosts_s = _hosts_s(cluster, step_s, on_host)
     fast_s, slow_s = hosts_s or (step_s, step_s)
+    apart = known.pair_difference.get(circumstances.pace)
     return Band(
         low_s=fast_s * exp(low), high_s=slow_s * exp(high), circumstances=circumstances, group=group.path,
         runs=group.runs, families=group.families, few=group.few and not unmeasured, unmeasured=unmeasured,
-        hosts_s=hosts_s,
+        tie_margin=None if apart is None else expm1(apart.value), hosts_s=hosts_s,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, expm1
 from typing import Any
 
 import pytest
@@ -49,6 +49,7 @@ def test_the_band_holds_the_estimate_unless_a_bias_says_otherwise(node: str, gpu
     group = STEP.group_of(found.circumstances)
     assert (found.group, found.runs, found.families) == (group.path, group.runs, group.families)
     assert found.unmeasured == () and found.hosts_s is not None
+    assert found.tie_margin == pytest.approx(expm1(STEP.pair_difference[found.circumstances.pace].value))
     fast_s, slow_s = found.hosts_s
     assert fast_s <= plan.step_s <= slow_s
     assert found.low_s == pytest.approx(fast_s * exp(group.low.value))
