@@ -72,11 +72,11 @@ def band_of(
         group, low, high = known.nearest(ALL), known.unmeasured_low.value, known.unmeasured_high.value
     hosts_s = _hosts_s(cluster, step_s, on_host)
     fast_s, slow_s = hosts_s or (step_s, step_s)
-    apart = known.pair_difference.get(circumstances.pace)
+    difference = known.pair_difference.get(circumstances.pace)
     return Band(
         low_s=fast_s * exp(low), high_s=slow_s * exp(high), circumstances=circumstances, group=group.path,
         runs=group.runs, families=group.families, few=group.few and not unmeasured, unmeasured=unmeasured,
-        tie_margin=None if apart is None else expm1(apart.value), hosts_s=hosts_s,
+        tie_margin=None if difference is None else expm1(difference.value), hosts_s=hosts_s,
     )  # fmt: skip
 
 
