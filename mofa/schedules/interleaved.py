@@ -132,7 +132,7 @@ def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order
 
 INTERLEAVED = Schedule(
     "interleaved", _order, program, in_flight, "Interleaved1F1B", chunks_per_rank=None, runs_in_megatron=True,
-    searched="always", gathers_by_chunk=True, in_rounds=True, repeats="round",
+    searched=True, gathers_by_chunk=True, in_rounds=True, repeats="round",
     # in a backward: the output that was sent, the next input that is received meanwhile, and the gradient that the
     # backward before sent
     handed_on_tensors=3,

@@ -30,8 +30,8 @@ class Schedule:
     placement: Placement = "loop"
     """Placement of a model's chunks: round and round over the ranks (``loop``), or there and back (``v``)."""
     runs_in_megatron: bool = False
-    searched: Literal["always", "on request", "where fixed"] = "where fixed"
-    """Whether a search includes it by default, where ``--with`` names it, or only where a strategy is fixed to it."""
+    searched: bool = False
+    """Whether a search tries it where the framework runs it; else only where a strategy is fixed to it."""
     forwards_first: bool = False
     """All forwards come before the first backward: everything is in flight at once."""
     defers_weight_gradients: bool = False

@@ -40,7 +40,7 @@ FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
 Rows = NDArray[np.intp]
 
-FEW_ROWS = 10_000
+FEW_ROWS = 1_000
 """Legal rows up to which all are costed: bounding them takes as long. [-]"""
 FIRST_DEGREES, GROWTH = 400, 3
 """Degrees of the first batch, which are costed in all modes, and how much larger each further batch may be. [-]"""

@@ -10,8 +10,6 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_scheduling
-from mofa.schedules import SCHEDULES
-from mofa.search.space import ON_REQUEST
 from mofa.specs.framework import OFFERED, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec
@@ -151,7 +149,7 @@ def _with_optimizer(workload: WorkloadSpec, framework: FrameworkSpec) -> Framewo
 
 
 def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]) -> FrameworkSpec:
-    """The framework with what ``--with`` names of dispatchers, routed copies and schedules."""
+    """The framework with what ``--with`` names of dispatchers and routed copies."""
     needing = [word for word in OF_EXPERTS if word in words]
     if model.moe is None and needing:
         raise SpecError(f"--with {needing[0]}: needs experts, and {model.name} has none; leave it out")
@@ -166,13 +164,6 @@ def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]
                 "ones; use --framework megatron"
             )
         framework = framework.model_copy(update={"routed_copies": "either"})
-    requested = [SCHEDULES[name] for name in ON_REQUEST if name in words]
-    refused = [s for s in requested if not (framework.traits.has_pytorch_pipelines or s.runs_in_megatron)]
-    if refused:
-        name = refused[0].name
-        raise SpecError(
-            f"--with {name}: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan"
-        )
     return framework
 
 

@@ -27,12 +27,12 @@ MIN_CP_TOKENS = 1024
 SOLVED = -2
 """``recompute_layers`` of rows whose number of recomputed layers is still to be solved for."""
 
-ON_REQUEST = tuple(name for name, schedule in SCHEDULES.items() if schedule.searched == "on request")
-"""Schedules that ``--with`` adds."""
-WITH = (*FP8_RECIPES, OLD_FP8, "bf16_moments", "deepep", *ON_REQUEST, "micro_moe", "token_chunks", "moeblaze")
+WITH = (*FP8_RECIPES, OLD_FP8, "bf16_moments", "deepep", "micro_moe", "token_chunks", "moeblaze")
 TOKEN_CHUNKS = (1, 2, 4, 8)
 """MemFine's bins, which --with token_chunks searches."""
-WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full")
+ZERO_BUBBLE = tuple(name for name, record in SCHEDULES.items() if record.searched and record.defers_weight_gradients)
+"""Schedules that ``--without`` leaves out."""
+WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full", *ZERO_BUBBLE)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,10 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
         modes += [(spec, -1) for spec in selective_modes(framework, model, recipe)]
         modes.append((RecomputeSpec(kind="full"), SOLVED))
     modes.append((RecomputeSpec(kind="full"), -1))
-    schedules = tuple(name for name, schedule in SCHEDULES.items() if schedule.searched == "always")
+    schedules = tuple(
+        name for name, schedule in SCHEDULES.items()
+        if schedule.searched and (schedule.runs_in_megatron or framework.traits.has_pytorch_pipelines)
+    )  # fmt: skip
     return Space(
         tp=tp, cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
         micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH),
@@ -139,22 +142,18 @@ def constrain(
     values: dict[str, object] = dict(vars(space))
     if isinstance(with_, str) or isinstance(without, str):
         raise SpecError(f"--with and --without: take words, not one text ({with_ or without!r}); give a list of them")
-    for word in with_:
-        if word not in WITH:
-            raise SpecError(f"--with: {word} is unknown; use one of {', '.join(WITH)}")
-    for word in without:
-        if word not in WITHOUT:
-            raise SpecError(f"--without: {word} is unknown; use one of {', '.join(WITHOUT)}")
+    _refuse_unknown_words(with_, without)
     _refuse_contradictions(fix, without)
     if "micro_moe" in with_:
         values["balancing"] = BALANCING
-    values["schedule"] = (*space.schedule, *(name for name in ON_REQUEST if name in with_))
     for word in without:
         if word == "sp":
             values["sp"] = False
         elif word in ("recompute", "full", "selective"):
             kinds = {"recompute": ("full", "selective", "ops", "every"), "full": ("full",), "selective": ("selective",)}
             values["recompute"] = tuple(m for m in space.recompute if m[0].kind not in kinds[word])
+        elif word in ZERO_BUBBLE:
+            values["schedule"] = tuple(name for name in values["schedule"] if name != word)  # type: ignore[attr-defined]
         else:
             values[word] = (1,)
     chunks = TOKEN_CHUNKS if "token_chunks" in with_ else (1,)
@@ -172,6 +171,18 @@ def constrain(
         values[name] = allowed
     values["recompute"] = _in_chunks(values["recompute"], chunks)  # type: ignore[arg-type]
     return Space(**values)  # type: ignore[arg-type]
+
+
+def _refuse_unknown_words(with_: Sequence[str], without: Sequence[str]) -> None:
+    """Refuse words that add or leave out nothing."""
+    for word in with_:
+        if word in SCHEDULES:
+            raise SpecError(f"--with: {word} is searched where the framework runs it, or with --fix schedule={word}")
+        if word not in WITH:
+            raise SpecError(f"--with: {word} is unknown; use one of {', '.join(WITH)}")
+    for word in without:
+        if word not in WITHOUT:
+            raise SpecError(f"--without: {word} is unknown; use one of {', '.join(WITHOUT)}")
 
 
 def _refuse_contradictions(fix: Mapping[str, object], without: Sequence[str]) -> None:

@@ -354,7 +354,7 @@ def test_set_changes_one_fact(cli: Cli, tmp_path: Path) -> None:
         ([*LLAMA_8, "--set", "framework.name=torchtitan"], "the framework asked for is megatron"),
         ([*LLAMA_8, "--json-file", "a", "--csv", "./a"], "names the same file"),
         ([*LLAMA_8, "--with", "micro_moe"], "needs experts, and llama3-8b has none"),
-        ([*LLAMA_8, "--with", "zbv"], "use --framework torchtitan"),
+        ([*LLAMA_8, "--with", "zbv"], "is searched where the framework runs it"),
         ([*LLAMA_8, "--without", "tp", "--fix", "tp=8"], "but --fix asks for tp=8"),
         ([*LLAMA_8, "--without", "full", "--fix", "recompute=full:2"], "but --fix asks for recompute=full:2"),
         (["show", "hardware", "h100"], "h100"),

@@ -20,7 +20,7 @@ JOBS: dict[str, tuple[str, str, int, str, dict[str, Any]]] = {
     "solved layers": ("llama3-70b", "h100-hgx", 32, "megatron", {"maximum": {"cp": 2, "vpp": 4}}),
     "experts": ("qwen3-30b-a3b", "h100-hgx", 16, "megatron", {"maximum": {"vpp": 2, "cp": 2}}),
     "local": ("mixtral-8x7b", "h100-hgx", 32, "megatron-local", {"maximum": {"cp": 1}}),
-    "torchtitan": ("llama3-8b", "h100-hgx", 32, "torchtitan", {"with_": ("zbv",), "maximum": {"cp": 2}}),
+    "torchtitan": ("llama3-8b", "h100-hgx", 32, "torchtitan", {"maximum": {"cp": 2}}),
     "nothing fits": ("llama3-405b", "h100-hgx", 8, "megatron", {}),
 }
 OBJECTIVES: tuple[Objective, ...] = ("tokens", "days", "usd", "kwh")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,11 @@ from mofa.blocks.frameworks.recompute import selective_modes
 from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.space import SOLVED, Space, constrain, default_space, product
+from mofa.search.space import SOLVED, WITH, Space, constrain, default_space, product
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
-from mofa.specs.strategy import COLUMNS, StrategyTable
+from mofa.specs.strategy import COLUMNS, CP_KINDS, RECOMPUTE_MODULES, StrategyTable
+from mofa.specs.workload import OLD_FP8
 from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, table, workload
 
 FRAMEWORKS = ("megatron", "megatron-local", "torchtitan")
@@ -103,13 +107,55 @@ def test_no_strategy_twice(name: str, model: ModelSpec) -> None:
     assert np.unique(columns, axis=1).shape[1] == len(table)
     assert np.array_equal(table.dp, np.maximum(16 // (table.tp * table.cp * table.pp), 0))
     assert np.array_equal(table.sp, table.tp > 1)
-    interleaved = table.schedule == SCHEDULE_NAMES.index("interleaved")
-    assert np.array_equal(interleaved, table.vpp > 1)
+    several = [SCHEDULE_NAMES.index(name) for name in ("interleaved", "zbv")]
+    assert np.array_equal(np.isin(table.schedule, several), table.vpp > 1)
 
 
 def test_the_space_changes_no_numerics() -> None:
     assert space().schedule == ("1f1b", "interleaved")
-    assert "zbv" in constrained(space(name="torchtitan"), with_=("zbv",)).schedule
+    assert space(name="torchtitan").schedule == ("1f1b", "interleaved", "zbv")
+    assert constrained(space(name="torchtitan"), without=("zbv",)).schedule == ("1f1b", "interleaved")
+
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def claimed(line: str) -> list[str]:
+    """What README's list of what is searched names in code behind the first words of a line."""
+    _, _, said = README.partition("<!-- searched -->")[2].partition("<!-- /searched -->")[0].partition(f"- {line}")
+    assert said, line
+    return re.findall(r"`([^`]+)`", said.partition("\n- ")[0])
+
+
+def test_the_readme_says_what_is_searched() -> None:
+    of_megatron, of_torchtitan = space(MOE), space(MOE, "torchtitan")
+    degrees = [name for name in vars(of_megatron) if isinstance(getattr(of_megatron, name), tuple)]
+    named = {"cp_kind", "recompute", "schedule", "balancing"}  # of which the next lines tell the values
+    assert claimed("Degrees") == ["sp", *(name for name in degrees if name not in named)]
+    kinds = claimed("Context parallelism")
+    assert [CP_KINDS[kind] for kind in of_megatron.cp_kind] == kinds
+    assert [CP_KINDS[kind] for kind in of_torchtitan.cp_kind] == kinds[1:2]
+    schedules = claimed("Schedules")
+    assert schedules == list(of_torchtitan.schedule) and list(of_megatron.schedule) == schedules[:2]
+    said = claimed("Recomputation")
+    spaces = space(), of_megatron, space(mla_moe()), of_torchtitan
+    searched = {str(spec) for one in spaces for spec, _ in one.recompute}
+    alone = {mode.removeprefix("selective:") for mode in searched if mode.startswith("selective") and "+" not in mode}
+    together = {module for mode in searched if "+" in mode for module in mode.removeprefix("selective:").split("+")}
+    assert searched - {mode for mode in searched if mode.startswith("selective")} < set(said)
+    assert alone | together | {"core_attn"} == set(said) & set(RECOMPUTE_MODULES)
+
+
+def test_the_readme_says_what_only_a_word_or_an_option_brings() -> None:
+    assert claimed("With `--with`") == [word for word in WITH if word != OLD_FP8]
+    for option in claimed("Where you set it"):
+        name, _, value = option.partition("=")
+        if name == "schedule":
+            assert value in SCHEDULE_NAMES and value not in (*space().schedule, *space(name="torchtitan").schedule)
+        elif name == "zero":
+            assert space().zero is None and space(name="torchtitan").zero is None
+        elif not name.startswith("--"):
+            assert name.removeprefix("framework.") in FrameworkSpec.model_fields
 
 
 def test_fix() -> None:
