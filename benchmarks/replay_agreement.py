@@ -30,7 +30,7 @@ from mofa.replay.time.step import time_of
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job, check
-from mofa.search.space import SOLVED, constrain, default_space, product
+from mofa.search.space import SOLVED, combinations_table, constrain, default_space
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import StrategyTable
@@ -180,7 +180,7 @@ def _strategies(line: Line, at: int) -> tuple[Job, StrategyTable]:
     modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))
     pytorch_ddp = job.framework.name in PYTORCH_MODULES and job.framework.data_parallel == "ddp"
     space = replace(asked[0], recompute=modes, zero=0 if pytorch_ddp else None)
-    table = product(space, job.cluster, job.framework)
+    table = combinations_table(space, job.cluster, job.framework)
     legal = (check(job, table).reason < 0) & (table.recompute_layers != SOLVED)
     if "micro_moe" in line.with_:
         legal &= table.balancing > 0

@@ -123,11 +123,11 @@ def costing(workload: str, cluster: str, gpus: int) -> None:
     from mofa.cost.estimate import estimate_table
     from mofa.search.job_setup import loads_of
     from mofa.search.legality.masks import Job, check
-    from mofa.search.space import SOLVED, default_space, product
+    from mofa.search.space import SOLVED, combinations_table, default_space
 
     job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)
     framework = mofa.load_framework(job.framework or "megatron")
-    table = product(default_space(job, machines, framework), machines, framework)
+    table = combinations_table(default_space(job, machines, framework), machines, framework)
     legal = (check(Job(job, machines, framework), table).reason < 0) & (table.recompute_layers != SOLVED)
     table = table.take(np.flatnonzero(legal))
     loads = loads_of(job, table)

@@ -139,7 +139,7 @@ def block_forward(ctx: Context, p: Primitives, kind: BlockKind, halves: Halves |
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard * hidden * ctx.residual, use="residual")
-    p.wrap_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
+    p.begin_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
     shared = halves if halves is not None and not b.ops and b.mark is None else {}
     if kind.windowed in shared:
         ops, tensors, mid = shared[kind.windowed]

@@ -57,7 +57,7 @@ class Context:
     """Share of an expert's numbers of tokens for which the library of products remembers no kernel. [-]"""
     cp_a2a: BoolK = False
     """Where attention's heads are exchanged for tokens."""
-    new_kernels: ArrayK = 0.0
+    expected_first_use_kernels: ArrayK = 0.0
     """Kernels that are loaded for an expert's number of tokens, of all its products. [-]"""
     has_all_layers: BoolK = True
     """Where a rank has all layers, in no pipeline."""
@@ -167,7 +167,7 @@ class Primitives:
     embedding: Callable[[TapeBuilder, Context], str]
     head: Callable[[TapeBuilder, Context, str], str]
     """(builder, context, residual stream) -> loss: final norm, output layer, cross entropy"""
-    wrap_block: Callable[[TapeBuilder, Context, str, ArrayK, ArrayK], None]
+    begin_block: Callable[[TapeBuilder, Context, str, ArrayK, ArrayK], None]
     """(builder, context, block, dense params per rank, expert params per rank): what data parallelism does before it"""
     wrap_backward: Callable[[Tape, Context, str, ArrayK, ArrayK], Tape] | None = None
     """(backward tape, context, block, dense params per rank, expert params per rank): what data parallelism adds to it;

@@ -203,7 +203,7 @@ class Estimator:
         return self._rested_by(RESTED)
 
     @cached_property
-    def paced(self) -> Estimator:
+    def at_own_clock(self) -> Estimator:
         """The same for the table's only row, at the clock that its own waits leave: what is played."""
         if not self.rests or int(self.table.pp[0]) == 1:
             return self
@@ -225,7 +225,7 @@ class Estimator:
     def _costed_as(self, changed: Callable[[Costs], Costs]) -> Estimator:
         """The same with other times of its blocks."""
         other = copy.copy(self)
-        for name in ("row", "rank_specs", "_row_bytes", "drained", "rested", "paced"):
+        for name in ("row", "rank_specs", "_row_bytes", "drained", "rested", "at_own_clock"):
             other.__dict__.pop(name, None)
         other.parts = [Part.of(part.mode, changed(part.costs)) for part in self.parts]
         return other

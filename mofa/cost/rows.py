@@ -125,8 +125,8 @@ class LayerArrays:
         return self.stack(lambda c: c.shelved)
 
     @cached_property
-    def cached(self) -> ArrayN:
-        return self.stack(lambda c: c.cached)
+    def autocast_cached_bytes(self) -> ArrayN:
+        return self.stack(lambda c: c.autocast_cached_bytes)
 
     @cached_property
     def forward_clocks(self) -> ArrayN:

@@ -19,14 +19,14 @@ from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import Outlook, failure_clock, outlook
 from mofa.plan.long_run import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
 from mofa.plan.result import Plan
-from mofa.specs.faults import FaultSpec, PowerSpec
+from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
-    from mofa.search.costing import Costed
+    from mofa.search.costing import CostedRows
 
 FloatN = NDArray[np.float64]
 BAND_RUNS, BAND_FAILURES = 1000, 200.0
@@ -41,7 +41,7 @@ ACTIVITIES: dict[str, tuple[str, ...]] = {
 """Activities of a GPU in each part of a step, which decide its power."""
 
 
-def watts_of_steps(exposed_s: FloatN, power: PowerSpec, tdp_w: float) -> FloatN:
+def watts_of_steps(exposed_s: FloatN, power: PowerDrawSpec, tdp_w: float) -> FloatN:
     """Average power of a GPU over a step. (n,) [W]
 
     Parameters
@@ -57,7 +57,7 @@ def watts_of_steps(exposed_s: FloatN, power: PowerSpec, tdp_w: float) -> FloatN:
     --------
     >>> step = np.zeros((13, 1))
     >>> step[TIME_COMPONENTS.index("gemm")] = step[TIME_COMPONENTS.index("bubble")] = 0.5
-    >>> float(watts_of_steps(step, PowerSpec(), 700.0)[0]).__round__(6)
+    >>> float(watts_of_steps(step, PowerDrawSpec(), 700.0)[0]).__round__(6)
     413.0
     """
     total = exposed_s.sum(axis=0)
@@ -69,7 +69,7 @@ def watts_of_steps(exposed_s: FloatN, power: PowerSpec, tdp_w: float) -> FloatN:
 
 
 @dataclass(frozen=True)
-class LongRuns:
+class LongRunObjective:
     """Rates the plans of one job by the whole run; the job's cluster is without the spares.
 
     ``spares`` are idle whole nodes beside ``cluster``. With 0 the scheduler provides replacements.
@@ -135,7 +135,7 @@ class LongRuns:
             return np.ones_like(ranks)
         return ranks if self.framework.data_parallel == "ddp" else np.minimum(self.framework.dp_replicate, ranks)
 
-    def check(self) -> None:
+    def refuse_unknown_objective(self) -> None:
         """Refuse an objective that cannot be known."""
         need: dict[Objective, Figure] = {"days": "days", "usd": "usd", "kwh": "kwh"}
         wanted = need.get(self.objective)
@@ -182,7 +182,7 @@ class LongRuns:
         gpus = (running * job + idle * spare) / (job + spare)
         return np.asarray((gpus + power.node_overhead_w_per_gpu.value) * power.pue.value)
 
-    def key(self, costed: Costed) -> FloatN:
+    def key(self, costed: CostedRows) -> FloatN:
         """The key to minimise: wall-clock seconds of a productive step, or joules for ``kwh``. (n,)"""
         if self._unknown:
             return costed.step_s

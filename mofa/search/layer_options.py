@@ -76,7 +76,7 @@ class Choice:
     optimal: bool
 
 
-def choose(problem: LayerOptions, time_limit_s: float = 10.0, seed: int = 0) -> Choice | None:
+def choose_layer_options(problem: LayerOptions, time_limit_s: float = 10.0, seed: int = 0) -> Choice | None:
     """The options with the shortest step whose stages all fit; None where none fit.
 
     Notes
@@ -91,7 +91,7 @@ def choose(problem: LayerOptions, time_limit_s: float = 10.0, seed: int = 0) -> 
     >>> a = np.array
     >>> small = LayerOptions(a([0, 0]), a([[1.0, 2.0]] * 2), a([[3072.0, 1024.0]] * 2), np.zeros((2, 2)), np.zeros(1),
     ...                      np.zeros(1), np.zeros(1), 4096.0, 1)
-    >>> choose(small).step_s
+    >>> choose_layer_options(small).step_s
     3.0
     """
     from ortools.sat.python import cp_model

@@ -256,7 +256,7 @@ class Combinations:
         return Combinations(self.degrees.take(degrees), self.recompute, layers)
 
 
-def product(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
+def combinations_table(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
     """All rows of :func:`combinations` as a table."""
     combined = combinations(space, cluster, framework)
     return combined.take(np.arange(len(combined)))

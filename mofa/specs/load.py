@@ -11,7 +11,7 @@ from typing import Any
 from mofa.errors import SpecError
 from mofa.specs.complete import complete_strategy
 from mofa.specs.copied import mark_copied
-from mofa.specs.faults import FaultSpec, PowerSpec
+from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.files import (
     bundled,
     bundled_dir,
@@ -306,7 +306,7 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
         path, where = find_file(ref, "fault_profiles", "see mofa show faults")
         raw = load_yaml(path, where)
     if any(path.startswith("power.") for path in overrides or ()):  # the model's own facts can be changed too
-        raw = {**raw, "power": {**PowerSpec().model_dump(exclude_none=True), **(raw.get("power") or {})}}
+        raw = {**raw, "power": {**PowerDrawSpec().model_dump(exclude_none=True), **(raw.get("power") or {})}}
     return build(FaultSpec, override(raw, overrides, where), _changed(where, overrides))
 
 

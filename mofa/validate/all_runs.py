@@ -14,8 +14,8 @@ from mofa.errors import SpecError
 from mofa.search.entry_points import timed_plan
 from mofa.validate.attribute import Attribution, attribute, read_trace
 from mofa.validate.bands import coverage
-from mofa.validate.hopper import hopper_category
-from mofa.validate.hosts import known_hosts
+from mofa.validate.hopper import hopper_set
+from mofa.validate.hosts import host_op_s_by_machine
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
 from mofa.validate.score import GroupScore, Layer, RunScore, ValidationReport, compare, group_score, score
@@ -112,7 +112,7 @@ def layers(folder: Path | None) -> tuple[Layer, ...]:
         return ()
     chunked = []
     wanted = ("step", "peak_bytes", "reserved_bytes")
-    for item in score_layers(layer_folders(folder), hosts=known_hosts(folder), quantities=wanted):
+    for item in score_layers(layer_folders(folder), hosts=host_op_s_by_machine(folder), quantities=wanted):
         of = {quantity: compare(*pair) for quantity, pair in item.values.items()}
         step = of["step"]
         assert step is not None
@@ -166,8 +166,8 @@ GATHERED: dict[str, Callable[[RunScore], bool]] = {
     "all-published-hopper-bf16": lambda run: (
         _complete(run) and run.gpu.lower().startswith(NEWEST_GPUS) and "fp8" not in run.framework
     ),
-    "published-hopper-te-dense-bf16": lambda run: hopper_category(run) == "dense bf16",
-    "published-hopper-te-dense-fp8": lambda run: hopper_category(run) == "dense fp8",
+    "published-hopper-te-dense-bf16": lambda run: hopper_set(run) == "dense bf16",
+    "published-hopper-te-dense-fp8": lambda run: hopper_set(run) == "dense fp8",
 }
 """Groups over sources: our own runs with uneven routing, of both halves; all published runs; and of those the ones on
 H100 and H200 in bf16 whose configuration is complete; and the dense rows on Hopper and Transformer Engine."""

@@ -18,7 +18,7 @@ from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import build
 from mofa.specs.host import LayerPace
-from mofa.validate.step_pace import is_paced, slowest_layer, slowest_op_s
+from mofa.validate.step_pace import is_paced, layer_pace_of_slowest_host, slowest_op_s
 
 HOSTS = "hosts.yaml"
 """File of machines beside the folder of records."""
@@ -60,7 +60,7 @@ def read_hosts(records: Path) -> tuple[MachineHost, ...]:
     return build(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
 
 
-def known_hosts(references: Path | None = None) -> dict[str, float]:
+def host_op_s_by_machine(references: Path | None = None) -> dict[str, float]:
     """Issue of one small eager op by the mark of a machine, where it has one; none away from a clone of mofa. [s]"""
     folder = references or Path(__file__).resolve().parents[2] / "reference_runs"
     return {machine.host: machine.host_op_s.value for machine in read_hosts(folder / "measured") if machine.host}
@@ -69,11 +69,11 @@ def known_hosts(references: Path | None = None) -> dict[str, float]:
 def layer_pace(record: Record) -> LayerPace | None:
     """A small layer of Transformer Engine on a run's slowest host; None of a run that did not time one.
 
-    Where small additions were timed within the steps, what :func:`mofa.validate.step_pace.slowest_layer` says. Else the
-    median of what was read between steps, of the slowest rank.
+    Where small additions were timed within the steps, what :func:`mofa.validate.step_pace.layer_pace_of_slowest_host`
+    says. Else the median of what was read between steps, of the slowest rank.
     """
     if is_paced(record):
-        return slowest_layer(record)
+        return layer_pace_of_slowest_host(record)
     timed = [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
     return max(map(_read_between_steps, timed), key=sum, default=None)
 

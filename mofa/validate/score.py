@@ -247,10 +247,10 @@ def score_run(reference: Reference) -> RunScore:
     SpecError
         If the run cannot be expressed.
     """
-    return next(score_alike([reference]))
+    return next(score_configuration([reference]))
 
 
-def score_alike(references: Sequence[Reference]) -> Iterator[RunScore]:
+def score_configuration(references: Sequence[Reference]) -> Iterator[RunScore]:
     """Predict one configuration once and compare it with every run of it."""
     first = references[0]
     workload, cluster, framework, strategy = first.resolve()
@@ -477,4 +477,4 @@ def _expected(reference: Reference) -> tuple[int, ...]:
 
 def _all_alike(references: Sequence[Reference]) -> list[RunScore]:
     with collected_at_the_end():
-        return list(score_alike(references))
+        return list(score_configuration(references))

@@ -17,7 +17,7 @@ from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES, kept_outputs
 from mofa.blocks.op import Op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, HostSync, Stream
-from mofa.cost.block.block_cost import cached_bytes
+from mofa.cost.block.block_cost import autocast_cached_bytes
 from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
@@ -94,13 +94,13 @@ def test_llama_block_under_autocast() -> None:
     tapes = layer(context(mode="autocast"))
     by_hand = TOKENS * (18 * D + 2 * (2 * Q + 2 * KV + 4 * F) + 4 * HQ + 8) + 2 * LINEARS
     assert saved(tapes) == by_hand
-    assert cached_bytes(tapes, 1) == 0  # all of the cache's copies are the graph's too
+    assert autocast_cached_bytes(tapes, 1) == 0  # all of the cache's copies are the graph's too
 
 
 def test_autocast_weight_copies_go_where_the_block_is_checkpointed() -> None:
     checkpointed = layer(context(mode="autocast"), Recompute("full"))
     assert saved(checkpointed) == TOKENS * 4 * D
-    assert cached_bytes(checkpointed, 1) == 2 * LINEARS  # the cache alone has them, until the loss
+    assert autocast_cached_bytes(checkpointed, 1) == 2 * LINEARS  # the cache alone has them, until the loss
 
 
 def test_autocast_casts_weight_gradients_to_fp32_and_adds_them() -> None:

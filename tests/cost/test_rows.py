@@ -12,7 +12,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.rank.of_plan import rows_of
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.legality.masks import Job, check
-from mofa.search.space import SOLVED, default_space, product
+from mofa.search.space import SOLVED, combinations_table, default_space
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.strategy import BALANCING, StrategyTable
 
@@ -34,7 +34,7 @@ def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[Job, Str
     space = default_space(job, machines, framework)
     if name == "megatron" and job.model.moe is not None:
         space = replace(space, balancing=BALANCING)
-    table = product(space, machines, framework)
+    table = combinations_table(space, machines, framework)
     legal = (check(Job(job, machines, framework), table).reason < 0) & (table.recompute_layers != SOLVED)
     return Job(job, machines, framework), table.take(np.flatnonzero(legal))
 

@@ -15,7 +15,7 @@ from mofa.errors import SpecError
 from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import Outlook, outlook
 from mofa.faults.replicas import Absence, nodes_short
-from mofa.search.goodput import LongRuns
+from mofa.search.goodput import LongRunObjective
 from mofa.search.long_run.goodput_by_scale import GOES_ON, goodput_by_scale
 from mofa.specs.faults import FaultSpec
 from mofa.specs.load import load_faults
@@ -109,7 +109,7 @@ def test_what_the_framework_cannot_do_is_null_with_the_reason() -> None:
     plan = mofa.estimate_long_run(JOB, NODES, "tp=2", facts(), framework=megatron, replay=False)
     assert plan.ettr is None and "megatron restarts all replicas" in plan.unknown["ettr"]
     fsdp = mofa.load_framework("torchtitan")
-    assert "dp_replicate" in LongRuns(JOB, NODES, fsdp, facts()).missing()["ettr"]
+    assert "dp_replicate" in LongRunObjective(JOB, NODES, fsdp, facts()).missing()["ettr"]
     with pytest.raises(SpecError, match="megatron restarts all replicas"):
         goodput_by_scale(JOB, NODES, facts(), [64], megatron)
     with pytest.raises(SpecError, match="recovery: replica reads"):

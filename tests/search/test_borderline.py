@@ -92,7 +92,7 @@ def test_the_least_full_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fewer_layers_are_recomputed_where_they_fit() -> None:
     strategy = {"tp": 1, "pp": 2, "micro_batch": 4, "recompute": "full:5"}
     wide = candidate(cluster(16), strategy, solved=True, name="megatron")
-    at = {number: wide.recomputing(number).device_bytes() for number in (2, 3)}
+    at = {number: wide.with_recompute_layers(number).device_bytes() for number in (2, 3)}
     machines = with_room((at[2] + at[3]) / 2)
     one = candidate(machines, strategy, solved=True, name="megatron")
     with Workers() as workers:

@@ -11,7 +11,7 @@ from mofa.blocks.frameworks.recompute import selective_modes
 from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.space import SOLVED, Space, constrain, default_space, product
+from mofa.search.space import SOLVED, Space, combinations_table, constrain, default_space
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import COLUMNS, StrategyTable
 from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, table, workload
@@ -27,7 +27,7 @@ def space(
 
 
 def rows(found: Space, model: ModelSpec = DENSE, name: str = "megatron", gpus: int = 16) -> StrategyTable:
-    return product(found, cluster(gpus), framework(name))
+    return combinations_table(found, cluster(gpus), framework(name))
 
 
 def constrained(found: Space, **given: Any) -> Space:

@@ -74,7 +74,7 @@ def kernels(recorder: Recorder) -> None:
     (recorder.out / "kernels.json").write_text(json.dumps(kernels_by_case, indent=0) + "\n", encoding="utf-8")
 
 
-def cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], None]]]) -> None:
+def run_all_cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], None]]]) -> None:
     """Run what the time allows; a failure is a line of ``failed.txt``."""
     for name, call in todo:
         if recorder.left_s() < 0:
@@ -125,7 +125,7 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
     if gpus == 2:
         todo = te_modules.two_gpu_cases(recorder) + te_models.two_gpu_cases(recorder)
     todo = [(name, call) for name, call in todo if not wanted or any(name.startswith(word) for word in wanted)]
-    cases(recorder, todo)
+    run_all_cases(recorder, todo)
     if gpus == 1:
         kernels(recorder)
     if rank == 0:

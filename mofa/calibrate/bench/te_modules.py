@@ -186,7 +186,7 @@ def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str
     beside, times, quiet = host_pace.EngineLayer(), [], []
     for _ in range(14):
         settled = recorder.cores.settle()
-        scale, _ = recorder.pace.over(beside.seconds(5))
+        scale, _ = recorder.pace.layer_time_ratios(beside.seconds(5))
         began = time.perf_counter()
         call()
         times.append(scale * (time.perf_counter() - began))

@@ -75,7 +75,7 @@ def import_nccl(file: Path, profile: Path | str) -> dict[str, Any]:
     node, cluster = _read_profile(path, run)
     _check_gpu(file, run, path, cluster.gpu.name)
     group = _group_of(file, run, cluster.node)
-    level = "nic" if bool(group.spans[0]) else "intra"
+    level = "nic" if bool(group.crosses_domains[0]) else "intra"
     key = "all_to_all_efficiency" if run.op == "all_to_all" else "efficiency"
     share = _share_of(run, group, cluster, level)
     if not 0 < share <= 1.5:

@@ -27,7 +27,7 @@ def attribute(
     from mofa.report.tables import make_console
     from mofa.search.entry_points import timed_plan
     from mofa.validate.attribute import attribute as put_beside
-    from mofa.validate.attribute import doubts, read_profile, refuse_another_run
+    from mofa.validate.attribute import read_profile, refuse_another_run, trace_mismatches
 
     profile = read_profile(trace)
     with jobs_from_options(str(run)) as jobs:
@@ -37,7 +37,7 @@ def attribute(
         refuse_another_run(trace, profile, job.cluster.num_gpus, job.id, job.gpu)
         plan = timed_plan(job.workload, job.cluster, job.strategy, framework=job.framework)
     attribution = put_beside(profile.kernels, plan, job.rests_on)
-    warnings = doubts(profile, attribution)
+    warnings = trace_mismatches(profile, attribution)
     attribution = attribution.model_copy(update={"warnings": tuple(warnings)})
     for warning in warnings:
         print(f"mofa: warning: {warning}", file=sys.stderr)

@@ -85,7 +85,7 @@ class Shelf(Generic[T]):
         """What waits, and for how long from now. [s]"""
         return [(round(at_s - self.host_s, 6), item) for at_s, item in self.waiting]
 
-    def lead(self) -> tuple[object, ...]:
+    def clock_state_key(self) -> tuple[object, ...]:
         """Equal for two instants from which both clocks run alike."""
         queued = ((self.launched - launched, round(at_s - self.host_s, 6)) for launched, at_s in self.queued)
         return round(self.device_s - self.host_s, 6), *queued

@@ -121,7 +121,7 @@ def block_context(
         micro_batch=f["micro_batch"], fsdp=shards["fsdp"], efsdp=shards["efsdp"],
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
         uneven=_plain(load.uneven), fixed_rows=workload.routing.pad_to_capacity,
-        unseen=_plain(unseen), new_kernels=_plain(kernels),
+        unseen=_plain(unseen), expected_first_use_kernels=_plain(kernels),
         has_all_layers=_plain(table.pp == 1),
         loops_met=_plain((np.maximum(model.num_moe_layers / (table.pp * table.vpp), 1.0) + 1.0) / 2.0),
         scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
@@ -241,11 +241,11 @@ def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: Memorie
         if forward is None:
             forward = forwards[id(block.forward)] = tape_flops(block.forward, num_k)
         backward = tape_flops(block.backward, num_k)
-        out[name] = BlockCost((block,), phases, memories, forward, backward, cached_bytes(block, num_k))
+        out[name] = BlockCost((block,), phases, memories, forward, backward, autocast_cached_bytes(block, num_k))
     return out
 
 
-def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
+def autocast_cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes of weight copies that autocast makes in the forward and the backward does not read. (K,) [B]"""
     # experts are cast outright, not by autocast, and what is compiled casts outside of its cache
     casts = [op for op in block.forward.ops if op.casts_weight and op.part != "experts"

@@ -92,7 +92,7 @@ class BlockCost:
     memories: Memories
     forward_flops: ArrayK
     backward_flops: ArrayK
-    cached: ArrayK
+    autocast_cached_bytes: ArrayK
     """Weight copies that autocast's cache holds until the loss is there although the graph does not keep them. [B]"""
 
     @cached_property
@@ -125,7 +125,7 @@ class BlockCost:
         return BlockCost(
             self.blocks + block.blocks, self.phases, self.memories,
             self.forward_flops + block.forward_flops, self.backward_flops + block.backward_flops,
-            self.cached + block.cached,
+            self.autocast_cached_bytes + block.autocast_cached_bytes,
         )  # fmt: skip
 
 

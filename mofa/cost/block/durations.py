@@ -16,7 +16,7 @@ from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import Attention, Collective, Gemm, Grouped, HostSync, Stream
 from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
-from mofa.cost.kernels.fitted_forms import missed_bytes
+from mofa.cost.kernels.fitted_forms import l2_miss_bytes
 from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.specs.curves import Curve, PoweredCurve, slowest_of
 from mofa.specs.framework import FrameworkSpec
@@ -315,7 +315,7 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
              if form.missed_bytes_per_s and anywhere(work.source)]  # fmt: skip
     if again:
         source = stacked([works[i].source for i in again], num_k)
-        missed = missed_bytes(moved[again], source, machine.cluster.gpu.l2_bytes.value)
+        missed = l2_miss_bytes(moved[again], source, machine.cluster.gpu.l2_bytes.value)
         extra[again] += missed / np.array([[like[i].missed_bytes_per_s] for i in again])
     launch_s = curves.stream_like("", False).form.launch_s
     floor_s = np.maximum(launches * launch_s, np.array([[form.launch_s] for form in like]))

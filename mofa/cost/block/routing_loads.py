@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.kernels.kernel_selection import (
+    expected_first_use_kernels,
     expected_poisson_max,
-    new_kernels,
+    heuristic_cache_miss_rate,
     popularity_drift,
     token_count_densities,
-    unseen_share,
 )
 from mofa.specs.gpu_facts import KernelSelection
 
@@ -186,9 +186,10 @@ def _unseen(
     # in a run's first steps; how far popularity moves later was not measured
     spread = popularity_drift(means) if drifts and np.isfinite(draws) else 0.0
     places = [token_count_densities(mean, spread, multiple) for mean in each]
-    of_ranks = [unseen_share(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
+    of_ranks = [heuristic_cache_miss_rate(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
     kernels = [
-        new_kernels(mean, draws, ways, selection, spread, of, multiple) for mean, of in zip(each, places, strict=True)
+        expected_first_use_kernels(mean, draws, ways, selection, spread, of, multiple)
+        for mean, of in zip(each, places, strict=True)
     ]
     local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
     return float(np.mean(of_ranks)), expected_poisson_max(float(np.mean(kernels)) * local, ep) / local

@@ -23,8 +23,8 @@ from mofa.cost.block.host_issue import host_seconds
 from mofa.cost.block.launch_blocking import blocking
 from mofa.cost.block.sequential_experts import issue_of_expert_loops
 from mofa.cost.block.streams import NOTHING, Ready, Streams, through
-from mofa.cost.kernels.launch_queue import kernels_of
-from mofa.cost.kernels.lazy_loading import idle_s, tape_with_loads
+from mofa.cost.kernels.launch_queue import num_queued_kernels
+from mofa.cost.kernels.lazy_loading import load_idle_s, tape_with_loads
 
 ArrayK = NDArray[np.float64]
 
@@ -120,7 +120,7 @@ def _scanned(
                 rested = _pass(ops, watched, seconds, issue, ahead, machine)
             late_s = ahead.late_s
             sent = _beside(tape, seconds, machine)
-            device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + idle_s(tape, seconds)
+            device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + load_idle_s(tape, seconds)
             device_s = maximum(device_s, queued)
     alone_s = sum(exposed.values(), 0.0)
     exposed, hidden = _with_loss(exposed, _beside(tape, seconds, machine), regained)
@@ -129,10 +129,10 @@ def _scanned(
     slowed = sum(exposed.values(), 0.0) - alone_s
     if clocks is None:
         if device_s is None:
-            device_s = alone_s - exposed["host_idle"] + idle_s(tape, seconds) + slowed
+            device_s = alone_s - exposed["host_idle"] + load_idle_s(tape, seconds) + slowed
         clocks = device_s - slowed, device_s - slowed + late_s, NO_WAIT, issued
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
-    kernels: FloatK = sum([where(op.present, kernels_of(op), 0.0) for op in ops], 0.0)
+    kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
     of_parts = stacked([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)

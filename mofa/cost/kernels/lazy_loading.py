@@ -28,7 +28,7 @@ def share_of_passes_with_load(ctx: Context) -> FloatK:
     """
     if ctx.model.moe is None:
         return 0.0
-    share: FloatK = 1.0 - np.exp(-0.5 * ctx.local_experts * ctx.new_kernels * ctx.loops_met)
+    share: FloatK = 1.0 - np.exp(-0.5 * ctx.local_experts * ctx.expected_first_use_kernels * ctx.loops_met)
     return share
 
 
@@ -95,7 +95,7 @@ def tape_with_loads(
     return replace(tape, ops=ops), list(took), list(issued)
 
 
-def idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
+def load_idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
     """What loads keep the device waiting in a tape of :func:`tape_with_loads`. (K,) [s]"""
     return sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.family == "host_idle"], 0.0)
 

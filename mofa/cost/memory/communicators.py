@@ -272,5 +272,5 @@ def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
 def _peer_bytes(group: Group, peers: IntN, spec: CommunicatorSpec) -> ArrayN:
     """Device memory of the connections to ranks that are sent to directly. (n, R) [B]"""
     near = np.minimum(peers, np.reshape(group.ranks_per_domain, (-1, 1)) - 1)
-    mapped = np.where(group.spans[:, None], np.minimum(near, MEASURED_PEERS), near)
+    mapped = np.where(group.crosses_domains[:, None], np.minimum(near, MEASURED_PEERS), near)
     return np.asarray(mapped * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value)

@@ -139,8 +139,8 @@ class PeakCandidates:
         mid = 1.0 if rows.static.grads_always else several
         # autocast's cache holds the weight copies of recomputed layers until the loss is there
         cached: ArrayN | float = 0.0
-        if np.any(rows.layers.cached):
-            cached = rows.over_stages(rows.layers.cached)
+        if np.any(rows.layers.autocast_cached_bytes):
+            cached = rows.over_stages(rows.layers.autocast_cached_bytes)
         if rows.framework.traits.has_pytorch_modules and rows.layout.stages.pp > 1:
             in_flight = InFlight(rows, self.grads)
             self._pipelined_layers(in_flight)

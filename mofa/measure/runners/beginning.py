@@ -64,13 +64,13 @@ class Beginning:
         return entries
 
     def _end(self) -> None:
-        content = {"step_starts": self._starts, **columns(self._entries())}
+        content = {"step_starts": self._starts, **memory_history_columns(self._entries())}
         self._memory._record_memory_history(enabled=None)
         with gzip.open(self._path, "wt", compresslevel=9) as file:
             json.dump(content, file, separators=(",", ":"))
 
 
-def columns(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def memory_history_columns(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Columns of a memory history, an entry a row, in order.
 
     ``action`` and ``where`` are indices in ``actions`` and ``places``; streams count as they appear; ``address`` counts

@@ -125,7 +125,7 @@ class Playing:
         assert drift is not None
         mark = player.state.journal.mark()
         with no_collection():
-            for _ in range(drift.steps(len(self.rank.computations)) - self.num_steps):
+            for _ in range(drift.num_drift_steps(len(self.rank.computations)) - self.num_steps):
                 player.draw_tokens()
                 player.run_step()
         result = self.result()

@@ -236,6 +236,6 @@ class Sends:
             self.lag(),
             shelved,
             sent,
-            self.ring.lead(),
+            self.ring.clock_state_key(),
             tuple((limit - self.launched, block.address) for limit, block in self.waiting),
         )

@@ -94,7 +94,7 @@ class RoutingDrift:
     routers: Routers
     moving: tuple[tuple[DriftingLayer | None, ...], ...]
 
-    def steps(self, computations: int) -> int:
+    def num_drift_steps(self, computations: int) -> int:
         """How many steps are played so, of so many computations."""
         pieces = max(sum(map(len, self.moving)) / len(self.moving), 1.0)
         most = int(MOST_PASSES // max(computations * pieces, 1.0))

@@ -21,7 +21,7 @@ from mofa.cost.block.launch_blocking import on_one_stream, waits_behind
 from mofa.cost.block.sequential_experts import issue_of_expert_loops
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
-from mofa.cost.kernels.launch_queue import kernels_of
+from mofa.cost.kernels.launch_queue import num_queued_kernels
 from mofa.cost.kernels.lazy_loading import tape_with_loads
 
 FAMILY = {name: i for i, name in enumerate(EXPOSED)}
@@ -171,8 +171,8 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
             behind = None if wait is None else Sync(f"{op.name}.blocks", value(wait.host_s))
             lines.append(
                 _Line(
-                    op, tuple(map(of, op.reads)), op.writes, device_s, host_s, value(kernels_of(op)), None, slows,
-                    communicator, behind,
+                    op, tuple(map(of, op.reads)), op.writes, device_s, host_s, value(num_queued_kernels(op)), None,
+                    slows, communicator, behind,
                 )
             )  # fmt: skip
         for tensor in shared:

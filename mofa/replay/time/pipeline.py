@@ -61,7 +61,7 @@ class PipelineRank(Protocol):
         """An exchange that the rank waited for is over."""
 
 
-class ExchangeTimes(NamedTuple):
+class ExchangeSpans(NamedTuple):
     """Start and end of every exchange of a program. [s]"""
 
     wiring: Wiring
@@ -111,7 +111,7 @@ def _begin(wiring: Wiring) -> _State:
     )  # fmt: skip
 
 
-def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> ExchangeTimes:
+def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> ExchangeSpans:
     """Play an order on what computes on each rank; returns every exchange, with its start and end.
 
     Raises
@@ -130,7 +130,7 @@ def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> 
     if stuck or any(state.queues):
         check(wiring.program)
         raise OrderError("the order waits for ever")
-    return ExchangeTimes(wiring, state.starts, state.ends)
+    return ExchangeSpans(wiring, state.starts, state.ends)
 
 
 def _starting(wiring: Wiring, state: _State, hop_s: float) -> Callable[[int], None]:
@@ -308,7 +308,7 @@ def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.
     )  # fmt: skip
 
 
-def sent_spans(flights: ExchangeTimes, pp: int) -> tuple[tuple[Span, ...], ...]:
+def sent_spans(flights: ExchangeSpans, pp: int) -> tuple[tuple[Span, ...], ...]:
     """Sends and receives per rank, from start to end."""
     out: list[list[Span]] = [[] for _ in range(pp)]
     wiring, starts, ends = flights

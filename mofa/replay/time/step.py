@@ -23,7 +23,7 @@ from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.data_parallel import data_parallel_steps
 from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shortened_steps
 from mofa.replay.time.kernel_runs import FAMILY
-from mofa.replay.time.pipeline import ExchangeTimes, run
+from mofa.replay.time.pipeline import ExchangeSpans, run
 from mofa.replay.time.rank_clock import RankTime, TimedPlan
 from mofa.replay.time.send_recv import Wiring, wire
 from mofa.replay.time.stream_clocks import StreamClocks
@@ -75,11 +75,11 @@ def time_of(
     OrderError
         If an order can't be; the message names the op that waits and for what.
     """
-    estimator = estimator.paced
+    estimator = estimator.at_own_clock
     rows = rows_of(estimator)
     stages, fw = rows.layout.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    tapes = tuple(PlanTapes.of(rows_of(e.paced)) for e in variants) or (PlanTapes.of(rows),)
+    tapes = tuple(PlanTapes.of(rows_of(e.at_own_clock)) for e in variants) or (PlanTapes.of(rows),)
     curves = rows.cluster.gpu.curves
     plan = TimedPlan(
         rows, tapes, _hop_seconds(rows), curves.overlap_slowdown.value,
@@ -149,7 +149,7 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Pla
     return program
 
 
-def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeTimes | None, spans: bool) -> TimeReplayed:
+def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeSpans | None, spans: bool) -> TimeReplayed:
     rows, optimizer = plan.rows, plan.optimizer_s
     last = _ends(plan, players)
     ends, tails = [], []
@@ -200,7 +200,7 @@ def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeTimes
     )  # fmt: skip
 
 
-def _transfers(flights: ExchangeTimes | None, pp: int) -> tuple[tuple[Transfer, ...], ...]:
+def _transfers(flights: ExchangeSpans | None, pp: int) -> tuple[tuple[Transfer, ...], ...]:
     out: list[list[Transfer]] = [[] for _ in range(pp)]
     if flights is not None:
         wiring, starts, ends = flights

@@ -178,14 +178,14 @@ def balance_experts(
     SpecError
         If assignments do not divide over the GPUs, or the trace is of other experts or of other GPUs.
     """
-    from mofa.routing.balance.inputs import draw_inputs, source_inputs, split_inputs
+    from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_inputs, source_inputs
     from mofa.routing.balance.token_scheduling import play
 
     notes: tuple[str, ...] = ()
     if trace is not None:
         counts = read_counts(trace, Expected("the group", setup.num_experts), sources=True)
         if counts.by_source is None:
-            inputs = split_inputs(counts.tokens.astype(np.int64), setup.num_gpus, setup.seed)
+            inputs = deal_tokens_to_gpus(counts.tokens.astype(np.int64), setup.num_gpus, setup.seed)
             notes = ("the trace has no source_rank: tokens are dealt out to GPUs at random",)
         else:
             inputs = source_inputs(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)

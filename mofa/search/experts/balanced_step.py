@@ -13,7 +13,7 @@ from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
 from mofa.errors import SpecError, StrategyError
 from mofa.plan.result import Plan
 from mofa.routing.counts import read_counts
-from mofa.routing.rank_load import cap_shares, expert_shares
+from mofa.routing.rank_load import cap_and_redistribute_shares, expert_shares
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.experts.balance import BalanceReport, Progress, StepBalance, make_report
 from mofa.search.job_setup import with_numerics
@@ -231,9 +231,9 @@ def _traced_shares(
     if counts.by_source is None:
         shares = counts.tokens[:micro_batches]
         shares = shares / shares.sum(axis=-1, keepdims=True)
-        return cap_shares(shares, cap), "the trace has no source_rank: all GPUs route alike"
+        return cap_and_redistribute_shares(shares, cap), "the trace has no source_rank: all GPUs route alike"
     of_gpu = np.moveaxis(source_shares(counts.by_source[:micro_batches], num_gpus), 2, 3)
-    return np.moveaxis(cap_shares(of_gpu, cap), 3, 2), (
+    return np.moveaxis(cap_and_redistribute_shares(of_gpu, cap), 3, 2), (
         f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}"
     )
 

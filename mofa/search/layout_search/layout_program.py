@@ -91,7 +91,7 @@ class LayoutProgram:
             ]
             for p in range(chunks)
         ]  # fmt: skip
-        for k, total in enumerate(problem.layers_before[:, -1].tolist()):
+        for k, total in enumerate(problem.kind_prefix_counts[:, -1].tolist()):
             model.add(sum(mode for chunk in self._counts for mode in chunk[k]) == total)
 
     def _count(self, difference: Any) -> Any:
@@ -223,7 +223,7 @@ class LayoutProgram:
         self._aims[aim] = variable, unit_s
         return variable, unit_s
 
-    def hold(self, aim: Aim, value_s: float) -> None:
+    def bound_aim(self, aim: Aim, value_s: float) -> None:
         """Let an aim be no longer than it was found to be."""
         variable, unit_s = self._aim(aim)
         self.model.add(variable <= round(value_s / unit_s))

@@ -206,9 +206,9 @@ def _refined(
     start, framework = split_of_strategy(estimator), candidate.job[2].name
     known: dict[Split, Candidate] = {start: candidate}
 
-    def laid_out(split: Split) -> Candidate:
+    def with_layout(split: Split) -> Candidate:
         if split not in known:
-            known[split] = candidate.laid_out(split.layout(problem.num_predictions).text, _layers(candidate, split))
+            known[split] = candidate.with_layout(split.layout(problem.num_predictions).text, _layers(candidate, split))
         return known[split]
 
     def over_bytes(split: Split) -> FloatA:
@@ -217,7 +217,7 @@ def _refined(
         return np.array(changed.stage_device_bytes()) - limit_bytes
 
     def closed_s(split: Split) -> float:
-        return float(laid_out(split).estimator.times(every_stage=True)[0].sum())
+        return float(with_layout(split).estimator.times(every_stage=True)[0].sum())
 
     result = shortest_split(problem, start, over_bytes=over_bytes, work=work)
     tried = {split: closed_s(split) for split in result.splits[:CLOSED] if split != start}
@@ -228,13 +228,13 @@ def _refined(
         if played == REPLAYED:
             break
         played += 1
-        if replay and best.memory.fits and laid_out(split).time.step_s >= best.step_s:
+        if replay and best.memory.fits and with_layout(split).time.step_s >= best.step_s:
             continue
-        plan = _costed(laid_out(split), replay)
+        plan = _costed(with_layout(split), replay)
         if plan.memory.fits and (plan.step_s < best.step_s or not best.memory.fits):
             chosen, best = split, plan
     if replay and chosen != start:  # with all that a plan explains, other ranks may turn out fuller
-        best = laid_out(chosen).plan(replay=True)
+        best = with_layout(chosen).plan(replay=True)
         if not best.memory.fits or (own.memory.fits and best.step_s >= own.step_s):
             chosen, best = start, own
     by: LayoutBy = own.layout.by if chosen == start else "search"
@@ -246,7 +246,7 @@ def _refined(
     layout = LaunchLayout.of(chosen.layout(problem.num_predictions), by, framework)
     seconds = SECONDS_OF_WORK * result.work + played * replay * _seconds_of_play(candidate)
     best = best.model_copy(update={"layout": layout.model_copy(update={"search": search})})
-    return _Refined(laid_out(chosen), best, seconds)
+    return _Refined(with_layout(chosen), best, seconds)
 
 
 def _seconds_of_play(candidate: Candidate) -> float:

@@ -125,7 +125,7 @@ class SplitProblem:
         return int(self.layer_s.shape[2])
 
     @cached_property
-    def layers_before(self) -> IntA:
+    def kind_prefix_counts(self) -> IntA:
         """Layers of each kind ahead of each layer, and of all of them. (K, L + 1)"""
         kinds = np.array(self.kinds, dtype=np.int64)
         of_kind = kinds == np.arange(self.num_kinds)[:, None]
@@ -134,7 +134,7 @@ class SplitProblem:
     @cached_property
     def most_frequent(self) -> int:
         """The kind that most layers are of."""
-        return int(np.argmax(self.layers_before[:, -1]))
+        return int(np.argmax(self.kind_prefix_counts[:, -1]))
 
     def runs(self, kind: int) -> list[tuple[int, int]]:
         """First layer and number of layers of each run of a kind along the model."""
@@ -162,7 +162,7 @@ class SplitProblem:
         start, end = ends[:, :-1], ends[:, 1:]
         recomputed = np.array([split.recomputed for split in splits])[:, None]
         until = np.where(recomputed == ALL, end, np.minimum(start + recomputed, end))
-        at_start, at_until, at_end = (self.layers_before.T[place] for place in (start, until, end))
+        at_start, at_until, at_end = (self.kind_prefix_counts.T[place] for place in (start, until, end))
         return np.stack([at_end - at_until, at_until - at_start], axis=3)
 
     def seconds(self, splits: Sequence[Split]) -> FloatA:

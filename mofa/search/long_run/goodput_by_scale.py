@@ -12,7 +12,7 @@ from mofa.faults.ledger import PARTS, Ledger
 from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, VariantPoint
 from mofa.plan.result import FrameworkSummary, Plan, WorkloadSummary
 from mofa.search.entry_points import closed_plan, find_plans
-from mofa.search.goodput import LongRuns
+from mofa.search.goodput import LongRunObjective
 from mofa.search.legality.masks import Job, check
 from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, runs_of
 from mofa.search.long_run.sensitivity import sensitivities
@@ -85,7 +85,7 @@ def goodput_by_scale(
     NothingFits
         If no number has a plan.
     """
-    lacks = LongRuns(workload, cluster, framework, faults).missing()
+    lacks = LongRunObjective(workload, cluster, framework, faults).missing()
     if "ettr" in lacks:
         raise SpecError(f"{faults.name}: {lacks['ettr']}")
     points, stands = [], []
@@ -114,7 +114,7 @@ def goodput_by_scale(
     if not stands:
         raise NothingFits(f"{workload.name}: {points[0].why}; give more GPUs, or --replan")
     stand, job, machines = stands[-1]
-    runs = LongRuns(job, machines, framework, faults)
+    runs = LongRunObjective(job, machines, framework, faults)
     left = stand.standing_all(runs)
     if faults.spares:
         fewer = stand.best(runs, faults.spares, _most_spares(runs))
@@ -193,7 +193,7 @@ def _planned_anew(
     return FewerNodesReplanned(search, machines), None
 
 
-def _most_spares(runs: LongRuns) -> int:
+def _most_spares(runs: LongRunObjective) -> int:
     """Most spare nodes: checkpoints' copies need a least number of computing nodes. [nodes]"""
     return runs.num_nodes - runs.faults.checkpoint.least_nodes
 
@@ -222,7 +222,7 @@ def _point(
     if stand is not None:
         plan = stand.plan
         for name, asked, stands_by in variants_of(faults):
-            runs = LongRuns(job, machines, framework, asked)
+            runs = LongRunObjective(job, machines, framework, asked)
             most = _most_spares(runs)
             if most < 0:
                 why = f"{asked.checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
@@ -245,7 +245,7 @@ def _point(
     )  # fmt: skip
 
 
-def _variant(runs: LongRuns, left: PlanWithSpares) -> VariantPoint:
+def _variant(runs: LongRunObjective, left: PlanWithSpares) -> VariantPoint:
     plan, bytes_ = left.plan, np.array([left.plan.checkpoint_bytes or 0.0])
     outlook = runs.of(plan)
     ettr, interval = float(outlook.ettr[0]), float(outlook.interval_s[0])

@@ -160,7 +160,8 @@ class Candidate:
         first = fewest_recomputed_layers(self.estimator, (1.0 + LAYERS_ARE_OFF) * (limit_bytes - device))
         tried = range(first, min(first + 2, own))
         return next(
-            (number for number in tried if self.recomputing(number).device_bytes(limit_bytes) <= limit_bytes), None
+            (number for number in tried if self.with_recompute_layers(number).device_bytes(limit_bytes) <= limit_bytes),
+            None,
         )
 
     def recomputing_more(self, lacking_bytes: float) -> Candidate | None:
@@ -170,15 +171,15 @@ class Candidate:
         number = next_num_recomputed(workload, framework, self.estimator, lacking_bytes) if self.solved else None
         if number is None:
             return None
-        return self.recomputing(number)
+        return self.with_recompute_layers(number)
 
-    def recomputing(self, layers: int) -> Candidate:
+    def with_recompute_layers(self, layers: int) -> Candidate:
         """The candidate with another number of recomputed layers."""
         workload, cluster, framework, row = self.job
         row = replace(row, recompute_layers=np.array([layers]))
         return Candidate(workload, cluster, framework, row, self.loads, self.convention, solved=True)
 
-    def laid_out(self, layout: str, layers: int) -> Candidate:
+    def with_layout(self, layout: str, layers: int) -> Candidate:
         """The candidate with a layout, and a number of recomputed layers."""
         workload, cluster, framework, row = self.job
         row = replace(row, layouts=(layout,), layout=np.zeros(1, np.int64), recompute_layers=np.array([layers]))
@@ -398,4 +399,4 @@ def _crossing(degrees: tuple[int, int, int, int, int, int], node: NodeSizes) -> 
     """Kinds of communication that leave the fast domain."""
     groups = process_groups(*degrees, node)
     names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
-    return {name: bool(np.any(groups[group].spans)) for name, group in names.items()}
+    return {name: bool(np.any(groups[group].crosses_domains)) for name, group in names.items()}

@@ -10,7 +10,7 @@ import pytest
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import HostSync, Stream
 from mofa.cost.estimate import Estimator
-from mofa.cost.kernels.lazy_loading import idle_s, tape_with_loads
+from mofa.cost.kernels.lazy_loading import load_idle_s, tape_with_loads
 from mofa.measure.records import read_record
 from mofa.replay.replayer import Replayer
 from mofa.search.job_setup import loads_of
@@ -33,7 +33,7 @@ def tape(*ops: Op) -> Tape:
 
 def idle(loads: float, device_s: float, host_s: float) -> float:
     found, took, _ = tape_with_loads(tape(op("a", loads)), [device_s], [host_s], LOAD_S)
-    return float(idle_s(found, took))
+    return float(load_idle_s(found, took))
 
 
 def test_nothing_changes_where_nothing_is_loaded() -> None:
@@ -102,4 +102,4 @@ def test_a_loop_loads_ahead_of_all_its_ops_and_others_ahead_of_themselves() -> N
     ops = op("x", rounds=1.0), op("a", 0.2), op("b", 0.1), op("y", 0.3, rounds=1.0)
     found, took, _ = tape_with_loads(tape(*ops), [1.0] * 4, [1.0] * 4, LOAD_S)
     assert [one.name for one in found.ops] == ["x", "a.loads", "a.loaded", "a", "b", "y.loads", "y.loaded", "y"]
-    assert float(idle_s(found, took)) == pytest.approx(0.6 * LOAD_S)
+    assert float(load_idle_s(found, took)) == pytest.approx(0.6 * LOAD_S)

@@ -46,7 +46,7 @@ class Given(Phases):
 
 
 def timed(block: BlockCost, forward_s: float, backward_s: float) -> BlockCost:
-    num_k = len(block.cached)
+    num_k = len(block.autocast_cached_bytes)
     return replace(block, phases=Given(phase(forward_s, num_k), phase(backward_s, num_k)))
 
 

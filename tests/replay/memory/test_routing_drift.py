@@ -69,8 +69,8 @@ def test_only_what_is_reserved_changes(rank: Rank) -> None:
 
 def test_long_steps_are_not_played_again(rank: Rank) -> None:
     assert rank.routing_drift is not None
-    assert 2 < rank.routing_drift.steps(len(rank.computations)) <= MOST_STEPS
-    assert rank.routing_drift.steps(1_000) == 0  # of more than two layers
+    assert 2 < rank.routing_drift.num_drift_steps(len(rank.computations)) <= MOST_STEPS
+    assert rank.routing_drift.num_drift_steps(1_000) == 0  # of more than two layers
 
 
 def test_reserved_memory_is_as_measured() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.routing.balance.baselines import eplb_fullest
-from mofa.routing.balance.inputs import draw_inputs, source_inputs, source_shares, split_inputs
+from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_inputs, source_inputs, source_shares
 from mofa.routing.balance.place import Adaptation
 from mofa.routing.balance.setup import Setup
 from mofa.routing.balance.token_scheduling import SCHEMES, play
@@ -149,7 +149,7 @@ def test_scheduling_is_never_worse_than_not(s: float, seed: int, size: tuple[int
 
 def test_a_trace_is_played_as_counted() -> None:
     loads = np.array([[[10, 5, 1, 0]], [[4, 4, 4, 4]]])
-    assert np.array_equal(split_inputs(loads, 4).sum(axis=-1), loads)
+    assert np.array_equal(deal_tokens_to_gpus(loads, 4).sum(axis=-1), loads)
 
 
 def test_groups_that_cannot_be_scheduled() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.schedules.order import ranks_of_stages
-from mofa.search.layout_search.shortest_split import descend, neighbours, shortest_split
+from mofa.search.layout_search.shortest_split import local_search, neighbours, shortest_split
 from mofa.search.layout_search.split_problem import ALL, Split, SplitProblem
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 
@@ -105,6 +105,6 @@ def test_every_split_is_a_layout_that_megatron_takes() -> None:
 
 def test_a_descent_ends_where_no_move_helps() -> None:
     problem = random_problem(3, "interleaved", 2, 3, 12)
-    end = descend(problem, problem.even())
+    end = local_search(problem, problem.even())
     steps_s = problem.steps_s(problem.fitting(neighbours(problem, end)))
     assert steps_s.min() >= problem.step_s(end) * (1.0 - 1e-9)

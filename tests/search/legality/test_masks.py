@@ -11,7 +11,7 @@ from mofa.cost.stages import split_layers
 from mofa.errors import MofaError, StrategyError
 from mofa.search.legality.masks import CHECKS, Job, check
 from mofa.search.one_strategy import one_row
-from mofa.search.space import default_space, product
+from mofa.search.space import combinations_table, default_space
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
 from tests.cost.toy import EXPERTS, cluster, framework, llama, mla_moe, moe_llama, workload
@@ -248,14 +248,14 @@ def test_a_vocabulary_that_is_not_padded_is_named() -> None:
 def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) -> None:
     """In the order of the list, each with how far it missed; what passes missed nothing."""
     job = Job(workload(model), cluster(16), framework(name))
-    table = product(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
+    table = combinations_table(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
     found = check(job, table)
-    shorts = [c.short(job, table) for c in CHECKS]
+    shorts = [c.shortfall(job, table) for c in CHECKS]
     assert all((s >= 0).all() and s.shape == (len(table),) for s in shorts)
     for i in range(0, len(table), 97):
         failed = [j for j, s in enumerate(shorts) if s[i] > 0]
         assert found.reason[i] == (failed[0] if failed else -1)
-        assert found.short[i] == (shorts[failed[0]][i] if failed else 0.0)
+        assert found.shortfall[i] == (shorts[failed[0]][i] if failed else 0.0)
 
 
 def test_how_far_a_row_missed() -> None:
@@ -272,12 +272,12 @@ def test_how_far_a_row_missed() -> None:
 
         return replace(base, **{n: np.array([v]) for n, v in values.items()})
 
-    short = {c.reason: c.short for c in CHECKS}
-    assert short["batch"](job, changed(dp=24)).tolist() == [8]
-    assert short["gpus"](job, changed(tp=8, pp=4)).tolist() == [16]
-    assert short["gpus"](job, changed(cp=3)).tolist() == [2]
-    assert short["layers"](job, changed(pp=16)).tolist() == [6]  # two may hold the embedding or the head alone
-    assert short["interleaving"](job, changed(pp=4, vpp=2, dp=4, micro_batch=8)).tolist() == [2]
+    shortfall = {c.reason: c.shortfall for c in CHECKS}
+    assert shortfall["batch"](job, changed(dp=24)).tolist() == [8]
+    assert shortfall["gpus"](job, changed(tp=8, pp=4)).tolist() == [16]
+    assert shortfall["gpus"](job, changed(cp=3)).tolist() == [2]
+    assert shortfall["layers"](job, changed(pp=16)).tolist() == [6]  # two may hold the embedding or the head alone
+    assert shortfall["interleaving"](job, changed(pp=4, vpp=2, dp=4, micro_batch=8)).tolist() == [2]
 
 
 def test_the_message_of_an_interval_longer_than_the_layers() -> None:

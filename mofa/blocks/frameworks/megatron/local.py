@@ -452,5 +452,5 @@ def persistent_buffers(ctx: Context) -> ArrayK:
 
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
-    residual=base.compiled_residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
+    residual=base.compiled_residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, begin_block=te.begin_block,
 )  # fmt: skip

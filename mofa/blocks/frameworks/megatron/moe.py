@@ -311,7 +311,7 @@ def _products(
         Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1, prepared=ready,
            weight=name, weight_params=params, weight_bytes=params * grad_bytes / (local if sequential else 1.0),
            accumulate_bytes_per_param=added - within, num_weights=local, choices=local * ctx.unseen,
-           loads=local * ctx.new_kernels / 4.0, loops_met=ctx.loops_met, routing=routing)
+           loads=local * ctx.expected_first_use_kernels / 4.0, loops_met=ctx.loops_met, routing=routing)
     )  # fmt: skip
 
 

@@ -251,7 +251,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     return loss
 
 
-def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
+def begin_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
     """Nothing but the block's name: data parallelism acts on buffers of the whole model, after the last micro-batch."""
     b.block = block
 
@@ -286,5 +286,5 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
 
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=attention_output,
-    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, wrap_block=wrap_block,
+    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, begin_block=begin_block,
 )  # fmt: skip

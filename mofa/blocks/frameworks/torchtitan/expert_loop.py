@@ -69,7 +69,8 @@ def experts_in_turn(
         return b.add(
             Op(name, "grouped_gemm", work, (source, *reads), (out,), (source,), weight=name, weight_params=params,
                weight_bytes=n * k * e, num_weights=1, pieces=SLICES * local, choices=new * ctx.unseen,
-               loads=new * ctx.new_kernels / 4.0, loops_met=ctx.loops_met, registered_at=EXPERTS + MATRIX[which])
+               loads=new * ctx.expected_first_use_kernels / 4.0, loops_met=ctx.loops_met,
+               registered_at=EXPERTS + MATRIX[which])
         )  # fmt: skip
 
     act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), memory_rows * f, rows * f, e, fused=False)

@@ -18,7 +18,7 @@ from mofa.blocks.frameworks.torchtitan.fsdp_pieces import (
     adds,
     copy_out,
     gather,
-    groups,
+    group_params,
     neighbour_params,
     reduce,
     shards,
@@ -54,13 +54,13 @@ def call_python(ctx: Context) -> float:
 # -- forward
 
 
-def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
+def begin_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
     """Gather the block's weights before it: by the host running ahead, or where ep is on by an explicit prefetch."""
     b.block = block
     b.mark = marker(ctx, block)
     if not shards(ctx):
         return
-    own, experts = groups(ctx, dense_params, expert_params)
+    own, experts = group_params(ctx, dense_params, expert_params)
     if root_holds_ends(ctx) and block in ("embedding", "head"):
         wrap_end(b, ctx, block, own)
         return
@@ -143,11 +143,11 @@ def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, ex
     elif ctx.precision_mode == "uniform":
         p.ops = _plain_gradients(p, ops, ctx)
     elif ctx.pipelined:
-        p.ops = _unsharded_gradients(p, ops, ctx, *groups(ctx, dense_params, expert_params))
+        p.ops = _unsharded_gradients(p, ops, ctx, *group_params(ctx, dense_params, expert_params))
     elif root_holds_ends(ctx) and block in ("embedding", "head"):
-        backward_of_end(p, ops, ctx, block, groups(ctx, dense_params, expert_params)[0])
+        backward_of_end(p, ops, ctx, block, group_params(ctx, dense_params, expert_params)[0])
     else:
-        _fsdp(p, ops, ctx, block, *groups(ctx, dense_params, expert_params))
+        _fsdp(p, ops, ctx, block, *group_params(ctx, dense_params, expert_params))
     if in_turn:
         p.ops = behind_the_loop(p.ops)
     return Tape(tuple(p.ops), p.tensors, tape.inputs, tape.outputs)

@@ -372,7 +372,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     if own_block:
         if not ctx.pipelined:
             b.add(Op("tokens.sync", "host", HostSync()))
-        fsdp.wrap_block(b, ctx, "embedding", wrap, 0.0 * ctx.tp)
+        fsdp.begin_block(b, ctx, "embedding", wrap, 0.0 * ctx.tp)
     grad = {"mixed": 2.0, "autocast": 4.0 * ctx.accumulating, "uniform": weight_grad_bytes(ctx)}[ctx.precision_mode]
     rows = ctx.tokens * hidden
     made = where(ctx.has_tp, ctx.model.vocab * hidden, params)
@@ -397,7 +397,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     """Final norm and output layer, one group that stays gathered until its backward; loss over logits split by tp."""
     hidden = float(ctx.model.hidden)
     vocab = ctx.model.vocab / ctx.tp
-    fsdp.wrap_block(b, ctx, "head", vocab * hidden + hidden, 0.0 * ctx.tp)
+    fsdp.begin_block(b, ctx, "head", vocab * hidden + hidden, 0.0 * ctx.tp)
     normed = norm(b, ctx, x, "final_norm", hidden)
     full = enter(b, ctx, normed, "output", hidden)
     fsdp.release(b)
@@ -447,6 +447,6 @@ def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, pro
 
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
-    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, wrap_block=fsdp.wrap_block,
+    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, begin_block=fsdp.begin_block,
     wrap_backward=fsdp.wrap_backward,
 )  # fmt: skip
