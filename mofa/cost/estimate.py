@@ -90,14 +90,14 @@ class Estimator:
         """Whether pipelines' waits give back some of the clock that the power limit takes."""
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
-        self.parts: list[Part] = []
+        self.parts: list[ModeGroup] = []
         for chosen, mode in precision_modes(workload, framework, table):
             self.of[chosen] = len(self.parts)
             some = table if len(chosen) == len(table) else table.take(chosen)
             costs = block_costs(workload, cluster, framework, some, loads, mode, drop)
             self.place[chosen] = costs.index
             self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
-            self.parts.append(Part.of(mode, costs))
+            self.parts.append(ModeGroup.of(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:
         """Where the layers of a row of the table are."""
@@ -227,7 +227,7 @@ class Estimator:
         other = copy.copy(self)
         for name in ("row", "rank_specs", "_row_bytes", "drained", "rested", "at_own_clock"):
             other.__dict__.pop(name, None)
-        other.parts = [Part.of(part.mode, changed(part.costs)) for part in self.parts]
+        other.parts = [ModeGroup.of(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
     @cached_property
@@ -315,7 +315,7 @@ class Estimator:
 
 
 @dataclass(frozen=True)
-class Part:
+class ModeGroup:
     """Rows that share what is not an array: their blocks, stacked for gathering."""
 
     mode: Mode
@@ -325,7 +325,7 @@ class Part:
     mtp: LayerArrays | None
 
     @classmethod
-    def of(cls, mode: Mode, costs: Costs) -> Part:
+    def of(cls, mode: Mode, costs: Costs) -> ModeGroup:
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.block_cost import needs_full, unique_rows
-from mofa.cost.stages import Stages, enough_for_flight, in_flight
+from mofa.cost.stages import Stages, enough_for_flight, in_flight_at_first_backward
 from mofa.specs.strategy import StrategyTable
 
 ArrayN = NDArray[np.float64]
@@ -158,7 +158,7 @@ def layout(
         full[u] = stages.num_recomputed(spec, int(layers))
     cap = enough_for_flight(pp, schedule, num_micro_batches)
     batches, batch_of = unique_rows([cap])
-    flight = np.stack([in_flight(pp, vpp, schedule, int(b)) for b in cap[batches]])
+    flight = np.stack([in_flight_at_first_backward(pp, vpp, schedule, int(b)) for b in cap[batches]])
     shown = DistinctStages.every(pp) if every_stage else DistinctStages.alike(stages, full, flight)
     full, flight = full[:, :, shown.stage], flight[:, shown.stage]
     plain = stages.counts[:, shown.stage] - full

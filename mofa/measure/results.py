@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mofa.measure.expand import ExpandedRun
-from mofa.measure.launch import Outcome
+from mofa.measure.launch import TaskOutcome
 from mofa.measure.records import Environment, Measured, RankMemory, Record, Split
 
 PACES = (
@@ -75,7 +75,7 @@ def measured_of(ranks: list[dict[str, Any]]) -> Measured:
     )
 
 
-def record_of(run: ExpandedRun, outcome: Outcome, split: Split) -> Record:
+def record_of(run: ExpandedRun, outcome: TaskOutcome, split: Split) -> Record:
     """The record of a run that gave a result."""
     of_rank = dict(outcome.ranks[0]["environment"])
     issues = [rank.get("host_issues_s") or [] for rank in outcome.ranks]

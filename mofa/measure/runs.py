@@ -16,7 +16,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.measure.expand import ExpandedRun, configuration_of, expand_run, routed_per_step, router_bias
-from mofa.measure.launch import Outcome, Task, run_tasks
+from mofa.measure.launch import Task, TaskOutcome, run_tasks
 from mofa.measure.megatron_job import megatron_local_job
 from mofa.measure.megatron_te_job import megatron_te_job
 from mofa.measure.records import (
@@ -161,7 +161,7 @@ _FOLDERS = {"trace": "traces", "ops": "ops", "beginning": "beginnings"}
 """Kind of file that a rank leaves to the folder beside the records that keeps it."""
 
 
-def _keep_traces(outcome: Outcome, beside: Path) -> None:
+def _keep_traces(outcome: TaskOutcome, beside: Path) -> None:
     for path in sorted(outcome.folder.glob("*.json.gz")):
         kind = path.name.removesuffix(".json.gz").rstrip("0123456789")
         folder = beside / _FOLDERS[kind]
@@ -175,7 +175,7 @@ def _keep_traces(outcome: Outcome, beside: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _keep_logs(outcome: Outcome, folder: Path | None) -> None:
+def _keep_logs(outcome: TaskOutcome, folder: Path | None) -> None:
     for path in outcome.folder.glob("rank*.log") if folder is not None else ():
         assert folder is not None
         folder.mkdir(parents=True, exist_ok=True)

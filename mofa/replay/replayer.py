@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.pools import LimitPassed
-from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest, play
+from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import makers_of_extremes, outside_of, rank_maker, tokens_over_mean_by_rank
@@ -155,7 +155,9 @@ class Replayer:
         )
 
     def _play(self, rank: Rank, r: int) -> MemoryPlayed:
-        return play(rank, room=int(self.room_bytes(r)), expandable=self.estimator.framework.allocator == "expandable")
+        return play_memory(
+            rank, room=int(self.room_bytes(r)), expandable=self.estimator.framework.allocator == "expandable"
+        )
 
     def room_bytes(self, r: int) -> float:
         """What the capacity leaves the allocator of a pipeline rank, beside context and communicators. [B]"""

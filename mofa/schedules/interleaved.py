@@ -107,14 +107,14 @@ def program(order: Order, runtime: Runtime) -> Program:
     return torch_runtime(order) if runtime == "pytorch" else overlapped(order)
 
 
-def in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
+def interleaved_in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
     """Micro-batches that each chunk of each rank holds when the first backward begins: by rank and chunk.
 
     Rank r runs ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards ahead; one more precedes its first backward.
 
     Examples
     --------
-    >>> in_flight(2, 2, 8)
+    >>> interleaved_in_flight(2, 2, 8)
     [[3, 2], [2, 1]]
     """
     if vpp == 1:
@@ -131,8 +131,8 @@ def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order
 
 
 INTERLEAVED = Schedule(
-    "interleaved", _order, program, in_flight, "Interleaved1F1B", chunks_per_rank=None, runs_in_megatron=True,
-    searched="always", gathers_by_chunk=True, in_rounds=True, repeats="round",
+    "interleaved", _order, program, interleaved_in_flight, "Interleaved1F1B", chunks_per_rank=None,
+    runs_in_megatron=True, searched="always", gathers_by_chunk=True, in_rounds=True, repeats="round",
     # in a backward: the output that was sent, the next input that is received meanwhile, and the gradient that the
     # backward before sent
     handed_on_tensors=3,

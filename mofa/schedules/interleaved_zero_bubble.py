@@ -6,7 +6,7 @@ the weight gradients follow ``r`` backwards later and fill the bubble at the end
 
 from __future__ import annotations
 
-from mofa.schedules.interleaved import counters, in_flight, micro_batches_per_round, program
+from mofa.schedules.interleaved import counters, interleaved_in_flight, micro_batches_per_round, program
 from mofa.schedules.order import Order, Runtime
 from mofa.schedules.record import Schedule
 
@@ -50,6 +50,6 @@ def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order
 
 
 INTERLEAVED_ZERO_BUBBLE = Schedule(
-    "interleaved-zb", _order, program, in_flight, "InterleavedZeroBubble", chunks_per_rank=None,
+    "interleaved-zb", _order, program, interleaved_in_flight, "InterleavedZeroBubble", chunks_per_rank=None,
     defers_weight_gradients=True, gathers_by_chunk=True, in_rounds=True,
 )  # fmt: skip

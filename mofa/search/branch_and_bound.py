@@ -21,8 +21,8 @@ from mofa.search.costing import (
     MEMORY,
     SLOWER,
     CheckedSpace,
-    Part,
     PartCosts,
+    SpacePart,
     cost_part,
     cost_rows_of_part,
     estimator_of_part,
@@ -186,10 +186,10 @@ class _BranchAndBound:
         self._tell(len(chosen))
         self._mark_slower(of_space[cut], bound[cut])
 
-    def _part(self, degrees: Rows) -> Part:
-        return Part(self.job, self.loads, self.space.part(degrees), self.legal[degrees].reshape(-1))
+    def _part(self, degrees: Rows) -> SpacePart:
+        return SpacePart(self.job, self.loads, self.space.part(degrees), self.legal[degrees].reshape(-1))
 
-    def _take(self, part: Part, rows: Rows, costs: PartCosts) -> None:
+    def _take(self, part: SpacePart, rows: Rows, costs: PartCosts) -> None:
         """Let the goal take note of rows that fit."""
         verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
         of_part = merge_part_costs(part.space, rows, [costs], *verdicts)

@@ -110,7 +110,7 @@ class CheckedSpace:
 
 
 @dataclass(frozen=True)
-class Part:
+class SpacePart:
     """Some degrees of a search in all modes, and which of these rows are to be costed. ``legal`` (c * M,)"""
 
     job: Job
@@ -155,7 +155,7 @@ def cost_rows(
     legal = reason < 0
     rows = np.flatnonzero(legal)
     parts = split_into_parts(space, legal, PARTS * workers.jobs if len(rows) > MANY else 1)
-    tasks = [Part(job, loads, space.part(some), _of_degrees(legal, some, space)) for some in parts]
+    tasks = [SpacePart(job, loads, space.part(some), _of_degrees(legal, some, space)) for some in parts]
     done = [0] * len(tasks)
 
     def tell(number: int, count: int) -> None:
@@ -224,7 +224,7 @@ def _of_degrees(legal: NDArray[np.bool_], degrees: NDArray[np.intp], space: Comb
     return np.asarray(legal.reshape(-1, len(space.recompute))[degrees].reshape(-1))
 
 
-def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCosts:
+def cost_part(part: SpacePart, tell: Callable[[int], None] | None = None) -> PartCosts:
     """Cost the memory of a part's legal rows, solve for their recomputed layers where open, and time what may fit.
 
     ``tell`` is called with the number of rows whose memory is known.
@@ -233,14 +233,14 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
     return cost_rows_of_part(part, estimator_of_part(part), rows, tell)
 
 
-def estimator_of_part(part: Part) -> Estimator:
+def estimator_of_part(part: SpacePart) -> Estimator:
     """The blocks of a part's legal rows, in their order."""
     job, rows = part.job, np.flatnonzero(part.legal)
     return Estimator(job.workload, job.cluster, job.framework, part.space.take(rows), part.loads)
 
 
 def cost_rows_of_part(
-    part: Part, estimator: Estimator, rows: NDArray[np.intp], tell: Callable[[int], None] | None = None
+    part: SpacePart, estimator: Estimator, rows: NDArray[np.intp], tell: Callable[[int], None] | None = None
 ) -> PartCosts:
     """Cost some of a part's legal rows as :func:`cost_part` does all.
 

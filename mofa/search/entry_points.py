@@ -21,7 +21,7 @@ from mofa.search.borderline import admit_borderline_rows, with_fewer_recomputed
 from mofa.search.costing import MEMORY, CheckedSpace, CostedRows, cost_rows
 from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import loads_of, with_numerics
-from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
@@ -163,7 +163,7 @@ def find_plans(
         space = _with_dp(space, cluster, fix["dp"])
     with Workers(jobs) as workers, no_collection():
         if replay:
-            workers.start(AT_WORK)
+            workers.start_processes(AT_WORK)
         # what a judge ranks may be ranked again by its replay
         wanted = max(top, PATIENCE) if replay or judge is not None else top
         objective: Objective = SHORTEST_STEP
@@ -271,7 +271,7 @@ def _search(
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
     if open_degrees:
         _refuse_batch(job, all_rows.degrees)
-    verdict = check(job, all_rows)
+    verdict = check_strategies(job, all_rows)
     loads = loads_of(job.workload, all_rows.degrees)
     if bounded is not None and np.count_nonzero(verdict.reason < 0) > branch_and_bound.FEW_ROWS:
         searched_rows = branch_and_bound.cost_best(

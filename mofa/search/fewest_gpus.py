@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mofa.cost.estimate import Estimator
 from mofa.schedules import default_schedule
 from mofa.search.job_setup import loads_of
-from mofa.search.legality.masks import Job, check
+from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import MAX_PP, Space, combinations_table, default_space, divisors
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.specs.complete import default_zero
@@ -97,7 +97,7 @@ def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
         table = replace(degrees.take(rows), dp=np.full(len(rows), dp))
         if space.zero is None:
             table = replace(table, zero=default_zero(job.framework, table.dp, table.cp, table.pp))
-        tables.append(table.take(check(job, table, but=("gpus",)).reason < 0))
+        tables.append(table.take(check_strategies(job, table, but=("gpus",)).reason < 0))
     table = StrategyTable.concatenated(tables)
     return table.take(np.argsort(_num_gpus(table), kind="stable"))
 

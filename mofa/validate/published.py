@@ -19,7 +19,7 @@ from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import build
 from mofa.specs.run import RunSpec
-from mofa.validate.reference import LeftOut, Outcome, Reference, Switch
+from mofa.validate.reference import LeftOut, MeasuredOutcome, Reference, Switch
 
 UNUSABLE = "unusable.csv"
 
@@ -70,7 +70,7 @@ def published_references(folder: Path) -> tuple[list[Reference], list[LeftOut]]:
     for path in files:
         for item in build(PublishedFile, load_yaml(path), str(path)).runs:
             m = item.measured
-            outcome = Outcome(
+            outcome = MeasuredOutcome(
                 m.step_s,
                 m.allocated_bytes,
                 m.reserved_bytes,

@@ -47,7 +47,7 @@ MAX_SPREAD = 0.10
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MeasuredOutcome:
     """What a run gave; None where it says nothing. Peaks are those of the fullest rank. [s], [B]"""
 
     step_s: float | None = None
@@ -94,7 +94,7 @@ class Reference:
     source: str
     run: RunSpec
     base_dir: Path | None
-    outcome: Outcome
+    outcome: MeasuredOutcome
     notes: tuple[str, ...] = ()
     nvls: bool = True
     """Whether NCCL may let the switch reduce."""
@@ -369,14 +369,14 @@ def _model_name(run: RunSpec) -> str:
     return str(name).removesuffix(" (changed)")
 
 
-def _outcome(record: Record, step_s: float | None) -> Outcome:
+def _outcome(record: Record, step_s: float | None) -> MeasuredOutcome:
     if record.measured.outcome == "oom":
-        return Outcome(oom=True)
+        return MeasuredOutcome(oom=True)
     ranks = sorted(record.measured.ranks, key=lambda rank: rank.rank)
     if not ranks:
         raise SpecError(f"record {record.run.id}: outcome ok, but measured.ranks is empty; measure the run again")
     device = [rank.peak_device_bytes for rank in ranks]
-    return Outcome(
+    return MeasuredOutcome(
         step_s=step_s,
         allocated_bytes=max(float(rank.peak_allocated_bytes) for rank in ranks),
         reserved_bytes=max(float(rank.peak_reserved_bytes) for rank in ranks),

@@ -14,7 +14,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
 from mofa.search.job_setup import loads_of, with_numerics
-from mofa.search.legality.masks import Job, check
+from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import SOLVED, combinations_table, constrain, default_space
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import RecomputeSpec
@@ -63,7 +63,7 @@ class Sample:
         space = default_space(self.workload, self.cluster, self.framework)
         space = constrain(space, fix=dict(case.fix), maximum={}, with_=case.words, without=())
         table = combinations_table(space, self.cluster, self.framework)
-        legal = np.flatnonzero(check(Job(self.workload, self.cluster, self.framework), table).reason < 0)
+        legal = np.flatnonzero(check_strategies(Job(self.workload, self.cluster, self.framework), table).reason < 0)
         random = np.random.default_rng(case.gpus)
         table = table.take(np.sort(random.choice(legal, min(ROWS, len(legal)), replace=False)))
         self.is_open: NDArray[np.bool_] = table.recompute_layers == SOLVED

@@ -13,13 +13,13 @@ from mofa.faults.closed_forms import renewal
 from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, expected_shares
-from mofa.faults.simulate import Kind, Level, LongRun, Outcome, simulate
+from mofa.faults.simulate import Kind, Level, LongRun, SimulatedRuns, simulate
 
 MIN, HOUR, DAY = 60.0, 3600.0, 86400.0
 Z = 3.5
 
 
-def agrees(found: Outcome, expected: float) -> bool:
+def agrees(found: SimulatedRuns, expected: float) -> bool:
     return abs(found.ettr - expected) < Z * found.standard_error
 
 

@@ -14,7 +14,7 @@ from mofa.cost.estimate import ALLOCATED_IS_OFF, estimate_table
 from mofa.errors import SpecError
 from mofa.search.entry_points import estimate, find_plans
 from mofa.search.job_setup import loads_of
-from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.search_result import Search
 from mofa.search.space import SOLVED, combinations_table, default_space
 from mofa.search.to_plan.builder import margin_bytes
@@ -125,7 +125,7 @@ def test_the_nearest_miss_is_the_nearest(model: str, name: str) -> None:
     found = search(model, name)
     report = found.report
     assert set(report.nearest_miss) == set(report.rejected)
-    verdict = check(Job(found.workload, found.cluster, found.framework), enumerated(found))
+    verdict = check_strategies(Job(found.workload, found.cluster, found.framework), enumerated(found))
     for i, rule in enumerate(CHECKS):
         rows = verdict.reason == i
         if np.any(rows):

@@ -120,7 +120,7 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
         recorder.out.mkdir(parents=True, exist_ok=True)
         described |= {"host": recorder.host, "gpus_used": gpus, **te_megatron.versions()}
         (recorder.out / "environment.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    te_megatron.start(gpus, {})
+    te_megatron.init_process_groups(gpus, {})
     todo = te_modules.one_gpu_cases(recorder) + te_models.one_gpu_cases(recorder) if gpus == 1 else []
     if gpus == 2:
         todo = te_modules.two_gpu_cases(recorder) + te_models.two_gpu_cases(recorder)

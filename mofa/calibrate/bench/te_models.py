@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_megatron import RECIPES, Todo, config_of, start
+from mofa.calibrate.bench.te_megatron import RECIPES, Todo, config_of, init_process_groups
 from mofa.calibrate.bench.te_timing import Recorder, label_of, quiet_indices
 
 SEQUENCE, VOCABULARY = 128, 1024
@@ -405,7 +405,7 @@ def two_gpu_cases(recorder: Recorder) -> Todo:
                 op: str = op, parallel: dict[str, int] = parallel, changes: dict[str, Any] = changes,
                 layers: int = layers, overlap: bool = overlap,
             ) -> None:  # fmt: skip
-                start(2, parallel)
+                init_process_groups(2, parallel)
                 time_model(recorder, op, changes | parallel, layers, overlap=overlap)
 
             todo.append((op, call))

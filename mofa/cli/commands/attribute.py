@@ -21,7 +21,7 @@ def attribute(
     """
     import sys
 
-    from mofa.cli.jobs import jobs_from_options
+    from mofa.cli.jobs import requests_from_options
     from mofa.errors import SpecError
     from mofa.report.accuracy import print_attribution
     from mofa.report.tables import make_console
@@ -30,7 +30,7 @@ def attribute(
     from mofa.validate.attribute import read_profile, refuse_another_run, trace_mismatches
 
     profile = read_profile(trace)
-    with jobs_from_options(str(run)) as jobs:
+    with requests_from_options(str(run)) as jobs:
         if len(jobs) != 1:
             raise SpecError(f"{run}: holds {len(jobs)} runs; name a file of one")
         job = jobs[0]

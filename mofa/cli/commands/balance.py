@@ -94,7 +94,7 @@ def balance(
     from mofa.routing.balance.place import Adaptation
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.check()
+    output.refuse_unwritable_places()
     if trace is not None and routing is not None:
         raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")
     rule = Adaptation(interval=interval, threshold=threshold)

@@ -156,7 +156,7 @@ def calibrate_check(
     import sys
 
     from mofa.calibrate.cases import Split
-    from mofa.calibrate.check import TARGETS, check, predictions
+    from mofa.calibrate.check import TARGETS, check_fits, predictions
     from mofa.calibrate.chunked_check import score_layers, summarise_layers
     from mofa.report.save import check_writable, save_calibration
     from mofa.validate.hosts import host_op_s_by_machine
@@ -165,7 +165,7 @@ def calibrate_check(
         check_writable(out, directory=True)
     split: Split = "fresh" if fresh else "heldout"
     layers = score_layers(folders, split=split, hosts=host_op_s_by_machine())
-    report = check(folders, by_op=by_op, split=split, needed=not layers)
+    report = check_fits(folders, by_op=by_op, split=split, needed=not layers)
     if layers:
         report["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layers(layers)}
     if out is not None:

@@ -8,10 +8,10 @@ import typer
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
-from mofa.cli.jobs import jobs_from_options
+from mofa.cli.jobs import requests_from_options
 
 if TYPE_CHECKING:
-    from mofa.cli.jobs import Job
+    from mofa.cli.jobs import EstimateRequest
     from mofa.plan.result import Estimate, FlopsConvention, Plan, WorkloadSummary
     from mofa.replay.time.time_replayed import TimeReplayed
     from mofa.specs.faults import FaultSpec
@@ -59,7 +59,7 @@ def estimate(
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.check()
+    output.refuse_unwritable_places()
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
     set_, changes = long_run.split_fault_settings(set_)
     profile = long_run.LongRunOptions(
@@ -75,7 +75,7 @@ def estimate(
         recovery,
         changes,
     ).profile()
-    with jobs_from_options(
+    with requests_from_options(
         workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue
     ) as asked:
         if spares is not None:
@@ -89,7 +89,7 @@ def estimate(
         output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])
 
 
-def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
+def _step(job: EstimateRequest, faults: FaultSpec | None) -> TimeReplayed:
     """The step of a job on its clocks, for the figures."""
     from mofa.replay.time.step import time_of
     from mofa.search.strategy_estimator import estimator_of
@@ -103,7 +103,12 @@ def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
 
 
 def _estimate(
-    job: Job, convention: FlopsConvention, faults: FaultSpec | None, replay: bool, processes: int, find_layout: bool
+    job: EstimateRequest,
+    convention: FlopsConvention,
+    faults: FaultSpec | None,
+    replay: bool,
+    processes: int,
+    find_layout: bool,
 ) -> Estimate:
     """Cost one strategy and say what it is for."""
     import mofa
@@ -139,7 +144,7 @@ def _estimate(
     )
 
 
-def _notes(job: Job, plan: Plan) -> tuple[str, ...]:
+def _notes(job: EstimateRequest, plan: Plan) -> tuple[str, ...]:
     """What the prediction rests on: of a measured run first its host and routing, no file of its counts."""
     own = f"routing: {job.workload.routing}" if job.rests_on and job.workload.routing.kind == "counts" else None
     return (*job.rests_on, *(note for note in plan.notes if note != own))

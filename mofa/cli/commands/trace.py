@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mofa.cli import options as opt
-from mofa.cli.jobs import jobs_from_options
+from mofa.cli.jobs import requests_from_options
 
 if TYPE_CHECKING:
-    from mofa.cli.jobs import Job
+    from mofa.cli.jobs import EstimateRequest
 
 MAX_RANKS, MAX_MICRO_BATCHES = 8, 2
 STRETCHES = 2000
@@ -52,7 +52,7 @@ def trace(
     from mofa.report.save import check_writable, write_atomic
 
     check_writable(out)
-    with jobs_from_options(
+    with requests_from_options(
         workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue
     ) as jobs:
         num, text, note = _played(_single_job(jobs, run, workload), ranks, micro_batches, jitter, seed)
@@ -61,7 +61,9 @@ def trace(
         print(f"wrote {out}: {num:,} events, {len(text) / 1e6:.1f} MB; {note}", file=sys.stderr)
 
 
-def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed: int) -> tuple[int, str, str]:
+def _played(
+    job: EstimateRequest, ranks: str | None, micro_batches: int, jitter: float, seed: int
+) -> tuple[int, str, str]:
     """A job's step as a trace: how many events it has, its text, and what it shows."""
     import json
 
@@ -100,7 +102,7 @@ def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed
     return len(events), text, note
 
 
-def _single_job(jobs: list[Job], run: str | None, file: str) -> Job:
+def _single_job(jobs: list[EstimateRequest], run: str | None, file: str) -> EstimateRequest:
     from mofa.errors import SpecError
 
     names = ", ".join(str(job.id) for job in jobs)

@@ -14,7 +14,7 @@ from mofa.blocks.build import block_kinds
 from mofa.blocks.tapes import label
 from mofa.cost.block.block_cost import needs_full, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
-from mofa.cost.estimate import Estimator, Part
+from mofa.cost.estimate import Estimator, ModeGroup
 from mofa.cost.rows import mode_numbers
 from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.critical_path import may_fall_short
@@ -137,7 +137,7 @@ class _PartBounds:
     """Bounds of rows that share their blocks, by something ``pick``ed of a forward and of a backward."""
 
     def __init__(
-        self, estimator: Estimator, part: Part, rows: IntN, is_open: BoolN, pick: Callable[[PhaseTime], ArrayN]
+        self, estimator: Estimator, part: ModeGroup, rows: IntN, is_open: BoolN, pick: Callable[[PhaseTime], ArrayN]
     ) -> None:
         self.estimator, self.part, self.k, self.is_open = estimator, part, estimator.place[rows], is_open
         table = estimator.table.take(rows)

@@ -50,7 +50,7 @@ def group_bytes(state: RankState) -> list[int]:
     return [sum(weights[n].param for n in members) for members in groups_of(weights)]
 
 
-def start(state: RankState) -> None:
+def allocate_flat_buffers(state: RankState) -> None:
     """Parameters group by group into a flat buffer, and their fp32 copy; then the optimizer's states.
 
     The parameters' old blocks are left to the allocator: DeepSpeed empties the cache only since its pull request 2620

@@ -18,7 +18,7 @@ from mofa.replay.memory import deepspeed
 from mofa.replay.memory.dispatcher_retention import BLOCKS, RetainedBlocks
 from mofa.replay.memory.fsdp_and_optimizer import gather, gather_ahead, gather_ends, optimize, reduce
 from mofa.replay.memory.pass_state import Allocation, Pass, Slots
-from mofa.replay.memory.rank_start import start
+from mofa.replay.memory.rank_start import allocate_start
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.received_inputs import ReceivedInputs
 from mofa.replay.memory.shared_recordings import SharedRecordings
@@ -54,7 +54,8 @@ WITHOUT_SLOT = frozenset((PRODUCT, LASTING, REPLACED, RENEW))
 
 
 class StepExecutor:
-    """Plays a rank's steps on an allocator and records them. Begin with :func:`mofa.replay.memory.rank_memory.play`."""
+    """Plays a rank's steps on an allocator, for :func:`mofa.replay.memory.rank_memory.play_memory`, and records
+    them."""
 
     def __init__(
         self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True, recordings: SharedRecordings | None = None
@@ -77,7 +78,7 @@ class StepExecutor:
 
     def _steady(self, *, skip_rounds: bool) -> Steady:
         beside = self.sends, self.retained, self.received_inputs
-        return Steady(self.state, *beside, self.recordings, self.play, skip_rounds=skip_rounds)
+        return Steady(self.state, *beside, self.recordings, self.play_computation, skip_rounds=skip_rounds)
 
     @cached_property
     def programs(self) -> list[list[BlockProgram]]:
@@ -98,10 +99,10 @@ class StepExecutor:
         self.drawn.step()
 
     # -- a step
-    def start(self) -> None:
+    def allocate_start(self) -> None:
         """Parameters, then what the framework keeps beside them."""
         self.state.highest.append((0, 0, 0, 0))
-        start(self.state)
+        allocate_start(self.state)
 
     def run_step(self) -> None:
         """Forwards and backwards of all micro-batches, then the optimizer."""
@@ -151,7 +152,7 @@ class StepExecutor:
                 slots: Slots = [None] * code.num_slots
                 if zeros is None or x is not zeros[0]:
                     slots[code.x] = x
-                self.run(code, code.dry, slots, "trial forward", piece)
+                self.run_block(code, code.dry, slots, "trial forward", piece)
                 out = code.logits if code.logits >= 0 else code.out
                 after, slots[out] = slots[out], None
                 self.free_slots(code.rest, slots)
@@ -183,7 +184,7 @@ class StepExecutor:
         addresses = tuple(b.address for b in (*grads, *until_next_step))
         return self.state.a.fingerprint(), addresses, self.retained.places(), self.received_inputs.places()
 
-    def play(self, kind: str, c: int, i: int) -> None:
+    def play_computation(self, kind: str, c: int, i: int) -> None:
         """Play a computation op by op."""
         if (c, i) in self.state.passes:
             self.state.passes[c, i].unfold()
@@ -242,7 +243,7 @@ class StepExecutor:
             slots: Slots = [None] * code.num_slots
             if x is not None:
                 slots[code.x] = x
-            self.run(code, code.forward, slots, "forward", piece, c * BLOCKS + g)
+            self.run_block(code, code.forward, slots, "forward", piece, c * BLOCKS + g)
             x = None
             given = code.logits if code.logits >= 0 else code.out
             if given >= 0:
@@ -284,7 +285,7 @@ class StepExecutor:
         chunk_pass, pieces = self.state.passes[c, i], self.rank.chunks[c]
         for n, (code, slots) in enumerate(zip(self.programs[c], chunk_pass.slots, strict=True)):
             instructions = code.weights_of_last if n == len(pieces) - 1 else code.weights
-            self.run(code, instructions, slots, "backward by weights", pieces[n], c * BLOCKS + n)
+            self.run_block(code, instructions, slots, "backward by weights", pieces[n], c * BLOCKS + n)
         for code, slots in zip(self.programs[c], chunk_pass.slots, strict=True):
             self.free_slots(code.rest, slots)
         chunk_pass.slots, chunk_pass.place = [[None]], -1
@@ -349,7 +350,7 @@ class StepExecutor:
             if dy is not None and code.given >= 0:
                 slots[code.given] = dy
             phase = "backward by inputs" if hold else "backward"
-            self.run(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * BLOCKS + n)
+            self.run_block(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * BLOCKS + n)
             dy = None
             if code.lingers:
                 self.retained.leave(c * BLOCKS + n, code, slots)
@@ -382,7 +383,7 @@ class StepExecutor:
             chunk_pass.out = None
         chunk_pass.place = -1
 
-    def run(
+    def run_block(
         self, code: BlockProgram, instructions: Packed, slots: Slots, phase: str, piece: RankBlock, index: int = 0
     ) -> None:
         """Run a block's program. This is the innermost loop: what is rare is in functions of its own."""

@@ -63,7 +63,7 @@ class MemoryPlayed:
         return self.failed[1] if self.failed else None
 
 
-def play(
+def play_memory(
     rank: Rank, *, room: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
     skip_rounds: bool = True, recordings: SharedRecordings | None = None,
 ) -> MemoryPlayed:  # fmt: skip
@@ -92,7 +92,8 @@ def play(
 
 
 class Playing:
-    """A rank whose steps of equal tokens are played, as :func:`play` has them; of several that of one is played on.
+    """A rank whose steps of equal tokens are played, as :func:`play_memory` has them; of several that of one is
+    played on.
 
     As soon as it reserves more than a ``limit``, :class:`~mofa.replay.allocator.pools.LimitPassed` is raised, here or
     in :meth:`play_drawn_steps`. [B]
@@ -106,7 +107,7 @@ class Playing:
         self.allocator = fastest_allocator(room, expandable=expandable, limit=limit)
         with no_collection():
             self.player = player = StepExecutor(rank, self.allocator, skip_rounds=skip_rounds, recordings=recordings)
-            player.start()
+            player.allocate_start()
             self.ready = self.allocator.allocated
             before: object = None
             if player.sends.shelves:  # a second step finds nothing of the first one's shelved, a third does
@@ -189,7 +190,7 @@ def may_be_fullest(
     n = int(rest.min(axis=1).argmax())
     if not np.all(rest[n] > np.delete(rest, n, axis=0)):
         return ranks
-    played = [play(rank, room=room, expandable=expandable, recordings=recordings) for rank in few]
+    played = [play_memory(rank, room=room, expandable=expandable, recordings=recordings) for rank in few]
     reserved = np.array([memory.peak_reserved for memory in played])
     short = any(memory.retries or memory.failed for memory in played)
     return ranks if short or np.any(reserved[n] <= np.delete(reserved, n)) else ranks[n : n + 1]
@@ -206,7 +207,7 @@ def _of_few(rank: Rank) -> Rank:
 def _at_rest(rank: Rank, expandable: bool) -> tuple[int, int]:
     """What a rank reserves when it is ready, and when its optimizer has stepped, with nothing computed before. [B]"""
     player = StepExecutor(rank, fastest_allocator(expandable=expandable))
-    player.start()
+    player.allocate_start()
     ready = player.state.a.reserved
     player.state.step = 1
     optimize(player.state)

@@ -13,12 +13,12 @@ from mofa.replay.rank.description import Weight
 WHERE = "start"
 
 
-def start(state: RankState) -> None:
+def allocate_start(state: RankState) -> None:
     """Allocate parameters, then what the framework keeps beside them."""
     r = state.rank
     begun = state.note()
     if r.deepspeed:
-        deepspeed.start(state)
+        deepspeed.allocate_flat_buffers(state)
         return
     if r.preallocated:
         play_requests(state, build_requests(r.weights, r.rotations), WHERE)

@@ -244,8 +244,8 @@ class RankTime:
             self.ops.append(StreamOp(stream, f"{name} · {place}" if place else name, EXPOSED[family], begin, end))
 
         clock.watch = watch if watched else None
-        clock.steps(once.before)
-        clock.steps(every.before)
+        clock.play_steps(once.before)
+        clock.play_steps(every.before)
         for i, block in enumerate(blocks):
             place = block.name
             inserted: dict[int, list[object]] = {}
@@ -255,12 +255,12 @@ class RankTime:
             part = tapes.steps_of(block.tapes, phase, inserted)  # type: ignore[arg-type]
             whole_phase: Phase = "F" if phase == "F" else "B"
             follow = tapes.resolved[blocks[i + 1].tapes, whole_phase].given if i + 1 < len(blocks) else ""
-            clock.play(part, follow)
+            clock.play_tape(part, follow)
             handed_on = part.out
         if blocks:  # a layout may leave a chunk without any
             clock.wait_for((handed_on,))
-        clock.steps(every.after)
-        clock.steps(once.after)
+        clock.play_steps(every.after)
+        clock.play_steps(once.after)
         clock.watch = None
         clock.settle(np.inf)
         now = clock.compute

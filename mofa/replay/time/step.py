@@ -23,13 +23,13 @@ from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.data_parallel import data_parallel_steps
 from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shortened_steps
 from mofa.replay.time.kernel_runs import FAMILY
-from mofa.replay.time.pipeline import ExchangeSpans, run
+from mofa.replay.time.pipeline import ExchangeSpans, play_on_ranks
 from mofa.replay.time.rank_clock import RankTime, TimedPlan
 from mofa.replay.time.send_recv import Wiring, wire
 from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.replay.time.time_replayed import Computation, TimeReplayed, Transfer
 from mofa.schedules import Order, Placement, Program, Runtime, order_of, program_of
-from mofa.schedules.order_check import OrderError, check
+from mofa.schedules.order_check import OrderError, check_program
 from mofa.schedules.point_to_point import overlapped
 
 PP, DP = FAMILY["pp"], FAMILY["dp"]
@@ -91,7 +91,7 @@ def time_of(
         for inserted in shortened_steps(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.played)
             ranks = _ranks(plan, estimator.rank_specs, wiring.program.order, inserted)
-            run(wiring, ranks, plan.hop_s)
+            play_on_ranks(wiring, ranks, plan.hop_s)
             if insert_rounds(inserted, ranks, spans):
                 return _finish(plan, ranks, None, spans)
         if order is None:
@@ -99,7 +99,7 @@ def time_of(
         else:
             wiring = wire(_own(order, stages.pp, stages.vpp, num, stages.placement))
         ranks = _ranks(plan, estimator.rank_specs, wiring.program.order)
-        flights = run(wiring, ranks, plan.hop_s)
+        flights = play_on_ranks(wiring, ranks, plan.hop_s)
         return _finish(plan, ranks, flights if detail else None, spans)
 
 
@@ -145,7 +145,7 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Pla
             f"the order places chunks in a {order.placement}, the strategy in a {placement}; give one for it"
         )
     program = overlapped(order)
-    check(program)
+    check_program(program)
     return program
 
 
@@ -157,7 +157,7 @@ def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeSpans
         clock = player.clock
         player.look_back()
         clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
-        clock.steps(player.added.end)
+        clock.play_steps(player.added.end)
         clock.drain(DP)
         tails.append(np.array([clock.exposed, clock.beside, clock.waited]))
         ends.append(clock.compute)

@@ -57,9 +57,9 @@ class StreamClocks:
     """Of these, by kernels or runs of them: the launches up to its last, its own, and when the device begins and ends
     it. [-], [-], [s], [s]"""
 
-    def play(self, part: TapeSteps, follow: str) -> None:
+    def play_tape(self, part: TapeSteps, follow: str) -> None:
         """Play a tape; ``follow`` is the name under which the next one reads its output, empty for none."""
-        self.steps(part.steps)
+        self.play_steps(part.steps)
         if follow:
             made = self.ready.get(part.out)
             if made is None or made[0] <= self.compute:
@@ -67,7 +67,7 @@ class StreamClocks:
             else:
                 self.ready[follow] = made
 
-    def steps(self, steps: Iterable[Step]) -> None:
+    def play_steps(self, steps: Iterable[Step]) -> None:
         """Play steps one after the other."""
         for step in steps:
             if type(step) is Run:

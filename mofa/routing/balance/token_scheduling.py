@@ -29,7 +29,7 @@ FOLLOWING = ("micro_moe_adaptive", "eplb")
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedMicroBatches:
     """What micro-batches led to; arrays (I, L) over micro-batches and layers.
 
     ``max_over_mean`` maps a scheme to the fullest GPU's tokens over the mean before any were dropped; ``lower_bound``
@@ -62,7 +62,9 @@ class Played:
         return (self.solve_s[1:] if len(self.solve_s) > 1 else self.solve_s).reshape(-1)
 
 
-def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None = None) -> Played:
+def play_micro_batches(
+    inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None = None
+) -> PlayedMicroBatches:
     """Play micro-batches through every scheme, each layer on its own.
 
     Parameters
@@ -141,7 +143,7 @@ def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None
     ratio |= {scheme: tokens.max(axis=-1) for scheme, tokens in rows.items()}
     follows = ratio["micro_moe_adaptive"] / means
     settled = np.concatenate([follows[start:, layer] for layer, start in enumerate(since)])
-    return Played(
+    return PlayedMicroBatches(
         max_over_mean={scheme: values / means for scheme, values in ratio.items()},
         rank_ratios={scheme: tokens / means[..., None] for scheme, tokens in rows.items()},
         gap_tokens=ratio["micro_moe"] - ratio["lower_bound"],

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mofa.routing.balance.setup import Setup
-    from mofa.routing.balance.token_scheduling import Played
+    from mofa.routing.balance.token_scheduling import PlayedMicroBatches
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -179,7 +179,7 @@ def balance_experts(
         If assignments do not divide over the GPUs, or the trace is of other experts or of other GPUs.
     """
     from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_inputs, source_inputs
-    from mofa.routing.balance.token_scheduling import play
+    from mofa.routing.balance.token_scheduling import play_micro_batches
 
     notes: tuple[str, ...] = ()
     if trace is not None:
@@ -199,11 +199,11 @@ def balance_experts(
         every = np.broadcast_to(shares, (micro_batches, *shares.shape))
         inputs = draw_inputs(every, assignments // setup.num_gpus, setup.num_gpus, setup.seed)
     text = str(routing) if trace is None else f"counts of {trace}"
-    return make_report("experts", setup, text, inputs, play(inputs, setup, progress), notes=notes)
+    return make_report("experts", setup, text, inputs, play_micro_batches(inputs, setup, progress), notes=notes)
 
 
 def make_report(
-    name: str, setup: Setup, routing: str, inputs: IntA, played: Played, *, notes: tuple[str, ...] = ()
+    name: str, setup: Setup, routing: str, inputs: IntA, played: PlayedMicroBatches, *, notes: tuple[str, ...] = ()
 ) -> BalanceReport:
     """The report of a simulation."""
     warm, ratio = played.warm_solve_s, played.known(played.max_over_mean)

@@ -31,7 +31,7 @@ from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from mofa.routing.balance.setup import Setup
-    from mofa.routing.balance.token_scheduling import Played
+    from mofa.routing.balance.token_scheduling import PlayedMicroBatches
 
 FloatA = NDArray[np.float64]
 MICRO_BATCHES = 20
@@ -72,11 +72,11 @@ def balance_workload(
     progress
         Told layers done and in all.
     """
-    from mofa.routing.balance.token_scheduling import play
+    from mofa.routing.balance.token_scheduling import play_micro_batches
 
     inputs, notes = _inputs(workload, setup, tokens, micro_batches, redraw)
     return make_report(
-        workload.name, setup, str(workload.routing), inputs, play(inputs, setup, progress), notes=notes
+        workload.name, setup, str(workload.routing), inputs, play_micro_batches(inputs, setup, progress), notes=notes
     )  # fmt: skip
 
 
@@ -116,12 +116,12 @@ def balance_step(
     A new placement of a layer's experts sends each GPU their weights, and its part of the optimizer's states, over the
     network between nodes. The layers of a stage move one after the other.
     """
-    from mofa.routing.balance.token_scheduling import play
+    from mofa.routing.balance.token_scheduling import play_micro_batches
 
     row, spec = _rows(workload, cluster, framework, strategy)
     tokens = int(spec.micro_batch * workload.batch.seq_len / spec.cp / (spec.tp if spec.sp else 1))
     inputs, notes = _inputs(workload, setup, tokens, micro_batches, redraw)
-    played = play(inputs, setup, progress)
+    played = play_micro_batches(inputs, setup, progress)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     assert workload.model.moe is not None
     report = make_report(workload.name, setup, str(workload.routing), inputs, played)
@@ -243,7 +243,7 @@ def _quantile(ratios: FloatA, quantile: float) -> float:
 
 
 def _migration_s(
-    cluster: ClusterSpec, workload: WorkloadSpec, setup: Setup, played: Played, spec: StrategySpec
+    cluster: ClusterSpec, workload: WorkloadSpec, setup: Setup, played: PlayedMicroBatches, spec: StrategySpec
 ) -> float | None:
     """Time of one new placement of all layers of a stage, at the busiest GPU. [s]"""
     model = workload.model

@@ -14,7 +14,7 @@ from mofa.cost.block.host_clock import NEVER
 from mofa.cost.estimate import Estimator
 from mofa.cost.rank_rules import waits_at_exchanges
 from mofa.cost.rows import LayerArrays, Rows
-from mofa.cost.stages import in_flight
+from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.cost.step_time.micro_batch import Passes, handing_seconds, passes
 from mofa.cost.step_time.step import hop_seconds
@@ -183,7 +183,7 @@ def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
     What parameters take is as many bytes each of dense and of experts' ones as ranks' differences say.
     """
     stages, model, m = rows.layout.stages, rows.workload.model, int(rows.num_micro_batches[0])
-    flight = in_flight(stages.pp, stages.vpp, rows.schedule, m)[place]
+    flight = in_flight_at_first_backward(stages.pp, stages.vpp, rows.schedule, m)[place]
     static = (rows.static.params + rows.static.grads + rows.static.states + rows.static.buffers)[rows.grid[0]]
     rank_params = np.stack([rows.shards.dense[rows.grid[0]], rows.shards.expert[rows.grid[0]]], axis=1)
     bytes_per_param = np.linalg.lstsq(rank_params, static, rcond=None)[0]

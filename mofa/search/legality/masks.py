@@ -433,7 +433,7 @@ class Verdict:
     shortfall: FloatN
 
 
-def check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = ()) -> Verdict:
+def check_strategies(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = ()) -> Verdict:
     """Apply all checks ``but`` those of some names. Of combinations, most checks read the degrees alone."""
     if isinstance(table, StrategyTable):
         degrees, in_modes = table, [table]

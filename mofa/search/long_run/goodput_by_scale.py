@@ -13,7 +13,7 @@ from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, VariantPoint
 from mofa.plan.result import FrameworkSummary, Plan, WorkloadSummary
 from mofa.search.entry_points import closed_plan, find_plans
 from mofa.search.goodput import LongRunObjective
-from mofa.search.legality.masks import Job, check
+from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, runs_of
 from mofa.search.long_run.sensitivity import sensitivities
 from mofa.specs.faults import CheckpointMode, FaultSpec
@@ -155,7 +155,7 @@ def _replicable(
     table = report.costed.table.take(fits)
     for larger_job, larger in reversed(job_at[1:]):
         wider = replace(table, dp=table.dp * larger.num_gpus // machines.num_gpus)
-        runs = fits[check(Job(larger_job, larger, framework), wider).reason < 0]
+        runs = fits[check_strategies(Job(larger_job, larger, framework), wider).reason < 0]
         if len(runs):
             best = runs[np.argmin(report.costed.step_s[runs])]
             strategy = report.costed.table.row(int(best), framework.name)

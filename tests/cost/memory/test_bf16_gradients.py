@@ -8,7 +8,7 @@ import mofa
 from mofa.cost.estimate import Estimator
 from mofa.cost.optimizer import device_parts
 from mofa.errors import SpecError
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.of_plan import ranks_of, rows_of
 from mofa.search.one_strategy import one_row
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -57,7 +57,7 @@ def test_copies_stay_to_the_next_step() -> None:
     (rank,) = ranks_of(of("bf16"))[:1]
     copies = sum(w.widened for w in rank.weights)
     assert copies == sum(w.main for w in rank.weights) > 0
-    played, without = play(rank), play(ranks_of(of("fp32"))[0])
+    played, without = play_memory(rank), play_memory(ranks_of(of("fp32"))[0])
     grads = [sum(flat.grads for flat in one.flat_buffers) for one in (rank, ranks_of(of("fp32"))[0])]
     assert played.between_steps - without.between_steps == pytest.approx(copies + grads[0] - grads[1], abs=64 * MIB)
 

@@ -21,7 +21,7 @@ from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
 from mofa.cost.memory.dispatcher_retention import Retention
 from mofa.cost.memory.peak import stage_bytes
-from mofa.replay.memory.rank_memory import MemoryPlayed, play
+from mofa.replay.memory.rank_memory import MemoryPlayed, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import Rounds
 from mofa.replay.rank.of_plan import ranks_of, rows_of
@@ -59,7 +59,7 @@ def test_between_two_steps_there_is_what_was_recorded() -> None:
             alive.pop((address, stream), None)
     recorded = Counter(n for i, n in alive.values() if i >= found["step_starts"][1] and n >= 4 * MIB)
     (rank,) = ranks_of(load(TRACED).estimator)
-    played = _large(play(rank))
+    played = _large(play_memory(rank))
     assert recorded == {4 * 4096 * 2048 * 2: 6}
     assert played == {(INPUT, 4 * 4096 * 2048 * 2): 3, (GRADIENT, 4 * 4096 * 2048 * 2): 3}
 
@@ -74,7 +74,7 @@ def test_between_two_steps_there_is_what_was_recorded() -> None:
 def test_measured_peaks_hold_what_lingers(name: str) -> None:
     """Optimizer steps of runs that may be learned from, 0.4 to 0.9 % too little without."""
     run = load(name)
-    assert play(ranks_of(run.estimator)[0]).allocated == pytest.approx(run.allocated, rel=5e-4)
+    assert play_memory(ranks_of(run.estimator)[0]).allocated == pytest.approx(run.allocated, rel=5e-4)
 
 
 def test_a_checkpoint_of_the_experts_alone_leaves_the_norms_output() -> None:
@@ -83,7 +83,7 @@ def test_a_checkpoint_of_the_experts_alone_leaves_the_norms_output() -> None:
     batch, model = run.estimator.workload.batch, run.estimator.workload.model
     nbytes = int(run.estimator.table.micro_batch[0]) * batch.seq_len * model.hidden * 2
     (rank,) = ranks_of(run.estimator)
-    assert _large(play(rank)) == {("mlp_norm.out", nbytes): 3, ("d:mlp_norm.out", nbytes): 3}
+    assert _large(play_memory(rank)) == {("mlp_norm.out", nbytes): 3, ("d:mlp_norm.out", nbytes): 3}
 
 
 FULL = Recompute(kind="full", reentrant=True)
@@ -141,7 +141,7 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
     rows, ranks = rows_of(estimator), ranks_of(estimator)
     closed = stage_bytes(rows)
     for r, rank in enumerate(ranks):
-        played = play(rank)
+        played = play_memory(rank)
         assert float(closed.allocated[0, r]) == pytest.approx(played.allocated, rel=0.001), r
 
 
@@ -166,10 +166,10 @@ def test_repeating_what_lingers_is_playing_it(pp: int, vpp: int) -> None:
     """Every event, forwards and backwards in turn and of a tail, and of a rank that knows another's notes."""
     ranks, known = ranks_of(_estimator(pp, vpp, 12, "full", layers=8)), SharedRecordings()
     for rank in (*ranks, *ranks):
-        whole = play(rank, skip_rounds=False)
+        whole = play_memory(rank, skip_rounds=False)
         with mock.patch.object(Rounds, "end", return_value=False):
-            for short in (play(rank), play(rank, recordings=known)):
+            for short in (play_memory(rank), play_memory(rank, recordings=known)):
                 for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
                     assert getattr(short.journal, field) == getattr(whole.journal, field), field
                 assert len(short.journal.noted) > len(rank.computations)  # of two steps more than half are repeated
-        assert play(rank).peak_reserved == whole.peak_reserved
+        assert play_memory(rank).peak_reserved == whole.peak_reserved

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import rank_maker
@@ -59,7 +59,7 @@ def test_without_a_move_sizes_stay(rank: Rank) -> None:
 
 
 def test_only_what_is_reserved_changes(rank: Rank) -> None:
-    with_, without = play(rank), play(replace(rank, routing_drift=None))
+    with_, without = play_memory(rank), play_memory(replace(rank, routing_drift=None))
     assert with_.allocated == without.allocated
     assert with_.journal.num_events == without.journal.num_events
     assert with_.journal.grown == without.journal.grown
@@ -89,5 +89,5 @@ def test_grouped_experts_that_chance_chooses_reserve_more(balances_by: str) -> N
     framework = e.framework.model_copy(update={"balances_by": balances_by})
     drawn = rank_maker(Estimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
     assert (drawn.routing_drift is not None) is (balances_by == "chance")
-    error = play(drawn).peak_reserved / run.reserved - 1
+    error = play_memory(drawn).peak_reserved / run.reserved - 1
     assert abs(error) < 0.02 if balances_by == "chance" else error < -0.05

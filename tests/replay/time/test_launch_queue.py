@@ -51,7 +51,7 @@ DENSE: list[Given] = 200 * [(1.0, 0.1, 1)]
 def test_a_clock_waits_for_the_queue_as_launch_by_launch(kernels: list[Given], ahead_s: float) -> None:
     clock = StreamClocks(0.0, host=-ahead_s)
     for one in kernels:
-        clock.steps([run_of([one])])
+        clock.play_steps([run_of([one])])
     device, host = launch_by_launch(kernels, ahead_s)
     assert clock.compute == pytest.approx(device, rel=0.05)
     assert clock.host == pytest.approx(host, rel=0.05)
@@ -59,7 +59,7 @@ def test_a_clock_waits_for_the_queue_as_launch_by_launch(kernels: list[Given], a
 
 def test_a_host_that_waited_for_the_device_has_an_empty_queue() -> None:
     clock = StreamClocks(0.0, host=-20.0)
-    clock.steps([run_of(LOSS_THEN_EXPERTS)])
+    clock.play_steps([run_of(LOSS_THEN_EXPERTS)])
     clock.synchronise()
     assert (clock.launched, len(clock.queue)) == (0.0, 0)
 

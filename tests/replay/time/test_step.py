@@ -184,7 +184,7 @@ def test_blocking_launches_are_issued_run_and_waited_for_in_turn() -> None:
     tape = part.tapes[label].forward
     drafted = resolve_tape("forward", tape, part.machine)
     clock = StreamClocks(sync_s)
-    clock.play(join_kernels(drafted, CrossStreamTensors.of([drafted])), "")
+    clock.play_tape(join_kernels(drafted, CrossStreamTensors.of([drafted])), "")
     launches = sum(float(np.asarray(op.launches)) for op in tape.ops if op.work is not None and bool(op.present))
     busy = sum(line.seconds + line.issue for line in drafted.lines)
     assert clock.host == pytest.approx(busy + launches * sync_s, rel=1e-9)
@@ -238,9 +238,9 @@ def test_an_order_of_ones_own() -> None:
 def test_the_host_waits_for_what_it_reads_of_another_stream_alone() -> None:
     """The counts came at 3 s, computing is under way until 100 s, a wait takes 20 s; what is over long since, none."""
     clock = StreamClocks(sync_s=20.0, compute=100.0, host=2.0, ready={"counts": (3.0, -1)})
-    clock.steps([Sync("sync", 0.5, ("counts",))])
+    clock.play_steps([Sync("sync", 0.5, ("counts",))])
     assert clock.host == 23.5
-    clock.steps([Sync("sync", 0.0, ("gone",))])
+    clock.play_steps([Sync("sync", 0.0, ("gone",))])
     assert clock.host == 43.5
-    clock.steps([Sync("sync", 0.0)])
+    clock.play_steps([Sync("sync", 0.0)])
     assert clock.host == 120.0

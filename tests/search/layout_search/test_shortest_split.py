@@ -99,7 +99,7 @@ def test_every_split_is_a_layout_that_megatron_takes() -> None:
     problem = random_problem(2, "interleaved", 2, 2, 6, num_layers=3)
     for split in problem.splits():
         layout = split.layout(problem.num_predictions)
-        layout.check(2, 2, problem.num_layers, problem.num_predictions)
+        layout.check_against_model(2, 2, problem.num_layers, problem.num_predictions)
         assert layout == PipelineLayout.of_chunks(layout.chunks)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.cost.stages import split_layers
 from mofa.errors import MofaError, StrategyError
-from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.one_strategy import one_row
 from mofa.search.space import combinations_table, default_space
 from mofa.specs.model import ModelSpec
@@ -249,7 +249,7 @@ def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) ->
     """In the order of the list, each with how far it missed; what passes missed nothing."""
     job = Job(workload(model), cluster(16), framework(name))
     table = combinations_table(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
-    found = check(job, table)
+    found = check_strategies(job, table)
     shorts = [c.shortfall(job, table) for c in CHECKS]
     assert all((s >= 0).all() and s.shape == (len(table),) for s in shorts)
     for i in range(0, len(table), 97):

@@ -17,7 +17,7 @@ from mofa.plan.goodput_by_scale import VariantPoint
 from mofa.plan.long_run import FIGURES, Days, Objective
 from mofa.plan.result import TIME_COMPONENTS, Plan, PlanReport
 from mofa.search.goodput import ACTIVITIES, LongRunObjective, watts_of_steps
-from mofa.search.legality.masks import Job, check
+from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
 from mofa.search.long_run.sensitivity import FACTORS, sensitivities
 from mofa.search.long_run.spare_nodes import without_spares
@@ -166,7 +166,7 @@ def test_what_divides_is_all_that_can_run() -> None:
     legal = []
     for space in (whole, lean):
         table = combinations_table(space, smaller, MEGATRON)
-        ok = np.flatnonzero(check(Job(JOB, smaller, MEGATRON), table).reason < 0)
+        ok = np.flatnonzero(check_strategies(Job(JOB, smaller, MEGATRON), table).reason < 0)
         legal.append({str(table.row(int(i), "megatron")) for i in ok})
     assert legal[0] == legal[1] and len(legal[0]) > 100
     assert len(lean.pp) < len(whole.pp)
