@@ -243,7 +243,7 @@ class StepSampler:
     def _look_back(self, _: torch.Tensor) -> None:
         self._behind.append(sampled_op_s())
 
-    def take(self) -> tuple[float, float]:
+    def means_since_last(self) -> tuple[float, float]:
         """Means of the ways forward and back since it was last asked; nan of none. [s]"""
         means = tuple(statistics.fmean(times) if times else float("nan") for times in (self._ahead, self._behind))
         self._ahead.clear()

@@ -62,7 +62,7 @@ class BlockTapes:
     @cached_property
     def lifetimes(self) -> BlockLifetimes:
         """What the block allocates, from which op to which."""
-        return BlockLifetimes.of(self.forward, self.backward)
+        return BlockLifetimes.from_tapes(self.forward, self.backward)
 
 
 def rank_params(ctx: Context, moe: bool) -> tuple[ArrayK, ArrayK]:

@@ -147,7 +147,7 @@ class BlockLifetimes:
     """What is written on other streams that have memory of their own, by stream."""
 
     @classmethod
-    def of(cls, forward: Tape, backward: Tape) -> BlockLifetimes:
+    def from_tapes(cls, forward: Tape, backward: Tape) -> BlockLifetimes:
         """The lives of the tensors of a block's tapes."""
         ops = forward.ops + backward.ops
         boundary, last = len(forward.ops), len(ops) - 1

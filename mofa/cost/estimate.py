@@ -97,7 +97,7 @@ class Estimator:
             costs = block_costs(workload, cluster, framework, some, loads, mode, drop)
             self.place[chosen] = costs.index
             self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
-            self.parts.append(ModeGroup.of(mode, costs))
+            self.parts.append(ModeGroup.from_costs(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:
         """Where the layers of a row of the table are."""
@@ -138,7 +138,7 @@ class Estimator:
         self._as_they_run(out.exposed, out.hidden, which, layers)
         return out.breakdown()
 
-    def times(
+    def component_seconds(
         self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
         every_stage: bool = False,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
@@ -166,7 +166,7 @@ class Estimator:
         hidden *= runs
         share = self.drains[which]
         if share.any():
-            drained_exposed, drained_hidden = self.drained.times(which, recompute_layers=layers)
+            drained_exposed, drained_hidden = self.drained.component_seconds(which, recompute_layers=layers)
             exposed += share * (drained_exposed - exposed)
             hidden += share * (drained_hidden - hidden)
         if self.rests:
@@ -181,7 +181,9 @@ class Estimator:
         waiting = np.flatnonzero(idle)
         if len(waiting):
             share = idle[waiting] / RESTED
-            rested_exposed, rested_hidden = self.rested.times(which[waiting], recompute_layers=layers[waiting])
+            rested_exposed, rested_hidden = self.rested.component_seconds(
+                which[waiting], recompute_layers=layers[waiting]
+            )
             exposed[:, waiting] += share * (rested_exposed - exposed[:, waiting])
             hidden[:, waiting] += share * (rested_hidden - hidden[:, waiting])
 
@@ -227,7 +229,7 @@ class Estimator:
         other = copy.copy(self)
         for name in ("row", "rank_specs", "_row_bytes", "drained", "rested", "at_own_clock"):
             other.__dict__.pop(name, None)
-        other.parts = [ModeGroup.of(part.mode, changed(part.costs)) for part in self.parts]
+        other.parts = [ModeGroup.from_costs(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
     @cached_property
@@ -325,7 +327,7 @@ class ModeGroup:
     mtp: LayerArrays | None
 
     @classmethod
-    def of(cls, mode: Mode, costs: Costs) -> ModeGroup:
+    def from_costs(cls, mode: Mode, costs: Costs) -> ModeGroup:
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),

@@ -60,12 +60,12 @@ class DistinctStages:
         return cls(np.array(stage), of)
 
     @cached_property
-    def times(self) -> ArrayN:
+    def num_alike(self) -> ArrayN:
         """Stages that each stands for. (R,)"""
         return np.bincount(self.of).astype(float)
 
     @cached_property
-    def ahead(self) -> ArrayN:
+    def num_alike_ahead(self) -> ArrayN:
         """Stages like each shown one (first axis) that are ahead of each shown one. (R, R)"""
         of_each = self.of == np.arange(len(self.stage))[:, None]
         return np.take(np.cumsum(of_each, axis=1) - of_each, self.stage, axis=1).astype(float)

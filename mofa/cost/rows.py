@@ -268,11 +268,11 @@ class Rows:
 
     def over_all(self, shown: ArrayN) -> ArrayN:
         """The sum over all stages of what is known of those that are shown. (n, R) -> (n,)"""
-        return np.asarray(shown @ self.layout.shown.times)
+        return np.asarray(shown @ self.layout.shown.num_alike)
 
     def ahead_of(self, shown: ArrayN) -> ArrayN:
         """The sum over the stages ahead of each that is shown. (n, R) -> (n, R)"""
-        return np.asarray(shown @ self.layout.shown.ahead)
+        return np.asarray(shown @ self.layout.shown.num_alike_ahead)
 
     def ends(self, first: ArrayN, head: ArrayN, mtp: ArrayN | None) -> ArrayN:
         """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, R)"""

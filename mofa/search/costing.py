@@ -50,7 +50,7 @@ class CostedRows:
     checkpoint_bytes: FloatN
 
     @classmethod
-    def of(cls, rows: NDArray[np.intp], table: StrategyTable, device_bytes: FloatN) -> CostedRows:
+    def from_memory(cls, rows: NDArray[np.intp], table: StrategyTable, device_bytes: FloatN) -> CostedRows:
         """Rows of which the memory alone is known."""
         step, allocated, checkpoint = (np.full(len(rows), np.nan) for _ in range(3))
         return cls(
@@ -182,7 +182,7 @@ def merge_part_costs(
     solved for last.
     """
     if not parts:
-        return CheckedSpace(space, CostedRows.of(rows, space.take(rows), np.zeros(0)), reason, shortfall)
+        return CheckedSpace(space, CostedRows.from_memory(rows, space.take(rows), np.zeros(0)), reason, shortfall)
 
     def of_all(name: str) -> NDArray[np.generic]:
         return np.concatenate([getattr(costs, name) for costs in parts], axis=-1)
@@ -194,7 +194,7 @@ def merge_part_costs(
     device, timed = of_all("device_bytes"), np.flatnonzero(of_all("timed"))
     order = np.lexsort((rows, solved))
     order = order[~solved[order] | ~np.isnan(device[order])]
-    costed = CostedRows.of(rows[order], space.take(rows[order]), device[order])
+    costed = CostedRows.from_memory(rows[order], space.take(rows[order]), device[order])
     place = np.empty(len(rows), dtype=np.intp)
     place[order] = np.arange(len(order))
     for name in ("step_s", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
@@ -287,7 +287,7 @@ def cost_rows_of_part(
     timed = (reason[rows] < 0) | ((reason[rows] == MEMORY) & may_fit[rows])
     to_time = rows[timed]
     times = [
-        estimator.times(position[some], recompute_layers=layers[some])[0]
+        estimator.component_seconds(position[some], recompute_layers=layers[some])[0]
         for start in range(0, len(to_time), AT_ONCE) for some in (to_time[start : start + AT_ONCE],)
     ]  # fmt: skip
     exposed = np.concatenate(times, axis=-1) if times else np.zeros((len(TIME_COMPONENTS), 0))

@@ -221,9 +221,9 @@ def find_plans(
             note = f"{note}: {says}"
     rejected, nearest = _rejections(reason, shortfall, searched_rows.space, framework, objective)
     report = PlanReport(
-        workload=WorkloadSummary.of(workload),
-        cluster=ClusterSummary.of(cluster),
-        framework=FrameworkSummary.of(framework),
+        workload=WorkloadSummary.from_spec(workload),
+        cluster=ClusterSummary.from_spec(cluster),
+        framework=FrameworkSummary.from_spec(framework),
         space=len(searched_rows.space),
         searched=len(costed.rows),
         rejected=rejected,
@@ -397,7 +397,11 @@ def step_s(
 ) -> float:
     """The step time of one strategy as :func:`estimate` gives it, without a replay of memory. [s]"""
     candidate = _candidate(workload, cluster, framework, strategy)
-    return candidate.time.step_s if replay else float(candidate.estimator.times(every_stage=True)[0].sum(axis=0)[0])
+    return (
+        candidate.time.step_s
+        if replay
+        else float(candidate.estimator.component_seconds(every_stage=True)[0].sum(axis=0)[0])
+    )
 
 
 def closed_plan(workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec) -> Plan:

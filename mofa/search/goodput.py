@@ -142,7 +142,7 @@ class LongRunObjective:
         if wanted is not None and wanted in (missing := self.missing()):
             raise SpecError(f"--objective {self.objective}: {wanted} is not known, {missing[wanted]}; give it first")
 
-    def times(self, per_rank_bytes: FloatN) -> CheckpointTimes:
+    def checkpoint_times(self, per_rank_bytes: FloatN) -> CheckpointTimes:
         """Seconds of a checkpoint of each candidate."""
         assert self.faults.storage is not None
         total = checkpoint_bytes(self.workload, self.framework)
@@ -165,7 +165,7 @@ class LongRunObjective:
         node = min(self.cluster.node.gpus_per_node, self.cluster.num_gpus)
         ranks = np.asarray(self.cluster.num_gpus if num_gpus is None else num_gpus)
         return outlook(
-            self.faults, self.times(per_rank_bytes), step_s, ranks,
+            self.faults, self.checkpoint_times(per_rank_bytes), step_s, ranks,
             np.maximum(ranks / self.cluster.node.gpus_per_node, 1.0), node,
             spares=self.spares if spares is None else spares, work_s=np.maximum(self.work_s(step_s), step_s),
             rate_factor=rate_factor, interval_s=interval_s, every=every, num_replicas=self.replicas(dp),
@@ -267,7 +267,7 @@ class LongRunObjective:
         [B]"""
         if self._unknown:
             return np.zeros_like(per_rank_bytes)
-        need = self.times(per_rank_bytes).host_bytes
+        need = self.checkpoint_times(per_rank_bytes).host_bytes
         return np.maximum(need - self.cluster.node.host_memory_bytes.value, 0.0)
 
     def plan_key(self, plan: Plan) -> float:
@@ -283,9 +283,9 @@ class LongRunObjective:
         parts: Mapping[Any, float] = plan.time.exposed
         exposed = np.array([[parts[name]] for name in TIME_COMPONENTS])
         step_w = watts_of_steps(exposed, self.faults.power, self.cluster.gpu.tdp_w.value)
-        return self.of(plan), step_w
+        return self.outlook_of_plan(plan), step_w
 
-    def of(self, plan: Plan) -> Outlook:
+    def outlook_of_plan(self, plan: Plan) -> Outlook:
         """:meth:`outlook` of one plan."""
         return self.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp)
 
@@ -326,7 +326,7 @@ class LongRunObjective:
             persist_s=float(outlook.levels[-1].persist_s[0]),
             safe_every=int(outlook.levels[-1].every[0]),
             restart_s=float(outlook.restart_s[0]),
-            host_bytes_per_node=float(self.times(np.array([plan.checkpoint_bytes or 0.0])).host_bytes[0]),
+            host_bytes_per_node=float(self.checkpoint_times(np.array([plan.checkpoint_bytes or 0.0])).host_bytes[0]),
             watts_per_gpu=watts,
             ledger=Ledger(**parts),
         )

@@ -18,7 +18,7 @@ from mofa.validate.hopper import hopper_set
 from mofa.validate.hosts import host_op_s_by_machine
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
-from mofa.validate.score import GroupScore, Layer, RunScore, ValidationReport, compare, group_score, score
+from mofa.validate.score import GroupScore, LayerComparison, RunScore, ValidationReport, compare, group_score, score
 from mofa.validate.spread import RunProcesses
 
 Group = Literal["measured", "published"]
@@ -88,7 +88,7 @@ def validate(
     base = reference_dir(folder)
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
         usable, left_out = references(base, Path(scratch), group, spread)
-        of_layers = spread.submit(layers, base if group != "published" else None)
+        of_layers = spread.submit(compare_layers, base if group != "published" else None)
         profiled = _profiled(usable, base / "traces")
         attributed = spread.map(_family, list(profiled.values()))
         runs, not_scored = score(usable, left_out, spread=spread, progress=progress)
@@ -106,7 +106,7 @@ def validate(
     )
 
 
-def layers(folder: Path | None) -> tuple[Layer, ...]:
+def compare_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
     """The MoE layers in token chunks of the measurements beside a folder of reference runs, none of no folder."""
     if folder is None:
         return ()
@@ -117,7 +117,7 @@ def layers(folder: Path | None) -> tuple[Layer, ...]:
         step = of["step"]
         assert step is not None
         chunked.append(
-            Layer(
+            LayerComparison(
                 shape=dict(item.shape), folder=item.folder, split=item.split, step_time=step,
                 peak_allocated=of.get("peak_bytes"), peak_reserved=of.get("reserved_bytes"),
             )

@@ -181,7 +181,7 @@ class NotScored(Spec):
     gpu: str | None = Field(default=None, description="As its source names it; null of measured runs.")
 
 
-class Layer(Spec):
+class LayerComparison(Spec):
     """A MoE layer in token chunks, measured alone and predicted with the bundled profile."""
 
     shape: dict[str, int | str] = Field(description="Sizes by their names in the measurements.")
@@ -200,7 +200,7 @@ class ValidationReport(Spec):
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
     not_scored: tuple[NotScored, ...] = ()
-    layers: tuple[Layer, ...] = Field(default=(), description="MoE layers in token chunks, measured alone.")
+    layers: tuple[LayerComparison, ...] = Field(default=(), description="MoE layers in token chunks, measured alone.")
     families: dict[str, Attribution] = Field(
         default={}, description="Profiled steps beside their predictions, per family of kernels, by run; rank 0."
     )

@@ -72,7 +72,7 @@ class Sample:
         self.estimator = Estimator(
             self.workload, self.cluster, self.framework, table, loads_of(self.workload, table)
         )  # fmt: skip
-        self.exposed_s = self.estimator.times(recompute_layers=self.layers)[0]
+        self.exposed_s = self.estimator.component_seconds(recompute_layers=self.layers)[0]
 
 
 def _name(case: Case) -> str:

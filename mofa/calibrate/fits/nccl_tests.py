@@ -138,7 +138,7 @@ def _group_of(file: Path, run: NcclRun, node: NodeSpec) -> Group:
 
 def _share_of(run: NcclRun, group: Group, cluster: ClusterSpec, level: str) -> float:
     """Share of the link's bandwidth at which the planner's formula gives the measured time of the largest payload."""
-    fabric = Fabric.of(cluster)
+    fabric = Fabric.from_cluster(cluster)
     link, nic = cluster.node.intra, cluster.node.nic
     if level == "intra":
         full = link.bandwidth_bytes_per_s.value

@@ -132,14 +132,14 @@ def _estimate(
             workload, cluster, job.strategy, faults, framework=framework, flops_convention=convention, replay=replay,
             jobs=processes,
         )  # fmt: skip
-    summary = WorkloadSummary.of(workload)
+    summary = WorkloadSummary.from_spec(workload)
     return Estimate(
         **{name: getattr(plan, name) for name in Plan.model_fields if name != "notes"},
         notes=_notes(job, plan),
         id=job.id,
         workload=summary,
-        cluster=ClusterSummary.of(cluster),
-        framework=FrameworkSummary.of(framework),
+        cluster=ClusterSummary.from_spec(cluster),
+        framework=FrameworkSummary.from_spec(framework),
         defaults=_defaults(plan, summary, job.named),
     )
 

@@ -25,7 +25,7 @@ def show_models(json: opt.Json = False) -> None:
     from mofa.units import format_count
 
     workloads = [(name, load_workload(name)) for name in bundled("workloads")]
-    summaries = [(name, WorkloadSummary.of(workload), workload.source) for name, workload in workloads]
+    summaries = [(name, WorkloadSummary.from_spec(workload), workload.source) for name, workload in workloads]
     if json:
         _print_json([{**summary.model_dump(), "name": name, "source": source} for name, summary, source in summaries])
         return

@@ -78,7 +78,7 @@ class Memories:
         blocks = self.tapes.values()
         return dict(zip(map(id, blocks), block_memories(blocks, self.num_k, self.large()), strict=True))
 
-    def of(self, blocks: Sequence[BlockTapes]) -> BlockMemory:
+    def memory_of(self, blocks: Sequence[BlockTapes]) -> BlockMemory:
         """Of blocks one behind the other: what one keeps stays while those behind it run."""
         return reduce(BlockMemory.then, [self._of_each[id(block)] for block in blocks])
 
@@ -108,7 +108,7 @@ class BlockCost:
     @cached_property
     def memory(self) -> BlockMemory:
         """What it allocates."""
-        return self.memories.of(self.blocks)
+        return self.memories.memory_of(self.blocks)
 
     @cached_property
     def sent_and_launched(self) -> ArrayK:

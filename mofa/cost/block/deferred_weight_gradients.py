@@ -50,7 +50,7 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> Deferred:
     """Of a backward's two halves, one after the other."""
     # what the backward by inputs hands on is the next block's; nothing is added to a gradient that is held
     halves = [op._replace(view=False) if op.role == "sum" else op for op in inputs.ops]
-    lifetimes = BlockLifetimes.of(forward, Tape((*halves, *weights.ops), weights.tensors, inputs.inputs, ()))
+    lifetimes = BlockLifetimes.from_tapes(forward, Tape((*halves, *weights.ops), weights.tensors, inputs.inputs, ()))
     weights_begin = lifetimes.boundary + len(inputs.ops)
     ops = lifetimes.ops[lifetimes.boundary :]
     if weights_begin == len(lifetimes.ops):

@@ -61,7 +61,7 @@ class Machine:
     @cached_property
     def fabric(self) -> Fabric:
         """The network as collectives see it."""
-        return Fabric.of(self.cluster)
+        return Fabric.from_cluster(self.cluster)
 
     @cached_property
     def slowest_host(self) -> float:

@@ -48,7 +48,7 @@ class Fabric:
     """Fitted forms of collectives inside a domain, by group size, measured without in-switch reduction."""
 
     @classmethod
-    def of(cls, cluster: ClusterSpec) -> Self:
+    def from_cluster(cls, cluster: ClusterSpec) -> Self:
         """Read the facts of a cluster."""
         intra, nic = cluster.node.intra, cluster.node.nic
         deepep = intra.deepep_efficiency or intra.all_to_all_efficiency
@@ -117,7 +117,7 @@ def collective_s(
     group
         Sizes and places of the groups.
     cluster
-        The network: of a cluster, or as :meth:`Fabric.of` has read it.
+        The network: of a cluster, or as :meth:`Fabric.from_cluster` has read it.
     imbalance
         Bytes of the busiest rank over the mean, for ``all_to_all`` and ``deepep``. [-]
     spread
@@ -134,7 +134,7 @@ def collective_s(
     All groups of a kind are assumed to be active at once, so that each GPU has its own share of the node's NICs, and k
     ranks of a group in one node drive k shares.
     """
-    fabric = cluster if isinstance(cluster, Fabric) else Fabric.of(cluster)
+    fabric = cluster if isinstance(cluster, Fabric) else Fabric.from_cluster(cluster)
     return collective_time(kind, payload_bytes, group, fabric, imbalance=imbalance, spread=spread).total_s
 
 

@@ -31,7 +31,8 @@ ROUNDING = 1e-9
 
 
 def step_lower_bounds_s(estimator: Estimator, is_open: BoolN, *, at_rest: bool = True) -> ArrayN:
-    """A time below the step of every row of a table, as :meth:`mofa.cost.estimate.Estimator.times` costs it.
+    """A time below the step of every row of a table, as :meth:`mofa.cost.estimate.Estimator.component_seconds` costs
+    it.
 
     Parameters
     ----------

@@ -290,7 +290,8 @@ def _clocks(
         pieces.append((mtp[index], predictions))
     pieces.append((ends[1][:, k].T, heads))
     passed = [
-        Clocks(*clocks.T[:, :, None, None]).times(count) for clocks, count in (pieces if forward else reversed(pieces))
+        Clocks(*clocks.T[:, :, None, None]).repeated(count)
+        for clocks, count in (pieces if forward else reversed(pieces))
     ]
     ahead, queued = reduce(Clocks.then, passed), reduce(Clocks.then, [piece.through_queue() for piece in passed])
     behind_s, ahead_s = handing_seconds(rows)

@@ -125,12 +125,12 @@ class _Paces:
     def before_step(self) -> None:
         """Move to quiet cores."""
         self._cores.settle()
-        self._sampler.take()
+        self._sampler.means_since_last()
 
     def behind_step(self) -> None:
         """Keep what a small op took within the step and behind it."""
         self.read["cpu_ops_s"].append(host_pace.processor_op_s())
-        ahead, back = self._sampler.take()
+        ahead, back = self._sampler.means_since_last()
         if ahead == ahead and back == back:
             self.read["step_ops_s"].append(ahead)
             self.read["step_back_ops_s"].append(back)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.allocator.pools import ALLOCATED, Block, Order, Pool
+from mofa.replay.allocator.pools import ALLOCATED, Block, BlockPool, Order
 
 SOURCE = Path(__file__).with_name("native_segments.c")
 LIBRARY = SOURCE.with_suffix(".so")
@@ -82,7 +82,7 @@ class NumberedBlock(Block):
 
     __slots__ = ("number",)
 
-    def __init__(self, pool: Pool, address: int, size: int, number: int) -> None:
+    def __init__(self, pool: BlockPool, address: int, size: int, number: int) -> None:
         self.pool, self.address, self.size, self.number = pool, address, size, number
         self.state = ALLOCATED
 
@@ -148,7 +148,7 @@ class CompiledAllocator(Allocator):
         self._at_two = self._two.buffer_info()[0]
 
     # -- requests
-    def take(self, size: int, index: int) -> Block:
+    def allocate_rounded(self, size: int, index: int) -> Block:
         """A block of a rounded size from a pool."""
         pool = self._pools.get(index) or self.pool(index)
         number = self._take(self._segments, index, size, NONE, self._at_two)
@@ -162,7 +162,7 @@ class CompiledAllocator(Allocator):
             self.peak_allocated = allocated
         return NumberedBlock(pool, address, size, number)
 
-    def pool(self, index: int) -> Pool:
+    def pool(self, index: int) -> BlockPool:
         """The pool of an index; its free blocks are in the compiled part."""
         if index not in self._pools:
             self._compiled.open_pool(self._segments, index)
@@ -189,7 +189,7 @@ class CompiledAllocator(Allocator):
             self.num_segments -= self._compiled.give_back(self._segments, index, self._at_two)
             self.reserved -= self._two[0]
 
-    def _new(self, pool: Pool, size: int) -> Block | None:
+    def _new(self, pool: BlockPool, size: int) -> Block | None:
         block = super()._new(pool, size)
         if block is None:
             return None

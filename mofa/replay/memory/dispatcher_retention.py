@@ -50,7 +50,7 @@ class RetainedBlocks:
         """Give up and return what a layer's dispatcher retained."""
         return self._allocations.pop(index, [])
 
-    def of(self, c: int) -> bool:
+    def retains_of_chunk(self, c: int) -> bool:
         """Whether a chunk's dispatchers retain tensors: between computations all of them do, or none."""
         return any(index in self._allocations for index, _ in self.retaining_layers[c][:1])
 

@@ -389,7 +389,7 @@ class StepExecutor:
         """Run a block's program. This is the innermost loop: what is rare is in functions of its own."""
         start = self.state.journal.num_events, self.state.a.allocated
         self.state.journal.new_passages.append((start[0], phase, piece.name))
-        take, free = self.state.take, self.state.free
+        take, free = self.state.allocate_rounded, self.state.free
         did, sizes = self.state.journal.new_instructions.append, self.state.journal.new_sizes.append
         carried, self.handed_on = self.handed_on, {}
         for instruction, kind, slot, size, pool in instructions:

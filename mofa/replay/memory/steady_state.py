@@ -116,7 +116,7 @@ class Steady:
             self.play(kind, c, i)
             self.played.add((kind, c))
             return
-        retains = self.retained.possible and self.retained.of(c)
+        retains = self.retained.possible and self.retained.retains_of_chunk(c)
         which = kind, c, retains, self.received_inputs.present(), self.sends.sent_late
         recording = self.recordings_of.get(which)
         known = recording is None and self.recordings.knows(state.rank, which)
@@ -160,7 +160,7 @@ class Steady:
             self.play(kind, c, i)
             return
         if not recording.requests:
-            recording = self.recordings_of[which] = recording.to(state.a)
+            recording = self.recordings_of[which] = recording.for_allocator(state.a)
         recorded = chunk_pass.recorded
         outside = self._blocks_outside(kind, c)
         if outside:

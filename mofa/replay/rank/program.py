@@ -25,7 +25,8 @@ INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
 
 
 Packed = tuple[tuple[Instruction, int, int, int, int], ...]
-"""Instructions with their code, slot, rounded size and pool (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
+"""Instructions with their code, slot, rounded size and pool
+(:meth:`mofa.replay.allocator.caching.Allocator.allocate_rounded`)."""
 
 
 def pack_instructions(instructions: Iterable[Instruction]) -> Packed:

@@ -43,7 +43,7 @@ class PlanTapes:
     weights: dict[str, tuple[PlacedWeight, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Rows) -> PlanTapes:
+    def from_rows(cls, rows: Rows) -> PlanTapes:
         """Read every tape of a plan once."""
         tapes = (tape for block in rows.costs.tapes.values() for tape in (block.forward, block.backward))
         time_works((op for tape in tapes for op in tape.ops), rows.costs.machine)  # in one go
@@ -53,7 +53,7 @@ class PlanTapes:
             resolved[label, "B"] = backward = resolve_tape(f"backward of {label}", block.backward, rows.costs.machine)
             if rows.schedule_record.defers_weight_gradients:
                 resolved[label, "I"], resolved[label, "W"] = _halves(backward, block, rows)
-        return cls(resolved, CrossStreamTensors.of(resolved.values()))
+        return cls(resolved, CrossStreamTensors.from_tapes(resolved.values()))
 
     def steps_of(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> TapeSteps:
         """The steps of a tape; with others inserted behind some of its lines it is made anew."""

@@ -191,7 +191,7 @@ class CrossStreamTensors:
     awaited: frozenset[str]
 
     @classmethod
-    def of(cls, drafts: Iterable[ResolvedTape]) -> CrossStreamTensors:
+    def from_tapes(cls, drafts: Iterable[ResolvedTape]) -> CrossStreamTensors:
         """Over all tapes of a plan, as what one leaves under way another awaits."""
         beside: set[str] = set()
         awaited: set[str] = set()

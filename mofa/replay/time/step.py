@@ -79,7 +79,7 @@ def time_of(
     rows = rows_of(estimator)
     stages, fw = rows.layout.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    tapes = tuple(PlanTapes.of(rows_of(e.at_own_clock)) for e in variants) or (PlanTapes.of(rows),)
+    tapes = tuple(PlanTapes.from_rows(rows_of(e.at_own_clock)) for e in variants) or (PlanTapes.from_rows(rows),)
     curves = rows.cluster.gpu.curves
     plan = TimedPlan(
         rows, tapes, _hop_seconds(rows), curves.overlap_slowdown.value,

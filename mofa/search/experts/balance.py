@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from mofa.errors import SpecError
-from mofa.routing.counts import Expected, read_counts
+from mofa.routing.counts import CountedModel, read_counts
 from mofa.routing.presets import memfine_iteration_7
 from mofa.routing.rank_load import draw_shares
 from mofa.specs.base import Spec
@@ -183,7 +183,7 @@ def balance_experts(
 
     notes: tuple[str, ...] = ()
     if trace is not None:
-        counts = read_counts(trace, Expected("the group", setup.num_experts), sources=True)
+        counts = read_counts(trace, CountedModel("the group", setup.num_experts), sources=True)
         if counts.by_source is None:
             inputs = deal_tokens_to_gpus(counts.tokens.astype(np.int64), setup.num_gpus, setup.seed)
             notes = ("the trace has no source_rank: tokens are dealt out to GPUs at random",)

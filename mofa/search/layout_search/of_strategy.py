@@ -18,7 +18,7 @@ from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.cost.step_time.micro_batch import Passes, handing_seconds, passes
 from mofa.cost.step_time.step import hop_seconds
-from mofa.search.layout_search.split_problem import FloatA, IntA, Pipeline, Split, SplitProblem
+from mofa.search.layout_search.split_problem import FloatA, IntA, ScheduleClock, Split, SplitProblem
 from mofa.specs.params import layer_params, mtp_params
 
 MORE_RECOMPUTED = 2
@@ -89,7 +89,7 @@ def _recomputes_whole(rows: Rows) -> bool:
     return rows.table.recompute_modes[int(rows.table.recompute[0])].kind == "full"
 
 
-def _pipeline(rows: Rows) -> Pipeline:
+def _pipeline(rows: Rows) -> ScheduleClock:
     """The clock of a strategy's schedule."""
     schedule, stages, m = rows.schedule_record, rows.layout.stages, int(rows.num_micro_batches[0])
     if _has_formula(rows):

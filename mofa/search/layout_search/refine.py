@@ -217,7 +217,7 @@ def _refined(
         return np.array(changed.stage_device_bytes()) - limit_bytes
 
     def closed_s(split: Split) -> float:
-        return float(with_layout(split).estimator.times(every_stage=True)[0].sum())
+        return float(with_layout(split).estimator.component_seconds(every_stage=True)[0].sum())
 
     result = shortest_split(problem, start, over_bytes=over_bytes, work=work)
     tried = {split: closed_s(split) for split in result.splits[:CLOSED] if split != start}
@@ -243,7 +243,7 @@ def _refined(
         before=own.layout.text, before_step_s=own.step_s, before_recompute=own.strategy.recompute,
         before_fits=own.memory.fits, pipeline_s=pipeline_s, bound_s=min(result.bound_s, pipeline_s),
     )  # fmt: skip
-    layout = LaunchLayout.of(chosen.layout(problem.num_predictions), by, framework)
+    layout = LaunchLayout.from_layout(chosen.layout(problem.num_predictions), by, framework)
     seconds = SECONDS_OF_WORK * result.work + played * replay * _seconds_of_play(candidate)
     best = best.model_copy(update={"layout": layout.model_copy(update={"search": search})})
     return _Refined(with_layout(chosen), best, seconds)

@@ -20,7 +20,7 @@ ALL = -1
 """Number of recomputed layers of a chunk that stands for all of them. [-]"""
 
 
-class Pipeline(Protocol):
+class ScheduleClock(Protocol):
     """The clock of a schedule."""
 
     num_micro_batches: int
@@ -110,7 +110,7 @@ class SplitProblem:
     least_layers: tuple[int, ...]
     least_recomputed: int
     most_recomputed: int
-    pipeline: Pipeline
+    pipeline: ScheduleClock
 
     @property
     def num_layers(self) -> int:

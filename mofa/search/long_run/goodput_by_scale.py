@@ -123,7 +123,8 @@ def goodput_by_scale(
         left = fewer
     factors, ettr = sensitivities(runs_of(runs, left), left.plan)
     return GoodputReport(
-        workload=WorkloadSummary.of(workload), node=cluster.node.name, framework=FrameworkSummary.of(framework),
+        workload=WorkloadSummary.from_spec(workload), node=cluster.node.name,
+        framework=FrameworkSummary.from_spec(framework),
         faults=faults.name, weak=weak, replan=replan, points=tuple(points), sensitivity=factors,
         sensitivity_num_gpus=machines.num_gpus, sensitivity_ettr=ettr,
     )  # fmt: skip
@@ -235,7 +236,7 @@ def _point(
                 continue
             variants[name] = _variant(runs_of(runs, left), left)
             if not stands_by:
-                reference = runs.of(plan)
+                reference = runs.outlook_of_plan(plan)
                 mtbf = None if np.isinf(reference.mtbf_s[0]) else float(reference.mtbf_s[0])
     return ScalePoint(
         num_gpus=machines.num_gpus, global_batch=job.batch.global_batch,
@@ -247,7 +248,7 @@ def _point(
 
 def _variant(runs: LongRunObjective, left: PlanWithSpares) -> VariantPoint:
     plan, bytes_ = left.plan, np.array([left.plan.checkpoint_bytes or 0.0])
-    outlook = runs.of(plan)
+    outlook = runs.outlook_of_plan(plan)
     ettr, interval = float(outlook.ettr[0]), float(outlook.interval_s[0])
     all_gpus = runs.cluster.num_gpus + runs.spare_gpus
     return VariantPoint(
@@ -261,6 +262,6 @@ def _variant(runs: LongRunObjective, left: PlanWithSpares) -> VariantPoint:
         ettr=ettr,
         checkpoint_interval_s=None if np.isinf(interval) else interval,
         effective_tokens_per_s_per_gpu=plan.tokens_per_s_per_gpu * ettr * runs.cluster.num_gpus / all_gpus,
-        host_memory_fits=bool(runs.times(bytes_).host_bytes[0] <= runs.cluster.node.host_memory_bytes.value),
+        host_memory_fits=bool(runs.checkpoint_times(bytes_).host_bytes[0] <= runs.cluster.node.host_memory_bytes.value),
         ledger=Ledger(**{part: float(outlook.parts[part][0]) for part in PARTS}),
     )

@@ -326,7 +326,7 @@ def _whole_cluster(
         note = f"{note}, {judge.spare_gpus:,} GPUs that stand by included"
     joined = report.model_copy(
         update={
-            "cluster": ClusterSummary.of(cluster),
+            "cluster": ClusterSummary.from_spec(cluster),
             "min_gpus": least,
             "min_gpus_note": note,
             "objective": by if known else report.objective,

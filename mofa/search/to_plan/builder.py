@@ -232,11 +232,11 @@ class Candidate:
         """The step in closed form on a cluster with another host. [s]"""
         workload, own, framework, row = self.job
         if cluster is not own:
-            exposed, _ = Estimator(workload, cluster, framework, row, self.loads).times()
+            exposed, _ = Estimator(workload, cluster, framework, row, self.loads).component_seconds()
         elif "costed" in self.__dict__:
             return float(self.costed.step_s[0])
         else:
-            exposed, _ = self.estimator.times(every_stage=True)
+            exposed, _ = self.estimator.component_seconds(every_stage=True)
         return float(exposed.sum(axis=0)[0])
 
     def _plan(self, time: TimeReplayed | None, memory: Memory, *, banded: bool = True) -> Plan:

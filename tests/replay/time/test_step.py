@@ -184,7 +184,7 @@ def test_blocking_launches_are_issued_run_and_waited_for_in_turn() -> None:
     tape = part.tapes[label].forward
     drafted = resolve_tape("forward", tape, part.machine)
     clock = StreamClocks(sync_s)
-    clock.play_tape(join_kernels(drafted, CrossStreamTensors.of([drafted])), "")
+    clock.play_tape(join_kernels(drafted, CrossStreamTensors.from_tapes([drafted])), "")
     launches = sum(float(np.asarray(op.launches)) for op in tape.ops if op.work is not None and bool(op.present))
     busy = sum(line.seconds + line.issue for line in drafted.lines)
     assert clock.host == pytest.approx(busy + launches * sync_s, rel=1e-9)

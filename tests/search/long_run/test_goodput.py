@@ -382,7 +382,7 @@ def test_days_are_those_of_simulated_whole_runs(lemons: bool) -> None:
     )  # fmt: skip
     plan = mofa.estimate_long_run(JOB, NODES, "tp=2 pp=2", spec, framework=MEGATRON, replay=False)
     judge = LongRunObjective(JOB, NODES, MEGATRON, spec)
-    found = judge.of(plan)
+    found = judge.outlook_of_plan(plan)
     work = float(judge.work_s(np.array([plan.step_s]))[0])
     assert spec.reliability is not None
     clock = failure_clock(spec.reliability, float(found.mtbf_s[0]), judge.num_nodes)
