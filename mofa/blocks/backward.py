@@ -359,7 +359,8 @@ class _Differentiator:
         else:
             sibling_grads = tuple(self.grads[x] for x in back.holds if x in self.grads)
             self.ops.append(
-                Op(name, op.family, back.moved(), (*dys, *sibling_grads, *saved), given, scratch=back.scratch,
+                Op(name, op.family, back.memory_bound_work(), (*dys, *sibling_grads, *saved), given,
+                scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
                    guarded=op.guarded, expert_loops=op.expert_loops, nodes=back.nodes, pieces=op.pieces,
                    order=back.order, pool=back.pool, role="backward", origin=op.name, **_belonging(op))
@@ -370,7 +371,7 @@ class _Differentiator:
         grad = f"dW:{op.name}"
         self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False, weight=op.name)
         self.ops.append(
-            Op(f"{op.name}.backward", op.family, op.back.moved(), (*dys, *saved), (grad,),
+            Op(f"{op.name}.backward", op.family, op.back.memory_bound_work(), (*dys, *saved), (grad,),
                scratch=op.back.scratch, launches=op.back.launches, present=op.present, role="backward", origin=op.name,
                purpose="embedding_gradient" if op.purpose == "embedding" else "", **_belonging(op))
         )  # fmt: skip

@@ -19,8 +19,8 @@ FIRST: tuple[RoutingStep, ...] = ("count", "permute")
 def without_module_locals(forward: Tape) -> Tape:
     """A layer's forward tape without the marks of the expert module's local variables.
 
-    Such marks (:func:`mofa.blocks.parts.hold`) keep tensors alive until the module returns. In token chunks another
-    function moves the tokens, and nothing is held so long.
+    Such marks (:func:`mofa.blocks.parts.hold_local`) keep tensors alive until the module returns. In token chunks
+    another function moves the tokens, and nothing is held so long.
     """
     ops = tuple(op for op in forward.ops if op.frame != "moe")
     return replace(forward, ops=ops)

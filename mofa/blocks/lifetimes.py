@@ -61,7 +61,7 @@ class Lifetimes:
 
     def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[Interval]:
         """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
-        shares = self.shares
+        shares = self.memory_aliases
         death = {**self.death, **end_of}
         extension: dict[str, list[_Extension]] = {
             name: [(i, runs, name) for i, runs in uses] for name, uses in self.partly.items() if name not in end_of
@@ -108,7 +108,7 @@ class Lifetimes:
         return where(op.present, own, 0.0)
 
     @cached_property
-    def shares(self) -> dict[str, tuple[str, BoolK]]:
+    def memory_aliases(self) -> dict[str, tuple[str, BoolK]]:
         """Names whose memory is another's, whose, and for which candidates; True where for all.
 
         A view's outputs all are its source's memory, of an op that is not there the first.
@@ -117,7 +117,7 @@ class Lifetimes:
         for op in self.ops:
             if (op.view is False and op.present is True) or not op.reads:  # most ops
                 continue
-            for mask, names in ((op.shares(), op.writes[:1]), (op.view & op.present, op.writes[1:])):
+            for mask, names in ((op.aliases_first_input(), op.writes[:1]), (op.view & op.present, op.writes[1:])):
                 mask = _plain(mask) if names else False
                 for name in names if mask is not False else ():
                     shares.setdefault(name, (op.reads[0], mask))

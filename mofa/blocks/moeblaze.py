@@ -99,7 +99,7 @@ def _left_out(op: Op, by_index: BoolK) -> Op:
     assert isinstance(op.work, Stream) and op.back is not None
     back, none = op.back, 0.0
     if anywhere(back.launches):
-        again = back.moved()._replace(bytes=where(by_index, none, back.bytes))
+        again = back.memory_bound_work()._replace(bytes=where(by_index, none, back.bytes))
         back = back._replace(
             work=again, launches=where(by_index, none, back.launches), view=by_index, family=op.family,
             present=op.present, stream=op.stream,

@@ -131,7 +131,7 @@ class Back(NamedTuple):
     holds: tuple[str, ...] = ()
     """Outputs of ops behind it whose gradients are there until its end: one node of autograd's graph had them."""
 
-    def moved(self) -> Stream:
+    def memory_bound_work(self) -> Stream:
         """The work of backward kernels that only move bytes."""
         return Stream(self.bytes, self.like, self.elements, self.width, self.source, self.parts)
 
@@ -289,7 +289,7 @@ class Op(NamedTuple):
         """Whether FSDP issues it: for a block's own parameters, or for experts that are sharded apart."""
         return self.part == "fsdp"
 
-    def shares(self) -> BoolK:
+    def aliases_first_input(self) -> BoolK:
         """Where the outputs are the memory of the first input. (K,)"""
         if self.present is True:
             return self.view

@@ -28,7 +28,7 @@ def view(b: TapeBuilder, name: str, source: str, out: str) -> str:
     return b.add(Op(name, "memory_bound", None, (source,), (out,), view=True, launches=0))
 
 
-def hold(b: TapeBuilder, frame: str, x: str) -> None:
+def hold_local(b: TapeBuilder, frame: str, x: str) -> None:
     """A local variable of a module's forward, which has it until it returns (:func:`leave_frame`)."""
     if f"{frame} has {x}" in b.tensors:
         return

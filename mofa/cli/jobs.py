@@ -91,7 +91,7 @@ def _resolve(
     run: RunSpec, folder: Path, overrides: Overrides
 ) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
     """What a run names, with the changes of ``--set``."""
-    from mofa.specs.load import build, bundled, load_cluster
+    from mofa.specs.load import build_spec, bundled, load_cluster
     from mofa.specs.overrides import override
     from mofa.specs.run_files import resolve_run
     from mofa.specs.workload import WorkloadSpec
@@ -108,7 +108,7 @@ def _resolve(
     workload, cluster, framework, complete = resolve_run(changed, folder)
     if overrides["workload"]:
         raw = override(workload.model_dump(exclude_none=True), overrides["workload"], "--set workload")
-        workload = build(WorkloadSpec, raw, "--set workload")
+        workload = build_spec(WorkloadSpec, raw, "--set workload")
     if overrides["hardware"]:
         beside = folder / run.hardware
         place = beside if run.hardware not in bundled("nodes") and beside.exists() else run.hardware

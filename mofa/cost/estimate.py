@@ -161,7 +161,7 @@ class Estimator:
         layers: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Change the seconds of one plain run of each row to those of all its runs, kernels loaded, at its clock."""
-        runs = self.runs(self.table.take(which)) if self.loads.over else np.ones(len(which))
+        runs = self.runs_per_step(self.table.take(which)) if self.loads.over else np.ones(len(which))
         exposed *= runs
         hidden *= runs
         share = self.drains[which]
@@ -261,11 +261,11 @@ class Estimator:
         device_bytes: list[float] = self._row_bytes.device[0].tolist()
         return device_bytes
 
-    def runs(self, table: StrategyTable) -> NDArray[np.float64]:
+    def runs_per_step(self, table: StrategyTable) -> NDArray[np.float64]:
         """How often the steps of a table run, on average: again where a rank's rows are over its budget. (n,) [-]"""
         groups = np.maximum(table.tp * table.cp * table.dp // np.maximum(table.ep * table.etp, 1), 1)
         micro_batches = np.maximum(self.workload.batch.global_batch // np.maximum(table.dp * table.micro_batch, 1), 1)
-        return self.loads.runs(table.ep, (groups * micro_batches).astype(np.float64))
+        return self.loads.runs_per_step(table.ep, (groups * micro_batches).astype(np.float64))
 
     def device_bytes(
         self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
@@ -426,7 +426,7 @@ class _Collector:
         if self.keep:
             parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
                                 most.communicators[row, stage])  # fmt: skip
-            counts = rows.layout.counts.sum(axis=1)
+            counts = rows.layout.layer_counts.sum(axis=1)
             flight = rows.layout.plain_in_flight.sum(axis=1) + rows.layout.full_in_flight.sum(axis=1)
             self._keep(places, StageDetail(
                 time.stage_s, most.allocated, most.reserved, most.device, parts.reshape(-1, len(places), pp),

@@ -86,7 +86,7 @@ class Layout:
     last_in_flight: ArrayN
     """Micro-batches of the last chunk in flight. (n, R)"""
     after: ArrayN
-    """As :attr:`mofa.cost.stages.Stages.behind`. (kinds, kinds, R)"""
+    """As :attr:`mofa.cost.stages.Stages.layers_behind`. (kinds, kinds, R)"""
     full_by_chunk: ArrayN
     """Layers that are recomputed whole under each choice of recomputation. (choices, kinds, R, vpp)"""
     choice: NDArray[np.intp]
@@ -96,7 +96,7 @@ class Layout:
     """Whether any candidate has layers of either sort."""
 
     @property
-    def counts(self) -> ArrayN:
+    def layer_counts(self) -> ArrayN:
         return self.plain + self.full
 
     @property
@@ -167,7 +167,7 @@ def layout(
     return Layout(
         stages, shown, _given(plain.sum(axis=3), which), _given(full.sum(axis=3), which),
         plain_fl[which, batch_of], full_fl[which, batch_of], flight[:, :, -1][batch_of],
-        stages.behind[:, :, shown.stage], full, which, bool(plain.any()), bool(full.any()),
+        stages.layers_behind[:, :, shown.stage], full, which, bool(plain.any()), bool(full.any()),
     )  # fmt: skip
 
 

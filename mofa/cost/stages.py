@@ -123,7 +123,7 @@ class Stages:
         return np.asarray(~self.sends & (self.positions < self.num_chunks - 1) & (self.pp > 1))
 
     @cached_property
-    def behind(self) -> ArrayN:
+    def layers_behind(self) -> ArrayN:
         """Layers of each other kind behind the last layer of a kind in the last chunk. (kinds, kinds, pp)"""
         out = np.zeros((len(self.kinds), len(self.kinds), self.pp))
         for r, chunks in enumerate(self.layers):

@@ -35,7 +35,7 @@ def mean_over_steps(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
     again. Its spans, transfers and ops are those of the one that was played."""
     if share := float(estimator.drains[0]):
         played = weighted_mean(played, time_of(estimator.drained, detail=False, spans=False), share)
-    return scaled_by_runs(played, float(estimator.runs(estimator.table)[0]))
+    return scaled_by_runs(played, float(estimator.runs_per_step(estimator.table)[0]))
 
 
 class PlayedMemory(NamedTuple):
@@ -184,7 +184,7 @@ class Replayer:
         """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
         return mean_over_steps(self.estimator, time_of(self.estimator, detail=False))
 
-    def step(self) -> TimeReplayed:
+    def time_without_spans(self) -> TimeReplayed:
         """The same without the spans."""
         return mean_over_steps(self.estimator, time_of(self.estimator, detail=False, spans=False))
 

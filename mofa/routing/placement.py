@@ -49,10 +49,10 @@ class Placement:
         experts, gpus = np.nonzero(self.copies)
         return experts, gpus
 
-    def moved(self, new: Placement) -> IntA:
+    def num_replicas_to_receive(self, new: Placement) -> IntA:
         """Replicas that each GPU must receive to become ``new``. (G,)
 
-        >>> Placement(np.eye(2, dtype=int)).moved(Placement(np.array([[0, 1], [1, 1]]))).tolist()
+        >>> Placement(np.eye(2, dtype=int)).num_replicas_to_receive(Placement(np.array([[0, 1], [1, 1]]))).tolist()
         [1, 1]
         """
         return np.asarray(np.maximum(new.copies - self.copies, 0).sum(axis=0))

@@ -16,7 +16,7 @@ from mofa.measure.records import RankMemory, Record
 from mofa.measure.results import quartiles_apart
 from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.host import LayerPace
 from mofa.validate.step_pace import is_paced, layer_pace_of_slowest_host, slowest_op_s
 
@@ -57,7 +57,7 @@ def read_hosts(records: Path) -> tuple[MachineHost, ...]:
         If the file is broken.
     """
     path = records.parent / HOSTS
-    return build(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
+    return build_spec(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
 
 
 def host_op_s_by_machine(references: Path | None = None) -> dict[str, float]:

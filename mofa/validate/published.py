@@ -17,7 +17,7 @@ from mofa.errors import SpecError
 from mofa.measure.records import Split
 from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.run import RunSpec
 from mofa.validate.reference import LeftOut, MeasuredOutcome, Reference, Switch
 
@@ -68,7 +68,7 @@ def published_references(folder: Path) -> tuple[list[Reference], list[LeftOut]]:
         raise SpecError(f"{folder}: holds no published runs; name a folder of *.yaml files")
     references = []
     for path in files:
-        for item in build(PublishedFile, load_yaml(path), str(path)).runs:
+        for item in build_spec(PublishedFile, load_yaml(path), str(path)).runs:
             m = item.measured
             outcome = MeasuredOutcome(
                 m.step_s,

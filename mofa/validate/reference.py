@@ -19,7 +19,7 @@ from mofa.measure.results import quartiles_apart
 from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import LayerPace
 from mofa.specs.routing import RoutingSpec
@@ -136,7 +136,7 @@ class Reference:
         cluster = cluster if self.nvls else _without_nvls(cluster)
         return (cluster.on_shared_hosts() if self.shares_hosts else cluster).at_host(self.host_op_s, layer=self.layer)
 
-    def repeated(self, repeat: Repeat) -> Reference:
+    def for_repeat(self, repeat: Repeat) -> Reference:
         """One of its repeats as a run of its own: on its host, with its tokens."""
         return replace(
             self, run=repeat.run, host_op_s=repeat.host_op_s, layer=repeat.layer, shares_hosts=repeat.shares_hosts,
@@ -402,7 +402,7 @@ def with_counts(record: Record, scratch: Path) -> RunSpec:
                 f"record {record.run.id}: measured.tokens_per_expert and measured.facts.layers do not name layers of "
                 "this model, rank by rank; measure the run again"
             ) from None
-    routing = build(
+    routing = build_spec(
         RoutingSpec,
         {
             "kind": "counts",

@@ -333,7 +333,7 @@ def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatS
     for repeat in reference.repeats:
         step = None
         if repeat.step_s is not None:
-            other = reference.repeated(repeat)
+            other = reference.for_repeat(repeat)
             if other.configuration not in steps:
                 workload, cluster, framework, strategy = other.resolve()
                 steps[other.configuration] = step_s(workload, cluster, strategy, framework=framework, replay=played_out)

@@ -103,7 +103,7 @@ def build(ctx: Context, recompute: Recompute = NO_RECOMPUTE, *, moe: bool = Fals
 
 def shares(op: Op) -> bool:
     """Whether an op's outputs are the memory of its first input, for the one combination of degrees."""
-    return bool(np.all(op.shares()))
+    return bool(np.all(op.aliases_first_input()))
 
 
 def storage(ops: tuple[Op, ...]) -> dict[str, str]:

@@ -148,7 +148,7 @@ def test_the_closed_form_reads_it(case: tuple[str, int, str, str]) -> None:
         for block in (b for chunk in spec.chunks for b in chunk.blocks if b.role == "layer"):
             held[block.kind, r] += 1
             recomputed[block.kind, r] += block.mode == tuple(rows.costs.blocks)[rows.full[0]] and lay.any_full
-    assert np.array_equal(held, lay.counts[0])
+    assert np.array_equal(held, lay.layer_counts[0])
     assert np.array_equal(recomputed, lay.full[0])
     assert [spec.place.has_embedding for spec in specs] == (rows.is_first > 0).tolist()
     assert [spec.place.has_head for spec in specs] == (rows.is_head > 0).tolist()

@@ -116,7 +116,7 @@ def test_adaptation_moves_only_past_its_threshold() -> None:
     skewed[:, 0] = 5000.0
     new = replace_if_worse(placed, skewed, 8, Adaptation())
     assert new is not None and new.copies[0].sum() > 2
-    assert placed.moved(new).sum() > 0 and placed.moved(placed).sum() == 0
+    assert placed.num_replicas_to_receive(new).sum() > 0 and placed.num_replicas_to_receive(placed).sum() == 0
     assert replace_if_worse(placed, skewed, 8, Adaptation(threshold=100.0)) is None
 
 

@@ -109,7 +109,9 @@ def test_no_spread_is_added_to_a_slowest_host_that_is_known(tmp_path: Path) -> N
     scratch = tmp_path / "counts"
     scratch.mkdir()
     (run,) = measured_references(folder, scratch)[0]
-    slowest = {run.repeated(repeat).resolve()[1].slowest_host for repeat in run.repeats if repeat.id.endswith("quiet")}
+    slowest = {
+        run.for_repeat(repeat).resolve()[1].slowest_host for repeat in run.repeats if repeat.id.endswith("quiet")
+    }
     assert slowest == {1.0}
-    others = [run.repeated(repeat) for repeat in run.repeats if not repeat.id.endswith("quiet")]
+    others = [run.for_repeat(repeat) for repeat in run.repeats if not repeat.id.endswith("quiet")]
     assert all(other.resolve()[1].slowest_host > 1.1 for other in others)

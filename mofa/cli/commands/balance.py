@@ -115,8 +115,8 @@ def balance(
                 seq_len=seq_len, global_batch=global_batch, framework=framework, set_=set_, redraw=redraw,
             )  # fmt: skip
     output.show(
-        report.model_dump_json(indent=2) + "\n", report.to_frame, lambda out: save_balance(report, setup.placed, out),
-        lambda console: print_balance(report, console, quiet=quiet),
+        report.model_dump_json(indent=2) + "\n", report.to_frame, lambda out: save_balance(report,
+        setup.placement_of_replicas, out), lambda console: print_balance(report, console, quiet=quiet),
     )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def _setup(
     )  # fmt: skip
     if file is None:
         return setup
-    return replace(setup, placement=read_placement(str(file), experts, gpus, setup.slots))
+    return replace(setup, placement=read_placement(str(file), experts, gpus, setup.experts_per_gpu))
 
 
 def _workload(

@@ -51,14 +51,14 @@ def calibrate_run(
 
     Rows are written one by one: after an interruption the same command goes on where it was.
     """
-    from mofa.calibrate.run_cases import run
+    from mofa.calibrate.run_cases import measure_cases
     from mofa.cli.parse import split_words
     from mofa.cli.progress import progress_bar
     from mofa.report.save import check_writable
 
     check_writable(out, directory=True)
     with progress_bar("calibrating", enabled=not quiet) as progress:
-        counts = run(
+        counts = measure_cases(
             out,
             quick=quick,
             full=full,

@@ -81,7 +81,7 @@ class Shelf(Generic[T]):
             gone.append(self.waiting.popleft()[1])
         return gone
 
-    def ahead(self) -> list[tuple[float, T]]:
+    def waiting_items(self) -> list[tuple[float, T]]:
         """What waits, and for how long from now. [s]"""
         return [(round(at_s - self.host_s, 6), item) for at_s, item in self.waiting]
 

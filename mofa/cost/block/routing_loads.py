@@ -140,13 +140,13 @@ class RoutingLoads:
         share, kernels = np.array(shares_and_kernels)[np.asarray(inverse).reshape(-1)].T
         return share, kernels
 
-    def runs(self, ep: NDArray[np.int64], draws: NDArray[np.float64]) -> FloatN:
+    def runs_per_step(self, ep: NDArray[np.int64], draws: NDArray[np.float64]) -> FloatN:
         """How often a step runs: once more if any of its ``draws`` (micro-batches of groups) is over. (n,), (n,) [-]
 
         Examples
         --------
         >>> loads = RoutingLoads({8: 1.5}, {8: 1.5}, over={8: 0.5})
-        >>> loads.runs(np.array([8, 8, 1]), np.array([1.0, 2.0, 2.0]))
+        >>> loads.runs_per_step(np.array([8, 8, 1]), np.array([1.0, 2.0, 2.0]))
         array([1.5 , 1.75, 1.  ])
         """
         if not self.over:

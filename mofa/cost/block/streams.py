@@ -60,7 +60,7 @@ class Streams:
     """How much later anything is issued than computed in this repetition, from a common beginning: what the device
     waits for a host that has no lead. [s]"""
 
-    def behind(self, ahead_s: float) -> Streams:
+    def with_host_ahead(self, ahead_s: float) -> Streams:
         """The same with the host so far ahead of the device (negative). [s]"""
         return Streams(
             self.compute + ahead_s, self.compute, dict(self.streams), dict(self.communicators), dict(self.ready),

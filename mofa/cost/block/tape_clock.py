@@ -105,7 +105,7 @@ def _scanned(
         queued = _queued(ops, seconds, machine) if repeat > 1 else 0.0
         for _ in range(repeat - 1):
             exposed = _pass(ops, watched, seconds, issue, state, machine)
-        starts = [state.behind(NO_WAIT), state.behind(-NO_WAIT)] if synchronises else []
+        starts = [state.with_host_ahead(NO_WAIT), state.with_host_ahead(-NO_WAIT)] if synchronises else []
         exposed = _pass(ops, watched, seconds, issue, state, machine)
         regained = state.regained
         if starts:  # from a host far ahead and from one far behind

@@ -281,7 +281,7 @@ class InFlight:
         head[lay.head_place, -1] = True
         return np.asarray(behind & ~head)
 
-    def behind(self, kind: int, recomputed: int) -> ArrayN:
+    def saved_behind(self, kind: int, recomputed: int) -> ArrayN:
         """What layers behind the last one of a kind keep, in each chunk. (n, R, vpp) [B]"""
         layers = self.layers_behind[:, :, :, kind, recomputed][self.rows.layout.choice]
         plain, full = self.saved

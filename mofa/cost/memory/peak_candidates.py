@@ -236,7 +236,7 @@ class PeakCandidates:
                 if not np.any(has):
                     continue
                 more, alone = in_flight.split_backward(i, recomputed, backward[0])
-                gone = np.where(there, in_flight.behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
+                gone = np.where(there, in_flight.saved_behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
                 name = f"of the last {kind} block{label}"
                 for direction, peaks in (("forward", forward), ("backward", backward)):
                     most = in_flight.most(
@@ -369,7 +369,7 @@ class PeakCandidates:
                 return np.asarray(most_of)
             return np.where(has_layers, most_of, self.fixed)  # an end alone has what lasts
 
-        has_layers = self.rows.layout.counts.sum(axis=1) > 0
+        has_layers = self.rows.layout.layer_counts.sum(axis=1) > 0
         forward, piped = ("forward",), self.rows.mode.pipelined
         return LivePeaks(
             of(forward, True), of(("forward", "backward"), True), of(("loss",), True), most,

@@ -219,7 +219,7 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound 
     each = _over(rows, ("all_gather", gathered_width(rows)), ("reduce_scatter", reduced_bytes_per_param(rows)))
     gather, reduce = (seconds.sum(axis=2)[rows.grid] for seconds in each)
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
-    pieces = np.maximum(rows.layout.counts.sum(axis=1) / vpp, 1.0)
+    pieces = np.maximum(rows.layout.layer_counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)
     fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
     chunk_f = fwd / vpp

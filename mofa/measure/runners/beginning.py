@@ -12,7 +12,7 @@ UNIT_BYTES = 512
 """Every address of a block is a multiple of it."""
 
 
-def where(frames: list[dict[str, Any]]) -> str:
+def innermost_frames(frames: list[dict[str, Any]]) -> str:
     """The innermost frames of an allocation outside PyTorch's own machinery."""
     frames_kept = [
         f"{Path(f['filename']).name}:{f['name']}"
@@ -95,5 +95,5 @@ def memory_history_columns(entries: list[dict[str, Any]]) -> dict[str, Any]:
         lists["bytes"].append(entry["size"])
         lists["address"].append((address - lowest) // UNIT_BYTES if address else -1)
         lists["stream"].append(streams.setdefault(entry.get("stream", 0), len(streams)))
-        lists["where"].append(places.setdefault(where(entry.get("frames", [])), len(places)))
+        lists["where"].append(places.setdefault(innermost_frames(entry.get("frames", [])), len(places)))
     return {"unit_bytes": UNIT_BYTES, "actions": list(actions), "places": list(places), **lists}

@@ -207,9 +207,9 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     # near the capacity the profiler's own buffers could end a run that went well
     if _agree(steady["device_bytes"] / steady["device_total_bytes"]) < job["profile_below"]:
         result["phase"] = "profile"
-        result |= traces.busy(training.step)
+        result |= traces.busy_seconds(training.step)
         if job.get("trace"):
-            traces.write(training.step, folder, rank, host)
+            traces.write_traces(training.step, folder, rank, host)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -102,7 +102,7 @@ class Allocator:
     def allocate_rounded(self, size: int, index: int) -> Block:
         """The same of a rounded size from the pool of this ``index``: twice the stream, and one more where small.
 
-        Most of a replay is here and in :meth:`join`: so what a pool's methods do is written out.
+        Most of a replay is here and in :meth:`merge_free`: so what a pool's methods do is written out.
         """
         pool = self._pools.get(index) or self.pool(index)
         self._searches += not pool.small
@@ -154,7 +154,7 @@ class Allocator:
             self._pools[index] = BlockPool(index >> 1, bool(index & 1), self.expandable)
         return self._pools[index]
 
-    def known(self, orders: Sequence[Order]) -> tuple[Request, ...] | bytes:
+    def prepare_requests(self, orders: Sequence[Order]) -> tuple[Request, ...] | bytes:
         """Requests that will be made again and again, in the form in which they are answered."""
         pools = {index: self.pool(index) for index in {order[2] for order in orders}}
         return tuple(
@@ -183,14 +183,14 @@ class Allocator:
             if block.events:
                 block.state = WAITING
                 return
-        self.join(block)
+        self.merge_free(block)
 
     def finish(self, stream: int) -> None:
         """What was freed while ``stream`` used it is not used by it any more."""
         for block in self._waiting.pop(stream, ()):
             block.events -= 1
             if not block.events:
-                self.join(block)
+                self.merge_free(block)
 
     def empty_cache(self) -> None:
         """Give all free segments back to the device."""
@@ -204,7 +204,7 @@ class Allocator:
                     self._return(block)
 
     # -- free blocks
-    def join(self, block: Block) -> Block:
+    def merge_free(self, block: Block) -> Block:
         """Make a block free; its free neighbours and it become one, which is returned."""
         pool, size = block.pool, block.size
         bins = pool.bins

@@ -110,10 +110,10 @@ class NumberedBlocks:
         del self.numbers[num_kept:]
         self.numbers.frombytes(b"\xff" * (self.numbers.itemsize * num_new))  # NONE
 
-    def places(self, slots: array[int]) -> bytes:
+    def addresses(self, slots: array[int]) -> bytes:
         """The addresses of some, packed."""
         addresses = bytearray(8 * len(slots))
-        self.a.write_places(self.numbers, slots, addresses)
+        self.a.write_addresses(self.numbers, slots, addresses)
         return bytes(addresses)
 
 
@@ -175,9 +175,9 @@ class CompiledAllocator(Allocator):
         """Give a block back."""
         assert not streams, "no other stream is waited for"
         self.allocated -= block.size
-        self.join(block)
+        self.merge_free(block)
 
-    def join(self, block: Block) -> Block:
+    def merge_free(self, block: Block) -> Block:
         """Make a block free; it stands for the one that it is part of then."""
         assert isinstance(block, NumberedBlock)
         self._join(self._segments, block.number)
@@ -198,7 +198,7 @@ class CompiledAllocator(Allocator):
         return NumberedBlock(pool, block.address, block.size, number)
 
     # -- requests that are known beforehand
-    def known(self, orders: Sequence[Order]) -> bytes:
+    def prepare_requests(self, orders: Sequence[Order]) -> bytes:
         """Requests as the compiled part reads them."""
         for index in {order[2] for order in orders}:
             self.pool(index)
@@ -242,7 +242,7 @@ class CompiledAllocator(Allocator):
         address, size = self._two
         return NumberedBlock(self._pools[index], address, size, number)
 
-    def write_places(self, numbers: array[int], slots: array[int], addresses: bytearray) -> None:
+    def write_addresses(self, numbers: array[int], slots: array[int], addresses: bytearray) -> None:
         """The addresses of the blocks in some slots."""
         into = (ctypes.c_char * len(addresses)).from_buffer(addresses)
         self._compiled.places(

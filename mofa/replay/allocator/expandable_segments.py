@@ -21,7 +21,7 @@ class Device(Protocol):
     def try_reserve(self, size: int) -> bool:
         """Ask for so many bytes; whether it has them."""
 
-    def join(self, block: Block) -> Block:
+    def merge_free(self, block: Block) -> Block:
         """Make a block free."""
 
 
@@ -86,7 +86,7 @@ def _map(a: Device, block: Block, size: int) -> Block | None:
         block.following = rest
         block.size = mapped
         insort(pool.unmapped, (rest.address, rest), key=lambda item: item[0])
-    return a.join(block)
+    return a.merge_free(block)
 
 
 def unmap(a: Device, block: Block) -> None:

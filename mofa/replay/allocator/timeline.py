@@ -121,7 +121,9 @@ class Journal:
         assert event >= self.num_closed
         return self.new_instructions[event - self.num_closed :], self.new_sizes[event - self.num_closed :]
 
-    def repeated(self, instructions: Sequence[Instruction], sizes: Sequence[int], passages: Sequence[Passage]) -> int:
+    def repeat_computation(
+        self, instructions: Sequence[Instruction], sizes: Sequence[int], passages: Sequence[Passage]
+    ) -> int:
         """A computation that was written down before; the event after its last."""
         self.noted.append((self.num_events, len(self.new_passages), passages))
         if self.new_instructions:
@@ -132,11 +134,11 @@ class Journal:
         self.num_closed += len(instructions)
         return self.num_closed
 
-    def mark(self) -> tuple[int, ...]:
+    def end_state(self) -> tuple[int, ...]:
         """Where it ends."""
         return tuple(map(len, self._growing()))
 
-    def cut(self, mark: tuple[int, ...]) -> None:
+    def truncate_to(self, mark: tuple[int, ...]) -> None:
         """Forget what came behind a mark, since which nothing was repeated from notes."""
         for items, length in zip(self._growing(), mark, strict=True):
             del items[length:]
@@ -182,7 +184,7 @@ class Journal:
             self._read = _read((*self.closed, (self.new_instructions, self.new_sizes)), self.larger)
         return self._read
 
-    def where(self, event: int, act: Instruction | None = None) -> str:
+    def what_ran(self, event: int, act: Instruction | None = None) -> str:
         """What ran when an event happened; ``act`` is what was to be done in one that did not."""
         if act is None:
             events = self._events()
@@ -218,7 +220,7 @@ class Journal:
         alive = dict.fromkeys(GROUPS, 0)
         for live in tensors:
             alive[live.group] += live.bytes
-        return Moment(self.step_of(event), self.where(event), sum(alive.values()), reserved, alive, tensors)
+        return Moment(self.step_of(event), self.what_ran(event), sum(alive.values()), reserved, alive, tensors)
 
     def by_group(self, start: int) -> NDArray[np.int64]:
         """Bytes alive by group after every event from ``start`` on. (events, groups) [B]"""

@@ -75,7 +75,7 @@ class RetainedBlocks:
             if blocks:
                 self._allocations[index] = [(next(rest), act) for act, _ in code.lingers]
 
-    def places(self) -> tuple[tuple[int, ...], ...]:
+    def addresses(self) -> tuple[tuple[int, ...], ...]:
         """The addresses of all retained blocks: equal for states from which all goes alike."""
         return tuple(
             (index, *(block.address for block, _ in allocations))

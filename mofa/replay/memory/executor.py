@@ -96,7 +96,7 @@ class StepExecutor:
             self.drawn = DrawnPrograms(self.rank.routing_drift, self.recordings.program, self.programs)
             self.steady = self._steady(skip_rounds=False)
             self.state.a.forget_bins()
-        self.drawn.step()
+        self.drawn.begin_step()
 
     # -- a step
     def allocate_start(self) -> None:
@@ -182,7 +182,7 @@ class StepExecutor:
             block for items in (self.state.turned, self.state.input_grads) for _, block in sorted(items.items())
         )
         addresses = tuple(b.address for b in (*grads, *until_next_step))
-        return self.state.a.fingerprint(), addresses, self.retained.places(), self.received_inputs.places()
+        return self.state.a.fingerprint(), addresses, self.retained.addresses(), self.received_inputs.addresses()
 
     def play_computation(self, kind: str, c: int, i: int) -> None:
         """Play a computation op by op."""
@@ -260,7 +260,7 @@ class StepExecutor:
         if (
             x is not None and r.feeds_own_chunk[c]
         ):  # the next stage is here: its input buffer becomes this tensor for good
-            self.replace(self.state.turned, c, i, x, outside(ACTIVATIONS, INPUT, "turn of the pipeline"))
+            self.keep_until_next_step(self.state.turned, c, i, x, outside(ACTIVATIONS, INPUT, "turn of the pipeline"))
         elif x is not None and r.sends[c] and not r.preallocated:
             output = x, outside(ACTIVATIONS, INPUT, "send of an output")
             if r.deepspeed:
@@ -271,7 +271,9 @@ class StepExecutor:
             chunk_pass.out = x
         self.state.passes[c, i] = chunk_pass
 
-    def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Instruction) -> None:
+    def keep_until_next_step(
+        self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Instruction
+    ) -> None:
         """Keep a tensor until the next step's takes its place."""
         old = where.get((c, i))
         where[c, i] = block
@@ -365,7 +367,7 @@ class StepExecutor:
         """Keep or free the gradient of a chunk's input; returns it where the pass still has it."""
         r, act = self.rank, outside(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
-            self.replace(self.state.input_grads, c, i, dy, act)
+            self.keep_until_next_step(self.state.input_grads, c, i, dy, act)
         elif dy is not None and r.keeps_received:
             self.received_inputs.backward_ends(dy)
             return None

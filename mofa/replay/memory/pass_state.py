@@ -26,11 +26,11 @@ class Pass:
         self.recorded: PassBlocks | None = None
         self.place = -1
 
-    def placed(self, numbers: dict[object, int]) -> int:
+    def number_of_addresses(self, numbers: dict[object, int]) -> int:
         """A number for the addresses that the pass holds: equal for two passes that hold the same."""
         if self.place < 0:
             if self.recorded is not None:
-                where: object = self.recorded.places
+                where: object = self.recorded.addresses
             else:
                 blocks = tuple([b.address if b is not None else -1 for slots in self.slots for b in slots])
                 where = blocks, self.out.address if self.out is not None else -1

@@ -124,13 +124,13 @@ class Playing:
         """What these and steps with other tokens behind them gave."""
         drift, player = self.rank.routing_drift, self.player
         assert drift is not None
-        mark = player.state.journal.mark()
+        mark = player.state.journal.end_state()
         with no_collection():
             for _ in range(drift.num_drift_steps(len(self.rank.computations)) - self.num_steps):
                 player.draw_tokens()
                 player.run_step()
         result = self.result()
-        player.state.journal.cut(mark)
+        player.state.journal.truncate_to(mark)
         return result
 
     def result(self) -> MemoryPlayed:
@@ -143,7 +143,7 @@ class Playing:
             event, full, act = player.state.failed
             journal_then = journal.moment(event - 1, full.reserved)
             failed = event, Moment(
-                journal.step_of(event), journal.where(event, act), journal_then.allocated, full.reserved,
+                journal.step_of(event), journal.what_ran(event, act), journal_then.allocated, full.reserved,
                 journal_then.alive, journal_then.tensors,
             )  # fmt: skip
             missing = max(full.reserved + full.wanted - full.room, 0)

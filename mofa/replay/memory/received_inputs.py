@@ -46,7 +46,7 @@ class ReceivedInputs:
         """They are these blocks now."""
         self.input, self.gradient, self.fresh = received, gradient, False
 
-    def places(self) -> tuple[int, ...]:
+    def addresses(self) -> tuple[int, ...]:
         """Their addresses, -1 for none."""
         return tuple(-1 if block is None else block.address for block in (self.input, self.gradient))
 

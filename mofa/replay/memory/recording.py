@@ -76,7 +76,7 @@ class Recording:
 
     def for_allocator(self, a: Allocator) -> Recording:
         """The same with its requests to an allocator."""
-        return replace(self, requests=a.known(self.orders))
+        return replace(self, requests=a.prepare_requests(self.orders))
 
     @cached_property
     def packed_live_slots(self) -> array[int]:
@@ -127,12 +127,12 @@ class PassBlocks:
             self.blocks.append(block or NOTHING)
 
     @property
-    def places(self) -> tuple[int, ...] | bytes:
+    def addresses(self) -> tuple[int, ...] | bytes:
         """The addresses of the blocks that the pass holds."""
         assert self.last is not None
         blocks = self.blocks
         if isinstance(blocks, NumberedBlocks):
-            return blocks.places(self.last.packed_live_slots)
+            return blocks.addresses(self.last.packed_live_slots)
         return tuple([blocks[slot].address for slot in self.last.live_slots])
 
     def slots(self) -> Iterator[list[Block | None]]:

@@ -43,7 +43,7 @@ def repeat(
     """
     start, before, reserved = journal.num_events, a.allocated, a.reserved
     rests, grown = _answered(recording, recorded, a, start, overflow, passed)
-    end = journal.repeated(recording.instructions, recording.sizes, recording.passages)
+    end = journal.repeat_computation(recording.instructions, recording.sizes, recording.passages)
     most, changed = before + recording.rise, 0
     if rests or recorded.rests:
         rests.update(recorded.rests)
@@ -240,7 +240,7 @@ def _merged_into(before: Block, free: Block, after: Block | None) -> Block:
 def _make_room(a: Allocator, grow: Grow, slot: int, size: int, pool: BlockPool) -> None:
     """Ask the device for memory where no free block has a size."""
     if pool.first(size) == len(pool.lists):
-        a.join(grow(slot, size, pool))
+        a.merge_free(grow(slot, size, pool))
 
 
 def _grow(

@@ -83,7 +83,7 @@ class Sends:
     def before(self) -> None:
         """Give back what the device is through with."""
         while self.waiting and self.waiting[0][0] <= self.launched:
-            self.state.a.join(self.waiting.popleft()[1])
+            self.state.a.merge_free(self.waiting.popleft()[1])
 
     def after(self, kind: str, c: int, i: int) -> None:
         """End a computation."""
@@ -122,7 +122,7 @@ class Sends:
             if self.state.notes is not None:
                 self.state.notes.piece_passed(phase, piece.name)
             for block in self.ring.passed(pace, issued):
-                self.state.a.join(block)
+                self.state.a.merge_free(block)
         if self.reduces:
             self.launched += issued
             self.before()
@@ -188,7 +188,7 @@ class Sends:
         self.shelf.synchronized()
         self.ring.synchronized()
         for block in self.ring.due():
-            self.state.a.join(block)
+            self.state.a.merge_free(block)
         self.wait()
 
     def let_go(self, block: Block, name: str, *, sent: bool) -> None:
@@ -214,7 +214,7 @@ class Sends:
         leads = self.reduces or self.state.step > 1
         return lead_in_launches(self.launched, self.state.rank.device_per_host) if leads else 0.0
 
-    def moved(self, shift: int) -> None:
+    def shift_micro_batches(self, shift: int) -> None:
         """Shift the numbers of micro-batches by those that were left out."""
         if self.output is not None:
             self.output = self.output[0], self.output[1] + shift
@@ -228,8 +228,8 @@ class Sends:
         """
         blocks = tuple(block.address if block is not None else -1 for block in (self.finished_output, self.gradient))
         output = (self.output[0], self.output[1] - last) if self.output is not None else None
-        shelved = tuple((at_s, allocation[0].address) for at_s, allocation in self.shelf.ahead())
-        sent = tuple((at_s, block.address) for at_s, block in self.ring.ahead())
+        shelved = tuple((at_s, allocation[0].address) for at_s, allocation in self.shelf.waiting_items())
+        sent = tuple((at_s, block.address) for at_s, block in self.ring.waiting_items())
         return (
             blocks,
             output,

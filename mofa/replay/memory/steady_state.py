@@ -60,25 +60,27 @@ class Steady:
             if state.rank.unshards and self.lasts.get(computations[n][1]) == n:
                 reduce(state, computations[n][1])
             n += 1
-            if len(begun) < num_chunks or not steady_rounds.end(n) or not steady_rounds.same(len(passes)):
+            if len(begun) < num_chunks or not steady_rounds.end(n) or not steady_rounds.as_many_in_flight(len(passes)):
                 continue
             last = computations[n - 1][2]
             retries[n] = state.a.num_retries
-            skipped, period = steady_rounds.repeated(n, self._places_held(last), state.a.fingerprint)
+            skipped, period = steady_rounds.num_to_skip(n, self._places_held(last), state.a.fingerprint)
             if not skipped:
                 peaks = state.highest[-1][0], state.a.peak_reserved
                 if num_chunks > 1 and self.retained.possible:
-                    skipped, period = steady_rounds.settled(n, peaks, LONG)
+                    skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, LONG)
                 elif state.step == 1:
-                    skipped, period = steady_rounds.settled(n, state.a.peak_reserved, steady_rounds.quiet)
+                    skipped, period = steady_rounds.num_to_skip_once_settled(
+                        n, state.a.peak_reserved, steady_rounds.num_quiet_forwards
+                    )
                 else:
-                    skipped, period = steady_rounds.settled(n, peaks, LATER)
+                    skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, LATER)
             if skipped:
                 shift = computations[n + skipped - 1][2] - last
                 moved = {(k, j + shift): chunk_pass for (k, j), chunk_pass in passes.items()}
                 passes.clear()
                 passes.update(moved)
-                self.sends.moved(shift)
+                self.sends.shift_micro_batches(shift)
                 state.journal.left_out.append((len(state.journal.computations), skipped, period))
                 in_period = state.a.num_retries - retries.get(n - period, state.a.num_retries)
                 state.a.num_retries += in_period * (skipped // period)
@@ -93,10 +95,12 @@ class Steady:
         state = self.state
         if state.turned or state.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
-        passes = [(c, i - last, chunk_pass.placed(self.places)) for (c, i), chunk_pass in state.passes.items()]
+        passes = [
+            (c, i - last, chunk_pass.number_of_addresses(self.places)) for (c, i), chunk_pass in state.passes.items()
+        ]
         gradients = tuple([block.address for block, _ in deepspeed.bf16_gradients(state) if block is not None])
-        received = self.received_inputs.places()
-        return self.sends.fingerprint(last), self.retained.places(), received, gradients, *passes
+        received = self.received_inputs.addresses()
+        return self.sends.fingerprint(last), self.retained.addresses(), received, gradients, *passes
 
     def _computation(self, kind: str, c: int, i: int) -> None:
         state = self.state

@@ -63,7 +63,7 @@ class PlanTapes:
             self.steps[label, phase] = join_kernels(self.resolved[label, phase], self.cross_stream)
         return self.steps[label, phase]
 
-    def placed(self, label: str) -> tuple[PlacedWeight, ...]:
+    def placed_weights(self, label: str) -> tuple[PlacedWeight, ...]:
         """The weights of a tape, in the order of its forward."""
         if label not in self.weights:
             lines = self.resolved[label, "B"].lines

@@ -271,7 +271,7 @@ class RankTime:
             tuple((begin - now, end - now) for begin, end in clock.gaps),
         )
         counts = np.array([clock.exposed, clock.beside, clock.waited])
-        return ComputationEffect(now - start, clock.host - now, left, left.ahead(), counts)
+        return ComputationEffect(now - start, clock.host - now, left, left.still_to_come(), counts)
 
     def _apply(self, result: ComputationEffect, start: float, factor: float) -> None:
         clock = self.clock
@@ -348,7 +348,7 @@ class RankTime:
         self.last = self.last[0], self.last[1] + num_rounds * round_s
 
     # -- what it came to
-    def counts(self) -> NDArray[np.float64]:
+    def second_totals(self) -> NDArray[np.float64]:
         """Exposed, beside and waited seconds of all computations. (3, len(EXPOSED)) [s]"""
         total = np.zeros((3, len(EXPOSED)))
         for key, (factor, times) in self.uses.items():

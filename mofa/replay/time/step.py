@@ -171,7 +171,7 @@ def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeSpans
     shown: list[dict[str, float]] = []
     hiddens: list[dict[str, float]] = []
     for r, player in enumerate(players):
-        counts = player.counts() + tails[r]
+        counts = player.second_totals() + tails[r]
         both = tied if player.spec.place.has_end else 0.0
         drain = meet - ends[r] - both
         player.idle["drain"] += drain

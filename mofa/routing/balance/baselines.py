@@ -20,8 +20,8 @@ def plain_tokens(inputs: IntA, setup: Setup) -> IntA:
     [[[7, 1, 2, 2]]]
     """
     shape = inputs.shape
-    groups = inputs.reshape(*shape[:3], setup.merged, setup.ep).sum(axis=-1)
-    ranks = groups.reshape(*shape[:2], setup.ep, setup.slots, setup.merged).sum(axis=3)
+    groups = inputs.reshape(*shape[:3], setup.num_merged_ep_groups, setup.ep).sum(axis=-1)
+    ranks = groups.reshape(*shape[:2], setup.ep, setup.experts_per_gpu, setup.num_merged_ep_groups).sum(axis=3)
     return np.asarray(np.swapaxes(ranks, 2, 3).reshape(*shape[:2], setup.num_gpus))
 
 
@@ -65,7 +65,7 @@ def eplb_fullest(loads: IntA, plain_rows: IntA, setup: Setup) -> FloatA:
     placed: Placement | None = None
     for i, load in enumerate(loads):
         if is_due(i, every):
-            placed = pack_by_load(loads[max(i - every, 0) : i].mean(axis=0), setup.num_gpus, setup.slots)
+            placed = pack_by_load(loads[max(i - every, 0) : i].mean(axis=0), setup.num_gpus, setup.experts_per_gpu)
         if placed is not None:
             fullest[i] = (load / placed.copies.sum(axis=1) @ placed.copies).max()
     return np.asarray(fullest)

@@ -52,7 +52,7 @@ class PlayedMicroBatches:
     moved: tuple[int, ...]
     settled: float | None
 
-    def known(self, values: dict[str, FloatA]) -> dict[str, FloatA]:
+    def without_first(self, values: dict[str, FloatA]) -> dict[str, FloatA]:
         """Values by scheme, without the first micro-batch of those that follow the past, if there are more."""
         return {key: value[1:] if key in FOLLOWING and len(value) > 1 else value for key, value in values.items()}
 
@@ -102,7 +102,7 @@ def play_micro_batches(
     crossing = {scheme: np.zeros((num, layers)) for scheme in ROUTED}
     solve_s = np.zeros((num, layers))
     plain_at = expert_parallel(num_experts, num_gpus, setup.ep)
-    fixed = setup.placed
+    fixed = setup.placement_of_replicas
     random = shuffled(num_experts, num_gpus, setup.ep, setup.seed)
     means = inputs.sum(axis=(2, 3)) / num_gpus
     if not means.all():
@@ -195,8 +195,8 @@ class _Adaptive:
         self.past.append(load)
         if is_due(len(self.past), rule.interval):
             recent = np.array(self.past[-rule.interval :], dtype=np.float64)
-            new = replace_if_worse(self.placement, recent, self.setup.slots, rule, self.setup.seed)
+            new = replace_if_worse(self.placement, recent, self.setup.experts_per_gpu, rule, self.setup.seed)
             if new is not None:
-                self.moved.append(int(self.placement.moved(new).max()))
+                self.moved.append(int(self.placement.num_replicas_to_receive(new).max()))
                 self.placement, self.scheduler, self.since = new, FlowScheduler(new), len(self.past)
         return solution

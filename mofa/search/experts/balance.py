@@ -206,7 +206,7 @@ def make_report(
     name: str, setup: Setup, routing: str, inputs: IntA, played: PlayedMicroBatches, *, notes: tuple[str, ...] = ()
 ) -> BalanceReport:
     """The report of a simulation."""
-    warm, ratio = played.warm_solve_s, played.known(played.max_over_mean)
+    warm, ratio = played.warm_solve_s, played.without_first(played.max_over_mean)
     if inputs.shape[0] == 1:
         notes = (*notes, "one micro-batch has no past: replicas by past loads are plain, no placement follows loads")
 
@@ -215,8 +215,8 @@ def make_report(
 
     return BalanceReport(
         group=GroupSummary(
-            name=name, experts=setup.num_experts, gpus=setup.num_gpus, ep=setup.ep, merged=setup.merged,
-            experts_per_gpu=setup.slots, layers=inputs.shape[1], micro_batches=inputs.shape[0],
+            name=name, experts=setup.num_experts, gpus=setup.num_gpus, ep=setup.ep, merged=setup.num_merged_ep_groups,
+            experts_per_gpu=setup.experts_per_gpu, layers=inputs.shape[1], micro_batches=inputs.shape[0],
             assignments=float(inputs.sum()) / (inputs.shape[0] * inputs.shape[1]), routing=routing, seed=setup.seed,
             solver=setup.resolved_solver, placement="symmetric" if setup.placement is None else "given",
         ),
@@ -224,8 +224,8 @@ def make_report(
         worst_max_over_mean={key: float(value.max()) for key, value in ratio.items()},
         gap_tokens=float(played.gap_tokens.max()),
         dropped_fraction=max(played.dropped_fraction, 0.0),
-        sent_over_mean=Movement(**mean(played.known(played.sent))),
-        crossing_over_mean=Movement(**mean(played.known(played.crossing))),
+        sent_over_mean=Movement(**mean(played.without_first(played.sent))),
+        crossing_over_mean=Movement(**mean(played.without_first(played.crossing))),
         adaptive=Adaptive(new_placements=len(played.moved), settled_max_over_mean=played.settled),
         solve_s=Seconds(
             median=float(np.median(warm)), p99=float(np.quantile(warm, 0.99)), first=float(played.solve_s[0].mean())

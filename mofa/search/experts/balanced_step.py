@@ -127,7 +127,9 @@ def balance_step(
     report = make_report(workload.name, setup, str(workload.routing), inputs, played)
     ratio, ep, quantile = report.max_over_mean, spec.ep, workload.routing.memory_quantile
     overhead_s = scheduling_s(workload.model.moe.num_experts)
-    memory_ratios = {scheme: _quantile(rows, quantile) for scheme, rows in played.known(played.rank_ratios).items()}
+    memory_ratios = {
+        scheme: _quantile(rows, quantile) for scheme, rows in played.without_first(played.rank_ratios).items()
+    }
     sent, uniform = report.sent_over_mean.model_dump(), 1.0 - 1.0 / setup.num_gpus
 
     def step(scheme: str) -> Plan:
@@ -254,7 +256,7 @@ def _migration_s(
     params = matrices * model.hidden * model.moe.expert_hidden / spec.etp
     moment_bytes = 2.0 if workload.precision.moments == "bf16" else 4.0
     states_bytes = workload.optimizer.traits.main_and_moments_bytes(moment_bytes)
-    replica_bytes = params * (WEIGHT_BYTES + states_bytes / setup.merged)
+    replica_bytes = params * (WEIGHT_BYTES + states_bytes / setup.num_merged_ep_groups)
     inside = setup.num_gpus * spec.etp <= cluster.node.gpus_per_domain
     link = cluster.node.intra.bandwidth_bytes_per_s.value if inside else cluster.nic_bandwidth_per_gpu_bytes_per_s
     layers = -(-model.num_moe_layers // spec.pp)

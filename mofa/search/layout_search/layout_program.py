@@ -118,7 +118,7 @@ class LayoutProgram:
         if kind == self.problem.most_frequent:
             return 0
         total: Any = 0
-        for start, length in self.problem.runs(kind):
+        for start, length in self.problem.runs_of_kind(kind):
             ahead = self.model.new_int_var(0, length, "")
             behind_start: Any = place
             if start:
@@ -178,7 +178,7 @@ class LayoutProgram:
     def add_path(self, path: Path) -> None:
         """Let the step take as long as a path at least."""
         problem, pipeline, unit_s = self.problem, self.problem.pipeline, self.step_unit_s
-        rank, number = problem.places
+        rank, number = problem.chunk_places
         total: Any = int(path.hops * pipeline.hop_s / unit_s)
         for p in range(problem.num_chunks):
             counts = path.counts[:, rank[p], number[p]]
@@ -196,7 +196,7 @@ class LayoutProgram:
             return known
         problem, model = self.problem, self.model
         unit_s = problem.heaviest_rank_s(problem.even()) / RANK_UNITS
-        rank, number = problem.places
+        rank, number = problem.chunk_places
         chunk_s, layer_s, prediction_s = (
             of[: problem.pipeline.num_computations].sum(axis=0)
             for of in (problem.chunk_s, problem.layer_s, problem.prediction_s)
@@ -232,7 +232,7 @@ class LayoutProgram:
         """Forbid that a rank has all that it has in a split, and maybe more."""
         problem = self.problem
         less = []
-        counts = problem.counts([split])[0].tolist()
+        counts = problem.layer_counts([split])[0].tolist()
         for p in problem.chunks_of(rank):
             for k in range(problem.num_kinds):
                 for mode in range(2):

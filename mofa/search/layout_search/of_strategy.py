@@ -72,7 +72,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
         most_recomputed=most_recomputed if searched else split.recomputed,
         pipeline=_pipeline(rows),
     )  # fmt: skip
-    counts, place = problem.counts([split])[0], problem.places
+    counts, place = problem.layer_counts([split])[0], problem.chunk_places
     layer_s, prediction_s, chunk_s = _seconds(rows, split, counts, place)
     layer_bytes, prediction_bytes = _bytes(rows, place)
     of_chunks = np.einsum("pkm,pkm->p", layer_bytes, counts)

@@ -136,7 +136,7 @@ class SplitProblem:
         """The kind that most layers are of."""
         return int(np.argmax(self.kind_prefix_counts[:, -1]))
 
-    def runs(self, kind: int) -> list[tuple[int, int]]:
+    def runs_of_kind(self, kind: int) -> list[tuple[int, int]]:
         """First layer and number of layers of each run of a kind along the model."""
         out, start = [], 0
         for of, run in groupby(self.kinds):
@@ -146,7 +146,7 @@ class SplitProblem:
         return out
 
     @cached_property
-    def places(self) -> tuple[IntA, IntA]:
+    def chunk_places(self) -> tuple[IntA, IntA]:
         """Rank of each chunk, and which of its rank's chunks it is. (P,) each"""
         seen: dict[int, int] = {}
         number = []
@@ -155,7 +155,7 @@ class SplitProblem:
             seen[rank] = number[-1] + 1
         return np.array(self.ranks, dtype=np.int64), np.array(number, dtype=np.int64)
 
-    def counts(self, splits: Sequence[Split]) -> IntA:
+    def layer_counts(self, splits: Sequence[Split]) -> IntA:
         """Layers of each kind on each chunk, not recomputed whole and recomputed whole. (n, P, K, 2)"""
         ends = np.zeros((len(splits), self.num_chunks + 1), dtype=np.int64)
         ends[:, 1:] = np.cumsum([split.layers for split in splits], axis=1)
@@ -167,10 +167,10 @@ class SplitProblem:
 
     def seconds(self, splits: Sequence[Split]) -> FloatA:
         """What each kind of computation of a micro-batch takes on each chunk of each rank. (n, C, pp, vpp) [s]"""
-        of_chunks = self.chunk_s + np.einsum("cpkm,npkm->ncp", self.layer_s, self.counts(splits))
+        of_chunks = self.chunk_s + np.einsum("cpkm,npkm->ncp", self.layer_s, self.layer_counts(splits))
         which, chunk = np.arange(len(splits)), np.array([split.prediction_chunk for split in splits])
         of_chunks[which, :, chunk] += self.prediction_s[:, chunk].T
-        rank, number = self.places
+        rank, number = self.chunk_places
         out = np.zeros((*of_chunks.shape[:2], len(self.rank_bytes), int(number.max()) + 1))
         out[:, :, rank, number] = of_chunks
         return out
@@ -186,7 +186,7 @@ class SplitProblem:
 
     def bytes_by_rank(self, splits: Sequence[Split]) -> FloatA:
         """Memory of each rank. (n, pp) [B]"""
-        of_chunks = np.einsum("pkm,npkm->np", self.layer_bytes, self.counts(splits))
+        of_chunks = np.einsum("pkm,npkm->np", self.layer_bytes, self.layer_counts(splits))
         chunk = np.array([split.prediction_chunk for split in splits])
         of_chunks[np.arange(len(splits)), chunk] += self.prediction_bytes[chunk]
         return np.asarray(self.rank_bytes + of_chunks @ self._is_on_rank)
@@ -194,7 +194,7 @@ class SplitProblem:
     @cached_property
     def _is_on_rank(self) -> FloatA:
         """1 where a chunk is on a rank. (P, pp)"""
-        return np.asarray(self.places[0][:, None] == np.arange(len(self.rank_bytes)), dtype=float)
+        return np.asarray(self.chunk_places[0][:, None] == np.arange(len(self.rank_bytes)), dtype=float)
 
     def chunks_of(self, rank: int) -> list[int]:
         """The chunks of a rank."""

@@ -138,7 +138,7 @@ class Candidate:
         Spans are asked for of the best plan only. Those of 30 plans are a quarter of a million objects for Python's
         cycle collector to visit.
         """
-        return self.replayer.step()
+        return self.replayer.time_without_spans()
 
     def lacking_bytes(self) -> float:
         """Bytes that the fullest rank lacks by replay; negative: free. [B]"""

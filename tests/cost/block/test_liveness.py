@@ -167,7 +167,7 @@ def twin(block_: BlockTapes, k: int) -> dict[str, float]:
     owner = {name: name for name in tensors}
     for o in ops:
         always = bool(np.all(np.asarray(o.view)))
-        if o.reads and bool(at(o.shares())):
+        if o.reads and bool(at(o.aliases_first_input())):
             for name in o.writes if always else o.writes[:1]:
                 owner[name] = owner[o.reads[0]]
     last = dict[str, int]()

@@ -201,7 +201,7 @@ def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
     sends.output = 0, 7
     before = sends.fingerprint(7)
     assert before != sends.fingerprint(8)
-    sends.moved(4)
+    sends.shift_micro_batches(4)
     assert before == sends.fingerprint(11)
 
 
@@ -280,9 +280,9 @@ def test_rounds_without_a_new_peak_may_be_left_out() -> None:
         rounds = Rounds(acts, (2,))
         for n in range(2, 2 * m, 2):
             assert rounds.end(n)
-            if rounds.same(1):
-                assert rounds.repeated(n, n, lambda: 0) == (0, 0)
-                skipped, period = rounds.settled(n, n // 2 >= new_peak_at, QUIET)
+            if rounds.as_many_in_flight(1):
+                assert rounds.num_to_skip(n, n, lambda: 0) == (0, 0)
+                skipped, period = rounds.num_to_skip_once_settled(n, n // 2 >= new_peak_at, QUIET)
                 if skipped:
                     assert (n + skipped, period) == (2 * m, 2)
                     return n // 2

@@ -37,7 +37,7 @@ def test_an_input_goes_behind_the_next_forward_and_its_gradient_behind_the_next_
 
     def play_and_look(kind: str, c: int, i: int) -> None:
         played(kind, c, i)
-        seen.append((kind, *held.places()))
+        seen.append((kind, *held.addresses()))
 
     player.steady.play = play_and_look
     player.run_step()

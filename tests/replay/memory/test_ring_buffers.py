@@ -64,7 +64,7 @@ def test_a_lead_is_gained_backward_and_lost_forward() -> None:
         for n in range(3):
             ring.put(f"{name} {n}")
             ring.passed(pace, 40.0)
-        waiting.append([item for _, item in ring.ahead()])
+        waiting.append([item for _, item in ring.waiting_items()])
     assert waiting == [["backward 1", "backward 2"], ["forward 2"]]
 
 

@@ -26,7 +26,7 @@ def test_tokens_scatter_about_their_mean() -> None:
     """Of 4,096 tokens that choose two of eight: a standard deviation of sqrt(8192 / 8 * 7 / 8 * 6 / 7) = 27.7."""
     routers = Routers(np.full((1, 2, 4), 0.125), 1, 8192.0, 0.0, 2, 12)
     rng = np.random.default_rng(1)
-    found = np.array([routers.tokens(routers.step(rng)[0], rng) for _ in range(2000)])
+    found = np.array([routers.tokens(routers.next_popularity(rng)[0], rng) for _ in range(2000)])
     assert found.mean() == pytest.approx(1024, rel=0.002)
     assert found.std() == pytest.approx(27.7 * np.sqrt(7 / 8), rel=0.05)  # they add up to all copies
 
@@ -34,7 +34,7 @@ def test_tokens_scatter_about_their_mean() -> None:
 def test_popularity_moves_as_far_as_it_says() -> None:
     routers = Routers(np.full((1, 1, 64), 1 / 64), 0, 65536.0, 0.18, 4, 12)
     rng = np.random.default_rng(1)
-    found = np.array([routers.step(rng)[0, 0] for _ in range(200)])
+    found = np.array([routers.next_popularity(rng)[0, 0] for _ in range(200)])
     assert found.sum(axis=1) == pytest.approx(1.0)
     assert found.std() * 64 == pytest.approx(0.18, rel=0.05)
 

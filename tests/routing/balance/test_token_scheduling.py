@@ -79,7 +79,7 @@ def test_adaptive_placement_settles_at_the_mean_where_symmetric_cannot() -> None
     played = play_micro_batches(zipf_inputs(1.5, setup), setup)
     assert played.max_over_mean["micro_moe"].mean() > 1.5
     assert played.settled is not None and played.settled < 1.005
-    assert len(played.moved) >= 1 and max(played.moved) <= setup.slots
+    assert len(played.moved) >= 1 and max(played.moved) <= setup.experts_per_gpu
 
 
 def test_eplb_follows_the_past() -> None:

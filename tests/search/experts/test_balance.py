@@ -113,7 +113,7 @@ def test_the_cost_of_moving_experts_by_hand() -> None:
     replica = 3 * 4096 * 14336 * (2 + 12 / 2)
     assert report.adaptive.migration_s is not None
     moved = report.adaptive.migration_s * CLUSTER.node.intra.bandwidth_bytes_per_s.value / (replica * 8)
-    assert report.adaptive.new_placements == 32 and 1 <= moved <= setup.slots
+    assert report.adaptive.new_placements == 32 and 1 <= moved <= setup.experts_per_gpu
     assert moved * 32 == pytest.approx(round(moved * 32))
 
 

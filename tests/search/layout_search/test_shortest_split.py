@@ -81,7 +81,7 @@ def test_contents_that_do_not_fit_are_learned() -> None:
     problem = replace(random_problem(5, "interleaved", 2, 2, 6, num_layers=4), limit_bytes=1e9)
 
     def over_bytes(split: Split) -> np.ndarray:
-        layers = np.bincount(problem.places[0], split.layers)
+        layers = np.bincount(problem.chunk_places[0], split.layers)
         return np.asarray(layers - 2.0)
 
     found = shortest_split(problem, problem.even(), over_bytes=over_bytes)

@@ -15,7 +15,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, where
 from mofa.blocks.frameworks.megatron.calls import begin, call
 from mofa.blocks.op import CP_POOL, Back, Op, TapeBuilder
-from mofa.blocks.parts import attention_backend, attention_backward_scratch, fused_attention, hold, leave_frame
+from mofa.blocks.parts import attention_backend, attention_backward_scratch, fused_attention, hold_local, leave_frame
 from mofa.blocks.work import Attention, Collective, Stream
 
 ORDER = "te chunk_order"
@@ -88,9 +88,9 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
         )
 
     def sent(name: str) -> None:
-        hold(b, "exchange", parts[name])
+        hold_local(b, "exchange", parts[name])
         parts[name] = _exchanged(b, s, parts[name], f"attn.{name}", sizes[name])
-        hold(b, "exchange", parts[name])
+        hold_local(b, "exchange", parts[name])
 
     copied("q")
     copied("k")
@@ -123,7 +123,7 @@ def _reordered(b: TapeBuilder, s: _Sizes, x: str, out: str, nbytes: ArrayK, pool
 def _tokens_for_heads(b: TapeBuilder, s: _Sizes, out: str) -> str:
     """The way back of the output: attention keeps it as it came from the kernel, beside what it returns."""
     ordered = _reordered(b, s, out, b.tensor("attn.out.ordered", s.out), s.out)
-    hold(b, "exchange of the output", ordered)
+    hold_local(b, "exchange of the output", ordered)
     sent = _exchanged(b, s, ordered, "attn.out", s.out)
     out = b.add(
         Op("attn.out.join", "memory_bound", Stream(2 * s.out, "strided_copy"), (sent,),

@@ -19,7 +19,7 @@ from mofa.blocks.frameworks.megatron import transformer_engine as te
 from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, router, sort, unpermute
 from mofa.blocks.frameworks.megatron.rope import rotate, unfused_rope
 from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, TapeBuilder
-from mofa.blocks.parts import attention_backward_scratch, hold, leave_frame, linear, stream, tp_copy, tp_reduce
+from mofa.blocks.parts import attention_backward_scratch, hold_local, leave_frame, linear, stream, tp_copy, tp_reduce
 from mofa.blocks.work import Attention, Collective, Gemm, Grouped, Stream
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
@@ -264,7 +264,7 @@ def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
             Op("attn.slopes", "memory_bound", slopes, (scores,), (sloped,), view=True, back=Back(0.0, 0, view=True))
         )
     for local in (k, v, scores):
-        hold(b, "core attention", local)
+        hold_local(b, "core attention", local)
     probs = _softmax(b, ctx, scores, scores_num, s)
     if ctx.model.dropout > 0:  # its output takes its input's place in the frame; its mask comes first (Dropout.cu)
         dropped = b.tensor("attn.dropped", 2.0 * scores_num)
@@ -274,7 +274,7 @@ def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
                back=Back(5.0 * scores_num, 1), order=Order((), (WRITES + 1, WRITES)))
         )  # fmt: skip
         probs = dropped
-    hold(b, "core attention", probs)
+    hold_local(b, "core attention", probs)
     context = b.tensor("attn.context", t * ctx.heads * a.d_v * e)
     b.add(Op("attn.pv", "attention", Gemm(s, a.d_v, s, count=count), (probs, v), (context,), (probs, v)))
     out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
@@ -369,8 +369,8 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * spec.top_k
     sent = permute(b, ctx, h, scores, ctx.shard, copies, copies, counted=gathered_counts(b, ctx))
     received = megatron_moe.exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
-    hold(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
-    hold(b, "moe", received)
+    hold_local(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
+    hold_local(b, "moe", received)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if anywhere(ctx.etp > 1):
         received = megatron_moe.gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)

@@ -28,7 +28,7 @@ from mofa.blocks.frameworks.megatron.permute import (
     unsort,
 )
 from mofa.blocks.op import Back, Call, FloatK, Op, Prepared, TapeBuilder
-from mofa.blocks.parts import hold, leave_frame, linear, made_again_behind, mark_renewal, stream
+from mofa.blocks.parts import hold_local, leave_frame, linear, made_again_behind, mark_renewal, stream
 from mofa.blocks.roles import RoutingStep
 from mofa.blocks.work import Collective, CollectiveKind, Grouped, GroupedKernel, HostSync, Stream
 
@@ -117,7 +117,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
         mark_renewal(b)
     mapped = pad_map(b, ctx, mapped)
     since = len(b.ops)
-    on_host = "" if ctx.fixed_rows else counts(b, ctx, mapped)
+    on_host = "" if ctx.fixed_rows else count_expert_rows(b, ctx, mapped)
     issue(b, since, call(ctx, "dispatch"))
     if fills(ctx):
         _synchronise(b, ctx, on_host, "moe.sync", True)
@@ -130,8 +130,8 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
         _synchronise(b, ctx, on_host, "moe.sync", split)
     received = exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
     weights = exchange_weights(b, ctx, weights)
-    hold(b, "moe", sent)
-    hold(b, "moe", received)
+    hold_local(b, "moe", sent)
+    hold_local(b, "moe", received)
     if not all_to_all:
         mark_renewal(b)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
@@ -149,7 +149,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     return unpermute(b, ctx, y)
 
 
-def counts(b: TapeBuilder, ctx: Context, mapped: str) -> str:
+def count_expert_rows(b: TapeBuilder, ctx: Context, mapped: str) -> str:
     """Rows of each expert: counted, gathered where experts are split, summed, and copied to the host on a stream of
     their own (``preprocess``, ``_maybe_dtoh_and_synchronize``)."""
     spec = ctx.model.moe

@@ -31,7 +31,7 @@ from mofa.blocks.frameworks.megatron.tuned_norms import untuned_norm
 from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.parts import (
     embedding_backward_scratch,
-    hold,
+    hold_local,
     leave_frame,
     linear,
     made_again_behind,
@@ -72,7 +72,7 @@ def value_copy(b: TapeBuilder, ctx: Context, v: str) -> str:
     if ctx.model.positions != "rope" or not ctx.model.attention_kind.megatron.fuses_qkv:
         return v
     nbytes = b.tensors[v].bytes
-    hold(b, "attention", v)
+    hold_local(b, "attention", v)
     return stream(
         b, "v.copy", (v,), b.tensor("v", nbytes), bytes_=2 * nbytes, back_bytes=0.0, back_launches=0,
         like="strided_copy",
@@ -121,7 +121,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         return unfused_rope(b, ctx, q, k)
     outs = []
     for x in (q, k):  # qkv_output in attention.py's forward has both until it returns
-        hold(b, "attention", x)
+        hold_local(b, "attention", x)
     for name, x, heads in (("q", q, ctx.heads), ("k", k, ctx.kv_heads)):
         nbytes = b.tensors[x].bytes
         out = b.tensor(f"{name}.rope", nbytes)
@@ -183,8 +183,8 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     since = len(b.ops)
     v = value_copy(b, ctx, v)
     for x in (q, k):
-        hold(b, "attention", x)
-    hold(b, "core attention", v)
+        hold_local(b, "attention", x)
+    hold_local(b, "core attention", v)
     b.region = "core_attn"
     megatron_cp.begin_kinds(b, ctx)
     out = megatron_cp.attention(b, ctx, q, k, v, windowed)

@@ -78,7 +78,7 @@ def experts_in_turn(
     for i, op in enumerate(b.ops[since:], since):
         back = op.back and op.back._replace(launches=local * op.back.launches)
         b.ops[i] = op._replace(expert_loops=local, launches=local * op.launches, back=back)
-    parts.hold(b, "experts loop", y)
+    parts.hold_local(b, "experts loop", y)
     moved = 2.0 * rows * hidden * e
     joined, out = (
         b.tensor("experts.joined", memory_rows * hidden * e),

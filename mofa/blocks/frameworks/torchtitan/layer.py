@@ -45,7 +45,7 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     out = row_norm(b, ctx, x, name, ctx.shard, width, ctx.residual, 0 if at_ends else registration.norms(ctx))
     frame = {"attn_norm": "attention", "mlp_norm": "mlp", "final_norm": "output"}.get(name)
     if frame is not None:  # an argument of the module behind it
-        parts.hold(b, frame, out)
+        parts.hold_local(b, frame, out)
     return out
 
 
@@ -242,7 +242,7 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
                        order=Order((0.5 * back.scratch, 0.5 * back.scratch, 0.25 * back.scratch),
                                    (0, 1, ~0, 2, ~1, WRITES, ~2)) if e == 2 else None)))  # fmt: skip
     for local in (q_raw, turned):
-        parts.hold(b, "attention", local)
+        parts.hold_local(b, "attention", local)
     low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=wide, step="folded_product")
     latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
     b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0, step="split",
@@ -268,7 +268,7 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     v = repeat(b, ctx, v, "v", 1.0, ctx.model.attention.d_v)
     ctx = with_repeated_keys(ctx)
     for local in (q, k, v):
-        parts.hold(b, "attention", local)
+        parts.hold_local(b, "attention", local)
     if ctx.element == 4:
         return _composite_attention(b, ctx, q, k, v)
     if anywhere(ctx.cp > 1):

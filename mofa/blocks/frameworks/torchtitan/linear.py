@@ -225,7 +225,7 @@ def enter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     full = parts.sp_gather(b, ctx, parts.tp_copy(b, ctx, x, name, width), name, width)
     full = _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=True)
     if not in_compiled_block(b, ctx):  # the argument of the sublayer's forward
-        parts.hold(b, "attention" if name == "attn" else name, full)
+        parts.hold_local(b, "attention" if name == "attn" else name, full)
     return full
 
 
@@ -277,7 +277,7 @@ def leave(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
 def hold_until_scattered(b: TapeBuilder, ctx: Context, x: str, name: str) -> None:
     """Input or output of a linear whose sums are scattered by a hook behind it: its call has both until then."""
     if anywhere(ctx.has_tp) and not in_compiled_block(b, ctx):
-        parts.hold(b, f"{name} call", x)
+        parts.hold_local(b, f"{name} call", x)
 
 
 def _chunks(

@@ -102,7 +102,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         element = output_element(ctx)
         row, put = hidden * element, PUT[element]
     for local in (*weights, y):  # FSDP lets the weights go behind expert parallelism's hook, which sends its input on
-        parts.hold(b, "experts", local)
+        parts.hold_local(b, "experts", local)
     back_in_place = b.tensor("moe.unpermuted", (memory_rows + 1.0) * row)
     b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, put), (y, fill),
              (back_in_place,), (fill,), launches=2, present=permutes,
@@ -114,7 +114,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     )  # fmt: skip
     y = _exchange(b, ctx, back_in_place, "combine", sent, sent, element)
     parts.leave_frame(b, "experts")
-    parts.hold(b, "moe", y)
+    parts.hold_local(b, "moe", y)
     shared = ""
     if spec.shared_hidden:
         width = spec.shared_hidden / ctx.tp
@@ -127,7 +127,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     b.add(Op("moe.zeros", "memory_bound", Stream(everyone * row, "zero"), functions=python))
     b.add(Op("moe.unsort", "memory_bound", Stream(2 * sent * row, put), (y, order), (ordered,), (order,),
              launches=1, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
-    parts.hold(b, "moe", ordered)
+    parts.hold_local(b, "moe", ordered)
     out = _weighted_sum(b, ctx, ordered, scores, routed_view, everyone * hidden, deepep=deepep)
     if shared:
         total = b.tensor("moe.total", t * row)
