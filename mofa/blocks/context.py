@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from mofa.blocks.elementwise import BoolK, FloatK, maximum, opposite, where
+from mofa.blocks.elementwise import BoolK, FloatK, logical_not, maximum, where
 from mofa.blocks.fp8 import Fp8Recipe
 from mofa.blocks.op import Tape, TapeBuilder
 from mofa.blocks.work import Format
@@ -96,7 +96,7 @@ class Context:
         return self.micro_batch * self.seq_len / self.cp
 
     @cached_property
-    def shard(self) -> ArrayK:
+    def shard_tokens(self) -> ArrayK:
         """Tokens outside the tensor-parallel regions. [tokens]"""
         return where(self.sp, self.tokens / self.tp, self.tokens)
 
@@ -112,7 +112,7 @@ class Context:
     @cached_property
     def reduces(self) -> BoolK:
         """Where tensor parallelism without sequence parallelism all-reduces."""
-        return (self.tp > 1) & opposite(self.sp)
+        return (self.tp > 1) & logical_not(self.sp)
 
     @cached_property
     def heads(self) -> ArrayK:

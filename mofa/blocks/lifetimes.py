@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, where
+from mofa.blocks.elementwise import BoolK, FloatK, all_true, any_true, where
 from mofa.blocks.op import KINDS, OWN_POOLS, Op, Tape, Tensor
 from mofa.blocks.roles import PRODUCT_ROLES
 
@@ -79,7 +79,7 @@ class Lifetimes:
             if end is not None:
                 there.append((end, mask, name))
             for later, other, leaf in extension.get(name, []):
-                if anywhere(both := other & mask):
+                if any_true(both := other & mask):
                     there.append((later, both, leaf))
         result = []
         for name, start in {**starts, **self.birth}.items():
@@ -126,9 +126,9 @@ class Lifetimes:
 
 def _plain(mask: BoolK) -> BoolK:
     """A mask as True or False where it is the same for all candidates."""
-    if everywhere(mask):
+    if all_true(mask):
         return True
-    return mask if anywhere(mask) else False
+    return mask if any_true(mask) else False
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class BlockLifetimes:
         end_of = dict.fromkeys(forward.outputs, boundary - 1)  # the next block owns the output from here on
         end_of.update(dict.fromkeys((*backward.outputs, *backward.lingers), last))
         # gathered buffers go when the next block's weights are copied out, the last block's at the end
-        end_of.update((name, boundary - 1) for op in forward.ops if op.holds for name in op.reads)
+        end_of.update((name, boundary - 1) for op in forward.ops if op.holds_for_next_block for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
         intervals = lifetimes.intervals({name: start for name, start in starts.items() if lifetimes.uses(name)}, end_of)
         return cls(ops, boundary, intervals, *_saved(ops, intervals, boundary), _pools(ops, intervals))

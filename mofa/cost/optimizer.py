@@ -311,7 +311,7 @@ def weight_cast_seconds(
     if framework.fp8_params:
         cast = main_cast_seconds(recipe, gpu)
         return np.asarray(linears * (2.0 * (copies - 1) / stream_rate(gpu, "fp8_transpose")) + linears / owners * cast)
-    return np.asarray(linears * (recipe.bytes_of(copies) / stream_rate(gpu, recipe.weight_cast)))
+    return np.asarray(linears * (recipe.cast_moved_bytes(copies) / stream_rate(gpu, recipe.weight_cast)))
 
 
 def unread_gradient_seconds(framework: FrameworkSpec, linears: ArrayN, gpu: GpuSpec) -> ArrayN:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from mofa.blocks import build
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, anywhere, maximum, per_combination, stacked, where
+from mofa.blocks.elementwise import FloatK, any_true, maximum, per_combination, stack_rows, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffers
-from mofa.blocks.tapes import label, model_tapes
+from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
 from mofa.cost.block.costs import BlockCost, Costs, Memories, Phases, WeightClass, Weights
 from mofa.cost.block.durations import Machine, tape_flops
@@ -189,7 +189,7 @@ def block_costs(
         }
     machine = Machine(cluster, groups, framework, num_k, spread)
     weights = Weights(
-        tuple(_weights(tapes[label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
+        tuple(_weights(tapes[layer_label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
         _weights(tapes["head"]), num_k,
     )  # fmt: skip
 
@@ -199,7 +199,7 @@ def block_costs(
         return np.concatenate([sizes, per_combination(known.largest_activation, num_k)[None]])
 
     costed = _costed(tapes, machine, Memories(tapes, num_k, large))
-    blocks = {spec: tuple(costed[label(kind, spec)] for kind in kinds) for spec in modes}
+    blocks = {spec: tuple(costed[layer_label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
     if workload.model.num_mtp_layers:
         last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
@@ -208,7 +208,7 @@ def block_costs(
     return Costs(
         ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),
         per_combination(with_head, num_k),
-        per_combination(ctx.shard * float(workload.model.hidden) * ctx.residual, num_k), tapes, machine, weights,
+        per_combination(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual, num_k), tapes, machine, weights,
     )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def wanted_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
 def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
     out, seen = [], set()
     for op in block.forward.ops:
-        if anywhere(op.weight_params > 0) and (op.weight or op.name) not in seen:
+        if any_true(op.weight_params > 0) and (op.weight or op.name) not in seen:
             seen.add(op.weight or op.name)  # token chunks read the same weight
             number = maximum(op.num_weights, 1.0)
             out.append(WeightClass(op.weight_params / number, number, op.part == "experts"))
@@ -254,7 +254,7 @@ def autocast_cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
         return np.zeros(num_k)
     read = {name for op in block.backward.ops for name in op.reads}
     copies = [block.forward.tensors[name].bytes for op in casts for name in op.writes if name not in read]
-    return np.asarray(stacked(copies, num_k).sum(axis=0))
+    return np.asarray(stack_rows(copies, num_k).sum(axis=0))
 
 
 def base_mode(spec: RecomputeSpec) -> RecomputeSpec:

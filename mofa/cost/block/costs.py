@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, per_combination, stacked
+from mofa.blocks.elementwise import FloatK, per_combination, stack_rows
 from mofa.blocks.op import Tape
 from mofa.cost.block.deferred_weight_gradients import Deferred, deferred
 from mofa.cost.block.durations import Machine, Timed, time_works
@@ -175,12 +175,12 @@ class Weights:
     @cached_property
     def params(self) -> ArrayK:
         """Of all weights: the parameters of each. (W, K) [params]"""
-        return stacked([weight.params for _, weight in self._all], self.num_k)
+        return stack_rows([weight.params for _, weight in self._all], self.num_k)
 
     @cached_property
     def numbers(self) -> ArrayK:
         """Of all weights: how many there are. (W, K) [-]"""
-        return stacked([weight.number for _, weight in self._all], self.num_k)
+        return stack_rows([weight.number for _, weight in self._all], self.num_k)
 
 
 @dataclass(frozen=True)

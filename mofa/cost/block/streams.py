@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, minimum, opposite, where
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, minimum, where
 from mofa.blocks.op import Op
 from mofa.blocks.work import Collective
 from mofa.cost.block.durations import Machine
@@ -129,8 +129,8 @@ class Streams:
         if on_world is False:
             _take(self.communicators, group, present, end, since)
             return
-        for name, where_taken in ((group, opposite(on_world)), ("world", on_world)):
-            if anywhere(where_taken):
+        for name, where_taken in ((group, logical_not(on_world)), ("world", on_world)):
+            if any_true(where_taken):
                 _take(self.communicators, name, present & where_taken, end, since)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, stacked, where
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, stack_rows, where
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import Collective, HostSync, Stream
@@ -124,7 +124,7 @@ def _scanned(
             device_s = maximum(device_s, queued)
     alone_s = sum(exposed.values(), 0.0)
     exposed, hidden = _with_loss(exposed, _beside(tape, seconds, machine), regained)
-    if anywhere(queued > 0.0):
+    if any_true(queued > 0.0):
         _wait_in_queue(ops, queued, exposed, hidden)
     slowed = sum(exposed.values(), 0.0) - alone_s
     if clocks is None:
@@ -134,7 +134,7 @@ def _scanned(
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
     kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
-    of_parts = stacked([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
+    of_parts = stack_rows([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
     return PhaseTime(of_parts[:first], of_parts[first:second], of_parts[-2], of_parts[second:-2], of_parts[-1])
 
@@ -174,7 +174,7 @@ def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tu
     return {
         name: (sent_s, share + (1.0 - share) * copies[name] / maximum(aside[name], 1e-12))
         for name, sent_s in sent.items()
-        if anywhere(sent_s)
+        if any_true(sent_s)
     }
 
 
@@ -203,7 +203,7 @@ def _wait_in_queue(ops: tuple[Op, ...], queued: FloatK, exposed: dict[str, Float
 
 def _neighbours(op: Op) -> bool:
     """Whether it is another tape's collective that this one waits for: launched, and counted, there."""
-    return isinstance(op.work, Collective) and not anywhere(op.launches)
+    return isinstance(op.work, Collective) and not any_true(op.launches)
 
 
 def _carries(ops: tuple[Op, ...]) -> bool:

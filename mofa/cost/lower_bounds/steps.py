@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import block_kinds
-from mofa.blocks.tapes import label
+from mofa.blocks.tapes import layer_label
 from mofa.cost.block.block_cost import needs_full, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
 from mofa.cost.estimate import Estimator, ModeGroup
@@ -214,7 +214,7 @@ class _PartBounds:
             return np.asarray(np.minimum(halves_s - _least_s(backward), 0.0))
 
         less = [
-            [less_s(label(kind, mode), block.backward) for kind, block in zip(kinds, blocks, strict=True)]
+            [less_s(layer_label(kind, mode), block.backward) for kind, block in zip(kinds, blocks, strict=True)]
             for mode, blocks in self.part.costs.blocks.items()
         ]
         return np.asarray(self.layers + np.moveaxis(np.array(less), 2, 1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import any_true
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rows import Rows
@@ -29,7 +29,7 @@ def late_ring_bytes(rows: Rows) -> ArrayN:
     of a stage to run before the loss.
     """
     lay = rows.layout
-    if not anywhere(rows.costs.context.cp_ring & (rows.costs.context.cp > 1)):
+    if not any_true(rows.costs.context.cp_ring & (rows.costs.context.cp > 1)):
         return np.zeros((len(rows.k), len(lay.shown.stage)))
 
     def summed(grid: ArrayN) -> ArrayN:

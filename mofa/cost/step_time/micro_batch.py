@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
-from mofa.blocks.tapes import label
+from mofa.blocks.tapes import layer_label
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.block.tape_clock import PhaseTime
 from mofa.cost.rank_rules import waits_at_exchanges
@@ -248,7 +248,7 @@ def _split_layer_clocks(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """The clocks of layers' backwards by inputs and by weights, as :class:`mofa.cost.rows.LayerArrays` has those of
     whole ones."""
     c, kinds = rows.costs, rows.layout.stages.kinds
-    both = np.array([[c.split_backward[label(kind, mode)] for kind in kinds] for mode in c.blocks])
+    both = np.array([[c.split_backward[layer_label(kind, mode)] for kind in kinds] for mode in c.blocks])
     grids = both.transpose(2, 0, 4, 1, 3)  # modes, kinds, parts, 4, K
     return grids[0], grids[1]
 

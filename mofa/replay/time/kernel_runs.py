@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
 from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.cost.block.durations import Machine, op_seconds
@@ -166,7 +166,7 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
             shared = ()
             communicator, slows = "", 1.0 if isinstance(op.work, Stream) else share
             if isinstance(op.work, Collective):
-                communicator = "world" if anywhere(machine.shares_world(op.work.group)) else op.work.group
+                communicator = "world" if any_true(machine.shares_world(op.work.group)) else op.work.group
             wait = waits_behind(op, machine) if blocks else None
             behind = None if wait is None else Sync(f"{op.name}.blocks", value(wait.host_s))
             lines.append(

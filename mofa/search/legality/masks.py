@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import unsupported
+from mofa.blocks.frameworks.recompute import why_unsupported
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import context_parallel_message, ranks_too_many
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_short
@@ -158,7 +158,7 @@ def _schedule(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _unsupported(job: Job, spec: RecomputeSpec) -> str | None:
-    return unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
+    return why_unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
 
 
 def _recompute(job: Job, t: StrategyTable) -> FloatN:

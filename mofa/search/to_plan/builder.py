@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.blocks.fp8 import formats_of
+from mofa.blocks.fp8 import product_formats
 from mofa.blocks.work import GroupedKernel
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
@@ -382,7 +382,7 @@ def _provenance(
     crosses = _crossing((tp, cp, pp, dp, ep, etp), NodeSizes(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
     ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
     sizes, streams = seen
-    formats = formats_of(workload.precision.fp8_recipe)
+    formats = product_formats(workload.precision.fp8_recipe)
     kinds = component_provenance(
         cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks, grouped_kernel=kernel
     )

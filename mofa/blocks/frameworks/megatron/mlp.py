@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
-from mofa.blocks.frameworks.megatron.calls import call
+from mofa.blocks.frameworks.megatron.calls import module_call
 from mofa.blocks.frameworks.megatron.linear import column_linear, row_linear
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
 from mofa.blocks.parts import add_bias, hold_local, leave_frame
@@ -47,7 +47,7 @@ def activation(
     back = Back(
         back_passes * moved * ctx.element, launches * (1.0 + weighted), like=again, elements=counted, width=width
     )
-    by = call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
+    by = module_call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
     if name == "experts" and ctx.framework.experts == "sequential":  # issued one expert after the other
         by = None
     work = Stream(passes * moved * ctx.element, like, counted, width)
