@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import first_largest, per_combination, row_max
-from mofa.cost.block.block_cost import Mode, block_costs, needs_full, unique_rows
-from mofa.cost.block.costs import Costs
+from mofa.cost.block.block_cost import Mode, block_costs, recomputes_layers_whole, unique_rows
+from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import rank_bytes
@@ -166,7 +166,7 @@ class Estimator:
         hidden *= runs
         share = self.drains[which]
         if share.any():
-            drained_exposed, drained_hidden = self.drained.component_seconds(which, recompute_layers=layers)
+            drained_exposed, drained_hidden = self.without_host_lead.component_seconds(which, recompute_layers=layers)
             exposed += share * (drained_exposed - exposed)
             hidden += share * (drained_hidden - hidden)
         if self.rests:
@@ -181,7 +181,7 @@ class Estimator:
         waiting = np.flatnonzero(idle)
         if len(waiting):
             share = idle[waiting] / RESTED
-            rested_exposed, rested_hidden = self.rested.component_seconds(
+            rested_exposed, rested_hidden = self.with_device_waits.component_seconds(
                 which[waiting], recompute_layers=layers[waiting]
             )
             exposed[:, waiting] += share * (rested_exposed - exposed[:, waiting])
@@ -193,14 +193,14 @@ class Estimator:
         return idle_share(limit, exposed[TIME_COMPONENTS.index("bubble")], exposed.sum(axis=0))
 
     @cached_property
-    def drained(self) -> Estimator:
+    def without_host_lead(self) -> Estimator:
         """The same where loads have taken the host's lead in all passes."""
-        other = self._costed_as(Costs.drained)
+        other = self._costed_as(BlockCosts.without_host_lead)
         other.drains = np.zeros(len(self.table))
         return other
 
     @cached_property
-    def rested(self) -> Estimator:
+    def with_device_waits(self) -> Estimator:
         """The same where the slowest rank of each row waits for a share ``RESTED`` of its step."""
         return self._rested_by(RESTED)
 
@@ -209,11 +209,11 @@ class Estimator:
         """The same for the table's only row, at the clock that its own waits leave: what is played."""
         if not self.rests or int(self.table.pp[0]) == 1:
             return self
-        idle = float(self._idle(step_time(self.row).exposed)[0])
+        idle = float(self._idle(step_time(self.composed_row).exposed)[0])
         return self._rested_by(idle) if idle else self
 
     def _rested_by(self, idle: float) -> Estimator:
-        other = self._costed_as(lambda costs: costs.rested(idle))
+        other = self._costed_as(lambda costs: costs.with_device_waits(idle))
         other.rests = False
         return other
 
@@ -224,16 +224,23 @@ class Estimator:
         other.table = replace(table, recompute_layers=np.array([recompute_layers], dtype=np.int64))
         return other
 
-    def _costed_as(self, changed: Callable[[Costs], Costs]) -> Estimator:
+    def _costed_as(self, changed: Callable[[BlockCosts], BlockCosts]) -> Estimator:
         """The same with other times of its blocks."""
         other = copy.copy(self)
-        for name in ("row", "rank_specs", "_row_bytes", "drained", "rested", "at_own_clock"):
+        for name in (
+            "composed_row",
+            "rank_specs",
+            "_row_bytes",
+            "without_host_lead",
+            "with_device_waits",
+            "at_own_clock",
+        ):
             other.__dict__.pop(name, None)
         other.parts = [ModeGroup.from_costs(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
     @cached_property
-    def row(self) -> Rows:
+    def composed_row(self) -> Rows:
         """The table's only row with every stage, composed."""
         only = np.arange(len(self.table))
         ((_, rows),) = self._composed(only, self.table.recompute_layers, every_stage=True)
@@ -242,18 +249,18 @@ class Estimator:
     @cached_property
     def rank_specs(self) -> tuple[RankSpec, ...]:
         """What each of its pipeline ranks holds and does. (pp,)"""
-        return rank_specs(self.row)
+        return rank_specs(self.composed_row)
 
     @cached_property
     def _row_bytes(self) -> StageBytes:
         """Peaks of its stages, in closed form."""
-        return stage_bytes(self.row)
+        return stage_bytes(self.composed_row)
 
-    def sized(self) -> Breakdown:
+    def memory_row(self) -> Breakdown:
         """The table's only row in detail, but for its time."""
         only = np.arange(1)
         out = _Collector(self.table, 1, True)
-        out.put_peak(only, self.row, fullest_of(self._row_bytes), None)
+        out.put_peak(only, self.composed_row, fullest_of(self._row_bytes), None)
         return out.breakdown()
 
     def stage_device_bytes(self) -> list[float]:
@@ -321,13 +328,13 @@ class ModeGroup:
     """Rows that share what is not an array: their blocks, stacked for gathering."""
 
     mode: Mode
-    costs: Costs
+    costs: BlockCosts
     modes: list[RecomputeSpec]
     layers: LayerArrays
     mtp: LayerArrays | None
 
     @classmethod
-    def from_costs(cls, mode: Mode, costs: Costs) -> ModeGroup:
+    def from_costs(cls, mode: Mode, costs: BlockCosts) -> ModeGroup:
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),
@@ -365,7 +372,9 @@ def _groups(
     if len(which) == 0:
         return
     pp, schedule = table.pp[which], table.schedule[which]
-    recomputes_layers = np.array([needs_full(mode) for mode in table.recompute_modes])[table.recompute[which]]
+    recomputes_layers = np.array([recomputes_layers_whole(mode) for mode in table.recompute_modes])[
+        table.recompute[which]
+    ]
     kind = np.where(recomputes_layers, np.where(layers < 0, 1, 2), 0)
     _, code = unique_rows([part, pp, table.vpp[which], schedule, kind, table.layout[which]])
     order = np.argsort(code.astype(np.int16) if code.max() < 2**15 else code, kind="stable")  # small ones by digits

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.block_cost import needs_full, unique_rows
+from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.stages import Stages, enough_for_flight, in_flight_at_first_backward
 from mofa.specs.strategy import StrategyTable
 
@@ -150,7 +150,7 @@ def layout(
 ) -> Layout:  # fmt: skip
     """Gather the layer counts of each candidate: which layers it recomputes, how many micro-batches are in flight."""
     pp, vpp = stages.pp, stages.vpp
-    has_full = np.array([needs_full(spec) for spec in table.recompute_modes])[table.recompute]
+    has_full = np.array([recomputes_layers_whole(spec) for spec in table.recompute_modes])[table.recompute]
     first, which = unique_rows([np.where(has_full, table.recompute, -1), table.recompute_layers])
     full = np.zeros((len(first), *stages.counts.shape))
     for u, layers in enumerate(table.recompute_layers[first]):

@@ -11,7 +11,7 @@ from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Op
 from mofa.blocks.tapes import layer_label
 from mofa.blocks.work import Attention, Gemm, Grouped, Stream
-from mofa.cost.block.costs import Costs
+from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
 from mofa.specs.base import Fact, Library, Spec
 from mofa.specs.curves import Curve
@@ -21,8 +21,8 @@ AS_THE_KERNELS = ("recompute", "bubble")
 """Components that are made of the kernels of all others."""
 
 
-def rests_on_library(
-    costs: Costs, model: ModelSpec, exposed: Mapping[str, float], library: Library
+def fraction_resting_on_library(
+    costs: BlockCosts, model: ModelSpec, exposed: Mapping[str, float], library: Library
 ) -> dict[str, float]:
     """Fraction of the step that rests on what was measured under a library, by component; none where nothing does. [-]
 

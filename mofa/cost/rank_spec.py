@@ -86,7 +86,7 @@ class BlockSpec(NamedTuple):
 
     role: BlockRole
     tapes: str
-    """Its name in :attr:`mofa.cost.block.costs.Costs.tapes`."""
+    """Its name in :attr:`mofa.cost.block.costs.BlockCosts.tapes`."""
     number: int = 0
     """Of the layer in the model, or of the prediction. [-]"""
     kind: int = 0

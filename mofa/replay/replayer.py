@@ -34,7 +34,7 @@ def mean_over_steps(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
     """What a played step takes in the mean of all: in some, kernels that are loaded take the host's lead, and some run
     again. Its spans, transfers and ops are those of the one that was played."""
     if share := float(estimator.drains[0]):
-        played = weighted_mean(played, time_of(estimator.drained, detail=False, spans=False), share)
+        played = weighted_mean(played, time_of(estimator.without_host_lead, detail=False, spans=False), share)
     return scaled_by_runs(played, float(estimator.runs_per_step(estimator.table)[0]))
 
 

@@ -29,7 +29,7 @@ def test_ops_do_what_their_names_say(name: str, model: str, strategy: str) -> No
     job, nodes, framework = mofa.load_workload(model), mofa.load_cluster("h100-hgx", 8), mofa.load_framework(name)
     table = one_row(job, nodes, framework, strategy)
     estimator = Estimator(job, nodes, framework, table, loads_of(job, table))
-    ops = [op for block in estimator.row.costs.tapes.values() for tape in (block.forward, block.backward)
+    ops = [op for block in estimator.composed_row.costs.tapes.values() for tape in (block.forward, block.backward)
            for op in tape.ops]  # fmt: skip
     assert len(ops) > 50
     assert [(op.name, op.role) for op in ops if op.role != role_of(op.name)] == []

@@ -14,7 +14,7 @@ from mofa.blocks.frameworks.megatron.persistent import FirstUse, PersistentBuffe
 from mofa.blocks.op import KINDS, OWN_POOLS, READS, WRITES, Op, Tape, Tensor
 from mofa.blocks.roles import WEIGHT_ROLES, TensorUse
 from mofa.blocks.work import Attention, Collective
-from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight, block_weights
 
 STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
@@ -160,13 +160,13 @@ def _trace_block(
     )  # fmt: skip
 
 
-def awaiting_embedding(head: BlockTrace) -> BlockTrace:
+def hold_head_gradient_for_embedding(head: BlockTrace) -> BlockTrace:
     """A head whose weight gradient stays until the embedding's of the same weight is added to it."""
     made = frozenset(name for op_trace in head.backward if op_trace.role == "accumulate" for name in op_trace.grads)
     return replace(head, freed_at_end=head.freed_at_end | made)
 
 
-def gathering(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
+def gather_embedding_ahead(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
     """The first layer, whose backward gathers ahead what comes behind it: the embedding, not a layer like itself."""
     gathered: dict[TensorUse, int] = {
         item.use: item.bytes
@@ -185,9 +185,9 @@ def gathering(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
     return replace(layer, backward=tuple(with_its_bytes(op_trace) for op_trace in layer.backward))
 
 
-def _pieces(op_traces: list[OpTrace | None], weights: tuple[BlockWeight, ...]) -> dict[str, tuple[New, ...]]:
+def _pieces(op_traces: list[OpTrace | None], weights: tuple[BlockWeight, ...]) -> dict[str, tuple[NewTensor, ...]]:
     """FSDP copies what it gathered into a tensor for each weight."""
-    out: dict[str, tuple[New, ...]] = {}
+    out: dict[str, tuple[NewTensor, ...]] = {}
     for op_trace in op_traces:
         if op_trace is None or not op_trace.frees_held:
             continue
@@ -198,7 +198,7 @@ def _pieces(op_traces: list[OpTrace | None], weights: tuple[BlockWeight, ...]) -
     return out
 
 
-def _fitting(item: New, weights: tuple[BlockWeight, ...], *, experts: bool) -> tuple[New, ...]:
+def _fitting(item: NewTensor, weights: tuple[BlockWeight, ...], *, experts: bool) -> tuple[NewTensor, ...]:
     """The weights that a gathered buffer holds, in 2 bytes a parameter, and one tensor for what no op names."""
     chosen = [weight.params for weight in weights if weight.of_experts == experts]
     if not experts and 2 * sum(chosen) < item.bytes / 2:  # the experts are in the block's own group
@@ -207,10 +207,10 @@ def _fitting(item: New, weights: tuple[BlockWeight, ...], *, experts: bool) -> t
     if rest < 0:
         return ()
     sizes = [*(int(2 * n) for n in chosen), *([rest] if rest else [])]
-    return tuple(New(f"{item.name}#{i}", size, item.stream, item.kind) for i, size in enumerate(sizes))
+    return tuple(NewTensor(f"{item.name}#{i}", size, item.stream, item.kind) for i, size in enumerate(sizes))
 
 
-def _cut(op_trace: OpTrace, pieces: dict[str, tuple[New, ...]]) -> OpTrace:
+def _cut(op_trace: OpTrace, pieces: dict[str, tuple[NewTensor, ...]]) -> OpTrace:
     def names(group: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(n for name in group for n in ([p.name for p in pieces[name]] if name in pieces else [name]))
 
@@ -258,18 +258,18 @@ def _weights_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     return tuple(out)
 
 
-def _scratch(total: int, new: tuple[New, ...], stream: int) -> tuple[New, ...]:
+def _scratch(total: int, new: tuple[NewTensor, ...], stream: int) -> tuple[NewTensor, ...]:
     """Scratch as tensors: several as large as the output where it is a multiple of it, copies of each output in twice
     its width where there are several, else one."""
     kind = KINDS.index("scratch")
     if len(new) == 1 and total >= 2 * new[0].bytes and total % new[0].bytes < 4096:
-        return (New("scratch", new[0].bytes, stream, kind),) * (total // new[0].bytes)
+        return (NewTensor("scratch", new[0].bytes, stream, kind),) * (total // new[0].bytes)
     if len(new) < 2 or not total:
-        return (New("scratch", total, stream, kind),) if total else ()
+        return (NewTensor("scratch", total, stream, kind),) if total else ()
     made = sum(item.bytes for item in new)
     sets = max(1, round(total / (2 * made)))
     return tuple(
-        New("scratch", size, stream, kind)
+        NewTensor("scratch", size, stream, kind)
         for _ in range(sets) for item in new
         if (size := total * item.bytes // (made * sets))
     )  # fmt: skip
@@ -305,16 +305,16 @@ def _op_trace(
     if claim and tensors[claim].use == "reduce_input":
         stream = 0
     new = tuple(
-        New(name, nbytes, stream, KINDS.index(tensors[name].kind), use=tensors[name].use)
+        NewTensor(name, nbytes, stream, KINDS.index(tensors[name].kind), use=tensors[name].use)
         for name in born
         if (nbytes := int(value_at(tensors[name].bytes, k))) > 0
     )
     scratch = int(value_at(op.scratch, k)) if present else 0
-    pieces: tuple[New, ...] = ()
+    pieces: tuple[NewTensor, ...] = ()
     order: tuple[int | str, ...] = ()
     if op.order is not None and present and (scratch or not op.order.sizes):
         sizes = [int(value_at(size, k)) for size in op.order.sizes]
-        pieces = tuple(New("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
+        pieces = tuple(NewTensor("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
         order = tuple(_step(op, n, of) for n in op.order.steps)
     holds = mark and op.holds_for_next_block
     grads = tuple(of(r) for r in op.reads) if op.role == "accumulate" and present else ()

@@ -17,7 +17,7 @@ from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffers
 from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
-from mofa.cost.block.costs import BlockCost, Costs, Memories, Phases, WeightClass, Weights
+from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, PhaseTimer, WeightClass, Weights
 from mofa.cost.block.durations import Machine, tape_flops
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.kernels.collectives import token_spread
@@ -95,7 +95,7 @@ def block_context(
     sp = _plain(table.sp & (table.tp > 1))
     local = where(sp, tokens / f["tp"], tokens)
     top_k = model.moe.top_k if model.moe else 0
-    load = loads.columns(table.ep, table.balancing)
+    load = loads.load_columns(table.ep, table.balancing)
     time_ratio, memory_ratio = _plain(load.time), _plain(load.memory)
     element: int = 2
     recipe = FP8_RECIPES.get(workload.precision.fp8_recipe)
@@ -148,7 +148,7 @@ def _unseen(
     inner = (moe.expert_hidden if moe else 0) / table.etp
     ends = float(workload.model.hidden), 2.0 if workload.model.mlp.activation == "swiglu" else 1.0
     copies = np.broadcast_to(copies, (len(table),))
-    return loads.unseen(table.ep.astype(float), copies, chunks, inner, ends, selection, multiple)
+    return loads.kernel_selection_figures(table.ep.astype(float), copies, chunks, inner, ends, selection, multiple)
 
 
 def _plain(column: NDArray[Any]) -> Any:
@@ -159,7 +159,7 @@ def _plain(column: NDArray[Any]) -> Any:
 def block_costs(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
     mode: Mode, drop: frozenset[str] = frozenset(),
-) -> Costs:  # fmt: skip
+) -> BlockCosts:  # fmt: skip
     """Cost every kind of block that the table's candidates have.
 
     ``drop`` leaves out the ops of these families, to show what they weigh.
@@ -198,14 +198,14 @@ def block_costs(
         sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
         return np.concatenate([sizes, per_combination(known.largest_activation, num_k)[None]])
 
-    costed = _costed(tapes, machine, Memories(tapes, num_k, large))
+    costed = _costed(tapes, machine, BlockMemories(tapes, num_k, large))
     blocks = {spec: tuple(costed[layer_label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
     if workload.model.num_mtp_layers:
         last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
         mtp = {spec: costed["mtp"].then(blocks[spec][last]) for spec in modes}
     body, with_head = persistent_buffers(framework, ctx, known.layer_ops)
-    return Costs(
+    return BlockCosts(
         ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),
         per_combination(with_head, num_k),
         per_combination(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual, num_k), tapes, machine, weights,
@@ -215,7 +215,7 @@ def block_costs(
 def wanted_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
     """The modes in which layers run: each strategy's base, and full where some recompute layers whole."""
     used = {table.recompute_modes[i] for i in set(table.recompute.tolist())}
-    wanted = {full_mode(spec) for spec in used if needs_full(spec)}
+    wanted = {full_mode(spec) for spec in used if recomputes_layers_whole(spec)}
     if used != wanted or np.any(table.recompute_layers != -1):  # some layer is left to another mode
         wanted |= {base_mode(spec) for spec in used}
     return tuple(sorted(wanted, key=str))
@@ -231,9 +231,9 @@ def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
     return tuple(out)
 
 
-def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: Memories) -> dict[str, BlockCost]:
+def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: BlockMemories) -> dict[str, BlockCost]:
     """Time and memory of every block."""
-    num_k, phases = machine.num_k, Phases(tapes, machine)
+    num_k, phases = machine.num_k, PhaseTimer(tapes, machine)
     forwards: dict[int, ArrayK] = {}
     out = {}
     for name, block in tapes.items():
@@ -267,6 +267,6 @@ def full_mode(spec: RecomputeSpec) -> RecomputeSpec:
     return RecomputeSpec(kind="full", token_chunks=spec.token_chunks)
 
 
-def needs_full(spec: RecomputeSpec) -> bool:
+def recomputes_layers_whole(spec: RecomputeSpec) -> bool:
     """Whether some layers are recomputed whole."""
     return spec.kind in ("full", "every")

@@ -27,7 +27,7 @@ ArrayK = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Known:
+class TimedOps:
     """What was timed of one candidate, whose costs are both in closed form and played. Its ops stay, so that no others
     get their ids."""
 
@@ -51,12 +51,12 @@ class Machine:
     """Whether a kernel that was loaded has taken the lead that the host had (:mod:`mofa.cost.kernels.lazy_loading`)."""
     idle: float = 0.0
     """Share of the time in which the device waits besides (:mod:`mofa.cost.step_time.power_averaging`). [-]"""
-    known: Known = field(default_factory=Known, repr=False, compare=False)
+    known: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
     """Shared by machines that differ in ``drained`` alone."""
 
-    def at_rest(self, idle: float) -> Machine:
+    def with_device_waits(self, idle: float) -> Machine:
         """The same, waiting for a share of the time besides what its tapes say."""
-        return replace(self, idle=idle, known=Known(works=self.known.works))
+        return replace(self, idle=idle, known=TimedOps(works=self.known.works))
 
     @cached_property
     def fabric(self) -> Fabric:
@@ -87,7 +87,7 @@ class Machine:
         same = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
         return {name: bool(entries[0]) if self.num_k == 1 else entries for name, entries in same.items()}
 
-    def once(self, clock: str, ops: tuple[Op, ...], compute: Callable[[], list[FloatK]]) -> list[FloatK]:
+    def computed_once(self, clock: str, ops: tuple[Op, ...], compute: Callable[[], list[FloatK]]) -> list[FloatK]:
         """What ``compute`` returns for the ops of a tape; called once where there is one candidate."""
         if self.num_k > 1:
             return compute()
@@ -194,7 +194,7 @@ def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = 
 
     ``timed`` has the works of several tapes that were timed together.
     """
-    return machine.once("device", ops, lambda: _device_seconds(ops, machine, timed))
+    return machine.computed_once("device", ops, lambda: _device_seconds(ops, machine, timed))
 
 
 def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) -> list[FloatK]:

@@ -26,9 +26,10 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     function; FSDP's are issued by hooks, which write down where large gradients
     lie (``Op.listed``), Megatron's additions of gradients too.
     Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
-    host's profile has as a whole pays for that instead, once (:class:`Calls`). All of it on the slowest of all hosts.
+    host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`). All of it on the slowest of all
+    hosts.
     """
-    return machine.once("host", ops, lambda: _host_seconds(ops, machine))
+    return machine.computed_once("host", ops, lambda: _host_seconds(ops, machine))
 
 
 def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
@@ -38,7 +39,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
     hook_s = slowest * (host.eager_op_s.value + host.grad_hook_s.value)
     packing_s = host.unpacked_s.value if backward else host.packed_s.value
-    modules, eager, regions = Calls(host), EagerOps(host), CompiledRegions(host)
+    modules, eager, regions = ModuleCalls(host), EagerOps(host), CompiledRegions(host)
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
         forward = not backward or op.repeated  # what is computed again is a forward pass again
@@ -147,7 +148,7 @@ LIKE_COLLECTIVES = ("exchange", "amax")
 """What takes as long as any module's collective in profiles that were made before these were timed."""
 
 
-class Calls:
+class ModuleCalls:
     """What a host takes for calls of modules, met in the order in which ops are issued.
 
     A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its

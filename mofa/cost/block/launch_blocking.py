@@ -30,7 +30,7 @@ def waits_behind(op: Op, machine: Machine) -> HostSync | None:
     return HostSync(before)
 
 
-def blocking(
+def with_launch_blocking(
     tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: Machine
 ) -> tuple[Tape, list[FloatK], list[FloatK]]:  # fmt: skip
     """A tape on one stream in which the host waits behind every op that launches something, and its ops' seconds."""

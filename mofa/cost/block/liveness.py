@@ -300,7 +300,7 @@ def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
     return np.array([*_given_up(block, num_k, lambda tensor: tensor.sent), *launches])
 
 
-def shelved(block: BlockTapes, num_k: int) -> ArrayK:
+def watchdog_held_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes that a forward and a backward leave to the watchdog (:mod:`mofa.cost.allocations.watchdog`). (2, K) [B]"""
     return np.array(_given_up(block, num_k, lambda tensor: tensor.shelved))
 

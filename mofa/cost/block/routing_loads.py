@@ -23,7 +23,7 @@ MOST_RANKS = 8
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class ScheduledLoads:
     """Load of the ranks where tokens are scheduled over replicas in merged expert-parallel groups.
 
     ``time`` and ``memory`` are rows of a rank over the mean [-]. ``sent`` is the busiest rank's tokens, sent or
@@ -59,7 +59,7 @@ class RoutingLoads:
 
     time: Mapping[int, float]
     memory: Mapping[int, float]
-    scheduled: Mapping[int, Scheduled] = field(default_factory=dict)
+    scheduled: Mapping[int, ScheduledLoads] = field(default_factory=dict)
     sent: Mapping[int, float] = field(default_factory=dict)
     """Bytes of the busiest rank's exchange over the mean, where rows are padded and bytes are not. [-]"""
     over: Mapping[int, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class RoutingLoads:
             return None
         return replace(self, memory={**self.memory, ep: least})
 
-    def unseen(
+    def kernel_selection_figures(
         self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float],
         selection: KernelSelection, multiple: float = 1.0,
     ) -> tuple[FloatN, FloatN]:  # fmt: skip
@@ -122,7 +122,7 @@ class RoutingLoads:
         >>> chosen = toy_gpu().curves.kernel_selection
         >>> loads = RoutingLoads({}, {}, shares=np.full((2, 8), 0.125), steps_before=3)
         >>> copies, inner = np.array([16384.0]), np.array([1024.0])
-        >>> share, kernels = loads.unseen(  # 96 draws of 160
+        >>> share, kernels = loads.kernel_selection_figures(  # 96 draws of 160
         ...     np.array([1.0]), copies, np.array([2.0]), inner, (2048, 2), chosen
         ... )
         >>> share.round(2), kernels.round(2)
@@ -155,7 +155,7 @@ class RoutingLoads:
         over = np.array([self.over.get(int(degree), 0.0) for degree in degrees])[inverse]
         return np.asarray(2.0 - (1.0 - over) ** draws)
 
-    def columns(self, ep: NDArray[np.int64], balancing: NDArray[np.int64]) -> LoadColumns:
+    def load_columns(self, ep: NDArray[np.int64], balancing: NDArray[np.int64]) -> LoadColumns:
         """The load of each candidate, scheduled where ``balancing`` is above 0. (n,), (n,)"""
         keys = list(zip(ep.tolist(), (balancing > 0).tolist(), strict=True))
         known = {key: self._row(*key) for key in set(keys)}

@@ -30,7 +30,7 @@ MOVES = np.inf
 """Of what moves with all that computing loses."""
 
 
-def through(present: BoolK, made: Ready, handed_on: Ready) -> Ready:
+def output_ready_times(present: BoolK, made: Ready, handed_on: Ready) -> Ready:
     """What an op makes where it is present, and what it hands on where it is not."""
     out = {family: where(present, ready_s, NEVER) for family, ready_s in made.items()}
     for family, ready_s in handed_on.items():
@@ -76,7 +76,7 @@ class Streams:
 
     def hand_on(self, op: Op, runs: BoolK) -> None:
         """Where an op of the compute stream does not run, its output is there when its input is."""
-        handed_on = through(runs, NOTHING, self.ready.get(op.reads[0], NOTHING))
+        handed_on = output_ready_times(runs, NOTHING, self.ready.get(op.reads[0], NOTHING))
         since = where(runs, MOVES, self.since.get(op.reads[0], MOVES))
         for name in op.writes:
             self.ready[name], self.since[name] = handed_on, since
@@ -107,7 +107,7 @@ class Streams:
         made: Ready = {op.family: end}
         if op.reads:
             if op.present is not True:  # where it does not run, its output is ready when its input is
-                made = through(op.present, made, ready.get(op.reads[0], NOTHING))
+                made = output_ready_times(op.present, made, ready.get(op.reads[0], NOTHING))
             runs = op.present if op.work is not None else False
             if runs is not True:
                 since = where(runs, since, fixed_from.get(op.reads[0], MOVES))

@@ -20,9 +20,9 @@ from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.host_issue import host_seconds
-from mofa.cost.block.launch_blocking import blocking
+from mofa.cost.block.launch_blocking import with_launch_blocking
 from mofa.cost.block.sequential_experts import issue_of_expert_loops
-from mofa.cost.block.streams import NOTHING, Ready, Streams, through
+from mofa.cost.block.streams import NOTHING, Ready, Streams, output_ready_times
 from mofa.cost.kernels.launch_queue import num_queued_kernels
 from mofa.cost.kernels.lazy_loading import load_idle_s, tape_with_loads
 
@@ -81,7 +81,7 @@ def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list
     tape, seconds, issue = tape_with_loads(tape, seconds, host_seconds(tape.ops, machine), load_s, machine.drained)
     issue = issue_of_expert_loops(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
-        tape, seconds, issue = blocking(tape, seconds, issue, machine)
+        tape, seconds, issue = with_launch_blocking(tape, seconds, issue, machine)
     return tape, seconds, issue
 
 
@@ -300,7 +300,7 @@ def _record(op: Op, watched: set[str], state: Streams) -> None:
     ready = state.ready
     made: Ready = {"": state.compute}
     if _may_pass(op) and op.reads[0] in ready:
-        made = through(_runs(op), made, ready[op.reads[0]])
+        made = output_ready_times(_runs(op), made, ready[op.reads[0]])
     for name in op.writes:
         if name in watched:
             ready[name] = made

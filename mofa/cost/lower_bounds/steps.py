@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import block_kinds
 from mofa.blocks.tapes import layer_label
-from mofa.cost.block.block_cost import needs_full, unique_rows
+from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
 from mofa.cost.estimate import Estimator, ModeGroup
 from mofa.cost.rows import mode_numbers
@@ -67,10 +67,10 @@ def step_lower_bounds_s(estimator: Estimator, is_open: BoolN, *, at_rest: bool =
     bound_s = _undisturbed_s(estimator, is_open)
     drained_share = estimator.drains
     if drained_share.any():
-        bound_s = bound_s + drained_share * (_undisturbed_s(estimator.drained, is_open) - bound_s)
+        bound_s = bound_s + drained_share * (_undisturbed_s(estimator.without_host_lead, is_open) - bound_s)
     share = _most_rest(estimator, bound_s)
     if share.any():
-        rested_s = _undisturbed_s(estimator.rested, is_open) if at_rest else _most_speed(estimator) * bound_s
+        rested_s = _undisturbed_s(estimator.with_device_waits, is_open) if at_rest else _most_speed(estimator) * bound_s
         bound_s = bound_s + share * np.minimum(rested_s - bound_s, 0.0)
     return np.asarray(bound_s * _runs(estimator) * (1.0 - ROUNDING))
 
@@ -182,7 +182,7 @@ class _PartBounds:
     def _groups(self) -> Iterator[tuple[IntN, Schedule, Stages, Layers]]:
         """Rows whose ranks hold the same layers, and the layers that they recompute whole."""
         table, estimator = self.table, self.estimator
-        recomputes_layers = np.array([needs_full(spec) for spec in table.recompute_modes])[table.recompute]
+        recomputes_layers = np.array([recomputes_layers_whole(spec) for spec in table.recompute_modes])[table.recompute]
         choice = [np.where(recomputes_layers, column, -1) for column in (table.recompute, table.recompute_layers)]
         columns = [table.pp, table.vpp, table.schedule, table.layout, *choice, self.is_open.astype(np.int64)]
         _, code = unique_rows(columns)

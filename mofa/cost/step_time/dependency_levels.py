@@ -16,7 +16,7 @@ IntA = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Levels:
+class DependencyLevels:
     """A program's computations and hand-overs by level.
 
     A level has its nodes, and for each of them three more things: the nodes whose ends it waits for, (waits, nodes),
@@ -85,7 +85,7 @@ class _Graph:
 @lru_cache(maxsize=256)
 def levels_of(
     schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, each: int, once: bool
-) -> Levels:  # fmt: skip
+) -> DependencyLevels:  # fmt: skip
     """The levels of a program, whose rounds are of ``each`` micro-batches.
 
     ``once``: with Megatron's gathers of parameters and reductions of gradients.
@@ -114,7 +114,7 @@ def levels_of(
         last = len(nodes) - 1 - min(2 * (pp - 1 - rank) + (vpp - 1) * each, len(nodes) // 2)
         last_steady.append(nodes[last])
         round_before.append(nodes[max(last - 2 * each * vpp, 0)])
-    return Levels(
+    return DependencyLevels(
         tuple((slice(a, b), w, s, before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), weight, size,
         place[[*graph.computations[:, -1], *reduced]], place[last_steady], place[round_before],
     )  # fmt: skip

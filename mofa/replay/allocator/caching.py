@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
-from mofa.cost.memory.address_ranges import Ranges
+from mofa.cost.memory.address_ranges import AddressRanges
 from mofa.replay.allocator.expandable_segments import extend, least_expandable, unmap
 from mofa.replay.allocator.pools import (
     ALLOCATED,
@@ -83,7 +83,7 @@ class Allocator:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.num_retries = self.num_segments = 0
         self._pools: dict[int, BlockPool] = {}
-        self._ranges = Ranges(HIGHEST)
+        self._ranges = AddressRanges(HIGHEST)
         self._waiting: dict[int, list[Block]] = {}
         self._searches = 0
 

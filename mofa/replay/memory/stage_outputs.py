@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mofa.cost.allocations.host_lead import launches, lead_in_launches
+from mofa.cost.allocations.host_lead import launches_by_kind, lead_in_launches
 from mofa.cost.allocations.watchdog import Shelf
 from mofa.replay.allocator.pools import WAITING, Block
 from mofa.replay.allocator.timeline import ACTIVATIONS, outside
@@ -52,7 +52,7 @@ class Sends:
         self.finished_output: Block | None = None
         """That output, where its backward is through."""
         self.gradient: Block | None = None
-        self.launches = [launches([piece.trace for piece in chunk]) for chunk in rank.chunks]
+        self.launches = [launches_by_kind([piece.trace for piece in chunk]) for chunk in rank.chunks]
 
     def begin(self, kind: str) -> None:
         """A computation begins.
@@ -116,12 +116,12 @@ class Sends:
             return
         issued = trace.launches[0] if phase == "forward" else trace.launches[1] + trace.launches[2]
         pace = piece.paces[phase != "forward"]
-        for allocation in self.shelf.passed(pace, issued) if self.shelves else ():
+        for allocation in self.shelf.issue_block(pace, issued) if self.shelves else ():
             self.state.drop(allocation)
         if self.rings:
             if self.state.notes is not None:
                 self.state.notes.piece_passed(phase, piece.name)
-            for block in self.ring.passed(pace, issued):
+            for block in self.ring.issue_block(pace, issued):
                 self.state.a.merge_free(block)
         if self.reduces:
             self.launched += issued
@@ -187,7 +187,7 @@ class Sends:
         self.output = None
         self.shelf.synchronized()
         self.ring.synchronized()
-        for block in self.ring.due():
+        for block in self.ring.pop_due():
             self.state.a.merge_free(block)
         self.wait()
 

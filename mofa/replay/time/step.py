@@ -15,7 +15,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import tied_seconds
-from mofa.cost.step_time.micro_batch import handing_seconds, passes
+from mofa.cost.step_time.micro_batch import hand_over_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
 from mofa.replay.garbage_collection import no_collection
 from mofa.replay.rank.of_plan import rows_of
@@ -83,7 +83,7 @@ def time_of(
     curves = rows.cluster.gpu.curves
     plan = TimedPlan(
         rows, tapes, _hop_seconds(rows), curves.overlap_slowdown.value,
-        estimator.rank_specs[0].schedule.waits_at_exchanges, handing_seconds(rows), _optimizer_seconds(rows),
+        estimator.rank_specs[0].schedule.waits_at_exchanges, hand_over_host_s(rows), _optimizer_seconds(rows),
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
@@ -217,4 +217,7 @@ def _hop_seconds(rows: Rows) -> float:
 
 
 def _optimizer_seconds(rows: Rows) -> list[float]:
-    return [float(s) for s in np.broadcast_to(step_end_seconds(rows, passes(rows)), (1, rows.layout.stages.pp))[0]]
+    return [
+        float(s)
+        for s in np.broadcast_to(step_end_seconds(rows, micro_batch_passes(rows)), (1, rows.layout.stages.pp))[0]
+    ]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mofa.cost.step_time.longest_paths import Path
+from mofa.cost.step_time.longest_paths import ComputationPath
 from mofa.search.layout_search.split_problem import ALL, FloatA, IntA, Split, SplitProblem
 
 STEP_UNITS, RANK_UNITS, LIMIT_UNITS = 50_000, 4_000, 10_000
@@ -175,7 +175,7 @@ class LayoutProgram:
             total = total + int(of_predictions / unit) * self._has_predictions[chunk]
         return total
 
-    def add_path(self, path: Path) -> None:
+    def add_path(self, path: ComputationPath) -> None:
         """Let the step take as long as a path at least."""
         problem, pipeline, unit_s = self.problem, self.problem.pipeline, self.step_unit_s
         rank, number = problem.chunk_places

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.step_time.longest_paths import Path
+from mofa.cost.step_time.longest_paths import ComputationPath
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 
 FloatA = NDArray[np.float64]
@@ -32,10 +32,10 @@ class ScheduleClock(Protocol):
     def steps_s(self, seconds: FloatA) -> FloatA:
         """From the first computation to the last, given what each takes. (n, kinds, pp, vpp) -> (n,) [s]"""
 
-    def paths(self, seconds: FloatA) -> list[Path]:
+    def paths(self, seconds: FloatA) -> list[ComputationPath]:
         """Paths of which one takes as long as the step with these durations. (kinds, pp, vpp) [s]"""
 
-    def through_ranks(self) -> list[Path]:
+    def through_ranks(self) -> list[ComputationPath]:
         """Paths along each rank, which most splits' longest ones are like."""
 
 

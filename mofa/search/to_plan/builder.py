@@ -17,9 +17,9 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.topology import NodeSizes, process_groups
-from mofa.cost.libraries import rests_on_library
+from mofa.cost.libraries import fraction_resting_on_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
-from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned
+from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned_products
 from mofa.cost.stages import Stages
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, Time
@@ -122,7 +122,7 @@ class Candidate:
     def closed_form_row(self) -> Breakdown:
         """Its row in closed form without time, which a replay gives."""
         known = self.__dict__.get("costed")
-        return known if isinstance(known, Breakdown) else self.estimator.sized()
+        return known if isinstance(known, Breakdown) else self.estimator.memory_row()
 
     @cached_property
     def replayer(self) -> Replayer:
@@ -246,7 +246,7 @@ class Candidate:
         costed = self.costed if time is None else self.closed_form_row
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
-        notes = alignment_note(unaligned(block.forward for block in blocks))
+        notes = alignment_note(unaligned_products(block.forward for block in blocks))
         notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         stages, framework = self.estimator.stages(), self.job[2]
         notes += layout_notes(stages, self.job[0].model, framework)
@@ -259,7 +259,7 @@ class Candidate:
         if library is None:
             return None
         exposed = {str(name): seconds for name, seconds in plan.time.exposed.items()}
-        return rests_on_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
+        return fraction_resting_on_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
 
 
 def workers_for(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:

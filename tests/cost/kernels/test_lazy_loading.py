@@ -74,8 +74,8 @@ def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_n
     n = expected_loads(mixed)
     assert share == pytest.approx(1.0 - np.exp(-n))
     assert 0.2 < share < 0.6
-    step, drained = float(mixed.rows().step_s[0]), float(mixed.drained.rows().step_s[0])
-    assert not mixed.drained.drains.any()
+    step, drained = float(mixed.rows().step_s[0]), float(mixed.without_host_lead.rows().step_s[0])
+    assert not mixed.without_host_lead.drains.any()
     mixed.drains = np.zeros(1)
     kept = float(mixed.rows().step_s[0])
     assert drained > 1.1 * kept

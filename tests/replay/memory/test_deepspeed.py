@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import mofa
-from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
@@ -31,10 +31,10 @@ def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
     """A block that keeps 30 MiB and makes a 16-bit gradient of 200 MiB for its one weight."""
     block = BlockTrace(
         "toy",
-        (OpTrace("forward", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",)),),
+        (OpTrace("forward", (NewTensor("kept", 30 * MIB, 0, 0), NewTensor("out", 20 * MIB, 0, 0)), free=("x",)),),
         (
-            OpTrace("dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",)),
-            OpTrace("wgrad", (New("dW", 200 * MIB, 0, 2),), free=("kept", "d")),
+            OpTrace("dgrad", (NewTensor("d", 50 * MIB, 0, 0),), free=("out",)),
+            OpTrace("wgrad", (NewTensor("dW", 200 * MIB, 0, 2),), free=("kept", "d")),
             OpTrace("w.accumulate", grads=("dW",), free=("dW",)),
         ),
         "out", "", "", frozenset(), (BlockWeight("w", 100.0 * MIB),),

@@ -12,10 +12,10 @@ import pytest
 
 import mofa
 from mofa.cost.allocations.allocation_trace import trace_block
-from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.block.liveness import block_memory
-from mofa.cost.memory.fsdp_root import tied_grads
+from mofa.cost.memory.fsdp_root import tied_head_gradient_bytes
 from mofa.cost.memory.peak import stage_bytes
 from mofa.measure.records import read_record
 from mofa.replay.allocator.caching import Allocator
@@ -55,7 +55,9 @@ def test_blocks_live_as_in_the_closed_form(name: str) -> None:
         assert backward == pytest.approx(float(memory.backward_peak[0]), rel=0.02, abs=4096), block.name
         lived = trace_block(block, weight_first=True)
         sizes = {item.name: item.bytes for deed in lived.forward for item in deed.new}
-        assert sum(sizes[name] for name in lived.above_weights()) == pytest.approx(float(memory.above[0])), block.name
+        assert sum(sizes[name] for name in lived.freed_above_last_weight()) == pytest.approx(float(memory.above[0])), (
+            block.name
+        )
 
 
 def test_a_detached_loss_lets_its_logits_go() -> None:
@@ -127,9 +129,9 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     assert peak.allocated == pytest.approx(run.allocated, rel=1e-4)
     assert {one.name: one.bytes for one in peak.tensors}["dW:output"] == 50_304 * 5_120 * 2
     rows = rows_of(run.estimator)
-    assert float(tied_grads(rows)[0, 0]) == 50_304 * 5_120 * 2  # type: ignore[index]
+    assert float(tied_head_gradient_bytes(rows)[0, 0]) == 50_304 * 5_120 * 2  # type: ignore[index]
     assert float(stage_bytes(rows).allocated[0, 0]) == pytest.approx(peak.allocated, rel=1e-3)
-    assert tied_grads(rows_of(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
+    assert tied_head_gradient_bytes(rows_of(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
 
 
 UNPLAYED = {"te2-tp2-llama8b-10l-blockwise", "te2-tp2-llama8b-10l-blockwise-traced"}
@@ -375,10 +377,10 @@ def _toy(num: int) -> Rank:
     """One block that keeps 30 MiB, needs 50 more in its backward, and makes a gradient of 20 MiB."""
     block = BlockTrace(
         "toy",
-        (OpTrace("w", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",), is_product=True),),
-        (
-            OpTrace("w.dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",), role="dgrad", is_product=True),
-            OpTrace("w.wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d"), role="wgrad", is_product=True),
+        (OpTrace("w", (NewTensor("kept", 30 * MIB, 0, 0), NewTensor("out", 20 * MIB, 0, 0)), free=("x",),
+        is_product=True),), (
+            OpTrace("w.dgrad", (NewTensor("d", 50 * MIB, 0, 0),), free=("out",), role="dgrad", is_product=True),
+            OpTrace("w.wgrad", (NewTensor("dW", 20 * MIB, 0, 2),), free=("kept", "d"), role="wgrad", is_product=True),
             OpTrace("w.accumulate", grads=("dW",), free=("dW",), role="accumulate"),
         ),
         "out", "", "", frozenset(), (BlockWeight("w", 10.0),),
@@ -411,8 +413,8 @@ def test_what_is_let_go_late_stays_until_the_backward_ends(late: bool) -> None:
     """As a shard group's reduced gradients do where the groups are replicated: behind all that the block asks for."""
     toy = _toy(1)
     deeds = (
-        OpTrace("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), OpTrace("fsdp.accumulate", free=("fsdp.reduced",)),
-        OpTrace("next", (New("y", 8 * MIB, 0, 0),), free=("y",)),
+        OpTrace("reduce", (NewTensor("fsdp.reduced", 4 * MIB, 0, 0),)), OpTrace("fsdp.accumulate",
+        free=("fsdp.reduced",)), OpTrace("next", (NewTensor("y", 8 * MIB, 0, 0),), free=("y",)),
     )  # fmt: skip
     reduced = frozenset({"fsdp.reduced"} if late else ())
     block = BlockTrace("dense", (), deeds, "", "", "", frozenset(), (), freed_at_end=reduced)

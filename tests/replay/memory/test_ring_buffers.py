@@ -63,7 +63,7 @@ def test_a_lead_is_gained_backward_and_lost_forward() -> None:
     for name, pace in (("backward", Pace(0.010, 0.006)), ("forward", Pace(0.002, 0.006))):
         for n in range(3):
             ring.put(f"{name} {n}")
-            ring.passed(pace, 40.0)
+            ring.issue_block(pace, 40.0)
         waiting.append([item for _, item in ring.waiting_items()])
     assert waiting == [["backward 1", "backward 2"], ["forward 2"]]
 
@@ -71,8 +71,8 @@ def test_a_lead_is_gained_backward_and_lost_forward() -> None:
 def test_a_host_that_waits_has_no_lead() -> None:
     ring: Shelf[str] = Shelf(held_s=0.0)
     ring.put("buffer")
-    assert ring.passed(Pace(0.010, 0.006), 40.0) == []
-    assert ring.passed(Pace(0.010, 0.006, waits=True), 40.0) == ["buffer"]
+    assert ring.issue_block(Pace(0.010, 0.006), 40.0) == []
+    assert ring.issue_block(Pace(0.010, 0.006, waits=True), 40.0) == ["buffer"]
 
 
 def test_tensor_parallel_ranks_are_peers_too() -> None:
