@@ -26,7 +26,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.of_plan import outside_of, ranks_of
-from mofa.replay.time.step import time_of
+from mofa.replay.time.step import replay_time
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job, check_strategies
@@ -246,7 +246,7 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
     """Both ways for one strategy."""
     estimator = case.estimator
     closed = estimator.rows(detail=True)
-    step = float(closed.step_s[0]) / time_of(estimator, detail=False).step_s - 1
+    step = float(closed.step_s[0]) / replay_time(estimator, detail=False).step_s - 1
     if not memory:
         return Agreement(step)
     detail = closed.detail

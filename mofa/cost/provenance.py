@@ -83,7 +83,7 @@ Matrix Multiplication Background User's Guide, section 2.2); fp8 products refuse
 (:mod:`mofa.search.legality.fp8_sizes`)."""
 
 
-def unaligned_products(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
+def unaligned_product_ops(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     """Widths and depths (n, k) of the products of one candidate that 16 bytes do not divide, and which ops have them.
 
     The forward passes are enough: the products of the backward ones have the same operands. Several products in one

@@ -27,7 +27,7 @@ MAX_FAILURES = 200_000
 
 
 @dataclass(frozen=True)
-class Level:
+class SimulatedLevel:
     """One level of checkpoints: written behind every ``every``-th segment, restorable ``persist_s`` later. [s]"""
 
     block_s: float
@@ -36,7 +36,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Kind:
+class SimulatedFailureKind:
     """A kind of failure: its share, its restart time [s], the lowest level that survives it, whether a node goes."""
 
     share: float
@@ -69,8 +69,8 @@ class LongRun:
 
     work_s: float
     interval_s: float
-    levels: tuple[Level, ...]
-    kinds: tuple[Kind, ...]
+    levels: tuple[SimulatedLevel, ...]
+    kinds: tuple[SimulatedFailureKind, ...]
     clock: FailureClock
     num_spares: int | None = None
     repair_s: float = 0.0
@@ -173,7 +173,8 @@ def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> SimulatedRu
 
     Examples
     --------
-    >>> run = LongRun(86400.0 * 20, 1140.0, (Level(60.0),), (Kind(1.0, 600.0),), FailureClock(11136.0))
+    >>> level, kind = SimulatedLevel(60.0), SimulatedFailureKind(1.0, 600.0)
+    >>> run = LongRun(86400.0 * 20, 1140.0, (level,), (kind,), FailureClock(11136.0))
     >>> found = simulate(run, 2000)
     >>> abs(found.ettr - 0.8525) < 4 * found.standard_error
     True

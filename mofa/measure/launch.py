@@ -59,10 +59,10 @@ class _Started:
     logs: list[Any] = field(default_factory=list)
 
 
-def take_turns(waiting: list[Task], free: list[int], alone: bool) -> tuple[Task, tuple[int, ...]] | None:
+def next_task_and_gpus(waiting: list[Task], free: list[int], alone: bool) -> tuple[Task, tuple[int, ...]] | None:
     """The next task and its GPUs: the first that fits the free ones, None where none does.
 
-    >>> take_turns([], [0], alone=True) is None
+    >>> next_task_and_gpus([], [0], alone=True) is None
     True
     """
     if alone and waiting:
@@ -196,7 +196,7 @@ def run_tasks(
             for task in waiting[:ahead]:
                 if task.id not in ready:
                     ready[task.id] = _start(task, folder / task.id)
-            while (parallel or not running) and (turn := take_turns(waiting, free, alone=not parallel)):
+            while (parallel or not running) and (turn := next_task_and_gpus(waiting, free, alone=not parallel)):
                 task, taken = turn
                 waiting.remove(task)
                 if task.id not in ready:

@@ -17,7 +17,7 @@ PACES = (
 """What a rank's host took for small ops, as the rank and its record name it."""
 
 
-def quartiles_apart(times: list[float]) -> float:
+def interquartile_range_s(times: list[float]) -> float:
     """From the first to the third quartile of step times; 0 of fewer than two. [s]"""
     if len(times) < 2:
         return 0.0
@@ -66,7 +66,7 @@ def measured_of(ranks: list[dict[str, Any]]) -> Measured:
     return Measured(
         outcome="ok",
         step_time_s=statistics.median(times),
-        step_time_spread_s=round(quartiles_apart(times), 7),
+        step_time_spread_s=round(interquartile_range_s(times), 7),
         step_times_s=times,
         warmup_times_s=[round(t, 6) for t in slowest["warmup_times_s"]],
         ranks=[_rank_memory(r) for r in ranks],

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.measure.expand import ExpandedRun, configuration_of, expand_run, routed_per_step, router_bias
+from mofa.measure.expand import ExpandedRun, configuration_of, copies_routed_per_step, expand_run, router_bias
 from mofa.measure.launch import Task, TaskOutcome, run_tasks
 from mofa.measure.megatron_job import megatron_local_job
 from mofa.measure.megatron_te_job import megatron_te_job
@@ -105,7 +105,7 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_
         "trace": trace,
         "trace_beginning": trace_beginning,
         "routing_bias": router_bias(run.run.routing, moe.num_experts) if moe is not None else None,
-        "routed_per_step": routed_per_step(run),
+        "routed_per_step": copies_routed_per_step(run),
         runner.job_key: runner.translate(run),
     }
     environment = {

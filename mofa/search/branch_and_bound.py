@@ -28,7 +28,7 @@ from mofa.search.costing import (
     estimator_of_part,
     merge_part_costs,
 )
-from mofa.search.goals import BestRows, Front, Goal
+from mofa.search.goals import BestRows, Goal, ParetoFront
 from mofa.search.legality.masks import Job
 from mofa.search.objective import Objective, keys_of
 from mofa.search.recomputed_layers import with_none_and_all
@@ -81,7 +81,7 @@ def cost_front(
     job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, objective: Objective
 ) -> CheckedSpace:
     """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best`."""
-    search = _BranchAndBound(job, loads, space, reason, shortfall, Front(objective), None)
+    search = _BranchAndBound(job, loads, space, reason, shortfall, ParetoFront(objective), None)
     search.run()
     return search.result()
 
@@ -187,7 +187,7 @@ class _BranchAndBound:
         self._mark_slower(of_space[cut], bound[cut])
 
     def _part(self, degrees: Rows) -> SpacePart:
-        return SpacePart(self.job, self.loads, self.space.part(degrees), self.legal[degrees].reshape(-1))
+        return SpacePart(self.job, self.loads, self.space.of_degrees(degrees), self.legal[degrees].reshape(-1))
 
     def _take(self, part: SpacePart, rows: Rows, costs: PartCosts) -> None:
         """Let the goal take note of rows that fit."""

@@ -14,7 +14,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.search.legality.masks import CHECKS, Job
-from mofa.search.recomputed_layers import solve_layers
+from mofa.search.recomputed_layers import solve_recomputed_layers
 from mofa.search.space import SOLVED, Combinations
 from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.search.workers import Workers
@@ -155,7 +155,7 @@ def cost_rows(
     legal = reason < 0
     rows = np.flatnonzero(legal)
     parts = split_into_parts(space, legal, PARTS * workers.jobs if len(rows) > MANY else 1)
-    tasks = [SpacePart(job, loads, space.part(some), _of_degrees(legal, some, space)) for some in parts]
+    tasks = [SpacePart(job, loads, space.of_degrees(some), _of_degrees(legal, some, space)) for some in parts]
     done = [0] * len(tasks)
 
     def tell(number: int, count: int) -> None:
@@ -282,7 +282,9 @@ def cost_rows_of_part(
     legal, open_ = rows[~is_open], rows[is_open]
     weigh(legal, 0)
     codes = NEEDLESS, MEMORY
-    solved, layers = solve_layers(job, estimator, position, space, open_, device, limit, reason, shortfall, codes)
+    solved, layers = solve_recomputed_layers(
+        job, estimator, position, space, open_, device, limit, reason, shortfall, codes
+    )
     weigh(solved, len(legal))
     timed = (reason[rows] < 0) | ((reason[rows] == MEMORY) & may_fit[rows])
     to_time = rows[timed]

@@ -429,9 +429,9 @@ def _candidate(
     flops_convention: FlopsConvention = "causal",
 ) -> Candidate:  # fmt: skip
     """The strategy that was asked for, as a checked candidate."""
-    from mofa.search.one_strategy import one_row
+    from mofa.search.one_strategy import strategy_row
 
     framework = resolve_framework(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    row = one_row(workload, cluster, framework, strategy)
+    row = strategy_row(workload, cluster, framework, strategy)
     return Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)

@@ -63,13 +63,13 @@ class BestRows:
         return np.maximum(key - self.last_key, 0.0)
 
 
-class Front:
+class ParetoFront:
     """The rows that no other beats in key and memory at once.
 
     Examples
     --------
     >>> from mofa.search.objective import SHORTEST_STEP
-    >>> front = Front(SHORTEST_STEP)
+    >>> front = ParetoFront(SHORTEST_STEP)
     >>> front.add_costed(np.array([1.0, 2.0, 3.0]), np.array([8.0, 9.0, 4.0]))
     >>> front.is_dominated(np.array([2.5, 2.5, 3.5]), np.array([9.0, 7.0, 4.0]))
     array([ True, False,  True])

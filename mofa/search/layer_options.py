@@ -67,7 +67,7 @@ class LayerOptions:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayerOptionChoice:
     """The chosen options, their step, and a lower bound of all steps. (L,), [s], [s]"""
 
     option: IntA
@@ -76,7 +76,7 @@ class Choice:
     optimal: bool
 
 
-def choose_layer_options(problem: LayerOptions, time_limit_s: float = 10.0, seed: int = 0) -> Choice | None:
+def choose_layer_options(problem: LayerOptions, time_limit_s: float = 10.0, seed: int = 0) -> LayerOptionChoice | None:
     """The options with the shortest step whose stages all fit; None where none fit.
 
     Notes
@@ -127,4 +127,4 @@ def choose_layer_options(problem: LayerOptions, time_limit_s: float = 10.0, seed
     option = np.array([[solver.value(x) for x in row].index(1) for row in pick])
     bound = float(solver.best_objective_bound) / _NANOSECONDS
     step = problem.step_s(option)
-    return Choice(option, step, min(bound, step), status == cp_model.OPTIMAL)
+    return LayerOptionChoice(option, step, min(bound, step), status == cp_model.OPTIMAL)

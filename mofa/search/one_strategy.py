@@ -17,7 +17,9 @@ from mofa.specs.strategy import BALANCING, CP_KINDS, RecomputeSpec, StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
 
-def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object) -> StrategyTable:
+def strategy_row(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object
+) -> StrategyTable:
     """A strategy as a checked table of one row.
 
     Raises

@@ -18,7 +18,7 @@ FEW_NUMBERS = 10_000
 """Numbers of layers of all rows up to which all are costed in one go: a call takes as long as some hundred. [-]"""
 
 
-def solve_layers(
+def solve_recomputed_layers(
     job: Job, estimator: Estimator, position: NDArray[np.intp], space: Combinations, rows: NDArray[np.intp],
     device: NDArray[np.float64], limit: float, reason: NDArray[np.int64], shortfall: NDArray[np.float64],
     codes: tuple[int, int],

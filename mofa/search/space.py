@@ -250,7 +250,7 @@ class Combinations:
         column, number = self.recompute_layers.reshape(-1, len(self.recompute))[:, mode], self.recompute[mode]
         return replace(self.degrees, recompute=np.full(len(column), number), recompute_layers=column)
 
-    def part(self, degrees: NDArray[np.intp]) -> Combinations:
+    def of_degrees(self, degrees: NDArray[np.intp]) -> Combinations:
         """These degrees in all modes."""
         layers = self.recompute_layers.reshape(-1, len(self.recompute))[degrees].reshape(-1)
         return Combinations(self.degrees.take(degrees), self.recompute, layers)

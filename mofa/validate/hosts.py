@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from mofa.measure.records import RankMemory, Record
-from mofa.measure.results import quartiles_apart
+from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import build_spec
@@ -101,7 +101,7 @@ def unexplained_spread(record: Record) -> float:
     ]
     slope = float(theilslopes(measured.step_times_s, ops_s).slope) if max(ops_s) > min(ops_s) else 0.0
     rest = [step_s - slope * op_s for step_s, op_s in zip(measured.step_times_s, ops_s, strict=True)]
-    return quartiles_apart(rest) / measured.step_time_s
+    return interquartile_range_s(rest) / measured.step_time_s
 
 
 Machine = tuple[str, str, int]

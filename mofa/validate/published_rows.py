@@ -13,7 +13,7 @@ import yaml
 
 from mofa.errors import SpecError
 from mofa.measure.records import Split
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import DEEPSPEED
 from mofa.specs.framework_traits import TRAITS
@@ -367,7 +367,7 @@ def _refused(row: Row, item: dict[str, Any], folder: Path) -> str | None:
     try:
         run = build_spec(RunSpec, item["run"], row["id"])
         workload, cluster, framework, strategy = resolve_run(run, folder)
-        one_row(workload, cluster, framework, strategy)
+        strategy_row(workload, cluster, framework, strategy)
     except SpecError as error:
         return "refused: " + re.sub(r"^.*?: ", "", str(error), count=1)
     return why_not_the_bundled(row, workload.model)

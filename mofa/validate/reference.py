@@ -15,7 +15,7 @@ from typing import Literal
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
 from mofa.measure.records import DRAWN, LEARNED_ON, Record, Split, read_record, record_files
-from mofa.measure.results import quartiles_apart
+from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import FrameworkSpec
@@ -186,7 +186,7 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
     spread, together = unexplained_spread(record), ""
     if len(beside) > 1 and layer_pace(record) is None:  # with it, what machines do between starts is known
         steps = [step_s for other in beside for step_s in other.measured.step_times_s]
-        spread, together = quartiles_apart(steps) / median(steps), f" over {len(beside)} runs"
+        spread, together = interquartile_range_s(steps) / median(steps), f" over {len(beside)} runs"
     if spread > MAX_SPREAD:
         return f"memory only: quartiles {spread:.0%} apart{together}"
     if measured.host_bound is not False:

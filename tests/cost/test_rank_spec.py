@@ -17,7 +17,7 @@ from mofa.cost.memory.stage_inputs import held_input_bytes
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.step_time.data_parallel import tied_seconds
 from mofa.replay.rank.of_plan import ranks_of
-from mofa.replay.time.step import time_of
+from mofa.replay.time.step import replay_time
 from mofa.search.strategy_estimator import estimator_of
 
 REPLAY = Path(mofa.__file__).parent / "replay"
@@ -175,7 +175,7 @@ def test_the_replay_reads_it(case: tuple[str, int, str, str]) -> None:
         assert rank.inputs_at_end == spec.buffers.held_inputs.at_end
         assert rank.unshards == spec.gradients.reduces_by_chunk
         assert (rank.gathered_params is not None) == spec.gradients.gathers_whole
-    played = time_of(own, detail=False)
+    played = replay_time(own, detail=False)
     for spec, spans in zip(own.rank_specs, played.spans, strict=True):
         assert [(s.kind, s.chunk, s.micro_batch) for s in spans[:-1]] == list(spec.computations)
 

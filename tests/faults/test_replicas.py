@@ -14,7 +14,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import Outlook, outlook
-from mofa.faults.replicas import Absence, nodes_short
+from mofa.faults.replicas import ReplicaAbsence, missing_nodes
 from mofa.search.goodput import LongRunObjective
 from mofa.search.long_run.goodput_by_scale import GOES_ON, goodput_by_scale
 from mofa.specs.faults import FaultSpec
@@ -67,7 +67,7 @@ def test_more_replicas_lose_less() -> None:
 def test_all_down_is_as_rare_as_the_binomial_says() -> None:
     """At any moment q^D: so often, for T / D each time."""
     down, mtbf = 600.0, np.array([1800.0])
-    absence = Absence(np.array([30.0]), np.array([down]), np.array([5.0]), np.array([4.0]))
+    absence = ReplicaAbsence(np.array([30.0]), np.array([down]), np.array([5.0]), np.array([4.0]))
     q = down / (4 * 1800.0 + down)
     assert float(absence.all_down_mtbf_s(mtbf)[0]) == pytest.approx(down / 4 / stats.binom.pmf(4, 4, q))
 
@@ -101,7 +101,7 @@ def test_what_replicas_do_is_simulated() -> None:
 def test_nodes_short_is_the_sum(mean: float, spares: int) -> None:
     number = np.arange(1000)
     by_sum = float((np.maximum(number - spares, 0) * stats.poisson.pmf(number, mean)).sum())
-    assert float(nodes_short(mean, spares)) == pytest.approx(by_sum, rel=1e-9)
+    assert float(missing_nodes(mean, spares)) == pytest.approx(by_sum, rel=1e-9)
 
 
 def test_what_the_framework_cannot_do_is_null_with_the_reason() -> None:

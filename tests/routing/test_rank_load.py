@@ -24,7 +24,7 @@ from mofa.routing.rank_load import (
     rank_shares,
     routing_loads,
 )
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.attention.gqa import GqaSpec
 from mofa.specs.complete import complete_strategy
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -263,7 +263,7 @@ def test_a_budget_per_rank_pads_rows_and_runs_steps_again() -> None:
     assert (even.sent[4], even.over[4]) == (1.0, 0.0)
     machines, facts = load_cluster("h200-hgx", 8), load_framework("megatron")
     spec = complete_strategy(parse_strategy("pp=2 ep=4 micro_batch=1"), 8, facts, moe=True)
-    row = one_row(job, machines, facts, spec)
+    row = strategy_row(job, machines, facts, spec)
     draws = job.batch.global_batch // int(row.dp[0])  # of the one group that the 4 ranks of a stage make
     once, more = (
         Estimator(job, machines, facts, row, RoutingLoads({4: 1.5}, {4: 1.5}, over=over)) for over in ({}, {4: 0.01})

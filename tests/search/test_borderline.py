@@ -15,7 +15,7 @@ from mofa.search.borderline import borderline_rows, with_fewer_recomputed
 from mofa.search.costing import MEMORY, NEEDLESS, CheckedSpace
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import loads_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.search.rerank import REPLAYED
 from mofa.search.to_plan.builder import Candidate, margin_bytes, memory_limit_bytes
 from mofa.search.workers import Workers
@@ -36,7 +36,7 @@ def with_room(room: float) -> ClusterSpec:
 
 def candidate(machines: ClusterSpec, strategy: object, *, solved: bool = False, name: str = "torchtitan") -> Candidate:
     facts = JOB, machines, framework(name)
-    row = one_row(*facts, strategy)
+    row = strategy_row(*facts, strategy)
     return Candidate(*facts, row, loads_of(JOB, row), "causal", solved=solved)
 
 

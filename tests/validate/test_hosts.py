@@ -9,7 +9,7 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.measure.records import Record, write_record
-from mofa.measure.results import quartiles_apart
+from mofa.measure.results import interquartile_range_s
 from mofa.specs.load import load_cluster
 from mofa.validate.hosts import HOSTS, host_op_s, layer_pace, machine_of, read_hosts, unexplained_spread
 from mofa.validate.reference import measured_references, why_no_time, with_counts
@@ -197,7 +197,7 @@ def test_a_broken_file_of_hosts_is_one_line(tmp_path: Path) -> None:
 def with_pace(record: Record, steps_s: list[float], *ranks: dict[str, list[float]]) -> Record:
     """A record of these steps, whose ranks timed small additions within them."""
     timed = [record.measured.ranks[0].model_copy(update={"rank": i, **told}) for i, told in enumerate(ranks)]
-    apart = quartiles_apart(steps_s)
+    apart = interquartile_range_s(steps_s)
     measured = {"ranks": timed, "step_times_s": steps_s, "step_time_s": statistics.median(steps_s)}
     return record.model_copy(
         update={"measured": record.measured.model_copy(update={**measured, "step_time_spread_s": apart})}

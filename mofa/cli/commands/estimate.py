@@ -91,7 +91,7 @@ def estimate(
 
 def _step(job: EstimateRequest, faults: FaultSpec | None) -> TimeReplayed:
     """The step of a job on its clocks, for the figures."""
-    from mofa.replay.time.step import time_of
+    from mofa.replay.time.step import replay_time
     from mofa.search.strategy_estimator import estimator_of
 
     cluster = job.cluster
@@ -99,7 +99,7 @@ def _step(job: EstimateRequest, faults: FaultSpec | None) -> TimeReplayed:
         from mofa.search.long_run.spare_nodes import without_spares
 
         cluster = without_spares(cluster, faults.spares or 0, faults.name)
-    return time_of(estimator_of(job.workload, cluster, job.framework, job.strategy))
+    return replay_time(estimator_of(job.workload, cluster, job.framework, job.strategy))
 
 
 def _estimate(

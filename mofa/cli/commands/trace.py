@@ -69,15 +69,15 @@ def _played(
 
     from mofa.replay.memory_curve import memory_curve
     from mofa.replay.replayer import Replayer, mean_over_steps
-    from mofa.replay.time.perfetto import spread, trace_events
-    from mofa.replay.time.step import time_of
+    from mofa.replay.time.perfetto import evenly_spread, trace_events
+    from mofa.replay.time.step import replay_time
     from mofa.search.strategy_estimator import estimator_of
 
     estimator = estimator_of(job.workload, job.cluster, job.framework, job.strategy)
     pp = int(estimator.table.pp[0])
-    shown = _ranks(ranks, pp) if ranks is not None else spread(pp, MAX_RANKS)
+    shown = _ranks(ranks, pp) if ranks is not None else evenly_spread(pp, MAX_RANKS)
     watched = frozenset((r, i) for r in shown for i in range(micro_batches))
-    played = time_of(estimator, watched=watched, jitter=jitter, seed=seed)
+    played = replay_time(estimator, watched=watched, jitter=jitter, seed=seed)
     replayer = Replayer(estimator)
 
     def counter(rank: int) -> list[tuple[float, int, int]]:

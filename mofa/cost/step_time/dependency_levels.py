@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.schedules import SCHEDULES, Action, Exchange, Order, Program, Runtime, order_of, program_of
-from mofa.schedules.point_to_point import received
+from mofa.schedules.point_to_point import receive_needed_by
 
 IntA = NDArray[np.intp]
 
@@ -159,8 +159,8 @@ def _beside(computations: _Computations) -> _Graph:
     """Computations alone, each with the hand-over that it needs.
 
     Hand-overs run on a stream for each pair of ranks and do not queue, as one is shorter than a computation. Follows
-    :func:`mofa.schedules.point_to_point.overlapped`: behind every forward the next one's receive is launched, backwards
-    likewise, the first backward's behind the last forward but one.
+    :func:`mofa.schedules.point_to_point.overlapped_exchanges`: behind every forward the next one's receive is launched,
+    backwards likewise, the first backward's behind the last forward but one.
     """
     order, (pp, n) = computations.order, computations.stage.shape
     last = order.num_stages - 1
@@ -216,7 +216,7 @@ def _queued(computations: _Computations, program: Program) -> _Graph:
             node[rank, i], beside[rank, i] = number, handed
             before, handed, i = number, False, i + 1
     for key, number in of.items():
-        need = received(order, key) if key.kind in ("F", "B", "I") else None
+        need = receive_needed_by(order, key) if key.kind in ("F", "B", "I") else None
         if need is not None:
             waits.append((number, of[need]))
     weight = np.zeros(len(of) + 1, dtype=np.intp)

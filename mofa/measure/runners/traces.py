@@ -146,4 +146,4 @@ def write_traces(step: Callable[[], None], folder: Path, rank: int, host: dict[s
     with gzip.open(folder / f"trace{rank}.json.gz", "wt", compresslevel=9) as file:
         json.dump(content, file, separators=(",", ":"))
     with gzip.open(folder / f"ops{rank}.json.gz", "wt", compresslevel=9) as file:
-        json.dump(host_trace.ops(step), file, separators=(",", ":"))
+        json.dump(host_trace.traced_ops(step), file, separators=(",", ":"))

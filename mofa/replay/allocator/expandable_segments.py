@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from itertools import chain, islice
 from typing import Protocol
 
-from mofa.replay.allocator.pools import FREE, UNMAPPED, Block, BlockPool, page_size, reach
+from mofa.replay.allocator.pools import FREE, UNMAPPED, Block, BlockPool, page_size, size_with_unmapped_range
 
 
 class Device(Protocol):
@@ -30,7 +30,7 @@ def least_expandable(pool: BlockPool, address: int) -> Block:
     fitting = chain.from_iterable(islice(pool.lists, address, None))
     block = next(fitting)
     for larger in fitting:
-        if reach(larger) >= reach(block):
+        if size_with_unmapped_range(larger) >= size_with_unmapped_range(block):
             break
         block = larger
     return block

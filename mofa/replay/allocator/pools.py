@@ -192,7 +192,7 @@ def page_size(pool: BlockPool) -> int:
     return SMALL_SEGMENT if pool.small else LARGE_SEGMENT
 
 
-def reach(block: Block) -> int:
+def size_with_unmapped_range(block: Block) -> int:
     """What a free block has with the unmapped range behind it. [B]"""
     after = block.following
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)

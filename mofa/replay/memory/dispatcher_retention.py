@@ -37,7 +37,7 @@ class RetainedBlocks:
         """Whether any dispatcher of the rank may retain tensors."""
         return any(self.retaining_layers)
 
-    def leave(self, index: int, code: BlockProgram, slots: Slots) -> None:
+    def retain_from_pass(self, index: int, code: BlockProgram, slots: Slots) -> None:
         """Move what the dispatcher retains out of the pass, whose layer's backward is through."""
         left: list[Allocation] = []
         for act, _ in code.lingers:
@@ -46,7 +46,7 @@ class RetainedBlocks:
             left.append((block, act))
         self._allocations[index] = left
 
-    def renewed(self, index: int) -> list[Allocation]:
+    def release_of_layer(self, index: int) -> list[Allocation]:
         """Give up and return what a layer's dispatcher retained."""
         return self._allocations.pop(index, [])
 

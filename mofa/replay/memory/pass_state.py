@@ -11,7 +11,7 @@ Allocation = tuple[Block, Instruction]
 """A block of memory, and the instruction that allocated it."""
 
 
-class Pass:
+class ChunkPass:
     """A chunk's forward of one micro-batch that waits for its backward: the slots of its pieces, and its output.
 
     Where it is played from notes, ``recorded`` has them instead (:mod:`mofa.replay.memory.recording`). ``place`` is the

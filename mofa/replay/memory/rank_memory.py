@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 
 from mofa.replay.allocator.compiled import fastest_allocator
-from mofa.replay.allocator.timeline import Journal, Moment
+from mofa.replay.allocator.timeline import Journal, MemoryInstant
 from mofa.replay.garbage_collection import no_collection
 from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.fsdp_and_optimizer import optimize
@@ -43,7 +43,7 @@ class MemoryPlayed:
     missing_bytes: int
     journal: Journal
     around: tuple[int, int, int]
-    failed: tuple[int, Moment] | None
+    failed: tuple[int, MemoryInstant] | None
 
     @cached_property
     def highest(self) -> int:
@@ -53,12 +53,12 @@ class MemoryPlayed:
         return num - 1
 
     @cached_property
-    def peak(self) -> Moment:
+    def peak(self) -> MemoryInstant:
         """The instant at which most is allocated."""
         return self.journal.moment(self.highest, _reserved_at(self.journal.grown, self.highest))
 
     @property
-    def out_of_memory(self) -> Moment | None:
+    def out_of_memory(self) -> MemoryInstant | None:
         """The instant at which the device was full."""
         return self.failed[1] if self.failed else None
 
@@ -71,7 +71,7 @@ def play_memory(
 
     Optimizer states appear at the first step's end, so that the second differs; from the third on steps repeat. A step
     that begins in the state in which the last one began is not played again, nor are rounds of a step that repeat
-    others (:class:`mofa.replay.memory.skipped_rounds.Rounds`). Behind them come steps with other tokens
+    others (:class:`mofa.replay.memory.skipped_rounds.RoundSkipper`). Behind them come steps with other tokens
     (:mod:`mofa.replay.rank.routing_drift`), where routers' counts are known: what is reserved is theirs too, what is
     allocated and written down is not.
 
@@ -142,7 +142,7 @@ class Playing:
         if player.state.failed is not None:
             event, full, act = player.state.failed
             journal_then = journal.moment(event - 1, full.reserved)
-            failed = event, Moment(
+            failed = event, MemoryInstant(
                 journal.step_of(event), journal.what_ran(event, act), journal_then.allocated, full.reserved,
                 journal_then.alive, journal_then.tensors,
             )  # fmt: skip

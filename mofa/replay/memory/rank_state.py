@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import MIN_BLOCK, SMALL_SIZE, Block, OutOfDeviceMemory
 from mofa.replay.allocator.timeline import Instruction, Journal
-from mofa.replay.memory.pass_state import Allocation, Pass
+from mofa.replay.memory.pass_state import Allocation, ChunkPass
 from mofa.replay.memory.recording import Recorder
 from mofa.replay.rank.description import Rank
 
@@ -31,7 +31,7 @@ class RankState:
         self.step = 0
         self.highest: list[tuple[int, int, int, int]] = []
         self.grads: list[Allocation] = []
-        self.passes: dict[tuple[int, int], Pass] = {}
+        self.passes: dict[tuple[int, int], ChunkPass] = {}
         self.accumulators: dict[int, list[Allocation]] = {}
         self.gathered: Allocation | None = None
         self.fetched: dict[int, list[Allocation]] = {}

@@ -31,7 +31,7 @@ Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
 """Says what to do where the device is full: what did not fit, in which act and event."""
 
 
-def repeat(
+def repeat_recording(
     recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow, passed: Passed
 ) -> tuple[int, int, int]:
     """Play a computation again for another pass, and write it down; ``passed`` is told of pieces that are through.

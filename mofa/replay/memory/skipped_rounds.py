@@ -22,7 +22,7 @@ LONG = 1024
 """Forwards that are waited for in any step, where something lingers of several chunks. [-]"""
 
 
-class Rounds:
+class RoundSkipper:
     """Finds rounds of a steady state that can be left out.
 
     A round is as many computations as are repeated a micro-batch (or some) later. Where the whole state after one

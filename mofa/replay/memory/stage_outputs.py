@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from mofa.cost.allocations.host_lead import launches_by_kind, lead_in_launches
 from mofa.cost.allocations.watchdog import Shelf
 from mofa.replay.allocator.pools import WAITING, Block
-from mofa.replay.allocator.timeline import ACTIVATIONS, outside
+from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_act
 from mofa.replay.rank.program import GRADIENT, INPUT
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mofa.replay.rank.description import RankBlock
 
 
-class Sends:
+class LateFrees:
     """Lets go what a rank's finished backwards leave of their passes."""
 
     def __init__(self, state: RankState) -> None:
@@ -157,7 +157,7 @@ class Sends:
                 self.state.notes.send(block)
             self.send(block)
             return
-        behind = self.lag() if self.reduces and not sent else 0.0
+        behind = self.lead_in_launches() if self.reduces and not sent else 0.0
         if not behind:
             self.state.free(block)
             return
@@ -194,9 +194,9 @@ class Sends:
     def let_go(self, block: Block, name: str, *, sent: bool) -> None:
         """Free a block: at once, or once the device has sent it."""
         state = self.state
-        state.journal.new_instructions.append(outside(ACTIVATIONS, name, "end of a backward"))
+        state.journal.new_instructions.append(off_tape_act(ACTIVATIONS, name, "end of a backward"))
         state.journal.new_sizes.append(-block.size)
-        behind = self.lag() if sent else 0.0
+        behind = self.lead_in_launches() if sent else 0.0
         if not behind:
             state.free(block)
             return
@@ -208,7 +208,7 @@ class Sends:
         """What the output of a chunk is called."""
         return self.state.rank.chunks[c][-1].trace.logits.split("#")[0] or INPUT
 
-    def lag(self) -> float:
+    def lead_in_launches(self) -> float:
         """Launches that the host is ahead of its device. A first step's makes up no lead, which compiles and loads
         kernels; DeepSpeed's of 2022 does neither: CUDA before 11.7 loads them with the context."""
         leads = self.reduces or self.state.step > 1
@@ -233,7 +233,7 @@ class Sends:
         return (
             blocks,
             output,
-            self.lag(),
+            self.lead_in_launches(),
             shelved,
             sent,
             self.ring.clock_state_key(),

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING
 from mofa.replay.allocator.pools import Block, BlockSlots
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, copy_gathered, reduce
-from mofa.replay.memory.pass_state import Pass
+from mofa.replay.memory.pass_state import ChunkPass
 from mofa.replay.memory.recording import PassBlocks, PiecePassed, Recorder, Recording, Waiting
-from mofa.replay.memory.repeated import repeat
+from mofa.replay.memory.repeated import repeat_recording
 from mofa.replay.memory.shared_recordings import Which
-from mofa.replay.memory.skipped_rounds import LATER, LONG, Rounds
+from mofa.replay.memory.skipped_rounds import LATER, LONG, RoundSkipper
 
 if TYPE_CHECKING:
     from mofa.replay.memory.dispatcher_retention import RetainedBlocks
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.memory.received_inputs import ReceivedInputs
     from mofa.replay.memory.shared_recordings import SharedRecordings
-    from mofa.replay.memory.stage_outputs import Sends
+    from mofa.replay.memory.stage_outputs import LateFrees
 
 TRIES = 3
 """Computations of a kind and chunk that are noted down before none is expected to repeat: the first have buffers."""
 
 
-class Steady:
+class SteadyStatePlayer:
     """Leads a rank through the computations of its steps; ``play`` plays a kind, chunk and micro-batch op by op."""
 
     def __init__(
-        self, state: RankState, sends: Sends, retained: RetainedBlocks, received_inputs: ReceivedInputs,
+        self, state: RankState, sends: LateFrees, retained: RetainedBlocks, received_inputs: ReceivedInputs,
         recordings: SharedRecordings, play: Callable[[str, int, int], None], *, skip_rounds: bool,
     ) -> None:  # fmt: skip
         self.state, self.sends, self.retained, self.recordings = state, sends, retained, recordings
@@ -52,7 +52,7 @@ class Steady:
         state = self.state
         computations, passes, begun = state.rank.computations, state.passes, state.begun
         num_chunks = len(state.rank.chunks)
-        steady_rounds = Rounds(computations, self.round_sizes)
+        steady_rounds = RoundSkipper(computations, self.round_sizes)
         retries: dict[int, int] = {}
         n = 0
         while n < len(computations):
@@ -158,7 +158,7 @@ class Steady:
         kind, c, *_ = which
         chunk_pass = state.passes.get((c, i))
         if chunk_pass is None:
-            chunk_pass = state.passes[c, i] = Pass()
+            chunk_pass = state.passes[c, i] = ChunkPass()
             chunk_pass.recorded = PassBlocks(state.a.no_slots())
         elif chunk_pass.recorded is None:  # begun before there were notes
             self.play(kind, c, i)
@@ -170,7 +170,7 @@ class Steady:
         if outside:
             recorded.await_(outside)
         passed = partial(self._passed, c)
-        start, before, end = repeat(recording, recorded, state.a, state.journal, state.overflow, passed)
+        start, before, end = repeat_recording(recording, recorded, state.a, state.journal, state.overflow, passed)
         if outside:
             self._leave(kind, c, [recorded.blocks[slot] if slot >= 0 else None for slot in recording.left])
         if state.a.peak_allocated > state.highest[-1][0]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from mofa.replay.time.send_recv import Wiring, wire
+from mofa.replay.time.send_recv import Wiring, match_exchanges
 from mofa.schedules.order import Action, Order, Program
 from mofa.schedules.order_check import OrderError, check_program
 
@@ -298,7 +298,7 @@ def play_program(program: Program, seconds: Callable[[Action], float], hop_s: fl
     (15.0, 0.25)
     """
     clocks = [_FixedTimes(r, seconds) for r in range(program.order.pp)]
-    flights = play_on_ranks(wire(program), clocks, hop_s)
+    flights = play_on_ranks(match_exchanges(program), clocks, hop_s)
     total = max(clock.now for clock in clocks)
     for clock in clocks:
         clock.idle["drain"] += total - clock.now

@@ -79,7 +79,7 @@ class ClockSnapshot(NamedTuple):
 
 
 @dataclass
-class RankTime:
+class RankTimeline:
     """One rank: its clock, what it computes, and how its time went."""
 
     plan: TimedPlan
@@ -134,7 +134,7 @@ class RankTime:
             before = clock.host
             if self.plain and action not in self.once:
                 known = played_kind.known
-                state = clock.settle(played_kind.longest)
+                state = clock.relative_state(played_kind.longest)
                 ahead = clock.host - before
                 result = known.get(state)
                 if result is None:
@@ -216,7 +216,7 @@ class RankTime:
         watched = (self.rank, action.micro_batch) in self.plan.watched
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
             self.look_back()
-        state = self.clock.settle(played_kind.longest if once is None else np.inf)
+        state = self.clock.relative_state(played_kind.longest if once is None else np.inf)
         ahead = self.clock.host - before
         if once is not None or watched or self.plan.cache is None:
             return self._play(played_kind, once or _PLAIN, watched), ahead
@@ -262,7 +262,7 @@ class RankTime:
         clock.play_steps(every.after)
         clock.play_steps(once.after)
         clock.watch = None
-        clock.settle(np.inf)
+        clock.relative_state(np.inf)
         now = clock.compute
         left = LeftOnStreams(
             tuple((n, busy_until - now) for n, busy_until in clock.streams.items()),

@@ -30,7 +30,7 @@ class Wiring:
     num_streams: int
 
 
-def wire(program: Program) -> Wiring:
+def match_exchanges(program: Program) -> Wiring:
     """Match every send with its receive and every computation with what brings its input.
 
     Raises

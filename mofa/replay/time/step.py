@@ -24,18 +24,18 @@ from mofa.replay.time.data_parallel import data_parallel_steps
 from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shortened_steps
 from mofa.replay.time.kernel_runs import FAMILY
 from mofa.replay.time.pipeline import ExchangeSpans, play_on_ranks
-from mofa.replay.time.rank_clock import RankTime, TimedPlan
-from mofa.replay.time.send_recv import Wiring, wire
+from mofa.replay.time.rank_clock import RankTimeline, TimedPlan
+from mofa.replay.time.send_recv import Wiring, match_exchanges
 from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.replay.time.time_replayed import Computation, TimeReplayed, Transfer
 from mofa.schedules import Order, Placement, Program, Runtime, order_of, program_of
 from mofa.schedules.order_check import OrderError, check_program
-from mofa.schedules.point_to_point import overlapped
+from mofa.schedules.point_to_point import overlapped_exchanges
 
 PP, DP = FAMILY["pp"], FAMILY["dp"]
 
 
-def time_of(
+def replay_time(
     estimator: Estimator, *, detail: bool = True, variants: Sequence[Estimator] = (), jitter: float = 0.0,
     seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
     spans: bool = True,
@@ -97,7 +97,7 @@ def time_of(
         if order is None:
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, num)
         else:
-            wiring = wire(_own(order, stages.pp, stages.vpp, num, stages.placement))
+            wiring = match_exchanges(_own(order, stages.pp, stages.vpp, num, stages.placement))
         ranks = _ranks(plan, estimator.rank_specs, wiring.program.order)
         flights = play_on_ranks(wiring, ranks, plan.hop_s)
         return _finish(plan, ranks, flights if detail else None, spans)
@@ -105,7 +105,7 @@ def time_of(
 
 def _ranks(
     plan: TimedPlan, specs: Sequence[RankSpec], order: Order, inserted: InsertedRounds | None = None
-) -> list[RankTime]:  # fmt: skip
+) -> list[RankTimeline]:  # fmt: skip
     """The ranks in front of a step, each as much later as its optimizer is."""
     rows = plan.rows
     sync_s = rows.cluster.sync_s
@@ -115,21 +115,21 @@ def _ranks(
     for r, spec in enumerate(specs):
         extra = data_parallel_steps(rows, plan.tapes[0], spec, order, plan.shared)
         marked = frozenset(inserted.marks(order, r)) if inserted is not None else frozenset[int]()
-        ranks.append(RankTime(plan, order, spec, extra, StreamClocks(sync_s, own_order=own_order), marked))
+        ranks.append(RankTimeline(plan, order, spec, extra, StreamClocks(sync_s, own_order=own_order), marked))
     ends = _ends(plan, ranks)
     for rank, seconds in zip(ranks, ends, strict=True):
         rank.clock.compute = rank.clock.host = seconds - min(ends)
     return ranks
 
 
-def _ends(plan: TimedPlan, ranks: Sequence[RankTime]) -> list[float]:
+def _ends(plan: TimedPlan, ranks: Sequence[RankTimeline]) -> list[float]:
     """How long each rank's optimizer and what follows it take. [s]"""
     return [seconds + rank.added.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)]
 
 
 @lru_cache(maxsize=8)
 def _wiring(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Wiring:
-    return wire(program_of(order_of(schedule, runtime, pp, vpp, num_micro_batches), schedule, runtime))
+    return match_exchanges(program_of(order_of(schedule, runtime, pp, vpp, num_micro_batches), schedule, runtime))
 
 
 def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Placement) -> Program:
@@ -144,12 +144,14 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Pla
         raise OrderError(
             f"the order places chunks in a {order.placement}, the strategy in a {placement}; give one for it"
         )
-    program = overlapped(order)
+    program = overlapped_exchanges(order)
     check_program(program)
     return program
 
 
-def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeSpans | None, spans: bool) -> TimeReplayed:
+def _finish(
+    plan: TimedPlan, players: Sequence[RankTimeline], flights: ExchangeSpans | None, spans: bool
+) -> TimeReplayed:
     rows, optimizer = plan.rows, plan.optimizer_s
     last = _ends(plan, players)
     ends, tails = [], []

@@ -16,7 +16,7 @@ LP_GPUS = 64
 
 
 @dataclass(frozen=True)
-class Setup:
+class BalanceSetup:
     """A group of GPUs that merges whole expert-parallel groups, and how its tokens are scheduled.
 
     ``solver`` ``auto`` is the linear program on up to 64 GPUs, where it goes on from the micro-batch before within a

@@ -15,9 +15,9 @@ from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import max_density
 from mofa.routing.balance.place import is_due, replace_if_worse
 from mofa.routing.balance.replica_lp import ReplicaScheduler, Schedule
-from mofa.routing.balance.setup import Setup
+from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.dispatch import route_tokens, traffic
-from mofa.routing.placement import Placement, expert_parallel, shuffled
+from mofa.routing.placement import Placement, plain_placement, shuffled_placement
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -63,7 +63,7 @@ class PlayedMicroBatches:
 
 
 def play_micro_batches(
-    inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None = None
+    inputs: IntA, setup: BalanceSetup, progress: Callable[[int, int], None] | None = None
 ) -> PlayedMicroBatches:
     """Play micro-batches through every scheme, each layer on its own.
 
@@ -101,9 +101,9 @@ def play_micro_batches(
     sent = {scheme: np.zeros((num, layers)) for scheme in ROUTED}
     crossing = {scheme: np.zeros((num, layers)) for scheme in ROUTED}
     solve_s = np.zeros((num, layers))
-    plain_at = expert_parallel(num_experts, num_gpus, setup.ep)
+    plain_at = plain_placement(num_experts, num_gpus, setup.ep)
     fixed = setup.placement_of_replicas
-    random = shuffled(num_experts, num_gpus, setup.ep, setup.seed)
+    random = shuffled_placement(num_experts, num_gpus, setup.ep, setup.seed)
     means = inputs.sum(axis=(2, 3)) / num_gpus
     if not means.all():
         i, layer = np.argwhere(means == 0)[0]
@@ -156,13 +156,13 @@ def play_micro_batches(
     )
 
 
-def _scheduler(placement: Placement, setup: Setup) -> ReplicaScheduler | FlowScheduler | CommunicationScheduler:
+def _scheduler(placement: Placement, setup: BalanceSetup) -> ReplicaScheduler | FlowScheduler | CommunicationScheduler:
     if setup.resolved_solver == "communication":
         return CommunicationScheduler(placement, setup.weights)
     return ReplicaScheduler(placement) if setup.resolved_solver == "lp" else FlowScheduler(placement)
 
 
-def _moves(placement: Placement, schedule: Schedule, inputs: IntA, setup: Setup) -> IntA:
+def _moves(placement: Placement, schedule: Schedule, inputs: IntA, setup: BalanceSetup) -> IntA:
     """Tokens from each GPU to each GPU under a schedule. (G, G)"""
     return traffic(placement, route_tokens(placement, schedule.tokens, inputs, setup.gpus_per_node))
 
@@ -181,7 +181,7 @@ def _busiest(flow: IntA, gpus_per_node: int) -> tuple[int, float]:
 class _Adaptive:
     """Schedules on a placement that follows the loads."""
 
-    def __init__(self, placement: Placement, setup: Setup) -> None:
+    def __init__(self, placement: Placement, setup: BalanceSetup) -> None:
         self.placement, self.setup = placement, setup
         self.scheduler = FlowScheduler(placement)
         self.past: list[IntA] = []

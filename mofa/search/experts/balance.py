@@ -20,7 +20,7 @@ from mofa.specs.routing import RoutingSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mofa.routing.balance.setup import Setup
+    from mofa.routing.balance.setup import BalanceSetup
     from mofa.routing.balance.token_scheduling import PlayedMicroBatches
 
 FloatA = NDArray[np.float64]
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 PRESET_LAYERS = 12
 
 
-class Seconds(Spec):
+class TimeDistribution(Spec):
     """A distribution of times."""
 
     median: float = Field(ge=0, description="Median. [s]")
@@ -55,7 +55,7 @@ class GroupSummary(Spec):
     solver: Literal["lp", "flow", "communication"] = Field(description="Which program scheduled the replicas.")
 
 
-class Movement(Spec):
+class TokenMovement(Spec):
     """Tokens that leave their GPU or node, over the mean tokens of a GPU: of the busiest, sent or received. [-]"""
 
     plain: float = Field(ge=0, description="Plain expert parallelism. [-]")
@@ -63,7 +63,7 @@ class Movement(Spec):
     micro_moe_adaptive: float = Field(ge=0, description="Scheduled replicas on adaptive placements. [-]")
 
 
-class Adaptive(Spec):
+class AdaptivePlacement(Spec):
     """Replica placements that are changed as the loads change."""
 
     new_placements: int = Field(ge=0, description="Over all layers and micro-batches. [-]")
@@ -126,10 +126,10 @@ class BalanceReport(Spec):
     worst_max_over_mean: dict[str, float] = Field(description="The same, the largest that occurred. [-]")
     gap_tokens: float = Field(description="Largest excess of micro_moe's fullest GPU over the density. [tokens]")
     dropped_fraction: float = Field(ge=0, le=1, description="Copies that the capacity baseline drops. [-]")
-    sent_over_mean: Movement
-    crossing_over_mean: Movement
-    adaptive: Adaptive
-    solve_s: Seconds
+    sent_over_mean: TokenMovement
+    crossing_over_mean: TokenMovement
+    adaptive: AdaptivePlacement
+    solve_s: TimeDistribution
     layers: tuple[LayerBalance, ...]
     step: StepBalance | None = Field(default=None, description="Null without a cluster.")
     notes: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ def ordered_shares(routing: RoutingSpec, num_experts: int) -> FloatA:
 
 
 def balance_experts(
-    setup: Setup, routing: RoutingSpec, *, assignments: int = 65_536, micro_batches: int = 100,
+    setup: BalanceSetup, routing: RoutingSpec, *, assignments: int = 65_536, micro_batches: int = 100,
     trace: str | Path | None = None, progress: Progress | None = None,
 ) -> BalanceReport:  # fmt: skip
     """Balance a group of experts without a workload.
@@ -203,7 +203,13 @@ def balance_experts(
 
 
 def make_report(
-    name: str, setup: Setup, routing: str, inputs: IntA, played: PlayedMicroBatches, *, notes: tuple[str, ...] = ()
+    name: str,
+    setup: BalanceSetup,
+    routing: str,
+    inputs: IntA,
+    played: PlayedMicroBatches,
+    *,
+    notes: tuple[str, ...] = (),
 ) -> BalanceReport:
     """The report of a simulation."""
     warm, ratio = played.warm_solve_s, played.without_first(played.max_over_mean)
@@ -224,10 +230,10 @@ def make_report(
         worst_max_over_mean={key: float(value.max()) for key, value in ratio.items()},
         gap_tokens=float(played.gap_tokens.max()),
         dropped_fraction=max(played.dropped_fraction, 0.0),
-        sent_over_mean=Movement(**mean(played.without_first(played.sent))),
-        crossing_over_mean=Movement(**mean(played.without_first(played.crossing))),
-        adaptive=Adaptive(new_placements=len(played.moved), settled_max_over_mean=played.settled),
-        solve_s=Seconds(
+        sent_over_mean=TokenMovement(**mean(played.without_first(played.sent))),
+        crossing_over_mean=TokenMovement(**mean(played.without_first(played.crossing))),
+        adaptive=AdaptivePlacement(new_placements=len(played.moved), settled_max_over_mean=played.settled),
+        solve_s=TimeDistribution(
             median=float(np.median(warm)), p99=float(np.quantile(warm, 0.99)), first=float(played.solve_s[0].mean())
         ),
         layers=tuple(

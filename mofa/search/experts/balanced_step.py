@@ -18,7 +18,7 @@ from mofa.routing.scheduled import scheduling_s
 from mofa.search.experts.balance import BalanceReport, Progress, StepBalance, make_report
 from mofa.search.job_setup import with_numerics
 from mofa.search.legality.masks import Job, balancing_lacks
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.search.to_plan.builder import Candidate
 from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import FrameworkSpec
@@ -30,7 +30,7 @@ from mofa.specs.strategy import MERGED_GROUPS, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
-    from mofa.routing.balance.setup import Setup
+    from mofa.routing.balance.setup import BalanceSetup
     from mofa.routing.balance.token_scheduling import PlayedMicroBatches
 
 FloatA = NDArray[np.float64]
@@ -47,7 +47,7 @@ expert's replicas (Megatron-Core's distributed optimizer). [B]"""
 
 def balance_workload(
     workload: WorkloadSpec,
-    setup: Setup,
+    setup: BalanceSetup,
     *,
     tokens: int,
     micro_batches: int | None = None,
@@ -84,7 +84,7 @@ def balance_step(
     workload: WorkloadSpec,
     cluster: ClusterSpec,
     strategy: str,
-    setup: Setup,
+    setup: BalanceSetup,
     *,
     framework: FrameworkSpec,
     micro_batches: int | None = None,
@@ -182,7 +182,7 @@ def _rows(
     given = parse_strategy(strategy)
     if "balancing" in given:
         raise SpecError("--strategy: balancing is costed both ways here; leave it out")
-    plain = one_row(workload, cluster, framework, given)
+    plain = strategy_row(workload, cluster, framework, given)
     lacks = balancing_lacks(Job(workload, cluster, framework), plain)
     if lacks is not None:
         raise StrategyError(f"--strategy {strategy!r}: its experts cannot be balanced: {lacks}")
@@ -190,7 +190,7 @@ def _rows(
 
 
 def _inputs(
-    workload: WorkloadSpec, setup: Setup, tokens: int, micro_batches: int | None, redraw: bool
+    workload: WorkloadSpec, setup: BalanceSetup, tokens: int, micro_batches: int | None, redraw: bool
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Tokens of every GPU for every expert, (I, L, E, G), and notes for the report."""
     from mofa.routing.balance.inputs import draw_inputs
@@ -245,7 +245,7 @@ def _quantile(ratios: FloatA, quantile: float) -> float:
 
 
 def _migration_s(
-    cluster: ClusterSpec, workload: WorkloadSpec, setup: Setup, played: PlayedMicroBatches, spec: StrategySpec
+    cluster: ClusterSpec, workload: WorkloadSpec, setup: BalanceSetup, played: PlayedMicroBatches, spec: StrategySpec
 ) -> float | None:
     """Time of one new placement of all layers of a stage, at the busiest GPU. [s]"""
     model = workload.model

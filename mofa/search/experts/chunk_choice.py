@@ -17,7 +17,7 @@ from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.schedules import default_schedule
 from mofa.search.layer_options import LayerOptions, choose_layer_options
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.base import Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -105,7 +105,7 @@ def choose_jointly(
         )
     base = base_mode(RecomputeSpec.parse(spec.recompute))
     modes = [mode.model_copy(update={"token_chunks": c}) for mode in (base, RecomputeSpec(kind="full")) for c in bins]
-    row = one_row(workload, cluster, framework, spec)
+    row = strategy_row(workload, cluster, framework, spec)
     table = replace(
         row.take(np.zeros(len(modes), dtype=np.intp)), recompute=np.arange(len(modes)),
         recompute_layers=np.full(len(modes), -1), recompute_modes=tuple(modes),

@@ -16,7 +16,7 @@ from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.layout_search.of_strategy import split_of_strategy, split_problem
 from mofa.search.layout_search.shortest_split import WORK, shortest_split
 from mofa.search.layout_search.split_problem import FloatA, Split
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.search_result import Search
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
@@ -102,7 +102,7 @@ def find_layout(
     check_constraints({}, {}, 1, flops_convention)
     framework = resolve_framework(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    row = one_row(workload, cluster, framework, strategy)
+    row = strategy_row(workload, cluster, framework, strategy)
     candidate = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
     refined = _refined(candidate, None, replay=replay, work=work)
     if refined is None:
@@ -187,7 +187,7 @@ def _is_new(plan: Plan) -> bool:
 
 def _candidate(search: Search, plan: Plan) -> Candidate:
     """A plan's strategy, as the search costed it."""
-    row = one_row(search.workload, search.cluster, search.framework, plan.strategy)
+    row = strategy_row(search.workload, search.cluster, search.framework, plan.strategy)
     loads = loads_of(search.workload, row)
     return Candidate(search.workload, search.cluster, search.framework, row, loads, plan.flops_convention)
 

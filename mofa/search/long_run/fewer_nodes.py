@@ -232,11 +232,11 @@ class FewerNodesReplanned:
         return report.report.plans[0] if report.report.plans else None
 
 
-def runs_of(runs: LongRunObjective, left: PlanWithSpares) -> LongRunObjective:
+def on_computing_nodes(runs: LongRunObjective, left: PlanWithSpares) -> LongRunObjective:
     """The long runs of the computing machines."""
     return replace(runs, cluster=left.machines, spares=left.spares)
 
 
 def _best(runs: LongRunObjective, left: list[PlanWithSpares]) -> PlanWithSpares | None:
     """The one with the most effective tokens per second."""
-    return min(left, key=lambda standing: runs_of(runs, standing).plan_key(standing.plan), default=None)
+    return min(left, key=lambda standing: on_computing_nodes(runs, standing).plan_key(standing.plan), default=None)

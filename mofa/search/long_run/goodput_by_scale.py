@@ -14,7 +14,7 @@ from mofa.plan.result import FrameworkSummary, Plan, WorkloadSummary
 from mofa.search.entry_points import closed_plan, find_plans
 from mofa.search.goodput import LongRunObjective
 from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, runs_of
+from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, on_computing_nodes
 from mofa.search.long_run.sensitivity import sensitivities
 from mofa.specs.faults import CheckpointMode, FaultSpec
 from mofa.specs.framework import FrameworkSpec
@@ -121,7 +121,7 @@ def goodput_by_scale(
         if fewer is None:
             raise SpecError(f"--spares: {_no_spares(stand, job, machines, faults.spares)}; take fewer, or more GPUs")
         left = fewer
-    factors, ettr = sensitivities(runs_of(runs, left), left.plan)
+    factors, ettr = sensitivities(on_computing_nodes(runs, left), left.plan)
     return GoodputReport(
         workload=WorkloadSummary.from_spec(workload), node=cluster.node.name,
         framework=FrameworkSummary.from_spec(framework),
@@ -234,7 +234,7 @@ def _point(
             if left is None:
                 why = _no_spares(stand, job, machines, faults.spares)
                 continue
-            variants[name] = _variant(runs_of(runs, left), left)
+            variants[name] = _variant(on_computing_nodes(runs, left), left)
             if not stands_by:
                 reference = runs.outlook_of_plan(plan)
                 mtbf = None if np.isinf(reference.mtbf_s[0]) else float(reference.mtbf_s[0])

@@ -19,7 +19,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.libraries import fraction_resting_on_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
-from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned_products
+from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned_product_ops
 from mofa.cost.stages import Stages
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, Time
@@ -246,7 +246,7 @@ class Candidate:
         costed = self.costed if time is None else self.closed_form_row
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
-        notes = alignment_note(unaligned_products(block.forward for block in blocks))
+        notes = alignment_note(unaligned_product_ops(block.forward for block in blocks))
         notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         stages, framework = self.estimator.stages(), self.job[2]
         notes += layout_notes(stages, self.job[0].model, framework)

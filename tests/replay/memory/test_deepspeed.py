@@ -13,15 +13,15 @@ from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.allocator.timeline import GRADIENTS, outside
+from mofa.replay.allocator.timeline import GRADIENTS, off_tape_act
 from mofa.replay.memory.deepspeed import BUCKET, _part_of, all_gather_sizes, groups_of
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.rank_state import RankState
-from mofa.replay.memory.skipped_rounds import Rounds
-from mofa.replay.memory.stage_outputs import Sends
+from mofa.replay.memory.skipped_rounds import RoundSkipper
+from mofa.replay.memory.stage_outputs import LateFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.of_plan import ranks_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.framework import DEEPSPEED
 
 MIB = 1 << 20
@@ -142,9 +142,9 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
     def waits(rank: Rank, step: int) -> list[int]:
         state = RankState(rank, Allocator(None))
         state.step = step
-        sends = Sends(state)
+        sends = LateFrees(state)
         sends.passed("forward", rank.chunks[0][0])
-        sends.free_late(state.new(30 * MIB, outside(GRADIENTS, "toy", "test"))[0])
+        sends.free_late(state.new(30 * MIB, off_tape_act(GRADIENTS, "toy", "test"))[0])
         counts = [len(sends.waiting)]
         sends.begin("B")
         counts.append(len(sends.waiting))
@@ -168,7 +168,7 @@ def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
     the next, the fourth in the last two."""
     for q, expected in enumerate(((120,), (120,), (60, 60), (40, 80))):
         state = RankState(replace(_toy("zero1", 4), optimizer_rank=q), Allocator(None))
-        grads = [state.new(size * MIB, outside(GRADIENTS, "toy", "test")) for size in (300, 100, 80)]
+        grads = [state.new(size * MIB, off_tape_act(GRADIENTS, "toy", "test")) for size in (300, 100, 80)]
         held, mine = _part_of(state, grads, 120 * MIB)
         assert mine == [size * MIB for size in expected]
         assert len(held) == len(expected)
@@ -227,7 +227,7 @@ def test_two_gradients_were_a_third_tensor(name: str, allocated: int) -> None:
     """PyTorch adds them in place since its pull request 88339 of November 2022, later than Megatron-LM 3.0."""
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48)
     machines, framework = mofa.load_cluster("a100-hgx", 48), mofa.load_framework(name)
-    row = one_row(job, machines, framework, {"tp": 4, "pp": 12})
+    row = strategy_row(job, machines, framework, {"tp": 4, "pp": 12})
     block = ranks_of(Estimator(job, machines, framework, row))[0].chunks[0][-1].trace
     sums = [item for deed in block.backward if deed.op == "accumulate mid at mlp_norm" for item in deed.new]
     assert len(sums) == allocated
@@ -253,12 +253,12 @@ def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, sho
     changes = {"model": {"num_layers": 8, "hidden": 2048}}
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=32, overrides=changes)
     cluster = mofa.load_cluster("a100-hgx", 16)
-    row = one_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
+    row = strategy_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
     rank = ranks_of(Estimator(job, cluster, framework, row))[stage]
     whole = play_memory(rank, skip_rounds=False)
     room = whole.peak_reserved - short
     whole = play_memory(rank, skip_rounds=False, room=room)
-    with mock.patch.object(Rounds, "end", return_value=False):
+    with mock.patch.object(RoundSkipper, "end", return_value=False):
         repeated = play_memory(rank, room=room)
     assert len([kind for _, kind, _, _ in whole.journal.computations if kind == "B"]) == 2 * 16
     assert len(repeated.journal.noted) > 2 * 2 * (16 - 4) and not whole.journal.noted
@@ -277,7 +277,7 @@ def test_an_optimizer_alone_says_what_follows_from_it(optimizer: str) -> None:
     assert mofa.load_framework("megatron-2022", overrides={"deepspeed": optimizer, **DEEPSPEED[optimizer]}) == alone
     assert alone.data_parallel == ("ddp" if optimizer == "zero0" else "distributed-optimizer")
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48, overrides={"model": {"num_layers": 12}})
-    row = one_row(job, mofa.load_cluster("a100-hgx", 48), alone, {"tp": 4, "pp": 12})
+    row = strategy_row(job, mofa.load_cluster("a100-hgx", 48), alone, {"tp": 4, "pp": 12})
     block = ranks_of(Estimator(job, mofa.load_cluster("a100-hgx", 48), alone, row))[0].chunks[0][-1].trace
     assert any(new.name == "dW:mlp.fc2" for deed in block.backward for new in deed.new)
     for field, value in (("fuses_wgrad_accumulation", True), ("grads_bytes_per_param", 4)):

@@ -23,10 +23,10 @@ from mofa.cost.memory.dispatcher_retention import Retention
 from mofa.cost.memory.peak import stage_bytes
 from mofa.replay.memory.rank_memory import MemoryPlayed, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.skipped_rounds import Rounds
+from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.rank.of_plan import ranks_of, rows_of
 from mofa.search.job_setup import loads_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 from tests.replay.runs import load
@@ -131,7 +131,7 @@ def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> 
     job = job.model_copy(update={"model": llama(moe=EXPERTS, num_layers=layers)})
     cluster, fw = mofa.load_cluster("h200-hgx", pp), framework("megatron")
     plan = {"tp": 1, "pp": pp, "vpp": vpp, "ep": 1, "micro_batch": 4}
-    rows = [one_row(job, cluster, fw, {**plan, "recompute": one}) for one in recompute]
+    rows = [strategy_row(job, cluster, fw, {**plan, "recompute": one}) for one in recompute]
     modes_ = tuple(mode for row in rows for mode in row.recompute_modes)
     rows = [replace(row, recompute=np.array([n]), recompute_modes=modes_) for n, row in enumerate(rows)]
     table = StrategyTable.concatenated(rows)
@@ -172,7 +172,7 @@ def test_repeating_what_lingers_is_playing_it(pp: int, vpp: int) -> None:
     ranks, known = ranks_of(_estimator(pp, vpp, 12, "full", layers=8)), SharedRecordings()
     for rank in (*ranks, *ranks):
         whole = play_memory(rank, skip_rounds=False)
-        with mock.patch.object(Rounds, "end", return_value=False):
+        with mock.patch.object(RoundSkipper, "end", return_value=False):
             for short in (play_memory(rank), play_memory(rank, recordings=known)):
                 for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
                     assert getattr(short.journal, field) == getattr(whole.journal, field), field

@@ -23,11 +23,11 @@ from mofa.replay.allocator.pools import OutOfDeviceMemory
 from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.skipped_rounds import QUIET, Rounds
-from mofa.replay.memory.stage_outputs import Sends
+from mofa.replay.memory.skipped_rounds import QUIET, RoundSkipper
+from mofa.replay.memory.stage_outputs import LateFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.of_plan import ranks_of, room_of, rows_of
-from mofa.replay.time.step import time_of
+from mofa.replay.time.step import replay_time
 from mofa.schedules import order_of
 from mofa.search.strategy_estimator import estimator_of
 from tests.replay.memory.trace_peaks import most_alive
@@ -103,7 +103,7 @@ def _all_ways(name: str) -> tuple[Ways, ...]:
             whole = Playing(rank, expandable=run.expandable, skip_rounds=False)
             skipping_changes = _said(playing.result()) != _said(whole.result()) or _left(playing) != _left(whole)
             if m > 3:
-                with mock.patch.object(Rounds, "end", return_value=False):
+                with mock.patch.object(RoundSkipper, "end", return_value=False):
                     from_notes = Playing(rank, expandable=run.expandable)
                 noted = _differences(from_notes.result(), whole.result())
                 noted += ["what is left"] if _left(from_notes) != _left(whole) else []
@@ -190,7 +190,7 @@ def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
     The output that the schedule has in its variable counts too, from the latest micro-batch."""
     rank = replace(ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[0], device_per_host=1.01)
     state = RankState(rank, Allocator())
-    sends, state.step = Sends(state), 2
+    sends, state.step = LateFrees(state), 2
     states = []
     for launched in (100.0, 200.0, 102_400.0, 204_800.0):
         sends.launched = launched
@@ -240,7 +240,7 @@ def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, ex
     full = play_memory(rank, expandable=expandable, skip_rounds=False).peak_reserved
     outcomes = set()
     for room in (full + (100 << 20), full - (300 << 20), full - (1 << 30), full // 2):
-        with mock.patch.object(Rounds, "end", return_value=False):
+        with mock.patch.object(RoundSkipper, "end", return_value=False):
             short = play_memory(rank, room=room, expandable=expandable)
         whole = play_memory(rank, room=room, expandable=expandable, skip_rounds=False)
         assert _differences(short, whole) == [], f"{room} B"
@@ -279,7 +279,7 @@ def test_rounds_without_a_new_peak_may_be_left_out() -> None:
     acts = tuple(("FB"[i % 2], 0, i // 2) for i in range(2 * m))
 
     def ended(new_peak_at: int) -> int:
-        rounds = Rounds(acts, (2,))
+        rounds = RoundSkipper(acts, (2,))
         for n in range(2, 2 * m, 2):
             assert rounds.end(n)
             if rounds.as_many_in_flight(1):
@@ -441,7 +441,7 @@ def test_checkpointed_blocks_are_made_again_for_each_weight_that_is_put_off() ->
     for rank, of in zip(_played(run), measured.ranks, strict=True):
         assert rank.peak.allocated == pytest.approx(of.peak_allocated_bytes, rel=3e-3)
         assert rank.peak_reserved == pytest.approx(of.peak_reserved_bytes, rel=0.05)
-    assert time_of(run.estimator, detail=False).step_s == pytest.approx(measured.step_time_s, rel=0.06)
+    assert replay_time(run.estimator, detail=False).step_s == pytest.approx(measured.step_time_s, rel=0.06)
 
 
 def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:

@@ -13,15 +13,15 @@ from mofa.cost.allocations.watchdog import Pace, Shelf
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import FREE, WAITING
-from mofa.replay.allocator.timeline import ACTIVATIONS, outside
+from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_act
 from mofa.replay.memory import rank_memory
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.skipped_rounds import Rounds
-from mofa.replay.memory.stage_outputs import Sends
+from mofa.replay.memory.skipped_rounds import RoundSkipper
+from mofa.replay.memory.stage_outputs import LateFrees
 from mofa.replay.rank.of_plan import ranks_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from tests.replay.runs import load
 
 MIB = 1 << 20
@@ -32,7 +32,7 @@ def of(kind: str, batch: int = 4, gpus: int = 2, **strategy: Any) -> Estimator:
     layers = {"model.num_layers": 5 if gpus == 2 else 8}
     job = mofa.load_workload("llama3-8b", seq_len=16384, global_batch=batch, overrides=layers)
     machines, framework = mofa.load_cluster("h100-hgx", gpus), mofa.load_framework("megatron")
-    row = one_row(job, machines, framework, {"cp": 2, "cp_kind": kind, "micro_batch": 1, **strategy})
+    row = strategy_row(job, machines, framework, {"cp": 2, "cp_kind": kind, "micro_batch": 1, **strategy})
     return Estimator(job, machines, framework, row)
 
 
@@ -42,10 +42,10 @@ def test_a_block_that_was_sent_waits_for_the_device_by_hand() -> None:
     (rank,) = ranks_of(of("ring"))
     piece = replace(rank.chunks[0][1], paces=(Pace(0.003, 0.001), Pace(0.003, 0.001)))
     state = RankState(rank, Allocator())
-    sends = Sends(state)
+    sends = LateFrees(state)
     for step, waits in ((1, False), (2, True)):
         state.step = step
-        block, _ = state.new(30 * MIB, outside(ACTIVATIONS, "buffer", "test"))
+        block, _ = state.new(30 * MIB, off_tape_act(ACTIVATIONS, "buffer", "test"))
         sends.free_late(block, sent=True)
         assert block.state == (WAITING if waits else FREE)
         assert not state.a.allocated
@@ -137,7 +137,7 @@ def test_repeating_what_is_sent_is_playing_it(
     ranks = ranks_of(of("ring", 12, gpus=4, **strategy) if "pp" in strategy else of("ring", 12, **strategy))
     for rank in ranks:
         whole = play_memory(rank, skip_rounds=False)
-        with mock.patch.object(Rounds, "end", return_value=False):
+        with mock.patch.object(RoundSkipper, "end", return_value=False):
             for short in (
                 play_memory(rank),
                 play_memory(rank, recordings=known),

@@ -7,19 +7,21 @@ import pytest
 
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.kernels.launch_queue import QUEUE
-from mofa.replay.time.kernel_runs import FAMILY, Kernel, Run
+from mofa.replay.time.kernel_runs import FAMILY, KernelInRun, KernelRun
 from mofa.replay.time.stream_clocks import StreamClocks
 
 Given = tuple[float, float, int]
 """Device and host seconds of a kind of kernel, and how many there are."""
 
 
-def run_of(kernels: list[Given]) -> Run:
-    made = tuple(Kernel(str(i), device_s, host_s, FAMILY["gemm"], n) for i, (device_s, host_s, n) in enumerate(kernels))
+def run_of(kernels: list[Given]) -> KernelRun:
+    made = tuple(
+        KernelInRun(str(i), device_s, host_s, FAMILY["gemm"], n) for i, (device_s, host_s, n) in enumerate(kernels)
+    )
     issue = sum(host_s for _, host_s, _ in kernels)
     busy = sum(device_s for device_s, _, _ in kernels)
     parts = ((FAMILY["gemm"], busy),)
-    return Run(made, (), (), busy, issue, issue, parts, float(sum(n for *_, n in kernels)))
+    return KernelRun(made, (), (), busy, issue, issue, parts, float(sum(n for *_, n in kernels)))
 
 
 def launch_by_launch(kernels: list[Given], ahead_s: float) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from mofa.cost.step_time.bubble import pipeline_s
 from mofa.cost.step_time.critical_path import Durations, OncePerStep, critical_path_s
 from mofa.replay.time.pipeline import play_program
 from mofa.schedules import SCHEDULES, Action, Runtime, order_of, program_of
-from mofa.schedules.point_to_point import overlapped
+from mofa.schedules.point_to_point import overlapped_exchanges
 
 
 def test_two_stages_by_hand() -> None:
@@ -61,7 +61,7 @@ def test_one_slow_stage_by_hand(slow: int, saved: float, m: int) -> None:
     its way, and later backwards come as fast as it takes them: m times its own and once the others', less the former.
     """
     stage = np.where(np.arange(4) == slow, 1.5, 1.0)
-    program = overlapped(order_of("1f1b", "megatron", 4, 1, m))
+    program = overlapped_exchanges(order_of("1f1b", "megatron", 4, 1, m))
     played = play_program(program, lambda a: float(stage[a.stage]) * (1.0 if a.kind == "F" else 2.0))
     assert played.total == pytest.approx(m * 4.5 + 9.0 - saved)
     assert _closed_form("1f1b", 3 * stage, 1, m) == pytest.approx(played.total)
@@ -84,7 +84,7 @@ def test_uneven_stages_against_the_closed_form(schedule: str, vpp: int, below: f
         def seconds(a: Action, stage: np.ndarray = stage, pp: int = pp) -> float:
             return float(stage[a.stage % pp]) * (1.0 if a.kind == "F" else 2.0) / vpp
 
-        played = play_program(overlapped(order_of(schedule, "megatron", pp, vpp, m)), seconds)
+        played = play_program(overlapped_exchanges(order_of(schedule, "megatron", pp, vpp, m)), seconds)
         ratios.append(_closed_form(schedule, 3 * stage, vpp, m) / played.total)
     assert 1 - below <= min(ratios) <= max(ratios) <= 1 + above
     assert np.median(ratios) < 1.02
@@ -110,7 +110,7 @@ def test_one_stream_holds_sends_up(pp: int, schedule: str, vpp: int) -> None:
     closed = _closed_form(schedule, np.full(pp, 3.0 * vpp), vpp, m, "pytorch")
     assert closed - busy == pytest.approx(played.total - busy, rel=0.04)
     if pp > 2:
-        ideal = play_program(overlapped(order_of(schedule, "pytorch", pp, vpp, m)), seconds)
+        ideal = play_program(overlapped_exchanges(order_of(schedule, "pytorch", pp, vpp, m)), seconds)
         assert played.total > ideal.total
 
 
@@ -151,7 +151,7 @@ def test_one_slow_micro_batch_delays_the_step_once() -> None:
     def seconds(a: Action) -> float:
         return (1.0 if a.kind == "F" else 2.0) + (a.kind == "F" and a.micro_batch == 0)
 
-    program = overlapped(order_of("gpipe", "pytorch", 4, 1, 8))
+    program = overlapped_exchanges(order_of("gpipe", "pytorch", 4, 1, 8))
     even = play_program(program, lambda a: 1.0 if a.kind == "F" else 2.0)
     assert play_program(program, seconds).total == even.total + 4.0
 
@@ -159,7 +159,7 @@ def test_one_slow_micro_batch_delays_the_step_once() -> None:
 def test_a_large_pipeline_is_quick() -> None:
     """pp 16 x vpp 4, 256 micro-batches: 32 768 computations."""
     played = play_program(
-        overlapped(order_of("interleaved", "megatron", 16, 4, 256)), lambda a: 1.0 if a.kind == "F" else 2.0
+        overlapped_exchanges(order_of("interleaved", "megatron", 16, 4, 256)), lambda a: 1.0 if a.kind == "F" else 2.0
     )
     assert played.total == 3.0 * (256 * 4 + 15)
 
@@ -171,6 +171,6 @@ def test_interleaved_hand_overs_hide_behind_computations(pp: int, vpp: int, m: i
     warm-up and the cool-down, and nothing in the steady state, where each runs beside a computation."""
     order = order_of("interleaved", "megatron", pp, vpp, m)
     alone, sent = (
-        play_program(overlapped(order), lambda a: 1.0 if a.kind == "F" else 2.0, h).total for h in (0.0, hop)
+        play_program(overlapped_exchanges(order), lambda a: 1.0 if a.kind == "F" else 2.0, h).total for h in (0.0, hop)
     )
     assert sent - alone == pytest.approx(2 * (pp - 1 + (vpp - 1) * pp) * hop)

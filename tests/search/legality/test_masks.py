@@ -10,7 +10,7 @@ import pytest
 from mofa.cost.stages import split_layers
 from mofa.errors import MofaError, StrategyError
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.search.space import combinations_table, default_space
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
@@ -45,7 +45,7 @@ def verdict(
         fields.setdefault("schedule", "interleaved")
     strategy = StrategySpec(framework=name, **fields)
     try:
-        one_row(job, cluster(gpus), spec, strategy)
+        strategy_row(job, cluster(gpus), spec, strategy)
     except StrategyError as error:
         text = str(error)
         rows = [c for c in CHECKS if _says(c.message, job, gpus, spec, strategy) in text]
@@ -221,7 +221,7 @@ def test_messages_name_values(text: str, values: tuple[str, ...]) -> None:
     """One line that says what is wrong, with its values, and what to do."""
     job = workload(DENSE, global_batch=64)
     with pytest.raises(MofaError) as caught:
-        one_row(job, cluster(16), framework("megatron"), text)
+        strategy_row(job, cluster(16), framework("megatron"), text)
     message = str(caught.value)
     assert "\n" not in message
     for value in values:
@@ -231,16 +231,16 @@ def test_messages_name_values(text: str, values: tuple[str, ...]) -> None:
 def test_ddp_beside_other_parallelism_is_named() -> None:
     job, ddp = workload(DENSE, global_batch=64), framework("torchtitan", data_parallel="ddp")
     with pytest.raises(MofaError, match="DDP runs with tp, pp and cp 1 alone"):
-        one_row(job, cluster(16), ddp, "pp=2")
+        strategy_row(job, cluster(16), ddp, "pp=2")
     with pytest.raises(MofaError, match="leave zero out"):
-        one_row(job, cluster(16), ddp, "zero=3")
+        strategy_row(job, cluster(16), ddp, "zero=3")
 
 
 def test_a_vocabulary_that_is_not_padded_is_named() -> None:
     job = workload(llama(num_layers=8, vocab=1001), global_batch=64)
     with pytest.raises(MofaError, match=r"tp \(2\) must divide .* the vocabulary \(1001\)"):
-        one_row(job, cluster(16), framework("torchtitan"), "tp=2")
-    one_row(job, cluster(16), framework("megatron"), "tp=2")
+        strategy_row(job, cluster(16), framework("torchtitan"), "tp=2")
+    strategy_row(job, cluster(16), framework("megatron"), "tp=2")
 
 
 @pytest.mark.parametrize("name", ["megatron", "megatron-local", "torchtitan"])
@@ -282,7 +282,7 @@ def test_how_far_a_row_missed() -> None:
 
 def test_the_message_of_an_interval_longer_than_the_layers() -> None:
     with pytest.raises(MofaError, match=r"every:999: no stage of pp \(1\) has so many of the 8 layers"):
-        one_row(workload(DENSE), cluster(8), framework("torchtitan"), "recompute=every:999")
+        strategy_row(workload(DENSE), cluster(8), framework("torchtitan"), "recompute=every:999")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_the_message_of_an_interval_longer_than_the_layers() -> None:
 )  # fmt: skip
 def test_torchtitan_shards_nothing_over_one_rank(gpus: int, options: dict[str, Any], text: str, zero: int) -> None:
     """ZeRO's stage is what happens, asked for or not."""
-    row = one_row(workload(DENSE), cluster(gpus), framework("torchtitan", **options), text)
+    row = strategy_row(workload(DENSE), cluster(gpus), framework("torchtitan", **options), text)
     assert int(row.zero[0]) == zero
 
 
@@ -311,7 +311,7 @@ def test_what_deepspeed_splits_is_what_passes(splits: str) -> None:
         for pp, vpp in itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 4)):
             asked = {"pp": pp, "vpp": vpp, "schedule": "interleaved" if vpp > 1 else "1f1b"}
             try:
-                one_row(job.workload, job.cluster, spec, asked)
+                strategy_row(job.workload, job.cluster, spec, asked)
             except StrategyError as error:
                 table[layers, pp, vpp] = str(error)
             else:
