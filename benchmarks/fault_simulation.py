@@ -13,7 +13,7 @@ import time
 
 from mofa.faults.closed_forms.intervals import exact_s
 from mofa.faults.failures.clocks import FailureClock
-from mofa.faults.simulate import Kind, Level, LongRun, simulate
+from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
 
 LIMIT_S = 10.0
 
@@ -22,8 +22,10 @@ def main() -> int:
     """Run, print, and say by the exit status whether it was fast enough."""
     runs = 500 if "--smoke" in sys.argv[1:] else 10_000
     mtbf = 54 * 86400.0 / 419
-    kinds = (Kind(0.75, 300.0), Kind(0.25, 900.0, takes_node=True))
-    job = LongRun(54 * 86400.0, float(exact_s(30.0, mtbf)), (Level(30.0),), kinds, FailureClock(mtbf), 4, 43200.0)
+    kinds = (SimulatedFailureKind(0.75, 300.0), SimulatedFailureKind(0.25, 900.0, takes_node=True))
+    job = LongRun(
+        54 * 86400.0, float(exact_s(30.0, mtbf)), (SimulatedLevel(30.0),), kinds, FailureClock(mtbf), 4, 43200.0
+    )
     best = float("inf")
     for _ in range(1 if "--smoke" in sys.argv[1:] else 3):
         started = time.perf_counter()

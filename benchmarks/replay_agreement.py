@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.of_plan import outside_of, ranks_of
-from mofa.replay.time.step import time_of
+from mofa.replay.time.step import replay_time
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import loads_of
-from mofa.search.legality.masks import Job, check
-from mofa.search.space import SOLVED, constrain, default_space, product
+from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.space import SOLVED, combinations_table, constrain, default_space
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import StrategyTable
@@ -180,8 +180,8 @@ def _strategies(line: Line, at: int) -> tuple[Job, StrategyTable]:
     modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))
     pytorch_ddp = job.framework.name in PYTORCH_MODULES and job.framework.data_parallel == "ddp"
     space = replace(asked[0], recompute=modes, zero=0 if pytorch_ddp else None)
-    table = product(space, job.cluster, job.framework)
-    legal = (check(job, table).reason < 0) & (table.recompute_layers != SOLVED)
+    table = combinations_table(space, job.cluster, job.framework)
+    legal = (check_strategies(job, table).reason < 0) & (table.recompute_layers != SOLVED)
     if "micro_moe" in line.with_:
         legal &= table.balancing > 0
     return job, table.take(np.flatnonzero(legal))
@@ -246,14 +246,14 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
     """Both ways for one strategy."""
     estimator = case.estimator
     closed = estimator.rows(detail=True)
-    step = float(closed.step_s[0]) / time_of(estimator, detail=False).step_s - 1
+    step = float(closed.step_s[0]) / replay_time(estimator, detail=False).step_s - 1
     if not memory:
         return Agreement(step)
     detail = closed.detail
     assert detail is not None
     expandable = case.job.framework.allocator == "expandable"
     recordings = SharedRecordings()
-    ranks = [play(rank, expandable=expandable, recordings=recordings) for rank in ranks_of(estimator)]
+    ranks = [play_memory(rank, expandable=expandable, recordings=recordings) for rank in ranks_of(estimator)]
     context, communicators = outside_of(estimator)
     reserved = max(rank.peak_reserved for rank in ranks)
     device = context + max(rank.peak_reserved + held for rank, held in zip(ranks, communicators, strict=True))

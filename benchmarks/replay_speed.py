@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.of_plan import rank_maker
 from mofa.replay.replayer import Replayer
 from mofa.search.entry_points import find_plans
@@ -103,9 +103,9 @@ def rounds() -> None:
         for r in sorted({0, 1, pp // 2, pp - 1}):
             rank = make(r)
             begun = time.process_time()
-            short = play(rank)
+            short = play_memory(rank)
             between = time.process_time()
-            all_ = play(rank, skip_rounds=False)
+            all_ = play_memory(rank, skip_rounds=False)
             spent += between - begun, time.process_time() - between
             changed.append((short.allocated / all_.allocated - 1, short.peak_reserved / all_.peak_reserved - 1))
     table = np.abs(np.array(changed))

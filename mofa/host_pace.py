@@ -34,7 +34,7 @@ AUTOGRAD = "pt_autograd"
 """How the names of the threads begin that issue the way back."""
 
 
-class Cores:
+class QuietCores:
     """Keeps a process's two issuing threads, its own and autograd's, on cores whose neighbours are quiet.
 
     Of several processes on a machine each has its own ``part`` of the ``parts`` of the cores.
@@ -51,16 +51,16 @@ class Cores:
         """Stay where it is quiet, else move to the two quietest cores; whether these are quiet."""
         if self._best_s < float("inf") and self.still_quiet():
             return True
-        return self.choose()
+        return self.move_to_quietest()
 
-    def choose(self) -> bool:
+    def move_to_quietest(self) -> bool:
         """Move to the two quietest cores; whether these are quiet."""
         ops_s = {core: self._op_s(core) for core in self._own}
         self._by_speed = sorted(self._own, key=ops_s.__getitem__)
         self._pin(self._by_speed[:2])
         return ops_s[self._by_speed[1 % len(self._by_speed)]] <= QUIET * self._best_s
 
-    def loudest(self) -> None:
+    def move_to_loudest(self) -> None:
         """Move to the two loudest cores of the last choice, to see what the neighbours cost."""
         self._pin(self._by_speed[-2:])
 
@@ -243,7 +243,7 @@ class StepSampler:
     def _look_back(self, _: torch.Tensor) -> None:
         self._behind.append(sampled_op_s())
 
-    def take(self) -> tuple[float, float]:
+    def means_since_last(self) -> tuple[float, float]:
         """Means of the ways forward and back since it was last asked; nan of none. [s]"""
         means = tuple(statistics.fmean(times) if times else float("nan") for times in (self._ahead, self._behind))
         self._ahead.clear()

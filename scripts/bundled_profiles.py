@@ -28,7 +28,7 @@ from mofa.calibrate.fits.profile import (
     stream_fact,
     with_clock_shares,
 )
-from mofa.calibrate.fits.published_kernels import fit_others
+from mofa.calibrate.fits.published_kernels import fit_published_kernels
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
@@ -198,7 +198,7 @@ def b200_curves(h200: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
             ("attention_cudnn_bwd bf16", h200["attention"]["cudnn bwd 128/128"]),
         )
     }
-    curves = fit_others(read_rows(ROOT / "measurements" / "b200-simumax"), num_sms=148, power_shares=kept)
+    curves = fit_published_kernels(read_rows(ROOT / "measurements" / "b200-simumax"), num_sms=148, power_shares=kept)
     words = f"{SIMUMAX}; the limited state between memory-bound kernels by the H200's"
     made = gpu_curves(base, {"bf16": 1.0}, curves, words)
     for family in ("gemm", "grouped_gemm"):

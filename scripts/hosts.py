@@ -65,7 +65,7 @@ def by_machine(records: list[Record]) -> dict[Machine, dict[str, float]]:
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
         references, _ = measured_references(RECORDS, Path(scratch), hosts=False)
         for reference in references:
-            own_runs = {repeat.id: reference.repeated(repeat) for repeat in reference.repeats}
+            own_runs = {repeat.id: reference.for_repeat(repeat) for repeat in reference.repeats}
             for id, run in (own_runs or {reference.id: reference}).items():
                 record = known[id]
                 step_s = record.measured.step_time_s

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import mofa
-from mofa.routing.balance.setup import Setup
+from mofa.routing.balance.setup import BalanceSetup
 from mofa.search.experts.balanced_step import balance_step, step_setup
-from mofa.specs.load import build
+from mofa.specs.load import build_spec
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -70,7 +70,7 @@ def workload(model: Model, s: float) -> WorkloadSpec:
         "batch": {"seq_len": model.seq_len, "global_batch": model.global_batch},
         "routing": RoutingSpec(kind="zipf", s=s).model_dump(exclude_none=True),
     }  # fmt: skip
-    return build(WorkloadSpec, raw, "table 2")
+    return build_spec(WorkloadSpec, raw, "table 2")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def gain(model: Model, s: float) -> Gain:
     cluster, framework = mofa.load_cluster("h100-hgx", model.gpus), mofa.load_framework("megatron")
     strategy = f"pp={model.pp} ep=4 micro_batch={model.micro_batch} recompute=selective:moe_act"
     job = workload(model, s)
-    setup = Setup(*step_setup(job, cluster, framework, strategy))
+    setup = BalanceSetup(*step_setup(job, cluster, framework, strategy))
     step = balance_step(job, cluster, strategy, setup, framework=framework).step
     assert step is not None
     return Gain(step.gain_fraction, step.before_s / step.adaptive_s - 1, step.before_s / step.balanced_s - 1)

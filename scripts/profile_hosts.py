@@ -10,13 +10,13 @@ import numpy as np
 
 from mofa.calibrate.fits.profile import SMALL_OPS
 from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts, modules_of
-from mofa.calibrate.fits.te_relative_host_times import Times
+from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
 from mofa.calibrate.measurements import read_rows, rows_of_first
 from mofa.measure.records import read_records
 from mofa.specs.host import LayerPace
 from mofa.specs.scaling import slower_host
 from mofa.units import parse_quantity
-from mofa.validate.step_pace import layer_over_op
+from mofa.validate.step_pace import layer_time_over_small_op
 
 ROOT = Path(__file__).resolve().parent.parent
 TE_HOST = ("h100-te-host-quiet", "h100-2gpu-te-host-quiet", "h100-2gpu-te-host-layer", "h100-te-host-layer")
@@ -62,13 +62,17 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     many small ops, each way, as runs of the fitting half read of both on quiet cores."""
     rows = rows_of_first([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
     records = [one for one in read_records(ROOT / "reference_runs" / "measured") if one.split == "fitting"]
-    ahead, back = layer_over_op(records, PARTS)
+    ahead, back = layer_time_over_small_op(records, PARTS)
     op_s = si(host["eager_op_s"], "s")
     layer = LayerPace(ahead * op_s, back * op_s)
     sample = "the median of machines with runs of the fitting half"
     said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {sample}"
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
-    return {**host, **layer_facts(layer, said), "modules": module_facts(modules_of(Times.of(rows)), layer, source)}
+    return {
+        **host,
+        **layer_facts(layer, said),
+        "modules": module_facts(modules_of(RelativeTimes.from_rows(rows)), layer, source),
+    }
 
 
 def typical_host(host: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypedDict
 
-from mofa.blocks.checkpoint_frames import Frame, behind_chunks, frames_of
+from mofa.blocks.checkpoint_frames import Frame, frames_of, ops_behind_chunks
 from mofa.blocks.chunks import CHUNK
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, opposite, where
+from mofa.blocks.elementwise import BoolK, FloatK, all_true, any_true, logical_not, where
 from mofa.blocks.op import GRADIENT, RENEWAL, Op, Tape, Tensor
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, without_dead_tail
 from mofa.blocks.roles import WEIGHT_ROLES, LayerStep, Part
@@ -61,7 +61,7 @@ class _Differentiator:
         self.producer = {w: op.name for op in forward.ops for w in op.writes}
         self.makers = {w: op for op in forward.ops for w in op.writes}
         self.replayed: set[str] = set()
-        self.behind = behind_chunks(forward, self.group_of)
+        self.behind = ops_behind_chunks(forward, self.group_of)
         self.framed = frames_of(forward, self.group_of) if recompute.reentrant else {}
         self.given: dict[str, None] = {}
         self.let_go: list[Op] = []  # hold what the op before them reads for some candidates alone
@@ -156,10 +156,10 @@ class _Differentiator:
         """
         saved = self._saved_name(reader, name)
         source, shared = self.recompute.discarded(name, self.makers)
-        if saved != name or not anywhere(shared):
+        if saved != name or not any_true(shared):
             return saved
         again = self._saved_name(reader, source)
-        if everywhere(shared):
+        if all_true(shared):
             return again
         either = f"{name} restored"
         if either not in self.tensors:
@@ -167,7 +167,7 @@ class _Differentiator:
             part = self.makers[name].part
             self.ops.append(Op(either, "memory_bound", None, (again,), (either,), view=shared, launches=0, part=part))
         self.let_go.append(
-            Op(f"{name} else", "memory_bound", None, (name,), launches=0, present=opposite(shared),
+            Op(f"{name} else", "memory_bound", None, (name,), launches=0, present=logical_not(shared),
                part=self.makers[name].part)
         )  # fmt: skip
         return either
@@ -216,7 +216,7 @@ class _Differentiator:
                 owed = owed + where(op.present, op.hooked, 0.0)
                 continue
             issued = (op.launches > 0) & op.present
-            begins, paid = opposite(begun) & issued, where(issued, owed, 0.0)
+            begins, paid = logical_not(begun) & issued, where(issued, owed, 0.0)
             begun, owed = begun | issued, owed - paid
             reads = tuple(again.get(r) or self._saved(op, r) for r in op.reads)
             for w in op.writes:
@@ -292,7 +292,7 @@ class _Differentiator:
         saved = tuple([self._saved(op, s) for s in op.saves])
         targets = self._differentiable(op)
         if not targets:
-            if op.back is not None and anywhere(op.back.launches):
+            if op.back is not None and any_true(op.back.launches):
                 self._weight_only(op, dys, saved)
             return
         given = tuple([self._give(op, t) for t in targets])
@@ -351,7 +351,7 @@ class _Differentiator:
                    functions=op.functions, guarded=op.guarded, order=back.order, pool=back.pool, role="backward",
                    origin=op.name, **_belonging(op))
             )  # fmt: skip
-        elif back is None or not anywhere(back.launches):
+        elif back is None or not any_true(back.launches):
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
                 self.ops.append(
                     Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0, **_belonging(op))
@@ -359,7 +359,8 @@ class _Differentiator:
         else:
             sibling_grads = tuple(self.grads[x] for x in back.holds if x in self.grads)
             self.ops.append(
-                Op(name, op.family, back.moved(), (*dys, *sibling_grads, *saved), given, scratch=back.scratch,
+                Op(name, op.family, back.memory_bound_work(), (*dys, *sibling_grads, *saved), given,
+                scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
                    guarded=op.guarded, expert_loops=op.expert_loops, nodes=back.nodes, pieces=op.pieces,
                    order=back.order, pool=back.pool, role="backward", origin=op.name, **_belonging(op))
@@ -370,7 +371,7 @@ class _Differentiator:
         grad = f"dW:{op.name}"
         self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False, weight=op.name)
         self.ops.append(
-            Op(f"{op.name}.backward", op.family, op.back.moved(), (*dys, *saved), (grad,),
+            Op(f"{op.name}.backward", op.family, op.back.memory_bound_work(), (*dys, *saved), (grad,),
                scratch=op.back.scratch, launches=op.back.launches, present=op.present, role="backward", origin=op.name,
                purpose="embedding_gradient" if op.purpose == "embedding" else "", **_belonging(op))
         )  # fmt: skip
@@ -433,7 +434,7 @@ class _Differentiator:
         for preparation in ops:
             present = preparation.present & op.present
             reads = tuple(names.get(r, r) for r in preparation.reads)
-            if anywhere(present):
+            if any_true(present):
                 self.ops.append(preparation._replace(reads=reads, present=present, part=op.part))
             elif preparation.writes:
                 names[preparation.writes[0]] = reads[0]
@@ -464,9 +465,9 @@ class _Differentiator:
         16384 tokens take 1.25 ps an element longer (median) if they add to fp32 than if they write bf16: 6 bytes at its
         memory's 4.8 TB/s. SimuMax's 40 pairs on a B200 say 0.7 ps.
         """
-        if not op.accumulate_bytes_per_param or not anywhere(op.weight_params):
+        if not op.accumulate_bytes_per_param or not any_true(op.weight_params):
             return
-        fused = not anywhere(op.weight_bytes)
+        fused = not any_true(op.weight_bytes)
         self.ops.append(
             Op(f"{op.name}.accumulate", op.family if fused else "memory_bound",
                Stream(op.accumulate_bytes_per_param * op.weight_params, "te wgrad_add" if fused else "accumulate"),

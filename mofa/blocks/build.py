@@ -10,11 +10,11 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.deferred_weight_gradients import SplitBackward, split_backward
 from mofa.blocks.hooks import mark_saved_tensor_hooks
 from mofa.blocks.lifetimes import BlockLifetimes
-from mofa.blocks.moeblaze import index_only
+from mofa.blocks.moeblaze import dispatch_by_index
 from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
-from mofa.blocks.parts import linear, stream
+from mofa.blocks.parts import linear, memory_bound_op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.blocks.tp_overlap import overlapped
+from mofa.blocks.tp_overlap import with_tp_overlap
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
 from mofa.specs.model import ModelSpec
@@ -62,7 +62,7 @@ class BlockTapes:
     @cached_property
     def lifetimes(self) -> BlockLifetimes:
         """What the block allocates, from which op to which."""
-        return BlockLifetimes.of(self.forward, self.backward)
+        return BlockLifetimes.from_tapes(self.forward, self.backward)
 
 
 def rank_params(ctx: Context, moe: bool) -> tuple[ArrayK, ArrayK]:
@@ -113,33 +113,33 @@ def attention_half(b: TapeBuilder, ctx: Context, p: Primitives, x: str, windowed
     return p.residual(b, ctx, x, y, "mid")
 
 
-def block(
+def layer_tapes(
     ctx: Context, p: Primitives, kind: BlockKind, recompute: Recompute = NO_RECOMPUTE, forward: Tape | None = None
 ) -> BlockTapes:
     """One transformer layer, forward and backward; ``forward`` where its forward tape is already there."""
-    forward = forward or block_forward(ctx, p, kind)
+    forward = forward or layer_forward_tape(ctx, p, kind)
     params = rank_params(ctx, kind.moe)
     checkpointed = recompute.kind == "full" and not recompute.reentrant
     if checkpointed and not recompute.early_stop:  # which stops within one compiled graph
         forward = mark_saved_tensor_hooks(forward, mode=bool(recompute.keep_outputs))
     back = _wrapped(backward(forward, recompute), ctx, p, kind.name, *params)
     checkpointed = checkpointed and not recompute.keep_outputs
-    return BlockTapes(kind.name, overlapped(forward, ctx), overlapped(back, ctx), checkpointed)
+    return BlockTapes(kind.name, with_tp_overlap(forward, ctx), with_tp_overlap(back, ctx), checkpointed)
 
 
 Halves = dict[bool, tuple[list[Op], dict[str, Tensor], str]]
 """Attention halves that kinds of layer share: ops, tensors and the output, by whether attention is windowed."""
 
 
-def block_forward(ctx: Context, p: Primitives, kind: BlockKind, halves: Halves | None = None) -> Tape:
+def layer_forward_tape(ctx: Context, p: Primitives, kind: BlockKind, halves: Halves | None = None) -> Tape:
     """The forward pass of one transformer layer, the same whatever is recomputed.
 
     ``halves`` keeps the attention half for the next kind of layer, where data parallelism does nothing ahead of it.
     """
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
-    x = b.tensor("x", ctx.shard * hidden * ctx.residual, use="residual")
-    p.wrap_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
+    x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual, use="residual")
+    p.begin_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
     shared = halves if halves is not None and not b.ops and b.mark is None else {}
     if kind.windowed in shared:
         ops, tensors, mid = shared[kind.windowed]
@@ -150,14 +150,14 @@ def block_forward(ctx: Context, p: Primitives, kind: BlockKind, halves: Halves |
     h = p.norm(b, ctx, mid, "mlp_norm", hidden)
     y = p.moe(b, ctx, h) if kind.moe else p.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
     tape = b.tape((x,), (p.residual(b, ctx, mid, y, "out"),))
-    return tape if ctx.framework.routed_copies == "materialised" else index_only(tape, ctx)
+    return tape if ctx.framework.routed_copies == "materialised" else dispatch_by_index(tape, ctx)
 
 
 def _wrapped(tape: Tape, ctx: Context, p: Primitives, block: str, dense: ArrayK, experts: ArrayK) -> Tape:
     return tape if p.wrap_backward is None else p.wrap_backward(tape, ctx, block, dense, experts)
 
 
-def mtp_entry(ctx: Context, p: Primitives) -> BlockTapes:
+def mtp_entry_tapes(ctx: Context, p: Primitives) -> BlockTapes:
     """What a multi-token-prediction layer does before its transformer layer, which is like the model's last.
 
     Embedding of the next token beside the hidden state, two norms, a concatenation to 2h and a projection back to h
@@ -165,18 +165,18 @@ def mtp_entry(ctx: Context, p: Primitives) -> BlockTapes:
     """
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
-    x = b.tensor("x", ctx.shard * hidden * ctx.residual, use="residual")
+    x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual, use="residual")
     token = p.norm(b, ctx, p.embedding(b, ctx), "mtp.enorm", hidden)
     state = p.norm(b, ctx, x, "mtp.hnorm", hidden)
-    joined = b.tensor("mtp.joined", 2 * ctx.shard * hidden * ctx.element)
-    moved = 4 * ctx.shard * hidden * ctx.element
-    stream(b, "mtp.concat", (token, state), joined, bytes_=moved, back_bytes=moved)
-    out = linear(b, ctx, joined, "mtp.project", m=ctx.shard, n=hidden, k=2 * hidden, saves=(joined,))
+    joined = b.tensor("mtp.joined", 2 * ctx.shard_tokens * hidden * ctx.element)
+    moved = 4 * ctx.shard_tokens * hidden * ctx.element
+    memory_bound_op(b, "mtp.concat", (token, state), joined, bytes_=moved, back_bytes=moved)
+    out = linear(b, ctx, joined, "mtp.project", m=ctx.shard_tokens, n=hidden, k=2 * hidden, saves=(joined,))
     forward = b.tape((x,), (out,))
     return BlockTapes("mtp", forward, backward(forward))
 
 
-def embedding(ctx: Context, p: Primitives) -> BlockTapes:
+def embedding_tapes(ctx: Context, p: Primitives) -> BlockTapes:
     """Token embedding, with the position embedding where it is learned."""
     b = TapeBuilder()
     out = p.embedding(b, ctx)
@@ -185,10 +185,10 @@ def embedding(ctx: Context, p: Primitives) -> BlockTapes:
     return BlockTapes("embedding", forward, _wrapped(backward(forward), ctx, p, "embedding", params, 0 * params))
 
 
-def head(ctx: Context, p: Primitives) -> BlockTapes:
+def head_tapes(ctx: Context, p: Primitives) -> BlockTapes:
     """Final norm, output layer, loss."""
     b = TapeBuilder()
-    x = b.tensor("x", ctx.shard * float(ctx.model.hidden) * ctx.residual, use="residual")
+    x = b.tensor("x", ctx.shard_tokens * float(ctx.model.hidden) * ctx.residual, use="residual")
     loss = p.head(b, ctx, x)
     forward = b.tape((x,), (loss,))
     # a tied output layer is gathered and reduced like one of its own

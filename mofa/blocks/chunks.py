@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mofa.blocks.elementwise import FloatK
-from mofa.blocks.op import Back, Op, Prepared, Tape, Tensor
+from mofa.blocks.op import Back, BackwardPreparation, Op, Tape, Tensor
 from mofa.blocks.roles import RoutingStep
 from mofa.blocks.work import Attention, Collective, Gemm, Grouped, HostSync, Stream, Work
 
@@ -19,14 +19,14 @@ FIRST: tuple[RoutingStep, ...] = ("count", "permute")
 def without_module_locals(forward: Tape) -> Tape:
     """A layer's forward tape without the marks of the expert module's local variables.
 
-    Such marks (:func:`mofa.blocks.parts.hold`) keep tensors alive until the module returns. In token chunks another
-    function moves the tokens, and nothing is held so long.
+    Such marks (:func:`mofa.blocks.parts.hold_local`) keep tensors alive until the module returns. In token chunks
+    another function moves the tokens, and nothing is held so long.
     """
     ops = tuple(op for op in forward.ops if op.frame != "moe")
     return replace(forward, ops=ops)
 
 
-def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
+def split_into_token_chunks(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
     """The forward tape with the way of the tokens through the experts in so many chunks.
 
     Parameters
@@ -58,7 +58,7 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
 
     Examples
     --------
-    >>> chunked(Tape((), {}, (), ()), 4).ops
+    >>> split_into_token_chunks(Tape((), {}, (), ()), 4).ops
     ()
     """
     if chunks < 2 or all(op.routing not in FIRST for op in forward.ops):
@@ -125,7 +125,9 @@ def _of_chunk(op: Op, i: int, chunks: int, split: set[str]) -> Op:
     )  # fmt: skip
 
 
-def _of_chunk_prepared(prepared: Prepared | None, i: int, chunks: int, split: set[str]) -> Prepared | None:
+def _of_chunk_prepared(
+    prepared: BackwardPreparation | None, i: int, chunks: int, split: set[str]
+) -> BackwardPreparation | None:
     if prepared is None:
         return None
     gradient, before_dgrad, after_dgrad = (
@@ -134,7 +136,7 @@ def _of_chunk_prepared(prepared: Prepared | None, i: int, chunks: int, split: se
     )
     names = (_part(n, i) if n in split else n for n in (prepared.dgrad, prepared.wgrad, prepared.input))
     dgrad, wgrad, source = names
-    return Prepared(gradient, dgrad, wgrad, before_dgrad, after_dgrad, source)
+    return BackwardPreparation(gradient, dgrad, wgrad, before_dgrad, after_dgrad, source)
 
 
 def _smaller_back(back: Back | None, chunks: int) -> Back | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from mofa.blocks.elementwise import BoolK, FloatK, maximum, opposite, where
+from mofa.blocks.elementwise import BoolK, FloatK, logical_not, maximum, where
 from mofa.blocks.fp8 import Fp8Recipe
 from mofa.blocks.op import Tape, TapeBuilder
 from mofa.blocks.work import Format
@@ -57,7 +57,7 @@ class Context:
     """Share of an expert's numbers of tokens for which the library of products remembers no kernel. [-]"""
     cp_a2a: BoolK = False
     """Where attention's heads are exchanged for tokens."""
-    new_kernels: ArrayK = 0.0
+    expected_first_use_kernels: ArrayK = 0.0
     """Kernels that are loaded for an expert's number of tokens, of all its products. [-]"""
     has_all_layers: BoolK = True
     """Where a rank has all layers, in no pipeline."""
@@ -96,7 +96,7 @@ class Context:
         return self.micro_batch * self.seq_len / self.cp
 
     @cached_property
-    def shard(self) -> ArrayK:
+    def shard_tokens(self) -> ArrayK:
         """Tokens outside the tensor-parallel regions. [tokens]"""
         return where(self.sp, self.tokens / self.tp, self.tokens)
 
@@ -112,7 +112,7 @@ class Context:
     @cached_property
     def reduces(self) -> BoolK:
         """Where tensor parallelism without sequence parallelism all-reduces."""
-        return (self.tp > 1) & opposite(self.sp)
+        return (self.tp > 1) & logical_not(self.sp)
 
     @cached_property
     def heads(self) -> ArrayK:
@@ -167,7 +167,7 @@ class Primitives:
     embedding: Callable[[TapeBuilder, Context], str]
     head: Callable[[TapeBuilder, Context, str], str]
     """(builder, context, residual stream) -> loss: final norm, output layer, cross entropy"""
-    wrap_block: Callable[[TapeBuilder, Context, str, ArrayK, ArrayK], None]
+    begin_block: Callable[[TapeBuilder, Context, str, ArrayK, ArrayK], None]
     """(builder, context, block, dense params per rank, expert params per rank): what data parallelism does before it"""
     wrap_backward: Callable[[Tape, Context, str, ArrayK, ArrayK], Tape] | None = None
     """(backward tape, context, block, dense params per rank, expert params per rank): what data parallelism adds to it;

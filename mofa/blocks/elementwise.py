@@ -2,7 +2,7 @@
 
 NumPy takes about a microsecond a call, whatever the size. A tape of one candidate therefore holds plain floats and
 bools, and what its formulas need beyond operators is here: the floats' answer for floats, NumPy's for arrays.
-``not x`` and ``~x`` are each wrong for one of the two; ``opposite`` is right for both.
+``not x`` and ``~x`` are each wrong for one of the two; ``logical_not`` is right for both.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FEW = 16
 """Rows up to which NumPy's reductions are not slower than going column by column. [-]"""
 
 
-def value(quantity: FloatK | BoolK, k: int = 0) -> float:
+def value_at(quantity: FloatK | BoolK, k: int = 0) -> float:
     """Of a combination what is said of each, or of all.
 
     Examples
     --------
-    >>> value(np.array([1.0, 3.0]), 1), value(np.array([2.0]), 1), value(4.0, 1)
+    >>> value_at(np.array([1.0, 3.0]), 1), value_at(np.array([2.0]), 1), value_at(4.0, 1)
     (3.0, 2.0, 4.0)
     """
     return float(quantity[k if quantity.size > 1 else 0] if isinstance(quantity, np.ndarray) else quantity)
@@ -74,12 +74,12 @@ def minimum(x: FloatK, y: FloatK) -> FloatK:
     return smaller
 
 
-def ceiling(x: FloatK) -> FloatK:
+def ceil(x: FloatK) -> FloatK:
     """The next whole number, entry by entry.
 
     Examples
     --------
-    >>> ceiling(1.5), ceiling(np.array([1.5, 2.0]))
+    >>> ceil(1.5), ceil(np.array([1.5, 2.0]))
     (2.0, array([2., 2.]))
     """
     if type(x) is float:
@@ -88,23 +88,23 @@ def ceiling(x: FloatK) -> FloatK:
     return rounded
 
 
-def opposite(x: BoolK) -> BoolK:
+def logical_not(x: BoolK) -> BoolK:
     """Not, entry by entry.
 
     Examples
     --------
-    >>> opposite(True), opposite(np.array([True, False]))
+    >>> logical_not(True), logical_not(np.array([True, False]))
     (False, array([False,  True]))
     """
     return not x if isinstance(x, bool) else np.logical_not(x)
 
 
-def anywhere(x: BoolK | FloatK) -> bool:
+def any_true(x: BoolK | FloatK) -> bool:
     """Whether any entry is true, or not 0.
 
     Examples
     --------
-    >>> anywhere(0.0), anywhere(np.array([False, True]))
+    >>> any_true(0.0), any_true(np.array([False, True]))
     (False, True)
     """
     if x is True or x is False:
@@ -114,23 +114,23 @@ def anywhere(x: BoolK | FloatK) -> bool:
     return bool(x) if isinstance(x, PLAIN) else bool(x.any())
 
 
-def everywhere(x: BoolK) -> bool:
+def all_true(x: BoolK) -> bool:
     """Whether all entries are true.
 
     Examples
     --------
-    >>> everywhere(True), everywhere(np.array([False, True]))
+    >>> all_true(True), all_true(np.array([False, True]))
     (True, False)
     """
     return x if isinstance(x, bool) else bool(x.all())
 
 
-def stacked(values: Sequence[FloatK], num_k: int) -> NDArray[np.float64]:
+def stack_rows(values: Sequence[FloatK], num_k: int) -> NDArray[np.float64]:
     """Numbers or arrays as the rows of one array. (len(values), num_k)
 
     Examples
     --------
-    >>> stacked([1.0, np.array([2.0, 3.0])], 2)
+    >>> stack_rows([1.0, np.array([2.0, 3.0])], 2)
     array([[1., 1.],
            [2., 3.]])
     """

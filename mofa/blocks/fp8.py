@@ -78,12 +78,12 @@ class Fp8Recipe:
     """Release of CUDA below which Transformer Engine refuses it (te/quantization.py,
     ``_compute_fp8_block_scaling_support``); empty where any has it."""
 
-    def bytes_of(self, copies: int) -> float:
+    def cast_moved_bytes(self, copies: int) -> float:
         """Moved by a cast to one or two copies, per element: read in bf16, once more for the largest. [B]
 
         Examples
         --------
-        >>> [FP8_RECIPES[name].bytes_of(2) for name in ("delayed", "tensorwise")]
+        >>> [FP8_RECIPES[name].cast_moved_bytes(2) for name in ("delayed", "tensorwise")]
         [4.0, 6.0]
         """
         return 2.0 + self.amax_bytes + copies * 1.0
@@ -136,12 +136,12 @@ def weight_copies(recipe: str, transposes: bool) -> int:
     return 1 + (transposes or not FP8_RECIPES[recipe].gathers_rows_alone)
 
 
-def formats_of(recipe: str) -> tuple[Format, ...]:
+def product_formats(recipe: str) -> tuple[Format, ...]:
     """Kinds of the products of a layer in a recipe, or in bf16 without one.
 
     Examples
     --------
-    >>> formats_of(""), formats_of("blockwise")
+    >>> product_formats(""), product_formats("blockwise")
     (('bf16',), ('fp8_block', 'fp8_block_rows'))
     """
     product: Format = FP8_RECIPES[recipe].product if recipe else "bf16"

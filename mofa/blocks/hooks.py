@@ -23,12 +23,13 @@ ROTATION_SAVES = 4
 """Of q and k, turned by cosines and by sines: a table each. [-]"""
 
 
-def saved_tensors(op: Op) -> int:
+def num_saved_tensors(op: Op) -> int:
     """Tensors that autograd saves at an op, weights and tables among them, whoever else keeps them. [-]
 
     Examples
     --------
-    >>> saved_tensors(Op("wq", "gemm", Gemm(1.0, 1.0, 1.0))), saved_tensors(Op("mid.add", "memory_bound", Stream(1.0)))
+    >>> product, addition = Op("wq", "gemm", Gemm(1.0, 1.0, 1.0)), Op("mid.add", "memory_bound", Stream(1.0))
+    >>> num_saved_tensors(product), num_saved_tensors(addition)
     (2, 0)
     """
     work = op.work
@@ -61,4 +62,4 @@ def mark_saved_tensor_hooks(forward: Tape, *, mode: bool) -> Tape:
 
 
 def _marked(op: Op, mode: bool) -> Op:
-    return op._replace(hooked=float(saved_tensors(op)), selective=mode and not op.compiled)
+    return op._replace(hooked=float(num_saved_tensors(op)), selective=mode and not op.compiled)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, where
+from mofa.blocks.elementwise import BoolK, FloatK, all_true, any_true, where
 from mofa.blocks.op import KINDS, OWN_POOLS, Op, Tape, Tensor
 from mofa.blocks.roles import PRODUCT_ROLES
 
@@ -61,7 +61,7 @@ class Lifetimes:
 
     def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[Interval]:
         """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
-        shares = self.shares
+        shares = self.memory_aliases
         death = {**self.death, **end_of}
         extension: dict[str, list[_Extension]] = {
             name: [(i, runs, name) for i, runs in uses] for name, uses in self.partly.items() if name not in end_of
@@ -79,7 +79,7 @@ class Lifetimes:
             if end is not None:
                 there.append((end, mask, name))
             for later, other, leaf in extension.get(name, []):
-                if anywhere(both := other & mask):
+                if any_true(both := other & mask):
                     there.append((later, both, leaf))
         result = []
         for name, start in {**starts, **self.birth}.items():
@@ -108,7 +108,7 @@ class Lifetimes:
         return where(op.present, own, 0.0)
 
     @cached_property
-    def shares(self) -> dict[str, tuple[str, BoolK]]:
+    def memory_aliases(self) -> dict[str, tuple[str, BoolK]]:
         """Names whose memory is another's, whose, and for which candidates; True where for all.
 
         A view's outputs all are its source's memory, of an op that is not there the first.
@@ -117,7 +117,7 @@ class Lifetimes:
         for op in self.ops:
             if (op.view is False and op.present is True) or not op.reads:  # most ops
                 continue
-            for mask, names in ((op.shares(), op.writes[:1]), (op.view & op.present, op.writes[1:])):
+            for mask, names in ((op.aliases_first_input(), op.writes[:1]), (op.view & op.present, op.writes[1:])):
                 mask = _plain(mask) if names else False
                 for name in names if mask is not False else ():
                     shares.setdefault(name, (op.reads[0], mask))
@@ -126,9 +126,9 @@ class Lifetimes:
 
 def _plain(mask: BoolK) -> BoolK:
     """A mask as True or False where it is the same for all candidates."""
-    if everywhere(mask):
+    if all_true(mask):
         return True
-    return mask if anywhere(mask) else False
+    return mask if any_true(mask) else False
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class BlockLifetimes:
     """What is written on other streams that have memory of their own, by stream."""
 
     @classmethod
-    def of(cls, forward: Tape, backward: Tape) -> BlockLifetimes:
+    def from_tapes(cls, forward: Tape, backward: Tape) -> BlockLifetimes:
         """The lives of the tensors of a block's tapes."""
         ops = forward.ops + backward.ops
         boundary, last = len(forward.ops), len(ops) - 1
@@ -155,7 +155,7 @@ class BlockLifetimes:
         end_of = dict.fromkeys(forward.outputs, boundary - 1)  # the next block owns the output from here on
         end_of.update(dict.fromkeys((*backward.outputs, *backward.lingers), last))
         # gathered buffers go when the next block's weights are copied out, the last block's at the end
-        end_of.update((name, boundary - 1) for op in forward.ops if op.holds for name in op.reads)
+        end_of.update((name, boundary - 1) for op in forward.ops if op.holds_for_next_block for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
         intervals = lifetimes.intervals({name: start for name, start in starts.items() if lifetimes.uses(name)}, end_of)
         return cls(ops, boundary, intervals, *_saved(ops, intervals, boundary), _pools(ops, intervals))

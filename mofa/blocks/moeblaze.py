@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import BoolK, anywhere, everywhere, opposite, where
+from mofa.blocks.elementwise import BoolK, all_true, any_true, logical_not, where
 from mofa.blocks.op import Back, FloatK, Op, Tape
 from mofa.blocks.roles import RoutingStep
 from mofa.blocks.work import Stream
@@ -19,7 +19,7 @@ LEFT_OUT: tuple[RoutingStep, ...] = ("sort", "unsort", "unpermute")
 Policy = Literal["moeblaze", "conventional"]
 
 
-def index_only(forward: Tape, ctx: Context) -> Tape:
+def dispatch_by_index(forward: Tape, ctx: Context) -> Tape:
     """The forward tape of a layer without routed copies where a rank holds all experts; one without experts stays.
 
     Notes
@@ -44,9 +44,9 @@ def index_only(forward: Tape, ctx: Context) -> Tape:
     """
     moe = ctx.model.moe
     by_index = _where_index(ctx)
-    if moe is None or not anywhere(by_index) or all(op.routing != "permute" for op in forward.ops):
+    if moe is None or not any_true(by_index) or all(op.routing != "permute" for op in forward.ops):
         return forward
-    tokens, tensors = ctx.shard, dict(forward.tensors)
+    tokens, tensors = ctx.shard_tokens, dict(forward.tensors)
     own = tokens * float(ctx.model.hidden) * ctx.element
     index = INDEX_BYTES * (3.0 * tokens * moe.top_k + moe.num_experts + 1.0)
     dense = INDEX_BYTES * tokens * float(moe.num_experts)
@@ -77,7 +77,7 @@ def index_only(forward: Tape, ctx: Context) -> Tape:
                 ops.append(maps._replace(region=op.region))
             ops.append(_left_out(op._replace(writes=op.writes[:1], reads=(*op.reads, *rest)), by_index))
         elif op.routing == "row_map":
-            ops.append(op._replace(present=opposite(by_index)))
+            ops.append(op._replace(present=logical_not(by_index)))
         elif op.routing == "first_product":
             ops.append(op._replace(saves=(*op.saves, INDEX)))
         else:
@@ -91,15 +91,15 @@ def _where_index(ctx: Context) -> BoolK:
     if ctx.framework.routed_copies == "index":
         return True
     alone = (ctx.ep == 1) & (ctx.etp == 1)
-    return True if everywhere(alone) else alone
+    return True if all_true(alone) else alone
 
 
 def _left_out(op: Op, by_index: BoolK) -> Op:
     """A copy of rows that is a view here, each way."""
     assert isinstance(op.work, Stream) and op.back is not None
     back, none = op.back, 0.0
-    if anywhere(back.launches):
-        again = back.moved()._replace(bytes=where(by_index, none, back.bytes))
+    if any_true(back.launches):
+        again = back.memory_bound_work()._replace(bytes=where(by_index, none, back.bytes))
         back = back._replace(
             work=again, launches=where(by_index, none, back.launches), view=by_index, family=op.family,
             present=op.present, stream=op.stream,

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from mofa.blocks.elementwise import BoolK as BoolK
 from mofa.blocks.elementwise import FloatK as FloatK
-from mofa.blocks.elementwise import anywhere, opposite
+from mofa.blocks.elementwise import any_true, logical_not
 from mofa.blocks.roles import FSDP_USES, LayerStep, Part, Purpose, Role, RoutingStep, TensorUse
 from mofa.blocks.work import Stream, Work
 from mofa.specs.host import Module
@@ -66,12 +66,13 @@ OWN_POOLS = ("fsdp_gather", "fsdp_reduce", CP_POOL)
 """Streams that allocate from memory pools of their own, of what ops on them and ops of that pool write."""
 
 WRITES = 1000
-"""In an :class:`Order` the first output; those behind it count on."""
+"""In an :class:`ScratchSequence` the first output; those behind it count on."""
 READS = 2000
-"""In an :class:`Order` the first input, let go there if the op is its last reader; those behind it count on."""
+"""In an :class:`ScratchSequence` the first input, let go there if the op is its last reader; those behind it count
+on."""
 
 
-class Order(NamedTuple):
+class ScratchSequence(NamedTuple):
     """An op's temporaries one by one, as its kernels allocate and free them; their most together is its ``scratch``.
 
     In ``steps``, n allocates the n-th of ``sizes`` and ~n frees it. ``WRITES`` + n allocates the n-th output, ``READS``
@@ -122,7 +123,7 @@ class Back(NamedTuple):
     """Of the backward kernels, as in :class:`Stream`."""
     nodes: FloatK = 1.0
     """Nodes of autograd's graph that they belong to. [-]"""
-    order: Order | None = None
+    order: ScratchSequence | None = None
     """Of the backward kernels, where ``scratch`` is more than one temporary."""
     over_saved: bool = False
     """With ``work`` and ``view``: the gradient is written over the first tensor that was kept."""
@@ -131,16 +132,16 @@ class Back(NamedTuple):
     holds: tuple[str, ...] = ()
     """Outputs of ops behind it whose gradients are there until its end: one node of autograd's graph had them."""
 
-    def moved(self) -> Stream:
+    def memory_bound_work(self) -> Stream:
         """The work of backward kernels that only move bytes."""
         return Stream(self.bytes, self.like, self.elements, self.width, self.source, self.parts)
 
 
 GRADIENT = "the gradient of its output"
-"""Among what the ops of a :class:`Prepared` read: the gradient that comes back to the linear layer."""
+"""Among what the ops of a :class:`BackwardPreparation` read: the gradient that comes back to the linear layer."""
 
 
-class Prepared(NamedTuple):
+class BackwardPreparation(NamedTuple):
     """What a linear layer does in its backward besides its products.
 
     ``gradient`` are ops on :data:`GRADIENT`, in order. Of what they write, the product for the input's gradient reads
@@ -191,7 +192,7 @@ class Op(NamedTuple):
     """Bytes moved per parameter to add a separate weight gradient to the main one; 0 where the GEMM adds. [B]"""
     regather: tuple[str, ...] = ()
     """Names of collectives that run again before the weight gradient, because only their input was kept."""
-    prepared: Prepared | None = None
+    prepared: BackwardPreparation | None = None
     """Of a linear layer whose backward casts, gathers or transposes before it multiplies."""
     functions: FloatK = 0.0
     """Functions of Python that autograd calls around the op, on the way forward and on the way back."""
@@ -199,7 +200,7 @@ class Op(NamedTuple):
     """Calls of functions that are compiled by themselves and checked at every call, each way."""
     choices: FloatK = 0.0
     """Products among its launches for which the library chooses a kernel anew: of a shape it does not remember."""
-    order: Order | None = None
+    order: ScratchSequence | None = None
     """Where ``scratch`` is more than one temporary: which, and when."""
     loads: FloatK = 0.0
     """Kernels among its launches that nothing has used before, which the driver loads while the device idles. [-]"""
@@ -265,7 +266,7 @@ class Op(NamedTuple):
         return self.purpose == "weight_cast"
 
     @property
-    def holds(self) -> bool:
+    def holds_for_next_block(self) -> bool:
         """Of a mark: whether what it reads is held for the next block."""
         return self.purpose == "hold"
 
@@ -275,7 +276,7 @@ class Op(NamedTuple):
         return self.purpose in ("copy_out", "experts_copy_out")
 
     @property
-    def renews(self) -> bool:
+    def renews_dispatcher(self) -> bool:
         """Whether the layer's dispatcher of tokens gets new probabilities at it."""
         return self.purpose == "renewal"
 
@@ -285,15 +286,15 @@ class Op(NamedTuple):
         return self.purpose == "embedding_gradient"
 
     @property
-    def is_sharding(self) -> bool:
+    def is_issued_by_fsdp(self) -> bool:
         """Whether FSDP issues it: for a block's own parameters, or for experts that are sharded apart."""
         return self.part == "fsdp"
 
-    def shares(self) -> BoolK:
+    def aliases_first_input(self) -> BoolK:
         """Where the outputs are the memory of the first input. (K,)"""
         if self.present is True:
             return self.view
-        return self.view | opposite(self.present)
+        return self.view | logical_not(self.present)
 
 
 _REGION = Op._fields.index("region")
@@ -314,7 +315,7 @@ class Tape:
     outputs: tuple[str, ...]
     lingers: tuple[str, ...] = ()
 
-    def saved(self) -> tuple[str, ...]:
+    def saved_names(self) -> tuple[str, ...]:
         """Names kept for the backward pass, each once."""
         return tuple(dict.fromkeys(name for op in self.ops for name in op.saves))
 
@@ -379,7 +380,7 @@ class TapeBuilder:
         renamed: dict[str, str] = {}
         for op in self.ops:
             op = _rename(op, renamed) if renamed else op
-            if op.present is True or anywhere(op.present):
+            if op.present is True or any_true(op.present):
                 ops.append(op)
             elif op.writes:
                 renamed[op.writes[0]] = op.reads[0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import BoolK, anywhere, maximum, where
-from mofa.blocks.op import RENEWAL, Back, Family, FloatK, Op, Prepared, TapeBuilder
+from mofa.blocks.elementwise import BoolK, any_true, maximum, where
+from mofa.blocks.op import RENEWAL, Back, BackwardPreparation, Family, FloatK, Op, TapeBuilder
 from mofa.blocks.roles import LayerStep, Purpose
 from mofa.blocks.work import Attention, Backend, Collective, Gemm, Stream
 
 
-def stream(
+def memory_bound_op(
     b: TapeBuilder, name: str, reads: tuple[str, ...], out: str, *, bytes_: FloatK, saves: tuple[str, ...] = (),
     back_bytes: FloatK = 0.0, back_launches: FloatK = 1, launches: FloatK = 1, scratch: FloatK = 0.0,
     back_scratch: FloatK = 0.0, family: Family = "memory_bound", weight_params: FloatK = 0.0, like: str = "",
@@ -28,7 +28,7 @@ def view(b: TapeBuilder, name: str, source: str, out: str) -> str:
     return b.add(Op(name, "memory_bound", None, (source,), (out,), view=True, launches=0))
 
 
-def hold(b: TapeBuilder, frame: str, x: str) -> None:
+def hold_local(b: TapeBuilder, frame: str, x: str) -> None:
     """A local variable of a module's forward, which has it until it returns (:func:`leave_frame`)."""
     if f"{frame} has {x}" in b.tensors:
         return
@@ -43,7 +43,7 @@ def leave_frame(b: TapeBuilder, frame: str, present: BoolK = True) -> None:
         b.add(Op(f"{frame} returns", "memory_bound", None, local_tensors, (), launches=0, present=present, frame=frame))
 
 
-def made_again_behind(b: TapeBuilder, name: str, out: str, x: str) -> str:
+def mark_recomputed_output(b: TapeBuilder, name: str, out: str, x: str) -> str:
     """A module's output, at whose gradient ``x`` is made again where Megatron discards it.
 
     A hook of the output does so before anything of the module goes back, whoever reads ``x`` in it
@@ -76,9 +76,9 @@ def tp_copy(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> s
     Where the framework launches that ahead of the weight gradient it runs on a stream of its own; else computing waits
     for it behind both products (``copy_to_tensor_model_parallel_region`` in front of ``F.linear``).
     """
-    if not anywhere(ctx.reduces):
+    if not any_true(ctx.reduces):
         return x
-    out = b.tensor(f"{name}.copied", ctx.shard * width * ctx.element)
+    out = b.tensor(f"{name}.copied", ctx.shard_tokens * width * ctx.element)
     back = Back(
         work=Collective("all_reduce", "tp", ctx.tokens * width * ctx.element), family="tp", present=ctx.reduces,
         view=True, stream="tp" if ctx.framework.overlap_input_grads else "compute",
@@ -94,13 +94,13 @@ def tp_reduce(
     ``scattered_back`` is the way back of the reduce-scatter where it is not the all-gather of what was reduced.
     """
     payload = ctx.tokens * width * ctx.element
-    out = b.tensor(f"{name}.scattered", ctx.shard * width * ctx.element)
+    out = b.tensor(f"{name}.scattered", ctx.shard_tokens * width * ctx.element)
     y = b.add(
         Op(f"{name}.reduce_scatter", "tp", Collective("reduce_scatter", "tp", payload), (x,), (out,),
            present=ctx.gathers, stream="tp", back=scattered_back)
     )  # fmt: skip
-    if anywhere(ctx.reduces):
-        reduced = b.tensor(f"{name}.reduced", ctx.shard * width * ctx.element)
+    if any_true(ctx.reduces):
+        reduced = b.tensor(f"{name}.reduced", ctx.shard_tokens * width * ctx.element)
         y = b.add(
             Op(f"{name}.all_reduce", "tp", Collective("all_reduce", "tp", payload), (y,), (reduced,),
                present=ctx.reduces, view=True, stream="tp")
@@ -112,7 +112,7 @@ def linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, saves: tuple[str, ...],
     regather: tuple[str, ...] = (), out_element: int | None = None, grad_bytes_per_param: float = 0.0,
     accumulate_bytes_per_param: float = 0.0, format_: str = "", reads: tuple[str, ...] = (), grad: bool = True,
-    functions: FloatK = 0.0, prepared: Prepared | None = None, purpose: Purpose = "", registered_at: int = 0,
+    functions: FloatK = 0.0, prepared: BackwardPreparation | None = None, purpose: Purpose = "", registered_at: int = 0,
     step: LayerStep = "",
 ) -> str:  # fmt: skip
     """A matrix product with a weight of n x k; ``grad_bytes_per_param`` of a weight gradient made apart. [B/param]"""
@@ -156,7 +156,7 @@ def fused_attention(
     cp = ctx.cp
     backend = attention_backend(ctx)
     back = Back(0.0, back_launches, workspace)
-    if not anywhere(cp > 1):
+    if not any_true(cp > 1):
         work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend)
         b.add(Op("attn.core", "attention", work, (q, k, v), (out, lse), (q, k, v, out, lse), back=back,
                  step="core"))  # fmt: skip
@@ -221,7 +221,7 @@ def attention_backward_scratch(ctx: Context) -> ArrayK:
 
 def activation_elements(ctx: Context, width: FloatK, *, sharded: bool = True) -> ArrayK:
     """Elements of an activation of this width."""
-    return (ctx.shard if sharded else ctx.tokens) * width
+    return (ctx.shard_tokens if sharded else ctx.tokens) * width
 
 
 def embedding_backward_scratch(ctx: Context, rows: FloatK) -> FloatK:

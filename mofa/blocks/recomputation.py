@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mofa.blocks.chunks import CHUNK
-from mofa.blocks.elementwise import BoolK, anywhere
+from mofa.blocks.elementwise import BoolK, any_true
 from mofa.blocks.op import Op
 
 OUTSIDE = "data_parallel"
@@ -57,9 +57,9 @@ class Recompute:
         while self.discard and (op := makers.get(name)) is not None:
             if self.group_of(op) in self.discard:
                 return name, shared
-            if not op.reads or name != op.writes[0] or not anywhere(op.shares()):
+            if not op.reads or name != op.writes[0] or not any_true(op.aliases_first_input()):
                 break
-            name, shared = op.reads[0], shared & op.shares()
+            name, shared = op.reads[0], shared & op.aliases_first_input()
         return "", False
 
 

@@ -7,11 +7,11 @@ from functools import lru_cache
 
 from mofa.blocks import build
 from mofa.blocks.build import BlockKind, BlockTapes
-from mofa.blocks.chunks import chunked
+from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import PLAIN, FloatK, maximum
 from mofa.blocks.frameworks import primitives_of
-from mofa.blocks.frameworks.recompute import modes as recompute_of
+from mofa.blocks.frameworks.recompute import derive_recompute as recompute_of
 from mofa.blocks.op import Op
 from mofa.blocks.recomputation import NO_RECOMPUTE
 from mofa.specs.strategy import RecomputeSpec
@@ -29,7 +29,7 @@ class ModelTapes:
     largest_activation: FloatK
 
 
-def label(kind: BlockKind, spec: RecomputeSpec) -> str:
+def layer_label(kind: BlockKind, spec: RecomputeSpec) -> str:
     """The name of a kind of layer under a recomputation."""
     return f"{kind.name} recompute={spec}"
 
@@ -57,18 +57,19 @@ def _described(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     largest: FloatK = 0.0
     halves: build.Halves = {}
     for kind in build.block_kinds(model):
-        forward = build.block_forward(ctx, p, kind, halves)
+        forward = build.layer_forward_tape(ctx, p, kind, halves)
         ops += forward.ops
         for tensor in forward.tensors.values():
             largest = maximum(largest, tensor.bytes) if tensor.kind == "activation" else largest
         chunks_of = {
-            c: chunked(forward, c, overlap=framework.chunk_overlap) for c in {spec.token_chunks for spec in modes}
+            c: split_into_token_chunks(forward, c, overlap=framework.chunk_overlap)
+            for c in {spec.token_chunks for spec in modes}
         }
         for spec in modes:
             recompute = NO_RECOMPUTE if spec.kind == "none" else recompute_of(framework, spec, forward, model)
             layer_forward = chunks_of[spec.token_chunks] if kind.moe else forward
-            tapes[label(kind, spec)] = build.block(ctx, p, kind, recompute, layer_forward)
+            tapes[layer_label(kind, spec)] = build.layer_tapes(ctx, p, kind, recompute, layer_forward)
     if model.num_mtp_layers:
-        tapes["mtp"] = build.mtp_entry(ctx, p)
-    ends = {"embedding": build.embedding(ctx, p), "head": build.head(ctx, p)}
+        tapes["mtp"] = build.mtp_entry_tapes(ctx, p)
+    ends = {"embedding": build.embedding_tapes(ctx, p), "head": build.head_tapes(ctx, p)}
     return ModelTapes({**tapes, **ends}, tuple(ops), largest)

@@ -23,14 +23,14 @@ BUFFERS = 10
 fields of ``TransformerLayerTPOverlapCfg``, ibid. [-]"""
 
 
-def buffer_bytes(ctx: Context) -> ArrayK:
+def user_buffer_bytes(ctx: Context) -> ArrayK:
     """Bytes of the user buffers, which stay. [B]"""
     if not ctx.framework.tp_overlap:
         return 0.0
     return where(ctx.gathers, BUFFERS * ctx.tokens * float(ctx.model.hidden) * ctx.element, 0.0)
 
 
-def overlapped(tape: Tape, ctx: Context) -> Tape:
+def with_tp_overlap(tape: Tape, ctx: Context) -> Tape:
     """The tape with its tensor-parallel gathers and reductions beside their products, where the framework does so.
 
     What is gathered, and what is to be reduced, lives in the user buffers: it allocates nothing of its own.

@@ -35,7 +35,7 @@ TE_TARGETS = {GROUPED: (0.07, 0.18), OPS: (0.06, 0.10)}
 """The same of Transformer Engine's kernels, where those were measured."""
 
 
-def check(
+def check_fits(
     folders: Sequence[Path], *, by_op: bool = False, split: Split = "heldout", needed: bool = True
 ) -> dict[str, Any]:
     """Fit each folder's grid, predict its held-out shapes, and sum up over the folders.

@@ -14,7 +14,7 @@ import numpy as np
 
 from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.chunks import chunked
+from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.op import Back, Op, Tape, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
@@ -99,7 +99,7 @@ def predict_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) 
         The machine as its profile has it, and a framework that issues ops one by one.
     """
     tape, chunks = layer_forward(shape), int(shape["chunks"])
-    forward = chunked(tape, chunks)
+    forward = split_into_token_chunks(tape, chunks)
     recompute = Recompute("regions", checkpoint=frozenset({REGION})) if chunks == 1 else NO_RECOMPUTE
     tapes = BlockTapes("chunked_moe", forward, backward(forward, recompute))
     return LayerPrediction(shape, tapes, _machine(int(shape["ep"]), cluster, framework))

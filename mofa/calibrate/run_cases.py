@@ -22,7 +22,7 @@ Progress = Callable[[int, int, str], None]
 """Called with cases done, cases in all, and what is being timed."""
 
 
-def run(
+def measure_cases(
     out: Path,
     *,
     quick: bool = False,

@@ -91,7 +91,7 @@ def _resolve(
     run: RunSpec, folder: Path, overrides: Overrides
 ) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
     """What a run names, with the changes of ``--set``."""
-    from mofa.specs.load import build, bundled, load_cluster
+    from mofa.specs.load import build_spec, bundled, load_cluster
     from mofa.specs.overrides import override
     from mofa.specs.run_files import resolve_run
     from mofa.specs.workload import WorkloadSpec
@@ -108,7 +108,7 @@ def _resolve(
     workload, cluster, framework, complete = resolve_run(changed, folder)
     if overrides["workload"]:
         raw = override(workload.model_dump(exclude_none=True), overrides["workload"], "--set workload")
-        workload = build(WorkloadSpec, raw, "--set workload")
+        workload = build_spec(WorkloadSpec, raw, "--set workload")
     if overrides["hardware"]:
         beside = folder / run.hardware
         place = beside if run.hardware not in bundled("nodes") and beside.exists() else run.hardware
@@ -116,7 +116,7 @@ def _resolve(
     return workload, cluster, framework, complete
 
 
-class Job(NamedTuple):
+class EstimateRequest(NamedTuple):
     """What one estimate, or one trace, is about."""
 
     id: str | None
@@ -133,11 +133,11 @@ class Job(NamedTuple):
 
 
 @contextlib.contextmanager
-def jobs_from_options(
+def requests_from_options(
     workload: str, cluster: str | None = None, gpus: int | None = None, strategy: str | None = None,
     seq_len: int | None = None, global_batch: int | None = None, tokens: str | None = None,
     framework: str | None = None, set_: list[str] | None = None, host_issue: str | None = None,
-) -> Iterator[list[Job]]:  # fmt: skip
+) -> Iterator[list[EstimateRequest]]:  # fmt: skip
     """The runs of a file where no cluster is named, else the one job that the options say.
 
     The record of a measured run is one as it ran: on its own host, with the tokens that its routers sent, which are in
@@ -172,10 +172,10 @@ def jobs_from_options(
     for name, value in overrides["strategy"].items():
         if fields.setdefault(name, value) != value:
             raise SpecError(f"--set strategy.{name}: is {value}, but --strategy says {fields[name]}; keep one")
-    yield [Job(None, job, machines, fields, facts, frozenset(fields))]
+    yield [EstimateRequest(None, job, machines, fields, facts, frozenset(fields))]
 
 
-def _jobs_of_file(file: str, overrides: Overrides, scratch: Path, host_issue_s: float | None) -> list[Job]:
+def _jobs_of_file(file: str, overrides: Overrides, scratch: Path, host_issue_s: float | None) -> list[EstimateRequest]:
     """The runs of a file, or the measured one of a record."""
     from mofa.errors import SpecError
     from mofa.specs.run_files import load_runs
@@ -194,10 +194,10 @@ def _jobs_of_file(file: str, overrides: Overrides, scratch: Path, host_issue_s: 
             raise type(error)(f"{file}: {error}") from None
         named = frozenset({*run.strategy, *overrides["strategy"], "micro_batch"})
         if record is None:
-            jobs.append(Job(run.id, job, machines.at_host(host_issue_s, HOST_SAID), complete, facts, named))
+            jobs.append(EstimateRequest(run.id, job, machines.at_host(host_issue_s, HOST_SAID), complete, facts, named))
         else:
             machines = record.cluster_as_run(machines)
-            jobs.append(Job(run.id, job, machines, complete, facts, named, record.gpu, record.rests_on))
+            jobs.append(EstimateRequest(run.id, job, machines, complete, facts, named, record.gpu, record.rests_on))
     return jobs
 
 

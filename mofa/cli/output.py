@@ -26,7 +26,7 @@ class Output:
     out: Path | None = None
     quiet: bool = False
 
-    def check(self) -> None:
+    def refuse_unwritable_places(self) -> None:
         """Refuse places that cannot be written before the work is done."""
         from mofa.errors import SpecError
         from mofa.report.save import check_writable

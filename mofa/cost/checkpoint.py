@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.optimizer import Shards
+from mofa.cost.optimizer import ParameterShards
 from mofa.specs.faults import CheckpointSpec, StorageSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -41,7 +41,7 @@ def checkpoint_bytes(workload: WorkloadSpec, framework: FrameworkSpec) -> float:
     return params * saved_bytes_per_param(workload, framework)
 
 
-def rank_bytes(workload: WorkloadSpec, framework: FrameworkSpec, shards: Shards) -> ArrayN:
+def rank_bytes(workload: WorkloadSpec, framework: FrameworkSpec, shards: ParameterShards) -> ArrayN:
     """Bytes that a rank of the heaviest stage saves. (n,) [B]
 
     The data-parallel ranks of a stage save a share each, of what they hold whole as well: Megatron's fully parallel

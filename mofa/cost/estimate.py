@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import first_largest, per_combination, row_max
-from mofa.cost.block.block_cost import Mode, block_costs, needs_full, unique_rows
-from mofa.cost.block.costs import Costs
+from mofa.cost.block.block_cost import Mode, block_costs, recomputes_layers_whole, unique_rows
+from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import rank_bytes
@@ -90,14 +90,14 @@ class Estimator:
         """Whether pipelines' waits give back some of the clock that the power limit takes."""
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
-        self.parts: list[Part] = []
+        self.parts: list[ModeGroup] = []
         for chosen, mode in precision_modes(workload, framework, table):
             self.of[chosen] = len(self.parts)
             some = table if len(chosen) == len(table) else table.take(chosen)
             costs = block_costs(workload, cluster, framework, some, loads, mode, drop)
             self.place[chosen] = costs.index
             self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
-            self.parts.append(Part.of(mode, costs))
+            self.parts.append(ModeGroup.from_costs(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:
         """Where the layers of a row of the table are."""
@@ -138,7 +138,7 @@ class Estimator:
         self._as_they_run(out.exposed, out.hidden, which, layers)
         return out.breakdown()
 
-    def times(
+    def component_seconds(
         self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
         every_stage: bool = False,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
@@ -161,12 +161,12 @@ class Estimator:
         layers: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Change the seconds of one plain run of each row to those of all its runs, kernels loaded, at its clock."""
-        runs = self.runs(self.table.take(which)) if self.loads.over else np.ones(len(which))
+        runs = self.runs_per_step(self.table.take(which)) if self.loads.over else np.ones(len(which))
         exposed *= runs
         hidden *= runs
         share = self.drains[which]
         if share.any():
-            drained_exposed, drained_hidden = self.drained.times(which, recompute_layers=layers)
+            drained_exposed, drained_hidden = self.without_host_lead.component_seconds(which, recompute_layers=layers)
             exposed += share * (drained_exposed - exposed)
             hidden += share * (drained_hidden - hidden)
         if self.rests:
@@ -181,7 +181,9 @@ class Estimator:
         waiting = np.flatnonzero(idle)
         if len(waiting):
             share = idle[waiting] / RESTED
-            rested_exposed, rested_hidden = self.rested.times(which[waiting], recompute_layers=layers[waiting])
+            rested_exposed, rested_hidden = self.with_device_waits.component_seconds(
+                which[waiting], recompute_layers=layers[waiting]
+            )
             exposed[:, waiting] += share * (rested_exposed - exposed[:, waiting])
             hidden[:, waiting] += share * (rested_hidden - hidden[:, waiting])
 
@@ -191,27 +193,27 @@ class Estimator:
         return idle_share(limit, exposed[TIME_COMPONENTS.index("bubble")], exposed.sum(axis=0))
 
     @cached_property
-    def drained(self) -> Estimator:
+    def without_host_lead(self) -> Estimator:
         """The same where loads have taken the host's lead in all passes."""
-        other = self._costed_as(Costs.drained)
+        other = self._costed_as(BlockCosts.without_host_lead)
         other.drains = np.zeros(len(self.table))
         return other
 
     @cached_property
-    def rested(self) -> Estimator:
+    def with_device_waits(self) -> Estimator:
         """The same where the slowest rank of each row waits for a share ``RESTED`` of its step."""
         return self._rested_by(RESTED)
 
     @cached_property
-    def paced(self) -> Estimator:
+    def at_own_clock(self) -> Estimator:
         """The same for the table's only row, at the clock that its own waits leave: what is played."""
         if not self.rests or int(self.table.pp[0]) == 1:
             return self
-        idle = float(self._idle(step_time(self.row).exposed)[0])
+        idle = float(self._idle(step_time(self.composed_row).exposed)[0])
         return self._rested_by(idle) if idle else self
 
     def _rested_by(self, idle: float) -> Estimator:
-        other = self._costed_as(lambda costs: costs.rested(idle))
+        other = self._costed_as(lambda costs: costs.with_device_waits(idle))
         other.rests = False
         return other
 
@@ -222,16 +224,23 @@ class Estimator:
         other.table = replace(table, recompute_layers=np.array([recompute_layers], dtype=np.int64))
         return other
 
-    def _costed_as(self, changed: Callable[[Costs], Costs]) -> Estimator:
+    def _costed_as(self, changed: Callable[[BlockCosts], BlockCosts]) -> Estimator:
         """The same with other times of its blocks."""
         other = copy.copy(self)
-        for name in ("row", "rank_specs", "_row_bytes", "drained", "rested", "paced"):
+        for name in (
+            "composed_row",
+            "rank_specs",
+            "_row_bytes",
+            "without_host_lead",
+            "with_device_waits",
+            "at_own_clock",
+        ):
             other.__dict__.pop(name, None)
-        other.parts = [Part.of(part.mode, changed(part.costs)) for part in self.parts]
+        other.parts = [ModeGroup.from_costs(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
     @cached_property
-    def row(self) -> Rows:
+    def composed_row(self) -> Rows:
         """The table's only row with every stage, composed."""
         only = np.arange(len(self.table))
         ((_, rows),) = self._composed(only, self.table.recompute_layers, every_stage=True)
@@ -240,18 +249,18 @@ class Estimator:
     @cached_property
     def rank_specs(self) -> tuple[RankSpec, ...]:
         """What each of its pipeline ranks holds and does. (pp,)"""
-        return rank_specs(self.row)
+        return rank_specs(self.composed_row)
 
     @cached_property
     def _row_bytes(self) -> StageBytes:
         """Peaks of its stages, in closed form."""
-        return stage_bytes(self.row)
+        return stage_bytes(self.composed_row)
 
-    def sized(self) -> Breakdown:
+    def memory_row(self) -> Breakdown:
         """The table's only row in detail, but for its time."""
         only = np.arange(1)
         out = _Collector(self.table, 1, True)
-        out.put_peak(only, self.row, fullest_of(self._row_bytes), None)
+        out.put_peak(only, self.composed_row, fullest_of(self._row_bytes), None)
         return out.breakdown()
 
     def stage_device_bytes(self) -> list[float]:
@@ -259,11 +268,11 @@ class Estimator:
         device_bytes: list[float] = self._row_bytes.device[0].tolist()
         return device_bytes
 
-    def runs(self, table: StrategyTable) -> NDArray[np.float64]:
+    def runs_per_step(self, table: StrategyTable) -> NDArray[np.float64]:
         """How often the steps of a table run, on average: again where a rank's rows are over its budget. (n,) [-]"""
         groups = np.maximum(table.tp * table.cp * table.dp // np.maximum(table.ep * table.etp, 1), 1)
         micro_batches = np.maximum(self.workload.batch.global_batch // np.maximum(table.dp * table.micro_batch, 1), 1)
-        return self.loads.runs(table.ep, (groups * micro_batches).astype(np.float64))
+        return self.loads.runs_per_step(table.ep, (groups * micro_batches).astype(np.float64))
 
     def device_bytes(
         self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
@@ -315,17 +324,17 @@ class Estimator:
 
 
 @dataclass(frozen=True)
-class Part:
+class ModeGroup:
     """Rows that share what is not an array: their blocks, stacked for gathering."""
 
     mode: Mode
-    costs: Costs
+    costs: BlockCosts
     modes: list[RecomputeSpec]
     layers: LayerArrays
     mtp: LayerArrays | None
 
     @classmethod
-    def of(cls, mode: Mode, costs: Costs) -> Part:
+    def from_costs(cls, mode: Mode, costs: BlockCosts) -> ModeGroup:
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),
@@ -363,7 +372,9 @@ def _groups(
     if len(which) == 0:
         return
     pp, schedule = table.pp[which], table.schedule[which]
-    recomputes_layers = np.array([needs_full(mode) for mode in table.recompute_modes])[table.recompute[which]]
+    recomputes_layers = np.array([recomputes_layers_whole(mode) for mode in table.recompute_modes])[
+        table.recompute[which]
+    ]
     kind = np.where(recomputes_layers, np.where(layers < 0, 1, 2), 0)
     _, code = unique_rows([part, pp, table.vpp[which], schedule, kind, table.layout[which]])
     order = np.argsort(code.astype(np.int16) if code.max() < 2**15 else code, kind="stable")  # small ones by digits
@@ -424,7 +435,7 @@ class _Collector:
         if self.keep:
             parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
                                 most.communicators[row, stage])  # fmt: skip
-            counts = rows.layout.counts.sum(axis=1)
+            counts = rows.layout.layer_counts.sum(axis=1)
             flight = rows.layout.plain_in_flight.sum(axis=1) + rows.layout.full_in_flight.sum(axis=1)
             self._keep(places, StageDetail(
                 time.stage_s, most.allocated, most.reserved, most.device, parts.reshape(-1, len(places), pp),

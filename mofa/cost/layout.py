@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.block_cost import needs_full, unique_rows
-from mofa.cost.stages import Stages, enough_for_flight, in_flight
+from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
+from mofa.cost.stages import Stages, enough_for_flight, in_flight_at_first_backward
 from mofa.specs.strategy import StrategyTable
 
 ArrayN = NDArray[np.float64]
@@ -60,12 +60,12 @@ class DistinctStages:
         return cls(np.array(stage), of)
 
     @cached_property
-    def times(self) -> ArrayN:
+    def num_alike(self) -> ArrayN:
         """Stages that each stands for. (R,)"""
         return np.bincount(self.of).astype(float)
 
     @cached_property
-    def ahead(self) -> ArrayN:
+    def num_alike_ahead(self) -> ArrayN:
         """Stages like each shown one (first axis) that are ahead of each shown one. (R, R)"""
         of_each = self.of == np.arange(len(self.stage))[:, None]
         return np.take(np.cumsum(of_each, axis=1) - of_each, self.stage, axis=1).astype(float)
@@ -86,7 +86,7 @@ class Layout:
     last_in_flight: ArrayN
     """Micro-batches of the last chunk in flight. (n, R)"""
     after: ArrayN
-    """As :attr:`mofa.cost.stages.Stages.behind`. (kinds, kinds, R)"""
+    """As :attr:`mofa.cost.stages.Stages.layers_behind`. (kinds, kinds, R)"""
     full_by_chunk: ArrayN
     """Layers that are recomputed whole under each choice of recomputation. (choices, kinds, R, vpp)"""
     choice: NDArray[np.intp]
@@ -96,7 +96,7 @@ class Layout:
     """Whether any candidate has layers of either sort."""
 
     @property
-    def counts(self) -> ArrayN:
+    def layer_counts(self) -> ArrayN:
         return self.plain + self.full
 
     @property
@@ -150,7 +150,7 @@ def layout(
 ) -> Layout:  # fmt: skip
     """Gather the layer counts of each candidate: which layers it recomputes, how many micro-batches are in flight."""
     pp, vpp = stages.pp, stages.vpp
-    has_full = np.array([needs_full(spec) for spec in table.recompute_modes])[table.recompute]
+    has_full = np.array([recomputes_layers_whole(spec) for spec in table.recompute_modes])[table.recompute]
     first, which = unique_rows([np.where(has_full, table.recompute, -1), table.recompute_layers])
     full = np.zeros((len(first), *stages.counts.shape))
     for u, layers in enumerate(table.recompute_layers[first]):
@@ -158,7 +158,7 @@ def layout(
         full[u] = stages.num_recomputed(spec, int(layers))
     cap = enough_for_flight(pp, schedule, num_micro_batches)
     batches, batch_of = unique_rows([cap])
-    flight = np.stack([in_flight(pp, vpp, schedule, int(b)) for b in cap[batches]])
+    flight = np.stack([in_flight_at_first_backward(pp, vpp, schedule, int(b)) for b in cap[batches]])
     shown = DistinctStages.every(pp) if every_stage else DistinctStages.alike(stages, full, flight)
     full, flight = full[:, :, shown.stage], flight[:, shown.stage]
     plain = stages.counts[:, shown.stage] - full
@@ -167,7 +167,7 @@ def layout(
     return Layout(
         stages, shown, _given(plain.sum(axis=3), which), _given(full.sum(axis=3), which),
         plain_fl[which, batch_of], full_fl[which, batch_of], flight[:, :, -1][batch_of],
-        stages.behind[:, :, shown.stage], full, which, bool(plain.any()), bool(full.any()),
+        stages.layers_behind[:, :, shown.stage], full, which, bool(plain.any()), bool(full.any()),
     )  # fmt: skip
 
 

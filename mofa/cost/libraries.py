@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Op
-from mofa.blocks.tapes import label
+from mofa.blocks.tapes import layer_label
 from mofa.blocks.work import Attention, Gemm, Grouped, Stream
-from mofa.cost.block.costs import Costs
+from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
 from mofa.specs.base import Fact, Library, Spec
 from mofa.specs.curves import Curve
@@ -21,8 +21,8 @@ AS_THE_KERNELS = ("recompute", "bubble")
 """Components that are made of the kernels of all others."""
 
 
-def rests_on_library(
-    costs: Costs, model: ModelSpec, exposed: Mapping[str, float], library: Library
+def fraction_resting_on_library(
+    costs: BlockCosts, model: ModelSpec, exposed: Mapping[str, float], library: Library
 ) -> dict[str, float]:
     """Fraction of the step that rests on what was measured under a library, by component; none where nothing does. [-]
 
@@ -43,7 +43,7 @@ def rests_on_library(
     under: dict[str, float] = defaultdict(float)
     machine = costs.machine
     kinds = Counter(layer_kind(model, i) for i in range(model.num_layers))
-    layers = {label(kind, spec): number for kind, number in kinds.items() for spec in costs.blocks}
+    layers = {layer_label(kind, spec): number for kind, number in kinds.items() for spec in costs.blocks}
     for name, block in costs.tapes.items():
         for tape in (block.forward, block.backward):
             for op, took in zip(tape.ops, device_seconds(tape.ops, machine), strict=True):

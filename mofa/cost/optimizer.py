@@ -21,7 +21,7 @@ IntN = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Shards:
+class ParameterShards:
     """Parameters of a stage on one rank before data parallelism, and the ranks that share them. [params, ranks]
 
     ``dense`` and ``expert`` have shape (n, R), ``dense_ranks`` and ``expert_ranks`` (n, 1).
@@ -69,7 +69,7 @@ class StaticBytes:
 def static_bytes(
     workload: WorkloadSpec,
     framework: FrameworkSpec,
-    shards: Shards,
+    shards: ParameterShards,
     precision: str,
     pipelined: bool,
     zero: NDArray[np.int64],
@@ -105,7 +105,7 @@ def static_bytes(
         has_expert_optimizer = np.asarray(ep) > 1
         dense, expert = replace(shards, expert=0.0 * shards.expert), replace(shards, dense=0.0 * shards.dense)
 
-        def temporaries(part: Shards) -> ArrayN:
+        def temporaries(part: ParameterShards) -> ArrayN:
             return np.where(zero >= 1, part.sharded(temporary), part.unsharded(temporary))
 
         scratch = np.where(
@@ -239,7 +239,7 @@ def optimizer_seconds(
     workload: WorkloadSpec,
     cluster: ClusterSpec,
     framework: FrameworkSpec,
-    shards: Shards,
+    shards: ParameterShards,
     precision: str,
     zero: NDArray[np.int64],
     parts: Mapping[str, ArrayN] | None = None,
@@ -252,14 +252,14 @@ def optimizer_seconds(
     :func:`rates_in_16_bit` of the rate. Megatron besides zeroes (4) and scales (8) the whole gradient buffer, half of
     it in bf16, and copies main to bf16 parameters (6, shared out). It turns bf16 gradients into fp32 ones (6, shared
     out).
-    ``parts`` are those of :func:`device_parts` where they are known.
+    ``parts`` are those of :func:`device_seconds_by_part` where they are known.
     """
-    parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
+    parts = device_seconds_by_part(workload, cluster, framework, shards, precision, zero) if parts is None else parts
     return np.asarray(sum(parts.values()) + 100 * cluster.slowest_host * cluster.gpu.curves.host.eager_op_s.value)
 
 
-def device_parts(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str,
+def device_seconds_by_part(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: ParameterShards, precision: str,
     zero: NDArray[np.int64],
 ) -> dict[str, ArrayN]:  # fmt: skip
     """Seconds on the device of each part of the optimizer step. (n, R) [s]"""
@@ -311,7 +311,7 @@ def weight_cast_seconds(
     if framework.fp8_params:
         cast = main_cast_seconds(recipe, gpu)
         return np.asarray(linears * (2.0 * (copies - 1) / stream_rate(gpu, "fp8_transpose")) + linears / owners * cast)
-    return np.asarray(linears * (recipe.bytes_of(copies) / stream_rate(gpu, recipe.weight_cast)))
+    return np.asarray(linears * (recipe.cast_moved_bytes(copies) / stream_rate(gpu, recipe.weight_cast)))
 
 
 def unread_gradient_seconds(framework: FrameworkSpec, linears: ArrayN, gpu: GpuSpec) -> ArrayN:
@@ -346,7 +346,7 @@ def main_cast_seconds(recipe: Fp8Recipe, gpu: GpuSpec) -> float:
 
 
 def optimizer_host_seconds(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str,
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: ParameterShards, precision: str,
     zero: NDArray[np.int64], tensors: ArrayN, lead_s: ArrayN, grid: NDArray[np.intp],
     distributed: NDArray[np.bool_] | bool = False, parts: Mapping[str, ArrayN] | None = None,
 ) -> ArrayN:  # fmt: skip
@@ -363,7 +363,7 @@ def optimizer_host_seconds(
     distributed
         Whether parameters are distributed tensors (torchtitan: any of FSDP, TP, EP), of each grid. (g, 1)
     parts
-        Of :func:`device_parts`, where they are known. (g, R) each [s]
+        Of :func:`device_seconds_by_part`, where they are known. (g, R) each [s]
 
     Notes
     -----
@@ -389,7 +389,7 @@ def optimizer_host_seconds(
         cluster.slowest_host * fact.value
         for fact in (host.tensor_pass_s, host.eager_op_s, host.item_s, host.dtensor_step_s)
     )
-    parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
+    parts = device_seconds_by_part(workload, cluster, framework, shards, precision, zero) if parts is None else parts
     if framework.traits.has_pytorch_modules:
         each = 2.0 * loop + np.where(distributed, dispatched, 0.0)
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))

@@ -26,7 +26,7 @@ Seen = tuple[Mapping[str, Sizes], frozenset[str]]
 """What occurs in one candidate's tapes: of :func:`tape_sizes` and :func:`memory_bound_op_names`."""
 
 
-def weakest(*facts: Fact) -> Provenance:
+def weakest_provenance(*facts: Fact) -> Provenance:
     """The least certain provenance of several facts."""
     return _least(*(fact.provenance for fact in facts))
 
@@ -35,14 +35,14 @@ def _least(*kinds: Provenance) -> Provenance:
     return max(kinds, key=lambda p: _WEAKEST[p])
 
 
-def of_curve(curve: Curve, sizes: Sizes | None = None) -> Provenance:
+def provenance_of_curve(curve: Curve, sizes: Sizes | None = None) -> Provenance:
     """What a time rests on that a curve gave: a measured fit interpolates, and extrapolates outside its range.
 
     Examples
     --------
     >>> from mofa.specs.curves import Curve
     >>> fitted = Curve(provenance="measured", source="a run", ranges={"m": (64, 8192)})
-    >>> of_curve(fitted, {"m": (128, 4096)}), of_curve(fitted, {"m": (128, 65536)})
+    >>> provenance_of_curve(fitted, {"m": (128, 4096)}), provenance_of_curve(fitted, {"m": (128, 65536)})
     ('interpolated', 'extrapolated')
     """
     for name, (low, high) in (sizes or {}).items():
@@ -83,7 +83,7 @@ Matrix Multiplication Background User's Guide, section 2.2); fp8 products refuse
 (:mod:`mofa.search.legality.fp8_sizes`)."""
 
 
-def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
+def unaligned_product_ops(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     """Widths and depths (n, k) of the products of one candidate that 16 bytes do not divide, and which ops have them.
 
     The forward passes are enough: the products of the backward ones have the same operands. Several products in one
@@ -117,14 +117,14 @@ def _of_streams(curves: Mapping[str, Curve], names: frozenset[str] | None) -> Pr
     wanted = [c for key, c in curves.items() if key == "default" or names is None or key.split()[-1] in names]
     known = {key.split()[-1] for key in curves}
     stand_ins: list[Provenance] = ["transferred" for name in names or () if name in STREAM_FALLBACK.keys() - known]
-    return _least(*map(of_curve, wanted), *stand_ins)
+    return _least(*map(provenance_of_curve, wanted), *stand_ins)
 
 
 def _of_product(curves: Mapping[GemmFormat, Curve], kind: GemmFormat, sizes: Sizes | None) -> Provenance:
     """Of a kind of products, or of the kind that stands in, whose measurements are transferred."""
     if kind in curves:
-        return of_curve(curves[kind], sizes)
-    return _least("transferred", of_curve(curves[FALLBACK[kind]], sizes))
+        return provenance_of_curve(curves[kind], sizes)
+    return _least("transferred", provenance_of_curve(curves[FALLBACK[kind]], sizes))
 
 
 def component_provenance(
@@ -161,11 +161,13 @@ def component_provenance(
     """
     curves, node = cluster.gpu.curves, cluster.node
     sizes_of = sizes or {}
-    outside = weakest(node.nic.efficiency, node.nic.latency_s)
-    outside_a2a = weakest(node.nic.all_to_all_efficiency, node.nic.latency_s)
+    outside = weakest_provenance(node.nic.efficiency, node.nic.latency_s)
+    outside_a2a = weakest_provenance(node.nic.all_to_all_efficiency, node.nic.latency_s)
     stream = _of_streams(curves.stream, streams)
     kernels = [curve for key, curve in curves.attention.items() if key.split()[0] == backend]
-    attention = _least(*(of_curve(curve, sizes_of.get("attention")) for curve in kernels or curves.attention.values()))
+    attention = _least(
+        *(provenance_of_curve(curve, sizes_of.get("attention")) for curve in kernels or curves.attention.values())
+    )
     streamed = {"bf16": curves.streamed["bf16"]} if grouped_kernel == "multi-stream" else {}
     experts: dict[GemmFormat, Curve] = {**curves.grouped_gemm, **streamed}  # type: ignore[dict-item]
     out: dict[str, Provenance] = {
@@ -173,7 +175,7 @@ def component_provenance(
         "grouped_gemm": _least(*(_of_product(experts, f, sizes_of.get("grouped_gemm")) for f in formats)),
         "attention": attention,
         "memory_bound": stream,
-        "host_idle": weakest(curves.host.eager_op_s, curves.host.sync_s),
+        "host_idle": weakest_provenance(curves.host.eager_op_s, curves.host.sync_s),
         "optimizer": _of_streams(curves.stream, None if streams is None else OPTIMIZER),
     }
     out["recompute"] = _least(out["gemm"], out["grouped_gemm"], out["attention"], stream)
@@ -191,6 +193,6 @@ def _inside(cluster: ClusterSpec, kind: str, ranks: int) -> Provenance:
     measured = {c.form.group: c for key, c in node.collectives.items() if key.split()[0] == kind}
     if not measured:
         share = node.intra.all_to_all_efficiency if kind == "all_to_all" else node.intra.efficiency
-        return weakest(share, node.intra.latency_s)
-    least = _least(*(of_curve(curve) for curve in measured.values()))
+        return weakest_provenance(share, node.intra.latency_s)
+    least = _least(*(provenance_of_curve(curve) for curve in measured.values()))
     return _least("extrapolated", least) if ranks > max(measured) and kind != "send_recv" else least

@@ -196,7 +196,7 @@ class RotationTables(NamedTuple):
 def rotation_tables(rows: Rows) -> RotationTables:
     """The tables of each stage; of a framework that has no library none."""
     n = len(rows.table)
-    layers = rows.layout.counts.sum(axis=1)
+    layers = rows.layout.layer_counts.sum(axis=1)
     if not rows.framework.library:
         return RotationTables(np.zeros_like(layers), np.zeros(n), ())
     tables = rotary_tables(rows.costs.context)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mofa.blocks.build import layer_kind
-from mofa.blocks.tapes import label
+from mofa.blocks.tapes import layer_label
 from mofa.cost.block.costs import BlockCost
 from mofa.cost.rank_rules import (
     HeldInputs,
@@ -86,7 +86,7 @@ class BlockSpec(NamedTuple):
 
     role: BlockRole
     tapes: str
-    """Its name in :attr:`mofa.cost.block.costs.Costs.tapes`."""
+    """Its name in :attr:`mofa.cost.block.costs.BlockCosts.tapes`."""
     number: int = 0
     """Of the layer in the model, or of the prediction. [-]"""
     kind: int = 0
@@ -309,13 +309,13 @@ def _blocks(rows: Rows, r: int, c: int) -> Iterator[BlockSpec]:
     recomputed = stages.recomputed(table.recompute_modes[int(table.recompute[0])], int(table.recompute_layers[0]))
     for j, (kind, is_recomputed) in enumerate(zip(stages.layers[r][c], recomputed[r][c], strict=True)):
         mode = modes[int((rows.full if is_recomputed else rows.base)[0])]
-        yield BlockSpec("layer", label(stages.kinds[kind], mode), stages.first_layers[r][c] + j, kind, mode)
+        yield BlockSpec("layer", layer_label(stages.kinds[kind], mode), stages.first_layers[r][c] + j, kind, mode)
     is_last, last = position == stages.num_chunks - 1, layer_kind(model, model.num_layers - 1)
     for n in range(model.num_mtp_layers):
         if position == stages.split.layout.prediction_chunk:
             mode = modes[int(rows.mtp_mode[0])]
             yield BlockSpec("prediction", "mtp", n)
-            yield BlockSpec("prediction layer", label(last, mode), n, stages.kinds.index(last), mode)
+            yield BlockSpec("prediction layer", layer_label(last, mode), n, stages.kinds.index(last), mode)
         if is_last:
             yield BlockSpec("prediction head", "head", n)
     if is_last:

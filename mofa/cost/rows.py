@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.block_cost import Mode, base_mode, candidate_groups, full_mode, unique_rows
-from mofa.cost.block.costs import BlockCost, Costs
+from mofa.cost.block.costs import BlockCost, BlockCosts
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.kernels.topology import Group
 from mofa.cost.layout import Layout, layout
-from mofa.cost.optimizer import Shards, StaticBytes, static_bytes, whole_embedding_gradient
+from mofa.cost.optimizer import ParameterShards, StaticBytes, static_bytes, whole_embedding_gradient
 from mofa.cost.stages import Stages
 from mofa.schedules import SCHEDULES, Schedule
 from mofa.specs.framework import FrameworkSpec
@@ -121,12 +121,12 @@ class LayerArrays:
 
     @cached_property
     def shelved(self) -> ArrayN:
-        """Rows of :func:`mofa.cost.block.liveness.shelved` last."""
+        """Rows of :func:`mofa.cost.block.liveness.watchdog_held_bytes` last."""
         return self.stack(lambda c: c.shelved)
 
     @cached_property
-    def cached(self) -> ArrayN:
-        return self.stack(lambda c: c.cached)
+    def autocast_cached_bytes(self) -> ArrayN:
+        return self.stack(lambda c: c.autocast_cached_bytes)
 
     @cached_property
     def forward_clocks(self) -> ArrayN:
@@ -161,7 +161,7 @@ class Rows:
     cluster: ClusterSpec
     framework: FrameworkSpec
     table: StrategyTable
-    costs: Costs
+    costs: BlockCosts
     mode: Mode
     schedule: str
     k: NDArray[np.intp]
@@ -181,7 +181,7 @@ class Rows:
     """Of each grid. (g,)"""
     params: ArrayN
     """Dense and expert parameters of every chunk on one rank, of each grid. (2, g, R, vpp) [params]"""
-    shards: Shards
+    shards: ParameterShards
     """Of each grid. (g, R)"""
     static: StaticBytes
     """Of each grid. (g, R)"""
@@ -268,11 +268,11 @@ class Rows:
 
     def over_all(self, shown: ArrayN) -> ArrayN:
         """The sum over all stages of what is known of those that are shown. (n, R) -> (n,)"""
-        return np.asarray(shown @ self.layout.shown.times)
+        return np.asarray(shown @ self.layout.shown.num_alike)
 
     def ahead_of(self, shown: ArrayN) -> ArrayN:
         """The sum over the stages ahead of each that is shown. (n, R) -> (n, R)"""
-        return np.asarray(shown @ self.layout.shown.ahead)
+        return np.asarray(shown @ self.layout.shown.num_alike_ahead)
 
     def ends(self, first: ArrayN, head: ArrayN, mtp: ArrayN | None) -> ArrayN:
         """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, R)"""
@@ -284,7 +284,7 @@ class Rows:
 
 
 def make_rows(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, costs: Costs,
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, costs: BlockCosts,
     k: NDArray[np.intp], stages: Stages, schedule: str, mode: Mode, layers: LayerArrays, mtp: LayerArrays | None,
     modes: list[RecomputeSpec], *, every_stage: bool = True,
 ) -> Rows:  # fmt: skip
@@ -318,7 +318,7 @@ def mode_numbers(modes: Sequence[RecomputeSpec], table: StrategyTable) -> tuple[
 def held_by_grids(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
     groups: dict[str, Group], lay: Layout, mode: Mode,
-) -> tuple[ArrayN, Shards, StaticBytes]:  # fmt: skip
+) -> tuple[ArrayN, ParameterShards, StaticBytes]:  # fmt: skip
     """Parameters of every chunk on one rank, of every stage, and what a stage holds besides activations.
 
     Of each grid of ranks: (2, g, R, vpp), (g, R), (g, R).
@@ -341,11 +341,11 @@ def grids_of(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return unique_rows([table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing])
 
 
-def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Group]) -> Shards:
+def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Group]) -> ParameterShards:
     """Parameters of every stage on one rank, of each grid of ranks; ``params`` are its chunks'."""
     dense, expert = params.sum(axis=3)
     ranks = ("fsdp", "efsdp") if framework.shards_params else ("dp_cp", "edp")
-    return Shards(
+    return ParameterShards(
         dense, expert, groups[ranks[0]].size[:, None].astype(float), groups[ranks[1]].size[:, None].astype(float)
     )
 

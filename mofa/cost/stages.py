@@ -123,7 +123,7 @@ class Stages:
         return np.asarray(~self.sends & (self.positions < self.num_chunks - 1) & (self.pp > 1))
 
     @cached_property
-    def behind(self) -> ArrayN:
+    def layers_behind(self) -> ArrayN:
         """Layers of each other kind behind the last layer of a kind in the last chunk. (kinds, kinds, pp)"""
         out = np.zeros((len(self.kinds), len(self.kinds), self.pp))
         for r, chunks in enumerate(self.layers):
@@ -227,7 +227,7 @@ def _in_flight(pp: int, vpp: int, schedule: str, m: int) -> ArrayN:
     return np.array(SCHEDULES[schedule].in_flight(pp, vpp, m), dtype=float)
 
 
-def in_flight(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> ArrayN:
+def in_flight_at_first_backward(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> ArrayN:
     """Micro-batches whose activations each chunk of each stage holds when the first backward begins. (pp, vpp)
 
     GPipe holds all; 1F1B ``min(m, pp - r)``; interleaved 1F1B runs ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards
@@ -236,9 +236,9 @@ def in_flight(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> Array
 
     Examples
     --------
-    >>> in_flight(4, 1, "1f1b", 8)[:, 0]
+    >>> in_flight_at_first_backward(4, 1, "1f1b", 8)[:, 0]
     array([4., 3., 2., 1.])
-    >>> in_flight(2, 2, "interleaved", 8).sum(axis=1)
+    >>> in_flight_at_first_backward(2, 2, "interleaved", 8).sum(axis=1)
     array([5., 3.])
     """
     return _in_flight(pp, vpp, schedule, int(enough_for_flight(pp, schedule, np.array([num_micro_batches]))[0]))

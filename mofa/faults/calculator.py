@@ -14,7 +14,7 @@ from mofa.faults.closed_forms.renewal import meta_ettr
 from mofa.faults.closed_forms.weibull import weibull_exact_s, weibull_shares
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, Ledger, expected_shares
-from mofa.faults.simulate import Kind, Level, LongRun, simulate
+from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
@@ -160,7 +160,13 @@ def _simulated(
     if math.expm1(min(persist / mtbf, 700.0)) > MOST_EDGE * segments:
         return None
     work = segments * interval
-    run = LongRun(work, interval, (Level(block, persist_s=persist),), (Kind(1.0, restart),), FailureClock(mtbf, shape))
+    run = LongRun(
+        work,
+        interval,
+        (SimulatedLevel(block, persist_s=persist),),
+        (SimulatedFailureKind(1.0, restart),),
+        FailureClock(mtbf, shape),
+    )
     out = simulate(run, num_runs, seed)
     drawn = int(out.failures.sum())
     return MonteCarlo(

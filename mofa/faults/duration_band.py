@@ -68,8 +68,9 @@ def band_s(played: LongRun, work_s: float, mean_s: FloatN, factors: FloatN, seed
 
     Examples
     --------
-    >>> from mofa.faults.simulate import Kind, Level
-    >>> run = LongRun(864000.0, 1800.0, (Level(60.0),), (Kind(1.0, 600.0),), FailureClock(36000.0))
+    >>> from mofa.faults.simulate import SimulatedFailureKind, SimulatedLevel
+    >>> level, kind = SimulatedLevel(60.0), SimulatedFailureKind(1.0, 600.0)
+    >>> run = LongRun(864000.0, 1800.0, (level,), (kind,), FailureClock(36000.0))
     >>> short, _, long = band_s(run, 864000.0, np.full(500, 9.5e5), np.ones(500))
     >>> 9.3e5 < short < 9.5e5 < long < 9.7e5
     True

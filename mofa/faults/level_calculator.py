@@ -17,7 +17,7 @@ from mofa.faults.closed_forms.checkpoint_levels import MAX_PATTERN, best_pattern
 from mofa.faults.closed_forms.intervals import two_level_s
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, Ledger
-from mofa.faults.simulate import Kind, Level, LongRun, simulate
+from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
@@ -151,8 +151,9 @@ def _simulated(
     pattern = interval * levels[-1].every  # whole patterns, as the closed form has it
     work = max(math.ceil(work / pattern * (1 - 1e-12)), 1) * pattern
     run = LongRun(
-        work, interval, tuple(Level(level.checkpoint_s, level.every) for level in levels),
-        tuple(Kind(level.share, level.restart_s, k) for k, level in enumerate(levels)), FailureClock(mtbf),
+        work, interval, tuple(SimulatedLevel(level.checkpoint_s, level.every) for level in levels),
+        tuple(SimulatedFailureKind(level.share, level.restart_s, k) for k, level in enumerate(levels)),
+        FailureClock(mtbf),
     )  # fmt: skip
     out = simulate(run, num_runs, seed)
     drawn = int(out.failures.sum())

@@ -18,8 +18,8 @@ from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import job_mtbf_s, rate_from_components
 from mofa.faults.ledger import expected_shares
-from mofa.faults.replicas import Absence, nodes_short
-from mofa.faults.simulate import MAX_APART, Kind, Level, LongRun
+from mofa.faults.replicas import ReplicaAbsence, missing_nodes
+from mofa.faults.simulate import MAX_APART, LongRun, SimulatedFailureKind, SimulatedLevel
 from mofa.faults.spares import waiting_share
 from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, RecoveryPath, ReliabilitySpec, RestartSpec
 
@@ -68,7 +68,7 @@ class Outlook:
     restart_paths: tuple[RestartPath, ...]
     spares: IntN
     repair_s: float
-    absence: Absence | None = None
+    absence: ReplicaAbsence | None = None
     """Where other replicas go on; None where all restart."""
 
     @property
@@ -81,10 +81,17 @@ class Outlook:
         if self.absence is not None and self.absence.num_replicas[i] > 1:
             cost, step = float(self.absence.cost_s[i]), min(float(self.absence.step_s[i]), work_s)
             return LongRun(
-                work_s, step, (Level(0.0),), (Kind(1.0, cost),), clock or FailureClock(float(self.mtbf_s[i]))
+                work_s,
+                step,
+                (SimulatedLevel(0.0),),
+                (SimulatedFailureKind(1.0, cost),),
+                clock or FailureClock(float(self.mtbf_s[i])),
             )
-        levels = tuple(Level(float(x.block_s[i]), int(x.every[i]), float(x.persist_s[i])) for x in self.levels)
-        kinds = tuple(Kind(float(w.share[i]), float(w.seconds[i]), w.level, w.takes_node) for w in self.restart_paths)
+        levels = tuple(SimulatedLevel(float(x.block_s[i]), int(x.every[i]), float(x.persist_s[i])) for x in self.levels)
+        kinds = tuple(
+            SimulatedFailureKind(float(w.share[i]), float(w.seconds[i]), w.level, w.takes_node)
+            for w in self.restart_paths
+        )
         interval = min(float(self.interval_s[i]), work_s)
         waits = int(self.spares[i]) or None
         return LongRun(
@@ -201,7 +208,7 @@ def outlook(
     return Outlook(mtbf, interval, levels, once, parts, restart_paths, standing_by, restart.repair_s.value, absence)
 
 
-def _absence(facts: _Facts, num_ranks: FloatN, num_replicas: FloatN, spares: IntN) -> Absence:
+def _absence(facts: _Facts, num_ranks: FloatN, num_replicas: FloatN, spares: IntN) -> ReplicaAbsence:
     """How long a replica that failed is away, and all stand still for it.
 
     All notice the failure, and set up their communicators without the replica and again with it, which takes what it
@@ -220,12 +227,12 @@ def _absence(facts: _Facts, num_ranks: FloatN, num_replicas: FloatN, spares: Int
     )
     gone = sum(kind.share.value for kind in reliability.kinds if kind.path == "node")
     with np.errstate(invalid="ignore"):
-        short = np.where(spares > 0, nodes_short(gone / facts.mtbf_s * restart.repair_s.value, spares), 0.0)
+        short = np.where(spares > 0, missing_nodes(gone / facts.mtbf_s * restart.repair_s.value, spares), 0.0)
         queued_s = np.where(short > 0, short * facts.mtbf_s, 0.0)  # Little's law: nodes short over failures per second
     own = restart.initialise_s.value + restart.initialise_per_rank_s.value * num_ranks / num_replicas
     zero = np.zeros_like(facts.step_s)
     back = zero + away + own + restart.warm_up_s.value + np.maximum(states, times.copy_s * num_replicas) + queued_s
-    return Absence(zero + detect + 2 * set_up, back, facts.step_s, num_replicas)
+    return ReplicaAbsence(zero + detect + 2 * set_up, back, facts.step_s, num_replicas)
 
 
 def _path_s(restart: RestartSpec, has_spares: NDArray[np.bool_]) -> dict[RecoveryPath, FloatN]:
@@ -290,7 +297,7 @@ def _waiting_for_levels(
 
 
 def _writing_behind(
-    facts: _Facts, interval_s: ArrayLike | None, absence: Absence | None = None
+    facts: _Facts, interval_s: ArrayLike | None, absence: ReplicaAbsence | None = None
 ) -> tuple[FloatN, tuple[KeptLevel, ...], dict[str, FloatN]]:
     """Interval, levels and ledger of one level, or of a fast one with storage written behind it."""
     spec, times, step, mtbf = facts.faults.checkpoint, facts.times, facts.step_s, facts.mtbf_s
@@ -308,7 +315,7 @@ def _writing_behind(
         """The interval, its segments between safe checkpoints, and the ledger's parts."""
         parts = expected_shares(interval, block, mtbf, once, persist, waiting)
         if absence is not None:
-            parts = absence.parts(interval, block, mtbf, once, parts)
+            parts = absence.ledger_shares(interval, block, mtbf, once, parts)
         if fast is None:
             return interval, np.ones_like(step), parts
         segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_APART)

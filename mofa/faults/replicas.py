@@ -13,7 +13,7 @@ from mofa.faults.spares import replica_ettr
 
 
 @dataclass(frozen=True)
-class Absence:
+class ReplicaAbsence:
     """A replica's failure, of n candidates: for how long all stand still, and until it is back. (n,) [s]"""
 
     stall_s: FloatN
@@ -38,7 +38,7 @@ class Absence:
             log_ratio = np.exp(np.minimum(np.log(down / replicas) - log_all, 700.0))
         return np.where(replicas > 1, np.where((down > 0) & np.isfinite(mtbf_s), log_ratio, np.inf), mtbf_s)
 
-    def parts(
+    def ledger_shares(
         self, interval_s: FloatN, block_s: FloatN, mtbf_s: FloatN, restart_s: FloatN, together: dict[str, FloatN]
     ) -> dict[str, FloatN]:
         """Ledger where the others go on; ``together``, that of a restart of all, where a plan has one replica.
@@ -63,7 +63,7 @@ class Absence:
         return {name: np.where(self.num_replicas > 1, of_replicas[name], together[name]) for name in together}
 
 
-def nodes_short(in_repair: ArrayLike, num_spares: ArrayLike) -> NDArray[np.float64]:
+def missing_nodes(in_repair: ArrayLike, num_spares: ArrayLike) -> NDArray[np.float64]:
     """Nodes that are missing on average where the others go on: those in repair beyond the spares. [nodes]
 
     ``E[max(X - S, 0)]`` of a Poisson X, the nodes in repair (M/G/infinity).
@@ -77,7 +77,7 @@ def nodes_short(in_repair: ArrayLike, num_spares: ArrayLike) -> NDArray[np.float
 
     Examples
     --------
-    >>> float(nodes_short(2.0, 0)), round(float(nodes_short(2.0, 4)), 4)
+    >>> float(missing_nodes(2.0, 0)), round(float(missing_nodes(2.0, 4)), 4)
     (2.0, 0.0751)
     """
     from scipy import stats  # half a second to load

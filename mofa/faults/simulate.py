@@ -27,7 +27,7 @@ MAX_FAILURES = 200_000
 
 
 @dataclass(frozen=True)
-class Level:
+class SimulatedLevel:
     """One level of checkpoints: written behind every ``every``-th segment, restorable ``persist_s`` later. [s]"""
 
     block_s: float
@@ -36,7 +36,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Kind:
+class SimulatedFailureKind:
     """A kind of failure: its share, its restart time [s], the lowest level that survives it, whether a node goes."""
 
     share: float
@@ -69,8 +69,8 @@ class LongRun:
 
     work_s: float
     interval_s: float
-    levels: tuple[Level, ...]
-    kinds: tuple[Kind, ...]
+    levels: tuple[SimulatedLevel, ...]
+    kinds: tuple[SimulatedFailureKind, ...]
     clock: FailureClock
     num_spares: int | None = None
     repair_s: float = 0.0
@@ -98,7 +98,7 @@ class LongRun:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedRuns:
     """What simulated runs took: ``wall_s`` and ``seconds`` per part of the ledger [s], ``failures`` [-]. (runs,)"""
 
     work_s: float
@@ -149,7 +149,7 @@ class _Pattern:
         return np.asarray(patterns.astype(np.int64) * self.n + np.maximum(inside, 0))
 
 
-def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> Outcome:
+def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> SimulatedRuns:
     """Simulate a long run many times over.
 
     Parameters
@@ -173,7 +173,8 @@ def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> Outcome:
 
     Examples
     --------
-    >>> run = LongRun(86400.0 * 20, 1140.0, (Level(60.0),), (Kind(1.0, 600.0),), FailureClock(11136.0))
+    >>> level, kind = SimulatedLevel(60.0), SimulatedFailureKind(1.0, 600.0)
+    >>> run = LongRun(86400.0 * 20, 1140.0, (level,), (kind,), FailureClock(11136.0))
     >>> found = simulate(run, 2000)
     >>> abs(found.ettr - 0.8525) < 4 * found.standard_error
     True
@@ -183,7 +184,7 @@ def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> Outcome:
     rng = np.random.default_rng(seed)
     size = run.clock.runs_at_once(num_runs)
     parts = [_some(run, min(size, num_runs - start), rng) for start in range(0, num_runs, size)]
-    return Outcome(
+    return SimulatedRuns(
         run.work_s,
         np.concatenate([p.wall_s for p in parts]),
         {name: np.concatenate([p.seconds[name] for p in parts]) for name in PARTS},
@@ -191,7 +192,7 @@ def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> Outcome:
     )
 
 
-def _some(run: LongRun, n: int, rng: np.random.Generator) -> Outcome:
+def _some(run: LongRun, n: int, rng: np.random.Generator) -> SimulatedRuns:
     pattern, levels = _Pattern(run), run.levels
     tau, total = pattern.interval, run.num_segments
     end = float(pattern.time_of(np.array([total]))[0]) - (total * tau - run.work_s)
@@ -251,7 +252,7 @@ def _some(run: LongRun, n: int, rng: np.random.Generator) -> Outcome:
         raise SpecError(f"run: fails more than {MAX_FAILURES} times and hardly gets on; shorten it or its interval")
     seconds["productive"] += run.work_s
     wall = np.sum([seconds[name] for name in PARTS], axis=0)
-    return Outcome(run.work_s, wall, seconds, failures)
+    return SimulatedRuns(run.work_s, wall, seconds, failures)
 
 
 class _Repairs:

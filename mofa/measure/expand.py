@@ -87,7 +87,7 @@ def configuration_of(run: RunSpec) -> str:
     return expand_run(run).configuration
 
 
-def routed_per_step(run: ExpandedRun) -> int:
+def copies_routed_per_step(run: ExpandedRun) -> int:
     """Token copies that one rank's router sends to experts in one step and layer. [tokens]"""
     if run.model.moe is None:
         return 0

@@ -36,7 +36,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """What the ranks of a task left: their results, or the line that says why there are none."""
 
     task: Task
@@ -59,10 +59,10 @@ class _Started:
     logs: list[Any] = field(default_factory=list)
 
 
-def take_turns(waiting: list[Task], free: list[int], alone: bool) -> tuple[Task, tuple[int, ...]] | None:
+def next_task_and_gpus(waiting: list[Task], free: list[int], alone: bool) -> tuple[Task, tuple[int, ...]] | None:
     """The next task and its GPUs: the first that fits the free ones, None where none does.
 
-    >>> take_turns([], [0], alone=True) is None
+    >>> next_task_and_gpus([], [0], alone=True) is None
     True
     """
     if alone and waiting:
@@ -158,14 +158,14 @@ def _done(started: _Started) -> str | None:
     return None
 
 
-def _outcome(started: _Started, cut: str) -> Outcome:
+def _outcome(started: _Started, cut: str) -> TaskOutcome:
     ranks = _results(started)
     out_of_memory = any(r["outcome"] == "oom" for r in ranks)
     error: str | None = None
     if not out_of_memory and (len(ranks) < started.task.num_gpus or any(r["outcome"] != "ok" for r in ranks)):
         said = [r["error"] for r in ranks if r.get("error") and r["outcome"] != "ok"]
         error = cut or (said[0] if said else _last_line(started.folder))
-    return Outcome(started.task, ranks, error, started.gpus, started.company, started.folder)
+    return TaskOutcome(started.task, ranks, error, started.gpus, started.company, started.folder)
 
 
 def _last_line(folder: Path) -> str:
@@ -180,7 +180,7 @@ def _last_line(folder: Path) -> str:
 
 def run_tasks(
     tasks: list[Task], gpus: list[int], folder: Path, *, parallel: bool, progress: Callable[[str], None]
-) -> Generator[Outcome, None, None]:
+) -> Generator[TaskOutcome, None, None]:
     """Run tasks, one at a time or side by side on disjoint GPUs, and yield each as it ends.
 
     The next task's processes are started early: they import while another is measured and touch no GPU before the
@@ -196,7 +196,7 @@ def run_tasks(
             for task in waiting[:ahead]:
                 if task.id not in ready:
                     ready[task.id] = _start(task, folder / task.id)
-            while (parallel or not running) and (turn := take_turns(waiting, free, alone=not parallel)):
+            while (parallel or not running) and (turn := next_task_and_gpus(waiting, free, alone=not parallel)):
                 task, taken = turn
                 waiting.remove(task)
                 if task.id not in ready:

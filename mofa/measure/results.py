@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mofa.measure.expand import ExpandedRun
-from mofa.measure.launch import Outcome
+from mofa.measure.launch import TaskOutcome
 from mofa.measure.records import Environment, Measured, RankMemory, Record, Split
 
 PACES = (
@@ -17,7 +17,7 @@ PACES = (
 """What a rank's host took for small ops, as the rank and its record name it."""
 
 
-def quartiles_apart(times: list[float]) -> float:
+def interquartile_range_s(times: list[float]) -> float:
     """From the first to the third quartile of step times; 0 of fewer than two. [s]"""
     if len(times) < 2:
         return 0.0
@@ -66,7 +66,7 @@ def measured_of(ranks: list[dict[str, Any]]) -> Measured:
     return Measured(
         outcome="ok",
         step_time_s=statistics.median(times),
-        step_time_spread_s=round(quartiles_apart(times), 7),
+        step_time_spread_s=round(interquartile_range_s(times), 7),
         step_times_s=times,
         warmup_times_s=[round(t, 6) for t in slowest["warmup_times_s"]],
         ranks=[_rank_memory(r) for r in ranks],
@@ -75,7 +75,7 @@ def measured_of(ranks: list[dict[str, Any]]) -> Measured:
     )
 
 
-def record_of(run: ExpandedRun, outcome: Outcome, split: Split) -> Record:
+def record_of(run: ExpandedRun, outcome: TaskOutcome, split: Split) -> Record:
     """The record of a run that gave a result."""
     of_rank = dict(outcome.ranks[0]["environment"])
     issues = [rank.get("host_issues_s") or [] for rank in outcome.ranks]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.measure.expand import ExpandedRun, configuration_of, expand_run, routed_per_step, router_bias
-from mofa.measure.launch import Outcome, Task, run_tasks
+from mofa.measure.expand import ExpandedRun, configuration_of, copies_routed_per_step, expand_run, router_bias
+from mofa.measure.launch import Task, TaskOutcome, run_tasks
 from mofa.measure.megatron_job import megatron_local_job
 from mofa.measure.megatron_te_job import megatron_te_job
 from mofa.measure.records import (
@@ -104,7 +104,7 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_
         "trace": trace,
         "trace_beginning": trace_beginning,
         "routing_bias": router_bias(run.run.routing, moe.num_experts) if moe is not None else None,
-        "routed_per_step": routed_per_step(run),
+        "routed_per_step": copies_routed_per_step(run),
         runner.job_key: runner.translate(run),
     }
     environment = {
@@ -171,7 +171,7 @@ _FOLDERS = {"trace": "traces", "ops": "ops", "beginning": "beginnings"}
 """Kind of file that a rank leaves to the folder beside the records that keeps it."""
 
 
-def _keep_traces(outcome: Outcome, beside: Path) -> None:
+def _keep_traces(outcome: TaskOutcome, beside: Path) -> None:
     for path in sorted(outcome.folder.glob("*.json.gz")):
         kind = path.name.removesuffix(".json.gz").rstrip("0123456789")
         folder = beside / _FOLDERS[kind]
@@ -185,7 +185,7 @@ def _keep_traces(outcome: Outcome, beside: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _keep_logs(outcome: Outcome, folder: Path | None) -> None:
+def _keep_logs(outcome: TaskOutcome, folder: Path | None) -> None:
     for path in outcome.folder.glob("rank*.log") if folder is not None else ():
         assert folder is not None
         folder.mkdir(parents=True, exist_ok=True)

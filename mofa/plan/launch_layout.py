@@ -54,12 +54,12 @@ class LaunchLayout(Spec):
     )
 
     @classmethod
-    def of(cls, layout: PipelineLayout, by: LayoutBy, framework: str) -> Self:
+    def from_layout(cls, layout: PipelineLayout, by: LayoutBy, framework: str) -> Self:
         """A layout in the words of a framework.
 
         Examples
         --------
-        >>> LaunchLayout.of(PipelineLayout.of_layers([1, 2]), "framework", "megatron").launch
+        >>> LaunchLayout.from_layout(PipelineLayout.of_layers([1, 2]), "framework", "megatron").launch
         "--pipeline-model-parallel-layout 'Et|ttL'"
         """
         traits, launch = TRAITS[framework], ""

@@ -251,7 +251,7 @@ class WorkloadSummary(Spec):
     routing: str = Field(description="Distribution of tokens over experts.")
 
     @classmethod
-    def of(cls, workload: WorkloadSpec) -> Self:
+    def from_spec(cls, workload: WorkloadSpec) -> Self:
         """The summary of a workload."""
         return cls(
             name=workload.name,
@@ -280,7 +280,7 @@ class ClusterSummary(Spec):
     capacity_provenance: Provenance = Field(description="Where capacity_bytes comes from.")
 
     @classmethod
-    def of(cls, cluster: ClusterSpec) -> Self:
+    def from_spec(cls, cluster: ClusterSpec) -> Self:
         """The summary of a cluster."""
         capacity = cluster.gpu.capacity_bytes
         return cls(
@@ -312,7 +312,7 @@ class FrameworkSummary(Spec):
     source: str = Field(description="Where its facts come from.")
 
     @classmethod
-    def of(cls, framework: FrameworkSpec) -> Self:
+    def from_spec(cls, framework: FrameworkSpec) -> Self:
         """The summary of a framework."""
         facts = {name: getattr(framework, name) for name in cls.model_fields}
         if framework.dp_replicate > 1:

@@ -16,7 +16,7 @@ STRETCHES = 60
 
 
 @dataclass(frozen=True)
-class Curve:
+class MemoryOverTime:
     """Memory at some instants of a step: ``alive`` (instants, GROUPS); ``peak`` is the highest's index. [s], [B]"""
 
     time_s: NDArray[np.float64]
@@ -25,7 +25,7 @@ class Curve:
     peak: int
 
 
-def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int = STRETCHES) -> Curve:
+def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int = STRETCHES) -> MemoryOverTime:
     """The last step of a journal, on the clock.
 
     Parameters
@@ -55,7 +55,7 @@ def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int 
     marks = np.array([event for event, _ in journal.grown])
     reserved_after = np.array([reserved for _, reserved in journal.grown])
     reserved = reserved_after[np.maximum(np.searchsorted(marks, events + first, side="right") - 1, 0)]
-    return Curve(time_s, np.maximum(reserved, total[events]), alive[events], int(total[events].argmax()))
+    return MemoryOverTime(time_s, np.maximum(reserved, total[events]), alive[events], int(total[events].argmax()))
 
 
 def _passages(journal: Journal, spans: Sequence[Computation]) -> Iterator[tuple[int, int, float, float]]:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.pools import LimitPassed
-from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest, play
+from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import makers_of_extremes, outside_of, rank_maker, tokens_over_mean_by_rank
 from mofa.replay.rank.uneven_layers import rows_over_mean_by_layer
-from mofa.replay.time.step import time_of
+from mofa.replay.time.step import replay_time
 from mofa.replay.time.time_replayed import TimeReplayed, scaled_by_runs, weighted_mean
 from mofa.specs.residuals import load_residuals
 
@@ -34,8 +34,8 @@ def mean_over_steps(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
     """What a played step takes in the mean of all: in some, kernels that are loaded take the host's lead, and some run
     again. Its spans, transfers and ops are those of the one that was played."""
     if share := float(estimator.drains[0]):
-        played = weighted_mean(played, time_of(estimator.drained, detail=False, spans=False), share)
-    return scaled_by_runs(played, float(estimator.runs(estimator.table)[0]))
+        played = weighted_mean(played, replay_time(estimator.without_host_lead, detail=False, spans=False), share)
+    return scaled_by_runs(played, float(estimator.runs_per_step(estimator.table)[0]))
 
 
 class PlayedMemory(NamedTuple):
@@ -155,7 +155,9 @@ class Replayer:
         )
 
     def _play(self, rank: Rank, r: int) -> MemoryPlayed:
-        return play(rank, room=int(self.room_bytes(r)), expandable=self.estimator.framework.allocator == "expandable")
+        return play_memory(
+            rank, room=int(self.room_bytes(r)), expandable=self.estimator.framework.allocator == "expandable"
+        )
 
     def room_bytes(self, r: int) -> float:
         """What the capacity leaves the allocator of a pipeline rank, beside context and communicators. [B]"""
@@ -180,11 +182,11 @@ class Replayer:
     @cached_property
     def time(self) -> TimeReplayed:
         """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
-        return mean_over_steps(self.estimator, time_of(self.estimator, detail=False))
+        return mean_over_steps(self.estimator, replay_time(self.estimator, detail=False))
 
-    def step(self) -> TimeReplayed:
+    def time_without_spans(self) -> TimeReplayed:
         """The same without the spans."""
-        return mean_over_steps(self.estimator, time_of(self.estimator, detail=False, spans=False))
+        return mean_over_steps(self.estimator, replay_time(self.estimator, detail=False, spans=False))
 
     @property
     def played(self) -> tuple[int, ...]:

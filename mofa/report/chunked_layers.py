@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.calibrate.chunked_check import LayerScore
-    from mofa.validate.score import Layer
+    from mofa.validate.score import LayerComparison
 
 QUANTITIES = (("peak_bytes", "peak allocated"), ("reserved_bytes", "reserved"), ("step", "step"),
               ("forward", "forward"), ("backward", "backward"))  # fmt: skip
@@ -60,7 +60,7 @@ set was predicted before it was measured, and how far off that was is in [moe.md
 weights and main gradients included; steps the slowest rank's. Errors are mean absolute ones by group, then signed."""
 
 
-def layer_tables(layers: Sequence[Layer]) -> list[str]:
+def layer_tables(layers: Sequence[LayerComparison]) -> list[str]:
     """The Markdown tables of a report's layers: groups, then every layer."""
     from mofa.calibrate.chunked_check import LayerScore, summarise_layers
 

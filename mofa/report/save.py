@@ -233,7 +233,7 @@ def save_calibration(report: Mapping[str, Any], points: Sequence[Mapping[str, An
     Parameters
     ----------
     report
-        Errors per family, as :func:`mofa.calibrate.check.check` gives them.
+        Errors per family, as :func:`mofa.calibrate.check.check_fits` gives them.
     points
         Every predicted row, as :func:`mofa.calibrate.check.predictions` gives them.
     directory

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.routing.count_columns import Columns, first_repeat, read_table
+from mofa.routing.count_columns import TableColumns, first_repeat, read_table
 from mofa.specs.files import short
 from mofa.specs.model import ModelSpec
 
 MAX_CELLS = 2**25
 """Largest array of iterations x layers x experts: 256 MiB of float64."""
-_COLUMNS = Columns("counts", ("iteration", "layer", "expert", "tokens"), ("source_rank",))
+_COLUMNS = TableColumns("counts", ("iteration", "layer", "expert", "tokens"), ("source_rank",))
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class RoutingCounts:
 
 
 @dataclass(frozen=True)
-class Expected:
+class CountedModel:
     """Whose experts a file counts: what messages call it, and its layers with experts, any where None."""
 
     name: str
@@ -50,13 +50,13 @@ class Expected:
     layers: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, model: ModelSpec) -> Expected:
+    def from_model(cls, model: ModelSpec) -> CountedModel:
         """A model's experts."""
         assert model.moe is not None
         return cls(model.name, model.moe.num_experts, moe_layers(model))
 
 
-def read_counts(file: str | Path, model: ModelSpec | Expected, *, sources: bool = False) -> RoutingCounts:
+def read_counts(file: str | Path, model: ModelSpec | CountedModel, *, sources: bool = False) -> RoutingCounts:
     """Token counts per iteration, layer and expert that a CSV or Parquet file holds.
 
     Parameters
@@ -89,7 +89,7 @@ def read_counts(file: str | Path, model: ModelSpec | Expected, *, sources: bool 
     Every layer with experts must be there in every iteration, and every expert at least once in the file, so that a
     trace of another model is noticed. Layers of multi-token prediction do not belong in the file.
     """
-    expected = model if isinstance(model, Expected) else Expected.of(model)
+    expected = model if isinstance(model, CountedModel) else CountedModel.from_model(model)
     where = f"routing.file {short(str(file), 200)}"
     columns = read_table(file, where, _COLUMNS)
     layers = np.unique(columns["layer"]) if expected.layers is None else expected.layers
@@ -101,7 +101,9 @@ def read_counts(file: str | Path, model: ModelSpec | Expected, *, sources: bool 
     return replace(counts, by_source=_by_source(columns, counts, where))
 
 
-def _check_known(columns: dict[str, NDArray[np.int64]], model: Expected, layers: NDArray[np.int64], where: str) -> None:
+def _check_known(
+    columns: dict[str, NDArray[np.int64]], model: CountedModel, layers: NDArray[np.int64], where: str
+) -> None:
     num_experts = model.num_experts
     unknown = columns["expert"] >= num_experts
     if unknown.any():

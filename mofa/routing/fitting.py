@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.routing.rank_load import FIELDS, cap_shares, draw_shares
+from mofa.routing.rank_load import FIELDS, cap_and_redistribute_shares, draw_shares
 from mofa.specs.routing import RoutingSpec
 
 FloatA = NDArray[np.float64]
@@ -17,7 +17,7 @@ _LOG_RANGE = {"zipf": (1e-3, 5.0), "dirichlet": (1e-3, 1e4), "lognormal": (1e-3,
 
 
 @dataclass(frozen=True)
-class Fit:
+class DistributionFit:
     """A distribution fitted to loads.
 
     ``distance`` is the mean over experts of how far the ordered loads are apart, over the mean load (the first
@@ -30,7 +30,7 @@ class Fit:
     trace_max_over_mean: float
 
 
-def fit_distributions(shares: FloatA, top_k: int = 1, seed: int = 0) -> tuple[Fit, ...]:
+def fit_distributions(shares: FloatA, top_k: int = 1, seed: int = 0) -> tuple[DistributionFit, ...]:
     """Fit Zipf, Dirichlet and lognormal loads to counted ones, the nearest first.
 
     Parameters
@@ -66,14 +66,14 @@ def fit_distributions(shares: FloatA, top_k: int = 1, seed: int = 0) -> tuple[Fi
     return tuple(sorted(fits, key=lambda fit: fit.distance))
 
 
-def _fit(kind: str, wanted: FloatA, largest: float, num: int, top_k: int, seed: int) -> Fit:
+def _fit(kind: str, wanted: FloatA, largest: float, num: int, top_k: int, seed: int) -> DistributionFit:
     from scipy.optimize import minimize_scalar
 
     def routing(log_value: float) -> RoutingSpec:
         return RoutingSpec.model_validate({"kind": kind, FIELDS[kind]: float(np.exp(log_value)), "seed": seed})
 
     def ordered(log_value: float) -> FloatA:
-        drawn = cap_shares(draw_shares(routing(log_value), (DRAWS, num)), 1.0 / top_k)
+        drawn = cap_and_redistribute_shares(draw_shares(routing(log_value), (DRAWS, num)), 1.0 / top_k)
         return np.asarray(np.sort(drawn, axis=-1).mean(axis=0)[::-1] * num)
 
     def distance(log_value: float) -> float:
@@ -85,4 +85,4 @@ def _fit(kind: str, wanted: FloatA, largest: float, num: int, top_k: int, seed: 
     best = int(np.argmin([distance(x) for x in grid]))
     span = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     parameter = float(minimize_scalar(distance, bounds=span, method="bounded", options={"xatol": 1e-6}).x)
-    return Fit(routing(parameter), distance(parameter), float(ordered(parameter)[0]), largest)
+    return DistributionFit(routing(parameter), distance(parameter), float(ordered(parameter)[0]), largest)

@@ -49,10 +49,10 @@ class Placement:
         experts, gpus = np.nonzero(self.copies)
         return experts, gpus
 
-    def moved(self, new: Placement) -> IntA:
+    def num_replicas_to_receive(self, new: Placement) -> IntA:
         """Replicas that each GPU must receive to become ``new``. (G,)
 
-        >>> Placement(np.eye(2, dtype=int)).moved(Placement(np.array([[0, 1], [1, 1]]))).tolist()
+        >>> Placement(np.eye(2, dtype=int)).num_replicas_to_receive(Placement(np.array([[0, 1], [1, 1]]))).tolist()
         [1, 1]
         """
         return np.asarray(np.maximum(new.copies - self.copies, 0).sum(axis=0))
@@ -80,10 +80,10 @@ def slots_per_gpu(num_experts: int, num_gpus: int, ep: int) -> int:
     return num_experts // ep
 
 
-def expert_parallel(num_experts: int, num_gpus: int, ep: int) -> Placement:
+def plain_placement(num_experts: int, num_gpus: int, ep: int) -> Placement:
     """Plain expert parallelism: every EP group holds all experts in order.
 
-    >>> expert_parallel(4, 4, 2).copies.tolist()
+    >>> plain_placement(4, 4, 2).copies.tolist()
     [[1, 0, 1, 0], [1, 0, 1, 0], [0, 1, 0, 1], [0, 1, 0, 1]]
     """
     slots = slots_per_gpu(num_experts, num_gpus, ep)
@@ -98,8 +98,8 @@ def symmetric_placement(num_experts: int, num_gpus: int, ep: int, seed: int = 0)
     -----
     With d = 2 replicas experts are the edges of a graph on the GPUs, here a Cayley graph (:mod:`mofa.routing.cayley`)
     where the group is a power of two. Otherwise slot by slot: the experts of one local index share all GPUs among
-    them, in an order drawn anew for each slot (:func:`shuffled`). Either way the replicas of an expert can have the
-    same local index, which keeps data parallelism's gradient buckets from waiting for each other in a circle.
+    them, in an order drawn anew for each slot (:func:`shuffled_placement`). Either way the replicas of an expert can
+    have the same local index, which keeps data parallelism's gradient buckets from waiting for each other in a circle.
 
     References
     ----------
@@ -121,13 +121,13 @@ def symmetric_placement(num_experts: int, num_gpus: int, ep: int, seed: int = 0)
         for end in edges.T:
             np.add.at(copies, (np.arange(num_experts), end), 1)
         return Placement(copies)
-    return shuffled(num_experts, num_gpus, ep, seed)
+    return shuffled_placement(num_experts, num_gpus, ep, seed)
 
 
-def shuffled(num_experts: int, num_gpus: int, ep: int, seed: int = 0) -> Placement:
+def shuffled_placement(num_experts: int, num_gpus: int, ep: int, seed: int = 0) -> Placement:
     """Random placement: every slot deals all GPUs out to its ep experts, d to each.
 
-    >>> bool(np.all(shuffled(8, 8, 4, seed=1).copies.sum(axis=0) == 2))
+    >>> bool(np.all(shuffled_placement(8, 8, 4, seed=1).copies.sum(axis=0) == 2))
     True
     """
     slots = slots_per_gpu(num_experts, num_gpus, ep)

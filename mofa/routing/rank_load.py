@@ -198,7 +198,7 @@ def expert_shares(routing: RoutingSpec, model: ModelSpec, iterations: int | None
     show. With the same seed, draws at another ``s`` or ``sigma`` differ by the skew alone.
 
     The distribution is that of the load, not of the router's scores. A token sends at most one copy to an expert, so
-    that an expert gets at most all tokens, ``1 / top_k`` of the copies; see :func:`cap_shares`.
+    that an expert gets at most all tokens, ``1 / top_k`` of the copies; see :func:`cap_and_redistribute_shares`.
     """
     moe = model.moe
     if moe is None or not model.num_moe_layers:
@@ -220,7 +220,7 @@ def expert_shares(routing: RoutingSpec, model: ModelSpec, iterations: int | None
             shares = np.random.default_rng(routing.seed).permuted(by_layer, axis=-1)
         else:
             shares = draw_shares(routing, (count * layers, moe.num_experts)).reshape(count, layers, moe.num_experts)
-    return cap_shares(shares, 1.0 / moe.top_k)
+    return cap_and_redistribute_shares(shares, 1.0 / moe.top_k)
 
 
 def draw_shares(routing: RoutingSpec, shape: tuple[int, int]) -> FloatA:
@@ -262,7 +262,7 @@ def _log_weights(routing: RoutingSpec, shape: tuple[int, int]) -> FloatA:
     return np.zeros(shape)
 
 
-def cap_shares(shares: FloatA, cap: float) -> FloatA:
+def cap_and_redistribute_shares(shares: FloatA, cap: float) -> FloatA:
     """Shares with none above the cap; the excess goes to the others in proportion to what they have.
 
     Parameters
@@ -287,9 +287,9 @@ def cap_shares(shares: FloatA, cap: float) -> FloatA:
 
     Examples
     --------
-    >>> cap_shares(np.array([0.7, 0.2, 0.1, 0.0]), 0.5)  # 0.2 over, given to 0.2 and 0.1 as two to one
+    >>> cap_and_redistribute_shares(np.array([0.7, 0.2, 0.1, 0.0]), 0.5)  # 0.2 over, given to 0.2 and 0.1 as two to one
     array([0.5       , 0.33333333, 0.16666667, 0.        ])
-    >>> cap_shares(np.array([1.0, 0.0, 0.0, 0.0]), 0.5)
+    >>> cap_and_redistribute_shares(np.array([1.0, 0.0, 0.0, 0.0]), 0.5)
     array([0.5       , 0.16666667, 0.16666667, 0.16666667])
     """
     over = shares.max(axis=-1) > cap

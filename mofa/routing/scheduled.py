@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
+from mofa.cost.block.routing_loads import RoutingLoads, ScheduledLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import expert_shares
 from mofa.specs.model import ModelSpec
@@ -77,7 +77,7 @@ def with_scheduling(
     return RoutingLoads(loads.time, loads.memory, scheduled, uneven=loads.uneven)
 
 
-def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> Scheduled:
+def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> ScheduledLoads:
     # the solvers' library loads only where something is scheduled
     from mofa.routing.balance.flow_density import max_density
     from mofa.routing.placement import symmetric_placement
@@ -92,7 +92,7 @@ def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> Scheduled:
     density = np.maximum(max_density(placement.hosts, np.round(shares * _UNITS)) / _UNITS * gpus, 1.0)
     hosted = shares @ placement.hosts
     busiest = (np.maximum(density, 1.0)[:, None] - hosted).max(axis=-1)
-    return Scheduled(
+    return ScheduledLoads(
         time=float(density.mean()),
         memory=float(np.quantile(density, routing.memory_quantile, method="inverted_cdf")),
         sent=float(busiest.mean()) / (1.0 - 1.0 / gpus),

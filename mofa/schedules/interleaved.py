@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.schedules.order import Action, Compute, Order, Program, Runtime, alternate_after_warmup
-from mofa.schedules.point_to_point import overlapped, torch_runtime
+from mofa.schedules.point_to_point import overlapped_exchanges, torch_runtime
 from mofa.schedules.record import Schedule
 
 
-def megatron(pp: int, vpp: int, num_micro_batches: int, group: int | None = None) -> Order:
+def megatron_interleaved(pp: int, vpp: int, num_micro_batches: int, group: int | None = None) -> Order:
     """Megatron-Core 0.16.1: groups of ``microbatch_group_size_per_vp_stage`` micro-batches, pp if ``group`` is absent.
 
     The last group is smaller if the group does not divide the micro-batches (``schedules.get_schedule_table``). Rank r
@@ -25,7 +25,7 @@ def megatron(pp: int, vpp: int, num_micro_batches: int, group: int | None = None
 
     Examples
     --------
-    >>> [f"{a.kind}{a.stage}.{a.micro_batch}" for a in megatron(2, 2, 2).ranks[1]]
+    >>> [f"{a.kind}{a.stage}.{a.micro_batch}" for a in megatron_interleaved(2, 2, 2).ranks[1]]
     ['F1.0', 'F1.1', 'F3.0', 'B3.0', 'F3.1', 'B3.1', 'B1.0', 'B1.1']
     """
     m, group = num_micro_batches, group or pp
@@ -69,24 +69,24 @@ def micro_batches_per_round(pp: int, num_micro_batches: int) -> int:
     return num_micro_batches // count
 
 
-def torch(pp: int, vpp: int, num_micro_batches: int) -> Order:
+def torch_interleaved(pp: int, vpp: int, num_micro_batches: int) -> Order:
     """PyTorch 2.11's ``ScheduleInterleaved1F1B``: rounds of about pp micro-batches.
 
     Examples
     --------
-    >>> torch(4, 2, 8) == megatron(4, 2, 8)
+    >>> torch_interleaved(4, 2, 8) == megatron_interleaved(4, 2, 8)
     True
     """
     m, each = num_micro_batches, micro_batches_per_round(pp, num_micro_batches)
     ranks = []
     for r in range(pp):
         ranks.append(tuple(alternate_after_warmup(
-            min((vpp - 1) * each + 2 * (pp - 1 - r), m * vpp), m * vpp, *counters(pp, vpp, each, r, "B")
+            min((vpp - 1) * each + 2 * (pp - 1 - r), m * vpp), m * vpp, *computation_counters(pp, vpp, each, r, "B")
         )))  # fmt: skip
     return Order(pp, vpp, m, tuple(ranks))
 
 
-def counters(
+def computation_counters(
     pp: int, vpp: int, each: int, r: int, kind: Compute
 ) -> tuple[Callable[[int], Action], Callable[[int], Action]]:  # fmt: skip
     """The k-th forward and the k-th backward of a rank in rounds of ``each`` micro-batches."""
@@ -102,19 +102,19 @@ def counters(
     return forward, backward
 
 
-def program(order: Order, runtime: Runtime) -> Program:
+def interleaved_program(order: Order, runtime: Runtime) -> Program:
     """An order of several chunks a rank with a runtime's sends and receives."""
-    return torch_runtime(order) if runtime == "pytorch" else overlapped(order)
+    return torch_runtime(order) if runtime == "pytorch" else overlapped_exchanges(order)
 
 
-def in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
+def interleaved_in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
     """Micro-batches that each chunk of each rank holds when the first backward begins: by rank and chunk.
 
     Rank r runs ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards ahead; one more precedes its first backward.
 
     Examples
     --------
-    >>> in_flight(2, 2, 8)
+    >>> interleaved_in_flight(2, 2, 8)
     [[3, 2], [2, 1]]
     """
     if vpp == 1:
@@ -127,12 +127,16 @@ def in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
 
 
 def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
-    return torch(pp, vpp, num_micro_batches) if runtime == "pytorch" else megatron(pp, vpp, num_micro_batches)
+    return (
+        torch_interleaved(pp, vpp, num_micro_batches)
+        if runtime == "pytorch"
+        else megatron_interleaved(pp, vpp, num_micro_batches)
+    )
 
 
 INTERLEAVED = Schedule(
-    "interleaved", _order, program, in_flight, "Interleaved1F1B", chunks_per_rank=None, runs_in_megatron=True,
-    searched=True, gathers_by_chunk=True, in_rounds=True, repeats="round",
+    "interleaved", _order, interleaved_program, interleaved_in_flight, "Interleaved1F1B", chunks_per_rank=None,
+    runs_in_megatron=True, searched=True, gathers_by_chunk=True, in_rounds=True, repeats="round",
     # in a backward: the output that was sent, the next input that is received meanwhile, and the gradient that the
     # backward before sent
     handed_on_tensors=3,

@@ -6,7 +6,12 @@ the weight gradients follow ``r`` backwards later and fill the bubble at the end
 
 from __future__ import annotations
 
-from mofa.schedules.interleaved import counters, in_flight, micro_batches_per_round, program
+from mofa.schedules.interleaved import (
+    computation_counters,
+    interleaved_in_flight,
+    interleaved_program,
+    micro_batches_per_round,
+)
 from mofa.schedules.order import Order, Runtime
 from mofa.schedules.record import Schedule
 
@@ -28,7 +33,7 @@ def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:
     total = m * vpp
     ranks = []
     for r in range(pp):
-        forward, backward = counters(pp, vpp, each, r, "I")
+        forward, backward = computation_counters(pp, vpp, each, r, "I")
         warmup = min((vpp - 1) * each + (pp - 1 - r), total)
         out = [forward(k) for k in range(warmup)]
         done = weights = 0
@@ -50,6 +55,6 @@ def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order
 
 
 INTERLEAVED_ZERO_BUBBLE = Schedule(
-    "interleaved-zb", _order, program, in_flight, "InterleavedZeroBubble", chunks_per_rank=None,
+    "interleaved-zb", _order, interleaved_program, interleaved_in_flight, "InterleavedZeroBubble", chunks_per_rank=None,
     defers_weight_gradients=True, gathers_by_chunk=True, in_rounds=True,
 )  # fmt: skip

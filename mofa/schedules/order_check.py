@@ -14,7 +14,7 @@ class OrderError(ValueError):
     """An order that cannot run; the message names the op that waits and for what."""
 
 
-def check(program: Program) -> None:
+def check_program(program: Program) -> None:
     """Check an order and its sends and receives.
 
     - Every stage runs each micro-batch forward once, then backward once: whole, or by inputs and then by weights.

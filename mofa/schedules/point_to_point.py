@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mofa.schedules.order import Action, Exchange, Item, Order, Program
 
 
-def sent(order: Order, action: Action) -> tuple[Action, Action] | None:
+def send_and_receive_of(order: Order, action: Action) -> tuple[Action, Action] | None:
     """Send and receive of a computation's result; None where its reader is on the same rank."""
     kind, stage, micro_batch = action
     if kind == "F":
@@ -19,7 +19,7 @@ def sent(order: Order, action: Action) -> tuple[Action, Action] | None:
     return None
 
 
-def received(order: Order, action: Action) -> Action | None:
+def receive_needed_by(order: Order, action: Action) -> Action | None:
     """The receive that a computation needs; None where it has no input or its own rank makes that."""
     kind, stage, micro_batch = action
     if kind == "F":
@@ -31,7 +31,7 @@ def received(order: Order, action: Action) -> Action | None:
 
 
 def _send(order: Order, action: Action) -> Action | None:
-    """The send of a computation's result, the first of :func:`sent`."""
+    """The send of a computation's result, the first of :func:`send_and_receive_of`."""
     kind, stage, micro_batch = action
     if kind == "F":
         return Action("SEND_F", stage, micro_batch) if order.hands_over[stage] else None
@@ -44,11 +44,11 @@ def _sends(order: Order, action: Action) -> tuple[Action, ...]:
 
 
 def _receives(order: Order, action: Action) -> tuple[Action, ...]:
-    got = received(order, action)
+    got = receive_needed_by(order, action)
     return (got,) if got else ()
 
 
-def plain(order: Order) -> Program:
+def receive_before_send_after(order: Order) -> Program:
     """A receive before each computation, which waits for it, and a send after it, for which nothing waits.
 
     This is torch's ``ScheduleGPipe``: sends are awaited only at the end of the forwards and of the backwards.
@@ -111,7 +111,7 @@ def megatron_one_f_one_b(order: Order) -> Program:
     return Program(order, tuple(ranks))
 
 
-def overlapped(order: Order) -> Program:
+def overlapped_exchanges(order: Order) -> Program:
     """Sends and receives beside computing: Megatron's interleaved schedule with ``overlap_p2p_comm``, or an ideal link.
 
     After a forward, its result is sent and the next forward's input received. Both run beside the backward in between;
@@ -126,7 +126,7 @@ def overlapped(order: Order) -> Program:
     for actions in order.ranks:
         coming: list[list[Item]] = [[] for _ in range(len(actions) + 1)]
         for act, behind in zip(actions, _launched_behind(actions), strict=True):
-            if (need := received(order, act)) is not None:
+            if (need := receive_needed_by(order, act)) is not None:
                 coming[behind + 1].append(Exchange((need,), streams.of(need), False))
         out: list[Item] = list(coming[0])
         for act, launched in zip(actions, coming[1:], strict=True):
@@ -190,7 +190,7 @@ def torch_runtime(order: Order) -> Program:
                 continue
             act = queue[0]
             if act is not None:
-                need = received(order, act)
+                need = receive_needed_by(order, act)
                 if need is None:
                     need = _local(order, act)
                 if need is not None and need not in done:
@@ -199,7 +199,7 @@ def torch_runtime(order: Order) -> Program:
                 done.add(act)
                 if act.kind == "I":
                     done.add(act._replace(kind="B"))
-                pair = sent(order, act)
+                pair = send_and_receive_of(order, act)
                 if pair is not None:
                     out[r].append(Exchange(pair[:1], blocking=False))
                     out[order.rank_of(pair[1].stage)].append(Exchange(pair[1:], blocking=False))

@@ -74,7 +74,7 @@ def admit_borderline_rows(
     for i, device in zip(rows, played, strict=True):
         if device <= limit:
             row, costed.device_bytes[i] = costed.rows[i], device
-            searched.reason[row], searched.short[row] = (
+            searched.reason[row], searched.shortfall[row] = (
                 (-1, 0.0) if device <= limit_bytes else (MEMORY, device - limit_bytes)
             )
 
@@ -86,7 +86,7 @@ def with_fewer_recomputed(
     ones = [candidate(i) for i in best]
     numbers = workers.map(_fewest_layers, ones)
     solved = zip(best, ones, numbers, strict=True)
-    return {i: candidate_row.recomputing(number) for i, candidate_row, number in solved if number is not None}
+    return {i: candidate_row.with_recompute_layers(number) for i, candidate_row, number in solved if number is not None}
 
 
 def _device_bytes(asked: tuple[Candidate, float]) -> float:

@@ -21,14 +21,14 @@ from mofa.search.costing import (
     MEMORY,
     SLOWER,
     CheckedSpace,
-    Part,
     PartCosts,
+    SpacePart,
     cost_part,
     cost_rows_of_part,
     estimator_of_part,
     merge_part_costs,
 )
-from mofa.search.goals import BestRows, Front, Goal
+from mofa.search.goals import BestRows, Goal, ParetoFront
 from mofa.search.legality.masks import Job
 from mofa.search.objective import Objective, keys_of
 from mofa.search.recomputed_layers import with_none_and_all
@@ -49,15 +49,15 @@ NEAR_MISSES = 64
 
 
 def cost_best(
-    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, objective: Objective, wanted: int,
-    progress: Callable[[int, int], None] | None,
+    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, objective: Objective,
+    wanted: int, progress: Callable[[int, int], None] | None,
 ) -> CheckedSpace:  # fmt: skip
     """Cost the rows that may be among the best ones.
 
     Parameters
     ----------
-    reason, short
-        Results of the checks, into which verdicts on rows that pass them are put. ``short`` of rows that are cut is
+    reason, shortfall
+        Results of the checks, into which verdicts on rows that pass them are put. ``shortfall`` of rows that are cut is
         what they are slower than the last of the best, at least. (n,)
     objective
         The key that is made smallest.
@@ -71,17 +71,17 @@ def cost_best(
     Found
         Rows of which none has a smaller key than the best ``wanted`` of those that fit, as costing every row has them.
     """
-    search = _BranchAndBound(job, loads, space, reason, short, BestRows(objective, wanted), progress)
+    search = _BranchAndBound(job, loads, space, reason, shortfall, BestRows(objective, wanted), progress)
     search.run()
     search.cost_nearest_miss()
     return search.result()
 
 
 def cost_front(
-    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, objective: Objective
+    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, objective: Objective
 ) -> CheckedSpace:
     """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best`."""
-    search = _BranchAndBound(job, loads, space, reason, short, Front(objective), None)
+    search = _BranchAndBound(job, loads, space, reason, shortfall, ParetoFront(objective), None)
     search.run()
     return search.result()
 
@@ -90,11 +90,11 @@ class _BranchAndBound:
     """A search under way: what is costed, and what is cut."""
 
     def __init__(
-        self, job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN, goal: Goal,
+        self, job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, goal: Goal,
         progress: Callable[[int, int], None] | None,
     ) -> None:  # fmt: skip
         self.job, self.loads, self.space, self.goal = job, loads, space, goal
-        self.reason, self.short, self.progress = reason, short, progress
+        self.reason, self.shortfall, self.progress = reason, shortfall, progress
         self.legal = (reason < 0).reshape(-1, len(space.recompute))
         self.limit = memory_limit_bytes(job.cluster)
         self.least_bytes = np.full(len(self.legal), np.nan)
@@ -109,7 +109,7 @@ class _BranchAndBound:
         order = np.argsort(floor, kind="stable")
         left, floor, size = left[order], floor[order], FIRST_DEGREES
         while len(left):
-            beaten = self.goal.is_beaten(floor, self.least_bytes[left])
+            beaten = self.goal.is_dominated(floor, self.least_bytes[left])
             self._cut(left[beaten], floor[beaten])
             left, floor = left[~beaten], floor[~beaten]
             self._cost(left[:size])
@@ -118,9 +118,9 @@ class _BranchAndBound:
     def result(self) -> CheckedSpace:
         """What was costed, and verdicts on all rows."""
         slower = self.reason == SLOWER
-        self.short[slower] = self.goal.slower_by(self.short[slower]) / self.goal.objective.keys_per_unit
+        self.shortfall[slower] = self.goal.slower_by(self.shortfall[slower]) / self.goal.objective.keys_per_unit
         rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows for rows, _ in self.costed)])
-        return merge_part_costs(self.space, rows, [costs for _, costs in self.costed], self.reason, self.short)
+        return merge_part_costs(self.space, rows, [costs for _, costs in self.costed], self.reason, self.shortfall)
 
     def _that_may_fit(self, degrees: Rows) -> Rows:
         """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
@@ -131,7 +131,7 @@ class _BranchAndBound:
         order = order[over[order] > 0]
         self.too_big, self.over = degrees[order], over[order]
         rows = self._rows_of(self.too_big)
-        self.reason[rows], self.short[rows] = MEMORY, np.repeat(self.over, self._num_rows(self.too_big))
+        self.reason[rows], self.shortfall[rows] = MEMORY, np.repeat(self.over, self._num_rows(self.too_big))
         self._tell(len(rows))
         return degrees[over <= 0]
 
@@ -174,7 +174,7 @@ class _BranchAndBound:
         is_open = part.space.recompute_layers[rows] == SOLVED
         bound = self._bound(estimator, is_open, at_rest=True)
         wanted = np.zeros(len(part.legal), dtype=bool)
-        wanted[rows] = ~self.goal.is_beaten(bound, np.repeat(self.least_bytes[degrees], self._num_rows(degrees)))
+        wanted[rows] = ~self.goal.is_dominated(bound, np.repeat(self.least_bytes[degrees], self._num_rows(degrees)))
         open_rows = rows[is_open & wanted[rows]]
         for needed in with_none_and_all(part.space, open_rows) if len(open_rows) else ():
             if needed is not None:
@@ -186,16 +186,16 @@ class _BranchAndBound:
         self._tell(len(chosen))
         self._mark_slower(of_space[cut], bound[cut])
 
-    def _part(self, degrees: Rows) -> Part:
-        return Part(self.job, self.loads, self.space.part(degrees), self.legal[degrees].reshape(-1))
+    def _part(self, degrees: Rows) -> SpacePart:
+        return SpacePart(self.job, self.loads, self.space.of_degrees(degrees), self.legal[degrees].reshape(-1))
 
-    def _take(self, part: Part, rows: Rows, costs: PartCosts) -> None:
+    def _take(self, part: SpacePart, rows: Rows, costs: PartCosts) -> None:
         """Let the goal take note of rows that fit."""
         verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
         of_part = merge_part_costs(part.space, rows, [costs], *verdicts)
         key, _ = keys_of(self.goal.objective, of_part.costed)
         fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
-        self.goal.take(key[fits], of_part.costed.device_bytes[fits])
+        self.goal.add_costed(key[fits], of_part.costed.device_bytes[fits])
 
     def _cut(self, degrees: Rows, bound: FloatN) -> None:
         """Reject all rows of degrees whose keys are at least these."""
@@ -203,13 +203,13 @@ class _BranchAndBound:
 
     def _mark_slower(self, rows: Rows, bound: FloatN) -> None:
         """Reject rows whose keys are at least these."""
-        self.reason[rows], self.short[rows] = SLOWER, bound
+        self.reason[rows], self.shortfall[rows] = SLOWER, bound
         self._tell(len(rows))
 
     def cost_nearest_miss(self) -> None:
         """Cost what static memory cuts until it is certain which row without memory misses by least."""
-        misses = [costs.short[costs.reason == MEMORY] for _, costs in self.costed]
-        least = min((float(short.min()) for short in misses if len(short)), default=np.inf)
+        misses = [costs.shortfall[costs.reason == MEMORY] for _, costs in self.costed]
+        least = min((float(shortfall.min()) for shortfall in misses if len(shortfall)), default=np.inf)
         begin, size = 0, NEAR_MISSES
         while begin < len(self.too_big) and self.over[begin] < least:
             end = min(begin + size, int(np.searchsorted(self.over, least)))
@@ -217,7 +217,7 @@ class _BranchAndBound:
             part, of_space = self._part(degrees), self._rows_of(degrees)
             costs = cost_part(part)
             self.costed.append((of_space, costs))
-            least = min(least, float(costs.short.min(initial=np.inf)))
+            least = min(least, float(costs.shortfall.min(initial=np.inf)))
             begin, size = end, size * GROWTH
 
     def _tell(self, number: int) -> None:

@@ -14,7 +14,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.search.legality.masks import CHECKS, Job
-from mofa.search.recomputed_layers import solve_layers
+from mofa.search.recomputed_layers import solve_recomputed_layers
 from mofa.search.space import SOLVED, Combinations
 from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.search.workers import Workers
@@ -34,7 +34,7 @@ PARTS = 1
 
 
 @dataclass(frozen=True)
-class Costed:
+class CostedRows:
     """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (13, n)
 
     Rows that cannot fit have ``device_bytes`` alone; all else is NaN, as nobody asks how fast they would be. Rows that
@@ -50,7 +50,7 @@ class Costed:
     checkpoint_bytes: FloatN
 
     @classmethod
-    def of(cls, rows: NDArray[np.intp], table: StrategyTable, device_bytes: FloatN) -> Costed:
+    def from_memory(cls, rows: NDArray[np.intp], table: StrategyTable, device_bytes: FloatN) -> CostedRows:
         """Rows of which the memory alone is known."""
         step, allocated, checkpoint = (np.full(len(rows), np.nan) for _ in range(3))
         return cls(
@@ -62,9 +62,9 @@ class Costed:
         self.step_s[positions], self.allocated_bytes[positions] = costed.step_s, costed.allocated_bytes
         self.exposed_s[:, positions], self.checkpoint_bytes[positions] = costed.exposed_s, costed.checkpoint_bytes
 
-    def take(self, positions: NDArray[np.intp]) -> Costed:
+    def take(self, positions: NDArray[np.intp]) -> CostedRows:
         """The rows at these positions."""
-        return Costed(
+        return CostedRows(
             self.rows[positions], self.table.take(positions), self.step_s[positions], self.device_bytes[positions],
             self.allocated_bytes[positions],
             self.exposed_s[:, positions], self.checkpoint_bytes[positions],
@@ -75,13 +75,14 @@ class Costed:
 class CheckedSpace:
     """A space whose rows were checked and costed.
 
-    ``reason`` is the index of the check that rejects a row, -1 where it fits. ``short`` is by how much it missed. (n,)
+    ``reason`` is the index of the check that rejects a row, -1 where it fits. ``shortfall`` is by how much it missed.
+    (n,)
     """
 
     space: Combinations
-    costed: Costed
+    costed: CostedRows
     reason: IntN
-    short: FloatN
+    shortfall: FloatN
 
     def with_layers(self, some: Mapping[int, Breakdown]) -> CheckedSpace:
         """A copy in which the rows at these positions in ``costed`` recompute so many layers and cost what is given."""
@@ -94,22 +95,22 @@ class CheckedSpace:
             costed.put(positions, costs)
         return replace(self, space=replace(self.space, recompute_layers=layers), costed=costed)
 
-    def with_updates(self, some: Costed, reason: IntN, short: FloatN) -> CheckedSpace:
+    def with_updates(self, some: CostedRows, reason: IntN, shortfall: FloatN) -> CheckedSpace:
         """A copy in which ``some`` of the costed rows cost what is given, and have these verdicts. (n,)"""
         layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
-        verdicts, misses = self.reason.copy(), self.short.copy()
+        verdicts, misses = self.reason.copy(), self.shortfall.copy()
         place = np.full(len(self.space), -1, dtype=np.intp)
         place[costed.rows] = np.arange(len(costed.rows))
         positions, rows = place[some.rows], some.rows
         layers[rows] = costed.table.recompute_layers[positions] = some.table.recompute_layers
-        verdicts[rows], misses[rows] = reason[rows], short[rows]
+        verdicts[rows], misses[rows] = reason[rows], shortfall[rows]
         for name in ("step_s", "device_bytes", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
             getattr(costed, name)[..., positions] = getattr(some, name)
         return CheckedSpace(replace(self.space, recompute_layers=layers), costed, verdicts, misses)
 
 
 @dataclass(frozen=True)
-class Part:
+class SpacePart:
     """Some degrees of a search in all modes, and which of these rows are to be costed. ``legal`` (c * M,)"""
 
     job: Job
@@ -126,7 +127,7 @@ class PartCosts:
     """
 
     reason: IntN
-    short: FloatN
+    shortfall: FloatN
     layers: IntN
     device_bytes: FloatN
     timed: NDArray[np.bool_]
@@ -137,14 +138,14 @@ class PartCosts:
 
 
 def cost_rows(
-    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN,
+    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN,
     progress: Callable[[int, int], None] | None, workers: Workers,
 ) -> CheckedSpace:  # fmt: skip
     """Cost every row that no check rejects.
 
     Parameters
     ----------
-    reason, short
+    reason, shortfall
         Results of the checks. Rows that pass them and do not fit are marked there as well. (n,)
     progress
         Told rows done and rows in all.
@@ -153,8 +154,8 @@ def cost_rows(
     """
     legal = reason < 0
     rows = np.flatnonzero(legal)
-    parts = split(space, legal, PARTS * workers.jobs if len(rows) > MANY else 1)
-    tasks = [Part(job, loads, space.part(some), _of_degrees(legal, some, space)) for some in parts]
+    parts = split_into_parts(space, legal, PARTS * workers.jobs if len(rows) > MANY else 1)
+    tasks = [SpacePart(job, loads, space.of_degrees(some), _of_degrees(legal, some, space)) for some in parts]
     done = [0] * len(tasks)
 
     def tell(number: int, count: int) -> None:
@@ -169,39 +170,39 @@ def cost_rows(
     ):
         parts_costed.append(costs)
         tell(number, len(costs.reason))
-    return merge_part_costs(space, rows, parts_costed, reason, short)
+    return merge_part_costs(space, rows, parts_costed, reason, shortfall)
 
 
 def merge_part_costs(
-    space: Combinations, rows: NDArray[np.intp], parts: Sequence[PartCosts], reason: IntN, short: FloatN
+    space: Combinations, rows: NDArray[np.intp], parts: Sequence[PartCosts], reason: IntN, shortfall: FloatN
 ) -> CheckedSpace:
-    """What costing some ``rows`` of a space says, whose verdicts are put into ``reason`` and ``short``.
+    """What costing some ``rows`` of a space says, whose verdicts are put into ``reason`` and ``shortfall``.
 
     ``parts`` have the rows one after the other. What is costed is in the order of the space, rows whose layers were
     solved for last.
     """
     if not parts:
-        return CheckedSpace(space, Costed.of(rows, space.take(rows), np.zeros(0)), reason, short)
+        return CheckedSpace(space, CostedRows.from_memory(rows, space.take(rows), np.zeros(0)), reason, shortfall)
 
     def of_all(name: str) -> NDArray[np.generic]:
         return np.concatenate([getattr(costs, name) for costs in parts], axis=-1)
 
     solved = space.recompute_layers[rows] == SOLVED
     layers = space.recompute_layers.copy()
-    reason[rows], short[rows], layers[rows] = of_all("reason"), of_all("short"), of_all("layers")
+    reason[rows], shortfall[rows], layers[rows] = of_all("reason"), of_all("shortfall"), of_all("layers")
     space = Combinations(space.degrees, space.recompute, layers)
     device, timed = of_all("device_bytes"), np.flatnonzero(of_all("timed"))
     order = np.lexsort((rows, solved))
     order = order[~solved[order] | ~np.isnan(device[order])]
-    costed = Costed.of(rows[order], space.take(rows[order]), device[order])
+    costed = CostedRows.from_memory(rows[order], space.take(rows[order]), device[order])
     place = np.empty(len(rows), dtype=np.intp)
     place[order] = np.arange(len(order))
     for name in ("step_s", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
         getattr(costed, name)[..., place[timed]] = of_all(name)
-    return CheckedSpace(space, costed, reason, short)
+    return CheckedSpace(space, costed, reason, shortfall)
 
 
-def split(space: Combinations, legal: NDArray[np.bool_], parts: int) -> list[NDArray[np.intp]]:
+def split_into_parts(space: Combinations, legal: NDArray[np.bool_], parts: int) -> list[NDArray[np.intp]]:
     """Degrees with legal rows, cut into parts of about equally many rows.
 
     Parts differ in tp and cp, on which all blocks depend: no block is costed in two parts.
@@ -223,7 +224,7 @@ def _of_degrees(legal: NDArray[np.bool_], degrees: NDArray[np.intp], space: Comb
     return np.asarray(legal.reshape(-1, len(space.recompute))[degrees].reshape(-1))
 
 
-def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCosts:
+def cost_part(part: SpacePart, tell: Callable[[int], None] | None = None) -> PartCosts:
     """Cost the memory of a part's legal rows, solve for their recomputed layers where open, and time what may fit.
 
     ``tell`` is called with the number of rows whose memory is known.
@@ -232,14 +233,14 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
     return cost_rows_of_part(part, estimator_of_part(part), rows, tell)
 
 
-def estimator_of_part(part: Part) -> Estimator:
+def estimator_of_part(part: SpacePart) -> Estimator:
     """The blocks of a part's legal rows, in their order."""
     job, rows = part.job, np.flatnonzero(part.legal)
     return Estimator(job.workload, job.cluster, job.framework, part.space.take(rows), part.loads)
 
 
 def cost_rows_of_part(
-    part: Part, estimator: Estimator, rows: NDArray[np.intp], tell: Callable[[int], None] | None = None
+    part: SpacePart, estimator: Estimator, rows: NDArray[np.intp], tell: Callable[[int], None] | None = None
 ) -> PartCosts:
     """Cost some of a part's legal rows as :func:`cost_part` does all.
 
@@ -256,7 +257,7 @@ def cost_rows_of_part(
     legal_rows = np.flatnonzero(part.legal)
     position = np.full(len(space), -1, dtype=np.intp)
     position[legal_rows] = np.arange(len(legal_rows))
-    device, short = np.full(len(space), np.nan), np.zeros(len(space))
+    device, shortfall = np.full(len(space), np.nan), np.zeros(len(space))
     allocated, saved = np.zeros((2, len(space)))
     may_fit = np.zeros(len(space), dtype=bool)
     reason = np.full(len(space), -1, dtype=np.int64)
@@ -275,24 +276,26 @@ def cost_rows_of_part(
         )
         may_fit[some] = weighed.least_bytes <= limit
         bad = some[device[some] > limit]
-        reason[bad], short[bad] = MEMORY, device[bad] - limit
+        reason[bad], shortfall[bad] = MEMORY, device[bad] - limit
 
     is_open = layers[rows] == SOLVED
     legal, open_ = rows[~is_open], rows[is_open]
     weigh(legal, 0)
     codes = NEEDLESS, MEMORY
-    solved, layers = solve_layers(job, estimator, position, space, open_, device, limit, reason, short, codes)
+    solved, layers = solve_recomputed_layers(
+        job, estimator, position, space, open_, device, limit, reason, shortfall, codes
+    )
     weigh(solved, len(legal))
     timed = (reason[rows] < 0) | ((reason[rows] == MEMORY) & may_fit[rows])
     to_time = rows[timed]
     times = [
-        estimator.times(position[some], recompute_layers=layers[some])[0]
+        estimator.component_seconds(position[some], recompute_layers=layers[some])[0]
         for start in range(0, len(to_time), AT_ONCE) for some in (to_time[start : start + AT_ONCE],)
     ]  # fmt: skip
     exposed = np.concatenate(times, axis=-1) if times else np.zeros((len(TIME_COMPONENTS), 0))
     return PartCosts(
         reason[rows],
-        short[rows],
+        shortfall[rows],
         layers[rows],
         device[rows],
         timed,

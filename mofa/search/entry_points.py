@@ -18,10 +18,10 @@ from mofa.plan.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan
 from mofa.replay.garbage_collection import no_collection
 from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, with_fewer_recomputed
-from mofa.search.costing import MEMORY, CheckedSpace, Costed, cost_rows
+from mofa.search.costing import MEMORY, CheckedSpace, CostedRows, cost_rows
 from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import loads_of, with_numerics
-from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
@@ -35,7 +35,7 @@ from mofa.specs.strategy import StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
-    from mofa.search.goodput import LongRuns
+    from mofa.search.goodput import LongRunObjective
 
 Progress = Callable[[int, int], None]
 AT_WORK = ("mofa.search.costing", "mofa.replay.replayer")
@@ -44,7 +44,7 @@ AT_WORK = ("mofa.search.costing", "mofa.replay.replayer")
 
 def _rejections(
     reason: NDArray[np.int64],
-    short: NDArray[np.float64],
+    shortfall: NDArray[np.float64],
     space: Combinations,
     framework: FrameworkSpec,
     objective: Objective,
@@ -57,10 +57,10 @@ def _rejections(
         rows = np.flatnonzero(reason == i)
         if len(rows):
             rejected[name] = len(rows)
-            closest = rows[np.argmin(short[rows])]
+            closest = rows[np.argmin(shortfall[rows])]
             nearest[name] = NearestMiss(
                 strategy=_as_strategy(space, int(closest), framework),
-                short_by=float(short[closest]),
+                short_by=float(shortfall[closest]),
                 unit=units[i],
             )
     return rejected, nearest
@@ -80,7 +80,7 @@ def find_plans(
     progress: Progress | None = None,
     replay: bool = True,
     replay_progress: Progress | None = None,
-    judge: LongRuns | None = None,
+    judge: LongRunObjective | None = None,
     space: Space | None = None,
     searched: Search | None = None,
     banded: bool = True,
@@ -163,7 +163,7 @@ def find_plans(
         space = _with_dp(space, cluster, fix["dp"])
     with Workers(jobs) as workers, no_collection():
         if replay:
-            workers.start(AT_WORK)
+            workers.start_processes(AT_WORK)
         # what a judge ranks may be ranked again by its replay
         wanted = max(top, PATIENCE) if replay or judge is not None else top
         objective: Objective = SHORTEST_STEP
@@ -177,7 +177,7 @@ def find_plans(
             searched_rows = CheckedSpace(
                 searched.combinations, searched.costed, searched.reasons.copy(), searched.short.copy()
             )
-        costed, reason, short = searched_rows.costed, searched_rows.reason, searched_rows.short
+        costed, reason, shortfall = searched_rows.costed, searched_rows.reason, searched_rows.shortfall
         key = reject_for_hosts(objective, searched_rows)
         loads = loads_of(workload, searched_rows.space.degrees)
 
@@ -206,7 +206,7 @@ def find_plans(
         costed = searched_rows.costed
         best = _ranked_again(costed, best, judge)
     for i, over in final.too_big.items():
-        reason[costed.rows[i]], short[costed.rows[i]] = MEMORY, over
+        reason[costed.rows[i]], shortfall[costed.rows[i]] = MEMORY, over
         costed.device_bytes[i] = memory_limit_bytes(cluster) + over
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
     plans += [candidate(i).in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist()]
@@ -219,11 +219,11 @@ def find_plans(
             if fix:
                 raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
             note = f"{note}: {says}"
-    rejected, nearest = _rejections(reason, short, searched_rows.space, framework, objective)
+    rejected, nearest = _rejections(reason, shortfall, searched_rows.space, framework, objective)
     report = PlanReport(
-        workload=WorkloadSummary.of(workload),
-        cluster=ClusterSummary.of(cluster),
-        framework=FrameworkSummary.of(framework),
+        workload=WorkloadSummary.from_spec(workload),
+        cluster=ClusterSummary.from_spec(cluster),
+        framework=FrameworkSummary.from_spec(framework),
         space=len(searched_rows.space),
         searched=len(costed.rows),
         rejected=rejected,
@@ -235,7 +235,7 @@ def find_plans(
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
     return Search(
-        report, costed, workload, cluster, framework, reason, searched_rows.space, short, objective, enumerated
+        report, costed, workload, cluster, framework, reason, searched_rows.space, shortfall, objective, enumerated
     )
 
 
@@ -271,14 +271,14 @@ def _search(
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
     if open_degrees:
         _refuse_batch(job, all_rows.degrees)
-    verdict = check(job, all_rows)
+    verdict = check_strategies(job, all_rows)
     loads = loads_of(job.workload, all_rows.degrees)
     if bounded is not None and np.count_nonzero(verdict.reason < 0) > branch_and_bound.FEW_ROWS:
         searched_rows = branch_and_bound.cost_best(
-            job, loads, all_rows, verdict.reason, verdict.short, *bounded, progress
+            job, loads, all_rows, verdict.reason, verdict.shortfall, *bounded, progress
         )
         return all_rows, searched_rows
-    return None, cost_rows(job, loads, all_rows, verdict.reason, verdict.short, progress, workers)
+    return None, cost_rows(job, loads, all_rows, verdict.reason, verdict.shortfall, progress, workers)
 
 
 def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
@@ -292,7 +292,7 @@ def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
         )
 
 
-def _rank(costed: Costed, key: NDArray[np.float64], reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:
+def _rank(costed: CostedRows, key: NDArray[np.float64], reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:
     """Positions in ``costed`` of the fitting rows with the smallest key: the step's time, or the key of ``judge``.
 
     Among equals the smaller memory comes first, then the earlier row.
@@ -305,7 +305,7 @@ def _rank(costed: Costed, key: NDArray[np.float64], reason: NDArray[np.int64], t
     return fits[order[:top]]
 
 
-def _ranked_again(costed: Costed, best: NDArray[np.intp], judge: LongRuns | None) -> NDArray[np.intp]:
+def _ranked_again(costed: CostedRows, best: NDArray[np.intp], judge: LongRunObjective | None) -> NDArray[np.intp]:
     """The best rows, ordered by their costs as they are now."""
     some = costed.take(best)
     return best[np.argsort(np.round(some.step_s if judge is None else judge.key(some), 12), kind="stable")]
@@ -397,7 +397,11 @@ def step_s(
 ) -> float:
     """The step time of one strategy as :func:`estimate` gives it, without a replay of memory. [s]"""
     candidate = _candidate(workload, cluster, framework, strategy)
-    return candidate.time.step_s if replay else float(candidate.estimator.times(every_stage=True)[0].sum(axis=0)[0])
+    return (
+        candidate.time.step_s
+        if replay
+        else float(candidate.estimator.component_seconds(every_stage=True)[0].sum(axis=0)[0])
+    )
 
 
 def closed_plan(workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec) -> Plan:
@@ -425,9 +429,9 @@ def _candidate(
     flops_convention: FlopsConvention = "causal",
 ) -> Candidate:  # fmt: skip
     """The strategy that was asked for, as a checked candidate."""
-    from mofa.search.one_strategy import one_row
+    from mofa.search.one_strategy import strategy_row
 
     framework = resolve_framework(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    row = one_row(workload, cluster, framework, strategy)
+    row = strategy_row(workload, cluster, framework, strategy)
     return Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)

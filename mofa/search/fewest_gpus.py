@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from mofa.cost.estimate import Estimator
 from mofa.schedules import default_schedule
 from mofa.search.job_setup import loads_of
-from mofa.search.legality.masks import Job, check
-from mofa.search.space import MAX_PP, Space, default_space, divisors, product
+from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.space import MAX_PP, Space, combinations_table, default_space, divisors
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.specs.complete import default_zero
 from mofa.specs.hardware import ClusterSpec
@@ -21,7 +21,7 @@ from mofa.specs.params import num_mtp_params, num_params
 from mofa.specs.strategy import StrategyTable
 
 if TYPE_CHECKING:
-    from mofa.search.goodput import LongRuns
+    from mofa.search.goodput import LongRunObjective
 
 MOST_GPUS = 131_072
 PLAYED = 8
@@ -32,7 +32,7 @@ FIRST_ROWS, MOST_ROWS = 512, 32_768
 
 def smallest_number_of_gpus(
     job: Job, constrained: Callable[[Space], Space], dp: int | None = None, *, replay: bool = False,
-    judge: LongRuns | None = None,
+    judge: LongRunObjective | None = None,
 ) -> tuple[int | None, str]:  # fmt: skip
     """The fewest GPUs on which a strategy of the constrained space fits, and a sentence that says so.
 
@@ -71,7 +71,7 @@ def smallest_number_of_gpus(
 
 
 def _keeps(
-    judge: LongRuns, checkpoint_bytes: NDArray[np.float64], fits: NDArray[np.bool_], num_gpus: NDArray[np.int64]
+    judge: LongRunObjective, checkpoint_bytes: NDArray[np.float64], fits: NDArray[np.bool_], num_gpus: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Which fitting rows have enough nodes, with enough host memory, for what checkpoints keep there. (n,)"""
     spec, node = judge.faults.checkpoint, judge.cluster.node.gpus_per_node
@@ -88,7 +88,7 @@ def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
     """Legal strategies of a space on part of a node or whole nodes, by rising number of GPUs, tp x cp x pp x dp."""
     node, capacity = job.cluster.node.gpus_per_node, job.cluster.gpu.capacity_bytes.value
     least = 2.0 * (num_params(job.workload.model) + num_mtp_params(job.workload.model)) / max(capacity, 1.0)
-    degrees = product(replace(space, dp=None), _most(job), job.framework)
+    degrees = combinations_table(replace(space, dp=None), _most(job), job.framework)
     ranks = degrees.tp * degrees.cp * degrees.pp
     tables = []
     for dp in divisors(job.workload.batch.global_batch, MOST_GPUS) if space.dp is None else (space.dp,):
@@ -97,7 +97,7 @@ def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
         table = replace(degrees.take(rows), dp=np.full(len(rows), dp))
         if space.zero is None:
             table = replace(table, zero=default_zero(job.framework, table.dp, table.cp, table.pp))
-        tables.append(table.take(check(job, table, but=("gpus",)).reason < 0))
+        tables.append(table.take(check_strategies(job, table, but=("gpus",)).reason < 0))
     table = StrategyTable.concatenated(tables)
     return table.take(np.argsort(_num_gpus(table), kind="stable"))
 

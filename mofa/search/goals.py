@@ -20,10 +20,10 @@ class Goal(Protocol):
 
     objective: Objective
 
-    def take(self, key: FloatN, device_bytes: FloatN) -> None:
+    def add_costed(self, key: FloatN, device_bytes: FloatN) -> None:
         """Take note of fitting rows that have been costed. (n,) each"""
 
-    def is_beaten(self, key: FloatN, device_bytes: FloatN) -> BoolN:
+    def is_dominated(self, key: FloatN, device_bytes: FloatN) -> BoolN:
         """Whether rows whose key and memory are no smaller than these cannot be among those sought. (n,)"""
 
     def slower_by(self, key: FloatN) -> FloatN:
@@ -37,8 +37,8 @@ class BestRows:
     --------
     >>> from mofa.search.objective import SHORTEST_STEP
     >>> best = BestRows(SHORTEST_STEP, 2)
-    >>> best.take(np.array([5.0, 3.0, 4.0]), np.ones(3))
-    >>> best.is_beaten(np.array([3.5, 4.5]), np.ones(2)), best.slower_by(np.array([4.5]))
+    >>> best.add_costed(np.array([5.0, 3.0, 4.0]), np.ones(3))
+    >>> best.is_dominated(np.array([3.5, 4.5]), np.ones(2)), best.slower_by(np.array([4.5]))
     (array([False,  True]), array([0.5]))
     """
 
@@ -50,11 +50,11 @@ class BestRows:
         """The key of the last of the wanted rows; infinite while fewer fit."""
         return float(self.keys[-1]) if len(self.keys) == self.wanted else np.inf
 
-    def take(self, key: FloatN, device_bytes: FloatN) -> None:
+    def add_costed(self, key: FloatN, device_bytes: FloatN) -> None:
         """Keep the smallest keys. (n,) each"""
         self.keys = np.sort(np.concatenate([self.keys, key]))[: self.wanted]
 
-    def is_beaten(self, key: FloatN, device_bytes: FloatN) -> BoolN:
+    def is_dominated(self, key: FloatN, device_bytes: FloatN) -> BoolN:
         """Whether keys are above the last of the wanted ones. (n,)"""
         return np.asarray(key > self.last_key * (1.0 + TIED))
 
@@ -63,22 +63,22 @@ class BestRows:
         return np.maximum(key - self.last_key, 0.0)
 
 
-class Front:
+class ParetoFront:
     """The rows that no other beats in key and memory at once.
 
     Examples
     --------
     >>> from mofa.search.objective import SHORTEST_STEP
-    >>> front = Front(SHORTEST_STEP)
-    >>> front.take(np.array([1.0, 2.0, 3.0]), np.array([8.0, 9.0, 4.0]))
-    >>> front.is_beaten(np.array([2.5, 2.5, 3.5]), np.array([9.0, 7.0, 4.0]))
+    >>> front = ParetoFront(SHORTEST_STEP)
+    >>> front.add_costed(np.array([1.0, 2.0, 3.0]), np.array([8.0, 9.0, 4.0]))
+    >>> front.is_dominated(np.array([2.5, 2.5, 3.5]), np.array([9.0, 7.0, 4.0]))
     array([ True, False,  True])
     """
 
     def __init__(self, objective: Objective) -> None:
         self.objective, self.keys, self.device_bytes = objective, np.empty(0), np.empty(0)
 
-    def take(self, key: FloatN, device_bytes: FloatN) -> None:
+    def add_costed(self, key: FloatN, device_bytes: FloatN) -> None:
         """Keep what is not beaten, by rising key and falling memory. (n,) each"""
         keys, device = np.concatenate([self.keys, key]), np.concatenate([self.device_bytes, device_bytes])
         order = np.lexsort((device, keys))
@@ -87,7 +87,7 @@ class Front:
         on_front = device < least_before
         self.keys, self.device_bytes = keys[on_front], device[on_front]
 
-    def is_beaten(self, key: FloatN, device_bytes: FloatN) -> BoolN:
+    def is_dominated(self, key: FloatN, device_bytes: FloatN) -> BoolN:
         """Whether a row of the front has a smaller key and no more memory. (n,)"""
         if not len(self.keys):
             return np.zeros(len(key), dtype=bool)

@@ -19,14 +19,14 @@ from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import Outlook, failure_clock, outlook
 from mofa.plan.long_run import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
 from mofa.plan.result import Plan
-from mofa.specs.faults import FaultSpec, PowerSpec
+from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
-    from mofa.search.costing import Costed
+    from mofa.search.costing import CostedRows
 
 FloatN = NDArray[np.float64]
 BAND_RUNS, BAND_FAILURES = 1000, 200.0
@@ -41,7 +41,7 @@ ACTIVITIES: dict[str, tuple[str, ...]] = {
 """Activities of a GPU in each part of a step, which decide its power."""
 
 
-def watts_of_steps(exposed_s: FloatN, power: PowerSpec, tdp_w: float) -> FloatN:
+def watts_of_steps(exposed_s: FloatN, power: PowerDrawSpec, tdp_w: float) -> FloatN:
     """Average power of a GPU over a step. (n,) [W]
 
     Parameters
@@ -57,7 +57,7 @@ def watts_of_steps(exposed_s: FloatN, power: PowerSpec, tdp_w: float) -> FloatN:
     --------
     >>> step = np.zeros((13, 1))
     >>> step[TIME_COMPONENTS.index("gemm")] = step[TIME_COMPONENTS.index("bubble")] = 0.5
-    >>> float(watts_of_steps(step, PowerSpec(), 700.0)[0]).__round__(6)
+    >>> float(watts_of_steps(step, PowerDrawSpec(), 700.0)[0]).__round__(6)
     413.0
     """
     total = exposed_s.sum(axis=0)
@@ -69,7 +69,7 @@ def watts_of_steps(exposed_s: FloatN, power: PowerSpec, tdp_w: float) -> FloatN:
 
 
 @dataclass(frozen=True)
-class LongRuns:
+class LongRunObjective:
     """Rates the plans of one job by the whole run; the job's cluster is without the spares.
 
     ``spares`` are idle whole nodes beside ``cluster``. With 0 the scheduler provides replacements.
@@ -135,14 +135,14 @@ class LongRuns:
             return np.ones_like(ranks)
         return ranks if self.framework.data_parallel == "ddp" else np.minimum(self.framework.dp_replicate, ranks)
 
-    def check(self) -> None:
+    def refuse_unknown_objective(self) -> None:
         """Refuse an objective that cannot be known."""
         need: dict[Objective, Figure] = {"days": "days", "usd": "usd", "kwh": "kwh"}
         wanted = need.get(self.objective)
         if wanted is not None and wanted in (missing := self.missing()):
             raise SpecError(f"--objective {self.objective}: {wanted} is not known, {missing[wanted]}; give it first")
 
-    def times(self, per_rank_bytes: FloatN) -> CheckpointTimes:
+    def checkpoint_times(self, per_rank_bytes: FloatN) -> CheckpointTimes:
         """Seconds of a checkpoint of each candidate."""
         assert self.faults.storage is not None
         total = checkpoint_bytes(self.workload, self.framework)
@@ -165,7 +165,7 @@ class LongRuns:
         node = min(self.cluster.node.gpus_per_node, self.cluster.num_gpus)
         ranks = np.asarray(self.cluster.num_gpus if num_gpus is None else num_gpus)
         return outlook(
-            self.faults, self.times(per_rank_bytes), step_s, ranks,
+            self.faults, self.checkpoint_times(per_rank_bytes), step_s, ranks,
             np.maximum(ranks / self.cluster.node.gpus_per_node, 1.0), node,
             spares=self.spares if spares is None else spares, work_s=np.maximum(self.work_s(step_s), step_s),
             rate_factor=rate_factor, interval_s=interval_s, every=every, num_replicas=self.replicas(dp),
@@ -182,7 +182,7 @@ class LongRuns:
         gpus = (running * job + idle * spare) / (job + spare)
         return np.asarray((gpus + power.node_overhead_w_per_gpu.value) * power.pue.value)
 
-    def key(self, costed: Costed) -> FloatN:
+    def key(self, costed: CostedRows) -> FloatN:
         """The key to minimise: wall-clock seconds of a productive step, or joules for ``kwh``. (n,)"""
         if self._unknown:
             return costed.step_s
@@ -267,7 +267,7 @@ class LongRuns:
         [B]"""
         if self._unknown:
             return np.zeros_like(per_rank_bytes)
-        need = self.times(per_rank_bytes).host_bytes
+        need = self.checkpoint_times(per_rank_bytes).host_bytes
         return np.maximum(need - self.cluster.node.host_memory_bytes.value, 0.0)
 
     def plan_key(self, plan: Plan) -> float:
@@ -283,9 +283,9 @@ class LongRuns:
         parts: Mapping[Any, float] = plan.time.exposed
         exposed = np.array([[parts[name]] for name in TIME_COMPONENTS])
         step_w = watts_of_steps(exposed, self.faults.power, self.cluster.gpu.tdp_w.value)
-        return self.of(plan), step_w
+        return self.outlook_of_plan(plan), step_w
 
-    def of(self, plan: Plan) -> Outlook:
+    def outlook_of_plan(self, plan: Plan) -> Outlook:
         """:meth:`outlook` of one plan."""
         return self.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp)
 
@@ -326,7 +326,7 @@ class LongRuns:
             persist_s=float(outlook.levels[-1].persist_s[0]),
             safe_every=int(outlook.levels[-1].every[0]),
             restart_s=float(outlook.restart_s[0]),
-            host_bytes_per_node=float(self.times(np.array([plan.checkpoint_bytes or 0.0])).host_bytes[0]),
+            host_bytes_per_node=float(self.checkpoint_times(np.array([plan.checkpoint_bytes or 0.0])).host_bytes[0]),
             watts_per_gpu=watts,
             ledger=Ledger(**parts),
         )

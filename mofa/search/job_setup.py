@@ -20,7 +20,7 @@ OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
 """Words of ``--with`` that are about experts."""
 
 
-class Switch(NamedTuple):
+class NumericsSwitch(NamedTuple):
     """A framework's switch that acts on something that some models lack."""
 
     usual: bool
@@ -31,20 +31,22 @@ class Switch(NamedTuple):
     """What it acts on, in words."""
 
 
-def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, Switch]:
+def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, NumericsSwitch]:
     """A framework's switches by field."""
     heads = model.attention
     grouped = heads.num_kv_heads < heads.num_heads
     experts = model.moe is not None, "experts"
     refused = {
-        "permute_fusion": Switch(True, *experts),
-        "router_padding": Switch(False, *experts),
-        "shards_head_norms": Switch(True, heads.qk_norm, "norms over heads (qk_norm)"),
-        "repeats_keys": Switch(False, grouped, "keys that several query heads share"),
+        "permute_fusion": NumericsSwitch(True, *experts),
+        "router_padding": NumericsSwitch(False, *experts),
+        "shards_head_norms": NumericsSwitch(True, heads.qk_norm, "norms over heads (qk_norm)"),
+        "repeats_keys": NumericsSwitch(False, grouped, "keys that several query heads share"),
     }
     if framework.library is not None:
-        refused["fused_rope"] = Switch(True, model.positions == "rope", "rotary embeddings (positions: rope)")
-        refused["fused_swiglu"] = Switch(True, model.mlp.activation == "swiglu", "SwiGLU (mlp.activation: swiglu)")
+        refused["fused_rope"] = NumericsSwitch(True, model.positions == "rope", "rotary embeddings (positions: rope)")
+        refused["fused_swiglu"] = NumericsSwitch(
+            True, model.mlp.activation == "swiglu", "SwiGLU (mlp.activation: swiglu)"
+        )
     return refused
 
 

@@ -67,7 +67,7 @@ class LayerOptions:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayerOptionChoice:
     """The chosen options, their step, and a lower bound of all steps. (L,), [s], [s]"""
 
     option: IntA
@@ -76,7 +76,7 @@ class Choice:
     optimal: bool
 
 
-def choose(problem: LayerOptions, time_limit_s: float = 10.0, seed: int = 0) -> Choice | None:
+def choose_layer_options(problem: LayerOptions, time_limit_s: float = 10.0, seed: int = 0) -> LayerOptionChoice | None:
     """The options with the shortest step whose stages all fit; None where none fit.
 
     Notes
@@ -91,7 +91,7 @@ def choose(problem: LayerOptions, time_limit_s: float = 10.0, seed: int = 0) -> 
     >>> a = np.array
     >>> small = LayerOptions(a([0, 0]), a([[1.0, 2.0]] * 2), a([[3072.0, 1024.0]] * 2), np.zeros((2, 2)), np.zeros(1),
     ...                      np.zeros(1), np.zeros(1), 4096.0, 1)
-    >>> choose(small).step_s
+    >>> choose_layer_options(small).step_s
     3.0
     """
     from ortools.sat.python import cp_model
@@ -127,4 +127,4 @@ def choose(problem: LayerOptions, time_limit_s: float = 10.0, seed: int = 0) -> 
     option = np.array([[solver.value(x) for x in row].index(1) for row in pick])
     bound = float(solver.best_objective_bound) / _NANOSECONDS
     step = problem.step_s(option)
-    return Choice(option, step, min(bound, step), status == cp_model.OPTIMAL)
+    return LayerOptionChoice(option, step, min(bound, step), status == cp_model.OPTIMAL)

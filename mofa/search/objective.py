@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.search.costing import HOST_MEMORY, CheckedSpace, Costed
+from mofa.search.costing import HOST_MEMORY, CheckedSpace, CostedRows
 
 FloatN = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ class Objective(Protocol):
     def computing_weights(self) -> Mapping[str, float]:
         """Weights of the families of computing whose seconds the key depends on; none where on the step alone."""
 
-    def key(self, costed: Costed) -> FloatN:
+    def key(self, costed: CostedRows) -> FloatN:
         """The key of timed rows. (n,)"""
 
     def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
@@ -54,7 +54,7 @@ class ShortestStep:
     keys_per_unit = 1.0
     computing_weights: Mapping[str, float] = MappingProxyType({})
 
-    def key(self, costed: Costed) -> FloatN:
+    def key(self, costed: CostedRows) -> FloatN:
         """The step. (n,) [s]"""
         return costed.step_s
 
@@ -70,7 +70,7 @@ class ShortestStep:
 SHORTEST_STEP = ShortestStep()
 
 
-def keys_of(objective: Objective, costed: Costed) -> tuple[FloatN, FloatN]:
+def keys_of(objective: Objective, costed: CostedRows) -> tuple[FloatN, FloatN]:
     """The key of each row, and the host memory that it lacks. (n,) each [-, B]
 
     NaN and 0 where rows are not timed, infinite where host memory is lacking.
@@ -89,5 +89,5 @@ def reject_for_hosts(objective: Objective, searched_rows: CheckedSpace) -> Float
     key, lack = keys_of(objective, costed)
     full = (lack > 0) & (searched_rows.reason[costed.rows] < 0)
     rows = costed.rows[full]
-    searched_rows.reason[rows], searched_rows.short[rows] = HOST_MEMORY, lack[full]
+    searched_rows.reason[rows], searched_rows.shortfall[rows] = HOST_MEMORY, lack[full]
     return key

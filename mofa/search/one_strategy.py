@@ -8,7 +8,7 @@ import numpy as np
 
 from mofa.errors import SpecError, StrategyError
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.specs.complete import complete_strategy, default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -17,7 +17,9 @@ from mofa.specs.strategy import BALANCING, CP_KINDS, RecomputeSpec, StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
 
-def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object) -> StrategyTable:
+def strategy_row(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object
+) -> StrategyTable:
     """A strategy as a checked table of one row.
 
     Raises
@@ -65,7 +67,7 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
         layouts=(spec.layout,),
     )  # fmt: skip
     job = Job(workload, cluster, framework)
-    verdict = check(job, row)
+    verdict = check_strategies(job, row)
     if verdict.reason[0] >= 0:
         raise StrategyError(f"strategy: {CHECKS[int(verdict.reason[0])].message(job, row)}")
     if spec.dp * spec.tp * spec.cp * spec.pp != cluster.num_gpus:

@@ -18,9 +18,9 @@ FEW_NUMBERS = 10_000
 """Numbers of layers of all rows up to which all are costed in one go: a call takes as long as some hundred. [-]"""
 
 
-def solve_layers(
+def solve_recomputed_layers(
     job: Job, estimator: Estimator, position: NDArray[np.intp], space: Combinations, rows: NDArray[np.intp],
-    device: NDArray[np.float64], limit: float, reason: NDArray[np.int64], short: NDArray[np.float64],
+    device: NDArray[np.float64], limit: float, reason: NDArray[np.int64], shortfall: NDArray[np.float64],
     codes: tuple[int, int],
 ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:  # fmt: skip
     """Choose how many layers of each chunk to recompute: as few as fit, between none and all of them.
@@ -54,10 +54,10 @@ def solve_layers(
     drop[unneeded] = True
     drop[keep[everything]] = True
     reason[rows[drop]] = needless
-    short[rows[drop]] = 1.0
+    shortfall[rows[drop]] = 1.0
     never = ~unneeded & ~fits
     reason[rows[never]] = memory
-    short[rows[never]] = (device[all_layers] - limit)[never]
+    shortfall[rows[never]] = (device[all_layers] - limit)[never]
     solved_rows = rows[keep[~everything]]
     layers[solved_rows] = number[~everything]
     return solved_rows, layers
@@ -109,7 +109,7 @@ def next_num_recomputed(
     return max(fewest, int(too_few[-1]))
 
 
-def fewest_recomputed_layers(estimator: Estimator, free_bytes: float) -> int:
+def fewest_recomputed_layers(estimator: Estimator, left_free_bytes: float) -> int:
     """The fewest layers of a chunk to recompute, for a strategy that leaves so much memory free when replayed.
 
     One at least; the strategy's own number if no fewer do. Assumes that each layer takes its bytes in closed form.
@@ -117,7 +117,7 @@ def fewest_recomputed_layers(estimator: Estimator, free_bytes: float) -> int:
     """
     numbers = np.arange(1, int(estimator.table.recompute_layers[0]) + 1)
     device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)
-    return int(numbers[device - device[-1] <= max(free_bytes, 0.0)][0])
+    return int(numbers[device - device[-1] <= max(left_free_bytes, 0.0)][0])
 
 
 def _largest_chunk(workload: WorkloadSpec, framework: FrameworkSpec, pp: int, vpp: int, layout: str) -> int:

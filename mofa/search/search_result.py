@@ -14,7 +14,7 @@ from mofa.cost.model_flops import model_flops_per_token
 from mofa.plan.result import PlanReport
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.branch_and_bound import cost_front
-from mofa.search.costing import NEEDLESS, CheckedSpace, Costed, cost_rows
+from mofa.search.costing import NEEDLESS, CheckedSpace, CostedRows, cost_rows
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job
 from mofa.search.objective import SHORTEST_STEP, Objective, keys_of, reject_for_hosts
@@ -64,7 +64,7 @@ class Search:
     """
 
     report: PlanReport
-    costed: Costed
+    costed: CostedRows
     workload: WorkloadSpec
     cluster: ClusterSpec
     framework: FrameworkSpec
@@ -137,7 +137,7 @@ class Search:
         costed = self.every_row.costed
         return self._frame(costed, self.every_row.reason[costed.rows] < 0)
 
-    def _frame(self, c: Costed, fits: NDArray[np.bool_]) -> pd.DataFrame:
+    def _frame(self, c: CostedRows, fits: NDArray[np.bool_]) -> pd.DataFrame:
         """Costed rows, with their time where they fit."""
         import pandas as pd
 

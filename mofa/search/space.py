@@ -261,13 +261,13 @@ class Combinations:
         column, number = self.recompute_layers.reshape(-1, len(self.recompute))[:, mode], self.recompute[mode]
         return replace(self.degrees, recompute=np.full(len(column), number), recompute_layers=column)
 
-    def part(self, degrees: NDArray[np.intp]) -> Combinations:
+    def of_degrees(self, degrees: NDArray[np.intp]) -> Combinations:
         """These degrees in all modes."""
         layers = self.recompute_layers.reshape(-1, len(self.recompute))[degrees].reshape(-1)
         return Combinations(self.degrees.take(degrees), self.recompute, layers)
 
 
-def product(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
+def combinations_table(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
     """All rows of :func:`combinations` as a table."""
     combined = combinations(space, cluster, framework)
     return combined.take(np.arange(len(combined)))

@@ -84,7 +84,7 @@ class Workers:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
 
-    def start(self, modules: Sequence[str] = ()) -> None:
+    def start_processes(self, modules: Sequence[str] = ()) -> None:
         """Start the processes without waiting for them; they import the modules that were named."""
         if self.jobs == 1 or self._pool is not None:
             return
@@ -120,7 +120,7 @@ class Workers:
         if self.jobs == 1 or len(tasks) < 2:
             yield from map(own_function, tasks)
             return
-        self.start()
+        self.start_processes()
         shared = _Shared(self.submit, function, tasks, self.jobs - 1)
         for i in range(len(tasks)):
             while not shared.known(i) and (n := shared.taken()) >= 0:

@@ -11,7 +11,7 @@ from mofa.errors import SpecError, StrategyError
 from mofa.schedules import default_schedule
 from mofa.specs.files import short
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.layouts.read import num_chunks
 from mofa.specs.overrides import check_strategy
 from mofa.specs.strategy import StrategySpec
@@ -77,7 +77,7 @@ def complete_strategy(
         "recompute": framework.default_recompute,
         "schedule": default_schedule(int(str(fields.get("vpp", given.vpp)))),
     }
-    return build(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
+    return build_spec(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
 
 
 def default_zero(

@@ -103,7 +103,7 @@ class StreamForm:
     per_column_s: float = 0.0
     missed_bytes_per_s: float = 0.0
     """What a row that is read again and no longer in the L2 costs on top
-    (`mofa.cost.kernels.fitted_forms.missed_bytes`); 0 where no row is read again. [B/s]"""
+    (`mofa.cost.kernels.fitted_forms.l2_miss_bytes`); 0 where no row is read again. [B/s]"""
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -178,7 +178,7 @@ def _power(value: float, source: str, provenance: Literal["measured", "datasheet
 _H200 = "power that NVML reported beside the rows of measurements/h200-1gpu and h200-4gpu, over 700 W"
 
 
-class PowerSpec(Spec):
+class PowerDrawSpec(Spec):
     """A model of power: a GPU draws a share of its TDP by what it does; the node and the building add theirs."""
 
     matrix_fraction: ShareFact = _power(0.99, f"{_H200}: sustained matrix products, median 690.6 W", "measured")
@@ -218,7 +218,7 @@ class FaultSpec(Spec):
     one that failed comes back with their states; checkpoints are for when all fail."""
     storage: StorageSpec | None = None
     price: PriceSpec | None = None
-    power: PowerSpec = PowerSpec()
+    power: PowerDrawSpec = PowerDrawSpec()
     spares: Count | None = None
     """Nodes that stand by, out of the GPUs of the cluster; the search chooses where absent. [nodes]"""
 

@@ -32,7 +32,7 @@ _WHAT = {
 }
 
 
-def build(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
+def build_spec(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
     """Check a raw mapping and make a spec of it.
 
     Parameters
@@ -55,7 +55,7 @@ def build(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
     Examples
     --------
     >>> from mofa.specs.workload import BatchSpec
-    >>> build(BatchSpec, {"seq_len": 4096, "globl_batch": 8}, "x.yaml")
+    >>> build_spec(BatchSpec, {"seq_len": 4096, "globl_batch": 8}, "x.yaml")
     Traceback (most recent call last):
     mofa.errors.SpecError: x.yaml: globl_batch is no field here; did you mean global_batch?
     """

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mofa.specs.base import CountFact, Fact, PositiveFact, SecondsFact, ShareFact, Spec
 from mofa.specs.files import data_dir, load_yaml
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 
 FILE = "unmeasured.yaml"
 
@@ -144,4 +144,4 @@ def load_unmeasured() -> Unmeasured:
     >>> load_unmeasured().unaligned_products.forward_even.provenance
     'assumed'
     """
-    return build(Unmeasured, load_yaml(data_dir("hardware_profiles") / FILE, FILE), FILE)
+    return build_spec(Unmeasured, load_yaml(data_dir("hardware_profiles") / FILE, FILE), FILE)

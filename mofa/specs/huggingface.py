@@ -8,7 +8,7 @@ from typing import Any
 from mofa.errors import SpecError
 from mofa.specs.architectures import ARCHITECTURES, Architecture, Key
 from mofa.specs.files import short
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.model import ModelSpec
 
 
@@ -61,7 +61,7 @@ def model_from_config(config: Mapping[str, Any], where: str, name: str | None = 
         "vocab": values["vocab_size"],
         "tied_embeddings": values["tie_word_embeddings"],
     }
-    return build(ModelSpec, {**common, **raw}, where)
+    return build_spec(ModelSpec, {**common, **raw}, where)
 
 
 def _language_model(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:

@@ -11,7 +11,7 @@ from typing import Any
 from mofa.errors import SpecError
 from mofa.specs.complete import complete_strategy
 from mofa.specs.copied import mark_copied
-from mofa.specs.faults import FaultSpec, PowerSpec
+from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.files import (
     bundled,
     bundled_dir,
@@ -26,7 +26,7 @@ from mofa.specs.files import (
 )
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied
 from mofa.specs.framework_traits import TRAITS
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
 from mofa.specs.overrides import override, parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu
@@ -35,7 +35,7 @@ from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, res
 from mofa.specs.workload import WorkloadSpec
 
 __all__ = [
-    "build", "bundled", "complete_strategy", "data_dir", "load_cluster", "load_faults", "load_framework",
+    "build_spec", "bundled", "complete_strategy", "data_dir", "load_cluster", "load_faults", "load_framework",
     "load_workload", "load_yaml", "parse_set", "parse_strategy", "with_routing_file",
 ]  # fmt: skip
 
@@ -88,7 +88,7 @@ def load_workload(
         raw = _huggingface_workload(path, where, changes)
     else:
         raw = load_yaml(path, where)
-    spec = build(WorkloadSpec, override(raw, changes, where), _changed(where, changes))
+    spec = build_spec(WorkloadSpec, override(raw, changes, where), _changed(where, changes))
     if spec.framework is not None and spec.framework not in FRAMEWORK_NAMES:
         raise SpecError(
             f"{where}: framework ({short(spec.framework)}) is unknown; {did_you_mean(spec.framework, FRAMEWORK_NAMES)}"
@@ -181,8 +181,8 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     scales = "gpu.memory_bytes" in given and not any(key.startswith("gpu.capacity_bytes") for key in given)
     if scales and isinstance(changed.get("gpu"), dict):  # all of it, until it can be scaled
         changed["gpu"] = {**changed["gpu"], "capacity_bytes": changed["gpu"]["memory_bytes"]}
-    cluster = build(ClusterSpec, changed, _changed(where, overrides))
-    return capacity_scaled(cluster, build(ClusterSpec, raw, where)) if scales else cluster
+    cluster = build_spec(ClusterSpec, changed, _changed(where, overrides))
+    return capacity_scaled(cluster, build_spec(ClusterSpec, raw, where)) if scales else cluster
 
 
 @lru_cache(maxsize=32)
@@ -200,7 +200,7 @@ def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_g
     node = mark_copied(_mapping(node_text, where), "nodes")
     gpu = mark_copied(gpu_of_today(_mapping(gpu_text, gpu_where)), "gpus")
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
-    return build(ClusterSpec, override(raw, None, where), where)
+    return build_spec(ClusterSpec, override(raw, None, where), where)
 
 
 @lru_cache(maxsize=32)
@@ -258,13 +258,13 @@ def load_framework(
     raw = copy.deepcopy(_framework_file(name))
     said = {**options, **(overrides or {})}
     said = {**implied({k: v for k, v in said.items() if k != "deepspeed" or TRAITS[name].has_deepspeed}), **said}
-    return build(FrameworkSpec, override(raw, said, where), _changed(where, overrides))
+    return build_spec(FrameworkSpec, override(raw, said, where), _changed(where, overrides))
 
 
 @lru_cache
 def _bundled_framework(name: str) -> FrameworkSpec:
     """A bundled profile as it is, read once: an estimate of a workload alone asks for it every time."""
-    return build(FrameworkSpec, _framework_file(name), f"framework {name}")
+    return build_spec(FrameworkSpec, _framework_file(name), f"framework {name}")
 
 
 @lru_cache
@@ -306,8 +306,8 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
         path, where = find_file(ref, "fault_profiles", "see mofa show faults")
         raw = load_yaml(path, where)
     if any(path.startswith("power.") for path in overrides or ()):  # the model's own facts can be changed too
-        raw = {**raw, "power": {**PowerSpec().model_dump(exclude_none=True), **(raw.get("power") or {})}}
-    return build(FaultSpec, override(raw, overrides, where), _changed(where, overrides))
+        raw = {**raw, "power": {**PowerDrawSpec().model_dump(exclude_none=True), **(raw.get("power") or {})}}
+    return build_spec(FaultSpec, override(raw, overrides, where), _changed(where, overrides))
 
 
 def _changed(where: str, changes: Mapping[str, object] | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.specs.files import did_you_mean, parse_yaml, short
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.strategy import StrategySpec
 
 ROOTS = ("workload", "hardware", "framework", "strategy")
@@ -141,7 +141,7 @@ def check_strategy(raw: Mapping[str, Any], where: str) -> StrategySpec:
     for key in raw:
         if key not in STRATEGY_KEYS:
             raise SpecError(f"{where}: {short(key)} is no field of a strategy; {did_you_mean(key, STRATEGY_KEYS)}")
-    return build(StrategySpec, dict(raw), where)
+    return build_spec(StrategySpec, dict(raw), where)
 
 
 def _strategy_value(key: str, text: str) -> object:

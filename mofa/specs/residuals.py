@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from mofa.specs.base import CountFact, Fact, Positive, Spec
 from mofa.specs.files import data_dir, load_yaml
 from mofa.specs.framework_traits import Layers
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 
 FILE = "residuals.yaml"
 STEPS_FILE = "step_residuals.csv"
@@ -161,4 +161,4 @@ def load_residuals() -> Residuals:
     True
     """
     path = data_dir("hardware_profiles") / FILE
-    return build(Residuals, load_yaml(path, FILE), FILE)
+    return build_spec(Residuals, load_yaml(path, FILE), FILE)

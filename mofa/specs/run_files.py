@@ -9,7 +9,7 @@ from mofa.errors import SpecError, StrategyError
 from mofa.specs.complete import complete_strategy
 from mofa.specs.files import BundledKind, bundled, load_yaml, short
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_cluster, load_framework, load_workload, with_routing_file
 from mofa.specs.model import ModelSpec
@@ -85,7 +85,7 @@ def _run(raw: object, where: str, prefix: str) -> RunSpec:
         raw, prefix = raw["run"], f"{prefix}run."
     if isinstance(raw, dict) and isinstance(raw.get("framework"), str):
         raw = {**raw, "framework": {"name": raw["framework"]}}
-    return build(RunSpec, raw, where, prefix)
+    return build_spec(RunSpec, raw, where, prefix)
 
 
 def resolve_run(
@@ -129,7 +129,7 @@ def resolve_run(
         name=run.id,
         source=where,
         model=_run_model(run, base_dir, where),
-        batch=build(_BATCH, {"seq_len": run.batch.seq_len, "global_batch": run.batch.global_}, where),
+        batch=build_spec(_BATCH, {"seq_len": run.batch.seq_len, "global_batch": run.batch.global_}, where),
         framework=framework.name,
         precision=run.precision,
         optimizer=run.optimizer,
@@ -164,13 +164,13 @@ def _run_model(run: RunSpec, base_dir: Path | None, where: str) -> ModelSpec:
     changes = dict(run.model)
     base = changes.pop("base", None)
     if base is None:
-        return build(ModelSpec, changes, where, "model.")
+        return build_spec(ModelSpec, changes, where, "model.")
     if not isinstance(base, str):
         raise SpecError(f"{where}: model.base ({short(base)}) must be text; name a workload")
     model = _base_model(base, base_dir)
     if changes:
         changes = {"name": f"{model.name} (changed)"[:200], **changes}
-    return build(ModelSpec, override(model.model_dump(), changes, where), where, "model.")
+    return build_spec(ModelSpec, override(model.model_dump(), changes, where), where, "model.")
 
 
 def _base_model(ref: str, base_dir: Path | None) -> ModelSpec:

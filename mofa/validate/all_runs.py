@@ -14,11 +14,11 @@ from mofa.errors import SpecError
 from mofa.search.entry_points import timed_plan
 from mofa.validate.attribute import Attribution, attribute, read_trace
 from mofa.validate.bands import coverage
-from mofa.validate.hopper import hopper_category
-from mofa.validate.hosts import known_hosts
+from mofa.validate.hopper import hopper_set
+from mofa.validate.hosts import host_op_s_by_machine
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
-from mofa.validate.score import GroupScore, Layer, RunScore, ValidationReport, compare, group_score, score
+from mofa.validate.score import GroupScore, LayerComparison, RunScore, ValidationReport, compare, group_score, score
 from mofa.validate.spread import RunProcesses
 
 Group = Literal["measured", "published"]
@@ -88,7 +88,7 @@ def validate(
     base = reference_dir(folder)
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
         usable, left_out = references(base, Path(scratch), group, spread)
-        of_layers = spread.submit(layers, base if group != "published" else None)
+        of_layers = spread.submit(compare_layers, base if group != "published" else None)
         profiled = _profiled(usable, base / "traces")
         attributed = spread.map(_family, list(profiled.values()))
         runs, not_scored = score(usable, left_out, spread=spread, progress=progress)
@@ -106,18 +106,18 @@ def validate(
     )
 
 
-def layers(folder: Path | None) -> tuple[Layer, ...]:
+def compare_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
     """The MoE layers in token chunks of the measurements beside a folder of reference runs, none of no folder."""
     if folder is None:
         return ()
     chunked = []
     wanted = ("step", "peak_bytes", "reserved_bytes")
-    for item in score_layers(layer_folders(folder), hosts=known_hosts(folder), quantities=wanted):
+    for item in score_layers(layer_folders(folder), hosts=host_op_s_by_machine(folder), quantities=wanted):
         of = {quantity: compare(*pair) for quantity, pair in item.values.items()}
         step = of["step"]
         assert step is not None
         chunked.append(
-            Layer(
+            LayerComparison(
                 shape=dict(item.shape), folder=item.folder, split=item.split, step_time=step,
                 peak_allocated=of.get("peak_bytes"), peak_reserved=of.get("reserved_bytes"),
             )
@@ -166,8 +166,8 @@ GATHERED: dict[str, Callable[[RunScore], bool]] = {
     "all-published-hopper-bf16": lambda run: (
         _complete(run) and run.gpu.lower().startswith(NEWEST_GPUS) and "fp8" not in run.framework
     ),
-    "published-hopper-te-dense-bf16": lambda run: hopper_category(run) == "dense bf16",
-    "published-hopper-te-dense-fp8": lambda run: hopper_category(run) == "dense fp8",
+    "published-hopper-te-dense-bf16": lambda run: hopper_set(run) == "dense bf16",
+    "published-hopper-te-dense-fp8": lambda run: hopper_set(run) == "dense fp8",
 }
 """Groups over sources: our own runs with uneven routing, of both halves; all published runs; and of those the ones on
 H100 and H200 in bf16 whose configuration is complete; and the dense rows on Hopper and Transformer Engine."""

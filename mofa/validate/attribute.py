@@ -221,7 +221,7 @@ def refuse_another_run(
         raise SpecError(f"{where}: is of {profile.gpu!r}, the run of {gpu!r}; name the run's own trace")
 
 
-def doubts(profile: Profile, attribution: Attribution) -> list[str]:
+def trace_mismatches(profile: Profile, attribution: Attribution) -> list[str]:
     """What speaks against a trace being one step of the run, each with what to do; nothing where they agree.
 
     Parameters

@@ -13,12 +13,12 @@ from pathlib import Path
 from pydantic import Field
 
 from mofa.measure.records import RankMemory, Record
-from mofa.measure.results import quartiles_apart
+from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.host import LayerPace
-from mofa.validate.step_pace import is_paced, slowest_layer, slowest_op_s
+from mofa.validate.step_pace import is_paced, layer_pace_of_slowest_host, slowest_op_s
 
 HOSTS = "hosts.yaml"
 """File of machines beside the folder of records."""
@@ -57,10 +57,10 @@ def read_hosts(records: Path) -> tuple[MachineHost, ...]:
         If the file is broken.
     """
     path = records.parent / HOSTS
-    return build(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
+    return build_spec(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
 
 
-def known_hosts(references: Path | None = None) -> dict[str, float]:
+def host_op_s_by_machine(references: Path | None = None) -> dict[str, float]:
     """Issue of one small eager op by the mark of a machine, where it has one; none away from a clone of mofa. [s]"""
     folder = references or Path(__file__).resolve().parents[2] / "reference_runs"
     return {machine.host: machine.host_op_s.value for machine in read_hosts(folder / "measured") if machine.host}
@@ -69,11 +69,11 @@ def known_hosts(references: Path | None = None) -> dict[str, float]:
 def layer_pace(record: Record) -> LayerPace | None:
     """A small layer of Transformer Engine on a run's slowest host; None of a run that did not time one.
 
-    Where small additions were timed within the steps, what :func:`mofa.validate.step_pace.slowest_layer` says. Else the
-    median of what was read between steps, of the slowest rank.
+    Where small additions were timed within the steps, what :func:`mofa.validate.step_pace.layer_pace_of_slowest_host`
+    says. Else the median of what was read between steps, of the slowest rank.
     """
     if is_paced(record):
-        return slowest_layer(record)
+        return layer_pace_of_slowest_host(record)
     timed = [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
     return max(map(_read_between_steps, timed), key=sum, default=None)
 
@@ -101,7 +101,7 @@ def unexplained_spread(record: Record) -> float:
     ]
     slope = float(theilslopes(measured.step_times_s, ops_s).slope) if max(ops_s) > min(ops_s) else 0.0
     rest = [step_s - slope * op_s for step_s, op_s in zip(measured.step_times_s, ops_s, strict=True)]
-    return quartiles_apart(rest) / measured.step_time_s
+    return interquartile_range_s(rest) / measured.step_time_s
 
 
 Machine = tuple[str, str, int]

@@ -17,9 +17,9 @@ from mofa.errors import SpecError
 from mofa.measure.records import Split
 from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.run import RunSpec
-from mofa.validate.reference import LeftOut, Outcome, Reference, Switch
+from mofa.validate.reference import LeftOut, MeasuredOutcome, Reference, Switch
 
 UNUSABLE = "unusable.csv"
 
@@ -68,9 +68,9 @@ def published_references(folder: Path) -> tuple[list[Reference], list[LeftOut]]:
         raise SpecError(f"{folder}: holds no published runs; name a folder of *.yaml files")
     references = []
     for path in files:
-        for item in build(PublishedFile, load_yaml(path), str(path)).runs:
+        for item in build_spec(PublishedFile, load_yaml(path), str(path)).runs:
             m = item.measured
-            outcome = Outcome(
+            outcome = MeasuredOutcome(
                 m.step_s,
                 m.allocated_bytes,
                 m.reserved_bytes,

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.workload import OLD_FP8
 from mofa.validate.architecture import Row, is_mlperf_gpt3, number, source_of
 
@@ -31,7 +31,7 @@ class SourcedRows(Spec):
     sources: tuple[str, ...]
     models: str = ""
 
-    def hold(self, row: Row) -> bool:
+    def covers(self, row: Row) -> bool:
         """Whether a row is one of them."""
         return source_of(row) in self.sources and re.match(self.models, row["model"]) is not None
 
@@ -119,7 +119,7 @@ def load_recipes() -> Recipes:
     >>> load_recipes().virtual_stages[0].chunks["LLAMA2-70B"]
     20
     """
-    return build(Recipes, load_yaml(FILE), FILE.name)
+    return build_spec(Recipes, load_yaml(FILE), FILE.name)
 
 
 def card_of(model: str, gpu: str) -> Card | None:
@@ -137,7 +137,7 @@ def virtual_stages(row: Row) -> int | None:
 
 def holds_bf16_moments(row: Row) -> bool:
     """Whether a row's recipe holds Adam's moments in bf16."""
-    return any(rows.hold(row) for rows in load_recipes().bf16_moments)
+    return any(rows.covers(row) for rows in load_recipes().bf16_moments)
 
 
 def fp8_of(row: Row) -> str:
@@ -145,7 +145,7 @@ def fp8_of(row: Row) -> str:
     said = f"{row['precision']} {row['notes']}"
     recipes = load_recipes()
     named = next((scaling.recipe for scaling in recipes.scalings if re.search(scaling.pattern, said)), None)
-    if named is None and any(rows.hold(row) for rows in recipes.current_scaling):
+    if named is None and any(rows.covers(row) for rows in recipes.current_scaling):
         return "fp8-tensorwise"
     return named or OLD_FP8
 
@@ -181,7 +181,7 @@ def framework_options(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
 def _applies(reading: RecipeOptions, row: Row, in_fp8: bool) -> bool:
     """Whether a row runs with what a reading says."""
     named = reading.framework_names in row["framework"] and (not reading.of_mlperf_gpt3 or is_mlperf_gpt3(row))
-    return reading.hold(row) and named and (in_fp8 or not reading.in_fp8)
+    return reading.covers(row) and named and (in_fp8 or not reading.in_fp8)
 
 
 MEGATRON = ("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama", "simumax")
@@ -191,14 +191,14 @@ MEGATRON = ("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf",
 def switches_of(row: Row, options: dict[str, Any]) -> list[str]:
     """The row's switches for which no constant was fitted on Transformer Engine: ``tp_overlap``, ``layout``."""
     switches = ["tp_overlap"] if options.get("tp_overlap") else []
-    laid_out = any(rows.by_hand and rows.hold(row) for rows in load_recipes().layouts)
+    laid_out = any(rows.by_hand and rows.covers(row) for rows in load_recipes().layouts)
     return [*switches, "layout"] if laid_out and (number(row, "pp") or 1) > 1 else switches
 
 
 def layout_of(row: Row, pp: int, vpp: int) -> str:
     """The layout that a row's recipe has on these degrees; empty where it leaves the split to the framework."""
     degrees = f"{pp}x{vpp}"
-    texts = [rows.texts[degrees] for rows in load_recipes().layouts if rows.hold(row) and degrees in rows.texts]
+    texts = [rows.texts[degrees] for rows in load_recipes().layouts if rows.covers(row) and degrees in rows.texts]
     text = texts[0] if texts else ""
     return text.replace("m", "") if "w/o mtp" in row["model"].lower() else text
 

@@ -15,11 +15,11 @@ from typing import Literal
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
 from mofa.measure.records import DRAWN, LEARNED_ON, Record, Split, read_record, record_files
-from mofa.measure.results import quartiles_apart
+from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.from_mapping import build
+from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import LayerPace
 from mofa.specs.routing import RoutingSpec
@@ -47,7 +47,7 @@ MAX_SPREAD = 0.10
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MeasuredOutcome:
     """What a run gave; None where it says nothing. Peaks are those of the fullest rank. [s], [B]"""
 
     step_s: float | None = None
@@ -94,7 +94,7 @@ class Reference:
     source: str
     run: RunSpec
     base_dir: Path | None
-    outcome: Outcome
+    outcome: MeasuredOutcome
     notes: tuple[str, ...] = ()
     nvls: bool = True
     """Whether NCCL may let the switch reduce."""
@@ -136,7 +136,7 @@ class Reference:
         cluster = cluster if self.nvls else _without_nvls(cluster)
         return (cluster.on_shared_hosts() if self.shares_hosts else cluster).at_host(self.host_op_s, layer=self.layer)
 
-    def repeated(self, repeat: Repeat) -> Reference:
+    def for_repeat(self, repeat: Repeat) -> Reference:
         """One of its repeats as a run of its own: on its host, with its tokens."""
         return replace(
             self, run=repeat.run, host_op_s=repeat.host_op_s, layer=repeat.layer, shares_hosts=repeat.shares_hosts,
@@ -186,7 +186,7 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
     spread, together = unexplained_spread(record), ""
     if len(beside) > 1 and layer_pace(record) is None:  # with it, what machines do between starts is known
         steps = [step_s for other in beside for step_s in other.measured.step_times_s]
-        spread, together = quartiles_apart(steps) / median(steps), f" over {len(beside)} runs"
+        spread, together = interquartile_range_s(steps) / median(steps), f" over {len(beside)} runs"
     if spread > MAX_SPREAD:
         return f"memory only: quartiles {spread:.0%} apart{together}"
     if measured.host_bound is not False:
@@ -369,14 +369,14 @@ def _model_name(run: RunSpec) -> str:
     return str(name).removesuffix(" (changed)")
 
 
-def _outcome(record: Record, step_s: float | None) -> Outcome:
+def _outcome(record: Record, step_s: float | None) -> MeasuredOutcome:
     if record.measured.outcome == "oom":
-        return Outcome(oom=True)
+        return MeasuredOutcome(oom=True)
     ranks = sorted(record.measured.ranks, key=lambda rank: rank.rank)
     if not ranks:
         raise SpecError(f"record {record.run.id}: outcome ok, but measured.ranks is empty; measure the run again")
     device = [rank.peak_device_bytes for rank in ranks]
-    return Outcome(
+    return MeasuredOutcome(
         step_s=step_s,
         allocated_bytes=max(float(rank.peak_allocated_bytes) for rank in ranks),
         reserved_bytes=max(float(rank.peak_reserved_bytes) for rank in ranks),
@@ -402,7 +402,7 @@ def with_counts(record: Record, scratch: Path) -> RunSpec:
                 f"record {record.run.id}: measured.tokens_per_expert and measured.facts.layers do not name layers of "
                 "this model, rank by rank; measure the run again"
             ) from None
-    routing = build(
+    routing = build_spec(
         RoutingSpec,
         {
             "kind": "counts",

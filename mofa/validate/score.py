@@ -181,7 +181,7 @@ class NotScored(Spec):
     gpu: str | None = Field(default=None, description="As its source names it; null of measured runs.")
 
 
-class Layer(Spec):
+class LayerComparison(Spec):
     """A MoE layer in token chunks, measured alone and predicted with the bundled profile."""
 
     shape: dict[str, int | str] = Field(description="Sizes by their names in the measurements.")
@@ -200,7 +200,7 @@ class ValidationReport(Spec):
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
     not_scored: tuple[NotScored, ...] = ()
-    layers: tuple[Layer, ...] = Field(default=(), description="MoE layers in token chunks, measured alone.")
+    layers: tuple[LayerComparison, ...] = Field(default=(), description="MoE layers in token chunks, measured alone.")
     families: dict[str, Attribution] = Field(
         default={}, description="Profiled steps beside their predictions, per family of kernels, by run; rank 0."
     )
@@ -247,10 +247,10 @@ def score_run(reference: Reference) -> RunScore:
     SpecError
         If the run cannot be expressed.
     """
-    return next(score_alike([reference]))
+    return next(score_configuration([reference]))
 
 
-def score_alike(references: Sequence[Reference]) -> Iterator[RunScore]:
+def score_configuration(references: Sequence[Reference]) -> Iterator[RunScore]:
     """Predict one configuration once and compare it with every run of it."""
     first = references[0]
     workload, cluster, framework, strategy = first.resolve()
@@ -333,7 +333,7 @@ def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatS
     for repeat in reference.repeats:
         step = None
         if repeat.step_s is not None:
-            other = reference.repeated(repeat)
+            other = reference.for_repeat(repeat)
             if other.configuration not in steps:
                 workload, cluster, framework, strategy = other.resolve()
                 steps[other.configuration] = step_s(workload, cluster, strategy, framework=framework, replay=played_out)
@@ -477,4 +477,4 @@ def _expected(reference: Reference) -> tuple[int, ...]:
 
 def _all_alike(references: Sequence[Reference]) -> list[RunScore]:
     with collected_at_the_end():
-        return list(score_alike(references))
+        return list(score_configuration(references))

@@ -42,7 +42,7 @@ class PassTimes:
     """The addition within each step, in the mean, by rank. [s]"""
     levels: tuple[float, float] = QUIET_AND_BUSY
 
-    def by_rank(self) -> list[list[float]]:
+    def steps_s_by_rank(self) -> list[list[float]]:
         """What the work takes in each step of each rank. [s]"""
         return [seconds_at_pace(self.read_ops_s, self.read_s, ops_s) for ops_s in self.steps_ops_s]
 
@@ -68,7 +68,7 @@ class PassTimes:
         return seconds_at_pace(self.read_ops_s, self.read_s, slowest)
 
 
-def slowest_layer(record: Record) -> LayerPace:
+def layer_pace_of_slowest_host(record: Record) -> LayerPace:
     """A small layer of Transformer Engine on a paced run's slowest host, each way, in the median step.
 
     Ranks with experts of one layer wait for each other in every pass: the host that waits for the counts of its tokens
@@ -89,7 +89,7 @@ def slowest_layer(record: Record) -> LayerPace:
             statistics.median(ahead.steps_s_waiting_for_slowest()),
             statistics.median(back.steps_s_waiting_for_slowest()),
         )
-    by_step = zip(zip(*ahead.by_rank(), strict=True), zip(*back.by_rank(), strict=True), strict=True)
+    by_step = zip(zip(*ahead.steps_s_by_rank(), strict=True), zip(*back.steps_s_by_rank(), strict=True), strict=True)
     slowest = [max(zip(*step, strict=True), key=sum) for step in by_step]
     return LayerPace(*map(statistics.median, zip(*slowest, strict=True)))
 
@@ -98,7 +98,7 @@ QUIET = 1.25
 """An addition between steps over the fastest of a run, up to which the core's neighbour is quiet. [-]"""
 
 
-def layer_over_op(records: Iterable[Record], parts: Iterable[Collection[str]] = ()) -> LayerPace:
+def layer_time_over_small_op(records: Iterable[Record], parts: Iterable[Collection[str]] = ()) -> LayerPace:
     """A small layer of Transformer Engine, each way, over a small op, on cores whose neighbours are quiet: the median
     machine's, of each the medians of all readings of its runs. [-]
 
@@ -147,7 +147,7 @@ def slowest_op_s(record: Record) -> float:
         [s for rank in ranks for s in rank.host_issues_s],
         [rank.step_ops_s for rank in ranks],
     )
-    slowest: list[float] = [max(step) for step in zip(*ops.by_rank(), strict=True)]
+    slowest: list[float] = [max(step) for step in zip(*ops.steps_s_by_rank(), strict=True)]
     return statistics.median(slowest)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mofa.blocks.build import BlockKind, BlockTapes, block
+from mofa.blocks.build import BlockKind, BlockTapes, layer_tapes
 from mofa.blocks.context import Context, Primitives
 from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.blocks.frameworks.megatron import local as megatron_local
@@ -98,12 +98,12 @@ def primitives(ctx: Context) -> Primitives:
 
 def build(ctx: Context, recompute: Recompute = NO_RECOMPUTE, *, moe: bool = False) -> BlockTapes:
     """Forward and backward of one layer."""
-    return block(ctx, primitives(ctx), BlockKind(moe), recompute)
+    return layer_tapes(ctx, primitives(ctx), BlockKind(moe), recompute)
 
 
 def shares(op: Op) -> bool:
     """Whether an op's outputs are the memory of its first input, for the one combination of degrees."""
-    return bool(np.all(op.shares()))
+    return bool(np.all(op.aliases_first_input()))
 
 
 def storage(ops: tuple[Op, ...]) -> dict[str, str]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.backward import backward
-from mofa.blocks.build import BlockKind, BlockTapes, block_forward
-from mofa.blocks.chunks import chunked, without_module_locals
+from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape
+from mofa.blocks.chunks import split_into_token_chunks, without_module_locals
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Grouped
@@ -19,7 +19,7 @@ from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 FULL = Recompute(kind="full")
 CTX = context(llama(moe=EXPERTS), framework("megatron"), seq_len=1024, ep=4)
 SKEWED = replace(CTX, rows_memory=20 * CTX.rows_memory)
-FORWARD = block_forward(CTX, primitives(CTX), BlockKind(True))
+FORWARD = layer_forward_tape(CTX, primitives(CTX), BlockKind(True))
 
 
 def expert_flops(tape: Tape, *, again: bool | None = None) -> float:
@@ -37,7 +37,7 @@ def exchanged(tape: Tape) -> list[float]:
 @pytest.mark.parametrize("chunks", [2, 3, 8])
 @pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL])
 def test_the_same_products_and_bytes_in_pieces_and_the_forward_again(chunks: int, recompute: Recompute) -> None:
-    plain, pieces = FORWARD, chunked(FORWARD, chunks)
+    plain, pieces = FORWARD, split_into_token_chunks(FORWARD, chunks)
     assert expert_flops(pieces) == pytest.approx(expert_flops(plain))
     assert sum(exchanged(pieces)) == pytest.approx(sum(exchanged(plain)))
     assert len(exchanged(pieces)) == 3 * chunks  # rows there and back, their probabilities there
@@ -51,38 +51,41 @@ def test_the_same_products_and_bytes_in_pieces_and_the_forward_again(chunks: int
 
 
 def test_a_weight_gets_a_gradient_from_each_chunk() -> None:
-    back = backward(chunked(FORWARD, 4))
+    back = backward(split_into_token_chunks(FORWARD, 4))
     assert sum(op.name.startswith("experts.fc1#") and op.name.endswith(".wgrad") for op in back.ops) == 4
 
 
 def test_chunks_run_one_after_the_other_and_each_right_before_its_gradients() -> None:
-    names = [op.name for op in backward(chunked(FORWARD, 3), FULL).ops]
+    names = [op.name for op in backward(split_into_token_chunks(FORWARD, 3), FULL).ops]
     order = [names.index(f"experts.fc2#{i}{end}") for i in (2, 1, 0) for end in ("~", ".dgrad")]
     assert order == sorted(order)
 
 
 def test_full_recomputation_does_not_repeat_what_follows_the_chunks() -> None:
-    back = backward(chunked(FORWARD, 2), FULL)
+    back = backward(split_into_token_chunks(FORWARD, 2), FULL)
     again = {op.name for op in back.ops if op.name.endswith("~")}
     assert "moe.concat~" not in again and "out.add~" not in again
     assert any(name.startswith("attn.core") for name in again)
     # nothing of the experts is kept from the forward pass
-    made = {w for op in chunked(FORWARD, 2).ops for w in op.writes if "#" in w and not w.startswith("x")}
+    made = {
+        w for op in split_into_token_chunks(FORWARD, 2).ops for w in op.writes if "#" in w and not w.startswith("x")
+    }
     assert not made & {r for op in back.ops for r in op.reads}
 
 
 @pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL])
 def test_memory_is_a_part_that_stays_and_a_part_over_the_chunks(recompute: Recompute) -> None:
     """MemFine's A + B / c (moe.md A.9) out of lifetimes, where the experts' rows dominate."""
-    forward = without_module_locals(block_forward(SKEWED, primitives(SKEWED), BlockKind(True)))
+    forward = without_module_locals(layer_forward_tape(SKEWED, primitives(SKEWED), BlockKind(True)))
     peak = {}
     for c in (1, 2, 4, 8):
-        tape = chunked(forward, c)
+        tape = split_into_token_chunks(forward, c)
         peak[c] = float(block_memory(BlockTapes("moe", tape, backward(tape, recompute)), 1).backward_peak[0])
     assert peak[2] - peak[4] == pytest.approx(2 * (peak[4] - peak[8]), rel=0.02)
     part = (peak[2] - peak[4]) * 4  # B
     assert peak[1] == pytest.approx(peak[8] + 7 / 8 * part, rel=0.15)
-    kept = {c: block_memory(BlockTapes("moe", t := chunked(forward, c), backward(t, recompute)), 1).saved[0]
+    kept = {c: block_memory(BlockTapes("moe", t := split_into_token_chunks(forward, c), backward(t, recompute)),
+    1).saved[0]
             for c in (1, 4)}  # fmt: skip
     if recompute is FULL:
         assert kept[1] == kept[4]
@@ -91,17 +94,17 @@ def test_memory_is_a_part_that_stays_and_a_part_over_the_chunks(recompute: Recom
 
 
 def test_without_chunks_or_experts_nothing_changes() -> None:
-    assert chunked(FORWARD, 1) is FORWARD
-    dense = block_forward(CTX, primitives(CTX), BlockKind(False))
-    assert chunked(dense, 4) is dense
+    assert split_into_token_chunks(FORWARD, 1) is FORWARD
+    dense = layer_forward_tape(CTX, primitives(CTX), BlockKind(False))
+    assert split_into_token_chunks(dense, 4) is dense
 
 
 def test_overlap_dispatches_the_next_chunk_before_the_experts_of_this_one() -> None:
-    names = [op.name for op in chunked(FORWARD, 3, overlap=True).ops]
+    names = [op.name for op in split_into_token_chunks(FORWARD, 3, overlap=True).ops]
     order = [names.index(n) for n in ("moe.dispatch#0", "moe.dispatch#1", "experts.fc1#0", "moe.combine#0",
                                       "moe.dispatch#2", "experts.fc1#1", "experts.fc1#2", "moe.combine#2")]  # fmt: skip
     assert order == sorted(order)
-    plain, beside = chunked(FORWARD, 3), chunked(FORWARD, 3, overlap=True)
+    plain, beside = split_into_token_chunks(FORWARD, 3), split_into_token_chunks(FORWARD, 3, overlap=True)
     assert sorted(op.name for op in plain.ops) == sorted(names)
     for recompute in (NO_RECOMPUTE, FULL):
         back = backward(beside, recompute)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mofa.blocks.build import BlockKind, BlockTapes, block
+from mofa.blocks.build import BlockKind, BlockTapes, layer_tapes
 from mofa.blocks.deferred_weight_gradients import KEPT
-from mofa.blocks.elementwise import value
+from mofa.blocks.elementwise import value_at
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.block.deferred_weight_gradients import deferred
@@ -21,7 +21,7 @@ WEIGHTS = ["wq", "wk", "wv", "wo", "mlp.w1", "mlp.w2", "mlp.w3", "attn_norm", "m
 
 def layer(recompute: Recompute, model: Any = None) -> BlockTapes:
     ctx = context(model or llama(), framework("torchtitan"), tp=1)
-    return block(replace(ctx, pipelined=True), PRIMITIVES, BlockKind(False), recompute)
+    return layer_tapes(replace(ctx, pipelined=True), PRIMITIVES, BlockKind(False), recompute)
 
 
 @pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL])
@@ -71,7 +71,7 @@ def test_norms_between_latent_attention_and_the_rest() -> None:
 def test_memory_of_both_halves() -> None:
     """Nothing is made again without a checkpoint: what is left is at most what was saved and held."""
     plain, again = (deferred(layer(recompute), 1) for recompute in (NO_RECOMPUTE, FULL))
-    saved = value(layer(NO_RECOMPUTE).forward.tensors["attn.out"].bytes)
+    saved = value_at(layer(NO_RECOMPUTE).forward.tensors["attn.out"].bytes)
     assert again.left[0] > 9 * saved > 0
     assert again.peak[0] > again.peak_of_last[0] > plain.peak[0]
     assert again.between_halves[0] == pytest.approx(plain.between_halves[0])

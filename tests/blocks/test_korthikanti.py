@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mofa.blocks.build import embedding
+from mofa.blocks.build import embedding_tapes
 from mofa.blocks.frameworks.megatron.local import persistent_buffers
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from tests.blocks.small import build, context, framework, gpt, kept, primitives
@@ -75,7 +75,7 @@ def test_the_embedding_keeps_its_dropout_mask(t: int) -> None:
     """Section 4.3: sbh/t."""
     s, b, h, a = SHAPES[2]
     ctx = context(gpt(a, h), framework("megatron-local"), seq_len=s, micro_batch=b, tp=t, sp=t > 1)
-    assert kept(embedding(ctx, primitives(ctx))) == {"embedding.mask": s * b * h / t}
+    assert kept(embedding_tapes(ctx, primitives(ctx))) == {"embedding.mask": s * b * h / t}
 
 
 def test_the_fp32_softmax_of_today_keeps_more() -> None:

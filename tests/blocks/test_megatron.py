@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.build import BlockKind, BlockTapes, block, head
+from mofa.blocks.build import BlockKind, BlockTapes, head_tapes, layer_tapes
 from mofa.blocks.frameworks.megatron import transformer_engine as megatron
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
-from mofa.blocks.frameworks.recompute import modes, unsupported
+from mofa.blocks.frameworks.recompute import derive_recompute, why_unsupported
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
@@ -37,7 +37,7 @@ def layer(
     """One layer of a model under a strategy's recomputation."""
     model = model or llama()
     spec = framework(name, **options)
-    mode = modes(spec, RecomputeSpec.parse(recompute), None, model)
+    mode = derive_recompute(spec, RecomputeSpec.parse(recompute), None, model)
     ctx = context(model, spec, seq_len=S, micro_batch=B, tp=tp, sp=sp, ep=ep)
     return build(ctx, mode, moe=model.moe is not None)
 
@@ -323,7 +323,7 @@ def test_the_head_works_in_place_on_one_fp32_copy() -> None:
     """cross_entropy.py: bf16 logits and their fp32 copy at once, six bytes a logit; four are kept."""
     for name in ("megatron", "megatron-local"):
         ctx = context(llama(), framework(name), seq_len=S, micro_batch=B)
-        found = head(ctx, primitives(ctx))
+        found = head_tapes(ctx, primitives(ctx))
         vocab = 32000  # a multiple of 128
         assert kept(found)["loss.softmax"] == 4 * TOKENS * vocab
         assert "output.out" not in kept(found)
@@ -334,7 +334,7 @@ def test_dummy_weight_gradients_persist() -> None:
     """te/module/base.py:134: 2 bytes a parameter for each distinct shape of weight, never freed, beside a workspace."""
     ctx = context(llama(), framework("megatron"), seq_len=S, micro_batch=B)
     shapes = H * (A + 2 * K) * D + H * H + H * 2 * F + H * F + H * 32000
-    ops = block(ctx, primitives(ctx), BlockKind(moe=False)).forward.ops
+    ops = layer_tapes(ctx, primitives(ctx), BlockKind(moe=False)).forward.ops
     assert first(megatron.persistent_buffers(ctx, ops)) == 2 * shapes + WORKSPACE
 
 
@@ -364,18 +364,18 @@ def test_dummy_weight_gradients_persist() -> None:
     ],
 )
 def test_what_a_framework_refuses(name: str, text: str, model: ModelSpec, word: str | None) -> None:
-    reason = unsupported(framework(name), RecomputeSpec.parse(text), model)
+    reason = why_unsupported(framework(name), RecomputeSpec.parse(text), model)
     assert reason is None if word is None else reason is not None and word in reason
 
 
 def test_modes() -> None:
     spec = framework("megatron")
-    assert modes(spec, RecomputeSpec.parse("none"), None, llama()) == NO_RECOMPUTE
-    full = modes(spec, RecomputeSpec.parse("full:3"), None, llama())
+    assert derive_recompute(spec, RecomputeSpec.parse("none"), None, llama()) == NO_RECOMPUTE
+    full = derive_recompute(spec, RecomputeSpec.parse("full:3"), None, llama())
     assert full == Recompute(kind="full", reentrant=True) and not full.early_stop
-    titan = modes(framework("torchtitan"), RecomputeSpec.parse("full"), None, llama())
+    titan = derive_recompute(framework("torchtitan"), RecomputeSpec.parse("full"), None, llama())
     assert titan.kind == "full" and not titan.early_stop
-    several = modes(spec, RecomputeSpec.parse("selective:core_attn+moe_act"), None, MOE)
+    several = derive_recompute(spec, RecomputeSpec.parse("selective:core_attn+moe_act"), None, MOE)
     assert several.checkpoint == {"core_attn"} and several.discard == {"moe.moe_act"}
 
 

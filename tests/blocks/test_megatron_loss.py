@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.blocks.build import BlockTapes, head
+from mofa.blocks.build import BlockTapes, head_tapes
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import Stream
 from mofa.cost.allocations.allocation_trace import trace_block
@@ -25,7 +25,7 @@ def of(fusion: str, *, tp: int = 1, **options: Any) -> BlockTapes:
     """The head with its loss."""
     spec = framework("megatron", cross_entropy_fusion=fusion, **options)
     ctx = context(llama(), spec, seq_len=TOKENS, micro_batch=1, tp=tp, sp=tp > 1)
-    return head(ctx, primitives(ctx))
+    return head_tapes(ctx, primitives(ctx))
 
 
 def one(tape: Tape, name: str) -> Op:

@@ -15,7 +15,7 @@ from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.blocks.op import Tape
 from mofa.blocks.work import Collective, HostSync
 from mofa.errors import SpecError
-from mofa.specs.from_mapping import build as build_spec
+from mofa.specs.from_mapping import build_spec as build_spec
 from mofa.specs.load import load_framework
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run

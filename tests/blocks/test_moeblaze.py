@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 import mofa
 from mofa.blocks.backward import NO_RECOMPUTE, backward
-from mofa.blocks.build import BlockKind, BlockTapes, block, block_forward
-from mofa.blocks.chunks import chunked
+from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape, layer_tapes
+from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.moeblaze import published_saved_bytes, routing_buffer_bytes
 from mofa.blocks.op import Tape
@@ -26,7 +26,7 @@ TOKENS, ROWS, H, F = 512, 1024, 512, 256
 
 def forward(copies: str) -> Tape:
     ctx = context(MODEL, framework("megatron", routed_copies=copies))
-    return block_forward(ctx, primitives(ctx), BlockKind(True))
+    return layer_forward_tape(ctx, primitives(ctx), BlockKind(True))
 
 
 def keeps(copies: str) -> dict[str, float]:
@@ -69,7 +69,7 @@ def test_the_products_are_the_same_and_the_copies_are_not_moved() -> None:
 
 
 def test_chunks_of_it() -> None:
-    tape = chunked(forward("index"), 4)
+    tape = split_into_token_chunks(forward("index"), 4)
     assert sum(op.name.startswith("moe.gather#") for op in tape.ops) == 4
     assert not any(n.startswith("moe.sent") for n in kept(BlockTapes("moe", tape, backward(tape))))
 
@@ -104,7 +104,7 @@ def test_the_table_of_the_papers_configurations(number: int) -> None:
 
     def of_tape(name: str, **options: object) -> float:
         ctx = context(model, framework(name, **options), seq_len=seq, micro_batch=batch)
-        found = kept(block(ctx, primitives_of(ctx.framework), BlockKind(True), NO_RECOMPUTE))
+        found = kept(layer_tapes(ctx, primitives_of(ctx.framework), BlockKind(True), NO_RECOMPUTE))
         return sum(b for n, b in found.items() if n.startswith(("moe.", "experts.")) or n == "mlp_norm.out") / MIB
 
     blaze, conventional = (

@@ -8,7 +8,7 @@ import mofa
 from mofa.blocks.work import Gemm, Grouped
 from mofa.cost.estimate import Estimator
 from mofa.search.job_setup import loads_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.framework import FRAMEWORK_NAMES
 from tests.blocks.roles import CLAIMS, origin_of, part_of, purpose_of, role_of
 
@@ -27,9 +27,9 @@ from tests.blocks.roles import CLAIMS, origin_of, part_of, purpose_of, role_of
 )  # fmt: skip
 def test_ops_do_what_their_names_say(name: str, model: str, strategy: str) -> None:
     job, nodes, framework = mofa.load_workload(model), mofa.load_cluster("h100-hgx", 8), mofa.load_framework(name)
-    table = one_row(job, nodes, framework, strategy)
+    table = strategy_row(job, nodes, framework, strategy)
     estimator = Estimator(job, nodes, framework, table, loads_of(job, table))
-    ops = [op for block in estimator.row.costs.tapes.values() for tape in (block.forward, block.backward)
+    ops = [op for block in estimator.composed_row.costs.tapes.values() for tape in (block.forward, block.backward)
            for op in tape.ops]  # fmt: skip
     assert len(ops) > 50
     assert [(op.name, op.role) for op in ops if op.role != role_of(op.name)] == []

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.build import BlockKind, BlockTapes, block, embedding, head
+from mofa.blocks.build import BlockKind, BlockTapes, embedding_tapes, head_tapes, layer_tapes
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES, kept_outputs
 from mofa.blocks.op import Op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, HostSync, Stream
-from mofa.cost.block.block_cost import cached_bytes
+from mofa.cost.block.block_cost import autocast_cached_bytes
 from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
@@ -53,7 +53,7 @@ def context(
 
 
 def layer(ctx: Context, recompute: Recompute = NO_RECOMPUTE) -> BlockTapes:
-    return block(ctx, PRIMITIVES, BlockKind(ctx.model.moe is not None), recompute)
+    return layer_tapes(ctx, PRIMITIVES, BlockKind(ctx.model.moe is not None), recompute)
 
 
 def selective(ctx: Context) -> Recompute:
@@ -94,13 +94,13 @@ def test_llama_block_under_autocast() -> None:
     tapes = layer(context(mode="autocast"))
     by_hand = TOKENS * (18 * D + 2 * (2 * Q + 2 * KV + 4 * F) + 4 * HQ + 8) + 2 * LINEARS
     assert saved(tapes) == by_hand
-    assert cached_bytes(tapes, 1) == 0  # all of the cache's copies are the graph's too
+    assert autocast_cached_bytes(tapes, 1) == 0  # all of the cache's copies are the graph's too
 
 
 def test_autocast_weight_copies_go_where_the_block_is_checkpointed() -> None:
     checkpointed = layer(context(mode="autocast"), Recompute("full"))
     assert saved(checkpointed) == TOKENS * 4 * D
-    assert cached_bytes(checkpointed, 1) == 2 * LINEARS  # the cache alone has them, until the loss
+    assert autocast_cached_bytes(checkpointed, 1) == 2 * LINEARS  # the cache alone has them, until the loss
 
 
 def test_autocast_casts_weight_gradients_to_fp32_and_adds_them() -> None:
@@ -323,7 +323,7 @@ def test_etp_and_borrowed_tp() -> None:
 
 def test_eager_loss_holds_three_fp32_tensors() -> None:
     """Forward: bf16 logits, fp32 copy, log-softmax (10 V); kept: the last (4 V); backward: three fp32 (12 V)."""
-    tapes = head(context(mode="bf16"), PRIMITIVES)
+    tapes = head_tapes(context(mode="bf16"), PRIMITIVES)
     memory = block_memory(tapes, 1)
     ends = TOKENS * 2 * 2 * D + TOKENS * 8
     assert memory.forward_peak[0] == pytest.approx(10 * V * TOKENS + ends, rel=1e-4)
@@ -332,7 +332,7 @@ def test_eager_loss_holds_three_fp32_tensors() -> None:
 
 
 def test_loss_split_by_tp_holds_four() -> None:
-    tapes = head(context(mode="bf16", tp=2), PRIMITIVES)
+    tapes = head_tapes(context(mode="bf16", tp=2), PRIMITIVES)
     memory = block_memory(tapes, 1)
     ends = TOKENS * (2 * D / 2 + 2 * D)
     assert memory.forward_peak[0] == pytest.approx(14 * V * TOKENS / 2 + ends, rel=1e-3)
@@ -343,9 +343,11 @@ def test_gradient_of_the_embedding_sums_in_pieces() -> None:
     """Above 3072 tokens: fp32 rows for every ten tokens and for every token. 8192 tokens of a width of 4096 took
     140.8 MiB on an H200."""
     wide = llama(hidden=4096, vocab=128256)
-    (op,) = ops_named(embedding(context(wide, micro_batch=8192 // SEQ), PRIMITIVES).backward.ops, "embedding.backward")
+    (op,) = ops_named(
+        embedding_tapes(context(wide, micro_batch=8192 // SEQ), PRIMITIVES).backward.ops, "embedding.backward"
+    )
     assert number(op.scratch) / 2**20 == pytest.approx(140.8, abs=0.01)
-    (few,) = ops_named(embedding(context(wide, micro_batch=12), PRIMITIVES).backward.ops, "embedding.backward")
+    (few,) = ops_named(embedding_tapes(context(wide, micro_batch=12), PRIMITIVES).backward.ops, "embedding.backward")
     assert number(few.scratch) == 0
 
 
@@ -376,12 +378,12 @@ def test_a_rank_that_merges_a_half_keeps_a_copy_of_what_attention_gave() -> None
 
 def test_head_stays_gathered_and_reduces() -> None:
     """Norm and output layer: 2 V D from forward to backward, their fp32 reduce-scatter input 4 V D."""
-    tapes = head(context(), PRIMITIVES)
+    tapes = head_tapes(context(), PRIMITIVES)
     group = V * D + D
     assert float(block_memory(tapes, 1).saved_kinds[1, 0]) == 2 * group
     assert size(tapes, "fsdp.reduce_input") == 4 * group
     assert size(tapes, "fsdp.next@") == 2 * params()
-    table = embedding(context(), PRIMITIVES)
+    table = embedding_tapes(context(), PRIMITIVES)
     assert size(table, "fsdp.reduce_input") == 4 * V * D
     assert size(table, "dW:embedding") == 2 * V * D
     assert size(table, "fsdp.previous") == 4 * params()
@@ -397,7 +399,7 @@ def test_other_models_build_in_every_mode() -> None:
                 for recompute in (NO_RECOMPUTE, Recompute("full"), selective(ctx)):
                     memory = block_memory(layer(ctx, recompute), 1)
                     assert memory.backward_peak[0] >= memory.saved[0] > 0
-                for tapes in (embedding(ctx, PRIMITIVES), head(ctx, PRIMITIVES)):
+                for tapes in (embedding_tapes(ctx, PRIMITIVES), head_tapes(ctx, PRIMITIVES)):
                     assert block_memory(tapes, 1).backward_peak[0] > 0
 
 
@@ -440,7 +442,7 @@ def test_what_waits_around_the_embedding() -> None:
     """The first block's gather behind the lookup, its reduction and the embedding's own behind the backward pass:
     awaited here, launched and counted in the block's tape."""
     ctx = context()
-    tapes = embedding(ctx, PRIMITIVES)
+    tapes = embedding_tapes(ctx, PRIMITIVES)
     (gather,), (reduction,) = (
         ops_named(tape.ops, name)
         for tape, name in ((tapes.forward, "fsdp.first_gather"), (tapes.backward, "fsdp.first_reduction"))
@@ -450,7 +452,7 @@ def test_what_waits_around_the_embedding() -> None:
     assert (number(gather.work.payload), number(reduction.work.payload)) == (2.0 * own, 4.0 * own)
     assert not np.any(gather.launches) and not np.any(reduction.launches)
     assert tapes.forward.ops[-1].name == "fsdp.first_block" and tapes.backward.ops[-1].name == "fsdp.finish"
-    alone = embedding(replace(ctx, fsdp=np.array([1.0])), PRIMITIVES)
+    alone = embedding_tapes(replace(ctx, fsdp=np.array([1.0])), PRIMITIVES)
     (gather,) = ops_named(alone.forward.ops, "fsdp.first_gather")
     assert isinstance(gather.work, Collective) and number(gather.work.payload) == 0.0
 
@@ -492,5 +494,5 @@ def test_padded_rows_are_added_one_after_the_other() -> None:
 def test_gradient_of_the_embedding_is_whole_under_tensor_parallelism() -> None:
     """Rows of the table are split, its gradient has all of them on every rank."""
     for tp in (1, 2, 4):
-        tapes = embedding(context(mode="bf16", tp=tp, accumulating=True), PRIMITIVES)
+        tapes = embedding_tapes(context(mode="bf16", tp=tp, accumulating=True), PRIMITIVES)
         assert size(tapes, "dW:embedding") == 2 * V * D

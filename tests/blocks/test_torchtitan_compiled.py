@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from mofa.blocks.build import head
-from mofa.blocks.frameworks.recompute import modes
+from mofa.blocks.build import head_tapes
+from mofa.blocks.frameworks.recompute import derive_recompute
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.blocks.recomputation import Recompute
 from mofa.cost.block.liveness import block_memory
@@ -105,11 +105,11 @@ def test_checkpoint_around_experts_repeats_all_of_a_compiled_block() -> None:
     spec, full = framework("torchtitan", compile=True), RecomputeSpec.parse("full")
     for model, early in ((llama(), True), (llama(moe=EXPERTS), False)):
         forward = layer(context(model, compile_=True)).forward
-        assert modes(spec, full, forward, model).early_stop is early
+        assert derive_recompute(spec, full, forward, model).early_stop is early
 
 
 def test_compiled_loss_keeps_bf16_logits() -> None:
-    tapes = head(context(mode="bf16", compile_=True), PRIMITIVES)
+    tapes = head_tapes(context(mode="bf16", compile_=True), PRIMITIVES)
     memory = block_memory(tapes, 1)
     assert memory.saved[0] == TOKENS * (2 * V + 4 * D + 4 + 4)
     assert memory.backward_peak[0] == pytest.approx(TOKENS * (4 * V + 4 * D), rel=1e-3)
@@ -118,7 +118,7 @@ def test_compiled_loss_keeps_bf16_logits() -> None:
 def test_compiled_loss_split_by_tp_keeps_fp32() -> None:
     """What inductor writes of it: forward bf16 logits, fp32 zeros with the targets and their sum with the
     probabilities (10 V), which is kept (4 V); backward it and the logits' gradient (6 V)."""
-    tapes = head(context(mode="bf16", tp=2, compile_=True), PRIMITIVES)
+    tapes = head_tapes(context(mode="bf16", tp=2, compile_=True), PRIMITIVES)
     memory = block_memory(tapes, 1)
     ends = TOKENS * (2 * D / 2 + 2 * D)
     assert memory.forward_peak[0] == pytest.approx((2 + 4 + 4) * V * TOKENS / 2 + ends, rel=1e-2)
@@ -130,7 +130,7 @@ def test_compiled_blocks_with_an_eager_loss() -> None:
     """As torchtitan before spring 2025: the loss alone is that of a run that is not compiled."""
     compiled = context(mode="bf16", compile_=True)
     eager_loss = replace(compiled, framework=compiled.framework.model_copy(update={"compile_loss": False}))
-    names = [op.name for op in head(eager_loss, PRIMITIVES).forward.ops]
+    names = [op.name for op in head_tapes(eager_loss, PRIMITIVES).forward.ops]
     assert "loss.cross_entropy" in names
-    assert "loss.compiled" in [op.name for op in head(compiled, PRIMITIVES).forward.ops]
-    assert block_memory(head(eager_loss, PRIMITIVES), 1).saved[0] > TOKENS * 4 * V
+    assert "loss.compiled" in [op.name for op in head_tapes(compiled, PRIMITIVES).forward.ops]
+    assert block_memory(head_tapes(eager_loss, PRIMITIVES), 1).saved[0] > TOKENS * 4 * V

@@ -10,7 +10,7 @@ import pytest
 
 from mofa.blocks.frameworks import persistent_buffers
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.tp_overlap import overlapped
+from mofa.blocks.tp_overlap import with_tp_overlap
 from mofa.blocks.work import Collective, Gemm
 from mofa.cost.block.tape_clock import scan
 from tests.blocks.small import build, context, framework, in_fp8, llama
@@ -102,7 +102,9 @@ def test_what_is_hidden() -> None:
     times = {"qkv.all_gather": (3.0, 0.0), "qkv": (8.0, 0.0), then: (1.0, 0.0)}
     with timed(times):
         assert number(scan(gathered, machine(), repeat=1).total) == pytest.approx(12.0)
-        assert number(scan(overlapped(gathered, ctx), machine(), repeat=1).total) == pytest.approx(9.0 + 3.0 * SLOWDOWN)
+        assert number(scan(with_tp_overlap(gathered, ctx), machine(), repeat=1).total) == pytest.approx(
+            9.0 + 3.0 * SLOWDOWN
+        )
     reduced = replace(forward, ops=forward.ops[at.index("proj") : at.index("mid.add") + 1])
     then = reduced.ops[-1].name
     alone = {"proj": (8.0, 0.0), "proj.reduce_scatter": (4.0, 0.0), then: (0.0, 0.0)}
@@ -110,7 +112,9 @@ def test_what_is_hidden() -> None:
     with timed(alone):
         assert number(scan(reduced, machine(), repeat=1).total) == pytest.approx(12.0)
     with timed(pieces):
-        assert number(scan(overlapped(reduced, ctx), machine(), repeat=1).total) == pytest.approx(9.0 + 3.0 * SLOWDOWN)
+        assert number(scan(with_tp_overlap(reduced, ctx), machine(), repeat=1).total) == pytest.approx(
+            9.0 + 3.0 * SLOWDOWN
+        )
 
 
 def test_fp8_is_gathered_as_it_is_cast() -> None:

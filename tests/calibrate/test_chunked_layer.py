@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mofa.blocks.backward import backward
-from mofa.blocks.chunks import chunked
+from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import Recompute
 from mofa.blocks.work import Collective, Grouped
@@ -41,7 +41,7 @@ def test_rows_of_ranks_by_hand() -> None:
 
 
 def tapes(shape: Shape) -> tuple[Tape, Tape]:
-    forward = chunked(layer_forward(shape), int(shape["chunks"]))
+    forward = split_into_token_chunks(layer_forward(shape), int(shape["chunks"]))
     only = Recompute("regions", checkpoint=frozenset({REGION}))
     return forward, backward(forward, only if shape["chunks"] == 1 else Recompute())
 

@@ -16,7 +16,7 @@ from mofa.cost.kernels.fitted_forms import (
     collective_s,
     gemm_s,
     grouped_gemm_s,
-    missed_bytes,
+    l2_miss_bytes,
     stream_s,
 )
 from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
@@ -170,7 +170,7 @@ def test_gathers_of_more_than_the_cache_holds_are_found() -> None:
     form = StreamForm(1e-6, 4.0, 5e12, missed_bytes_per_s=4e12)
     sizes = np.array([4096, 16384, 65536, 131072, 262144, 524288])
     cases = [Case("routed", "gather_copies", "eager", "bf16", "grid", {"tokens": int(t), "width": 2048}) for t in sizes]
-    missed = missed_bytes(sizes * 2048 * 4.0, sizes * 2048 * 2 / 8, 50e6)
+    missed = l2_miss_bytes(sizes * 2048 * 4.0, sizes * 2048 * 2 / 8, 50e6)
     times = stream_s(sizes * 2048, sizes, 2048, form, missed)
     assert (missed > 0).tolist() == [False, False, True, True, True, True]
     found = fit_curves(rows(cases, times), num_sms=1, gpu="G", l2_bytes=50e6).memory_bound["eager gather_copies"].form

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.check import TARGETS, TE_TARGETS, check, meets_floor, predictions
+from mofa.calibrate.check import TARGETS, TE_TARGETS, check_fits, meets_floor, predictions
 from mofa.calibrate.fits.nccl_tests import import_nccl, read_nccl
 from mofa.calibrate.fits.profile import fit
 from mofa.calibrate.measurements import append_row, read_rows
@@ -47,13 +47,13 @@ TEXT = f"""# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592
 
 @pytest.fixture(scope="module")
 def checked() -> dict:
-    return check(FOLDERS, by_op=True)
+    return check_fits(FOLDERS, by_op=True)
 
 
 @cache
 def families_of(folder: str) -> dict[str, Any]:
     """What a committed folder's own curves are off by, fitted once for all of its families."""
-    found: dict[str, Any] = check([ROOT / "measurements" / folder])["families"]
+    found: dict[str, Any] = check_fits([ROOT / "measurements" / folder])["families"]
     return found
 
 
@@ -91,7 +91,7 @@ def test_held_out_kernels_of_transformer_engine_are_predicted_within_theirs(fami
 
 def test_an_older_cublas_is_predicted_within_the_targets_too() -> None:
     """Its own fit, on held-out shapes and MPT's; today's, timed in turn with it, by the profile's."""
-    found = check([OLDER])["families"]["gemm"]
+    found = check_fits([OLDER])["families"]["gemm"]
     assert found["points"] > 400
     assert found["median_abs_error"] <= TARGETS["gemm"][0] and found["p90_abs_error"] <= TARGETS["gemm"][1]
     gpu = load_cluster("h100-hgx", 8).gpu
@@ -180,7 +180,7 @@ def test_folders_of_different_gpus(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="NVIDIA A100"):
         fit([FOLDERS[0], tmp_path], "x", tmp_path)
     with pytest.raises(SpecError, match=r"no gemm rows|no held-out rows"):
-        check([tmp_path])
+        check_fits([tmp_path])
 
 
 @pytest.mark.parametrize(("folder", "median"), [("h200-1gpu-unaligned", 0.02), ("h100-1gpu-unaligned", 0.045)])
@@ -197,7 +197,7 @@ def test_environment_of_another_gpu(tmp_path: Path) -> None:
     environment = tmp_path / "m" / "environment.json"
     environment.write_text(environment.read_text().replace("NVIDIA H200", "NVIDIA H100"))
     with pytest.raises(SpecError, match=r"environment.json is of 'NVIDIA H100'"):
-        check([tmp_path / "m"])
+        check_fits([tmp_path / "m"])
 
 
 def profile(tmp_path: Path) -> Path:
@@ -377,7 +377,7 @@ def test_bundled_profile_is_not_changed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_fresh_shapes_meet_the_targets_too() -> None:
     """Drawn with another seed once the forms were chosen; the collectives on another machine."""
     folders = [ROOT / "measurements" / "h200-1gpu", ROOT / "measurements" / "h200-2gpu-second"]
-    found = check(folders, split="fresh")["families"]
+    found = check_fits(folders, split="fresh")["families"]
     assert {name: found[name]["points"] for name in ("gemm", "grouped_gemm", "collective")} == {
         "gemm": 111, "grouped_gemm": 80, "collective": 100,
     }  # fmt: skip
@@ -410,4 +410,4 @@ def test_curves_of_one_machine_hold_on_another(family: str) -> None:
 
 def test_a_folder_without_fresh_rows_says_how_to_get_them() -> None:
     with pytest.raises(SpecError, match="no fresh held-out rows of a fitted family"):
-        check([ROOT / "measurements" / "h200-2gpu"], split="fresh")
+        check_fits([ROOT / "measurements" / "h200-2gpu"], split="fresh")

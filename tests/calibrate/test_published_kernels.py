@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from mofa.calibrate.fits.published_kernels import fit_others
+from mofa.calibrate.fits.published_kernels import fit_published_kernels
 from mofa.calibrate.measurements import read_rows
 from mofa.specs.load import load_cluster
 from mofa.specs.power import mixed_clock
@@ -27,7 +27,7 @@ def test_the_rows_are_efficiencies_of_a_known_peak() -> None:
 
 def test_full_clock_and_the_power_limit() -> None:
     """Products are 5 % faster between memory-bound kernels, forward attention 1 %; none beyond full clock."""
-    curves = fit_others(ROWS, num_sms=148, power_shares=KEPT)
+    curves = fit_published_kernels(ROWS, num_sms=148, power_shares=KEPT)
     for name, ratio in KEPT.items():
         alone, between = curves.sustained[f"{name} alone"], curves.sustained[f"{name} between_memory"]
         assert 0.6 < alone <= 1.0

@@ -10,13 +10,15 @@ import pytest
 from mofa.calibrate.bench.numpy_bench import NumpyBench
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row, read_rows
-from mofa.calibrate.run_cases import prepare, run
+from mofa.calibrate.run_cases import measure_cases, prepare
 from mofa.errors import SpecError
 
 
 def test_run_writes_rows_and_environment(tmp_path: Path) -> None:
     seen: list[tuple[int, int, str]] = []
-    counts = run(tmp_path, quick=True, families=["gemm", "copy"], device="cpu", progress=lambda *x: seen.append(x))
+    counts = measure_cases(
+        tmp_path, quick=True, families=["gemm", "copy"], device="cpu", progress=lambda *x: seen.append(x)
+    )
     rows = read_rows(tmp_path)
     assert counts["measured"] == len(rows) > 10
     assert counts["unsupported"] > 0
@@ -28,32 +30,32 @@ def test_run_writes_rows_and_environment(tmp_path: Path) -> None:
 
 def test_fresh_only_measures_nothing_else(tmp_path: Path) -> None:
     """gemm has a second held-out set, and NumPy can time its smaller shapes."""
-    run(tmp_path, full=True, families=["gemm", "copy"], device="cpu", fresh_only=True, limit_s=1.0)
+    measure_cases(tmp_path, full=True, families=["gemm", "copy"], device="cpu", fresh_only=True, limit_s=1.0)
     assert {row.case.split for row in read_rows(tmp_path)} == {"fresh"}
     assert not (tmp_path / "copy.csv").exists()
 
 
 def test_interrupted_run_resumes_without_losing_rows(tmp_path: Path) -> None:
-    first = run(tmp_path, quick=True, families=["copy"], device="cpu", limit_s=-1.0)
+    first = measure_cases(tmp_path, quick=True, families=["copy"], device="cpu", limit_s=-1.0)
     assert first["measured"] == 0 and first["left"] > 0
-    run(tmp_path, quick=True, families=["copy"], device="cpu")
+    measure_cases(tmp_path, quick=True, families=["copy"], device="cpu")
     path = tmp_path / "copy.csv"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:4]))  # as if killed after three rows
-    again = run(tmp_path, quick=True, families=["copy"], device="cpu")
+    again = measure_cases(tmp_path, quick=True, families=["copy"], device="cpu")
     assert again["kept"] == 3
     assert path.read_text().startswith("".join(lines[:4]))
     assert len(path.read_text().splitlines()) == len(lines)
-    assert run(tmp_path, quick=True, families=["copy"], device="cpu")["measured"] == 0
+    assert measure_cases(tmp_path, quick=True, families=["copy"], device="cpu")["measured"] == 0
 
 
 def test_killed_in_the_middle_of_a_row_says_so_and_keeps_the_file(tmp_path: Path) -> None:
-    run(tmp_path, quick=True, families=["copy"], device="cpu")
+    measure_cases(tmp_path, quick=True, families=["copy"], device="cpu")
     path = tmp_path / "copy.csv"
     path.write_text(path.read_text()[:-10])
     before = path.read_text()
     with pytest.raises(SpecError, match="truncated"):
-        run(tmp_path, quick=True, families=["copy"], device="cpu")
+        measure_cases(tmp_path, quick=True, families=["copy"], device="cpu")
     assert path.read_text() == before
 
 
@@ -79,7 +81,7 @@ def test_without_torch_or_gpu_one_clear_line(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(builtins, "__import__", no_torch)
     with pytest.raises(SpecError, match="torch is not installed") as error:
-        run(tmp_path)
+        measure_cases(tmp_path)
     assert "\n" not in str(error.value)
 
 
@@ -93,4 +95,4 @@ def test_without_torch_or_gpu_one_clear_line(tmp_path: Path, monkeypatch: pytest
 )
 def test_wrong_options(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        run(tmp_path, **options)
+        measure_cases(tmp_path, **options)

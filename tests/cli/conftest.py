@@ -66,7 +66,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
         (result.ClusterSummary, results.CLUSTER),
         (result.FrameworkSummary, results.FRAMEWORK),
     ):
-        monkeypatch.setattr(cls, "of", classmethod(lambda cls, spec, summary=summary: summary))
+        monkeypatch.setattr(cls, "from_spec", classmethod(lambda cls, spec, summary=summary: summary))
     return api
 
 

@@ -15,8 +15,8 @@ from mofa.cost.estimate import Estimator, estimate_table
 from mofa.cost.stages import split_layers
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.search.entry_points import estimate
-from mofa.search.legality.masks import Job, check
-from mofa.search.space import default_space, product
+from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.space import combinations_table, default_space
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -60,8 +60,8 @@ def job_of(name: str, kind: str) -> WorkloadSpec:
 def legal(name: str, kind: str, gpus: int = 16) -> StrategyTable:
     """All strategies of the default space that the framework runs, with some that recompute a layer of each chunk."""
     job, machines, spec = job_of(name, kind), cluster(gpus), framework(name)
-    rows = product(default_space(job, machines, spec), machines, spec)
-    rows = rows.take(check(Job(job, machines, spec), rows).reason < 0)
+    rows = combinations_table(default_space(job, machines, spec), machines, spec)
+    rows = rows.take(check_strategies(Job(job, machines, spec), rows).reason < 0)
     rows.recompute_layers[rows.recompute_layers < -1] = 1
     return rows
 

@@ -14,8 +14,8 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
 from mofa.search.job_setup import loads_of, with_numerics
-from mofa.search.legality.masks import Job, check
-from mofa.search.space import SOLVED, constrain, default_space, product
+from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.space import SOLVED, combinations_table, constrain, default_space
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import RecomputeSpec
 
@@ -62,8 +62,8 @@ class Sample:
         )
         space = default_space(self.workload, self.cluster, self.framework)
         space = constrain(space, fix=dict(case.fix), maximum={}, with_=case.words, without=())
-        table = product(space, self.cluster, self.framework)
-        legal = np.flatnonzero(check(Job(self.workload, self.cluster, self.framework), table).reason < 0)
+        table = combinations_table(space, self.cluster, self.framework)
+        legal = np.flatnonzero(check_strategies(Job(self.workload, self.cluster, self.framework), table).reason < 0)
         random = np.random.default_rng(case.gpus)
         table = table.take(np.sort(random.choice(legal, min(ROWS, len(legal)), replace=False)))
         self.is_open: NDArray[np.bool_] = table.recompute_layers == SOLVED
@@ -72,7 +72,7 @@ class Sample:
         self.estimator = Estimator(
             self.workload, self.cluster, self.framework, table, loads_of(self.workload, table)
         )  # fmt: skip
-        self.exposed_s = self.estimator.times(recompute_layers=self.layers)[0]
+        self.exposed_s = self.estimator.component_seconds(recompute_layers=self.layers)[0]
 
 
 def _name(case: Case) -> str:

@@ -13,9 +13,9 @@ from mofa.cost.checkpoint import saved_bytes_per_param
 from mofa.cost.estimate import estimate_table
 from mofa.cost.kernels.compute import stream_rate
 from mofa.cost.optimizer import (
-    Shards,
+    ParameterShards,
     StaticBytes,
-    device_parts,
+    device_seconds_by_part,
     optimizer_host_seconds,
     optimizer_seconds,
     static_bytes,
@@ -35,7 +35,7 @@ def static(
     name: str = "megatron", *, dense: float = 1e9, expert: float = 0.0, ranks: int = 1, expert_ranks: int = 1,
     zero: int = 1, precision: str = "mixed", pipelined: bool = False, job: WorkloadSpec = JOB, **options: Any,
 ) -> StaticBytes:  # fmt: skip
-    shards = Shards(*(np.array([[float(v)]]) for v in (dense, expert, ranks, expert_ranks)))
+    shards = ParameterShards(*(np.array([[float(v)]]) for v in (dense, expert, ranks, expert_ranks)))
     return static_bytes(job, framework(name, **options), shards, precision, pipelined, np.array([[zero]]))
 
 
@@ -63,7 +63,7 @@ def test_distributed_optimizer(dp: int) -> None:
 @pytest.mark.parametrize(("ep", "temporaries"), [(1, 4 * 3e9), (2, 4 * 2e9)])
 def test_temporaries_of_two_optimizers(ep: int, temporaries: float) -> None:
     """Adam by separate kernels takes 4 bytes a parameter; under ep the experts' 2e9 step behind the others' 1e9."""
-    shards = Shards(*(np.array([[v]]) for v in (1e9, 2e9, 1.0, 1.0)))
+    shards = ParameterShards(*(np.array([[v]]) for v in (1e9, 2e9, 1.0, 1.0)))
     held = static_bytes(
         JOB, framework("megatron", optimizer="foreach"), shards, "mixed", False, np.array([[1]]), ep=np.array([[ep]])
     )
@@ -73,7 +73,7 @@ def test_temporaries_of_two_optimizers(ep: int, temporaries: float) -> None:
 def test_fp8_copies_are_of_the_layers_alone() -> None:
     """Row-wise and transposed, a byte each: 2 GB of 1e9 parameters in layers, however large embedding and head are."""
     job = JOB.model_copy(update={"precision": JOB.precision.model_copy(update={"gemm": "fp8"})})
-    shards = Shards(*(np.array([[v]]) for v in (3e9, 0.0, 1.0, 1.0)))
+    shards = ParameterShards(*(np.array([[v]]) for v in (3e9, 0.0, 1.0, 1.0)))
     held = static_bytes(
         job, framework("megatron"), shards, "mixed", False, np.array([[1]]), in_layers=np.array([[1e9]])
     )
@@ -83,7 +83,7 @@ def test_fp8_copies_are_of_the_layers_alone() -> None:
 def test_distributed_parameters_cost_the_host_more() -> None:
     """torchtitan's 100 tensors: two loops each, and as distributed tensors 120 us more; a lead hides as much."""
     one = cluster(1)
-    shards = Shards(*(np.array([[v]]) for v in (0.0, 0.0, 1.0, 1.0)))
+    shards = ParameterShards(*(np.array([[v]]) for v in (0.0, 0.0, 1.0, 1.0)))
     host = with_facts(one.gpu.curves.host, tensor_pass_s=1e-6, dtensor_step_s=120e-6)
     gpu = one.gpu.model_copy(update={"curves": one.gpu.curves.model_copy(update={"host": host})})
     job = (JOB, one.model_copy(update={"gpu": gpu}), framework("torchtitan"), shards, "mixed", np.array([[3]]))
@@ -172,11 +172,11 @@ def test_foreach_needs_a_copy_while_it_steps() -> None:
 def test_everything_in_bf16() -> None:
     """2 + 2 + 4 bytes a parameter, DDP's buckets 2 more; the step takes what 16-bit kernels do."""
     job = workload(llama(vocab=32768), precision={"params": "bf16"})
-    shards = Shards(*(np.array([[v]]) for v in (1e9, 0.0, 1.0, 1.0)))
+    shards = ParameterShards(*(np.array([[v]]) for v in (1e9, 0.0, 1.0, 1.0)))
     spec, zero = framework("torchtitan", data_parallel="ddp"), np.array([[0]])
     held = static_bytes(job, spec, shards, "uniform", False, zero, amp=True)
     assert total(held) / 1e9 == 8 and float(held.buffers[0, 0]) / 1e9 == 2
-    plain, half = (device_parts(j, cluster(), spec, shards, "autocast", zero) for j in (JOB, job))
+    plain, half = (device_seconds_by_part(j, cluster(), spec, shards, "autocast", zero) for j in (JOB, job))
     for name, share in (("adam", 0.75), ("norm", 0.75), ("clip", 0.85)):
         assert half[name] == pytest.approx(plain[name] / 2 / share)
 
@@ -184,7 +184,7 @@ def test_everything_in_bf16() -> None:
 def step_seconds(
     job: WorkloadSpec = JOB, ranks: int = 1, zero: int = 1, name: str = "megatron", **options: Any
 ) -> float:
-    shards = Shards(*(np.array([[float(v)]]) for v in (1e9, 0, ranks, 1)))
+    shards = ParameterShards(*(np.array([[float(v)]]) for v in (1e9, 0, ranks, 1)))
     machines = cluster()
     spec = framework(name, **options)
     return float(optimizer_seconds(job, machines, spec, shards, "mixed", np.array([[zero]]))[0, 0])
@@ -268,7 +268,7 @@ def waited(name: str, *, tensors: float, lead_s: float = 0.0, dense: float = 0.0
     host = with_facts(one.gpu.curves.host, tensor_pass_s=6e-6, eager_op_s=5e-6, item_s=9e-6)
     curves = one.gpu.curves.model_copy(update={"host": host})
     one = one.model_copy(update={"gpu": one.gpu.model_copy(update={"curves": curves})})
-    shards = Shards(*(np.array([[v]]) for v in (dense, 0.0, 1.0, 1.0)))
+    shards = ParameterShards(*(np.array([[v]]) for v in (dense, 0.0, 1.0, 1.0)))
     seconds = optimizer_host_seconds(
         JOB, one, framework(name, **options), shards, "mixed", np.array([[1]]), np.array([[tensors]]),
         np.array([[lead_s]]), np.zeros(1, dtype=np.intp),
@@ -305,6 +305,8 @@ def test_torchtitans_optimizer_reads_nothing() -> None:
 
 def test_experts_that_are_split_gather_all_parameters_once_more() -> None:
     """Their own optimizer gathers what the other has gathered; not on a stage without experts."""
-    shards = Shards(np.full((2, 2), 9.0), np.array([[4.0, 4.0], [4.0, 0.0]]), np.full((2, 1), 2.0), np.ones((2, 1)))
+    shards = ParameterShards(
+        np.full((2, 2), 9.0), np.array([[4.0, 4.0], [4.0, 0.0]]), np.full((2, 1), 2.0), np.ones((2, 1))
+    )
     rows = SimpleNamespace(grids=SimpleNamespace(ep=np.array([1, 2])), framework=framework("megatron"), shards=shards)
     assert gathers_per_step(rows).tolist() == [[1.0, 1.0], [2.0, 1.0]]  # type: ignore[arg-type]

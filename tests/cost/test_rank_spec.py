@@ -13,11 +13,11 @@ import mofa
 from mofa.blocks.build import layer_kind
 from mofa.cost.estimate import Estimator
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE, persistent_buffer_bytes
-from mofa.cost.memory.stage_inputs import held_bytes
+from mofa.cost.memory.stage_inputs import held_input_bytes
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.step_time.data_parallel import tied_seconds
 from mofa.replay.rank.of_plan import ranks_of
-from mofa.replay.time.step import time_of
+from mofa.replay.time.step import replay_time
 from mofa.search.strategy_estimator import estimator_of
 
 REPLAY = Path(mofa.__file__).parent / "replay"
@@ -121,7 +121,7 @@ def test_ranks_hold_the_model_once(case: tuple[str, int, str, str]) -> None:
         if block.is_layer:
             layer = block.number if block.role == "layer" else model.num_layers - 1
             assert block.tapes.startswith(layer_kind(model, layer).name)
-            assert block.tapes in own.row.costs.tapes
+            assert block.tapes in own.composed_row.costs.tapes
 
 
 @named
@@ -140,7 +140,7 @@ def test_the_order_hands_over_where_chunks_say_so(case: tuple[str, int, str, str
 def test_the_closed_form_reads_it(case: tuple[str, int, str, str]) -> None:
     """Its arrays count the same layers, kinds and modes, and have the same bytes."""
     own = estimator(case)
-    rows, specs = own.row, own.rank_specs
+    rows, specs = own.composed_row, own.rank_specs
     lay, kinds = rows.layout, len(rows.layout.stages.kinds)
     held = np.zeros((kinds, len(specs)))
     recomputed = np.zeros((kinds, len(specs)))
@@ -148,11 +148,11 @@ def test_the_closed_form_reads_it(case: tuple[str, int, str, str]) -> None:
         for block in (b for chunk in spec.chunks for b in chunk.blocks if b.role == "layer"):
             held[block.kind, r] += 1
             recomputed[block.kind, r] += block.mode == tuple(rows.costs.blocks)[rows.full[0]] and lay.any_full
-    assert np.array_equal(held, lay.counts[0])
+    assert np.array_equal(held, lay.layer_counts[0])
     assert np.array_equal(recomputed, lay.full[0])
     assert [spec.place.has_embedding for spec in specs] == (rows.is_first > 0).tolist()
     assert [spec.place.has_head for spec in specs] == (rows.is_head > 0).tolist()
-    throughout, at_end = (held_bytes(rows)[i][0].tolist() for i in (0, 1))
+    throughout, at_end = (held_input_bytes(rows)[i][0].tolist() for i in (0, 1))
     workspaces = 2 * PYTORCH_WORKSPACE * (rows.is_head if rows.framework.library else np.ones(len(specs)))
     for r, spec in enumerate(specs):
         buffers = spec.buffers
@@ -175,7 +175,7 @@ def test_the_replay_reads_it(case: tuple[str, int, str, str]) -> None:
         assert rank.inputs_at_end == spec.buffers.held_inputs.at_end
         assert rank.unshards == spec.gradients.reduces_by_chunk
         assert (rank.gathered_params is not None) == spec.gradients.gathers_whole
-    played = time_of(own, detail=False)
+    played = replay_time(own, detail=False)
     for spec, spans in zip(own.rank_specs, played.spans, strict=True):
         assert [(s.kind, s.chunk, s.micro_batch) for s in spans[:-1]] == list(spec.computations)
 
@@ -202,7 +202,7 @@ def test_tied_ends(framework: str, pp: int, waits: bool) -> None:
     for spec in own.rank_specs:
         assert spec.gradients.ties_ends == (pp == 1)
         assert spec.gradients.head_waits == waits
-    assert (tied_seconds(own.row)[0] > 0) == (pp > 1)
+    assert (tied_seconds(own.composed_row)[0] > 0) == (pp > 1)
 
 
 DERIVED = (

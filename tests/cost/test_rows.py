@@ -11,8 +11,8 @@ import mofa
 from mofa.cost.estimate import Estimator
 from mofa.replay.rank.of_plan import rows_of
 from mofa.search.job_setup import loads_of, with_numerics
-from mofa.search.legality.masks import Job, check
-from mofa.search.space import SOLVED, default_space, product
+from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.space import SOLVED, combinations_table, default_space
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.strategy import BALANCING, StrategyTable
 
@@ -34,8 +34,8 @@ def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[Job, Str
     space = default_space(job, machines, framework)
     if name == "megatron" and job.model.moe is not None:
         space = replace(space, balancing=BALANCING)
-    table = product(space, machines, framework)
-    legal = (check(Job(job, machines, framework), table).reason < 0) & (table.recompute_layers != SOLVED)
+    table = combinations_table(space, machines, framework)
+    legal = (check_strategies(Job(job, machines, framework), table).reason < 0) & (table.recompute_layers != SOLVED)
     return Job(job, machines, framework), table.take(np.flatnonzero(legal))
 
 

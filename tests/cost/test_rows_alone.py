@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
-from mofa.search.legality.masks import Job, check
-from mofa.search.space import SOLVED, constrain, default_space, product
+from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.space import SOLVED, combinations_table, constrain, default_space
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategyTable
 from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, windowed, workload
@@ -88,8 +88,10 @@ def legal(name: str, model: str) -> tuple[Job, StrategyTable]:
              for fix in ({}, *({"recompute": mode} for mode in kind.modes if _has(mode, spec)))]  # fmt: skip
     modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))
     whole = Job(job, machines, fw)
-    table = product(replace(asked[0], recompute=modes), machines, fw)
-    return whole, table.take(np.flatnonzero((check(whole, table).reason < 0) & (table.recompute_layers != SOLVED)))
+    table = combinations_table(replace(asked[0], recompute=modes), machines, fw)
+    return whole, table.take(
+        np.flatnonzero((check_strategies(whole, table).reason < 0) & (table.recompute_layers != SOLVED))
+    )
 
 
 def _has(mode: str, model: ModelSpec) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.blocks.build import BlockKind
 from mofa.cost.layer_split import layer_weight
-from mofa.cost.stages import in_flight, split_layers
+from mofa.cost.stages import in_flight_at_first_backward, split_layers
 from mofa.specs.load import load_workload
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
@@ -149,8 +149,8 @@ def test_recomputed_layers() -> None:
 @pytest.mark.parametrize("m", [1, 3, 4, 8, 64])
 def test_in_flight(pp: int, m: int) -> None:
     """1F1B holds min(m, pp - r), GPipe all (Narayanan et al. 2021, section 2.2)."""
-    assert in_flight(pp, 1, "1f1b", m)[:, 0].tolist() == [min(m, pp - r) for r in range(pp)]
-    assert in_flight(pp, 1, "gpipe", m)[:, 0].tolist() == [m] * pp
+    assert in_flight_at_first_backward(pp, 1, "1f1b", m)[:, 0].tolist() == [min(m, pp - r) for r in range(pp)]
+    assert in_flight_at_first_backward(pp, 1, "gpipe", m)[:, 0].tolist() == [m] * pp
 
 
 def interleaved_peak(pp: int, vpp: int, m: int, rank: int) -> tuple[int, list[int]]:
@@ -175,10 +175,10 @@ def interleaved_peak(pp: int, vpp: int, m: int, rank: int) -> tuple[int, list[in
 def test_in_flight_in_rounds_of_another_length(pp: int, m: int) -> None:
     """PyTorch's rounds are longer than pp where pp does not divide the micro-batches, or shorter where there are fewer:
     what its own order holds."""
-    from mofa.replay.time.pipeline import in_flight as played
+    from mofa.replay.time.pipeline import most_in_flight as played
     from mofa.schedules import order_of
 
-    found = in_flight(pp, 2, "interleaved", m).astype(int)
+    found = in_flight_at_first_backward(pp, 2, "interleaved", m).astype(int)
     assert found.tolist() == played(order_of("interleaved", "pytorch", pp, 2, m))
 
 
@@ -186,7 +186,7 @@ def test_in_flight_in_rounds_of_another_length(pp: int, m: int) -> None:
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_interleaved_in_flight(pp: int, vpp: int, rounds: int) -> None:
     m = pp * rounds
-    found = in_flight(pp, vpp, "interleaved", m)
+    found = in_flight_at_first_backward(pp, vpp, "interleaved", m)
     for rank in range(pp):
         most, at = interleaved_peak(pp, vpp, m, rank)
         assert found[rank].sum() == most

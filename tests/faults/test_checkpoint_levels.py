@@ -16,7 +16,7 @@ from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import expected_shares
 from mofa.faults.level_calculator import calculate_levels
-from mofa.faults.simulate import Kind, Level, LongRun, simulate
+from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
 
 TIMES = st.floats(0.0, 2000.0)
 
@@ -69,8 +69,8 @@ def test_no_pattern_of_three_levels_is_much_better(mtbf: float) -> None:
 
 def test_three_levels_are_what_the_simulation_finds() -> None:
     blocks, shares, restarts = (1.0, 6.0, 90.0), (0.5, 0.4, 0.1), (60.0, 120.0, 600.0)
-    levels = (Level(1.0), Level(6.0, every=5), Level(90.0, every=20))
-    kinds = tuple(Kind(p, r, k) for k, (p, r) in enumerate(zip(shares, restarts, strict=True)))
+    levels = (SimulatedLevel(1.0), SimulatedLevel(6.0, every=5), SimulatedLevel(90.0, every=20))
+    kinds = tuple(SimulatedFailureKind(p, r, k) for k, (p, r) in enumerate(zip(shares, restarts, strict=True)))
     played = simulate(LongRun(20 * 86400.0, 240.0, levels, kinds, FailureClock(11135.0)), 2000, seed=3)
     expected = float(nested_ettr(240.0, (5, 4), blocks, 11135.0, shares, restarts))
     assert played.ettr == pytest.approx(expected, abs=3.5 * played.standard_error + 1e-4)
@@ -79,7 +79,10 @@ def test_three_levels_are_what_the_simulation_finds() -> None:
 def test_the_ledger_of_levels_is_what_the_simulation_finds() -> None:
     """Checkpoints that differ much and failures that are frequent: those who write seldom lose much of it."""
     blocks, shares, restarts, mtbf = (1.0, 600.0), (0.5, 0.5), (60.0, 300.0), 3000.0
-    levels, kinds = (Level(1.0), Level(600.0, every=12)), (Kind(0.5, 60.0, 0), Kind(0.5, 300.0, 1))
+    levels, kinds = (
+        (SimulatedLevel(1.0), SimulatedLevel(600.0, every=12)),
+        (SimulatedFailureKind(0.5, 60.0, 0), SimulatedFailureKind(0.5, 300.0, 1)),
+    )
     parts = level_shares(120.0, (12,), blocks, mtbf, shares, restarts)
     assert float(parts["productive"]) == float(nested_ettr(120.0, (12,), blocks, mtbf, shares, restarts))
     played = simulate(LongRun(1440.0 * 2000, 120.0, levels, kinds, FailureClock(mtbf)), 200, seed=1).ledger()

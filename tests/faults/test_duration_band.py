@@ -13,7 +13,7 @@ from mofa.faults.closed_forms.renewal import ettr
 from mofa.faults.duration_band import QUANTILES, band_s, rate_factors
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import estimate_rate, rate_given_count
-from mofa.faults.simulate import Kind, Level, LongRun, simulate
+from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
 
 DAY = 86400.0
 
@@ -32,7 +32,7 @@ DAY = 86400.0
 def test_the_band_is_that_of_runs_that_draw_their_rate(clock: FailureClock, days: float) -> None:
     """Whole runs at rates of their own, none of which uses a closed form."""
     work, tau, block, restart = days * DAY, 1200.0, 30.0, 600.0
-    run = LongRun(work, tau, (Level(block),), (Kind(1.0, restart),), clock)
+    run = LongRun(work, tau, (SimulatedLevel(block),), (SimulatedFailureKind(1.0, restart),), clock)
     wall = simulate(run, 4000, seed=7).wall_s
     factors = rate_factors(clock, 4000)
     mean = work / ettr(tau, block, clock.mtbf_s / factors, restart)
@@ -58,7 +58,7 @@ def test_the_band_is_that_of_runs_that_draw_their_rate(clock: FailureClock, days
 )
 def test_the_simulated_ettr_is_the_closed_form_at_each_rate(clock: FailureClock) -> None:
     """All productive over all wall-clock time, of runs with lemons and rates of their own."""
-    run = LongRun(60 * DAY, 1200.0, (Level(30.0),), (Kind(1.0, 600.0),), clock)
+    run = LongRun(60 * DAY, 1200.0, (SimulatedLevel(30.0),), (SimulatedFailureKind(1.0, 600.0),), clock)
     found = simulate(run, 4000, seed=11)
     mean = 60 * DAY / ettr(1200.0, 30.0, clock.mtbf_s / rate_factors(clock, 4000), 600.0)
     assert abs(found.ettr - 60 * DAY / mean.mean()) < 3.5 * found.standard_error
@@ -67,7 +67,9 @@ def test_the_simulated_ettr_is_the_closed_form_at_each_rate(clock: FailureClock)
 def test_a_poorly_known_rate_widens_the_band() -> None:
     def width(counted: float | None) -> float:
         clock = FailureClock(20_000.0, counted_failures=counted)
-        run = LongRun(100 * DAY, 1200.0, (Level(30.0),), (Kind(1.0, 600.0),), FailureClock(20_000.0))
+        run = LongRun(
+            100 * DAY, 1200.0, (SimulatedLevel(30.0),), (SimulatedFailureKind(1.0, 600.0),), FailureClock(20_000.0)
+        )
         factors = rate_factors(clock, 1000)
         low, _, high = band_s(run, 100 * DAY, 100 * DAY / ettr(1200.0, 30.0, 20_000.0 / factors, 600.0), factors)
         return high - low

@@ -27,7 +27,7 @@ def test_rate_of_a_log_by_hand(tmp_path: Path) -> None:
     found = log.rate(num_nodes=4, days=10)
     assert found.node_days == pytest.approx(39.5)  # half a day down
     assert found.rate_per_node_day == pytest.approx(2 / 39.5)
-    assert log.shares() == {"gpu": 0.5, "nic": 0.5}
+    assert log.kind_shares() == {"gpu": 0.5, "nic": 0.5}
     unwatched = log.rate(num_nodes=4)  # the first failure begins the record
     assert unwatched.failures == 1
     assert unwatched.node_days == pytest.approx(7.5)

@@ -14,8 +14,8 @@ import mofa
 from mofa.errors import SpecError
 from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import Outlook, outlook
-from mofa.faults.replicas import Absence, nodes_short
-from mofa.search.goodput import LongRuns
+from mofa.faults.replicas import ReplicaAbsence, missing_nodes
+from mofa.search.goodput import LongRunObjective
 from mofa.search.long_run.goodput_by_scale import GOES_ON, goodput_by_scale
 from mofa.specs.faults import FaultSpec
 from mofa.specs.load import load_faults
@@ -67,7 +67,7 @@ def test_more_replicas_lose_less() -> None:
 def test_all_down_is_as_rare_as_the_binomial_says() -> None:
     """At any moment q^D: so often, for T / D each time."""
     down, mtbf = 600.0, np.array([1800.0])
-    absence = Absence(np.array([30.0]), np.array([down]), np.array([5.0]), np.array([4.0]))
+    absence = ReplicaAbsence(np.array([30.0]), np.array([down]), np.array([5.0]), np.array([4.0]))
     q = down / (4 * 1800.0 + down)
     assert float(absence.all_down_mtbf_s(mtbf)[0]) == pytest.approx(down / 4 / stats.binom.pmf(4, 4, q))
 
@@ -101,7 +101,7 @@ def test_what_replicas_do_is_simulated() -> None:
 def test_nodes_short_is_the_sum(mean: float, spares: int) -> None:
     number = np.arange(1000)
     by_sum = float((np.maximum(number - spares, 0) * stats.poisson.pmf(number, mean)).sum())
-    assert float(nodes_short(mean, spares)) == pytest.approx(by_sum, rel=1e-9)
+    assert float(missing_nodes(mean, spares)) == pytest.approx(by_sum, rel=1e-9)
 
 
 def test_what_the_framework_cannot_do_is_null_with_the_reason() -> None:
@@ -109,7 +109,7 @@ def test_what_the_framework_cannot_do_is_null_with_the_reason() -> None:
     plan = mofa.estimate_long_run(JOB, NODES, "tp=2", facts(), framework=megatron, replay=False)
     assert plan.ettr is None and "megatron restarts all replicas" in plan.unknown["ettr"]
     fsdp = mofa.load_framework("torchtitan")
-    assert "dp_replicate" in LongRuns(JOB, NODES, fsdp, facts()).missing()["ettr"]
+    assert "dp_replicate" in LongRunObjective(JOB, NODES, fsdp, facts()).missing()["ettr"]
     with pytest.raises(SpecError, match="megatron restarts all replicas"):
         goodput_by_scale(JOB, NODES, facts(), [64], megatron)
     with pytest.raises(SpecError, match="recovery: replica reads"):

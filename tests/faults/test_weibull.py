@@ -12,7 +12,7 @@ from mofa.faults.closed_forms import renewal
 from mofa.faults.closed_forms.weibull import weibull_shares
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, expected_shares
-from mofa.faults.simulate import Kind, Level, LongRun, simulate
+from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
 
 MIN, DAY = 60.0, 86400.0
 PUBLISHED = {0.5: 0.877, 0.7: 0.861, 1.0: 0.854, 1.5: 0.850}
@@ -47,7 +47,8 @@ def test_published_efficiencies(shape: float) -> None:
 @pytest.mark.parametrize("persist", [0.0, 600.0])
 def test_the_simulation_agrees_within_its_error(shape: float, persist: float) -> None:
     """Long runs: a run begins with a fresh clock, and ends in the midst of one."""
-    run = LongRun(600 * DAY, 19 * MIN, (Level(MIN, persist_s=persist),), (Kind(1.0, 10 * MIN),),
+    run = LongRun(600 * DAY, 19 * MIN, (SimulatedLevel(MIN, persist_s=persist),), (SimulatedFailureKind(1.0,
+    10 * MIN),),
                   FailureClock(185.6 * MIN, shape=shape))  # fmt: skip
     found = simulate(run, 500, seed=4)
     expected = weibull_shares(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, persist, shape)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mofa.measure.launch import Outcome, Task, run_tasks, take_turns
+from mofa.measure.launch import Task, TaskOutcome, next_task_and_gpus, run_tasks
 
 
 def task(id: str, num_gpus: int = 1, does: str = "ok", seconds: float = 0.2, timeout_s: float = 30.0) -> Task:
@@ -14,7 +14,7 @@ def task(id: str, num_gpus: int = 1, does: str = "ok", seconds: float = 0.2, tim
     return Task(id, "fake_runner", num_gpus, {"does": does, "seconds": seconds}, environment, timeout_s)
 
 
-def run(tasks: list[Task], folder: Path, num_gpus: int = 4, parallel: bool = False) -> dict[str, Outcome]:
+def run(tasks: list[Task], folder: Path, num_gpus: int = 4, parallel: bool = False) -> dict[str, TaskOutcome]:
     done = run_tasks(tasks, list(range(num_gpus)), folder, parallel=parallel, progress=lambda _: None)
     return {outcome.task.id: outcome for outcome in done}
 
@@ -41,8 +41,8 @@ def test_the_largest_run_goes_first_and_the_rest_fill_up(tmp_path: Path) -> None
 
 def test_turns() -> None:
     small, large = task("small"), task("large", 4)
-    assert take_turns([large, small], [0, 1], alone=False) == (small, (0,))
-    assert take_turns([large, small], [0, 1], alone=True) is None
+    assert next_task_and_gpus([large, small], [0, 1], alone=False) == (small, (0,))
+    assert next_task_and_gpus([large, small], [0, 1], alone=True) is None
 
 
 def test_out_of_memory_on_one_rank_is_a_result_and_ends_the_others(

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from mofa.cost.estimate import Estimator
 from mofa.search.job_setup import loads_of, with_numerics
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.run_files import resolve_run
 from mofa.validate.reference import with_counts
 from tests.committed import MEASURED, measured_record
@@ -64,7 +64,7 @@ def load(name: str) -> Run:
         run = run.model_copy(update={"precision": run.precision.model_copy(update={"params": "bf16"})})
     workload, cluster, framework, strategy = resolve_run(run, MEASURED)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    row = one_row(workload, cluster, framework, strategy)
+    row = strategy_row(workload, cluster, framework, strategy)
 
     def largest(field: str) -> int:
         return max(int(getattr(rank, field) or 0) for rank in measured.ranks)

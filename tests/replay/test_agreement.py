@@ -12,7 +12,7 @@ import pytest
 
 import mofa
 from mofa.search.entry_points import step_s
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 
 DDP = {"data_parallel": "ddp"}
 REPLICAS = {"data_parallel": "hsdp", "dp_replicate": 2}
@@ -68,7 +68,9 @@ def test_chunks_that_fsdp_reduces_one_by_one(benchmark: Any, name: str, gpus: in
     all chunks' stayed for a step."""
     job = benchmark.Job(mofa.load_workload(name, global_batch=batch), mofa.load_cluster("h200-hgx", gpus),
                         mofa.load_framework("torchtitan"))  # fmt: skip
-    agreement = benchmark.compare(benchmark.Case("", job, one_row(job.workload, job.cluster, job.framework, strategy)))
+    agreement = benchmark.compare(
+        benchmark.Case("", job, strategy_row(job.workload, job.cluster, job.framework, strategy))
+    )
     assert abs(agreement.allocated) <= benchmark.MEMORY_BAR
 
 

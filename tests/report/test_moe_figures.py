@@ -14,7 +14,7 @@ import mofa
 from mofa.report.balance import plot_balance, print_balance
 from mofa.report.chunks import plot_chunks
 from mofa.report.figures.chunk_policies import plot_policy_memory, plot_throughput
-from mofa.routing.balance.setup import Setup
+from mofa.routing.balance.setup import BalanceSetup
 from mofa.search.experts.balance import balance_experts
 from mofa.search.experts.token_chunks import plan_chunks
 from mofa.specs.routing import RoutingSpec
@@ -26,7 +26,7 @@ def test_the_density_is_named_as_that_of_its_placement(tmp_path: Path) -> None:
     rows = [f"{i},0,{e},{700 if e == 0 else 100}" for i in range(12) for e in range(8)]
     (tmp_path / "t.csv").write_text("iteration,layer,expert,tokens\n" + "\n".join(rows) + "\n")
     report = balance_experts(
-        Setup(8, 8, 4), RoutingSpec(), assignments=1400, micro_batches=12, trace=tmp_path / "t.csv"
+        BalanceSetup(8, 8, 4), RoutingSpec(), assignments=1400, micro_batches=12, trace=tmp_path / "t.csv"
     )  # fmt: skip
     ratio = report.max_over_mean
     assert ratio["lower_bound"] == ratio["micro_moe"] == pytest.approx(2.0)

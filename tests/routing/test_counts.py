@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from mofa.errors import SpecError
-from mofa.routing.counts import Expected, read_counts
+from mofa.routing.counts import CountedModel, read_counts
 from mofa.routing.rank_load import rank_loads, routing_loads
 from mofa.specs.routing import RoutingSpec
 from tests.routing.test_rank_load import moe_model
@@ -175,7 +175,7 @@ def test_source_ranks_are_kept_apart_where_asked(tmp_path: Path) -> None:
     """Ranks of a layer are numbered in ascending order: pipeline stages have others."""
     rows = ["0,0,0,5,4", "0,0,1,2,9", "0,1,0,3,1", "0,1,1,1,2"]
     (tmp_path / "s.csv").write_text("iteration,layer,expert,tokens,source_rank\n" + "\n".join(rows) + "\n")
-    expected = Expected("two", 2)
+    expected = CountedModel("two", 2)
     assert read_counts(tmp_path / "s.csv", expected).by_source is None
     found = read_counts(tmp_path / "s.csv", expected, sources=True)
     assert found.by_source is not None

@@ -14,10 +14,10 @@ from mofa.routing.cayley import matchings, second_eigenvalue
 from mofa.routing.placement import (
     Placement,
     deal_at_random,
-    expert_parallel,
     pack_by_load,
+    plain_placement,
     replica_counts,
-    shuffled,
+    shuffled_placement,
     slots_per_gpu,
     symmetric_placement,
 )
@@ -74,7 +74,7 @@ def test_searched_graphs_are_no_worse_than_random_ones() -> None:
 
 
 def test_plain_expert_parallelism_repeats() -> None:
-    copies = expert_parallel(8, 8, 4).copies
+    copies = plain_placement(8, 8, 4).copies
     assert np.flatnonzero(copies[3]).tolist() == [1, 5]
     assert np.all(copies.sum(axis=0) == 2)
 
@@ -84,7 +84,7 @@ def test_plain_expert_parallelism_repeats() -> None:
 def test_dealing_fills_every_slot_and_keeps_replicas_apart(ep: int, d: int, slots: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_experts, num_gpus = ep * slots, ep * d
-    assert np.all(shuffled(num_experts, num_gpus, ep, seed).copies.sum(axis=0) == slots)
+    assert np.all(shuffled_placement(num_experts, num_gpus, ep, seed).copies.sum(axis=0) == slots)
     load = rng.pareto(1.0, num_experts)
     counts = replica_counts(load, num_gpus * slots, num_gpus)
     assert counts.sum() == num_gpus * slots and counts.min() >= 1 and counts.max() <= num_gpus
@@ -116,7 +116,7 @@ def test_adaptation_moves_only_past_its_threshold() -> None:
     skewed[:, 0] = 5000.0
     new = replace_if_worse(placed, skewed, 8, Adaptation())
     assert new is not None and new.copies[0].sum() > 2
-    assert placed.moved(new).sum() > 0 and placed.moved(placed).sum() == 0
+    assert placed.num_replicas_to_receive(new).sum() > 0 and placed.num_replicas_to_receive(placed).sum() == 0
     assert replace_if_worse(placed, skewed, 8, Adaptation(threshold=100.0)) is None
 
 

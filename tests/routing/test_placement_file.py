@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from mofa.errors import SpecError
-from mofa.routing.placement import shuffled
+from mofa.routing.placement import shuffled_placement
 from mofa.routing.placement_file import placement_rows, read_placement
 
 SMALL = "expert,gpu\n0,0\n1,0\n0,1\n1,1\n"
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    placement = shuffled(12, 6, 3, seed=5)
+    placement = shuffled_placement(12, 6, 3, seed=5)
     (tmp_path / "p.csv").write_text(placement_rows(placement))
     assert np.array_equal(read_placement(tmp_path / "p.csv", 12, 6, 4).copies, placement.copies)
 

@@ -16,8 +16,15 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
 from mofa.replay.replayer import Replayer
-from mofa.routing.rank_load import cap_shares, expert_shares, max_rank_ratio, rank_loads, rank_shares, routing_loads
-from mofa.search.one_strategy import one_row
+from mofa.routing.rank_load import (
+    cap_and_redistribute_shares,
+    expert_shares,
+    max_rank_ratio,
+    rank_loads,
+    rank_shares,
+    routing_loads,
+)
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.attention.gqa import GqaSpec
 from mofa.specs.complete import complete_strategy
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -211,21 +218,21 @@ shares_of_8 = arrays(float, (3, 8), elements=st.floats(0, 1)).map(
 
 def test_capping_of_shares_too_small_for_the_reciprocal() -> None:
     tiny = np.array([1.0, 2e-311, 2e-311, 2e-311])
-    assert cap_shares(tiny, 0.5) == pytest.approx([0.5, 1 / 6, 1 / 6, 1 / 6])
+    assert cap_and_redistribute_shares(tiny, 0.5) == pytest.approx([0.5, 1 / 6, 1 / 6, 1 / 6])
 
 
 @given(shares_of_8, st.integers(1, 8), st.permutations(range(8)))
 @settings(deadline=None)
 def test_capping_keeps_total_order_and_names(shares: np.ndarray, top_k: int, order: list[int]) -> None:
-    capped = cap_shares(shares, 1 / top_k)
+    capped = cap_and_redistribute_shares(shares, 1 / top_k)
     assert capped.max() <= 1 / top_k * (1 + 1e-12) and capped.min() >= 0
     assert capped.sum(axis=-1) == pytest.approx(np.ones(3), abs=1e-9)
     for before, after in zip(shares, capped, strict=True):
         assert np.all(np.diff(after[np.argsort(before, kind="stable")]) >= -1e-12)
         if before.max() <= 1 / top_k:
             assert np.array_equal(before, after)
-    assert cap_shares(shares[:, order], 1 / top_k) == pytest.approx(capped[:, order], abs=1e-9)
-    assert cap_shares(capped, 1 / top_k) == pytest.approx(capped, abs=1e-9)
+    assert cap_and_redistribute_shares(shares[:, order], 1 / top_k) == pytest.approx(capped[:, order], abs=1e-9)
+    assert cap_and_redistribute_shares(capped, 1 / top_k) == pytest.approx(capped, abs=1e-9)
 
 
 @given(shares_of_8, st.integers(1, 8))
@@ -233,7 +240,7 @@ def test_capping_keeps_total_order_and_names(shares: np.ndarray, top_k: int, ord
 def test_capping_agrees_with_its_slow_twin(shares: np.ndarray, top_k: int) -> None:
     """Cut what is above, hand the excess to the rest in proportion, repeat."""
     cap = 1 / top_k
-    for before, after in zip(shares, cap_shares(shares, cap), strict=True):
+    for before, after in zip(shares, cap_and_redistribute_shares(shares, cap), strict=True):
         slow, free = before.copy(), np.ones(8, dtype=bool)
         while (slow[free] > cap * (1 + 1e-12)).any():
             free &= slow <= cap * (1 + 1e-12)
@@ -256,7 +263,7 @@ def test_a_budget_per_rank_pads_rows_and_runs_steps_again() -> None:
     assert (even.sent[4], even.over[4]) == (1.0, 0.0)
     machines, facts = load_cluster("h200-hgx", 8), load_framework("megatron")
     spec = complete_strategy(parse_strategy("pp=2 ep=4 micro_batch=1"), 8, facts, moe=True)
-    row = one_row(job, machines, facts, spec)
+    row = strategy_row(job, machines, facts, spec)
     draws = job.batch.global_batch // int(row.dp[0])  # of the one group that the 4 ranks of a stage make
     once, more = (
         Estimator(job, machines, facts, row, RoutingLoads({4: 1.5}, {4: 1.5}, over=over)) for over in ({}, {4: 0.01})

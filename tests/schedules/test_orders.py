@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mofa.cost.stages import in_flight as closed_form
-from mofa.replay.time.pipeline import in_flight, play
+from mofa.cost.stages import in_flight_at_first_backward as closed_form
+from mofa.replay.time.pipeline import most_in_flight, play_program
 from mofa.schedules import Action, Exchange, Order, Program, Runtime, order_of, program_of
-from mofa.schedules.interleaved import megatron
-from mofa.schedules.order_check import OrderError, check
-from mofa.schedules.point_to_point import overlapped, plain
+from mofa.schedules.interleaved import megatron_interleaved
+from mofa.schedules.order_check import OrderError, check_program
+from mofa.schedules.point_to_point import overlapped_exchanges, receive_before_send_after
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "orders.json").read_text())
 UNIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
@@ -55,25 +55,25 @@ def test_pytorch_has_the_same_order(row: list[object]) -> None:
 
 def test_megatron_table_by_hand() -> None:
     """schedules.py:798-826, its docstring's example: 5 micro-batches in groups of 3, two chunks (pp 2 here)."""
-    forwards = [(a.micro_batch, a.stage // 2) for a in megatron(2, 2, 5, 3).ranks[0] if a.kind == "F"]
+    forwards = [(a.micro_batch, a.stage // 2) for a in megatron_interleaved(2, 2, 5, 3).ranks[0] if a.kind == "F"]
     assert forwards == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (3, 0), (4, 0), (3, 1), (4, 1)]
     # rank 1 of 2: (vpp - 1) * 3 = 3 forwards ahead
-    assert [a.kind for a in megatron(2, 2, 5, 3).ranks[1]][:5] == ["F", "F", "F", "F", "B"]
+    assert [a.kind for a in megatron_interleaved(2, 2, 5, 3).ranks[1]][:5] == ["F", "F", "F", "F", "B"]
 
 
 @pytest.mark.parametrize(("schedule", "runtime", "vpp"), SCHEDULES)
 @pytest.mark.parametrize(("pp", "m"), SIZES)
 def test_every_order_can_be(schedule: str, runtime: Runtime, vpp: int, pp: int, m: int) -> None:
     order = order_of(schedule, runtime, pp, vpp, m)
-    check(program_of(order, schedule, runtime))
-    check(overlapped(order))
+    check_program(program_of(order, schedule, runtime))
+    check_program(overlapped_exchanges(order))
 
 
 @pytest.mark.parametrize(("pp", "m"), SIZES)
 @pytest.mark.parametrize(("schedule", "runtime"), [("gpipe", "pytorch"), ("1f1b", "pytorch"), ("1f1b", "megatron")])
 def test_bubble_of_gpipe_and_1f1b(schedule: str, runtime: Runtime, pp: int, m: int) -> None:
     """(pp - 1) / m: Huang et al. 2019, arXiv 1811.06965, section 2.3; Narayanan et al. 2021, section 2.2.1."""
-    played = play(program_of(order_of(schedule, runtime, pp, 1, m), schedule, runtime), _seconds)
+    played = play_program(program_of(order_of(schedule, runtime, pp, 1, m), schedule, runtime), _seconds)
     assert played.total == 3.0 * (m + pp - 1)
     assert played.bubble_fraction == pytest.approx((pp - 1) / m, rel=1e-12)
 
@@ -83,7 +83,7 @@ def test_bubble_of_gpipe_and_1f1b(schedule: str, runtime: Runtime, pp: int, m: i
 @pytest.mark.parametrize(("pp", "m"), SIZES)
 def test_bubble_of_interleaved(pp: int, m: int, vpp: int, runtime: Runtime) -> None:
     """(pp - 1) / (m vpp): Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2, where sends run beside computing."""
-    played = play(overlapped(order_of("interleaved", runtime, pp, vpp, m)), _seconds)
+    played = play_program(overlapped_exchanges(order_of("interleaved", runtime, pp, vpp, m)), _seconds)
     assert played.total - 3.0 * m * vpp == 3.0 * (pp - 1)
     assert played.bubble_fraction == pytest.approx((pp - 1) / (m * vpp), rel=1e-12)
 
@@ -92,7 +92,7 @@ def test_bubble_of_interleaved(pp: int, m: int, vpp: int, runtime: Runtime) -> N
 def test_zbv_has_no_bubble(pp: int, m: int) -> None:
     """Qi et al. 2024, arXiv 2401.10241, section 6: no rank idles between its first and last op from 2 pp - 1
     micro-batches on, where F, B and W are equal; the ranks start one after the other."""
-    played = play(overlapped(order_of("zbv", "pytorch", pp, 2, m)), _seconds)
+    played = play_program(overlapped_exchanges(order_of("zbv", "pytorch", pp, 2, m)), _seconds)
     assert [spans[-1].end - spans[0].start for spans in played.compute] == [6.0 * m] * pp
     assert played.total == 6.0 * m + pp - 1
 
@@ -101,15 +101,15 @@ def test_zbv_has_no_bubble(pp: int, m: int) -> None:
 @pytest.mark.parametrize(("pp", "m"), [(2, 8), (3, 9), (4, 4), (4, 16), (8, 64)])
 def test_bubble_of_zero_bubble_1p(pp: int, m: int, vpp: int) -> None:
     """ZB-H1: (pp - 1)(T_F + T_B - T_W), Qi et al. 2024, table 2; with equal times pp - 1."""
-    played = play(overlapped(order_of("interleaved-zb", "pytorch", pp, vpp, m)), _seconds)
+    played = play_program(overlapped_exchanges(order_of("interleaved-zb", "pytorch", pp, vpp, m)), _seconds)
     assert played.total - 3.0 * m * vpp == pp - 1
 
 
 def test_pytorch_runtime_waits_for_more_than_its_order() -> None:
     """All sends and receives of a rank run in launch order on one stream: deeper pipelines lose by it."""
     order = order_of("interleaved", "pytorch", 4, 2, 8)
-    real = play(program_of(order, "interleaved", "pytorch"), _seconds)
-    assert (real.total, play(overlapped(order), _seconds).total) == (70.0, 57.0)
+    real = play_program(program_of(order, "interleaved", "pytorch"), _seconds)
+    assert (real.total, play_program(overlapped_exchanges(order), _seconds).total) == (70.0, 57.0)
 
 
 @pytest.mark.parametrize(("pp", "m"), [(1, 1), (2, 2), (2, 8), (3, 9), (4, 4), (4, 8), (8, 64), (4, 2)])
@@ -121,21 +121,21 @@ def test_in_flight_is_the_closed_form(schedule: str, vpp: int, pp: int, m: int) 
             order_of(schedule, "megatron", pp, vpp, m)
         return
     order = order_of(schedule, "megatron", pp, vpp, m)
-    assert in_flight(order) == closed_form(pp, vpp, schedule, m).astype(int).tolist()
+    assert most_in_flight(order) == closed_form(pp, vpp, schedule, m).astype(int).tolist()
 
 
 @pytest.mark.parametrize(("pp", "m"), [(2, 3), (2, 8), (3, 9), (4, 8), (8, 64)])
 def test_in_flight_of_zbv(pp: int, m: int) -> None:
     """2 pp chunk activations on every rank (arXiv 2405.15362, section 4: 1F1B's memory), unevenly over its chunks."""
-    found = in_flight(order_of("zbv", "pytorch", pp, 2, m))
+    found = most_in_flight(order_of("zbv", "pytorch", pp, 2, m))
     assert found == [[2 * pp - r - 1, r + 1] for r in range(pp)]
     assert [sum(x) for x in found] == closed_form(pp, 2, "zbv", m).sum(axis=1).tolist()
 
 
 def test_in_flight_of_zero_bubble_1p() -> None:
     """pp micro-batches on every rank: what 1F1B's first rank holds, as weight gradients come r backwards late."""
-    assert in_flight(order_of("interleaved-zb", "pytorch", 4, 1, 8)) == [[4]] * 4
-    assert in_flight(order_of("interleaved-zb", "pytorch", 4, 2, 16)) == [[4, 4]] * 4
+    assert most_in_flight(order_of("interleaved-zb", "pytorch", 4, 1, 8)) == [[4]] * 4
+    assert most_in_flight(order_of("interleaved-zb", "pytorch", 4, 2, 16)) == [[4, 4]] * 4
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def _edit(order: Order, rank: int, text: str) -> Order:
 )
 def test_the_checker_names_what_is_wrong(rank: int, text: str, message: str) -> None:
     with pytest.raises(OrderError, match=message):
-        check(plain(_edit(order_of("1f1b", "pytorch", 2, 1, 2), rank, text)))
+        check_program(receive_before_send_after(_edit(order_of("1f1b", "pytorch", 2, 1, 2), rank, text)))
 
 
 def test_a_cycle_is_named() -> None:
@@ -183,16 +183,16 @@ def test_a_cycle_is_named() -> None:
     order = _edit(order_of("1f1b", "pytorch", 2, 1, 2), 0, "F0 B0 F1 B1")
     order = _edit(order, 1, "F0 F1 B0 B1")
     with pytest.raises(OrderError, match=r"rank 0 waits at RECV_B of stage 0, micro-batch 0 for ever: .*rank 1 is at"):
-        check(plain(order))
+        check_program(receive_before_send_after(order))
     with pytest.raises(OrderError, match="for ever"):
-        play(plain(order), _seconds)
+        play_program(receive_before_send_after(order), _seconds)
     with pytest.raises(ValueError, match="cycle: rank 0 waits at B of stage 0, micro-batch 0; rank 1"):
         program_of(order, "zbv", "pytorch")
 
 
 def test_crossed_receives_are_named() -> None:
     """Both frameworks wait for a message in the order of its launch: receives the other way round never end."""
-    program = plain(order_of("gpipe", "pytorch", 2, 1, 2))
+    program = receive_before_send_after(order_of("gpipe", "pytorch", 2, 1, 2))
     items = list(program.ranks[1])
     a, b = items.index(Exchange((Action("RECV_F", 1, 0),))), items.index(Exchange((Action("RECV_F", 1, 1),)))
     items[a], items[b] = items[b], items[a]
@@ -200,17 +200,17 @@ def test_crossed_receives_are_named() -> None:
         OrderError,
         match=r"SEND_F of stage 0, micro-batch 0 lacks RECV_F of stage 1, micro-batch 0, while rank 1 is at RECV_F",
     ):
-        check(Program(program.order, (program.ranks[0], tuple(items))))
+        check_program(Program(program.order, (program.ranks[0], tuple(items))))
 
 
 def test_missing_send_is_named() -> None:
-    program = plain(order_of("gpipe", "pytorch", 2, 1, 2))
+    program = receive_before_send_after(order_of("gpipe", "pytorch", 2, 1, 2))
     cut = tuple(i for i in program.ranks[0] if i != Exchange((Action("SEND_F", 0, 1),), blocking=False))
     with pytest.raises(OrderError, match="SEND_F of stage 0, micro-batch 1 is launched 0 times, not 1"):
-        check(Program(program.order, (cut, program.ranks[1])))
+        check_program(Program(program.order, (cut, program.ranks[1])))
 
 
 def test_stage_on_the_wrong_rank() -> None:
     order = order_of("gpipe", "pytorch", 2, 1, 2)
     with pytest.raises(OrderError, match="runs on rank 0, but the stage is on rank 1"):
-        check(plain(replace(order, ranks=order.ranks[::-1])))
+        check_program(receive_before_send_after(replace(order, ranks=order.ranks[::-1])))

@@ -15,7 +15,7 @@ from mofa.search.borderline import borderline_rows, with_fewer_recomputed
 from mofa.search.costing import MEMORY, NEEDLESS, CheckedSpace
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import loads_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.search.rerank import REPLAYED
 from mofa.search.to_plan.builder import Candidate, margin_bytes, memory_limit_bytes
 from mofa.search.workers import Workers
@@ -36,7 +36,7 @@ def with_room(room: float) -> ClusterSpec:
 
 def candidate(machines: ClusterSpec, strategy: object, *, solved: bool = False, name: str = "torchtitan") -> Candidate:
     facts = JOB, machines, framework(name)
-    row = one_row(*facts, strategy)
+    row = strategy_row(*facts, strategy)
     return Candidate(*facts, row, loads_of(JOB, row), "causal", solved=solved)
 
 
@@ -92,7 +92,7 @@ def test_the_least_full_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fewer_layers_are_recomputed_where_they_fit() -> None:
     strategy = {"tp": 1, "pp": 2, "micro_batch": 4, "recompute": "full:5"}
     wide = candidate(cluster(16), strategy, solved=True, name="megatron")
-    at = {number: wide.recomputing(number).device_bytes() for number in (2, 3)}
+    at = {number: wide.with_recompute_layers(number).device_bytes() for number in (2, 3)}
     machines = with_room((at[2] + at[3]) / 2)
     one = candidate(machines, strategy, solved=True, name="megatron")
     with Workers() as workers:

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.search import costing
 from mofa.search.entry_points import find_plans
-from mofa.search.legality.masks import Job, check
+from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.search_result import Search
 from mofa.search.space import combinations, default_space
 from mofa.specs.model import ModelSpec
@@ -72,8 +72,8 @@ def test_another_process_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 def test_parts_share_no_block_and_leave_nothing_out(parts: int) -> None:
     job = Job(workload(MODELS["moe"], seq_len=4096, global_batch=32), cluster(16), framework("megatron"))
     space = combinations(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
-    legal = check(job, space).reason < 0
-    found = costing.split(space, legal, parts)
+    legal = check_strategies(job, space).reason < 0
+    found = costing.split_into_parts(space, legal, parts)
     assert len(found) <= parts and (parts == 1 or len(found) > 1)
     each = legal.reshape(-1, len(space.recompute)).any(axis=1)
     assert np.array_equal(np.concatenate(found), np.flatnonzero(each))

@@ -14,9 +14,9 @@ from mofa.cost.estimate import ALLOCATED_IS_OFF, estimate_table
 from mofa.errors import SpecError
 from mofa.search.entry_points import estimate, find_plans
 from mofa.search.job_setup import loads_of
-from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.search_result import Search
-from mofa.search.space import SOLVED, default_space, product
+from mofa.search.space import SOLVED, combinations_table, default_space
 from mofa.search.to_plan.builder import margin_bytes
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload
@@ -45,7 +45,7 @@ def search(model: str = "dense", name: str = "megatron", top: int = 10, memory_g
 
 def enumerated(found: Search) -> Any:
     space = default_space(found.workload, found.cluster, found.framework)
-    return product(space, found.cluster, found.framework)
+    return combinations_table(space, found.cluster, found.framework)
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)
@@ -125,12 +125,12 @@ def test_the_nearest_miss_is_the_nearest(model: str, name: str) -> None:
     found = search(model, name)
     report = found.report
     assert set(report.nearest_miss) == set(report.rejected)
-    verdict = check(Job(found.workload, found.cluster, found.framework), enumerated(found))
+    verdict = check_strategies(Job(found.workload, found.cluster, found.framework), enumerated(found))
     for i, rule in enumerate(CHECKS):
         rows = verdict.reason == i
         if np.any(rows):
             miss = report.nearest_miss[rule.reason]
-            assert miss.short_by == verdict.short[rows].min() > 0
+            assert miss.short_by == verdict.shortfall[rows].min() > 0
             assert miss.unit == rule.unit
     limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster)
     over = report.nearest_miss["memory"]

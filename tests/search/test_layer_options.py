@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import mofa
 from mofa.errors import SpecError
 from mofa.search.experts.token_chunks import plan_chunks
-from mofa.search.layer_options import LayerOptions, choose
+from mofa.search.layer_options import LayerOptions, choose_layer_options
 from tests.search.experts.test_token_chunks import MEGATRON, UNEVEN, cluster
 
 
@@ -31,7 +31,7 @@ def test_agrees_with_all_choices(seed: int, tightness: float) -> None:
     need = sorted(float(problem.stage_bytes(o).max()) for o in every)
     problem = replace(problem, limit_bytes=need[min(int(tightness * len(need)), len(need) - 1)] + 2**20)
     fitting = [problem.step_s(o) for o in every if problem.stage_bytes(o).max() <= problem.limit_bytes]
-    found = choose(problem)
+    found = choose_layer_options(problem)
     assert found is not None and found.optimal
     assert problem.stage_bytes(found.option).max() <= problem.limit_bytes
     assert found.step_s == pytest.approx(min(fitting), rel=1e-6)
@@ -40,7 +40,7 @@ def test_agrees_with_all_choices(seed: int, tightness: float) -> None:
 
 def test_nothing_fits() -> None:
     one = np.ones((1, 1))
-    assert choose(LayerOptions(np.zeros(1, int), one, one, one, *(np.zeros(1),) * 3, 0.0, 1)) is None
+    assert choose_layer_options(LayerOptions(np.zeros(1, int), one, one, one, *(np.zeros(1),) * 3, 0.0, 1)) is None
 
 
 def test_a_joint_choice_is_no_slower_than_one_for_all() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.search.entry_points import estimate, find_plans
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.search.rerank import MORE_LAYERS, PATIENCE, REPLAYED, ReplayedRanking, replay_best
 from mofa.search.to_plan.builder import Candidate
 from mofa.search.workers import Workers
@@ -62,7 +62,7 @@ def test_a_played_step_keeps_no_spans_but_gives_them_again() -> None:
     machine = load_cluster("h200-hgx", 8)
     one = Candidate(
         load_workload("llama3-8b"), machine, load_framework("megatron"),
-        one_row(load_workload("llama3-8b"), machine, load_framework("megatron"), "tp=2 pp=4 micro_batch=1"),
+        strategy_row(load_workload("llama3-8b"), machine, load_framework("megatron"), "tp=2 pp=4 micro_batch=1"),
         RoutingLoads({}, {}), "causal",
     )  # fmt: skip
     step_s = one.time.step_s

@@ -13,7 +13,7 @@ from mofa.blocks.frameworks.recompute import selective_modes
 from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.space import SOLVED, WITH, Space, constrain, default_space, product
+from mofa.search.space import SOLVED, WITH, Space, combinations_table, constrain, default_space
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import COLUMNS, CP_KINDS, RECOMPUTE_MODULES, StrategyTable
@@ -31,7 +31,7 @@ def space(
 
 
 def rows(found: Space, model: ModelSpec = DENSE, name: str = "megatron", gpus: int = 16) -> StrategyTable:
-    return product(found, cluster(gpus), framework(name))
+    return combinations_table(found, cluster(gpus), framework(name))
 
 
 def constrained(found: Space, **given: Any) -> Space:

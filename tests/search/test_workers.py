@@ -53,7 +53,7 @@ def test_an_error_is_the_same_one_line(jobs: int) -> None:
 
 def test_what_a_dead_process_leaves_is_done_here() -> None:
     with Workers(2) as workers:
-        workers.start()
+        workers.start_processes()
         time.sleep(1.0)  # so that it is up and takes the first tasks
         assert list(workers.map(_die_elsewhere, [(i, os.getpid()) for i in range(20)])) == list(range(20))
 
@@ -113,7 +113,7 @@ def test_what_is_done_here_may_be_done_by_another_function(jobs: int) -> None:
 
 def test_processes_that_were_asked_for_nothing_are_not_waited_for() -> None:
     with Workers(2) as workers:
-        workers.start(["mofa.search.entry_points", "mofa.replay.replayer"])
+        workers.start_processes(["mofa.search.entry_points", "mofa.replay.replayer"])
         [process] = workers._processes
     assert not process.is_alive()
     assert process.exitcode != 0  # ended, not run to its end

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.specs.base import Fact
-from mofa.specs.faults import FaultSpec, PowerSpec
+from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.files import bundled, load_yaml
 from mofa.specs.load import load_faults
 
@@ -120,6 +120,6 @@ def test_an_unknown_profile_is_refused() -> None:
 
 
 def test_power_is_what_was_measured() -> None:
-    power = PowerSpec()
+    power = PowerDrawSpec()
     assert power.idle_fraction.value < power.communication_fraction.value < power.memory_fraction.value
     assert power.matrix_fraction.provenance == "measured"

@@ -15,11 +15,11 @@ from mofa.validate.attribute import (
     Kernel,
     attribute,
     busy_s,
-    doubts,
     family_of,
     read_profile,
     read_trace,
     refuse_another_run,
+    trace_mismatches,
 )
 from mofa.validate.reference import Reference, reference_of_file
 
@@ -91,7 +91,7 @@ def test_every_kept_trace(trace: Path, tmp_path: Path) -> None:
     plan = timed_plan(workload, cluster, strategy, framework=framework)
     found = attribute(kernels, plan)
     refuse_another_run(trace, profile, cluster.num_gpus, run.id, run.gpu)
-    assert not doubts(profile, found)
+    assert not trace_mismatches(profile, found)
     running = [item for item in found.families if item.family != "host_idle"]
     assert sum(item.measured_s for item in running) == pytest.approx(sum(k.duration_s for k in kernels))
     assert sum(item.kernels for item in running) == len(kernels)
@@ -113,10 +113,10 @@ def test_a_trace_of_another_run_is_told(tmp_path: Path) -> None:
     plan = mofa.estimate(workload, cluster, strategy, framework=framework, replay=False)
     own, other = (REFERENCES / "traces" / f"{name}.0.json.gz" for name in (run.id, "tt1-qwen06b-host-bound-traced"))
     refuse_another_run(own, read_profile(own), 1, run.id, run.gpu)
-    assert not doubts(read_profile(own), attribute(read_profile(own).kernels, plan))
+    assert not trace_mismatches(read_profile(own), attribute(read_profile(own).kernels, plan))
     with pytest.raises(SpecError, match=r"traced\.0\.json\.gz: is named after run tt1-qwen06b.*, the run is tt1-llama"):
         refuse_another_run(other, read_profile(other), 1, run.id, run.gpu)
-    (said,) = doubts(read_profile(other), attribute(read_profile(other).kernels, plan))
+    (said,) = trace_mismatches(read_profile(other), attribute(read_profile(other).kernels, plan))
     assert "products and attention" in said
 
 
@@ -131,7 +131,7 @@ def test_what_a_chrome_trace_says_of_its_run(tmp_path: Path) -> None:
     plan = mofa.estimate(
         mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8), "tp=2 micro_batch=1", replay=False
     )
-    assert any("2 marked steps" in line for line in doubts(profile, attribute(profile.kernels, plan)))
+    assert any("2 marked steps" in line for line in trace_mismatches(profile, attribute(profile.kernels, plan)))
     for gpus, words in ((8, "is of 64 ranks, the run of 8"), (64, "is of 'NVIDIA A100', the run of 'NVIDIA H100")):
         with pytest.raises(SpecError, match=words):
             refuse_another_run(path, profile, gpus, "other", "NVIDIA H100 80GB HBM3")

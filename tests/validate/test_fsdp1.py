@@ -12,7 +12,7 @@ from mofa.cost.step_time.data_parallel import _replicas
 from mofa.errors import StrategyError
 from mofa.replay.rank.of_plan import rows_of
 from mofa.search.job_setup import loads_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import num_params
 
@@ -107,7 +107,7 @@ def test_replicas_sum_in_the_dtype_that_the_framework_reduces_in(name: str, widt
     spec = mofa.load_framework(name, overrides={"data_parallel": "hsdp", "dp_replicate": 4})
     machines = mofa.load_cluster("h100-hgx", 32)
     job = mofa.load_workload("llama3-8b", seq_len=2048, global_batch=32)
-    row = one_row(job, machines, spec, {"micro_batch": 1})
+    row = strategy_row(job, machines, spec, {"micro_batch": 1})
     rows = rows_of(Estimator(job, machines, spec, row, loads_of(job, row)))
     exposed, hidden = _replicas(rows, np.zeros((1, 1)))
     payload = np.array([width * 8.03e9 / 8])

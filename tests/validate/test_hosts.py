@@ -9,7 +9,7 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.measure.records import Record, write_record
-from mofa.measure.results import quartiles_apart
+from mofa.measure.results import interquartile_range_s
 from mofa.specs.load import load_cluster
 from mofa.validate.hosts import HOSTS, host_op_s, layer_pace, machine_of, read_hosts, unexplained_spread
 from mofa.validate.reference import measured_references, why_no_time, with_counts
@@ -101,7 +101,7 @@ def test_repeats_are_predicted_each_with_its_own_tokens(records: dict[str, Recor
     for record in (late, early):
         write_record(record, folder)
     (reference,), _ = measured_references(folder, tmp_path)
-    first, second = (reference.repeated(repeat) for repeat in reference.repeats)
+    first, second = (reference.for_repeat(repeat) for repeat in reference.repeats)
     assert first.run == reference.run
     assert first.run.routing.steps_before == len(warmup) + len(steps) // 2
     assert second.run.routing.steps_before == 4 + len(steps) // 2
@@ -168,7 +168,9 @@ def test_a_layer_beside_the_steps_goes_before_small_ops_alone(records: dict[str,
     assert "no layer was timed on its host among its steps, as that of te1-olmoe-6l-again was" in first.notes[0]
     assert (first.layer, second.layer) == (None, (2e-3, 1e-3))
     assert "a layer 2.00 ms and 1.00 ms" in second.notes[0]
-    modules = [reference.repeated(one).resolve()[1].gpu.curves.host.module("linear", "bf16") for one in (first, second)]
+    modules = [
+        reference.for_repeat(one).resolve()[1].gpu.curves.host.module("linear", "bf16") for one in (first, second)
+    ]
     before, after = (module.seconds(forward=True)[0] for module in modules if module is not None)
     assert after != before
     busy = plain.measured.ranks[0].model_copy(update={"device_busy_s": 0.499})
@@ -195,7 +197,7 @@ def test_a_broken_file_of_hosts_is_one_line(tmp_path: Path) -> None:
 def with_pace(record: Record, steps_s: list[float], *ranks: dict[str, list[float]]) -> Record:
     """A record of these steps, whose ranks timed small additions within them."""
     timed = [record.measured.ranks[0].model_copy(update={"rank": i, **told}) for i, told in enumerate(ranks)]
-    apart = quartiles_apart(steps_s)
+    apart = interquartile_range_s(steps_s)
     measured = {"ranks": timed, "step_times_s": steps_s, "step_time_s": statistics.median(steps_s)}
     return record.model_copy(
         update={"measured": record.measured.model_copy(update={**measured, "step_time_spread_s": apart})}

@@ -9,7 +9,14 @@ import pytest
 
 from mofa.measure.records import Record
 from mofa.validate.reference import measured_references
-from mofa.validate.step_pace import PassTimes, is_paced, layer_over_op, seconds_at_pace, slowest_layer, slowest_op_s
+from mofa.validate.step_pace import (
+    PassTimes,
+    is_paced,
+    layer_pace_of_slowest_host,
+    layer_time_over_small_op,
+    seconds_at_pace,
+    slowest_op_s,
+)
 from tests.committed import MEASURED, measured_records
 
 
@@ -40,7 +47,7 @@ def of_ranks(record: Record, *ranks: tuple[list[float], list[float]]) -> Record:
 def test_ranks_catch_up_until_a_step_ends(paced: dict[str, Record]) -> None:
     """Of 3 + 2 and 2 + 4 ms the second rank's step is the slowest, each way as it is; an op is the slowest forward."""
     run = of_ranks(paced["te2-tp2-nosp-phi3mini-16l-quiet"], ([6e-6] * 3, [4e-6] * 3), ([4e-6] * 3, [8e-6] * 3))
-    assert slowest_layer(run) == pytest.approx((2e-3, 4e-3))
+    assert layer_pace_of_slowest_host(run) == pytest.approx((2e-3, 4e-3))
     assert slowest_op_s(run) == pytest.approx(24e-6)
 
 
@@ -50,9 +57,9 @@ def test_ranks_with_experts_of_a_layer_wait_for_the_slowest_of_each_pass(paced: 
     half, half_back = (quiet + busy) / 2, (1.1 + 1.95) * 2e-6 / 2
     run = of_ranks(paced["te2-ep2-olmoe-10l-quiet"], *[([half] * 3, [half_back] * 3)] * 2)
     most, most_back = quiet + 0.75 * (busy - quiet), 1e-6 * (2.2 + 0.75 * 1.7)
-    assert slowest_layer(run) == pytest.approx((500 * most, 500 * most_back))
+    assert layer_pace_of_slowest_host(run) == pytest.approx((500 * most, 500 * most_back))
     alone = of_ranks(paced["te2-ep2-olmoe-10l-quiet"], ([half] * 3, [half_back] * 3))
-    assert slowest_layer(alone) == pytest.approx((500 * half, 500 * half_back))
+    assert layer_pace_of_slowest_host(alone) == pytest.approx((500 * half, 500 * half_back))
 
 
 def test_a_pass_is_never_faster_than_a_rank_s_mean() -> None:
@@ -68,9 +75,9 @@ def test_lines_that_fall_give_way_to_a_ratio() -> None:
 def test_a_layer_is_so_many_small_ops_on_quiet_cores(paced: dict[str, Record]) -> None:
     """Readings at 4 us are of a core whose neighbour is busy: 1 ms over 8 us is left."""
     run = of_ranks(paced["te2-ep2-olmoe-10l-quiet"], ([3e-6] * 3, [3e-6] * 3))
-    assert layer_over_op([run]) == pytest.approx((125.0, 125.0))
+    assert layer_time_over_small_op([run]) == pytest.approx((125.0, 125.0))
     with pytest.raises(ValueError, match="no run"):
-        layer_over_op([])
+        layer_time_over_small_op([])
 
 
 def test_each_machine_counts_once_however_many_marks_it_has(paced: dict[str, Record]) -> None:
@@ -89,8 +96,8 @@ def test_each_machine_counts_once_however_many_marks_it_has(paced: dict[str, Rec
         return run.model_copy(update={"environment": environment, "measured": measured})
 
     starts = [there("a", 1.0), there("b", 1.0), there("c", 1.0), there("d", 2.0), there("e", 4.0)]
-    assert layer_over_op(starts) == pytest.approx((125.0, 125.0))
-    assert layer_over_op(starts, [("a", "b", "c")]) == pytest.approx((250.0, 250.0))
+    assert layer_time_over_small_op(starts) == pytest.approx((125.0, 125.0))
+    assert layer_time_over_small_op(starts, [("a", "b", "c")]) == pytest.approx((250.0, 250.0))
 
 
 def test_no_spread_is_added_to_a_slowest_host_that_is_known(tmp_path: Path) -> None:
@@ -102,7 +109,9 @@ def test_no_spread_is_added_to_a_slowest_host_that_is_known(tmp_path: Path) -> N
     scratch = tmp_path / "counts"
     scratch.mkdir()
     (run,) = measured_references(folder, scratch)[0]
-    slowest = {run.repeated(repeat).resolve()[1].slowest_host for repeat in run.repeats if repeat.id.endswith("quiet")}
+    slowest = {
+        run.for_repeat(repeat).resolve()[1].slowest_host for repeat in run.repeats if repeat.id.endswith("quiet")
+    }
     assert slowest == {1.0}
-    others = [run.repeated(repeat) for repeat in run.repeats if not repeat.id.endswith("quiet")]
+    others = [run.for_repeat(repeat) for repeat in run.repeats if not repeat.id.endswith("quiet")]
     assert all(other.resolve()[1].slowest_host > 1.1 for other in others)

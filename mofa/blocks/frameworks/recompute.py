@@ -20,11 +20,13 @@ DISCARDED = {
 }
 
 
-def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, model: ModelSpec) -> Recompute:
+def derive_recompute(
+    framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, model: ModelSpec
+) -> Recompute:
     """How the backward tape of a layer that is recomputed is derived.
 
     Which layers are (``full:n``, ``every:n``) is the caller's choice. ``forward`` is needed for ``ops``, which picks
-    ops by what they are. Call it only where :func:`unsupported` finds nothing.
+    ops by what they are. Call it only where :func:`why_unsupported` finds nothing.
 
     Examples
     --------
@@ -61,7 +63,7 @@ DISCARDED_FP8 = ("moe_act", "layernorm")
 """Modules that Megatron-Core refuses to recompute under delayed scaling (transformer_config.py)."""
 
 
-def unsupported(
+def why_unsupported(
     framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec, fp8_recipe: str = ""
 ) -> str | None:  # fmt: skip
     """Why a framework cannot recompute so, or None; ``fp8_recipe`` is how its fp8 products are scaled, if any are."""
@@ -107,7 +109,7 @@ def selective_modes(framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str 
     offered = [
         module for module in RECOMPUTE_MODULES
         if (module != "core_attn" or framework.attention == "unfused")
-        and unsupported(framework, RecomputeSpec(kind="selective", modules=(module,)), model, fp8_recipe) is None
+        and why_unsupported(framework, RecomputeSpec(kind="selective", modules=(module,)), model, fp8_recipe) is None
     ]  # fmt: skip
     together = tuple(sorted(module for module in offered if module not in ("moe", "shared_experts")))
     alone = [module for module in offered if module not in ("layernorm", "moe_act")]

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from mofa.calibrate.run_cases import run
+from mofa.calibrate.run_cases import measure_cases
 
 _started = time.monotonic()
 
@@ -36,4 +36,4 @@ if __name__ == "__main__":
         "device": given.device,
         "limit_s": given.limit,
     }
-    print(run(given.out, families=given.families or None, progress=_show, **options))
+    print(measure_cases(given.out, families=given.families or None, progress=_show, **options))

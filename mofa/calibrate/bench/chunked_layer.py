@@ -128,7 +128,7 @@ class Combine(torch.autograd.Function):
         return dy, None, None, None, d_probs
 
 
-class Layer:
+class MoeLayer:
     """Router and experts of one rank, and what a step needs."""
 
     def __init__(self, case: Case, device: str, group: Any, rank: int) -> None:
@@ -223,7 +223,7 @@ WARM_S, MEASURED_S = 0.25, 0.35
 """A layer runs warm so long before it is timed, so that the clock is that of long runs, and is timed so long. [s]"""
 
 
-def measure_layer(layer: Layer, device: str) -> dict[str, list[float]]:
+def measure_layer(layer: MoeLayer, device: str) -> dict[str, list[float]]:
     """Every step's times [s] and peaks [B] of this rank, by the names of `mofa.calibrate.shapes.chunked.OPS`."""
     if device != "cuda":
         return _measure_host(layer)
@@ -244,7 +244,7 @@ def measure_layer(layer: Layer, device: str) -> dict[str, list[float]]:
     return samples
 
 
-def _timed(layer: Layer, num: int) -> dict[str, list[float]]:
+def _timed(layer: MoeLayer, num: int) -> dict[str, list[float]]:
     """So many steps back to back, as training runs them."""
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(num)]
     if layer.ep > 1:
@@ -256,7 +256,7 @@ def _timed(layer: Layer, num: int) -> dict[str, list[float]]:
     return {name: [m[a].elapsed_time(m[b]) / 1e3 for m in marks] for name, (a, b) in spans.items()}
 
 
-def _measure_host(layer: Layer) -> dict[str, list[float]]:
+def _measure_host(layer: MoeLayer) -> dict[str, list[float]]:
     import time
 
     samples: dict[str, list[float]] = {"forward": [], "backward": [], "step": []}
@@ -272,7 +272,7 @@ def _measure_host(layer: Layer) -> dict[str, list[float]]:
     return samples
 
 
-def _slowest(layer: Layer, value: float) -> float:
+def _slowest(layer: MoeLayer, value: float) -> float:
     """The largest of all ranks' values."""
     if layer.ep == 1:
         return value

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mofa.calibrate.bench.chunked_layer import Layer, measure_layer
+from mofa.calibrate.bench.chunked_layer import MoeLayer, measure_layer
 from mofa.calibrate.bench.torch_timing import GpuMonitor, summarise
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row
@@ -63,7 +63,7 @@ def _rank(rank: int, ranks: int, port: int, cases: list[Case], folder: Path, hos
     groups = {size: dist.new_group(list(range(size))) for size in sorted({c.size("ep") for c in cases} | {ranks})}
     gpu, clock = torch.cuda.get_device_name() if device == "cuda" else "cpu", GpuMonitor(device)
     torch.manual_seed(rank)
-    layer: Layer | None = None
+    layer: MoeLayer | None = None
     made: tuple[int, ...] = ()
     for case in cases:
         group = groups[case.size("ep")]
@@ -72,7 +72,7 @@ def _rank(rank: int, ranks: int, port: int, cases: list[Case], folder: Path, hos
         sizes = tuple(case.size(name) for name in ("tokens", "hidden", "ffn", "experts", "top_k", "ep"))
         if sizes != made:
             layer = None  # frees the weights of the one before
-            layer, made = Layer(case, where, group, rank), sizes
+            layer, made = MoeLayer(case, where, group, rank), sizes
         assert layer is not None
         layer.prepare(case)
         samples = _worst(measure_layer(layer, device), layer, where)
@@ -82,7 +82,7 @@ def _rank(rank: int, ranks: int, port: int, cases: list[Case], folder: Path, hos
     dist.destroy_process_group()
 
 
-def _worst(samples: dict[str, list[float]], layer: Layer, where: str) -> dict[str, list[float]]:
+def _worst(samples: dict[str, list[float]], layer: MoeLayer, where: str) -> dict[str, list[float]]:
     """Of every step the slowest rank's time, of the peaks the fullest rank's."""
     if layer.ep == 1:
         return samples

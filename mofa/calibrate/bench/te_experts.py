@@ -80,7 +80,7 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
                 x.grad = None
             first_micro_batch([layer], True)()
             settled = recorder.cores.settle()
-            ahead_scale, behind_scale = recorder.pace.over(beside.seconds(5))
+            ahead_scale, behind_scale = recorder.pace.layer_time_ratios(beside.seconds(5))
             with around():
                 began = time.perf_counter()
                 out = layer(source, splits)[0]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from mofa.calibrate.bench.loaded_timing import loaded_sample
-from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, num_sets, time_calls
+from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, RandomInputs, num_sets, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 from mofa.calibrate.shapes.te_fp8 import (
     BLOCK,
@@ -32,7 +32,7 @@ MOST_SETS = 16
 SUSTAINED_S = 1.5
 
 
-def te_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
+def te_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """Time of one call; `Unsupported` without Transformer Engine, or where it refuses the case."""
     if pool.device != "cuda":
         raise Unsupported("Transformer Engine's kernels need a CUDA device")
@@ -45,7 +45,7 @@ def te_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
         raise Unsupported(f"{type(error).__name__}: {str(error)[:160]}") from error
 
 
-def te_calls(case: Case, pool: Pool) -> list[Call]:
+def te_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """The calls of a case, over rotating inputs."""
     if case.family == "te_cast":
         rows, width = case.size("tokens"), case.size("width")
@@ -101,7 +101,7 @@ def _quantized(x: torch.Tensor, kind: str, *, row: bool, gradient: bool = False,
     return made
 
 
-def _product(case: Case, m: int, n: int, k: int, pool: Pool) -> Call:
+def _product(case: Case, m: int, n: int, k: int, pool: RandomInputs) -> Call:
     from transformer_engine.pytorch.cpp_extensions.gemm import general_gemm
 
     kind, split = case.dtype, case.dtype != FAST
@@ -127,7 +127,7 @@ def _product(case: Case, m: int, n: int, k: int, pool: Pool) -> Call:
     )
 
 
-def _grouped(case: Case, loads: list[int], n: int, k: int, pool: Pool) -> Call:
+def _grouped(case: Case, loads: list[int], n: int, k: int, pool: RandomInputs) -> Call:
     """``n`` and ``k`` are the out and in features of each expert in all three products."""
     from transformer_engine.pytorch.cpp_extensions.gemm import general_grouped_gemm
 
@@ -152,7 +152,7 @@ def _grouped(case: Case, loads: list[int], n: int, k: int, pool: Pool) -> Call:
     )  # fmt: skip
 
 
-def _cast(op: str, rows: int, width: int, pool: Pool) -> Call:
+def _cast(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
     tex = _extension()
     bf16, margin = tex.DType.kBFloat16, 0
     if op == MAIN_CAST:
@@ -181,7 +181,7 @@ def _cast(op: str, rows: int, width: int, pool: Pool) -> Call:
     return lambda: tex.quantize(x, quantizer)
 
 
-def _sustained(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
+def _sustained(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """One kind of product, as `mofa.calibrate.bench.torch_host.sustained_sample` times others."""
     m, n, k = (case.size(x) for x in "mnk")
     product = "wgrad" if case.dtype == BLOCK_ROWS else "fwd" if case.dtype in (FAST, BLOCK) else "dgrad"

@@ -7,7 +7,7 @@ and skipped.
 
 ``te_host.csv`` has rows as :mod:`mofa.calibrate.measurements` reads them: ``op`` is the case, ``variant`` the way
 (``fwd``, ``bwd``, a part of a step, the pace). Work is issued on cores whose neighbours are quiet, and what they were
-not all the while does not count (:class:`mofa.host_pace.Cores`). Beside that every time is divided by what
+not all the while does not count (:class:`mofa.host_pace.QuietCores`). Beside that every time is divided by what
 a layer of Transformer Engine takes right before it, each way by its own, and told for the pace that the host had at the
 beginning: every case's ``layer_fwd`` and ``layer_bwd``, with the ``small_op`` of the same moments. ``kernels.json`` has
 each case's kernels by name, ``nodes.json`` the nodes of its graph.
@@ -74,7 +74,7 @@ def kernels(recorder: Recorder) -> None:
     (recorder.out / "kernels.json").write_text(json.dumps(kernels_by_case, indent=0) + "\n", encoding="utf-8")
 
 
-def cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], None]]]) -> None:
+def run_all_cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], None]]]) -> None:
     """Run what the time allows; a failure is a line of ``failed.txt``."""
     for name, call in todo:
         if recorder.left_s() < 0:
@@ -89,7 +89,7 @@ def cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], None]]]) ->
             print(f"{name}: {type(error).__name__}: {text}", flush=True)
 
 
-def _fast_pace(cores: host_pace.Cores, readings: int = 25) -> Paces:
+def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> Paces:
     """Low quartiles of the beginning on quiet cores."""
     layer = host_pace.EngineLayer()
     read = []
@@ -110,7 +110,7 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
     torch.cuda.set_device(rank)
     from mofa.calibrate.bench import te_megatron, te_models, te_modules
 
-    waits, cores = DeviceWaitTimer(), host_pace.Cores(rank, torch.cuda.device_count())
+    waits, cores = DeviceWaitTimer(), host_pace.QuietCores(rank, torch.cuda.device_count())
     described = environment("cuda")
     recorder = Recorder(
         Path(out), torch.cuda.get_device_name(), host_id(str(described.get("gpu_ids", ""))), rank == 0, waits,
@@ -120,12 +120,12 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
         recorder.out.mkdir(parents=True, exist_ok=True)
         described |= {"host": recorder.host, "gpus_used": gpus, **te_megatron.versions()}
         (recorder.out / "environment.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    te_megatron.start(gpus, {})
+    te_megatron.init_process_groups(gpus, {})
     todo = te_modules.one_gpu_cases(recorder) + te_models.one_gpu_cases(recorder) if gpus == 1 else []
     if gpus == 2:
         todo = te_modules.two_gpu_cases(recorder) + te_models.two_gpu_cases(recorder)
     todo = [(name, call) for name, call in todo if not wanted or any(name.startswith(word) for word in wanted)]
-    cases(recorder, todo)
+    run_all_cases(recorder, todo)
     if gpus == 1:
         kernels(recorder)
     if rank == 0:

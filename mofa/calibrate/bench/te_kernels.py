@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mofa.calibrate.bench.torch_host import throttled_sample
-from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, num_sets, summarise, time_calls
+from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, RandomInputs, num_sets, summarise, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, HOST, WGRAD
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
@@ -30,7 +30,7 @@ SET_BYTES = 3e8
 """Inputs larger than this are not rotated: each call's push the last call's out of the L2. [B]"""
 
 
-def te_bf16_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
+def te_bf16_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """Time one case of Transformer Engine's families; `Unsupported` says what cannot be run."""
     try:
         if case.family == GROUPED:
@@ -55,7 +55,7 @@ def te_bf16_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
         raise Unsupported(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}") from error
 
 
-def throttled_calls(case: Case, pool: Pool) -> tuple[list[Call], list[Call]]:
+def throttled_calls(case: Case, pool: RandomInputs) -> tuple[list[Call], list[Call]]:
     """The calls of one case of ``te_throttled``, and what its time takes off theirs: an attention's forward.
 
     Attention's backward is both ways less the forward, each under the same load.
@@ -76,7 +76,7 @@ def throttled_calls(case: Case, pool: Pool) -> tuple[list[Call], list[Call]]:
     return op_calls(timed, pool), []
 
 
-def _throttled_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
+def _throttled_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     calls, less = throttled_calls(case, pool)
     sample = throttled_sample(case.variant, calls, pool, clock)
     if not less:
@@ -87,7 +87,7 @@ def _throttled_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     return Sample(median, low, high, sample.num_samples, sample.sm_mhz, sample.power_w)
 
 
-def grouped_calls(case: Case, pool: Pool) -> list[Call]:
+def grouped_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """A grouped product over rotating inputs; ``n`` and ``k`` are out and in features of each expert."""
     loads = [int(x) for x in str(case.shape["loads"]).split(",")]
     n, k, rows, experts = case.size("n"), case.size("k"), sum(loads), len(loads)
@@ -97,7 +97,7 @@ def grouped_calls(case: Case, pool: Pool) -> list[Call]:
     return [_grouped(case.op, loads, n, k, pool) for _ in range(sets)]
 
 
-def _grouped(op: str, loads: list[int], n: int, k: int, pool: Pool) -> Call:
+def _grouped(op: str, loads: list[int], n: int, k: int, pool: RandomInputs) -> Call:
     from transformer_engine.pytorch.cpp_extensions import general_grouped_gemm
 
     experts, rows = len(loads), sum(loads)
@@ -123,7 +123,7 @@ def _grouped(op: str, loads: list[int], n: int, k: int, pool: Pool) -> Call:
     )  # fmt: skip
 
 
-def accumulate_calls(case: Case, pool: Pool) -> list[Call]:
+def accumulate_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """A weight's gradient added to an fp32 one: (m, k) x (k, n), over rotating inputs."""
     from transformer_engine.pytorch.cpp_extensions import general_gemm
 
@@ -137,7 +137,7 @@ def accumulate_calls(case: Case, pool: Pool) -> list[Call]:
     return [build_call() for _ in range(min(4, num_sets(2 * k * (m + n) + 4 * m * n)))]
 
 
-def _host_sample(case: Case, pool: Pool) -> Sample:
+def _host_sample(case: Case, pool: RandomInputs) -> Sample:
     """Host time of one issue behind a busy device: the median over rounds. [s]"""
     loads = [case.size("rows")] * case.size("groups")
     call = _grouped(case.op.removeprefix("grouped_"), loads, case.size("n"), case.size("k"), pool)
@@ -153,7 +153,7 @@ def _host_sample(case: Case, pool: Pool) -> Sample:
     return summarise(times)
 
 
-def attention_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
+def attention_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """Attention as `DotProductAttention` picks it; backward is both ways less the forward, as a graph serves once."""
     forward, both = _attention(case, pool)
     if case.op == "fwd":
@@ -165,7 +165,7 @@ def attention_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
     return Sample(joined.median_s - alone.median_s, low, high, joined.num_samples, joined.sm_mhz, joined.power_w)
 
 
-def _attention(case: Case, pool: Pool) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def _attention(case: Case, pool: RandomInputs) -> tuple[Callable[[], Any], Callable[[], Any]]:
     from transformer_engine.pytorch import DotProductAttention
 
     b, heads, kv_heads, length, keys, d_qk, d_v = (case.size(x) for x in ("b", "hq", "hkv", "q", "kv", "dqk", "dv"))

@@ -44,7 +44,7 @@ def _gradient_addition() -> None:
     sys.modules["fused_weight_gradient_mlp_cuda"] = module
 
 
-def start(gpus: int, parallel: dict[str, int]) -> None:
+def init_process_groups(gpus: int, parallel: dict[str, int]) -> None:
     """Megatron's process groups of these degrees, anew where there were others."""
     if "fused_weight_gradient_mlp_cuda" not in sys.modules:
         _gradient_addition()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_megatron import RECIPES, Todo, config_of, start
+from mofa.calibrate.bench.te_megatron import RECIPES, Todo, config_of, init_process_groups
 from mofa.calibrate.bench.te_timing import Recorder, label_of, quiet_indices
 
 SEQUENCE, VOCABULARY = 128, 1024
@@ -29,7 +29,7 @@ def experts_of(num: int, **more: Any) -> Experts:
     }  # fmt: skip
 
 
-class Marks:
+class BackwardTimer:
     """Autograd's engine, whose outermost calls are marked; times are net of waits for the device."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -57,7 +57,7 @@ class Marks:
         return getattr(self._engine, name)
 
 
-class Parts:
+class MethodTimer:
     """Seconds, net of waits, in chosen methods of Megatron's modules, of each call in the forward pass."""
 
     WHICH = (
@@ -243,9 +243,9 @@ def time_model(
         name, form = RECIPES[recipe]
         changes = changes | {"fp8": form, "fp8_recipe": name}
     _forget_aux_losses()
-    Parts.wrap(recorder)
+    MethodTimer.wrap(recorder)
     model = Model(changes | {"num_layers": layers}, micro_batches, overlap)
-    marks = Marks(recorder)
+    marks = BackwardTimer(recorder)
     torch.autograd.Variable._execution_engine = marks
     times_by_part: dict[str, list[float]] = defaultdict(list)
     called: dict[str, list[float]] = defaultdict(list)
@@ -256,16 +256,19 @@ def time_model(
         for i in range(WARMUP + STEPS):
             settled = i >= WARMUP and recorder.cores.settle()
             ahead = layer.seconds(5)
-            Parts.seconds = defaultdict(list)
+            MethodTimer.seconds = defaultdict(list)
             marks.stamps = []
             torch.autograd.Variable._execution_engine = marks
             model.step(marks.mark)
             torch.autograd.Variable._execution_engine = marks._engine
             torch.cuda.synchronize()
-            calls, Parts.seconds = Parts.seconds, defaultdict(list)
+            calls, MethodTimer.seconds = MethodTimer.seconds, defaultdict(list)
             behind = layer.seconds(5)
             forward, back = (
-                0.5 * (a + b) for a, b in zip(recorder.pace.over(ahead), recorder.pace.over(behind), strict=True)
+                0.5 * (a + b)
+                for a, b in zip(
+                    recorder.pace.layer_time_ratios(ahead), recorder.pace.layer_time_ratios(behind), strict=True
+                )
             )
             if i >= WARMUP:
                 quiet.append(settled and recorder.cores.still_quiet())
@@ -402,7 +405,7 @@ def two_gpu_cases(recorder: Recorder) -> Todo:
                 op: str = op, parallel: dict[str, int] = parallel, changes: dict[str, Any] = changes,
                 layers: int = layers, overlap: bool = overlap,
             ) -> None:  # fmt: skip
-                start(2, parallel)
+                init_process_groups(2, parallel)
                 time_model(recorder, op, changes | parallel, layers, overlap=overlap)
 
             todo.append((op, call))

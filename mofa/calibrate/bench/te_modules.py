@@ -23,9 +23,9 @@ from mofa.calibrate.bench.te_megatron import (
     autocast,
     config_of,
     first_micro_batch,
+    init_process_groups,
     leaf,
     main_grads,
-    start,
     timing,
 )  # fmt: skip
 from mofa.calibrate.bench.te_timing import Chain, Recorder, label_of, quiet_indices, time_chain
@@ -186,7 +186,7 @@ def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str
     beside, times, quiet = host_pace.EngineLayer(), [], []
     for _ in range(14):
         settled = recorder.cores.settle()
-        scale, _ = recorder.pace.over(beside.seconds(5))
+        scale, _ = recorder.pace.layer_time_ratios(beside.seconds(5))
         began = time.perf_counter()
         call()
         times.append(scale * (time.perf_counter() - began))
@@ -242,7 +242,7 @@ def _fp8_cases() -> list[Timing]:
 
 def _tensor_parallel(recorder: Recorder, op: str, make: Callable[[Any], Any]) -> None:
     """Pairs of a column-parallel and a row-parallel linear under TP 2 with sequence parallelism."""
-    start(2, {"tensor_model_parallel_size": 2})
+    init_process_groups(2, {"tensor_model_parallel_size": 2})
     config = config_of(tensor_model_parallel_size=2, sequence_parallel=True)
     layers = [(make(config), _row(config)) for _ in range(NUM)]
     steps = [lambda x, a=a, b=b: b(a(x)[0])[0] for a, b in layers]

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
+from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_sets
 from mofa.calibrate.cases import Case, Unsupported
 
 GROUPS, GROUP_TOP = 8, 4
 """Groups of experts and how many of them a token takes, as DeepSeek-V3 has them."""
 
 
-def op_calls(case: Case, pool: Pool) -> list[Call]:
+def op_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """The calls of a case, over rotating inputs."""
     if "params" in case.shape:
         return [_optimizer(case, pool)]
@@ -29,7 +29,7 @@ def op_calls(case: Case, pool: Pool) -> list[Call]:
     return [make(case, pool) for _ in range(min(6, num_sets(4 * elements)))]
 
 
-def _norm(case: Case, pool: Pool) -> Call:
+def _norm(case: Case, pool: RandomInputs) -> Call:
     from transformer_engine.pytorch.constants import TE_DType  # loads the core library, which the next one needs
 
     import transformer_engine_torch as tex  # isort: skip
@@ -52,7 +52,7 @@ def _norm(case: Case, pool: Pool) -> Call:
     return lambda: backward(grad, x, *statistics, weight, 0, False)
 
 
-def _rope(case: Case, pool: Pool) -> Call:
+def _rope(case: Case, pool: RandomInputs) -> Call:
     from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
 
     rows, heads, head = case.size("tokens"), case.size("width") // 128, 128
@@ -67,7 +67,7 @@ def _rope(case: Case, pool: Pool) -> Call:
     return _again(call(), (t,), pool.view(rows, 1, heads, head))
 
 
-def _mla(case: Case, pool: Pool) -> Call:
+def _mla(case: Case, pool: RandomInputs) -> Call:
     from megatron.core.fusions import fused_mla_yarn_rope_apply as mla
 
     rows, heads = case.size("tokens"), case.size("heads")
@@ -79,7 +79,7 @@ def _mla(case: Case, pool: Pool) -> Call:
     return lambda: mla.fused_apply_mla_rope_for_kv(kv, k_pe, cos, sin, 64, 128, 128)
 
 
-def _chunk_order(case: Case, pool: Pool) -> Call:
+def _chunk_order(case: Case, pool: RandomInputs) -> Call:
     """Keys or values of all context-parallel ranks, gathered, in the sequence's order: two chunks of each rank."""
     chunks, rows, width = case.size("chunks"), case.size("tokens"), case.size("width")
     x = pool.view(rows, width).view(chunks, rows // chunks, 1, width)
@@ -92,7 +92,7 @@ def _routing_map(tokens: int, experts: int, top_k: int, device: str) -> torch.Te
     return torch.zeros(tokens, experts, device=device, dtype=torch.int32).scatter_(1, chosen, 1).bool()
 
 
-def _permutation(case: Case, pool: Pool) -> Call:
+def _permutation(case: Case, pool: RandomInputs) -> Call:
     from transformer_engine.pytorch.triton import permutation as triton_permutation
 
     if case.op == "row_map":
@@ -127,7 +127,7 @@ def _permutation(case: Case, pool: Pool) -> Call:
     )
 
 
-def _router(case: Case, pool: Pool) -> Call:
+def _router(case: Case, pool: RandomInputs) -> Call:
     from megatron.core.transformer.moe import moe_utils
 
     tokens, experts, top_k = case.size("tokens"), case.size("width"), case.size("top_k")
@@ -150,7 +150,7 @@ def _router(case: Case, pool: Pool) -> Call:
     return _again(call()[0], (logits,), torch.randn(tokens, experts, device=pool.device))
 
 
-def _aux_loss(case: Case, pool: Pool) -> Call:
+def _aux_loss(case: Case, pool: RandomInputs) -> Call:
     """Scores and map for the loss, the experts' tokens, the loss."""
     from megatron.core.transformer.moe import moe_utils
 
@@ -170,7 +170,7 @@ def _aux_loss(case: Case, pool: Pool) -> Call:
     return _again(out, (logits,), torch.ones_like(out))
 
 
-def _gate(case: Case, pool: Pool) -> Call:
+def _gate(case: Case, pool: RandomInputs) -> Call:
     from megatron.core.transformer.moe import moe_utils
 
     tokens, width, experts = case.size("tokens"), case.size("width"), case.size("experts")
@@ -188,7 +188,7 @@ def _gate(case: Case, pool: Pool) -> Call:
 _compiled_width: list[int] = []
 
 
-def _weighted_swiglu(case: Case, pool: Pool) -> Call:
+def _weighted_swiglu(case: Case, pool: RandomInputs) -> Call:
     """Compiled for one width and any number of rows, as a rank's is that has met two of them."""
     from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
 
@@ -214,7 +214,7 @@ def _weighted_swiglu(case: Case, pool: Pool) -> Call:
     return _again(call(), (x, scores), pool.view(rows, width))
 
 
-def _swiglu(case: Case, pool: Pool) -> Call:
+def _swiglu(case: Case, pool: RandomInputs) -> Call:
     """Of a dense layer, compiled for its one shape; the halves lie beside each other in the input."""
     from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
 
@@ -236,7 +236,7 @@ def _again(out: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.Tens
     return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
 
 
-def _optimizer(case: Case, pool: Pool) -> Call:
+def _optimizer(case: Case, pool: RandomInputs) -> Call:
     """Transformer Engine's Adam over fp32 parameters as the distributed optimizer has them, the norm, the scaling."""
     from transformer_engine.pytorch.optimizers import (
         FusedAdam,
@@ -263,7 +263,7 @@ def _optimizer(case: Case, pool: Pool) -> Call:
     return lambda: optimizer.step()
 
 
-MAKERS: dict[str, Callable[[Case, Pool], Call]] = {
+MAKERS: dict[str, Callable[[Case, RandomInputs], Call]] = {
     "rmsnorm": _norm, "layernorm": _norm, "rope": _rope, "mla": _mla, "row_map": _permutation, "permute": _permutation,
     "unpermute": _permutation, "sort": _permutation, "router_gate": _gate, "router": _router, "aux_loss": _aux_loss,
     "weighted_swiglu": _weighted_swiglu, "swiglu": _swiglu, "chunk_order": _chunk_order,

@@ -25,7 +25,7 @@ FAMILY = "te_host"
 ROUNDS, DROPPED = 13, 3
 FEWEST = 5
 """Bursts, how many of the first are left out, and the fewest that count: the others are left out where a core's
-neighbour was busy (:class:`mofa.host_pace.Cores`)."""
+neighbour was busy (:class:`mofa.host_pace.QuietCores`)."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Paces(NamedTuple):
     layer_bwd_s: float
     """Its way back, on autograd's thread. [s]"""
 
-    def relative_times(self, layer_s: tuple[float, float]) -> tuple[float, float]:
+    def layer_time_ratios(self, layer_s: tuple[float, float]) -> tuple[float, float]:
         """A layer's time at this pace over the time given, each way: above 1 on a slower host. [-]"""
         return self.layer_fwd_s / layer_s[0], self.layer_bwd_s / layer_s[1]
 
@@ -113,7 +113,7 @@ class Recorder:
     deadline: float
     pace: Paces
     """The host's at the beginning, for which all times are told."""
-    cores: host_pace.Cores
+    cores: host_pace.QuietCores
     later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     nodes: dict[str, dict[str, int]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
@@ -143,7 +143,7 @@ def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
     for _ in range(ROUNDS):
         chain.clear()
         settled = recorder.cores.settle()
-        ahead_scale, behind_scale = recorder.pace.over(layer.seconds(5))
+        ahead_scale, behind_scale = recorder.pace.layer_time_ratios(layer.seconds(5))
         began = time.perf_counter()
         roots = chain.forward()
         forward.append(ahead_scale * (time.perf_counter() - began) / num)

@@ -20,7 +20,7 @@ from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, group
 from mofa.calibrate.bench.torch_memory import MemoryOps
 from mofa.calibrate.bench.torch_routed import routed_calls
 from mofa.calibrate.bench.torch_sequence import sequence_sample
-from mofa.calibrate.bench.torch_timing import GpuMonitor, Pool, time_calls
+from mofa.calibrate.bench.torch_timing import GpuMonitor, RandomInputs, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
@@ -35,7 +35,7 @@ class TorchBench:
     def __init__(self, device: str = "cuda", *, pool_gib: float = 4.0) -> None:
         self.device = device
         self.gpu = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
-        self.pool, self.clock = Pool(device, pool_gib), GpuMonitor(device)
+        self.pool, self.clock = RandomInputs(device, pool_gib), GpuMonitor(device)
         self._memory = MemoryOps(self.pool)
 
     def measure(self, case: Case) -> Sample:
@@ -62,14 +62,14 @@ class TorchBench:
             return sustained_sample(case, self.pool, self.clock)
         if case.family == "throttled":
             kind, load = case.variant.split("_")
-            calls = self._memory.calls(replace(case, variant=kind))
+            calls = self._memory.build_calls(replace(case, variant=kind))
             return throttled_sample(load, calls, self.pool, self.clock)
         if case.family in TE_FAMILIES:
             from mofa.calibrate.bench.te_fp8 import te_sample
 
             return te_sample(case, self.pool, self.clock)
         if case.family in ("memory_bound", "compiled"):
-            calls = self._memory.calls(case)
+            calls = self._memory.build_calls(case)
         elif case.family == "routed":
             calls = routed_calls(case, self.pool)
         else:

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 
 from mofa.calibrate.bench.loaded_timing import loaded_sample
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls
-from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, Pool, summarise, time_calls
+from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, RandomInputs, summarise, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 
 
-def host_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
+def host_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """Host time to issue one op, unless the op's name says otherwise. [s]"""
     device, num = pool.device, case.size("ops")
     x, y = pool.view(256, 256), pool.view(256, 256)
@@ -79,7 +79,7 @@ def _issue(call: Callable[[], Any], num: int, device: str) -> list[float]:
     return times
 
 
-def _product_issue(pool: Pool, num: int, *, again: bool) -> list[float]:
+def _product_issue(pool: RandomInputs, num: int, *, again: bool) -> list[float]:
     """Host time of products with as many rows as none had before, or as the one right before had. [s]
 
     A new number makes the library choose a kernel; one that was never used is then loaded as well, which takes
@@ -172,7 +172,7 @@ def _graph_launch(x: torch.Tensor, num: int) -> Sample:
     return Sample(sample.median_s / num, sample.low_s / num, sample.high_s / num, sample.num_samples)
 
 
-def copy_sample(case: Case, pool: Pool, clock: GpuMonitor) -> Sample:
+def copy_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """Copies within the device, to and from pinned host memory, and a file written and synced."""
     size, device = case.size("bytes"), pool.device
     if case.op == "disk_write":
@@ -216,7 +216,7 @@ def _disk_write(size: int) -> Sample:
     return summarise(times)
 
 
-def sustained_sample(case: Case, pool: Pool, clock: GpuMonitor, *, seconds: float = 2.0) -> Sample:
+def sustained_sample(case: Case, pool: RandomInputs, clock: GpuMonitor, *, seconds: float = 2.0) -> Sample:
     """Time of one call after seconds of load, alone or between memory-bound ops; clock and power of the last half."""
     shape = dict(case.shape)
     m, n = case.size("m"), case.size("n")
@@ -244,7 +244,7 @@ LOADS = {"heavy": (8192, 8192, 8192), "medium": (4096, 4096, 4096)}
 
 
 def throttled_sample(
-    load: str, calls: Sequence[Call], pool: Pool, clock: GpuMonitor, *, seconds: float = 1.2
+    load: str, calls: Sequence[Call], pool: RandomInputs, clock: GpuMonitor, *, seconds: float = 1.2
 ) -> Sample:
     """Time of one call between products that hold the clock down, or at full clock (``burst``)."""
     if pool.device != "cuda" or load == "burst":

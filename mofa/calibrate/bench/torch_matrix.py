@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
+from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_sets
 from mofa.calibrate.cases import Case, Unsupported
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
 
 
-def gemm_calls(case: Case, pool: Pool) -> list[Call]:
+def gemm_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """A dense product in one of the three layouts of a linear layer, over rotating inputs."""
     m, n, k = (case.size(x) for x in "mnk")
     width = {"bf16": 2, "fp8": 1, "fp32": 4}[case.dtype]
     return [_gemm(case, pool, m, n, k) for _ in range(num_sets((m * k + n * k) * width))]
 
 
-def _gemm(case: Case, pool: Pool, m: int, n: int, k: int) -> Call:
+def _gemm(case: Case, pool: RandomInputs, m: int, n: int, k: int) -> Call:
     dtype = DTYPES[case.dtype]
     if case.dtype == "fp8":
         a, b = pool.view(m, k, dtype=dtype), pool.view(n, k, dtype=dtype).t()
@@ -36,7 +36,7 @@ def _gemm(case: Case, pool: Pool, m: int, n: int, k: int) -> Call:
     return lambda: torch.mm(a, b)
 
 
-def grouped_calls(case: Case, pool: Pool) -> list[Call]:
+def grouped_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """``n`` and ``k`` are the out and in features of each expert in all three layouts."""
     if not hasattr(torch, "_grouped_mm"):
         raise Unsupported("this torch has no _grouped_mm")
@@ -62,7 +62,7 @@ def _grouped(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> Call:
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH}
 
 
-def attention_calls(case: Case, pool: Pool) -> list[Call]:
+def attention_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """Fused attention, or its backward pass over one kept forward, over rotating inputs."""
     b, hq, hkv, q_len, kv_len, d_qk, d_v, causal = (
         case.size(x) for x in ("b", "hq", "hkv", "q", "kv", "dqk", "dv", "causal")
@@ -80,7 +80,7 @@ def attention_calls(case: Case, pool: Pool) -> list[Call]:
 
 
 def _attention(
-    variant: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, grad: bool, pool: Pool
+    variant: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, grad: bool, pool: RandomInputs
 ) -> Call:
     gqa = q.shape[1] != k.shape[1]
 

@@ -11,7 +11,7 @@ import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor
 
-from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
+from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_sets
 from mofa.calibrate.cases import Case, Unsupported
 
 EMBEDDING_ROWS = 32000
@@ -58,14 +58,14 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class MemoryOps:
     """Builds the calls of a case; keeps compiled functions between cases."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: RandomInputs) -> None:
         self.pool = pool
         self._compiled: dict[str, Callable[..., Any]] = {}
         torch._dynamo.config.recompile_limit = 256
         torch._dynamo.config.accumulated_recompile_limit = 4096
         torch._functorch.config.donated_buffer = False  # a backward is timed several times over one forward
 
-    def calls(self, case: Case) -> list[Call]:
+    def build_calls(self, case: Case) -> list[Call]:
         """The calls of a case, over rotating inputs."""
         if "params" in case.shape:
             return [self._optimizer(case.op, case.size("params"), case.size("tensors"))]

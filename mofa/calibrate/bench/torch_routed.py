@@ -9,19 +9,19 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
+from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_sets
 from mofa.calibrate.cases import Case, Unsupported
 from mofa.calibrate.shapes.routed import COPIES, INDEXED, PRODUCTS, REPEATED, top_k_of_op
 
 
-def routed_calls(case: Case, pool: Pool) -> list[Call]:
+def routed_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """The calls of a case, over rotating inputs; ``tokens`` are rows, of which a token has so many copies."""
     rows, width = case.size("tokens"), case.size("width")
     make = _product if case.op in PRODUCTS else _indexed if case.op in (*INDEXED, REPEATED) else _call
     return [make(case.op, rows, width, pool) for _ in range(min(8, num_sets(4 * rows * width)))]
 
 
-def _indexed(op: str, rows: int, width: int, pool: Pool) -> Call:
+def _indexed(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
     """Rows written to places, or added onto the rows that an index takes once, or once for each copy, or all alike."""
     dtype, device = (torch.float32 if op.endswith("_fp32") else torch.bfloat16), pool.device
     added = not op.startswith("index_put")
@@ -35,7 +35,7 @@ def _indexed(op: str, rows: int, width: int, pool: Pool) -> Call:
     return lambda: out.index_put_((index,), x, accumulate=added)
 
 
-def _product(op: str, rows: int, width: int, pool: Pool) -> Call:
+def _product(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
     """A batch of products, a token each: its row of scores with its experts' outputs; back for both operands."""
     dtype, top = (torch.float32 if op.endswith("_fp32") else torch.bfloat16), top_k_of_op(op)
     tokens = rows // top
@@ -51,7 +51,7 @@ def _product(op: str, rows: int, width: int, pool: Pool) -> Call:
     return backward
 
 
-def _call(op: str, rows: int, width: int, pool: Pool) -> Call:
+def _call(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
     device = pool.device
     if op.startswith("swiglu_halves"):
         gate, up = pool.view(rows, 2 * width).chunk(2, -1)

@@ -18,7 +18,7 @@ REST = 2.5
 """Idle time before a sample, over the sample's own: keeps the power limit, and so the clock, out of short timings."""
 
 
-class Pool:
+class RandomInputs:
     """Random numbers on the device, handed out as views, so that a case neither allocates nor fills its inputs.
 
     Every view starts where the last one ended; with a pool of several times the L2, inputs come from device memory.

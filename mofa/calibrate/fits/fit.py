@@ -21,8 +21,8 @@ from mofa.calibrate.fits.loaded_clocks import (
     sustained_clock_ratios,
 )
 from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios
-from mofa.calibrate.fits.te_host_facts import layer_in_small_ops, modules_of
-from mofa.calibrate.fits.te_relative_host_times import Times
+from mofa.calibrate.fits.te_host_facts import layer_time_over_small_op, modules_of
+from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
 from mofa.calibrate.fits.te_rows import ADDED_BYTES, accumulation_form, fitted_by_bytes_only, has_own_curve
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.bytes_moved import bytes_moved_per_element
@@ -36,7 +36,7 @@ from mofa.cost.kernels.fitted_forms import (
     collective_s,
     gemm_s,
     grouped_gemm_s,
-    missed_bytes,
+    l2_miss_bytes,
     stream_s,
 )
 from mofa.cost.kernels.multi_stream import multi_stream_s
@@ -98,8 +98,8 @@ def fit_curves(
         memory_clock=memory_bound_clock(rows_of("sustained"), partial(between_s, streams)),
         clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind), clock_shares=clock_shares(behind),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
-        modules=modules_of(Times.of(by.get("te_host", []))),
-        layer_in_small_ops=layer_in_small_ops(by.get("te_host", [])),
+        modules=modules_of(RelativeTimes.from_rows(by.get("te_host", []))),
+        layer_in_small_ops=layer_time_over_small_op(by.get("te_host", [])),
         copy_bytes_per_s=copy_rates,
         overlap=overlap_time_ratios(by.get("overlap", [])), overlap_slowdown=overlap_slowdown(by.get("overlap", [])),
     )  # fmt: skip
@@ -359,7 +359,7 @@ def _missed(rows: Sequence[Row], l2_bytes: float) -> FloatN | None:
         return None
     elements = _stream_columns(rows)[0]
     moved = elements * bytes_moved_per_element(op, rows[0].case.variant)
-    return missed_bytes(moved, elements * READ_AGAIN[op], l2_bytes)
+    return l2_miss_bytes(moved, elements * READ_AGAIN[op], l2_bytes)
 
 
 def _stream_times(rows: Sequence[Row], form: StreamForm, l2_bytes: float) -> FloatN:

@@ -53,7 +53,7 @@ class Curves:
     modules: dict[str, dict[str, float]] = field(default_factory=dict)
     """Of :func:`mofa.calibrate.fits.te_host_facts.modules_of`. [-]"""
     layer_in_small_ops: tuple[float, float] | None = None
-    """Of :func:`mofa.calibrate.fits.te_host_facts.layer_in_small_ops`. [-]"""
+    """Of :func:`mofa.calibrate.fits.te_host_facts.layer_time_over_small_op`. [-]"""
     copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
     overlap: dict[str, float] = field(default_factory=dict)
     """Time beside the other over the time alone, of computing and of collectives. [-]"""

@@ -75,7 +75,7 @@ def import_nccl(file: Path, profile: Path | str) -> dict[str, Any]:
     node, cluster = _read_profile(path, run)
     _check_gpu(file, run, path, cluster.gpu.name)
     group = _group_of(file, run, cluster.node)
-    level = "nic" if bool(group.spans[0]) else "intra"
+    level = "nic" if bool(group.crosses_domains[0]) else "intra"
     key = "all_to_all_efficiency" if run.op == "all_to_all" else "efficiency"
     share = _share_of(run, group, cluster, level)
     if not 0 < share <= 1.5:
@@ -138,7 +138,7 @@ def _group_of(file: Path, run: NcclRun, node: NodeSpec) -> Group:
 
 def _share_of(run: NcclRun, group: Group, cluster: ClusterSpec, level: str) -> float:
     """Share of the link's bandwidth at which the planner's formula gives the measured time of the largest payload."""
-    fabric = Fabric.of(cluster)
+    fabric = Fabric.from_cluster(cluster)
     link, nic = cluster.node.intra, cluster.node.nic
     if level == "intra":
         full = link.bandwidth_bytes_per_s.value

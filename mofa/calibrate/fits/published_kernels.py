@@ -26,7 +26,7 @@ RESULT = "te"
 """Variant of products whose result is in 16 bits; others add to an fp32 one."""
 
 
-def fit_others(rows: Sequence[Row], *, num_sms: int, power_shares: Mapping[str, float]) -> Curves:
+def fit_published_kernels(rows: Sequence[Row], *, num_sms: int, power_shares: Mapping[str, float]) -> Curves:
     """Curves at full clock of rows that hold no clock, and what the power limit leaves of them.
 
     Parameters

@@ -6,7 +6,8 @@ less: on two machines on which they took as long, modules' ways back took 0.9 to
 
 In a chain of its own a module's code and data stay in the processor's caches; in a layer they have left them when it is
 called again. Forward, a layer's modules are timed one by one where they are called; what is timed in chains alone is
-taken as much longer as those are (:func:`cold_forward`), and so is the way back (:func:`cold_backward`).
+taken as much longer as those are (:func:`cold_to_warm_ratio_forward`), and so is the way back
+(:func:`cold_to_warm_ratio_backward`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mofa.calibrate.fits.te_relative_host_times import (
     FAMILY,
     PACES,
     QUERIES,
-    Times,
+    RelativeTimes,
     linear_shape,
 )
 from mofa.calibrate.measurements import Row
@@ -71,7 +72,7 @@ Ways = dict[str, float]
 """Layers by the names of :class:`mofa.specs.host.ModuleCall`'s fields. [-]"""
 
 
-def cold_forward(times: Times, dtype: str = BF16) -> float:
+def cold_to_warm_ratio_forward(times: RelativeTimes, dtype: str = BF16) -> float:
     """How much longer a module takes in a layer than in a chain of its own, forward; 1 where that was not timed. [-]"""
     ratios = []
     for chain, model, method in CALLED.values():
@@ -81,7 +82,7 @@ def cold_forward(times: Times, dtype: str = BF16) -> float:
     return median(ratios) if ratios else 1.0
 
 
-def cold_backward(times: Times) -> float:
+def cold_to_warm_ratio_backward(times: RelativeTimes) -> float:
     """The same back: a dense layer's backward over its modules' chains. [-]"""
     layer, plain = times.layer(DENSE, "backward"), times.median_of("silu", "bwd")
     chains = {CALLED[name][0]: number for name, number in DENSE_LAYER.items()}
@@ -97,20 +98,20 @@ def _chosen(chain: str) -> dict[str, int]:
     return {"fused": 1} if chain in ("column_linear", "norm_linear", "grouped_linear") else {}
 
 
-def modules_of(times: Times) -> dict[str, Ways]:
+def modules_of(times: RelativeTimes) -> dict[str, Ways]:
     """What every module takes that was timed, in layers of :class:`mofa.host_pace.EngineLayer`, each way. [-]
 
     Examples
     --------
-    >>> modules_of(Times({("rope", "fwd", "bf16"): [({"ops": 16}, 8.0)], ("rope", "bwd", "bf16"): [({}, 6.0)]}))
+    >>> modules_of(RelativeTimes({("rope", "fwd", "bf16"): [({"ops": 16}, 8.0)], ("rope", "bwd", "bf16"): [({}, 6.0)]}))
     {'rope': {'forward_s': 8.0, 'backward_s': 6.0}}
     """
-    back = cold_backward(times)
+    back = cold_to_warm_ratio_backward(times)
     modules: dict[str, Ways] = {}
-    if ways := _grouped(times, cold_forward(times), back):
+    if ways := _grouped(times, cold_to_warm_ratio_forward(times), back):
         modules["grouped_linear"] = ways
     for dtype in (BF16, *FP8):
-        end, ahead = "" if dtype == BF16 else f" {dtype}", cold_forward(times, dtype)
+        end, ahead = "" if dtype == BF16 else f" {dtype}", cold_to_warm_ratio_forward(times, dtype)
         for name, (chain, model, method) in CALLED.items():
             if dtype != BF16 and name not in IN_FP8:
                 continue
@@ -119,10 +120,15 @@ def modules_of(times: Times) -> dict[str, Ways]:
             behind = times.median_of(chain, "bwd", dtype, **_chosen(chain))
             _put(modules, name + end, called, None if behind is None else back * behind)
         chosen = [_choice(times, dtype, direction) for direction in CHOSEN]
-        _put(modules, "kernel_choice" + end, _times(chosen[0], cold_forward(times)), _times(chosen[1], back))
+        _put(
+            modules,
+            "kernel_choice" + end,
+            _times(chosen[0], cold_to_warm_ratio_forward(times)),
+            _times(chosen[1], back),
+        )
         if dtype != BF16:
             _put_forward(modules, "fp8_context" + end, times.median_of("fp8_context", "fwd", dtype))
-    if ways := _over_experts(times, "fp8_padding", BF16, cold_forward(times), back, {}):
+    if ways := _over_experts(times, "fp8_padding", BF16, cold_to_warm_ratio_forward(times), back, {}):
         modules["fp8_padding"] = {name: value / PADDED_AND_CUT for name, value in ways.items()}
     _norms(times, modules)
     _dense(times, modules, back)
@@ -149,7 +155,7 @@ RING, GATHERED, EXCHANGED = CONTEXT_PARALLEL = ("model_cp2_p2p", "model_cp2_all_
 STEPS = 2.0
 
 
-def _parallel(times: Times, modules: dict[str, Ways]) -> None:
+def _parallel(times: RelativeTimes, modules: dict[str, Ways]) -> None:
     """What a layer takes longer over two ranks: by each collective of a linear's, and attention with all of its own.
 
     Forward by the kind of context parallelism: of a ring by each of two steps. Back they are not told apart, as ways
@@ -194,7 +200,7 @@ def _put_forward(modules: dict[str, Ways], module: str, forward: float | None) -
         modules[module] = {"forward_s": forward}
 
 
-def _grouped(times: Times, ahead: float, back: float) -> Ways:
+def _grouped(times: RelativeTimes, ahead: float, back: float) -> Ways:
     """A line over the number of experts: forward where layers call it, else of chains, as much longer as other modules
     are in layers.
 
@@ -208,7 +214,7 @@ def _grouped(times: Times, ahead: float, back: float) -> Ways:
     return chains
 
 
-def _grouped_in(times: Times, dtype: str, plain: Mapping[str, float]) -> Ways:
+def _grouped_in(times: RelativeTimes, dtype: str, plain: Mapping[str, float]) -> Ways:
     """The same in fp8: what it takes longer in layers than in chains, such as hooks of parameters, it does as in bf16
     (``plain``), once and for each expert."""
     chains, beside = (
@@ -221,7 +227,9 @@ PADDED_AND_CUT = 2.0
 """Calls in each step of the chain that fills up experts' rows and cuts them again. [-]"""
 
 
-def _over_experts(times: Times, op: str, dtype: str, ahead: float, back: float, sizes: Mapping[str, int]) -> Ways:
+def _over_experts(
+    times: RelativeTimes, op: str, dtype: str, ahead: float, back: float, sizes: Mapping[str, int]
+) -> Ways:
     """A line over the number of experts, each way, ``ahead`` and ``back`` times as long as in chains; none of fewer
     than two numbers."""
     made: Ways = {}
@@ -242,7 +250,7 @@ ONE_SCALE = ("fp8-delayed", "fp8-tensorwise")
 """Recipes whose products are the same to the library, with one scale a tensor: the one that is timed first chooses."""
 
 
-def _choice(times: Times, dtype: str, direction: str) -> float | None:
+def _choice(times: RelativeTimes, dtype: str, direction: str) -> float | None:
     """What each product of a grouped linear takes longer, each way, whose number of rows was never there.
 
     The mean of a linear's experts, in chains. The way back is 0.93 of the way forward in
@@ -281,7 +289,7 @@ def _rest(total: float | None, parts: float | None) -> float | None:
     return None if total is None or parts is None else max(total - parts, 0.0)
 
 
-def _norms(times: Times, modules: dict[str, Ways]) -> None:
+def _norms(times: RelativeTimes, modules: dict[str, Ways]) -> None:
     """A norm forward where it is timed twice in a layer: over the heads of queries and of keys, which are copied.
 
     Alone it hits what it just used: in te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, both
@@ -293,7 +301,7 @@ def _norms(times: Times, modules: dict[str, Ways]) -> None:
         modules["norm"]["forward_s"] = max(made - plain - copy, 0.0) / 2.0
 
 
-def _latent(times: Times, modules: dict[str, Ways]) -> None:
+def _latent(times: RelativeTimes, modules: dict[str, Ways]) -> None:
     """Latent attention's own Python, each way: what is left of a layer of it that projects queries twice as well."""
     ahead, behind = (
         _rest(times.per_layer_with_dense_ends(LATENT, part), _sum(modules, f"{part}_s", LATENT_LAYER))
@@ -302,7 +310,7 @@ def _latent(times: Times, modules: dict[str, Ways]) -> None:
     _put(modules, "latent_attention", ahead, behind)
 
 
-def _dense(times: Times, modules: dict[str, Ways], back: float) -> None:
+def _dense(times: RelativeTimes, modules: dict[str, Ways], back: float) -> None:
     """Attention's and the layer's own Python: what is left of what calls their modules."""
     plain = times.median_of("silu", "bwd")
     made = times.call(DENSE, QUERIES)
@@ -327,7 +335,7 @@ MOE_LAYER = {
 """A layer of experts but for its grouped linears and its own Python."""
 
 
-def _experts(times: Times, modules: dict[str, Ways], back: float) -> None:
+def _experts(times: RelativeTimes, modules: dict[str, Ways], back: float) -> None:
     """Router, dispatcher and what is left of a layer of experts: forward its own Python, back the grouped linears'."""
 
     def behind(*chains: str) -> float | None:
@@ -356,7 +364,7 @@ def _experts(times: Times, modules: dict[str, Ways], back: float) -> None:
     _exchanges(times, modules, behind_all)
 
 
-def _products(times: Times, others: float, models: Mapping[str, int]) -> dict[int, float]:
+def _products(times: RelativeTimes, others: float, models: Mapping[str, int]) -> dict[int, float]:
     """What a grouped linear takes back with the hooks of its parameters, by its experts: half of what is left of a
     layer's way back without the others."""
     layers = {n: times.per_layer_with_dense_ends(model, "backward") for model, n in models.items()}
@@ -368,7 +376,7 @@ EXCHANGES = (4.0, 3.0)
 PARTS_OF_EXCHANGE = ("MoELayer.preprocess", "MoELayer.dispatch", "MoELayer.combine")
 
 
-def _exchanges(times: Times, modules: dict[str, Ways], others: float) -> None:
+def _exchanges(times: RelativeTimes, modules: dict[str, Ways], others: float) -> None:
     """A collective between ranks with experts of a layer: what its dispatcher's calls take longer over two of them, and
     a layer's way back. Forward a whole layer would hold what one rank waits for the other. Back the least of models
     counts: of few experts the line over their number says too little."""
@@ -384,7 +392,7 @@ def _of_members(ways: Ways, direction: str, members: int) -> float:
     return ways[f"{direction}_s"] + members * ways[f"{direction}_each_s"]
 
 
-def layer_in_small_ops(rows: Iterable[Row]) -> tuple[float, float] | None:
+def layer_time_over_small_op(rows: Iterable[Row]) -> tuple[float, float] | None:
     """The layer over the small op of the same moments, each way, in the middle of cases; None of rows without. [-]"""
     paces: dict[str, list[float]] = defaultdict(list)
     for row in rows:

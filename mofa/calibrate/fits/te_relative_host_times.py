@@ -27,14 +27,14 @@ WAYS_BACK = ("bwd", "backward")
 
 
 @dataclass(frozen=True)
-class Times:
+class RelativeTimes:
     """Rows by what they timed, each over the layer beside it. [-]"""
 
     by: dict[tuple[str, str, str], list[tuple[Shape, float]]]
     """By medians of both: low quantiles of a ratio are moments at which the layer happened to be slow."""
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> Times:
+    def from_rows(cls, rows: Iterable[Row]) -> RelativeTimes:
         """Of rows of any number of folders; other families are left out."""
         rows = [row for row in rows if row.case.family == FAMILY]
         paces: dict[tuple[str, str, str, str, str], Sample] = {}

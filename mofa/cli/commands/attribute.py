@@ -21,23 +21,23 @@ def attribute(
     """
     import sys
 
-    from mofa.cli.jobs import jobs_from_options
+    from mofa.cli.jobs import requests_from_options
     from mofa.errors import SpecError
     from mofa.report.accuracy import print_attribution
     from mofa.report.tables import make_console
     from mofa.search.entry_points import timed_plan
     from mofa.validate.attribute import attribute as put_beside
-    from mofa.validate.attribute import doubts, read_profile, refuse_another_run
+    from mofa.validate.attribute import read_profile, refuse_another_run, trace_mismatches
 
     profile = read_profile(trace)
-    with jobs_from_options(str(run)) as jobs:
+    with requests_from_options(str(run)) as jobs:
         if len(jobs) != 1:
             raise SpecError(f"{run}: holds {len(jobs)} runs; name a file of one")
         job = jobs[0]
         refuse_another_run(trace, profile, job.cluster.num_gpus, job.id, job.gpu)
         plan = timed_plan(job.workload, job.cluster, job.strategy, framework=job.framework)
     attribution = put_beside(profile.kernels, plan, job.rests_on)
-    warnings = doubts(profile, attribution)
+    warnings = trace_mismatches(profile, attribution)
     attribution = attribution.model_copy(update={"warnings": tuple(warnings)})
     for warning in warnings:
         print(f"mofa: warning: {warning}", file=sys.stderr)

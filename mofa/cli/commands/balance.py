@@ -14,7 +14,7 @@ from mofa.cli import options as opt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mofa.routing.balance.setup import Setup
+    from mofa.routing.balance.setup import BalanceSetup
     from mofa.search.experts.balance import BalanceReport, Progress
     from mofa.specs.routing import RoutingSpec
 
@@ -94,7 +94,7 @@ def balance(
     from mofa.routing.balance.place import Adaptation
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.check()
+    output.refuse_unwritable_places()
     if trace is not None and routing is not None:
         raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")
     rule = Adaptation(interval=interval, threshold=threshold)
@@ -115,8 +115,8 @@ def balance(
                 seq_len=seq_len, global_batch=global_batch, framework=framework, set_=set_, redraw=redraw,
             )  # fmt: skip
     output.show(
-        report.model_dump_json(indent=2) + "\n", report.to_frame, lambda out: save_balance(report, setup.placed, out),
-        lambda console: print_balance(report, console, quiet=quiet),
+        report.model_dump_json(indent=2) + "\n", report.to_frame, lambda out: save_balance(report,
+        setup.placement_of_replicas, out), lambda console: print_balance(report, console, quiet=quiet),
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _refuse(given: Mapping[str, object], needs: str) -> None:
 def _experts(
     experts: int | None, gpus: int | None, ep: int | None, routing: RoutingSpec | None, trace: Path | None,
     assignments: int | None, micro_batches: int | None, seed: int, options: Mapping[str, object], progress: Progress,
-) -> tuple[BalanceReport, Setup]:  # fmt: skip
+) -> tuple[BalanceReport, BalanceSetup]:  # fmt: skip
     from mofa.errors import SpecError
     from mofa.search.experts.balance import balance_experts
     from mofa.specs.routing import RoutingSpec
@@ -154,10 +154,10 @@ def _experts(
 
 def _setup(
     experts: int, gpus: int, ep: int, seed: int, options: Mapping[str, object], gpus_per_node: int = 8
-) -> Setup:  # fmt: skip
+) -> BalanceSetup:  # fmt: skip
     from mofa.errors import SpecError
     from mofa.routing.balance.communication_lp import Weights
-    from mofa.routing.balance.setup import Setup
+    from mofa.routing.balance.setup import BalanceSetup
     from mofa.routing.placement_file import read_placement
 
     if seed < 0:
@@ -165,12 +165,12 @@ def _setup(
     weights = Weights(gpus_per_node=gpus_per_node)
     file = options["placement"]
     chosen = {**options, "placement": None}
-    setup = Setup(
+    setup = BalanceSetup(
         experts, gpus, ep, gpus_per_node=gpus_per_node, weights=weights, seed=seed, **chosen  # type: ignore[arg-type]
     )  # fmt: skip
     if file is None:
         return setup
-    return replace(setup, placement=read_placement(str(file), experts, gpus, setup.slots))
+    return replace(setup, placement=read_placement(str(file), experts, gpus, setup.experts_per_gpu))
 
 
 def _workload(
@@ -178,7 +178,7 @@ def _workload(
     routing: RoutingSpec | None, trace: Path | None, micro_batches: int | None, seed: int | None,
     options: Mapping[str, object], progress: Progress, *, seq_len: int | None, global_batch: int | None,
     framework: str | None, set_: list[str] | None, redraw: bool,
-) -> tuple[BalanceReport, Setup]:  # fmt: skip
+) -> tuple[BalanceReport, BalanceSetup]:  # fmt: skip
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.parse import parse_overrides
     from mofa.errors import SpecError

@@ -51,14 +51,14 @@ def calibrate_run(
 
     Rows are written one by one: after an interruption the same command goes on where it was.
     """
-    from mofa.calibrate.run_cases import run
+    from mofa.calibrate.run_cases import measure_cases
     from mofa.cli.parse import split_words
     from mofa.cli.progress import progress_bar
     from mofa.report.save import check_writable
 
     check_writable(out, directory=True)
     with progress_bar("calibrating", enabled=not quiet) as progress:
-        counts = run(
+        counts = measure_cases(
             out,
             quick=quick,
             full=full,
@@ -156,16 +156,16 @@ def calibrate_check(
     import sys
 
     from mofa.calibrate.cases import Split
-    from mofa.calibrate.check import TARGETS, check, predictions
+    from mofa.calibrate.check import TARGETS, check_fits, predictions
     from mofa.calibrate.chunked_check import score_layers, summarise_layers
     from mofa.report.save import check_writable, save_calibration
-    from mofa.validate.hosts import known_hosts
+    from mofa.validate.hosts import host_op_s_by_machine
 
     if out is not None:
         check_writable(out, directory=True)
     split: Split = "fresh" if fresh else "heldout"
-    layers = score_layers(folders, split=split, hosts=known_hosts())
-    report = check(folders, by_op=by_op, split=split, needed=not layers)
+    layers = score_layers(folders, split=split, hosts=host_op_s_by_machine())
+    report = check_fits(folders, by_op=by_op, split=split, needed=not layers)
     if layers:
         report["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layers(layers)}
     if out is not None:

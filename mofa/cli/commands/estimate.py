@@ -8,10 +8,10 @@ import typer
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
-from mofa.cli.jobs import jobs_from_options
+from mofa.cli.jobs import requests_from_options
 
 if TYPE_CHECKING:
-    from mofa.cli.jobs import Job
+    from mofa.cli.jobs import EstimateRequest
     from mofa.plan.result import Estimate, FlopsConvention, Plan, WorkloadSummary
     from mofa.replay.time.time_replayed import TimeReplayed
     from mofa.specs.faults import FaultSpec
@@ -59,7 +59,7 @@ def estimate(
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.check()
+    output.refuse_unwritable_places()
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
     set_, changes = long_run.split_fault_settings(set_)
     profile = long_run.LongRunOptions(
@@ -75,7 +75,7 @@ def estimate(
         recovery,
         changes,
     ).profile()
-    with jobs_from_options(
+    with requests_from_options(
         workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue
     ) as asked:
         if spares is not None:
@@ -89,9 +89,9 @@ def estimate(
         output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])
 
 
-def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
+def _step(job: EstimateRequest, faults: FaultSpec | None) -> TimeReplayed:
     """The step of a job on its clocks, for the figures."""
-    from mofa.replay.time.step import time_of
+    from mofa.replay.time.step import replay_time
     from mofa.search.strategy_estimator import estimator_of
 
     cluster = job.cluster
@@ -99,11 +99,16 @@ def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
         from mofa.search.long_run.spare_nodes import without_spares
 
         cluster = without_spares(cluster, faults.spares or 0, faults.name)
-    return time_of(estimator_of(job.workload, cluster, job.framework, job.strategy))
+    return replay_time(estimator_of(job.workload, cluster, job.framework, job.strategy))
 
 
 def _estimate(
-    job: Job, convention: FlopsConvention, faults: FaultSpec | None, replay: bool, processes: int, find_layout: bool
+    job: EstimateRequest,
+    convention: FlopsConvention,
+    faults: FaultSpec | None,
+    replay: bool,
+    processes: int,
+    find_layout: bool,
 ) -> Estimate:
     """Cost one strategy and say what it is for."""
     import mofa
@@ -127,19 +132,19 @@ def _estimate(
             workload, cluster, job.strategy, faults, framework=framework, flops_convention=convention, replay=replay,
             jobs=processes,
         )  # fmt: skip
-    summary = WorkloadSummary.of(workload)
+    summary = WorkloadSummary.from_spec(workload)
     return Estimate(
         **{name: getattr(plan, name) for name in Plan.model_fields if name != "notes"},
         notes=_notes(job, plan),
         id=job.id,
         workload=summary,
-        cluster=ClusterSummary.of(cluster),
-        framework=FrameworkSummary.of(framework),
+        cluster=ClusterSummary.from_spec(cluster),
+        framework=FrameworkSummary.from_spec(framework),
         defaults=_defaults(plan, summary, job.named),
     )
 
 
-def _notes(job: Job, plan: Plan) -> tuple[str, ...]:
+def _notes(job: EstimateRequest, plan: Plan) -> tuple[str, ...]:
     """What the prediction rests on: of a measured run first its host and routing, no file of its counts."""
     own = f"routing: {job.workload.routing}" if job.rests_on and job.workload.routing.kind == "counts" else None
     return (*job.rests_on, *(note for note in plan.notes if note != own))

@@ -25,7 +25,7 @@ def show_models(json: opt.Json = False) -> None:
     from mofa.units import format_count
 
     workloads = [(name, load_workload(name)) for name in bundled("workloads")]
-    summaries = [(name, WorkloadSummary.of(workload), workload.source) for name, workload in workloads]
+    summaries = [(name, WorkloadSummary.from_spec(workload), workload.source) for name, workload in workloads]
     if json:
         _print_json([{**summary.model_dump(), "name": name, "source": source} for name, summary, source in summaries])
         return
@@ -180,12 +180,12 @@ def _show_hardware(name: str, json: bool) -> None:
     from mofa.specs.base import Fact
     from mofa.specs.curves import Curve
     from mofa.specs.hardware import GpuSpec
-    from mofa.specs.load import build, bundled, data_dir, load_cluster, load_yaml
+    from mofa.specs.load import build_spec, bundled, data_dir, load_cluster, load_yaml
 
     specs: dict[str, BaseModel]
     if name in bundled("gpus"):
         where = f"gpus/{name}.yaml"
-        specs = {"gpu": build(GpuSpec, load_yaml(data_dir("hardware_profiles") / where, where), where)}
+        specs = {"gpu": build_spec(GpuSpec, load_yaml(data_dir("hardware_profiles") / where, where), where)}
     else:
         cluster = load_cluster(name, 1)
         specs = {"node": cluster.node, "gpu": cluster.gpu}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mofa.cli import options as opt
-from mofa.cli.jobs import jobs_from_options
+from mofa.cli.jobs import requests_from_options
 
 if TYPE_CHECKING:
-    from mofa.cli.jobs import Job
+    from mofa.cli.jobs import EstimateRequest
 
 MAX_RANKS, MAX_MICRO_BATCHES = 8, 2
 STRETCHES = 2000
@@ -52,7 +52,7 @@ def trace(
     from mofa.report.save import check_writable, write_atomic
 
     check_writable(out)
-    with jobs_from_options(
+    with requests_from_options(
         workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue
     ) as jobs:
         num, text, note = _played(_single_job(jobs, run, workload), ranks, micro_batches, jitter, seed)
@@ -61,21 +61,23 @@ def trace(
         print(f"wrote {out}: {num:,} events, {len(text) / 1e6:.1f} MB; {note}", file=sys.stderr)
 
 
-def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed: int) -> tuple[int, str, str]:
+def _played(
+    job: EstimateRequest, ranks: str | None, micro_batches: int, jitter: float, seed: int
+) -> tuple[int, str, str]:
     """A job's step as a trace: how many events it has, its text, and what it shows."""
     import json
 
     from mofa.replay.memory_curve import memory_curve
     from mofa.replay.replayer import Replayer, mean_over_steps
-    from mofa.replay.time.perfetto import spread, trace_events
-    from mofa.replay.time.step import time_of
+    from mofa.replay.time.perfetto import evenly_spread, trace_events
+    from mofa.replay.time.step import replay_time
     from mofa.search.strategy_estimator import estimator_of
 
     estimator = estimator_of(job.workload, job.cluster, job.framework, job.strategy)
     pp = int(estimator.table.pp[0])
-    shown = _ranks(ranks, pp) if ranks is not None else spread(pp, MAX_RANKS)
+    shown = _ranks(ranks, pp) if ranks is not None else evenly_spread(pp, MAX_RANKS)
     watched = frozenset((r, i) for r in shown for i in range(micro_batches))
-    played = time_of(estimator, watched=watched, jitter=jitter, seed=seed)
+    played = replay_time(estimator, watched=watched, jitter=jitter, seed=seed)
     replayer = Replayer(estimator)
 
     def counter(rank: int) -> list[tuple[float, int, int]]:
@@ -100,7 +102,7 @@ def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed
     return len(events), text, note
 
 
-def _single_job(jobs: list[Job], run: str | None, file: str) -> Job:
+def _single_job(jobs: list[EstimateRequest], run: str | None, file: str) -> EstimateRequest:
     from mofa.errors import SpecError
 
     names = ", ".join(str(job.id) for job in jobs)

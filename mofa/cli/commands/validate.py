@@ -56,7 +56,7 @@ def validate(
     from mofa.report.save import check_writable, write_atomic
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.check()
+    output.refuse_unwritable_places()
     for path in (markdown, readme):
         if path is not None:
             check_writable(path)

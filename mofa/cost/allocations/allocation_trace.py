@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import value
+from mofa.blocks.elementwise import value_at
 from mofa.blocks.frameworks.megatron.persistent import FirstUse, PersistentBuffer
 from mofa.blocks.op import KINDS, OWN_POOLS, READS, WRITES, Op, Tape, Tensor
 from mofa.blocks.roles import WEIGHT_ROLES, TensorUse
 from mofa.blocks.work import Attention, Collective
-from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight, block_weights
 
 STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
@@ -83,7 +83,7 @@ def _trace_block(
     ops = [*block.forward.ops, *backward]
     boundary = len(block.forward.ops)
     tensors = {**block.forward.tensors, **block.backward.tensors}
-    present = [bool(value(op.present, k)) for op in ops]
+    present = [bool(value_at(op.present, k)) for op in ops]
     root: dict[str, str] = {}
 
     def of(name: str) -> str:
@@ -105,7 +105,7 @@ def _trace_block(
     out = of(block.forward.outputs[0]) if block.forward.outputs else ""
     back = of(block.backward.outputs[0]) if block.backward.outputs else ""
     given = block.backward.inputs[0] if block.backward.inputs else ""
-    lingers = {of(name): int(value(tensors[name].bytes, k)) for name in block.backward.lingers}
+    lingers = {of(name): int(value_at(tensors[name].bytes, k)) for name in block.backward.lingers}
     for name in (out, back, *lingers):
         death.pop(name, None)
     # a node of autograd's lets what comes in go at its end, and then what it had saved (engine.cpp, evaluate_function)
@@ -130,13 +130,13 @@ def _trace_block(
         _op_trace(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
               op.role in WEIGHT_ROLES if by_weights_from is None else i >= boundary + by_weights_from,
               bool(given) and present[i] and op.role == "sum" and of(op.writes[0]) == given,
-              places, bool(lingers) and op.renews,
+              places, bool(lingers) and op.renews_dispatcher,
               persistent.get((op.origin if op.role and op.origin else op.name, op.role), ()) if present[i] else ())
         for i, op in enumerate(ops)
     ]  # fmt: skip
     pieces = _pieces(op_traces, weights)
     op_traces = [_cut(op_trace, pieces) if op_trace else None for op_trace in op_traces]
-    launches = [value(op.launches, k) if runs else 0.0 for op, runs in zip(ops, present, strict=True)]
+    launches = [value_at(op.launches, k) if runs else 0.0 for op, runs in zip(ops, present, strict=True)]
     by_weights = sum(n for n, op_trace in zip(launches, op_traces, strict=True) if op_trace and op_trace.weight)
     reduced = frozenset(
         of(op.reads[0])
@@ -147,7 +147,7 @@ def _trace_block(
         and op.work.kind == "all_reduce"
         and op.work.group == "tp"
     )
-    sent = frozenset(of(name) for name, tensor in tensors.items() if value(tensor.sent, k))
+    sent = frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.sent, k))
     first = next((op for op in block.forward.ops if op.part == "loss" and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
     return BlockTrace(
@@ -155,18 +155,18 @@ def _trace_block(
         given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
         _dry(block, k) if pipelined else (), reduced, sent,
-        frozenset(of(name) for name, tensor in tensors.items() if value(tensor.shelved, k)),
+        frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.shelved, k)),
         lingers=tuple(lingers.items()), input=of(block.forward.inputs[0]) if block.forward.inputs else "",
     )  # fmt: skip
 
 
-def awaiting_embedding(head: BlockTrace) -> BlockTrace:
+def hold_head_gradient_for_embedding(head: BlockTrace) -> BlockTrace:
     """A head whose weight gradient stays until the embedding's of the same weight is added to it."""
     made = frozenset(name for op_trace in head.backward if op_trace.role == "accumulate" for name in op_trace.grads)
     return replace(head, freed_at_end=head.freed_at_end | made)
 
 
-def gathering(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
+def gather_embedding_ahead(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
     """The first layer, whose backward gathers ahead what comes behind it: the embedding, not a layer like itself."""
     gathered: dict[TensorUse, int] = {
         item.use: item.bytes
@@ -185,9 +185,9 @@ def gathering(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
     return replace(layer, backward=tuple(with_its_bytes(op_trace) for op_trace in layer.backward))
 
 
-def _pieces(op_traces: list[OpTrace | None], weights: tuple[BlockWeight, ...]) -> dict[str, tuple[New, ...]]:
+def _pieces(op_traces: list[OpTrace | None], weights: tuple[BlockWeight, ...]) -> dict[str, tuple[NewTensor, ...]]:
     """FSDP copies what it gathered into a tensor for each weight."""
-    out: dict[str, tuple[New, ...]] = {}
+    out: dict[str, tuple[NewTensor, ...]] = {}
     for op_trace in op_traces:
         if op_trace is None or not op_trace.frees_held:
             continue
@@ -198,7 +198,7 @@ def _pieces(op_traces: list[OpTrace | None], weights: tuple[BlockWeight, ...]) -
     return out
 
 
-def _fitting(item: New, weights: tuple[BlockWeight, ...], *, experts: bool) -> tuple[New, ...]:
+def _fitting(item: NewTensor, weights: tuple[BlockWeight, ...], *, experts: bool) -> tuple[NewTensor, ...]:
     """The weights that a gathered buffer holds, in 2 bytes a parameter, and one tensor for what no op names."""
     chosen = [weight.params for weight in weights if weight.of_experts == experts]
     if not experts and 2 * sum(chosen) < item.bytes / 2:  # the experts are in the block's own group
@@ -207,10 +207,10 @@ def _fitting(item: New, weights: tuple[BlockWeight, ...], *, experts: bool) -> t
     if rest < 0:
         return ()
     sizes = [*(int(2 * n) for n in chosen), *([rest] if rest else [])]
-    return tuple(New(f"{item.name}#{i}", size, item.stream, item.kind) for i, size in enumerate(sizes))
+    return tuple(NewTensor(f"{item.name}#{i}", size, item.stream, item.kind) for i, size in enumerate(sizes))
 
 
-def _cut(op_trace: OpTrace, pieces: dict[str, tuple[New, ...]]) -> OpTrace:
+def _cut(op_trace: OpTrace, pieces: dict[str, tuple[NewTensor, ...]]) -> OpTrace:
     def names(group: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(n for name in group for n in ([p.name for p in pieces[name]] if name in pieces else [name]))
 
@@ -258,18 +258,18 @@ def _weights_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     return tuple(out)
 
 
-def _scratch(total: int, new: tuple[New, ...], stream: int) -> tuple[New, ...]:
+def _scratch(total: int, new: tuple[NewTensor, ...], stream: int) -> tuple[NewTensor, ...]:
     """Scratch as tensors: several as large as the output where it is a multiple of it, copies of each output in twice
     its width where there are several, else one."""
     kind = KINDS.index("scratch")
     if len(new) == 1 and total >= 2 * new[0].bytes and total % new[0].bytes < 4096:
-        return (New("scratch", new[0].bytes, stream, kind),) * (total // new[0].bytes)
+        return (NewTensor("scratch", new[0].bytes, stream, kind),) * (total // new[0].bytes)
     if len(new) < 2 or not total:
-        return (New("scratch", total, stream, kind),) if total else ()
+        return (NewTensor("scratch", total, stream, kind),) if total else ()
     made = sum(item.bytes for item in new)
     sets = max(1, round(total / (2 * made)))
     return tuple(
-        New("scratch", size, stream, kind)
+        NewTensor("scratch", size, stream, kind)
         for _ in range(sets) for item in new
         if (size := total * item.bytes // (made * sets))
     )  # fmt: skip
@@ -283,7 +283,7 @@ def _shared(op: Op, k: int, in_place: bool, present: bool) -> tuple[str, ...]:
         return op.writes[:1]
     if not in_place:
         return ()
-    return op.writes if bool(value(op.view, k)) else ()
+    return op.writes if bool(value_at(op.view, k)) else ()
 
 
 def _step(op: Op, n: int, of: object) -> int | str:
@@ -300,23 +300,23 @@ def _op_trace(
 ) -> OpTrace | None:  # fmt: skip
     assert callable(of)
     stream = STREAMS.get(op.pool or op.stream, 0)
-    mark = op.work is None and value(op.launches, k) == 0
+    mark = op.work is None and value_at(op.launches, k) == 0
     claim = op.claims if mark else ""
     if claim and tensors[claim].use == "reduce_input":
         stream = 0
     new = tuple(
-        New(name, nbytes, stream, KINDS.index(tensors[name].kind), use=tensors[name].use)
+        NewTensor(name, nbytes, stream, KINDS.index(tensors[name].kind), use=tensors[name].use)
         for name in born
-        if (nbytes := int(value(tensors[name].bytes, k))) > 0
+        if (nbytes := int(value_at(tensors[name].bytes, k))) > 0
     )
-    scratch = int(value(op.scratch, k)) if present else 0
-    pieces: tuple[New, ...] = ()
+    scratch = int(value_at(op.scratch, k)) if present else 0
+    pieces: tuple[NewTensor, ...] = ()
     order: tuple[int | str, ...] = ()
     if op.order is not None and present and (scratch or not op.order.sizes):
-        sizes = [int(value(size, k)) for size in op.order.sizes]
-        pieces = tuple(New("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
+        sizes = [int(value_at(size, k)) for size in op.order.sizes]
+        pieces = tuple(NewTensor("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
         order = tuple(_step(op, n, of) for n in op.order.steps)
-    holds = mark and op.holds
+    holds = mark and op.holds_for_next_block
     grads = tuple(of(r) for r in op.reads) if op.role == "accumulate" and present else ()
     if op.role == "accumulate" and op.part == "fsdp":
         # as the modules lie (_fsdp_param_group.py, ``post_backward``)
@@ -327,8 +327,8 @@ def _op_trace(
         attention or op.is_embedding_gradient,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.copies_out,
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
-        int(value(op.expert_loops, k)), renews, persistent, op.role, op.repeated, op.part, op.origin, op.purpose,
-        op.role in ("regather", "wgrad", "dgrad") or (not op.role and value(op.weight_params, k) > 0),
+        int(value_at(op.expert_loops, k)), renews, persistent, op.role, op.repeated, op.part, op.origin, op.purpose,
+        op.role in ("regather", "wgrad", "dgrad") or (not op.role and value_at(op.weight_params, k) > 0),
     )  # fmt: skip
     plain = not (new or scratch or dead or claim or grads or sums or renews or persistent or op_trace.frees_held)
     return None if plain else op_trace

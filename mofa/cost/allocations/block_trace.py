@@ -11,7 +11,7 @@ from mofa.blocks.roles import PRODUCT_ROLES, Part, Purpose, Role, TensorUse
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 
 
-class New(NamedTuple):
+class NewTensor(NamedTuple):
     """A tensor that an op allocates. [B]"""
 
     name: str
@@ -31,8 +31,8 @@ class OpTrace(NamedTuple):
     """
 
     op: str
-    new: tuple[New, ...] = ()
-    scratch: tuple[New, ...] = ()
+    new: tuple[NewTensor, ...] = ()
+    scratch: tuple[NewTensor, ...] = ()
     scratch_last: bool = False
     """Whether scratch comes after the outputs: fused attention; else outputs are made from it."""
     order: tuple[int | str, ...] = ()
@@ -107,13 +107,13 @@ class BlockTrace:
     input: str = "x"
     """What its forward is given, empty for nothing."""
 
-    def of_inputs(self) -> tuple[tuple[OpTrace, ...], frozenset[str]]:
+    def backward_by_inputs(self) -> tuple[tuple[OpTrace, ...], frozenset[str]]:
         """The backward by inputs alone, and what the weights' gradients need of it."""
         both = self.split_backward or self.backward
         needed = frozenset(name for op_trace in both if op_trace.weight for name in op_trace.reads)
         return tuple(op_trace for op_trace in both if not op_trace.weight), needed
 
-    def above_weights(self) -> frozenset[str]:
+    def freed_above_last_weight(self) -> frozenset[str]:
         """What the forward kept and the backward reads only before it comes to the block's last weight.
 
         Where a backward by inputs began at the loss or at a stage's output, PyTorch detaches that at its end: the graph
@@ -124,11 +124,11 @@ class BlockTrace:
         out: set[str] = set()
         for op_trace in self.backward:
             if op_trace.role in PRODUCT_ROLES:
-                return frozenset(out - self.of_inputs()[1])
+                return frozenset(out - self.backward_by_inputs()[1])
             out.update(name for name in op_trace.free if name in made)
         return frozenset()
 
-    def of_weights(self, *, last: bool = False) -> tuple[OpTrace, ...]:
+    def backward_by_weights(self, *, last: bool = False) -> tuple[OpTrace, ...]:
         """The weights' gradients alone; ``last`` of a chunk whose end has no weight behind it.
 
         What a checkpoint keeps to the end of the chunk's is not let go here.
@@ -143,7 +143,7 @@ class BlockTrace:
 T = TypeVar("T")
 
 
-def in_order(
+def order_events(
     op_trace: OpTrace, scratch: Sequence[T], made: Sequence[T], gone: Sequence[T], early: Mapping[str, T]
 ) -> list[T]:  # fmt: skip
     """What an op does, one after the other: its temporaries come (``scratch``) and go, its outputs are ``made``.

@@ -17,7 +17,7 @@ from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.specs.hardware import ClusterSpec
 
 
-def launches(chunk: Sequence[BlockTrace]) -> dict[str, float]:
+def launches_by_kind(chunk: Sequence[BlockTrace]) -> dict[str, float]:
     """Kernels of each kind of computation of a chunk. [-]"""
     forward, inputs, weights = (sum(trace.launches[part] for trace in chunk) for part in range(3))
     return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}
@@ -31,7 +31,7 @@ def device_per_host(costs: Sequence[BlockCost], k: int = 0) -> float:
     return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
 
 
-def paces(cost: BlockCost, k: int = 0) -> tuple[Pace, Pace]:
+def block_paces(cost: BlockCost, k: int = 0) -> tuple[Pace, Pace]:
     """What device and host take for a block's forward and backward."""
     forward, backward = (
         Pace(float(phase.clocks[0, k]), float(phase.clocks[3, k]), bool(phase.clocks[2, k] > NEVER / 2))
@@ -40,7 +40,7 @@ def paces(cost: BlockCost, k: int = 0) -> tuple[Pace, Pace]:
     return forward, backward
 
 
-def beside_peers(passes: tuple[Pace, Pace], cluster: ClusterSpec, ranks: int) -> tuple[Pace, Pace]:
+def pace_of_fastest_peer(passes: tuple[Pace, Pace], cluster: ClusterSpec, ranks: int) -> tuple[Pace, Pace]:
     """The same of the fastest of so many hosts whose devices exchange tensors in each layer.
 
     Its device waits for its peers, and so for their hosts: a pass takes it no less than the slowest host

@@ -27,7 +27,7 @@ class SlotRequest(NamedTuple):
     name: str
 
 
-def rotations(rows: Rows) -> tuple[int, ...]:
+def rotary_table_bytes(rows: Rows) -> tuple[int, ...]:
     """The table of every position's rotation that torchtitan registers for each model part: complex, or cosine and sine
     of the whole head where queries and keys are normed (Qwen3). [B]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mofa.blocks.elementwise import value
+from mofa.blocks.elementwise import value_at
 from mofa.blocks.op import Op
 from mofa.blocks.roles import Purpose
 from mofa.cost.rank_rules import BUCKET_PER_RANK, SMALLEST_BUCKET
@@ -62,14 +62,17 @@ def block_weights(ops: Iterable[Op], k: int) -> tuple[BlockWeight, ...]:
     [params]"""
     readers: dict[str, Op] = {}
     for op in ops:
-        if value(op.weight_params, k) > 0:
+        if value_at(op.weight_params, k) > 0:
             readers.setdefault(op.weight or op.name, op)
     return tuple(
         BlockWeight(
-            name, value(op.weight_params, k) / max(value(op.num_weights, k), 1.0), op.part == "experts", op.purpose
+            name,
+            value_at(op.weight_params, k) / max(value_at(op.num_weights, k), 1.0),
+            op.part == "experts",
+            op.purpose,
         )
         for name, op in readers.items()
-        for _ in range(max(int(value(op.num_weights, k)), 1))
+        for _ in range(max(int(value_at(op.num_weights, k)), 1))
     )
 
 

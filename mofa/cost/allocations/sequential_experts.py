@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from mofa.blocks.op import KINDS
-from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 
 COPY = KINDS.index("weight_copy")
 
@@ -32,10 +32,10 @@ def unroll_experts(trace: BlockTrace, shares: Sequence[float] = ()) -> BlockTrac
 
     Examples
     --------
-    >>> from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
-    >>> up = OpTrace("fc1", (New("h", 12, 0, 0),), expert_loops=2)
-    >>> down = OpTrace("fc2", (New("y", 4, 0, 0),), free=("h", "x"), expert_loops=2)
-    >>> cat = OpTrace("cat", (New("out", 4, 0, 0),), free=("y",))
+    >>> from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
+    >>> up = OpTrace("fc1", (NewTensor("h", 12, 0, 0),), expert_loops=2)
+    >>> down = OpTrace("fc2", (NewTensor("y", 4, 0, 0),), free=("h", "x"), expert_loops=2)
+    >>> cat = OpTrace("cat", (NewTensor("out", 4, 0, 0),), free=("y",))
     >>> one = BlockTrace("moe", (up, down, cat), (), "out", "", "", frozenset(), ())
     >>> for op_trace in unroll_experts(one, [0.75, 0.25]).forward:
     ...     print(op_trace.op, *(f"{item.name} {item.bytes}" for item in op_trace.new), "free", *op_trace.free)
@@ -111,13 +111,13 @@ def _of_one(
     def name_of(name: str) -> str:
         return f"{name}#{expert}" if name.removeprefix("-") in cut else name
 
-    def sized(items: tuple[New, ...]) -> tuple[New, ...]:
+    def sized(items: tuple[NewTensor, ...]) -> tuple[NewTensor, ...]:
         if op_trace.weight:
             return tuple(item for item in items if shared or item.name in each)
         return tuple(
-            New(name_of(item.name), int(item.bytes / len(shares)), item.stream, item.kind, item.expert)
+            NewTensor(name_of(item.name), int(item.bytes / len(shares)), item.stream, item.kind, item.expert)
             if item.kind == COPY
-            else New(name_of(item.name), int(item.bytes * shares[expert]), item.stream, item.kind, expert)
+            else NewTensor(name_of(item.name), int(item.bytes * shares[expert]), item.stream, item.kind, expert)
             for item in items
         )
 

@@ -40,7 +40,7 @@ class Shelf(Generic[T]):
     >>> shelf = Shelf()
     >>> for name in "abcde":
     ...     shelf.put(name)
-    ...     print(shelf.passed(Pace(0.06, 0.05), 40))
+    ...     print(shelf.issue_block(Pace(0.06, 0.05), 40))
     []
     []
     []
@@ -59,7 +59,7 @@ class Shelf(Generic[T]):
         """Something that the block under way gives up."""
         self.fresh.append(item)
 
-    def passed(self, pace: Pace, launches: float) -> list[T]:
+    def issue_block(self, pace: Pace, launches: float) -> list[T]:
         """A block of so many launches is issued, as far as the device's queue takes them: what can be let go."""
         device_s = max(self.device_s, self.host_s) + pace.device_s
         self.host_s += pace.host_s
@@ -72,20 +72,20 @@ class Shelf(Generic[T]):
         self.fresh.clear()
         if pace.waits:
             self.synchronized()
-        return self.due()
+        return self.pop_due()
 
-    def due(self) -> list[T]:
+    def pop_due(self) -> list[T]:
         """What can be let go by now."""
         gone = []
         while self.waiting and self.waiting[0][0] <= self.host_s:
             gone.append(self.waiting.popleft()[1])
         return gone
 
-    def ahead(self) -> list[tuple[float, T]]:
+    def waiting_items(self) -> list[tuple[float, T]]:
         """What waits, and for how long from now. [s]"""
         return [(round(at_s - self.host_s, 6), item) for at_s, item in self.waiting]
 
-    def lead(self) -> tuple[object, ...]:
+    def clock_state_key(self) -> tuple[object, ...]:
         """Equal for two instants from which both clocks run alike."""
         queued = ((self.launched - launched, round(at_s - self.host_s, 6)) for launched, at_s in self.queued)
         return round(self.device_s - self.host_s, 6), *queued

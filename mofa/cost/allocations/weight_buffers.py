@@ -109,7 +109,7 @@ def weights_of(
     )  # fmt: skip
 
 
-def held_in_fp8(rows: Rows, weights: tuple[Weight, ...], layers: Collection[str]) -> tuple[Weight, ...]:
+def with_fp8_weights(rows: Rows, weights: tuple[Weight, ...], layers: Collection[str]) -> tuple[Weight, ...]:
     """The weights where parameters are fp8: those of these ``layers`` take a byte a parameter for each copy."""
     recipe, fw = rows.workload.precision.fp8_recipe, rows.framework
     if not fw.fp8_params or not recipe:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from mofa.blocks import build
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, anywhere, maximum, per_combination, stacked, where
+from mofa.blocks.elementwise import FloatK, any_true, maximum, per_combination, stack_rows, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffers
-from mofa.blocks.tapes import label, model_tapes
+from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
-from mofa.cost.block.costs import BlockCost, Costs, Memories, Phases, WeightClass, Weights
+from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, PhaseTimer, WeightClass, Weights
 from mofa.cost.block.durations import Machine, tape_flops
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.kernels.collectives import token_spread
@@ -95,7 +95,7 @@ def block_context(
     sp = _plain(table.sp & (table.tp > 1))
     local = where(sp, tokens / f["tp"], tokens)
     top_k = model.moe.top_k if model.moe else 0
-    load = loads.columns(table.ep, table.balancing)
+    load = loads.load_columns(table.ep, table.balancing)
     time_ratio, memory_ratio = _plain(load.time), _plain(load.memory)
     element: int = 2
     recipe = FP8_RECIPES.get(workload.precision.fp8_recipe)
@@ -121,7 +121,7 @@ def block_context(
         micro_batch=f["micro_batch"], fsdp=shards["fsdp"], efsdp=shards["efsdp"],
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
         uneven=_plain(load.uneven), fixed_rows=workload.routing.pad_to_capacity,
-        unseen=_plain(unseen), new_kernels=_plain(kernels),
+        unseen=_plain(unseen), expected_first_use_kernels=_plain(kernels),
         has_all_layers=_plain(table.pp == 1),
         loops_met=_plain((np.maximum(model.num_moe_layers / (table.pp * table.vpp), 1.0) + 1.0) / 2.0),
         scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
@@ -148,7 +148,7 @@ def _unseen(
     inner = (moe.expert_hidden if moe else 0) / table.etp
     ends = float(workload.model.hidden), 2.0 if workload.model.mlp.activation == "swiglu" else 1.0
     copies = np.broadcast_to(copies, (len(table),))
-    return loads.unseen(table.ep.astype(float), copies, chunks, inner, ends, selection, multiple)
+    return loads.kernel_selection_figures(table.ep.astype(float), copies, chunks, inner, ends, selection, multiple)
 
 
 def _plain(column: NDArray[Any]) -> Any:
@@ -159,7 +159,7 @@ def _plain(column: NDArray[Any]) -> Any:
 def block_costs(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
     mode: Mode, drop: frozenset[str] = frozenset(),
-) -> Costs:  # fmt: skip
+) -> BlockCosts:  # fmt: skip
     """Cost every kind of block that the table's candidates have.
 
     ``drop`` leaves out the ops of these families, to show what they weigh.
@@ -189,7 +189,7 @@ def block_costs(
         }
     machine = Machine(cluster, groups, framework, num_k, spread)
     weights = Weights(
-        tuple(_weights(tapes[label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
+        tuple(_weights(tapes[layer_label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
         _weights(tapes["head"]), num_k,
     )  # fmt: skip
 
@@ -198,24 +198,24 @@ def block_costs(
         sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
         return np.concatenate([sizes, per_combination(known.largest_activation, num_k)[None]])
 
-    costed = _costed(tapes, machine, Memories(tapes, num_k, large))
-    blocks = {spec: tuple(costed[label(kind, spec)] for kind in kinds) for spec in modes}
+    costed = _costed(tapes, machine, BlockMemories(tapes, num_k, large))
+    blocks = {spec: tuple(costed[layer_label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
     if workload.model.num_mtp_layers:
         last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
         mtp = {spec: costed["mtp"].then(blocks[spec][last]) for spec in modes}
     body, with_head = persistent_buffers(framework, ctx, known.layer_ops)
-    return Costs(
+    return BlockCosts(
         ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),
         per_combination(with_head, num_k),
-        per_combination(ctx.shard * float(workload.model.hidden) * ctx.residual, num_k), tapes, machine, weights,
+        per_combination(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual, num_k), tapes, machine, weights,
     )  # fmt: skip
 
 
 def wanted_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
     """The modes in which layers run: each strategy's base, and full where some recompute layers whole."""
     used = {table.recompute_modes[i] for i in set(table.recompute.tolist())}
-    wanted = {full_mode(spec) for spec in used if needs_full(spec)}
+    wanted = {full_mode(spec) for spec in used if recomputes_layers_whole(spec)}
     if used != wanted or np.any(table.recompute_layers != -1):  # some layer is left to another mode
         wanted |= {base_mode(spec) for spec in used}
     return tuple(sorted(wanted, key=str))
@@ -224,16 +224,16 @@ def wanted_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
 def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
     out, seen = [], set()
     for op in block.forward.ops:
-        if anywhere(op.weight_params > 0) and (op.weight or op.name) not in seen:
+        if any_true(op.weight_params > 0) and (op.weight or op.name) not in seen:
             seen.add(op.weight or op.name)  # token chunks read the same weight
             number = maximum(op.num_weights, 1.0)
             out.append(WeightClass(op.weight_params / number, number, op.part == "experts"))
     return tuple(out)
 
 
-def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: Memories) -> dict[str, BlockCost]:
+def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: BlockMemories) -> dict[str, BlockCost]:
     """Time and memory of every block."""
-    num_k, phases = machine.num_k, Phases(tapes, machine)
+    num_k, phases = machine.num_k, PhaseTimer(tapes, machine)
     forwards: dict[int, ArrayK] = {}
     out = {}
     for name, block in tapes.items():
@@ -241,11 +241,11 @@ def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: Memorie
         if forward is None:
             forward = forwards[id(block.forward)] = tape_flops(block.forward, num_k)
         backward = tape_flops(block.backward, num_k)
-        out[name] = BlockCost((block,), phases, memories, forward, backward, cached_bytes(block, num_k))
+        out[name] = BlockCost((block,), phases, memories, forward, backward, autocast_cached_bytes(block, num_k))
     return out
 
 
-def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
+def autocast_cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes of weight copies that autocast makes in the forward and the backward does not read. (K,) [B]"""
     # experts are cast outright, not by autocast, and what is compiled casts outside of its cache
     casts = [op for op in block.forward.ops if op.casts_weight and op.part != "experts"
@@ -254,7 +254,7 @@ def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
         return np.zeros(num_k)
     read = {name for op in block.backward.ops for name in op.reads}
     copies = [block.forward.tensors[name].bytes for op in casts for name in op.writes if name not in read]
-    return np.asarray(stacked(copies, num_k).sum(axis=0))
+    return np.asarray(stack_rows(copies, num_k).sum(axis=0))
 
 
 def base_mode(spec: RecomputeSpec) -> RecomputeSpec:
@@ -267,6 +267,6 @@ def full_mode(spec: RecomputeSpec) -> RecomputeSpec:
     return RecomputeSpec(kind="full", token_chunks=spec.token_chunks)
 
 
-def needs_full(spec: RecomputeSpec) -> bool:
+def recomputes_layers_whole(spec: RecomputeSpec) -> bool:
     """Whether some layers are recomputed whole."""
     return spec.kind in ("full", "every")

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, per_combination, stacked
+from mofa.blocks.elementwise import FloatK, per_combination, stack_rows
 from mofa.blocks.op import Tape
 from mofa.cost.block.deferred_weight_gradients import Deferred, deferred
 from mofa.cost.block.durations import Machine, Timed, time_works
 from mofa.cost.block.host_clock import Clocks
-from mofa.cost.block.liveness import BlockMemory, block_memories, sent_and_launched, shelved
+from mofa.cost.block.liveness import BlockMemory, block_memories, sent_and_launched, watchdog_held_bytes
 from mofa.cost.block.tape_clock import PhaseTime, scan, scan_halves
 from mofa.cost.kernels.topology import Group
 from mofa.specs.strategy import RecomputeSpec
@@ -26,7 +26,7 @@ SIZES = 4
 """Sizes of weights by which tensors are told apart for the allocator. [-]"""
 
 
-class Phases:
+class PhaseTimer:
     """The times of blocks' tapes on a machine.
 
     Works that several tapes share are timed once. A tape is scanned when it is first asked for: playing a plan asks
@@ -64,7 +64,7 @@ def _both(first: PhaseTime, second: PhaseTime) -> PhaseTime:
     )  # fmt: skip
 
 
-class Memories:
+class BlockMemories:
     """The memory of blocks, of all in one go when that of any is asked for: who plays the time alone does not.
 
     Of tensors larger than each of the sizes ``large`` (sizes, K) it is said apart what is alive. [B]
@@ -78,7 +78,7 @@ class Memories:
         blocks = self.tapes.values()
         return dict(zip(map(id, blocks), block_memories(blocks, self.num_k, self.large()), strict=True))
 
-    def of(self, blocks: Sequence[BlockTapes]) -> BlockMemory:
+    def memory_of(self, blocks: Sequence[BlockTapes]) -> BlockMemory:
         """Of blocks one behind the other: what one keeps stays while those behind it run."""
         return reduce(BlockMemory.then, [self._of_each[id(block)] for block in blocks])
 
@@ -88,11 +88,11 @@ class BlockCost:
     """A block, or one behind the other, under one recomputation; arrays over K."""
 
     blocks: tuple[BlockTapes, ...]
-    phases: Phases
-    memories: Memories
+    phases: PhaseTimer
+    memories: BlockMemories
     forward_flops: ArrayK
     backward_flops: ArrayK
-    cached: ArrayK
+    autocast_cached_bytes: ArrayK
     """Weight copies that autocast's cache holds until the loss is there although the graph does not keep them. [B]"""
 
     @cached_property
@@ -108,7 +108,7 @@ class BlockCost:
     @cached_property
     def memory(self) -> BlockMemory:
         """What it allocates."""
-        return self.memories.of(self.blocks)
+        return self.memories.memory_of(self.blocks)
 
     @cached_property
     def sent_and_launched(self) -> ArrayK:
@@ -117,15 +117,15 @@ class BlockCost:
 
     @cached_property
     def shelved(self) -> ArrayK:
-        """What PyTorch's watchdog lets go of it (:func:`mofa.cost.block.liveness.shelved`)."""
-        return sum((shelved(block, self.memories.num_k) for block in self.blocks), np.zeros((2, 1)))
+        """What PyTorch's watchdog lets go of it (:func:`mofa.cost.block.liveness.watchdog_held_bytes`)."""
+        return sum((watchdog_held_bytes(block, self.memories.num_k) for block in self.blocks), np.zeros((2, 1)))
 
     def then(self, block: BlockCost) -> BlockCost:
         """This block and one behind it as one: what this one keeps stays while the other runs."""
         return BlockCost(
             self.blocks + block.blocks, self.phases, self.memories,
             self.forward_flops + block.forward_flops, self.backward_flops + block.backward_flops,
-            self.cached + block.cached,
+            self.autocast_cached_bytes + block.autocast_cached_bytes,
         )  # fmt: skip
 
 
@@ -175,16 +175,16 @@ class Weights:
     @cached_property
     def params(self) -> ArrayK:
         """Of all weights: the parameters of each. (W, K) [params]"""
-        return stacked([weight.params for _, weight in self._all], self.num_k)
+        return stack_rows([weight.params for _, weight in self._all], self.num_k)
 
     @cached_property
     def numbers(self) -> ArrayK:
         """Of all weights: how many there are. (W, K) [-]"""
-        return stacked([weight.number for _, weight in self._all], self.num_k)
+        return stack_rows([weight.number for _, weight in self._all], self.num_k)
 
 
 @dataclass(frozen=True)
-class Costs:
+class BlockCosts:
     """Everything that the composition needs, over the K unique combinations; ``index`` (n,) maps candidates to them.
 
     ``blocks[mode]`` lists the kinds of layer in the order of :func:`mofa.blocks.build.block_kinds`.
@@ -217,16 +217,16 @@ class Costs:
                 name = op.reads[0]
         return per_combination(forward.tensors[name].bytes, self.machine.num_k)
 
-    def drained(self) -> Costs:
+    def without_host_lead(self) -> BlockCosts:
         """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
         return self._on(replace(self.machine, drained=True))
 
-    def rested(self, idle: float) -> Costs:
+    def with_device_waits(self, idle: float) -> BlockCosts:
         """The same on a device that waits for a share of the time besides: only times differ."""
-        return self._on(self.machine.at_rest(idle))
+        return self._on(self.machine.with_device_waits(idle))
 
-    def _on(self, machine: Machine) -> Costs:
-        phases = Phases(self.tapes, machine)
+    def _on(self, machine: Machine) -> BlockCosts:
+        phases = PhaseTimer(self.tapes, machine)
 
         def again(cost: BlockCost) -> BlockCost:
             return replace(cost, phases=phases)

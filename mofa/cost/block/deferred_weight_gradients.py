@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import stacked, where
+from mofa.blocks.elementwise import stack_rows, where
 from mofa.blocks.lifetimes import BlockLifetimes
 from mofa.blocks.op import KINDS, Tape
 
@@ -50,14 +50,14 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> Deferred:
     """Of a backward's two halves, one after the other."""
     # what the backward by inputs hands on is the next block's; nothing is added to a gradient that is held
     halves = [op._replace(view=False) if op.role == "sum" else op for op in inputs.ops]
-    lifetimes = BlockLifetimes.of(forward, Tape((*halves, *weights.ops), weights.tensors, inputs.inputs, ()))
+    lifetimes = BlockLifetimes.from_tapes(forward, Tape((*halves, *weights.ops), weights.tensors, inputs.inputs, ()))
     weights_begin = lifetimes.boundary + len(inputs.ops)
     ops = lifetimes.ops[lifetimes.boundary :]
     if weights_begin == len(lifetimes.ops):
         nothing = np.zeros(num_k)
         return Deferred(nothing, nothing, nothing, nothing, np.zeros((len(KINDS), num_k)), nothing)
     intervals = [interval for interval in lifetimes.intervals if interval.end >= lifetimes.boundary]
-    sizes = stacked([interval.bytes for interval in intervals], num_k) if intervals else np.zeros((0, num_k))
+    sizes = stack_rows([interval.bytes for interval in intervals], num_k) if intervals else np.zeros((0, num_k))
     fields = ("start", "end", "since", "kind")
     start, end, since, kind = (np.array([getattr(each, name) for each in intervals], dtype=int) for name in fields)
     saved = (since < lifetimes.boundary) & (start <= lifetimes.boundary)
@@ -75,7 +75,9 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> Deferred:
     since, kind = np.append(since, since[staying]), np.append(kind, kind[staying])
     op_index = np.arange(lifetimes.boundary, len(lifetimes.ops))[:, None]
     there = (start <= op_index) & (op_index <= end)
-    scratch = stacked([op.scratch if op.present is True else where(op.present, op.scratch, 0.0) for op in ops], num_k)
+    scratch = stack_rows(
+        [op.scratch if op.present is True else where(op.present, op.scratch, 0.0) for op in ops], num_k
+    )
     alive = there.astype(float) @ sizes + scratch
     behind = weights_begin - lifetimes.boundary
     most = behind + alive[behind:].argmax(axis=0)

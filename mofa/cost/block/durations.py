@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
+from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, any_true, maximum, per_combination, stack_rows, where
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import Attention, Collective, Gemm, Grouped, HostSync, Stream
 from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
-from mofa.cost.kernels.fitted_forms import missed_bytes
+from mofa.cost.kernels.fitted_forms import l2_miss_bytes
 from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.specs.curves import Curve, PoweredCurve, slowest_of
 from mofa.specs.framework import FrameworkSpec
@@ -27,7 +27,7 @@ ArrayK = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Known:
+class TimedOps:
     """What was timed of one candidate, whose costs are both in closed form and played. Its ops stay, so that no others
     get their ids."""
 
@@ -51,17 +51,17 @@ class Machine:
     """Whether a kernel that was loaded has taken the lead that the host had (:mod:`mofa.cost.kernels.lazy_loading`)."""
     idle: float = 0.0
     """Share of the time in which the device waits besides (:mod:`mofa.cost.step_time.power_averaging`). [-]"""
-    known: Known = field(default_factory=Known, repr=False, compare=False)
+    known: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
     """Shared by machines that differ in ``drained`` alone."""
 
-    def at_rest(self, idle: float) -> Machine:
+    def with_device_waits(self, idle: float) -> Machine:
         """The same, waiting for a share of the time besides what its tapes say."""
-        return replace(self, idle=idle, known=Known(works=self.known.works))
+        return replace(self, idle=idle, known=TimedOps(works=self.known.works))
 
     @cached_property
     def fabric(self) -> Fabric:
         """The network as collectives see it."""
-        return Fabric.of(self.cluster)
+        return Fabric.from_cluster(self.cluster)
 
     @cached_property
     def slowest_host(self) -> float:
@@ -87,7 +87,7 @@ class Machine:
         same = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
         return {name: bool(entries[0]) if self.num_k == 1 else entries for name, entries in same.items()}
 
-    def once(self, clock: str, ops: tuple[Op, ...], compute: Callable[[], list[FloatK]]) -> list[FloatK]:
+    def computed_once(self, clock: str, ops: tuple[Op, ...], compute: Callable[[], list[FloatK]]) -> list[FloatK]:
         """What ``compute`` returns for the ops of a tape; called once where there is one candidate."""
         if self.num_k > 1:
             return compute()
@@ -163,7 +163,7 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
     gpu, num_k = machine.cluster.gpu, machine.num_k
 
     def columns(*names: str) -> ArrayK:
-        return stacked([getattr(op.work, name) for name in names for op in ops], num_k).reshape(-1, len(ops), num_k)
+        return stack_rows([getattr(op.work, name) for name in names for op in ops], num_k).reshape(-1, len(ops), num_k)
 
     if kind is Stream:
         return _stream_seconds(ops, machine)
@@ -194,7 +194,7 @@ def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = 
 
     ``timed`` has the works of several tapes that were timed together.
     """
-    return machine.once("device", ops, lambda: _device_seconds(ops, machine, timed))
+    return machine.computed_once("device", ops, lambda: _device_seconds(ops, machine, timed))
 
 
 def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) -> list[FloatK]:
@@ -209,7 +209,7 @@ def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) 
 
 def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
     """As :func:`device_seconds`, as one array. (len(ops), K) [s]"""
-    return stacked(device_seconds(ops, machine), machine.num_k)
+    return stack_rows(device_seconds(ops, machine), machine.num_k)
 
 
 def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
@@ -294,8 +294,8 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     kinds = [(work.like, op.compiled) for work, op in zip(works, ops, strict=True)]
     known = {kind: curves.stream_like(*kind).form for kind in set(kinds)}
     like = [known[kind] for kind in kinds]
-    moved = stacked([w.bytes for w in works], num_k)
-    launches = np.maximum(stacked([op.launches for op in ops], num_k), 1.0)
+    moved = stack_rows([w.bytes for w in works], num_k)
+    launches = np.maximum(stack_rows([op.launches for op in ops], num_k), 1.0)
     busy = (moved > 0) | (launches > 1)
     extra = np.zeros_like(moved)
     rate = np.array([[form.bytes_per_s] for form in like])
@@ -304,18 +304,18 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
             moved[i] -= part
             extra[i] += part / curves.stream_like(other, op.compiled).form.bytes_per_s
     unlike = curves.stream_like("", False).form  # what none was measured like moves its own bytes
-    if shaped := [i for i, work in enumerate(works) if anywhere(work.width > 0) and like[i] is not unlike]:
-        elements = stacked([works[i].elements for i in shaped], num_k)
-        width = np.maximum(stacked([works[i].width for i in shaped], num_k), 1.0)
+    if shaped := [i for i, work in enumerate(works) if any_true(work.width > 0) and like[i] is not unlike]:
+        elements = stack_rows([works[i].elements for i in shaped], num_k)
+        width = np.maximum(stack_rows([works[i].width for i in shaped], num_k), 1.0)
         forms = [like[i] for i in shaped]
         each, row, column = np.array([[f.bytes_per_element, f.per_row_s, f.per_column_s] for f in forms]).T[:, :, None]
         moved[shaped] = elements * each
         extra[shaped] = elements * (row / width) + column * width
     again = [i for i, (work, form) in enumerate(zip(works, like, strict=True))
-             if form.missed_bytes_per_s and anywhere(work.source)]  # fmt: skip
+             if form.missed_bytes_per_s and any_true(work.source)]  # fmt: skip
     if again:
-        source = stacked([works[i].source for i in again], num_k)
-        missed = missed_bytes(moved[again], source, machine.cluster.gpu.l2_bytes.value)
+        source = stack_rows([works[i].source for i in again], num_k)
+        missed = l2_miss_bytes(moved[again], source, machine.cluster.gpu.l2_bytes.value)
         extra[again] += missed / np.array([[like[i].missed_bytes_per_s] for i in again])
     launch_s = curves.stream_like("", False).form.launch_s
     floor_s = np.maximum(launches * launch_s, np.array([[form.launch_s] for form in like]))

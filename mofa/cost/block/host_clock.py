@@ -55,7 +55,7 @@ class Clocks(NamedTuple):
             self.kernels + behind.kernels,
         )
 
-    def times(self, count: ArrayN) -> Clocks:
+    def repeated(self, count: ArrayN) -> Clocks:
         """As many of it one after the other; where there are none, nothing happens.
 
         Assumes that where the host waits at all, both clocks end at fixed times behind the last wait.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, stacked, where
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, stack_rows, where
 from mofa.blocks.op import Op
 from mofa.blocks.roles import NODE_ROLES
 from mofa.blocks.work import Attention, Collective, HostSync
@@ -12,7 +12,7 @@ from mofa.specs.host import HostCurve
 
 def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
     """As :func:`host_seconds`, as one array. (len(ops), K) [s]"""
-    return stacked(host_seconds(ops, machine), machine.num_k)
+    return stack_rows(host_seconds(ops, machine), machine.num_k)
 
 
 def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
@@ -26,9 +26,10 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     function; FSDP's are issued by hooks, which write down where large gradients
     lie (``Op.listed``), Megatron's additions of gradients too.
     Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
-    host's profile has as a whole pays for that instead, once (:class:`Calls`). All of it on the slowest of all hosts.
+    host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`). All of it on the slowest of all
+    hosts.
     """
-    return machine.once("host", ops, lambda: _host_seconds(ops, machine))
+    return machine.computed_once("host", ops, lambda: _host_seconds(ops, machine))
 
 
 def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
@@ -38,7 +39,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
     hook_s = slowest * (host.eager_op_s.value + host.grad_hook_s.value)
     packing_s = host.unpacked_s.value if backward else host.packed_s.value
-    modules, eager, regions = Calls(host), EagerOps(host), CompiledRegions(host)
+    modules, eager, regions = ModuleCalls(host), EagerOps(host), CompiledRegions(host)
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
         forward = not backward or op.repeated  # what is computed again is a forward pass again
@@ -51,15 +52,15 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
         if hooked and op.role == "accumulate":
             out[i] = where(op.present, maximum(launches, 1.0) * hook_s, 0.0)
             continue
-        if type(op.work) is HostSync or not anywhere(launches):
+        if type(op.work) is HostSync or not any_true(launches):
             continue
         if op.compiled:
             each = regions.issue_s(op, forward=forward)
-        elif op.is_sharding:
+        elif op.is_issued_by_fsdp:
             each = _sharding_s(op, host)
         else:
             each = eager.issue_s(op, forward=forward)
-        if forward and anywhere(op.hooked):
+        if forward and any_true(op.hooked):
             each = each + op.hooked * packing_s
         # autograd adds a module's gradients once its backward has run, which ends no region
         if regions.inside is not op.compiled and op.role != "accumulate":
@@ -71,7 +72,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
 def _sharding_s(op: Op, host: HostCurve) -> FloatK:
     """An op of FSDP's, which hooks issue and which may write down where large gradients lie. [s]"""
     each = host.shard_hook_s.value
-    return each + op.listed * (host.listing_s.value / 2**20) if anywhere(op.listed) else each
+    return each + op.listed * (host.listing_s.value / 2**20) if any_true(op.listed) else each
 
 
 class EagerOps:
@@ -95,15 +96,15 @@ class EagerOps:
         calls = launches + op.views
         each = launches * python + where(op.dtensor, calls * self.dispatch_s, launches * self.small_s) + first
         each = each + op.functions * self.function_s + op.guarded * self.guarded_s + op.pieces * self.view_s
-        if anywhere(op.expert_loops > 1.0):
+        if any_true(op.expert_loops > 1.0):
             each = each - self._cached_s(op)
-        if anywhere(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
+        if any_true(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
             each = each + op.choices * self.host.gemm_choice_s.value
         if type(work) is Collective and op.dtensor is not False:
             each = each + where(op.dtensor, self.host.redistribute_s.value, 0.0)
         if op.selective and forward:
             each = each + calls * self.host.selective_op_s.value
-        if anywhere(op.checkpoints):
+        if any_true(op.checkpoints):
             each = each + op.checkpoints * self.host.checkpoint_s.value
         return each
 
@@ -138,7 +139,7 @@ class CompiledRegions:
     def begin_or_end(self, op: Op) -> None:
         """Begin the region for whom the op runs, or end it if the op is not compiled."""
         runs: BoolK = (op.launches > 0) & op.present
-        self.inside = (self.inside | runs) if op.compiled else (self.inside & opposite(runs))
+        self.inside = (self.inside | runs) if op.compiled else (self.inside & logical_not(runs))
 
 
 WITH_THEIR_COLLECTIVES = ("attention", "amax")
@@ -147,7 +148,7 @@ LIKE_COLLECTIVES = ("exchange", "amax")
 """What takes as long as any module's collective in profiles that were made before these were timed."""
 
 
-class Calls:
+class ModuleCalls:
     """What a host takes for calls of modules, met in the order in which ops are issued.
 
     A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its
@@ -180,7 +181,7 @@ class Calls:
         begun = self.begun.get((id(call), forward), False)
         seconds = where(begun, 0.0, call.times * (once + call.members * each))
         self.begun[id(call), forward] = begun | op.present
-        if anywhere(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
+        if any_true(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
             seconds = seconds + op.choices * self.choice_s(format_, forward=forward)
         return seconds + op.checkpoints * self.host.checkpoint_s.value
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mofa.blocks.elementwise import FloatK, anywhere
+from mofa.blocks.elementwise import FloatK, any_true
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import HostSync
 from mofa.cost.block.durations import Machine
@@ -24,13 +24,13 @@ def waits_behind(op: Op, machine: Machine) -> HostSync | None:
 
     Each costs ``sync_s``, measured as a synchronisation behind a kernel; that of the last is every wait's own.
     """
-    if op.work is None or isinstance(op.work, HostSync) or not anywhere(op.launches):
+    if op.work is None or isinstance(op.work, HostSync) or not any_true(op.launches):
         return None
     before: FloatK = (op.launches - 1.0) * machine.cluster.sync_s
     return HostSync(before)
 
 
-def blocking(
+def with_launch_blocking(
     tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: Machine
 ) -> tuple[Tape, list[FloatK], list[FloatK]]:  # fmt: skip
     """A tape on one stream in which the host waits behind every op that launches something, and its ops' seconds."""

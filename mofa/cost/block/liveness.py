@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, largest_of_parts, maximum, stacked, where
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, largest_of_parts, maximum, stack_rows, where
 from mofa.blocks.lifetimes import NUMBER, BlockLifetimes
 from mofa.blocks.op import KINDS, Tensor
 
@@ -153,12 +153,12 @@ class _Joined:
         count = [len(b.intervals) for b in blocks]
         block = np.repeat(np.arange(len(blocks)), count)
         begin = bounds[::2][block]
-        scratch = stacked(
+        scratch = stack_rows(
             [op.scratch if op.present is True else where(op.present, op.scratch, 0.0) for b in blocks for op in b.ops],
             num_k,
         )
         return cls(
-            stacked(nbytes, num_k), scratch, np.array(kind), begin + start, begin + end, begin + since, block,
+            stack_rows(nbytes, num_k), scratch, np.array(kind), begin + start, begin + end, begin + since, block,
             np.cumsum([0, *count[:-1]]), bounds,
         )  # fmt: skip
 
@@ -294,13 +294,13 @@ def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
 def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes that NCCL's stream uses and that a forward and a backward let go, then launches of both. (4, K) [B], [-]"""
     launches = [
-        stacked([where(op.present, op.launches, 0.0) for op in tape.ops] or [0.0], num_k).sum(axis=0)
+        stack_rows([where(op.present, op.launches, 0.0) for op in tape.ops] or [0.0], num_k).sum(axis=0)
         for tape in (block.forward, block.backward)
     ]
     return np.array([*_given_up(block, num_k, lambda tensor: tensor.sent), *launches])
 
 
-def shelved(block: BlockTapes, num_k: int) -> ArrayK:
+def watchdog_held_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes that a forward and a backward leave to the watchdog (:mod:`mofa.cost.allocations.watchdog`). (2, K) [B]"""
     return np.array(_given_up(block, num_k, lambda tensor: tensor.shelved))
 
@@ -314,13 +314,13 @@ def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -
     by_owner: dict[str, list[FloatK]] = {}
     for interval in lifetimes.intervals:
         asked = which(tensors[interval.owner])
-        if anywhere(asked):
+        if any_true(asked):
             by_pass = by_owner.setdefault(interval.owner, [0.0, 0.0])
             is_backward = int(interval.end >= lifetimes.boundary)
             by_pass[is_backward] = maximum(by_pass[is_backward], where(asked, interval.bytes, 0.0))
     forward: list[FloatK] = [0.0, *(where(back > 0, 0.0, ahead) for ahead, back in by_owner.values())]
     backward: list[FloatK] = [0.0, *(back for _, back in by_owner.values())]
-    return [stacked(some, num_k).sum(axis=0) for some in (forward, backward)]
+    return [stack_rows(some, num_k).sum(axis=0) for some in (forward, backward)]
 
 
 def rounded_bytes(nbytes: ArrayK) -> ArrayK:

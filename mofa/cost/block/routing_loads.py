@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.kernels.kernel_selection import (
+    expected_first_use_kernels,
     expected_poisson_max,
-    new_kernels,
+    heuristic_cache_miss_rate,
     popularity_drift,
     token_count_densities,
-    unseen_share,
 )
 from mofa.specs.gpu_facts import KernelSelection
 
@@ -23,7 +23,7 @@ MOST_RANKS = 8
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class ScheduledLoads:
     """Load of the ranks where tokens are scheduled over replicas in merged expert-parallel groups.
 
     ``time`` and ``memory`` are rows of a rank over the mean [-]. ``sent`` is the busiest rank's tokens, sent or
@@ -59,7 +59,7 @@ class RoutingLoads:
 
     time: Mapping[int, float]
     memory: Mapping[int, float]
-    scheduled: Mapping[int, Scheduled] = field(default_factory=dict)
+    scheduled: Mapping[int, ScheduledLoads] = field(default_factory=dict)
     sent: Mapping[int, float] = field(default_factory=dict)
     """Bytes of the busiest rank's exchange over the mean, where rows are padded and bytes are not. [-]"""
     over: Mapping[int, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class RoutingLoads:
             return None
         return replace(self, memory={**self.memory, ep: least})
 
-    def unseen(
+    def kernel_selection_figures(
         self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float],
         selection: KernelSelection, multiple: float = 1.0,
     ) -> tuple[FloatN, FloatN]:  # fmt: skip
@@ -122,7 +122,7 @@ class RoutingLoads:
         >>> chosen = toy_gpu().curves.kernel_selection
         >>> loads = RoutingLoads({}, {}, shares=np.full((2, 8), 0.125), steps_before=3)
         >>> copies, inner = np.array([16384.0]), np.array([1024.0])
-        >>> share, kernels = loads.unseen(  # 96 draws of 160
+        >>> share, kernels = loads.kernel_selection_figures(  # 96 draws of 160
         ...     np.array([1.0]), copies, np.array([2.0]), inner, (2048, 2), chosen
         ... )
         >>> share.round(2), kernels.round(2)
@@ -140,13 +140,13 @@ class RoutingLoads:
         share, kernels = np.array(shares_and_kernels)[np.asarray(inverse).reshape(-1)].T
         return share, kernels
 
-    def runs(self, ep: NDArray[np.int64], draws: NDArray[np.float64]) -> FloatN:
+    def runs_per_step(self, ep: NDArray[np.int64], draws: NDArray[np.float64]) -> FloatN:
         """How often a step runs: once more if any of its ``draws`` (micro-batches of groups) is over. (n,), (n,) [-]
 
         Examples
         --------
         >>> loads = RoutingLoads({8: 1.5}, {8: 1.5}, over={8: 0.5})
-        >>> loads.runs(np.array([8, 8, 1]), np.array([1.0, 2.0, 2.0]))
+        >>> loads.runs_per_step(np.array([8, 8, 1]), np.array([1.0, 2.0, 2.0]))
         array([1.5 , 1.75, 1.  ])
         """
         if not self.over:
@@ -155,7 +155,7 @@ class RoutingLoads:
         over = np.array([self.over.get(int(degree), 0.0) for degree in degrees])[inverse]
         return np.asarray(2.0 - (1.0 - over) ** draws)
 
-    def columns(self, ep: NDArray[np.int64], balancing: NDArray[np.int64]) -> LoadColumns:
+    def load_columns(self, ep: NDArray[np.int64], balancing: NDArray[np.int64]) -> LoadColumns:
         """The load of each candidate, scheduled where ``balancing`` is above 0. (n,), (n,)"""
         keys = list(zip(ep.tolist(), (balancing > 0).tolist(), strict=True))
         known = {key: self._row(*key) for key in set(keys)}
@@ -186,9 +186,10 @@ def _unseen(
     # in a run's first steps; how far popularity moves later was not measured
     spread = popularity_drift(means) if drifts and np.isfinite(draws) else 0.0
     places = [token_count_densities(mean, spread, multiple) for mean in each]
-    of_ranks = [unseen_share(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
+    of_ranks = [heuristic_cache_miss_rate(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
     kernels = [
-        new_kernels(mean, draws, ways, selection, spread, of, multiple) for mean, of in zip(each, places, strict=True)
+        expected_first_use_kernels(mean, draws, ways, selection, spread, of, multiple)
+        for mean, of in zip(each, places, strict=True)
     ]
     local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
     return float(np.mean(of_ranks)), expected_poisson_max(float(np.mean(kernels)) * local, ep) / local

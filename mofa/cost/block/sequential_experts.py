@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mofa.blocks.elementwise import FloatK, anywhere, maximum, minimum, where
+from mofa.blocks.elementwise import FloatK, any_true, maximum, minimum, where
 from mofa.blocks.op import Op
 from mofa.blocks.work import Grouped
 
@@ -51,11 +51,11 @@ def issue_of_expert_loops(ops: Sequence[Op], seconds: Sequence[FloatK], issue: S
     start = 0
     while start < len(ops):
         loops = ops[start].expert_loops
-        if not anywhere(loops > 1.0):
+        if not any_true(loops > 1.0):
             start += 1
             continue
         end = start
-        while end < len(ops) and anywhere(ops[end].expert_loops > 1.0):
+        while end < len(ops) and any_true(ops[end].expert_loops > 1.0):
             end += 1
         running = [i for i in range(start, end) if ops[i].work is not None]
         if running and end < len(ops):
@@ -111,9 +111,9 @@ def _one_loop(
     ahead = maximum(out[first] / loops, issued + seconds[last] / loops - busy)
     uneven: FloatK = 0.0
     for i in running:
-        if type(work := ops[i].work) is Grouped and anywhere(work.uneven):
+        if type(work := ops[i].work) is Grouped and any_true(work.uneven):
             uneven = uneven + work.uneven * seconds[i]
-    if anywhere(uneven):
+    if any_true(uneven):
         ahead = minimum(ahead + uneven_loops_wait(issued - busy, uneven / loops, loops), issued)
     for i in running:
         out[i] = where(several, ahead if i == first else 0.0, out[i])

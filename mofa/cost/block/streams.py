@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, minimum, opposite, where
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, minimum, where
 from mofa.blocks.op import Op
 from mofa.blocks.work import Collective
 from mofa.cost.block.durations import Machine
@@ -30,7 +30,7 @@ MOVES = np.inf
 """Of what moves with all that computing loses."""
 
 
-def through(present: BoolK, made: Ready, handed_on: Ready) -> Ready:
+def output_ready_times(present: BoolK, made: Ready, handed_on: Ready) -> Ready:
     """What an op makes where it is present, and what it hands on where it is not."""
     out = {family: where(present, ready_s, NEVER) for family, ready_s in made.items()}
     for family, ready_s in handed_on.items():
@@ -60,7 +60,7 @@ class Streams:
     """How much later anything is issued than computed in this repetition, from a common beginning: what the device
     waits for a host that has no lead. [s]"""
 
-    def behind(self, ahead_s: float) -> Streams:
+    def with_host_ahead(self, ahead_s: float) -> Streams:
         """The same with the host so far ahead of the device (negative). [s]"""
         return Streams(
             self.compute + ahead_s, self.compute, dict(self.streams), dict(self.communicators), dict(self.ready),
@@ -76,7 +76,7 @@ class Streams:
 
     def hand_on(self, op: Op, runs: BoolK) -> None:
         """Where an op of the compute stream does not run, its output is there when its input is."""
-        handed_on = through(runs, NOTHING, self.ready.get(op.reads[0], NOTHING))
+        handed_on = output_ready_times(runs, NOTHING, self.ready.get(op.reads[0], NOTHING))
         since = where(runs, MOVES, self.since.get(op.reads[0], MOVES))
         for name in op.writes:
             self.ready[name], self.since[name] = handed_on, since
@@ -107,7 +107,7 @@ class Streams:
         made: Ready = {op.family: end}
         if op.reads:
             if op.present is not True:  # where it does not run, its output is ready when its input is
-                made = through(op.present, made, ready.get(op.reads[0], NOTHING))
+                made = output_ready_times(op.present, made, ready.get(op.reads[0], NOTHING))
             runs = op.present if op.work is not None else False
             if runs is not True:
                 since = where(runs, since, fixed_from.get(op.reads[0], MOVES))
@@ -129,8 +129,8 @@ class Streams:
         if on_world is False:
             _take(self.communicators, group, present, end, since)
             return
-        for name, where_taken in ((group, opposite(on_world)), ("world", on_world)):
-            if anywhere(where_taken):
+        for name, where_taken in ((group, logical_not(on_world)), ("world", on_world)):
+            if any_true(where_taken):
                 _take(self.communicators, name, present & where_taken, end, since)
 
 

@@ -13,18 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, stacked, where
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, stack_rows, where
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.host_issue import host_seconds
-from mofa.cost.block.launch_blocking import blocking
+from mofa.cost.block.launch_blocking import with_launch_blocking
 from mofa.cost.block.sequential_experts import issue_of_expert_loops
-from mofa.cost.block.streams import NOTHING, Ready, Streams, through
-from mofa.cost.kernels.launch_queue import kernels_of
-from mofa.cost.kernels.lazy_loading import idle_s, tape_with_loads
+from mofa.cost.block.streams import NOTHING, Ready, Streams, output_ready_times
+from mofa.cost.kernels.launch_queue import num_queued_kernels
+from mofa.cost.kernels.lazy_loading import load_idle_s, tape_with_loads
 
 ArrayK = NDArray[np.float64]
 
@@ -81,7 +81,7 @@ def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list
     tape, seconds, issue = tape_with_loads(tape, seconds, host_seconds(tape.ops, machine), load_s, machine.drained)
     issue = issue_of_expert_loops(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
-        tape, seconds, issue = blocking(tape, seconds, issue, machine)
+        tape, seconds, issue = with_launch_blocking(tape, seconds, issue, machine)
     return tape, seconds, issue
 
 
@@ -105,7 +105,7 @@ def _scanned(
         queued = _queued(ops, seconds, machine) if repeat > 1 else 0.0
         for _ in range(repeat - 1):
             exposed = _pass(ops, watched, seconds, issue, state, machine)
-        starts = [state.behind(NO_WAIT), state.behind(-NO_WAIT)] if synchronises else []
+        starts = [state.with_host_ahead(NO_WAIT), state.with_host_ahead(-NO_WAIT)] if synchronises else []
         exposed = _pass(ops, watched, seconds, issue, state, machine)
         regained = state.regained
         if starts:  # from a host far ahead and from one far behind
@@ -120,21 +120,21 @@ def _scanned(
                 rested = _pass(ops, watched, seconds, issue, ahead, machine)
             late_s = ahead.late_s
             sent = _beside(tape, seconds, machine)
-            device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + idle_s(tape, seconds)
+            device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + load_idle_s(tape, seconds)
             device_s = maximum(device_s, queued)
     alone_s = sum(exposed.values(), 0.0)
     exposed, hidden = _with_loss(exposed, _beside(tape, seconds, machine), regained)
-    if anywhere(queued > 0.0):
+    if any_true(queued > 0.0):
         _wait_in_queue(ops, queued, exposed, hidden)
     slowed = sum(exposed.values(), 0.0) - alone_s
     if clocks is None:
         if device_s is None:
-            device_s = alone_s - exposed["host_idle"] + idle_s(tape, seconds) + slowed
+            device_s = alone_s - exposed["host_idle"] + load_idle_s(tape, seconds) + slowed
         clocks = device_s - slowed, device_s - slowed + late_s, NO_WAIT, issued
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
-    kernels: FloatK = sum([where(op.present, kernels_of(op), 0.0) for op in ops], 0.0)
+    kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
-    of_parts = stacked([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
+    of_parts = stack_rows([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
     return PhaseTime(of_parts[:first], of_parts[first:second], of_parts[-2], of_parts[second:-2], of_parts[-1])
 
@@ -174,7 +174,7 @@ def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tu
     return {
         name: (sent_s, share + (1.0 - share) * copies[name] / maximum(aside[name], 1e-12))
         for name, sent_s in sent.items()
-        if anywhere(sent_s)
+        if any_true(sent_s)
     }
 
 
@@ -203,7 +203,7 @@ def _wait_in_queue(ops: tuple[Op, ...], queued: FloatK, exposed: dict[str, Float
 
 def _neighbours(op: Op) -> bool:
     """Whether it is another tape's collective that this one waits for: launched, and counted, there."""
-    return isinstance(op.work, Collective) and not anywhere(op.launches)
+    return isinstance(op.work, Collective) and not any_true(op.launches)
 
 
 def _carries(ops: tuple[Op, ...]) -> bool:
@@ -300,7 +300,7 @@ def _record(op: Op, watched: set[str], state: Streams) -> None:
     ready = state.ready
     made: Ready = {"": state.compute}
     if _may_pass(op) and op.reads[0] in ready:
-        made = through(_runs(op), made, ready[op.reads[0]])
+        made = output_ready_times(_runs(op), made, ready[op.reads[0]])
     for name in op.writes:
         if name in watched:
             ready[name] = made

@@ -48,7 +48,7 @@ class Fabric:
     """Fitted forms of collectives inside a domain, by group size, measured without in-switch reduction."""
 
     @classmethod
-    def of(cls, cluster: ClusterSpec) -> Self:
+    def from_cluster(cls, cluster: ClusterSpec) -> Self:
         """Read the facts of a cluster."""
         intra, nic = cluster.node.intra, cluster.node.nic
         deepep = intra.deepep_efficiency or intra.all_to_all_efficiency
@@ -117,7 +117,7 @@ def collective_s(
     group
         Sizes and places of the groups.
     cluster
-        The network: of a cluster, or as :meth:`Fabric.of` has read it.
+        The network: of a cluster, or as :meth:`Fabric.from_cluster` has read it.
     imbalance
         Bytes of the busiest rank over the mean, for ``all_to_all`` and ``deepep``. [-]
     spread
@@ -134,7 +134,7 @@ def collective_s(
     All groups of a kind are assumed to be active at once, so that each GPU has its own share of the node's NICs, and k
     ranks of a group in one node drive k shares.
     """
-    fabric = cluster if isinstance(cluster, Fabric) else Fabric.of(cluster)
+    fabric = cluster if isinstance(cluster, Fabric) else Fabric.from_cluster(cluster)
     return collective_time(kind, payload_bytes, group, fabric, imbalance=imbalance, spread=spread).total_s
 
 
@@ -156,7 +156,7 @@ def collective_time(
     sizes = fabric.measured.get(kind)
     if not sizes:
         return time
-    inside = ~np.asarray(group.spans) & (np.asarray(group.size) > 1)
+    inside = ~np.asarray(group.crosses_domains) & (np.asarray(group.size) > 1)
     if not np.any(inside):
         return time
     payload = np.asarray(payload_bytes, dtype=np.float64) * (imbalance if kind == "all_to_all" else 1.0)
@@ -305,7 +305,7 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
     array([0.0025, 0.02  ])
     """
     payload = np.asarray(payload_bytes, dtype=np.float64)
-    inside, spans = (group.size > 1) & ~group.spans, group.spans
+    inside, spans = (group.size > 1) & ~group.crosses_domains, group.crosses_domains
     intra = np.where(inside, payload / fabric.intra_bytes_per_s, 0.0)
     inter = np.where(spans, payload / min(fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s), 0.0)
     latency = np.where(spans, fabric.inter_latency_s, fabric.intra_latency_s)
@@ -343,8 +343,8 @@ def deepep_time(
     payload = np.asarray(payload_bytes) * imbalance
     rate = fabric.intra_deepep_bytes_per_s or fabric.intra_all_to_all_bytes_per_s
     intra = payload * spread.ranks * (k - 1) / k / rate
-    inter = np.where(group.spans, payload * spread.remote_domains / fabric.inter_all_to_all_bytes_per_s, 0.0)
-    latency = fabric.intra_latency_s + np.where(group.spans, fabric.inter_latency_s, 0.0)
+    inter = np.where(group.crosses_domains, payload * spread.remote_domains / fabric.inter_all_to_all_bytes_per_s, 0.0)
+    latency = fabric.intra_latency_s + np.where(group.crosses_domains, fabric.inter_latency_s, 0.0)
     return _called(payload_bytes, group, fabric.startup_s + latency, intra, inter)
 
 
@@ -426,10 +426,10 @@ def _ring_loads(sent_bytes: ArrayK, group: Group, intra_bytes_per_s: FloatK, fab
     """Seconds that a GPU's link and its NIC share are busy when rings carry ``sent_bytes`` out of every rank, which is
     what they carry out of a domain as well."""
     k = group.ranks_per_domain
-    inside = np.where(group.spans, (k - 1) / k, 1.0)
+    inside = np.where(group.crosses_domains, (k - 1) / k, 1.0)
     intra = sent_bytes * inside / intra_bytes_per_s
     rate = np.minimum(k * fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s)
-    inter = np.where(group.spans, sent_bytes / rate, 0.0)
+    inter = np.where(group.crosses_domains, sent_bytes / rate, 0.0)
     return intra, inter
 
 

@@ -172,7 +172,7 @@ def balanced_grouped_gemm_s(
     columns = k if wgrad else n
     small, tile_m, tile_n = _grouped_tile(each, n, columns, np.asarray(wgrad), form)
     if scattered and not wgrad:
-        row_tiles = form.cluster * expected_ceiling(each, tile_m * form.cluster)
+        row_tiles = form.cluster * expected_poisson_ceil(each, tile_m * form.cluster)
     else:
         row_tiles = _clustered(n if wgrad else each, tile_m, form)
     tiles = groups * row_tiles * np.ceil(columns / tile_n)
@@ -203,7 +203,7 @@ def _grouped_tile(
     return small, tile_m, tile_n
 
 
-def expected_ceiling(mean: FloatN, size: FloatN) -> FloatN:
+def expected_poisson_ceil(mean: FloatN, size: FloatN) -> FloatN:
     """Expected number of pieces of a size that a Poisson count takes, the last one begun counted whole. [-]
 
     Notes
@@ -216,7 +216,7 @@ def expected_ceiling(mean: FloatN, size: FloatN) -> FloatN:
     --------
     Exactly four pieces on average take four or five; half of one on average takes one; nothing takes none:
 
-    >>> expected_ceiling(np.array([1024.0, 128.0, 0.0]), np.array([256.0, 256.0, 256.0])).round(3)
+    >>> expected_poisson_ceil(np.array([1024.0, 128.0, 0.0]), np.array([256.0, 256.0, 256.0])).round(3)
     array([4.494, 1.   , 0.   ])
     """
     spread = np.sqrt(np.maximum(mean, 1e-12))
@@ -325,7 +325,7 @@ def attention_s(
     return time_s
 
 
-def missed_bytes(moved: ArrayLike, source: ArrayLike, l2_bytes: float) -> FloatN:
+def l2_miss_bytes(moved: ArrayLike, source: ArrayLike, l2_bytes: float) -> FloatN:
     """Bytes of random repeated reads that miss the L2. [B]
 
     Half of ``moved`` is reads. The share that misses is that of ``source`` beyond half of the L2.
@@ -337,7 +337,7 @@ def missed_bytes(moved: ArrayLike, source: ArrayLike, l2_bytes: float) -> FloatN
     --------
     Of rows that the L2 holds none is missed; of 100 MB beside one of 50 MB, three quarters are:
 
-    >>> missed_bytes(1.6e9, [1e7, 1e8], 50e6) / 1e6
+    >>> l2_miss_bytes(1.6e9, [1e7, 1e8], 50e6) / 1e6
     array([  0., 600.])
     """
     source = np.maximum(np.asarray(source, dtype=np.float64), 1.0)

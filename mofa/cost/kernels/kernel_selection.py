@@ -37,7 +37,7 @@ Places = tuple[FloatN, FloatN, FloatN]
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 
 
-def unseen_share(
+def heuristic_cache_miss_rate(
     means: FloatN, draws: float, spread: float = 0.0, places: Places | None = None, multiple: float = 1.0
 ) -> float:
     """Share of numbers of tokens that are new to the library, or forgotten. [-]
@@ -69,9 +69,9 @@ def unseen_share(
     numbers are padded to 16:
 
     >>> even, uneven = np.full(8, 2048.0), np.geomspace(200.0, 20000.0, 64)
-    >>> [round(unseen_share(even, n), 2) for n in (0.0, 100.0, 1000.0, np.inf)]
+    >>> [round(heuristic_cache_miss_rate(even, n), 2) for n in (0.0, 100.0, 1000.0, np.inf)]
     [1.0, 0.55, 0.04, 0.0]
-    >>> [round(unseen_share(uneven, np.inf, multiple=m), 2) for m in (1.0, 16.0)]
+    >>> [round(heuristic_cache_miss_rate(uneven, np.inf, multiple=m), 2) for m in (1.0, 16.0)]
     [0.73, 0.0]
     """
     _, density, weights = token_count_densities(means, spread, multiple) if places is None else places
@@ -79,7 +79,7 @@ def unseen_share(
     return float((weights * np.exp(-remembered * density)).sum())
 
 
-def new_kernels(
+def expected_first_use_kernels(
     means: FloatN, draws: float, ways: Sequence[Sequence[float]], selection: KernelSelection, spread: float = 0.0,
     places: Places | None = None, multiple: float = 1.0,
 ) -> float:  # fmt: skip
@@ -88,7 +88,7 @@ def new_kernels(
     Parameters
     ----------
     means, draws, spread, places, multiple
-        As of :func:`unseen_share`.
+        As of :func:`heuristic_cache_miss_rate`.
     ways
         Width of the output of each of an expert's products, by way: forward, and for the inputs' gradients. [-]
     selection
@@ -119,9 +119,10 @@ def new_kernels(
     >>> from mofa.cost.kernels.toy_gpu import toy_gpu
     >>> chosen = toy_gpu().curves.kernel_selection
     >>> narrow, wide = ((1536, 2048), (2048, 768)), ((28672, 4096), (4096, 14336))
-    >>> [round(new_kernels(even, n, narrow, chosen), 3) for n in (0.0, 64.0, 512.0, np.inf)]
+    >>> [round(expected_first_use_kernels(even, n, narrow, chosen), 3) for n in (0.0, 64.0, 512.0, np.inf)]
     [4.0, 0.031, 0.003, 0.0]
-    >>> [[round(new_kernels(uneven, n, ways, chosen), 3) for n in (0.0, 64.0, 512.0)] for ways in (narrow, wide)]
+    >>> draws = (0.0, 64.0, 512.0)
+    >>> [[round(expected_first_use_kernels(uneven, n, w, chosen), 3) for n in draws] for w in (narrow, wide)]
     [[4.0, 0.863, 0.027], [4.0, 0.571, 0.017]]
     """
     if not np.isfinite(draws):

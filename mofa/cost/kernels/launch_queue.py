@@ -12,7 +12,7 @@ QUEUE = 1024.0
 several streams, 1,021 in an optimizer (te1-qwen30b-4l-first-traced). [-]"""
 
 
-def kernels_of(op: Op) -> FloatK:
+def num_queued_kernels(op: Op) -> FloatK:
     """Kernels that an op puts into the device's queue: one for each expert of a product on several streams. [-]
 
     ``Op.launches`` are those that take the host as long as a small op each; what a module of Transformer Engine takes

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, anywhere, maximum, where
+from mofa.blocks.elementwise import FloatK, any_true, maximum, where
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import HostSync, Stream
 
@@ -28,7 +28,7 @@ def share_of_passes_with_load(ctx: Context) -> FloatK:
     """
     if ctx.model.moe is None:
         return 0.0
-    share: FloatK = 1.0 - np.exp(-0.5 * ctx.local_experts * ctx.new_kernels * ctx.loops_met)
+    share: FloatK = 1.0 - np.exp(-0.5 * ctx.local_experts * ctx.expected_first_use_kernels * ctx.loops_met)
     return share
 
 
@@ -72,7 +72,7 @@ def tape_with_loads(
     ([0.0, 0.5, 0.0, 4.0, 4.0], [0.0, 0.0, 2.0, 2.0, 2.0])
     """
     some = [loads for op in tape.ops if type(loads := op.loads) is not float or loads != 0.0]
-    if load_s == 0.0 or not (some and any(map(anywhere, some))):  # nearly always
+    if load_s == 0.0 or not (some and any(map(any_true, some))):  # nearly always
         return tape, list(seconds), list(issue)
     out: list[tuple[Op, FloatK, FloatK]] = []
     begin = 0
@@ -81,7 +81,7 @@ def tape_with_loads(
         loop = list(zip(tape.ops[begin:end], seconds[begin:end], issue[begin:end], strict=True))
         first = [op for op, *_ in loop if not op.repeated]
         loads = sum((where(op.present, op.loads, 0.0) for op in first), 0.0)
-        if anywhere(loads):
+        if any_true(loads):
             ahead = maximum(sum((s - i for _, s, i in loop), 0.0), 0.0)
             idle = where(ahead < load_s, load_s - ahead / 2.0, load_s**2 / (2.0 * maximum(ahead, load_s)))
             name = tape.ops[begin].name
@@ -95,7 +95,7 @@ def tape_with_loads(
     return replace(tape, ops=ops), list(took), list(issued)
 
 
-def idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
+def load_idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
     """What loads keep the device waiting in a tape of :func:`tape_with_loads`. (K,) [s]"""
     return sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.family == "host_idle"], 0.0)
 
@@ -103,6 +103,6 @@ def idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
 def _end(ops: tuple[Op, ...], begin: int) -> int:
     """Where the loop ends that begins at an op; behind it where it is in none."""
     end = begin + 1
-    while anywhere(ops[begin].expert_loops > 1.0) and end < len(ops) and anywhere(ops[end].expert_loops > 1.0):
+    while any_true(ops[begin].expert_loops > 1.0) and end < len(ops) and any_true(ops[end].expert_loops > 1.0):
         end += 1
     return end

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.cost.kernels.fitted_forms import expected_ceiling, p_norm
+from mofa.cost.kernels.fitted_forms import expected_poisson_ceil, p_norm
 from mofa.specs.curves import GemmForm
 from mofa.specs.multi_stream import MultiStreamForm
 
@@ -100,7 +100,7 @@ def balanced_multi_stream_s(
     tall, length = (n, each) if wgrad else (each, k)
     tile_m, tile_n, rate, split = _tile(tall, columns, length, single, num_sms)
     across = np.ceil(columns / tile_n) * split
-    tiles = across * (np.ceil(tall / tile_m) if wgrad else expected_ceiling(each, tile_m))
+    tiles = across * (np.ceil(tall / tile_m) if wgrad else expected_poisson_ceil(each, tile_m))
     per_split = length / split
     steps = (per_split + STEP / 2 if wgrad else np.ceil(per_split / STEP) * STEP) + single.k_overhead
     tile_s = tile_m * tile_n * 2.0 * steps * num_sms / (rate * sustained)

@@ -51,7 +51,7 @@ class Group:
         return -(-self.size // self.ranks_per_domain)
 
     @property
-    def spans(self) -> NDArray[np.bool_]:
+    def crosses_domains(self) -> NDArray[np.bool_]:
         """Whether the group leaves its fast domain."""
         return self.ranks_per_domain < self.size
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import block_kinds
-from mofa.blocks.tapes import label
-from mofa.cost.block.block_cost import needs_full, unique_rows
+from mofa.blocks.tapes import layer_label
+from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
-from mofa.cost.estimate import Estimator, Part
+from mofa.cost.estimate import Estimator, ModeGroup
 from mofa.cost.rows import mode_numbers
 from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.critical_path import may_fall_short
@@ -31,7 +31,8 @@ ROUNDING = 1e-9
 
 
 def step_lower_bounds_s(estimator: Estimator, is_open: BoolN, *, at_rest: bool = True) -> ArrayN:
-    """A time below the step of every row of a table, as :meth:`mofa.cost.estimate.Estimator.times` costs it.
+    """A time below the step of every row of a table, as :meth:`mofa.cost.estimate.Estimator.component_seconds` costs
+    it.
 
     Parameters
     ----------
@@ -66,10 +67,10 @@ def step_lower_bounds_s(estimator: Estimator, is_open: BoolN, *, at_rest: bool =
     bound_s = _undisturbed_s(estimator, is_open)
     drained_share = estimator.drains
     if drained_share.any():
-        bound_s = bound_s + drained_share * (_undisturbed_s(estimator.drained, is_open) - bound_s)
+        bound_s = bound_s + drained_share * (_undisturbed_s(estimator.without_host_lead, is_open) - bound_s)
     share = _most_rest(estimator, bound_s)
     if share.any():
-        rested_s = _undisturbed_s(estimator.rested, is_open) if at_rest else _most_speed(estimator) * bound_s
+        rested_s = _undisturbed_s(estimator.with_device_waits, is_open) if at_rest else _most_speed(estimator) * bound_s
         bound_s = bound_s + share * np.minimum(rested_s - bound_s, 0.0)
     return np.asarray(bound_s * _runs(estimator) * (1.0 - ROUNDING))
 
@@ -94,7 +95,7 @@ def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mappin
 
 
 def _runs(estimator: Estimator) -> ArrayN | float:
-    return estimator.runs(estimator.table) if estimator.loads.over else 1.0
+    return estimator.runs_per_step(estimator.table) if estimator.loads.over else 1.0
 
 
 def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
@@ -137,7 +138,7 @@ class _PartBounds:
     """Bounds of rows that share their blocks, by something ``pick``ed of a forward and of a backward."""
 
     def __init__(
-        self, estimator: Estimator, part: Part, rows: IntN, is_open: BoolN, pick: Callable[[PhaseTime], ArrayN]
+        self, estimator: Estimator, part: ModeGroup, rows: IntN, is_open: BoolN, pick: Callable[[PhaseTime], ArrayN]
     ) -> None:
         self.estimator, self.part, self.k, self.is_open = estimator, part, estimator.place[rows], is_open
         table = estimator.table.take(rows)
@@ -181,7 +182,7 @@ class _PartBounds:
     def _groups(self) -> Iterator[tuple[IntN, Schedule, Stages, Layers]]:
         """Rows whose ranks hold the same layers, and the layers that they recompute whole."""
         table, estimator = self.table, self.estimator
-        recomputes_layers = np.array([needs_full(spec) for spec in table.recompute_modes])[table.recompute]
+        recomputes_layers = np.array([recomputes_layers_whole(spec) for spec in table.recompute_modes])[table.recompute]
         choice = [np.where(recomputes_layers, column, -1) for column in (table.recompute, table.recompute_layers)]
         columns = [table.pp, table.vpp, table.schedule, table.layout, *choice, self.is_open.astype(np.int64)]
         _, code = unique_rows(columns)
@@ -213,7 +214,7 @@ class _PartBounds:
             return np.asarray(np.minimum(halves_s - _least_s(backward), 0.0))
 
         less = [
-            [less_s(label(kind, mode), block.backward) for kind, block in zip(kinds, blocks, strict=True)]
+            [less_s(layer_label(kind, mode), block.backward) for kind, block in zip(kinds, blocks, strict=True)]
             for mode, blocks in self.part.costs.blocks.items()
         ]
         return np.asarray(self.layers + np.moveaxis(np.array(less), 2, 1))

@@ -6,7 +6,7 @@ RANGE = 32 << 20
 """Ranges of addresses that the driver hands out are multiples of so much. [B]"""
 
 
-class Ranges:
+class AddressRanges:
     """Ranges of addresses below ``highest``: a new segment lies in what is left of the lowest range where it fits, else
     below all of them.
 
@@ -15,7 +15,7 @@ class Ranges:
 
     Examples
     --------
-    >>> ranges = Ranges(1 << 30)
+    >>> ranges = AddressRanges(1 << 30)
     >>> [(1 << 30) - ranges.place(size << 20) >> 20 for size in (20, 20, 12, 40)]
     [32, 64, 44, 128]
     """

@@ -33,7 +33,7 @@ DEEPEP_BUFFER_BYTES = 2.0**30
 """DeepEP's own NVLink and RDMA buffers; assumed: they depend on its tuning and on the hidden size. [B]"""
 
 
-class Pipeline(NamedTuple):
+class PipelineLinks(NamedTuple):
     """What of a pipeline decides on its ranks' communicators; R of its ranks."""
 
     interleaved: bool
@@ -72,7 +72,7 @@ def communicators_of(rows: Rows) -> ArrayN:
     return np.asarray(sizes[rows.grid])
 
 
-def pipeline_of(wraps: bool, pp: int, head_stage: int, shown: IntN) -> Pipeline:
+def pipeline_of(wraps: bool, pp: int, head_stage: int, shown: IntN) -> PipelineLinks:
     """The pipeline as its ranks ``shown`` see it; where it ``wraps`` the last sends to the first.
 
     Examples
@@ -82,12 +82,12 @@ def pipeline_of(wraps: bool, pp: int, head_stage: int, shown: IntN) -> Pipeline:
     """
     ends = (shown > 0).astype(np.int64) + (shown < pp - 1)
     neighbours = np.full_like(ends, min(pp - 1, 2)) if wraps else ends
-    return Pipeline(wraps, shown == head_stage, neighbours, shown == 0, (shown == 0) | (shown == pp - 1))
+    return PipelineLinks(wraps, shown == head_stage, neighbours, shown == 0, (shown == 0) | (shown == pp - 1))
 
 
 def communicator_bytes(
     groups: dict[str, Group], cluster: ClusterSpec, framework: FrameworkSpec, experts: bool, zero: IntN,
-    pipeline: Pipeline, cp_kind: IntN | int = 0, amaxes: bool = False,
+    pipeline: PipelineLinks, cp_kind: IntN | int = 0, amaxes: bool = False,
 ) -> ArrayN:  # fmt: skip
     """Device memory of all communicators of the ranks of a pipeline. (n, R) [B]
 
@@ -137,7 +137,7 @@ def communicator_bytes(
     return np.asarray(total + once + np.where(world > 1, spec.first_bytes.value, 0.0))
 
 
-def _torchtitan(groups: dict[str, Group], experts: bool, pipeline: Pipeline) -> list[_Used]:
+def _torchtitan(groups: dict[str, Group], experts: bool, pipeline: PipelineLinks) -> list[_Used]:
     """Communicators of PyTorch's meshes (torchtitan, distributed/parallel_dims.py).
 
     A dimension of one rank has none, and one of all ranks is the world's own (torch, distributed/device_mesh.py,
@@ -168,7 +168,12 @@ def _torchtitan(groups: dict[str, Group], experts: bool, pipeline: Pipeline) -> 
 
 
 def _megatron(
-    groups: dict[str, Group], framework: FrameworkSpec, experts: bool, zero: IntN, pipeline: Pipeline, cp_kind: IntN
+    groups: dict[str, Group],
+    framework: FrameworkSpec,
+    experts: bool,
+    zero: IntN,
+    pipeline: PipelineLinks,
+    cp_kind: IntN,
 ) -> list[_Used]:
     """Communicators of Megatron-Core (parallel_state.py), which also run with one rank: the world's barrier, the
     gradients, their norm and, with the head, the loss over tensor parallelism, but for Transformer Engine's.
@@ -222,7 +227,7 @@ def _context_parallel(group: Group, cp_kind: IntN) -> _Used:
     return _Used(group, np.asarray(gathers & (others > 0)), peers, bare)
 
 
-def _eager(groups: dict[str, Group], pipeline: Pipeline) -> list[_Used]:
+def _eager(groups: dict[str, Group], pipeline: PipelineLinks) -> list[_Used]:
     """Communicators that are made with their groups, where ``init_process_group`` is given a device.
 
     All groups of ``initialize_model_parallel`` (megatron_core 0.16.1, parallel_state.py) with one instance of the
@@ -272,5 +277,5 @@ def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
 def _peer_bytes(group: Group, peers: IntN, spec: CommunicatorSpec) -> ArrayN:
     """Device memory of the connections to ranks that are sent to directly. (n, R) [B]"""
     near = np.minimum(peers, np.reshape(group.ranks_per_domain, (-1, 1)) - 1)
-    mapped = np.where(group.spans[:, None], np.minimum(near, MEASURED_PEERS), near)
+    mapped = np.where(group.crosses_domains[:, None], np.minimum(near, MEASURED_PEERS), near)
     return np.asarray(mapped * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value)

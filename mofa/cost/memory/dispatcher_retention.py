@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Tape
-from mofa.blocks.tapes import label
+from mofa.blocks.tapes import layer_label
 from mofa.cost.memory.in_flight import ROUNDS, layers_behind
 from mofa.cost.rows import Rows
 from mofa.schedules import Runtime, order_of
@@ -86,7 +86,7 @@ class Retention:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         costs, kinds = rows.costs, rows.layout.stages.kinds
-        tapes = [[costs.tapes[label(kind, mode)].backward for kind in kinds] for mode in costs.blocks]
+        tapes = [[costs.tapes[layer_label(kind, mode)].backward for kind in kinds] for mode in costs.blocks]
         names = [[tape.lingers for tape in ts] for ts in tapes]
         self.candidates = np.zeros(0, dtype=np.intp)
         if not any(name for of_mode in names for name in of_mode):

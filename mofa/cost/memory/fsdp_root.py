@@ -25,23 +25,23 @@ def gathers_ends(rows: Rows) -> bool:
     return rows.mode.precision == "mixed" and not rows.mode.pipelined and fw.shards_params and fw.ends_apart
 
 
-def root_saved(rows: Rows) -> ArrayN | float:
+def root_gathered_bytes(rows: Rows) -> ArrayN | float:
     """What the root has gathered, there while the layers keep what they do. (n, R) [B]"""
     if not root_holds_ends(rows):
         return 0.0
     return np.asarray(rows.costs.embedding.memory.saved[rows.k][:, None] * rows.is_first)
 
 
-def head_grads(rows: Rows) -> ArrayN | float:
+def waiting_head_gradient_bytes(rows: Rows) -> ArrayN | float:
     """The head's 16-bit gradients that wait while the layers go back: for the root's reduction, or for the embedding's
     of the same weight. (n, 1) [B]"""
     model = rows.workload.model
     if root_holds_ends(rows):
         return np.asarray(2.0 * model.vocab * model.hidden / rows.table.tp)[:, None]
-    return tied_grads(rows)
+    return tied_head_gradient_bytes(rows)
 
 
-def tied_grads(rows: Rows) -> ArrayN | float:
+def tied_head_gradient_bytes(rows: Rows) -> ArrayN | float:
     """The head's 16-bit gradient while it waits for the embedding's. (n, 1) [B]"""
     if not head_waits(rows):
         return 0.0

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.tapes import label
+from mofa.blocks.tapes import layer_label
 from mofa.cost.block.deferred_weight_gradients import Deferred
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD, unsharded
 from mofa.cost.rank_rules import reduces_by_chunk
@@ -208,7 +208,7 @@ class InFlight:
     def of_layers(self, pick: Callable[[Deferred], ArrayN]) -> ArrayN:
         """Something of layers whose weights' gradients are put off. (modes, K, kinds) [B]"""
         c, kinds = self.rows.costs, self.rows.layout.stages.kinds
-        by_mode = np.array([[pick(c.deferred[label(kind, mode)]) for kind in kinds] for mode in c.blocks])
+        by_mode = np.array([[pick(c.deferred[layer_label(kind, mode)]) for kind in kinds] for mode in c.blocks])
         return np.ascontiguousarray(np.moveaxis(by_mode, 2, 1))
 
     def split_backward(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
@@ -281,7 +281,7 @@ class InFlight:
         head[lay.head_place, -1] = True
         return np.asarray(behind & ~head)
 
-    def behind(self, kind: int, recomputed: int) -> ArrayN:
+    def saved_behind(self, kind: int, recomputed: int) -> ArrayN:
         """What layers behind the last one of a kind keep, in each chunk. (n, R, vpp) [B]"""
         layers = self.layers_behind[:, :, :, kind, recomputed][self.rows.layout.choice]
         plain, full = self.saved

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
-from mofa.cost.memory.fsdp_root import gathers_ends, head_grads, tied_grads
+from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, waiting_head_gradient_bytes
 from mofa.cost.memory.fsdp_unsharded import unsharded
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
 from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
 from mofa.cost.memory.reserved import LivePeaks
 from mofa.cost.memory.saved_in_flight import ends_saved_bytes, saved_by_kind
-from mofa.cost.memory.stage_inputs import held_bytes, let_go_bytes, pipeline_buffers, sent_part_bytes
+from mofa.cost.memory.stage_inputs import held_input_bytes, let_go_input_bytes, pipeline_buffer_bytes, sent_part_bytes
 from mofa.cost.memory.watchdog_held import shelved_bytes
 from mofa.cost.rank_rules import gathers_whole
 from mofa.cost.rows import Rows
@@ -61,14 +61,14 @@ class PeakCandidates:
         lay, static = rows.layout, rows.static
         self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
         self.grads = static.grads[rows.grid]
-        self.buffers = static.buffers[rows.grid] + pipeline_buffers(rows) + persistent_buffer_bytes(rows)
+        self.buffers = static.buffers[rows.grid] + pipeline_buffer_bytes(rows) + persistent_buffer_bytes(rows)
         self.fixed = (static.params + static.states)[rows.grid] + self.buffers
         self.saved_plain, self.saved_full = rows.gather(rows.layers.saved)
         self.ends_saved = ends_saved_bytes(rows)
         of_layers = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         self.activations = of_layers + self.ends_saved
         self.retention = Retention(rows)
-        self.shelved, self.let_go = shelved_bytes(rows), let_go_bytes(rows)
+        self.shelved, self.let_go = shelved_bytes(rows), let_go_input_bytes(rows)
         self.all: list[_Instant] = []
 
     def _layer_grads(self, kind: int) -> ArrayN:
@@ -139,8 +139,8 @@ class PeakCandidates:
         mid = 1.0 if rows.static.grads_always else several
         # autocast's cache holds the weight copies of recomputed layers until the loss is there
         cached: ArrayN | float = 0.0
-        if np.any(rows.layers.cached):
-            cached = rows.over_stages(rows.layers.cached)
+        if np.any(rows.layers.autocast_cached_bytes):
+            cached = rows.over_stages(rows.layers.autocast_cached_bytes)
         if rows.framework.traits.has_pytorch_modules and rows.layout.stages.pp > 1:
             in_flight = InFlight(rows, self.grads)
             self._pipelined_layers(in_flight)
@@ -159,7 +159,7 @@ class PeakCandidates:
         received = 2.0 * sent_part_bytes(rows) * tp * bool(rows.framework.deepspeed)
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
-        waiting = head_grads(rows)
+        waiting = waiting_head_gradient_bytes(rows)
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
             for label, mode, saved, has, more in (
@@ -236,7 +236,7 @@ class PeakCandidates:
                 if not np.any(has):
                     continue
                 more, alone = in_flight.split_backward(i, recomputed, backward[0])
-                gone = np.where(there, in_flight.behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
+                gone = np.where(there, in_flight.saved_behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
                 name = f"of the last {kind} block{label}"
                 for direction, peaks in (("forward", forward), ("backward", backward)):
                     most = in_flight.most(
@@ -307,8 +307,8 @@ class PeakCandidates:
         if self.retention:
             lingers = self.retention.at_end(0, BACKWARD, ended=True) + self.retention.there * gone
         self._add_end(
-            "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0, copies=tied_grads(rows),
-            lingers=lingers,
+            "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0,
+            copies=tied_head_gradient_bytes(rows), lingers=lingers,
         )  # fmt: skip
 
     def _optimizer(self) -> None:
@@ -320,7 +320,7 @@ class PeakCandidates:
             gathered, grads = unsharded(rows, self.grads)
             copies = -gathered
         lingers = self.retention.at_rest if self.retention else 0.0
-        lingers = lingers + held_bytes(rows)[1]
+        lingers = lingers + held_input_bytes(rows)[1]
         self._add_nothing("optimizer step", minus=None, grads=grads, copies=copies, lingers=lingers)
         self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
 
@@ -369,7 +369,7 @@ class PeakCandidates:
                 return np.asarray(most_of)
             return np.where(has_layers, most_of, self.fixed)  # an end alone has what lasts
 
-        has_layers = self.rows.layout.counts.sum(axis=1) > 0
+        has_layers = self.rows.layout.layer_counts.sum(axis=1) > 0
         forward, piped = ("forward",), self.rows.mode.pipelined
         return LivePeaks(
             of(forward, True), of(("forward", "backward"), True), of(("loss",), True), most,

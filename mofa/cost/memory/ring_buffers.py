@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import any_true
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rows import Rows
@@ -22,14 +22,14 @@ def late_ring_bytes(rows: Rows) -> ArrayN:
     """What layers have let go of rings and the allocator has not back, as a step's last loss comes. (n, R) [B]
 
     A pass takes the device as long as the slowest host of its peers at least
-    (:func:`mofa.cost.allocations.host_lead.beside_peers`). By what the device is slower than its host, forward ``f``
-    and backward ``b``, the host gains a lead of ``max(n (f + b) + f, n (f + b), f, 0)`` over ``n`` micro-batches and a
-    forward, as it never falls behind the device. What was let go in the device's last so many seconds waits, and no
-    more than in the launches that the queue takes. Takes a pass's buffers to be spread evenly over it, and all chunks
-    of a stage to run before the loss.
+    (:func:`mofa.cost.allocations.host_lead.pace_of_fastest_peer`). By what the device is slower than its host, forward
+    ``f`` and backward ``b``, the host gains a lead of ``max(n (f + b) + f, n (f + b), f, 0)`` over ``n`` micro-batches
+    and a forward, as it never falls behind the device. What was let go in the device's last so many seconds waits, and
+    no more than in the launches that the queue takes. Takes a pass's buffers to be spread evenly over it, and all
+    chunks of a stage to run before the loss.
     """
     lay = rows.layout
-    if not anywhere(rows.costs.context.cp_ring & (rows.costs.context.cp > 1)):
+    if not any_true(rows.costs.context.cp_ring & (rows.costs.context.cp > 1)):
         return np.zeros((len(rows.k), len(lay.shown.stage)))
 
     def summed(grid: ArrayN) -> ArrayN:

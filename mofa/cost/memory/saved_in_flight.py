@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
-from mofa.cost.memory.fsdp_root import root_holds_ends, root_saved
+from mofa.cost.memory.fsdp_root import root_gathered_bytes, root_holds_ends
 from mofa.cost.memory.stage_inputs import sent_part_bytes
 from mofa.cost.rows import Rows
 
@@ -26,7 +26,7 @@ def ends_saved_bytes(rows: Rows) -> ArrayN:
         out += depth * saved[:, None] * rows.is_prediction * rows.layout.last_in_flight
     if rows.framework.deepspeed:
         out += sent_part_bytes(rows) * rows.layout.last_in_flight
-    return out + _loss_saved(rows) + root_saved(rows)
+    return out + _loss_saved(rows) + root_gathered_bytes(rows)
 
 
 def _loss_saved(rows: Rows) -> ArrayN:

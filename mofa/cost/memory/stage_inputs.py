@@ -11,14 +11,14 @@ from mofa.cost.rows import Rows
 ArrayN = NDArray[np.float64]
 
 
-def held_bytes(rows: Rows) -> tuple[ArrayN, ArrayN]:
+def held_input_bytes(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """Bytes of :func:`mofa.cost.rank_rules.held_inputs`: all the time, and more between two steps. (n, R) each [B]"""
     throughout, at_end = np.array(held_inputs_of_stages(rows), dtype=float).T
     boundary = rows.costs.boundary[rows.k][:, None]
     return boundary * throughout, boundary * at_end
 
 
-def let_go_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
+def let_go_input_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     """What is not there of the first of these in a 1F1B's forwards, and in its backwards. (n, R) each [B]
 
     In a forward both are, in a backward the gradient alone; neither where as many micro-batches are in flight as the
@@ -26,12 +26,12 @@ def let_go_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     """
     if rows.layout.stages.vpp > 1:
         return 0.0, 0.0
-    throughout = held_bytes(rows)[0]
+    throughout = held_input_bytes(rows)[0]
     earlier = rows.num_micro_batches[:, None] > rows.layout.last_in_flight
     return np.where(earlier, 0.0, throughout), np.where(earlier, 0.5, 1.0) * throughout
 
 
-def pipeline_buffers(rows: Rows) -> ArrayN:
+def pipeline_buffer_bytes(rows: Rows) -> ArrayN:
     """What schedules hold of what neighbours send. (n, R) [B]
 
     All micro-batches' where that is preallocated; of Megatron of 2022 one each way.
@@ -44,7 +44,7 @@ def pipeline_buffers(rows: Rows) -> ArrayN:
     if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
         return sent_part_bytes(rows)
     if rows.framework.traits.is_megatron_core:
-        return held_bytes(rows)[0]
+        return held_input_bytes(rows)[0]
     return np.asarray(boundary * np.full(len(rows.layout.shown.stage), 2.0))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import any_true
 from mofa.cost.allocations.watchdog import WATCHDOG_S
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rows import Rows
@@ -20,7 +20,7 @@ def shelved_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     of a forward in front of a loss, then of the backward before it, and so on, or the other way round.
     """
     lay, layers = rows.layout, rows.layers
-    if not anywhere(layers.shelved > 0):
+    if not any_true(layers.shelved > 0):
         return 0.0, 0.0
 
     def summed(grid: ArrayN) -> ArrayN:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.host_clock import NEVER, Clocks
-from mofa.cost.step_time.dependency_levels import Levels, levels_of
+from mofa.cost.step_time.dependency_levels import DependencyLevels, levels_of
 from mofa.schedules import SCHEDULES, Runtime
 from mofa.schedules.interleaved import micro_batches_per_round
 
@@ -78,8 +78,8 @@ class Durations:
             host,
         )
 
-    def table(self, schedule: str) -> ArrayN:
-        """All of them, in the order that :class:`Levels` has them; n last. [s]"""
+    def level_table(self, schedule: str) -> ArrayN:
+        """All of them, in the order that :class:`DependencyLevels` has them; n last. [s]"""
         kinds = [self.forward_s, self.backward_s]
         if SCHEDULES[schedule].defers_weight_gradients:
             by_weights = self.weights_s.copy()
@@ -149,7 +149,7 @@ def critical_path_s(
     blocks = np.arange(2 * len(SCHEDULES[schedule].computations) + 3)
     place = (blocks[:, None, None] * shown + like[:, None]) * vpp + np.arange(vpp)
     rows = np.concatenate([[0], 1 + place.ravel()])
-    durations = given.table(schedule)
+    durations = given.level_table(schedule)
     host = given.host_tables(durations)
     total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)
@@ -194,7 +194,7 @@ def may_fall_short(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN)
 
 
 def _walk(
-    walk: Levels, place: IntA, durations: ArrayN, hosts: tuple[ArrayN, ...] | None = None
+    walk: DependencyLevels, place: IntA, durations: ArrayN, hosts: tuple[ArrayN, ...] | None = None
 ) -> tuple[ArrayN, ArrayN]:
     """When the last computation ends, and the longest of all last rounds; durations are at ``place``. (n,) each [s]
 

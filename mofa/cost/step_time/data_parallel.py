@@ -31,7 +31,7 @@ ArrayN = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Outside:
+class OutsideBlocks:
     """Exposed and hidden seconds of a step, and what holds up each stage's first forward. (n,), (n,), (n, R) [s]
 
     ``once`` is what the pipeline's own path goes through, ``on_path`` about how much of it is exposed there; through
@@ -53,7 +53,9 @@ def _of_chunks(group: Group) -> Group:
     return Group(*(of[:, None, None] for of in (group.size, group.ranks_per_domain, group.ranks_per_node)))
 
 
-def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, host_bound: HostBound | None = None) -> Outside:
+def outside_blocks(
+    rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, host_bound: HostBound | None = None
+) -> OutsideBlocks:
     """Gathers and reductions outside the tapes, and how much of them computing hides.
 
     Parameters
@@ -66,7 +68,7 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, host_bound: 
         The rows whose host is late.
     """
     zero = np.zeros_like(m)
-    none = Outside(zero, zero, np.zeros_like(fwd))
+    none = OutsideBlocks(zero, zero, np.zeros_like(fwd))
     sharing = gradient_sharing(rows)
     if sharing == "Megatron":
         return _megatron(rows, fwd, bwd)
@@ -113,7 +115,7 @@ def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp:
     return np.asarray(np.maximum(left_s - drain_s, 0.0))
 
 
-def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
+def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> OutsideBlocks:
     """Megatron's buffers, in buckets on the first rank's first chunk, whole elsewhere.
 
     Gradients are reduced behind a chunk's last backward, bucket by bucket inside it on the first rank (not under
@@ -174,7 +176,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         starts = gathers.copy()
         starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - fwd[:, 0] / vpp)
         once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
-    return Outside(exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0)
+    return OutsideBlocks(exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0)
 
 
 def tied_seconds(rows: Rows) -> ArrayN:
@@ -207,7 +209,7 @@ def gathers_per_step(rows: Rows) -> ArrayN:
     return np.asarray(1.0 + (chained[:, None] & (rows.shards.expert > 0)))
 
 
-def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound | None) -> Outside:
+def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound | None) -> OutsideBlocks:
     """FSDP under pipelines: gathered once, piece by piece ahead of the first forward; reduced behind the last backward.
 
     A later stage's host has the pipeline's fill to gather in; the runtime of several chunks gathers two ahead. Ahead of
@@ -219,7 +221,7 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound 
     each = _over(rows, ("all_gather", gathered_width(rows)), ("reduce_scatter", reduced_bytes_per_param(rows)))
     gather, reduce = (seconds.sum(axis=2)[rows.grid] for seconds in each)
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
-    pieces = np.maximum(rows.layout.counts.sum(axis=1) / vpp, 1.0)
+    pieces = np.maximum(rows.layout.layer_counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)
     fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
     chunk_f = fwd / vpp
@@ -240,7 +242,7 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound 
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
     in_passing = gathered + slow[:, 0] * beside
-    return Outside(in_passing + reduced, hidden, np.zeros_like(fwd), in_passing=in_passing)
+    return OutsideBlocks(in_passing + reduced, hidden, np.zeros_like(fwd), in_passing=in_passing)
 
 
 def _listing_s(rows: Rows) -> ArrayN:
@@ -250,7 +252,7 @@ def _listing_s(rows: Rows) -> ArrayN:
     return np.asarray(host * (rows.params / group.size).sum(axis=(0, 3)) / 2**20)
 
 
-def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
+def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: OutsideBlocks) -> OutsideBlocks:
     """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
 
     The last to be reduced holds the embedding, whose gradient comes last and fills a bucket by itself. Every gradient
@@ -272,7 +274,7 @@ def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
     left_s = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
     copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / stream_rate(rows.cluster.gpu, "copy"), 0.0)
     each = left_s + copies
-    return Outside(m * each, m * np.minimum(once, room), none.before_forward, each_s=each)
+    return OutsideBlocks(m * each, m * np.minimum(once, room), none.before_forward, each_s=each)
 
 
 def _replicas_s(rows: Rows) -> ArrayN:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.schedules import SCHEDULES, Action, Exchange, Order, Program, Runtime, order_of, program_of
-from mofa.schedules.point_to_point import received
+from mofa.schedules.point_to_point import receive_needed_by
 
 IntA = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Levels:
+class DependencyLevels:
     """A program's computations and hand-overs by level.
 
     A level has its nodes, and for each of them three more things: the nodes whose ends it waits for, (waits, nodes),
@@ -85,7 +85,7 @@ class _Graph:
 @lru_cache(maxsize=256)
 def levels_of(
     schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, each: int, once: bool
-) -> Levels:  # fmt: skip
+) -> DependencyLevels:  # fmt: skip
     """The levels of a program, whose rounds are of ``each`` micro-batches.
 
     ``once``: with Megatron's gathers of parameters and reductions of gradients.
@@ -114,7 +114,7 @@ def levels_of(
         last = len(nodes) - 1 - min(2 * (pp - 1 - rank) + (vpp - 1) * each, len(nodes) // 2)
         last_steady.append(nodes[last])
         round_before.append(nodes[max(last - 2 * each * vpp, 0)])
-    return Levels(
+    return DependencyLevels(
         tuple((slice(a, b), w, s, before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), weight, size,
         place[[*graph.computations[:, -1], *reduced]], place[last_steady], place[round_before],
     )  # fmt: skip
@@ -159,8 +159,8 @@ def _beside(computations: _Computations) -> _Graph:
     """Computations alone, each with the hand-over that it needs.
 
     Hand-overs run on a stream for each pair of ranks and do not queue, as one is shorter than a computation. Follows
-    :func:`mofa.schedules.point_to_point.overlapped`: behind every forward the next one's receive is launched, backwards
-    likewise, the first backward's behind the last forward but one.
+    :func:`mofa.schedules.point_to_point.overlapped_exchanges`: behind every forward the next one's receive is launched,
+    backwards likewise, the first backward's behind the last forward but one.
     """
     order, (pp, n) = computations.order, computations.stage.shape
     last = order.num_stages - 1
@@ -216,7 +216,7 @@ def _queued(computations: _Computations, program: Program) -> _Graph:
             node[rank, i], beside[rank, i] = number, handed
             before, handed, i = number, False, i + 1
     for key, number in of.items():
-        need = received(order, key) if key.kind in ("F", "B", "I") else None
+        need = receive_needed_by(order, key) if key.kind in ("F", "B", "I") else None
         if need is not None:
             waits.append((number, of[need]))
     weight = np.zeros(len(of) + 1, dtype=np.intp)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.step_time.critical_path import ROUNDS, Durations, critical_path_s
-from mofa.cost.step_time.dependency_levels import Levels, levels_of
+from mofa.cost.step_time.dependency_levels import DependencyLevels, levels_of
 from mofa.schedules import SCHEDULES, Runtime, order_of
 from mofa.schedules.interleaved import micro_batches_per_round
 
@@ -23,7 +23,7 @@ ArrayN = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Path:
+class ComputationPath:
     """How often each computation lies on a path. (kinds, pp, vpp)
 
     ``beside`` are those of them that run beside a hand-over, (pp, vpp); ``hops`` the hand-overs that it waits for.
@@ -33,9 +33,9 @@ class Path:
     beside: ArrayN
     hops: float
 
-    def plus(self, other: Path, times: float) -> Path:
+    def plus(self, other: ComputationPath, times: float) -> ComputationPath:
         """This path with another's parts so many times more."""
-        return Path(
+        return ComputationPath(
             self.counts + times * other.counts, self.beside + times * other.beside, self.hops + times * other.hops
         )
 
@@ -62,7 +62,7 @@ class LongestPaths:
         self.each = micro_batches_per_round(pp, num_micro_batches) if in_rounds else pp
         self.walked = min(num_micro_batches, ROUNDS * self.each)
         self.rounds_behind = (num_micro_batches - self.walked) / self.each
-        self.walk: Levels = levels_of(schedule, runtime, pp, vpp, self.walked, self.each, False)
+        self.walk: DependencyLevels = levels_of(schedule, runtime, pp, vpp, self.walked, self.each, False)
         self._firsts = [nodes.start for nodes, *_ in self.walk.levels]
 
     def steps_s(self, seconds: ArrayN) -> ArrayN:
@@ -72,7 +72,7 @@ class LongestPaths:
         given = Durations(seconds[:, 0], seconds[:, 1:].sum(axis=1), seconds[:, -1], hops, self.slowdown)
         return critical_path_s(self.plan, given, number)
 
-    def through_ranks(self) -> list[Path]:
+    def through_ranks(self) -> list[ComputationPath]:
         """Paths along each rank: the first micro-batch's way to a chunk of it, all that the rank computes from there to
         the last backward of one of its chunks, and that one's way back.
 
@@ -101,10 +101,10 @@ class LongestPaths:
                         counts[kind, order.rank_of(stage), order.chunk_of(stage)] += 1.0
                 counts[:, rank] += self.rounds_behind * self.each
                 handed = sum(order.hands_over[: entered.stage]) + sum(order.hands_over[: left.stage])
-                out.append(Path(counts, np.zeros(self.shape[1:]), handed))
+                out.append(ComputationPath(counts, np.zeros(self.shape[1:]), handed))
         return out
 
-    def paths(self, seconds: ArrayN) -> list[Path]:
+    def paths(self, seconds: ArrayN) -> list[ComputationPath]:
         """The longest path with these durations, and one through the rank that sets the steady state's period."""
         done, durations = self._walked(seconds)
         ends = self.walk.ends
@@ -165,7 +165,7 @@ class LongestPaths:
         behind = np.flatnonzero((which >= 0) & (ranks == rank))
         return [(node, False) for node in behind[behind > last].tolist()]
 
-    def _extended(self, nodes: list[tuple[int, bool]], durations: ArrayN) -> Path:
+    def _extended(self, nodes: list[tuple[int, bool]], durations: ArrayN) -> ComputationPath:
         """A path, with its longest part from a computation to itself one round later again for each round behind."""
         path = self._path(nodes)
         if not self.rounds_behind:
@@ -180,12 +180,12 @@ class LongestPaths:
                 longest, part = takes[end] - takes[start], (start, end)
         return path.plus(self._path(nodes[part[0] + 1 : part[1] + 1]), self.rounds_behind)
 
-    def _path(self, nodes: list[tuple[int, bool]]) -> Path:
+    def _path(self, nodes: list[tuple[int, bool]]) -> ComputationPath:
         number = int(np.prod(self.shape))
         which = self.walk.which[[node for node, _ in nodes]]
         counts = np.bincount(which, minlength=1 + 2 * number).astype(float)
         alone, beside = counts[1 : 1 + number].reshape(self.shape), counts[1 + number :].reshape(self.shape)
-        return Path(alone + beside, beside.sum(axis=0), counts[0] + sum(handed for _, handed in nodes))
+        return ComputationPath(alone + beside, beside.sum(axis=0), counts[0] + sum(handed for _, handed in nodes))
 
 
 class FormulaPaths:
@@ -204,12 +204,12 @@ class FormulaPaths:
         counts = np.stack([path.counts for path in self.through_ranks()])
         return np.asarray(np.einsum("jkrc,nkrc->nj", counts, seconds).max(axis=1))
 
-    def paths(self, seconds: ArrayN) -> list[Path]:
+    def paths(self, seconds: ArrayN) -> list[ComputationPath]:
         """The longest path with these durations. (3, pp, 1) [s]"""
         every = self.through_ranks()
         return [every[int(np.argmax([np.sum(path.counts * seconds) for path in every]))]]
 
-    def through_ranks(self) -> list[Path]:
+    def through_ranks(self) -> list[ComputationPath]:
         """All paths: four of each stage in 1F1B (:func:`mofa.cost.step_time.bubble.one_f_one_b_s`); in GPipe the way
         there and back with the other micro-batches at the stage with the slowest forward and the slowest backward."""
         pp, m = self.pp, self.num_micro_batches
@@ -236,5 +236,5 @@ class FormulaPaths:
                 out.append(before + 2 * behind + (m - ahead) * (forward + backward) * own)
         return [self._path(counts) for counts in out]
 
-    def _path(self, counts: ArrayN) -> Path:
-        return Path(counts[:, :, None], np.zeros((self.pp, 1)), 0.0)
+    def _path(self, counts: ArrayN) -> ComputationPath:
+        return ComputationPath(counts[:, :, None], np.zeros((self.pp, 1)), 0.0)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
-from mofa.blocks.tapes import label
+from mofa.blocks.tapes import layer_label
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.block.tape_clock import PhaseTime
 from mofa.cost.rank_rules import waits_at_exchanges
@@ -121,7 +121,7 @@ class HostBound:
 
 
 @dataclass(frozen=True)
-class Passes:
+class MicroBatchPasses:
     """What one micro-batch takes on each chunk of each stage. (n, R, vpp) [s]
 
     Where the pipeline's walk carries the host's clock, passes are those of a host far ahead. Elsewhere they have what a
@@ -157,7 +157,7 @@ class Passes:
         return rested
 
 
-def passes(rows: Rows) -> Passes:
+def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
     """The passes of every chunk."""
     c = rows.costs
     forward = _over_chunks(rows, "forward_s", c.embedding.forward.total, c.head.forward.total)
@@ -168,7 +168,7 @@ def passes(rows: Rows) -> Passes:
         weights = _over_chunks(rows, "weights_s", c.embedding.backward.weights, c.head.backward.weights)
     index = np.flatnonzero(_is_host_bound(rows))
     if not len(index):
-        return Passes(forward, backward, weights, 0.0, None)
+        return MicroBatchPasses(forward, backward, weights, 0.0, None)
     (forward_clocks, queued_forward), (backward_clocks, queued_backward) = (
         _clocks_of(rows, index, direction) for direction in ("forward", "backward")
     )
@@ -198,7 +198,9 @@ def passes(rows: Rows) -> Passes:
         held_forward, held_backward = host.device_wait_s()
         forward[index] += held_forward
         backward[index] += held_backward
-    return Passes(forward, backward, weights, before - (forward + backward).sum(axis=2), host, waited, extra_s)
+    return MicroBatchPasses(
+        forward, backward, weights, before - (forward + backward).sum(axis=2), host, waited, extra_s
+    )
 
 
 def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
@@ -209,7 +211,7 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     layers, lay = rows.layers, rows.layout
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
-    handed_s = sum(handing_seconds(rows)) / chunk if not rows.schedule_record.joins_exchanges else 0.0
+    handed_s = sum(hand_over_host_s(rows)) / chunk if not rows.schedule_record.joins_exchanges else 0.0
     for clocks in (layers.forward_clocks, layers.backward_clocks):
         host_bound |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
     if not host_bound.any():
@@ -248,7 +250,7 @@ def _split_layer_clocks(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """The clocks of layers' backwards by inputs and by weights, as :class:`mofa.cost.rows.LayerArrays` has those of
     whole ones."""
     c, kinds = rows.costs, rows.layout.stages.kinds
-    both = np.array([[c.split_backward[label(kind, mode)] for kind in kinds] for mode in c.blocks])
+    both = np.array([[c.split_backward[layer_label(kind, mode)] for kind in kinds] for mode in c.blocks])
     grids = both.transpose(2, 0, 4, 1, 3)  # modes, kinds, parts, 4, K
     return grids[0], grids[1]
 
@@ -290,10 +292,11 @@ def _clocks(
         pieces.append((mtp[index], predictions))
     pieces.append((ends[1][:, k].T, heads))
     passed = [
-        Clocks(*clocks.T[:, :, None, None]).times(count) for clocks, count in (pieces if forward else reversed(pieces))
+        Clocks(*clocks.T[:, :, None, None]).repeated(count)
+        for clocks, count in (pieces if forward else reversed(pieces))
     ]
     ahead, queued = reduce(Clocks.then, passed), reduce(Clocks.then, [piece.through_queue() for piece in passed])
-    behind_s, ahead_s = handing_seconds(rows)
+    behind_s, ahead_s = hand_over_host_s(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
     only_host = behind_s + (ahead_s if not rows.schedule_record.joins_exchanges else 0.0)
     if not only_host:
@@ -302,7 +305,7 @@ def _clocks(
     return ahead.then(handed), queued.then(handed)
 
 
-def handing_seconds(rows: Rows) -> tuple[float, float]:
+def hand_over_host_s(rows: Rows) -> tuple[float, float]:
     """What Megatron's host does behind a forward or backward of a stage, up to the exchange, and ahead of the next one.
     [s]
 

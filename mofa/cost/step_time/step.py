@@ -13,7 +13,7 @@ from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.optimizer import (
-    device_parts,
+    device_seconds_by_part,
     optimizer_host_seconds,
     optimizer_seconds,
     unread_gradient_seconds,
@@ -23,8 +23,8 @@ from mofa.cost.rank_rules import waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.critical_path import Durations, critical_path_s
-from mofa.cost.step_time.data_parallel import Outside, outside_blocks
-from mofa.cost.step_time.micro_batch import HostBound, Passes, handing_seconds, passes
+from mofa.cost.step_time.data_parallel import OutsideBlocks, outside_blocks
+from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, hand_over_host_s, micro_batch_passes
 from mofa.specs.params import layer_tensors
 
 ArrayN = NDArray[np.float64]
@@ -53,7 +53,7 @@ def step_time(rows: Rows) -> StepTime:
     c, lay, table = rows.costs, rows.layout, rows.table
     n = len(table)
     rowsel = np.arange(n)
-    each = passes(rows)
+    each = micro_batch_passes(rows)
     fwd, bwd = each.of_stages()
     stage_s = fwd + bwd
     slowest = first_largest(stage_s)
@@ -102,7 +102,7 @@ def step_time(rows: Rows) -> StepTime:
     return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
 
 
-def step_end_seconds(rows: Rows, each: Passes) -> ArrayN:
+def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
     """The optimizer step of each stage and the host that it and the next step wait for, but for the norm. (n, R) [s]
 
     torchtitan moves counts and tokens to the device at the start of a step, which waits for them (train.py,
@@ -118,7 +118,7 @@ def step_end_seconds(rows: Rows, each: Passes) -> ArrayN:
     lead = np.maximum(sum(each.of_stages()) - issue, 0.0)
     if each.host_bound is not None:
         lead[each.host_bound.rows] = each.host_bound.lead_s()
-    parts = device_parts(*given)
+    parts = device_seconds_by_part(*given)
     waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid, _distributed(rows), parts)
     seconds = optimizer_seconds(*given, parts)[rows.grid] + waited
     if rows.workload.precision.fp8_recipe:
@@ -164,7 +164,13 @@ def norm_seconds(rows: Rows) -> ArrayN:
 
 
 def _pipeline(
-    rows: Rows, exposed: ArrayN, hidden: ArrayN, each: Passes, slowest: NDArray[np.intp], m: ArrayN, outside: Outside
+    rows: Rows,
+    exposed: ArrayN,
+    hidden: ArrayN,
+    each: MicroBatchPasses,
+    slowest: NDArray[np.intp],
+    m: ArrayN,
+    outside: OutsideBlocks,
 ) -> None:
     """Bubble and the hand-over of activations between stages."""
     stages, before = rows.layout.stages, outside.before_forward
@@ -223,7 +229,7 @@ def _exchanging(
     a forward, the last none for a backward."""
     fwd, bwd, rested = passes_s
     pp, stages = rows.layout.stages.pp, rows.layout.stages
-    wait_s = rows.cluster.sync_s + handing_seconds(rows)[1]
+    wait_s = rows.cluster.sync_s + hand_over_host_s(rows)[1]
     each = (hop + wait_s)[:, None]
     receives = [each * stages.receives[:, 0], each * stages.sends[:, -1]]
     given = fwd + receives[0], bwd + receives[1], m
@@ -240,7 +246,7 @@ def _exchanging(
     exposed[_T["bubble"]] += idle - sent
 
 
-def _catch_up(rows: Rows, exposed: ArrayN, host_bound: HostBound, m: ArrayN, outside: Outside) -> None:
+def _catch_up(rows: Rows, exposed: ArrayN, host_bound: HostBound, m: ArrayN, outside: OutsideBlocks) -> None:
     """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
     gone, but whatever the device waits for meanwhile counts as well."""
     index = host_bound.rows

@@ -81,11 +81,11 @@ class FailureLog:
         return estimate_rate(len(self) - (days is None), up_days, confidence)
 
     def report(self, num_nodes: int, days: float | None = None, confidence: float = 0.9) -> LogReport:
-        """:meth:`rate`, :meth:`shares` and :meth:`shape` together."""
+        """:meth:`rate`, :meth:`kind_shares` and :meth:`shape` together."""
         rate = self.rate(num_nodes, days, confidence)
-        return LogReport(**rate.model_dump(), kinds=self.shares(), weibull_shape=self.shape())
+        return LogReport(**rate.model_dump(), kinds=self.kind_shares(), weibull_shape=self.shape())
 
-    def shares(self) -> dict[str, float]:
+    def kind_shares(self) -> dict[str, float]:
         """Share of the failures of each kind, the most frequent first. [-]"""
         return {kind: count / len(self) for kind, count in Counter(self.kinds).most_common()}
 

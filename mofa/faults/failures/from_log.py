@@ -40,7 +40,7 @@ def profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, days: f
     def fact(value: float) -> Fact:
         return Fact(value=value, provenance="measured", source=source)
 
-    kinds = _kinds(reliability.kinds, log.shares(), faults.name, fact(0.0))
+    kinds = _kinds(reliability.kinds, log.kind_shares(), faults.name, fact(0.0))
     changes: dict[str, object] = {
         "failures_per_node_day": fact(rate.rate_per_node_day), "counted_failures": fact(rate.failures),
         "components": (), "kinds": kinds,

@@ -12,7 +12,7 @@ UNIT_BYTES = 512
 """Every address of a block is a multiple of it."""
 
 
-def where(frames: list[dict[str, Any]]) -> str:
+def innermost_frames(frames: list[dict[str, Any]]) -> str:
     """The innermost frames of an allocation outside PyTorch's own machinery."""
     frames_kept = [
         f"{Path(f['filename']).name}:{f['name']}"
@@ -64,13 +64,13 @@ class Beginning:
         return entries
 
     def _end(self) -> None:
-        content = {"step_starts": self._starts, **columns(self._entries())}
+        content = {"step_starts": self._starts, **memory_history_columns(self._entries())}
         self._memory._record_memory_history(enabled=None)
         with gzip.open(self._path, "wt", compresslevel=9) as file:
             json.dump(content, file, separators=(",", ":"))
 
 
-def columns(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def memory_history_columns(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Columns of a memory history, an entry a row, in order.
 
     ``action`` and ``where`` are indices in ``actions`` and ``places``; streams count as they appear; ``address`` counts
@@ -95,5 +95,5 @@ def columns(entries: list[dict[str, Any]]) -> dict[str, Any]:
         lists["bytes"].append(entry["size"])
         lists["address"].append((address - lowest) // UNIT_BYTES if address else -1)
         lists["stream"].append(streams.setdefault(entry.get("stream", 0), len(streams)))
-        lists["where"].append(places.setdefault(where(entry.get("frames", [])), len(places)))
+        lists["where"].append(places.setdefault(innermost_frames(entry.get("frames", [])), len(places)))
     return {"unit_bytes": UNIT_BYTES, "actions": list(actions), "places": list(places), **lists}

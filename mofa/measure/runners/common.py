@@ -105,14 +105,18 @@ class _Paces:
         names += ["layer_issues_s", "layer_backs_s", "layer_ops_s", "layer_back_ops_s"] if training.on_engine else []
         names += ["cpu_ops_s", "step_ops_s", "step_back_ops_s"]
         self.read: dict[str, list[float]] = {name: [] for name in names}
-        self._cores = host_pace.Cores(torch.cuda.current_device(), torch.cuda.device_count())
+        self._cores = host_pace.QuietCores(torch.cuda.current_device(), torch.cuda.device_count())
         self._sampled = bool(training.layers)
         self._sampler = host_pace.StepSampler(training.layers)
 
     def look(self) -> None:
         """Read all of them on the two quietest cores; where steps are sampled also on the two loudest, to see how each
         work goes with an addition."""
-        for move in (self._cores.choose, self._cores.loudest) if self._sampled else (self._cores.choose,):
+        for move in (
+            (self._cores.move_to_quietest, self._cores.move_to_loudest)
+            if self._sampled
+            else (self._cores.move_to_quietest,)
+        ):
             move()
             self.read["host_issues_s"].append(host_pace.small_op_s())
             self.read["host_backs_s"].append(host_pace.small_back_s())
@@ -125,12 +129,12 @@ class _Paces:
     def before_step(self) -> None:
         """Move to quiet cores."""
         self._cores.settle()
-        self._sampler.take()
+        self._sampler.means_since_last()
 
     def behind_step(self) -> None:
         """Keep what a small op took within the step and behind it."""
         self.read["cpu_ops_s"].append(host_pace.processor_op_s())
-        ahead, back = self._sampler.take()
+        ahead, back = self._sampler.means_since_last()
         if ahead == ahead and back == back:
             self.read["step_ops_s"].append(ahead)
             self.read["step_back_ops_s"].append(back)
@@ -203,13 +207,13 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     result |= timed
     if training.count_tokens is not None:
         result["tokens_per_expert"] = training.count_tokens()
-    host = host_trace.account(training.step) if job.get("trace") else {}
+    host = host_trace.traced_steps(training.step) if job.get("trace") else {}
     # near the capacity the profiler's own buffers could end a run that went well
     if _agree(steady["device_bytes"] / steady["device_total_bytes"]) < job["profile_below"]:
         result["phase"] = "profile"
-        result |= traces.busy(training.step)
+        result |= traces.busy_seconds(training.step)
         if job.get("trace"):
-            traces.write(training.step, folder, rank, host)
+            traces.write_traces(training.step, folder, rank, host)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mofa.measure.runners import host_trace
-from mofa.measure.runners.beginning import where
+from mofa.measure.runners.beginning import innermost_frames
 
 WARM_S, MOST_STEPS = 1.5, 12
 """Steps ahead of a profiled one last so long, and are so many at most. [s], [-]"""
@@ -57,7 +57,7 @@ def _covered_s(events: list[Any]) -> float:
     return covered / 1e9
 
 
-def busy(step: Callable[[], None]) -> dict[str, float]:
+def busy_seconds(step: Callable[[], None]) -> dict[str, float]:
     """Seconds of one step in which the device did anything, and in which it did anything but communicate."""
     events = _on_device(_profiled(step))
     return {
@@ -128,11 +128,11 @@ def _allocations(step: Callable[[], None]) -> list[list[Any]]:
     for entry in snapshot["device_traces"][torch.cuda.current_device()]:
         address = addresses.setdefault(entry.get("addr", 0), len(addresses))
         stream = streams.setdefault(entry.get("stream", 0), len(streams))
-        rows.append([entry["action"], entry["size"], address, stream, where(entry.get("frames", []))])
+        rows.append([entry["action"], entry["size"], address, stream, innermost_frames(entry.get("frames", []))])
     return rows
 
 
-def write(step: Callable[[], None], folder: Path, rank: int, host: dict[str, Any]) -> None:
+def write_traces(step: Callable[[], None], folder: Path, rank: int, host: dict[str, Any]) -> None:
     """Write ``traceN.json.gz``: the kernels with the calls that started them, and the allocations, of one step each.
 
     Beside them ``host``, its clocks in steps before the profiler, and in ``opsN.json.gz`` PyTorch's ops of one more.
@@ -146,4 +146,4 @@ def write(step: Callable[[], None], folder: Path, rank: int, host: dict[str, Any
     with gzip.open(folder / f"trace{rank}.json.gz", "wt", compresslevel=9) as file:
         json.dump(content, file, separators=(",", ":"))
     with gzip.open(folder / f"ops{rank}.json.gz", "wt", compresslevel=9) as file:
-        json.dump(host_trace.ops(step), file, separators=(",", ":"))
+        json.dump(host_trace.traced_ops(step), file, separators=(",", ":"))

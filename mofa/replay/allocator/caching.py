@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
-from mofa.cost.memory.address_ranges import Ranges
+from mofa.cost.memory.address_ranges import AddressRanges
 from mofa.replay.allocator.expandable_segments import extend, least_expandable, unmap
 from mofa.replay.allocator.pools import (
     ALLOCATED,
@@ -26,11 +26,11 @@ from mofa.replay.allocator.pools import (
     UNMAPPED,
     WAITING,
     Block,
+    BlockPool,
     BlockSlots,
     LimitPassed,
     Order,
     OutOfDeviceMemory,
-    Pool,
     Request,
     Segment,
     address_of,
@@ -82,8 +82,8 @@ class Allocator:
         self.fraction, self.limit, self.place = fraction, limit, place
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.num_retries = self.num_segments = 0
-        self._pools: dict[int, Pool] = {}
-        self._ranges = Ranges(HIGHEST)
+        self._pools: dict[int, BlockPool] = {}
+        self._ranges = AddressRanges(HIGHEST)
         self._waiting: dict[int, list[Block]] = {}
         self._searches = 0
 
@@ -97,12 +97,12 @@ class Allocator:
             If the device has no room.
         """
         size = MIN_BLOCK if size <= MIN_BLOCK else (size + 511) & -512
-        return self.take(size, stream << 1 | (size <= SMALL_SIZE))
+        return self.allocate_rounded(size, stream << 1 | (size <= SMALL_SIZE))
 
-    def take(self, size: int, index: int) -> Block:
+    def allocate_rounded(self, size: int, index: int) -> Block:
         """The same of a rounded size from the pool of this ``index``: twice the stream, and one more where small.
 
-        Most of a replay is here and in :meth:`join`: so what a pool's methods do is written out.
+        Most of a replay is here and in :meth:`merge_free`: so what a pool's methods do is written out.
         """
         pool = self._pools.get(index) or self.pool(index)
         self._searches += not pool.small
@@ -116,7 +116,7 @@ class Allocator:
         else:
             if self.expandable:
                 block = least_expandable(pool, first)
-                pool.take(block)
+                pool.remove(block)
             else:
                 block = lists[first].pop(0)
         rest = block.size - size
@@ -148,13 +148,13 @@ class Allocator:
             self.peak_allocated = allocated
         return block
 
-    def pool(self, index: int) -> Pool:
+    def pool(self, index: int) -> BlockPool:
         """The pool of an ``index``."""
         if index not in self._pools:
-            self._pools[index] = Pool(index >> 1, bool(index & 1), self.expandable)
+            self._pools[index] = BlockPool(index >> 1, bool(index & 1), self.expandable)
         return self._pools[index]
 
-    def known(self, orders: Sequence[Order]) -> tuple[Request, ...] | bytes:
+    def prepare_requests(self, orders: Sequence[Order]) -> tuple[Request, ...] | bytes:
         """Requests that will be made again and again, in the form in which they are answered."""
         pools = {index: self.pool(index) for index in {order[2] for order in orders}}
         return tuple(
@@ -183,14 +183,14 @@ class Allocator:
             if block.events:
                 block.state = WAITING
                 return
-        self.join(block)
+        self.merge_free(block)
 
     def finish(self, stream: int) -> None:
         """What was freed while ``stream`` used it is not used by it any more."""
         for block in self._waiting.pop(stream, ()):
             block.events -= 1
             if not block.events:
-                self.join(block)
+                self.merge_free(block)
 
     def empty_cache(self) -> None:
         """Give all free segments back to the device."""
@@ -204,7 +204,7 @@ class Allocator:
                     self._return(block)
 
     # -- free blocks
-    def join(self, block: Block) -> Block:
+    def merge_free(self, block: Block) -> Block:
         """Make a block free; its free neighbours and it become one, which is returned."""
         pool, size = block.pool, block.size
         bins = pool.bins
@@ -247,7 +247,7 @@ class Allocator:
         return block
 
     # -- segments
-    def grow(self, pool: Pool, size: int) -> Block:
+    def grow(self, pool: BlockPool, size: int) -> Block:
         """A block of a rounded size or larger out of fresh memory, where no free one fits; it is to be cut.
 
         Raises
@@ -269,7 +269,7 @@ class Allocator:
             raise OutOfDeviceMemory(size, wanted, self.allocated, self.reserved, self.room)
         return block
 
-    def _new(self, pool: Pool, size: int) -> Block | None:
+    def _new(self, pool: BlockPool, size: int) -> Block | None:
         """A block out of fresh memory, outside the lists of free blocks; None where the device has no room."""
         segment_bytes = segment_size(size)
         if self.expandable:
@@ -304,7 +304,7 @@ class Allocator:
 
     def _return(self, block: Block) -> None:
         """Give a segment that is one free block back."""
-        block.pool.take(block)
+        block.pool.remove(block)
         self.reserved -= block.size
         self.num_segments -= 1
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.allocator.pools import ALLOCATED, Block, Order, Pool
+from mofa.replay.allocator.pools import ALLOCATED, Block, BlockPool, Order
 
 SOURCE = Path(__file__).with_name("native_segments.c")
 LIBRARY = SOURCE.with_suffix(".so")
@@ -82,7 +82,7 @@ class NumberedBlock(Block):
 
     __slots__ = ("number",)
 
-    def __init__(self, pool: Pool, address: int, size: int, number: int) -> None:
+    def __init__(self, pool: BlockPool, address: int, size: int, number: int) -> None:
         self.pool, self.address, self.size, self.number = pool, address, size, number
         self.state = ALLOCATED
 
@@ -110,10 +110,10 @@ class NumberedBlocks:
         del self.numbers[num_kept:]
         self.numbers.frombytes(b"\xff" * (self.numbers.itemsize * num_new))  # NONE
 
-    def places(self, slots: array[int]) -> bytes:
+    def addresses(self, slots: array[int]) -> bytes:
         """The addresses of some, packed."""
         addresses = bytearray(8 * len(slots))
-        self.a.write_places(self.numbers, slots, addresses)
+        self.a.write_addresses(self.numbers, slots, addresses)
         return bytes(addresses)
 
 
@@ -148,7 +148,7 @@ class CompiledAllocator(Allocator):
         self._at_two = self._two.buffer_info()[0]
 
     # -- requests
-    def take(self, size: int, index: int) -> Block:
+    def allocate_rounded(self, size: int, index: int) -> Block:
         """A block of a rounded size from a pool."""
         pool = self._pools.get(index) or self.pool(index)
         number = self._take(self._segments, index, size, NONE, self._at_two)
@@ -162,7 +162,7 @@ class CompiledAllocator(Allocator):
             self.peak_allocated = allocated
         return NumberedBlock(pool, address, size, number)
 
-    def pool(self, index: int) -> Pool:
+    def pool(self, index: int) -> BlockPool:
         """The pool of an index; its free blocks are in the compiled part."""
         if index not in self._pools:
             self._compiled.open_pool(self._segments, index)
@@ -175,9 +175,9 @@ class CompiledAllocator(Allocator):
         """Give a block back."""
         assert not streams, "no other stream is waited for"
         self.allocated -= block.size
-        self.join(block)
+        self.merge_free(block)
 
-    def join(self, block: Block) -> Block:
+    def merge_free(self, block: Block) -> Block:
         """Make a block free; it stands for the one that it is part of then."""
         assert isinstance(block, NumberedBlock)
         self._join(self._segments, block.number)
@@ -189,7 +189,7 @@ class CompiledAllocator(Allocator):
             self.num_segments -= self._compiled.give_back(self._segments, index, self._at_two)
             self.reserved -= self._two[0]
 
-    def _new(self, pool: Pool, size: int) -> Block | None:
+    def _new(self, pool: BlockPool, size: int) -> Block | None:
         block = super()._new(pool, size)
         if block is None:
             return None
@@ -198,7 +198,7 @@ class CompiledAllocator(Allocator):
         return NumberedBlock(pool, block.address, block.size, number)
 
     # -- requests that are known beforehand
-    def known(self, orders: Sequence[Order]) -> bytes:
+    def prepare_requests(self, orders: Sequence[Order]) -> bytes:
         """Requests as the compiled part reads them."""
         for index in {order[2] for order in orders}:
             self.pool(index)
@@ -242,7 +242,7 @@ class CompiledAllocator(Allocator):
         address, size = self._two
         return NumberedBlock(self._pools[index], address, size, number)
 
-    def write_places(self, numbers: array[int], slots: array[int], addresses: bytearray) -> None:
+    def write_addresses(self, numbers: array[int], slots: array[int], addresses: bytearray) -> None:
         """The addresses of the blocks in some slots."""
         into = (ctypes.c_char * len(addresses)).from_buffer(addresses)
         self._compiled.places(

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from itertools import chain, islice
 from typing import Protocol
 
-from mofa.replay.allocator.pools import FREE, UNMAPPED, Block, Pool, page_size, reach
+from mofa.replay.allocator.pools import FREE, UNMAPPED, Block, BlockPool, page_size, size_with_unmapped_range
 
 
 class Device(Protocol):
@@ -21,22 +21,22 @@ class Device(Protocol):
     def try_reserve(self, size: int) -> bool:
         """Ask for so many bytes; whether it has them."""
 
-    def join(self, block: Block) -> Block:
+    def merge_free(self, block: Block) -> Block:
         """Make a block free."""
 
 
-def least_expandable(pool: Pool, address: int) -> Block:
+def least_expandable(pool: BlockPool, address: int) -> Block:
     """Of free blocks that fit, one that can't grow much is preferred: its size counts with the range behind it."""
     fitting = chain.from_iterable(islice(pool.lists, address, None))
     block = next(fitting)
     for larger in fitting:
-        if reach(larger) >= reach(block):
+        if size_with_unmapped_range(larger) >= size_with_unmapped_range(block):
             break
         block = larger
     return block
 
 
-def extend(a: Device, pool: Pool, size: int) -> Block | None:
+def extend(a: Device, pool: BlockPool, size: int) -> Block | None:
     """A free block of at least ``size`` bytes out of unmapped ranges; None where the device has no room."""
     block = _range(a, pool, size)
     free = _map(a, block, min(block.size, size)) if block.state == UNMAPPED else block
@@ -45,11 +45,11 @@ def extend(a: Device, pool: Pool, size: int) -> Block | None:
         assert behind is not None and behind.state == UNMAPPED
         free = _map(a, behind, min(size - free.size, behind.size))
     if free is not None:
-        pool.take(free)
+        pool.remove(free)
     return free
 
 
-def _range(a: Device, pool: Pool, size: int) -> Block:
+def _range(a: Device, pool: BlockPool, size: int) -> Block:
     """The lowest range of addresses with room, from the free block before it on; a new one where there is none."""
     for _, unmapped in pool.unmapped:
         first = unmapped
@@ -86,7 +86,7 @@ def _map(a: Device, block: Block, size: int) -> Block | None:
         block.following = rest
         block.size = mapped
         insort(pool.unmapped, (rest.address, rest), key=lambda item: item[0])
-    return a.join(block)
+    return a.merge_free(block)
 
 
 def unmap(a: Device, block: Block) -> None:
@@ -98,21 +98,21 @@ def unmap(a: Device, block: Block) -> None:
     high = start + (block.address + block.size - start) // page * page
     if high <= low:
         return
-    pool.take(block)
+    pool.remove(block)
     if block.address < low:
         front = Block(pool, block.address, low - block.address, FREE)
         front.previous, front.following = block.previous, block
         if front.previous is not None:
             front.previous.following = front
         block.previous = front
-        pool.put(front)
+        pool.add(front)
     if high < block.address + block.size:
         back = Block(pool, high, block.address + block.size - high, FREE)
         back.previous, back.following = block, block.following
         if back.following is not None:
             back.following.previous = back
         block.following = back
-        pool.put(back)
+        pool.add(back)
     block.address, block.size, block.state = low, high - low, UNMAPPED
     a.reserved -= block.size
     for near in (block.previous, block.following):

@@ -44,7 +44,7 @@ class Block:
 
     __slots__ = ("address", "events", "following", "freed_at", "pool", "previous", "size", "state")
 
-    def __init__(self, pool: Pool, address: int, size: int, state: int) -> None:
+    def __init__(self, pool: BlockPool, address: int, size: int, state: int) -> None:
         self.pool, self.address, self.size, self.state = pool, address, size, state
         self.previous: Block | None = None
         self.following: Block | None = None
@@ -52,7 +52,7 @@ class Block:
         self.freed_at = 0
 
 
-class Pool:
+class BlockPool:
     """Free blocks of one stream and size class; unmapped ranges sorted by address.
 
     Blocks of one size are a bin, the lowest address first. ``bins`` has them by size, ``sizes`` and ``lists`` the sizes
@@ -78,7 +78,7 @@ class Pool:
         """All free blocks, in the order in which they are looked through: by size, then by address."""
         return (block for blocks in self.lists for block in blocks)
 
-    def put(self, block: Block) -> None:
+    def add(self, block: Block) -> None:
         """One more free block."""
         blocks = self.bins.get(block.size)
         if blocks is None:
@@ -88,7 +88,7 @@ class Pool:
         else:
             blocks.append(block)
 
-    def take(self, block: Block) -> None:
+    def remove(self, block: Block) -> None:
         """One that is free no more."""
         blocks = self.bins[block.size]
         if len(blocks) < MANY:
@@ -143,11 +143,11 @@ class BlockSlots(Protocol):
 
 address_of = attrgetter("address")
 
-Request = tuple[int, int, list[Block], Pool]
+Request = tuple[int, int, list[Block], BlockPool]
 """Bytes (0: a free; negative: what is freed at once), a slot, the free blocks of that size, of which the first is taken
 if there is one, and the pool."""
 Order = tuple[int, int, int]
-"""A request: bytes, slot, and the pool's index (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
+"""A request: bytes, slot, and the pool's index (:meth:`mofa.replay.allocator.caching.Allocator.allocate_rounded`)."""
 
 
 @dataclass(frozen=True)
@@ -187,12 +187,12 @@ def segment_size(size: int) -> int:
     return -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
-def page_size(pool: Pool) -> int:
+def page_size(pool: BlockPool) -> int:
     """Bytes that expandable segments map at once. [B]"""
     return SMALL_SEGMENT if pool.small else LARGE_SEGMENT
 
 
-def reach(block: Block) -> int:
+def size_with_unmapped_range(block: Block) -> int:
     """What a free block has with the unmapped range behind it. [B]"""
     after = block.following
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)

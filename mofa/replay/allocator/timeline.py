@@ -37,13 +37,13 @@ OUTSIDE = -1
 """The code of an act that belongs to no tape: its ``op`` is the whole of where it happens."""
 
 
-def outside(group: int, name: str, where: str, stream: int = 0) -> Instruction:
+def off_tape_act(group: int, name: str, where: str, stream: int = 0) -> Instruction:
     """An act that belongs to no tape."""
     return Instruction(OUTSIDE, 0, 0, stream, group, name, where)
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveTensor:
     """Tensors of one name that are alive together: how many, and their bytes in all. [B]"""
 
     name: str
@@ -53,7 +53,7 @@ class Live:
 
 
 @dataclass(frozen=True)
-class Moment:
+class MemoryInstant:
     """An instant: what ran, and the bytes alive by group and by tensor, largest first. [B]"""
 
     step: int
@@ -61,7 +61,7 @@ class Moment:
     allocated: int
     reserved: int
     alive: dict[str, int]
-    tensors: tuple[Live, ...]
+    tensors: tuple[LiveTensor, ...]
 
 
 EventRun = tuple[Sequence[Instruction], Sequence[int]]
@@ -121,7 +121,9 @@ class Journal:
         assert event >= self.num_closed
         return self.new_instructions[event - self.num_closed :], self.new_sizes[event - self.num_closed :]
 
-    def repeated(self, instructions: Sequence[Instruction], sizes: Sequence[int], passages: Sequence[Passage]) -> int:
+    def repeat_computation(
+        self, instructions: Sequence[Instruction], sizes: Sequence[int], passages: Sequence[Passage]
+    ) -> int:
         """A computation that was written down before; the event after its last."""
         self.noted.append((self.num_events, len(self.new_passages), passages))
         if self.new_instructions:
@@ -132,11 +134,11 @@ class Journal:
         self.num_closed += len(instructions)
         return self.num_closed
 
-    def mark(self) -> tuple[int, ...]:
+    def end_state(self) -> tuple[int, ...]:
         """Where it ends."""
         return tuple(map(len, self._growing()))
 
-    def cut(self, mark: tuple[int, ...]) -> None:
+    def truncate_to(self, mark: tuple[int, ...]) -> None:
         """Forget what came behind a mark, since which nothing was repeated from notes."""
         for items, length in zip(self._growing(), mark, strict=True):
             del items[length:]
@@ -182,7 +184,7 @@ class Journal:
             self._read = _read((*self.closed, (self.new_instructions, self.new_sizes)), self.larger)
         return self._read
 
-    def where(self, event: int, act: Instruction | None = None) -> str:
+    def what_ran(self, event: int, act: Instruction | None = None) -> str:
         """What ran when an event happened; ``act`` is what was to be done in one that did not."""
         if act is None:
             events = self._events()
@@ -197,7 +199,7 @@ class Journal:
         """The step that an event belongs to, 0 for the start."""
         return bisect_right(self.steps, event)
 
-    def live(self, event: int) -> tuple[Live, ...]:
+    def live(self, event: int) -> tuple[LiveTensor, ...]:
         """The tensors alive after an event, by name, largest first."""
         events = self._events()
         numbers, sizes = events.numbers[: event + 1], events.sizes[: event + 1]
@@ -209,16 +211,16 @@ class Journal:
             item = sums.setdefault((act.group, act.name), [0, 0])
             item[0] += int(total)
             item[1] += int(count)
-        tensors = [Live(name, GROUPS[g], count, total) for (g, name), (total, count) in sums.items() if total]
+        tensors = [LiveTensor(name, GROUPS[g], count, total) for (g, name), (total, count) in sums.items() if total]
         return tuple(sorted(tensors, key=lambda live: (-live.bytes, live.name)))
 
-    def moment(self, event: int, reserved: int) -> Moment:
+    def moment(self, event: int, reserved: int) -> MemoryInstant:
         """What was alive after an event, and where."""
         tensors = self.live(event)
         alive = dict.fromkeys(GROUPS, 0)
         for live in tensors:
             alive[live.group] += live.bytes
-        return Moment(self.step_of(event), self.where(event), sum(alive.values()), reserved, alive, tensors)
+        return MemoryInstant(self.step_of(event), self.what_ran(event), sum(alive.values()), reserved, alive, tensors)
 
     def by_group(self, start: int) -> NDArray[np.int64]:
         """Bytes alive by group after every event from ``start`` on. (events, groups) [B]"""

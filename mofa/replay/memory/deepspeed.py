@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
+from mofa.replay.allocator.timeline import (
+    ACTIVATIONS,
+    BUFFERS,
+    GRADIENTS,
+    PARAMETERS,
+    STATES,
+    TEMPORARIES,
+    off_tape_act,
+)
 from mofa.replay.rank.program import GRADIENT, INPUT
 
 if TYPE_CHECKING:
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
     from mofa.replay.memory.pass_state import Allocation
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.memory.recording import Waiting
-    from mofa.replay.memory.stage_outputs import Sends
+    from mofa.replay.memory.stage_outputs import LateFrees
     from mofa.replay.rank.description import Weight
 
 BUCKET = 2 * 500_000_000
@@ -50,7 +58,7 @@ def group_bytes(state: RankState) -> list[int]:
     return [sum(weights[n].param for n in members) for members in groups_of(weights)]
 
 
-def start(state: RankState) -> None:
+def allocate_flat_buffers(state: RankState) -> None:
     """Parameters group by group into a flat buffer, and their fp32 copy; then the optimizer's states.
 
     The parameters' old blocks are left to the allocator: DeepSpeed empties the cache only since its pull request 2620
@@ -58,23 +66,23 @@ def start(state: RankState) -> None:
     tr11-200B-ml.slurm). Without ZeRO the buffer is made of copies of the parameters (``FP16_Optimizer``).
     """
     r, where, begun = state.rank, "start", state.note()
-    params = [state.new(w.param, outside(PARAMETERS, "parameter", where)) for w in r.weights]
+    params = [state.new(w.param, off_tape_act(PARAMETERS, "parameter", where)) for w in r.weights]
     parts = [int(total / r.optimizer_ranks) for total in group_bytes(state)]
     for members, total, part in zip(groups_of(r.weights), group_bytes(state), parts, strict=True):
-        copies = outside(TEMPORARIES, "copy of a parameter", where)
+        copies = off_tape_act(TEMPORARIES, "copy of a parameter", where)
         copied = [state.new(r.weights[n].param, copies) for n in members] if r.deepspeed == "zero0" else []
-        state.new(total, outside(PARAMETERS, "buffer of the parameters", where))
+        state.new(total, off_tape_act(PARAMETERS, "buffer of the parameters", where))
         state.drop_all([*(params[n] for n in members), *copied])
-        clone = state.new(part, outside(STATES, "16-bit copy of the partition", where))
-        state.new(2 * part, outside(STATES, "fp32 copy of the partition", where))
+        clone = state.new(part, off_tape_act(STATES, "16-bit copy of the partition", where))
+        state.new(2 * part, off_tape_act(STATES, "fp32 copy of the partition", where))
         state.drop(clone)
         if r.deepspeed == "bf16":
-            state.new(2 * total, outside(GRADIENTS, "fp32 buffer of the gradients", where))
-    zeros = outside(GRADIENTS, "fp32 zeros of the partition", where)
+            state.new(2 * total, off_tape_act(GRADIENTS, "fp32 buffer of the gradients", where))
+    zeros = off_tape_act(GRADIENTS, "fp32 zeros of the partition", where)
     steps = [state.new(2 * part, zeros) for part in parts] if r.deepspeed != "bf16" else []
     for part in parts:
         for moments in r.moments:
-            state.new(2 * part, outside(STATES, moments, where))
+            state.new(2 * part, off_tape_act(STATES, moments, where))
     state.drop_all(steps)
     state.look(begun)
 
@@ -89,7 +97,7 @@ def after_backward(state: RankState) -> None:
     """It adds each 16-bit gradient, cast to fp32, to the buffer, and keeps it (``update_hp_grads``)."""
     if state.rank.deepspeed == "bf16":
         begun = state.note()
-        act = outside(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")
+        act = off_tape_act(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")
         for w in state.rank.weights:
             state.drop(state.new(2 * w.param, act))
         state.look(begun)
@@ -109,24 +117,24 @@ def kept_part_of_output(state: RankState, output: Allocation) -> Allocation:
     """What stays of a stage's output until its backward: a rank's part (``PartitionedTensor``); all of one rank's."""
     if not state.rank.sent_bytes:
         return output
-    part = state.new(state.rank.sent_bytes, outside(ACTIVATIONS, INPUT, "send of an output"))
+    part = state.new(state.rank.sent_bytes, off_tape_act(ACTIVATIONS, INPUT, "send of an output"))
     state.drop(output)
     return part
 
 
-def gather_parts(state: RankState, sends: Sends, name: str, where: str) -> Allocation:
+def gather_parts(state: RankState, sends: LateFrees, name: str, where: str) -> Allocation:
     """A tensor whose parts the tensor-parallel ranks hold, put together (``PartitionedTensor.full``).
 
     It is gathered into the flat output of torch's all-gather, copied into a flat tensor and cloned. One rank receives
     it as it is. The host waits for the device first, which has its parts' sizes (``from_meta``).
     """
-    act = outside(ACTIVATIONS, name, where)
+    act = off_tape_act(ACTIVATIONS, name, where)
     size = state.rank.boundary_bytes
     if not state.rank.sent_bytes:
         return state.new(size, act)
     sends.synchronized()
     flat = state.new(size, act)
-    output = state.new(size, outside(BUFFERS, "all-gather output", where))
+    output = state.new(size, off_tape_act(BUFFERS, "all-gather output", where))
     sends.issued(3 + size // state.rank.sent_bytes)  # zeros, the gather, a copy for each part, the clone
     sends.drop_late(output)
     full = state.new(size, act)
@@ -134,7 +142,7 @@ def gather_parts(state: RankState, sends: Sends, name: str, where: str) -> Alloc
     return full
 
 
-def restore_output(state: RankState, sends: Sends) -> list[Allocation]:
+def restore_output(state: RankState, sends: LateFrees) -> list[Allocation]:
     """What a backward holds to its end: the output, whole again, and its gradient (``_exec_backward_pass``).
 
     The gradient is received into a buffer that stays; the ranks' part of it where there are several.
@@ -142,7 +150,7 @@ def restore_output(state: RankState, sends: Sends) -> list[Allocation]:
     r, where = state.rank, "receive of a gradient"
     if "gradient" not in state.threads:
         state.threads.add("gradient")
-        state.new(r.sent_bytes or r.boundary_bytes, outside(BUFFERS, "buffer of a received gradient", where))
+        state.new(r.sent_bytes or r.boundary_bytes, off_tape_act(BUFFERS, "buffer of a received gradient", where))
     return [gather_parts(state, sends, name, where) for name in (INPUT, GRADIENT)] if r.sent_bytes else []
 
 
@@ -154,9 +162,9 @@ def optimize(state: RankState) -> None:
     (runtime/engine.py).
     """
     r, where = state.rank, "optimizer step"
-    scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
+    scratch = off_tape_act(TEMPORARIES, "temporaries of the optimizer", where)
     if r.deepspeed == "bf16":  # norm and update read the buffer in place
-        _communicate(state, group_bytes(state), outside(TEMPORARIES, "16-bit gradients to reduce", where))
+        _communicate(state, group_bytes(state), off_tape_act(TEMPORARIES, "16-bit gradients to reduce", where))
         _gather(state, scratch)
         return
     _reduce(state, gradient_buckets([r.weights[n].param for members in groups_of(r.weights) for n in members]), scratch)

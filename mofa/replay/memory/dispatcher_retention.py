@@ -37,7 +37,7 @@ class RetainedBlocks:
         """Whether any dispatcher of the rank may retain tensors."""
         return any(self.retaining_layers)
 
-    def leave(self, index: int, code: BlockProgram, slots: Slots) -> None:
+    def retain_from_pass(self, index: int, code: BlockProgram, slots: Slots) -> None:
         """Move what the dispatcher retains out of the pass, whose layer's backward is through."""
         left: list[Allocation] = []
         for act, _ in code.lingers:
@@ -46,11 +46,11 @@ class RetainedBlocks:
             left.append((block, act))
         self._allocations[index] = left
 
-    def renewed(self, index: int) -> list[Allocation]:
+    def release_of_layer(self, index: int) -> list[Allocation]:
         """Give up and return what a layer's dispatcher retained."""
         return self._allocations.pop(index, [])
 
-    def of(self, c: int) -> bool:
+    def retains_of_chunk(self, c: int) -> bool:
         """Whether a chunk's dispatchers retain tensors: between computations all of them do, or none."""
         return any(index in self._allocations for index, _ in self.retaining_layers[c][:1])
 
@@ -75,7 +75,7 @@ class RetainedBlocks:
             if blocks:
                 self._allocations[index] = [(next(rest), act) for act, _ in code.lingers]
 
-    def places(self) -> tuple[tuple[int, ...], ...]:
+    def addresses(self) -> tuple[tuple[int, ...], ...]:
         """The addresses of all retained blocks: equal for states from which all goes alike."""
         return tuple(
             (index, *(block.address for block, _ in allocations))

@@ -12,18 +12,18 @@ from mofa.replay.allocator.timeline import (
     BUFFERS,
     GRADIENTS,
     Instruction,
-    outside,
+    off_tape_act,
 )
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.dispatcher_retention import BLOCKS, RetainedBlocks
 from mofa.replay.memory.fsdp_and_optimizer import gather, gather_ahead, gather_ends, optimize, reduce
-from mofa.replay.memory.pass_state import Allocation, Pass, Slots
-from mofa.replay.memory.rank_start import start
+from mofa.replay.memory.pass_state import Allocation, ChunkPass, Slots
+from mofa.replay.memory.rank_start import allocate_start
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.received_inputs import ReceivedInputs
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.stage_outputs import Sends
-from mofa.replay.memory.steady_state import Steady
+from mofa.replay.memory.stage_outputs import LateFrees
+from mofa.replay.memory.steady_state import SteadyStatePlayer
 from mofa.replay.rank.description import Rank, RankBlock
 from mofa.replay.rank.program import (
     CACHE,
@@ -54,7 +54,7 @@ WITHOUT_SLOT = frozenset((PRODUCT, LASTING, REPLACED, RENEW))
 
 
 class StepExecutor:
-    """Plays a rank's steps on an allocator and records them. Begin with :func:`mofa.replay.memory.rank_memory.play`."""
+    """Plays a rank's steps on an allocator and records them, as :mod:`mofa.replay.memory.rank_memory` asks."""
 
     def __init__(
         self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True, recordings: SharedRecordings | None = None
@@ -71,13 +71,13 @@ class StepExecutor:
         self.freed_at_end: list[Allocation] = []
         self.drawn: DrawnPrograms | None = None
         self.retained = RetainedBlocks(lambda: self.programs)
-        self.sends = Sends(self.state)
+        self.sends = LateFrees(self.state)
         self.received_inputs = ReceivedInputs(self.state)
         self.steady = self._steady(skip_rounds=skip_rounds)
 
-    def _steady(self, *, skip_rounds: bool) -> Steady:
+    def _steady(self, *, skip_rounds: bool) -> SteadyStatePlayer:
         beside = self.sends, self.retained, self.received_inputs
-        return Steady(self.state, *beside, self.recordings, self.play, skip_rounds=skip_rounds)
+        return SteadyStatePlayer(self.state, *beside, self.recordings, self.play_computation, skip_rounds=skip_rounds)
 
     @cached_property
     def programs(self) -> list[list[BlockProgram]]:
@@ -95,13 +95,13 @@ class StepExecutor:
             self.drawn = DrawnPrograms(self.rank.routing_drift, self.recordings.program, self.programs)
             self.steady = self._steady(skip_rounds=False)
             self.state.a.forget_bins()
-        self.drawn.step()
+        self.drawn.begin_step()
 
     # -- a step
-    def start(self) -> None:
+    def allocate_start(self) -> None:
         """Parameters, then what the framework keeps beside them."""
         self.state.highest.append((0, 0, 0, 0))
-        start(self.state)
+        allocate_start(self.state)
 
     def run_step(self) -> None:
         """Forwards and backwards of all micro-batches, then the optimizer."""
@@ -141,7 +141,7 @@ class StepExecutor:
         r = self.rank
         if not any((*r.receives, *r.sends)):
             return
-        instruction = outside(BUFFERS, "pipeline's receive buffers", "start of the step")
+        instruction = off_tape_act(BUFFERS, "pipeline's receive buffers", "start of the step")
         for c, pieces in enumerate(r.chunks):
             zeros = None if c in r.first_chunks else self.state.new(r.boundary_bytes, instruction)
             self.take_first_forward_buffers()
@@ -151,7 +151,7 @@ class StepExecutor:
                 slots: Slots = [None] * code.num_slots
                 if zeros is None or x is not zeros[0]:
                     slots[code.x] = x
-                self.run(code, code.dry, slots, "trial forward", piece)
+                self.run_block(code, code.dry, slots, "trial forward", piece)
                 out = code.logits if code.logits >= 0 else code.out
                 after, slots[out] = slots[out], None
                 self.free_slots(code.rest, slots)
@@ -161,7 +161,7 @@ class StepExecutor:
                 self.state.drop(allocation)
             self.handed_on = {}
             if x is not None:
-                self.state.drop((x, outside(ACTIVATIONS, self.sends.name(c), "end of a trial forward")))
+                self.state.drop((x, off_tape_act(ACTIVATIONS, self.sends.name(c), "end of a trial forward")))
             if zeros is not None:
                 self.state.drop(zeros)
             start = self.state.note()
@@ -181,9 +181,9 @@ class StepExecutor:
             block for items in (self.state.turned, self.state.input_grads) for _, block in sorted(items.items())
         )
         addresses = tuple(b.address for b in (*grads, *until_next_step))
-        return self.state.a.fingerprint(), addresses, self.retained.places(), self.received_inputs.places()
+        return self.state.a.fingerprint(), addresses, self.retained.addresses(), self.received_inputs.addresses()
 
-    def play(self, kind: str, c: int, i: int) -> None:
+    def play_computation(self, kind: str, c: int, i: int) -> None:
         """Play a computation op by op."""
         if (c, i) in self.state.passes:
             self.state.passes[c, i].unfold()
@@ -197,7 +197,7 @@ class StepExecutor:
             self.backward(c, i, hold=True)
 
     # -- computations
-    def workspace(self, thread: str) -> None:
+    def take_cublas_workspace(self, thread: str) -> None:
         """cuBLAS takes a workspace for each thread that launches products, the main one and autograd's, at its first.
 
         From torch's allocator since its pull request 86167 of autumn 2022, after the DeepSpeed that is played here.
@@ -208,7 +208,7 @@ class StepExecutor:
         start = self.state.note()
         if not self.rank.deepspeed:
             self.state.new(
-                PYTORCH_WORKSPACE, outside(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS")
+                PYTORCH_WORKSPACE, off_tape_act(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS")
             )
             self.state.look(start)
 
@@ -224,7 +224,7 @@ class StepExecutor:
         if self.state.step == 1 and not self.lasts:
             self.lasts = True
             for nbytes in self.rank.lazy_buffers:
-                self.state.new(nbytes, outside(BUFFERS, "buffer kept for good", "first forward"))
+                self.state.new(nbytes, off_tape_act(BUFFERS, "buffer kept for good", "first forward"))
 
     def forward(self, c: int, i: int) -> None:
         r = self.rank
@@ -234,7 +234,7 @@ class StepExecutor:
             x, _ = deepspeed.gather_parts(self.state, self.sends, INPUT, "receive of an input")
             if r.keeps_received:
                 self.received_inputs.forward_begins()
-        chunk_pass = Pass()
+        chunk_pass = ChunkPass()
         sharded = r.gathered_params is not None and c not in self.state.unsharded
         for g, (piece, code) in enumerate(zip(r.chunks[c], self.programs_of(c, i), strict=True)):
             if sharded:
@@ -242,7 +242,7 @@ class StepExecutor:
             slots: Slots = [None] * code.num_slots
             if x is not None:
                 slots[code.x] = x
-            self.run(code, code.forward, slots, "forward", piece, c * BLOCKS + g)
+            self.run_block(code, code.forward, slots, "forward", piece, c * BLOCKS + g)
             x = None
             given = code.logits if code.logits >= 0 else code.out
             if given >= 0:
@@ -259,9 +259,9 @@ class StepExecutor:
         if (
             x is not None and r.feeds_own_chunk[c]
         ):  # the next stage is here: its input buffer becomes this tensor for good
-            self.replace(self.state.turned, c, i, x, outside(ACTIVATIONS, INPUT, "turn of the pipeline"))
+            self.keep_for_a_step(self.state.turned, c, i, x, off_tape_act(ACTIVATIONS, INPUT, "turn of the pipeline"))
         elif x is not None and r.sends[c] and not r.preallocated:
-            output = x, outside(ACTIVATIONS, INPUT, "send of an output")
+            output = x, off_tape_act(ACTIVATIONS, INPUT, "send of an output")
             if r.deepspeed:
                 chunk_pass.out = deepspeed.kept_part_of_output(self.state, output)[0]
             else:
@@ -270,7 +270,9 @@ class StepExecutor:
             chunk_pass.out = x
         self.state.passes[c, i] = chunk_pass
 
-    def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Instruction) -> None:
+    def keep_for_a_step(
+        self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Instruction
+    ) -> None:
         """Keep a tensor until the next step's takes its place."""
         old = where.get((c, i))
         where[c, i] = block
@@ -284,7 +286,7 @@ class StepExecutor:
         chunk_pass, pieces = self.state.passes[c, i], self.rank.chunks[c]
         for n, (code, slots) in enumerate(zip(self.programs[c], chunk_pass.slots, strict=True)):
             instructions = code.weights_of_last if n == len(pieces) - 1 else code.weights
-            self.run(code, instructions, slots, "backward by weights", pieces[n], c * BLOCKS + n)
+            self.run_block(code, instructions, slots, "backward by weights", pieces[n], c * BLOCKS + n)
         for code, slots in zip(self.programs[c], chunk_pass.slots, strict=True):
             self.free_slots(code.rest, slots)
         chunk_pass.slots, chunk_pass.place = [[None]], -1
@@ -324,19 +326,19 @@ class StepExecutor:
         for allocation in to_the_end:
             self.state.drop(allocation)
 
-    def output_of(self, c: int, chunk_pass: Pass) -> Allocation | None:
+    def output_of(self, c: int, chunk_pass: ChunkPass) -> Allocation | None:
         """What a forward left of its output; only a preallocated pipeline leaves it to the pass."""
         out = chunk_pass.out
         if not self.rank.preallocated:
             chunk_pass.out = None
-        return None if out is None else (out, outside(ACTIVATIONS, self.sends.name(c), "backward"))
+        return None if out is None else (out, off_tape_act(ACTIVATIONS, self.sends.name(c), "backward"))
 
     def received_gradient(self, c: int) -> Block | None:
         """The gradient of a chunk's output, where it is received in new memory."""
         r = self.rank
         dy: Block | None = None
         if r.sends[c] and not r.preallocated and not r.deepspeed:
-            dy, _ = self.state.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
+            dy, _ = self.state.new(r.boundary_bytes, off_tape_act(ACTIVATIONS, GRADIENT, "receive of a gradient"))
         # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
         self.received = r.boundary_bytes if r.sends[c] and r.preallocated and not r.defers_weight_gradients else 0
         return dy
@@ -349,22 +351,24 @@ class StepExecutor:
             if dy is not None and code.given >= 0:
                 slots[code.given] = dy
             phase = "backward by inputs" if hold else "backward"
-            self.run(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * BLOCKS + n)
+            self.run_block(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * BLOCKS + n)
             dy = None
             if code.lingers:
-                self.retained.leave(c * BLOCKS + n, code, slots)
+                self.retained.retain_from_pass(c * BLOCKS + n, code, slots)
             if code.back >= 0:
                 dy, slots[code.back] = slots[code.back], None
                 if dy is None and n == 0 and r.receives[c]:  # it lingers: what is received gets a copy as its gradient
-                    dy, _ = self.state.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "gradient of an input"))
+                    dy, _ = self.state.new(
+                        r.boundary_bytes, off_tape_act(ACTIVATIONS, GRADIENT, "gradient of an input")
+                    )
             self.free_slots(code.loose if hold else code.rest, slots)
         return dy
 
     def input_gradient(self, c: int, i: int, dy: Block | None, *, hold: bool) -> Block | None:
         """Keep or free the gradient of a chunk's input; returns it where the pass still has it."""
-        r, act = self.rank, outside(ACTIVATIONS, GRADIENT, "end of a backward")
+        r, act = self.rank, off_tape_act(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
-            self.replace(self.state.input_grads, c, i, dy, act)
+            self.keep_for_a_step(self.state.input_grads, c, i, dy, act)
         elif dy is not None and r.keeps_received:
             self.received_inputs.backward_ends(dy)
             return None
@@ -373,7 +377,7 @@ class StepExecutor:
             return None
         return dy
 
-    def keep_for_weights(self, c: int, chunk_pass: Pass, sent: Allocation | None) -> None:
+    def keep_for_weights(self, c: int, chunk_pass: ChunkPass, sent: Allocation | None) -> None:
         """Free what a backward by inputs leaves and the one by weights does not read."""
         if chunk_pass.slots:
             self.free_slots(self.programs[c][-1].above, chunk_pass.slots[-1])
@@ -382,13 +386,13 @@ class StepExecutor:
             chunk_pass.out = None
         chunk_pass.place = -1
 
-    def run(
+    def run_block(
         self, code: BlockProgram, instructions: Packed, slots: Slots, phase: str, piece: RankBlock, index: int = 0
     ) -> None:
         """Run a block's program. This is the innermost loop: what is rare is in functions of its own."""
         start = self.state.journal.num_events, self.state.a.allocated
         self.state.journal.new_passages.append((start[0], phase, piece.name))
-        take, free = self.state.take, self.state.free
+        take, free = self.state.allocate_rounded, self.state.free
         did, sizes = self.state.journal.new_instructions.append, self.state.journal.new_sizes.append
         carried, self.handed_on = self.handed_on, {}
         for instruction, kind, slot, size, pool in instructions:
@@ -434,7 +438,7 @@ class StepExecutor:
     ) -> None:  # fmt: skip
         """What an instruction takes or lets go that is in none of the block's slots."""
         if kind == PRODUCT:
-            self.workspace("backward" if phase.startswith("backward") else "forward")
+            self.take_cublas_workspace("backward" if phase.startswith("backward") else "forward")
         elif kind == LASTING:
             self.take_persistent(instruction, index)
         elif kind == REPLACED:
@@ -443,7 +447,7 @@ class StepExecutor:
                 self.state.notes.clean = False
         elif kind == RENEW:
             received = code.x if phase == "forward" and index % BLOCKS == 0 else -1
-            for gone in self.retained.renewed(index):
+            for gone in self.retained.release_of_layer(index):
                 if gone[1].slot != received or not self.received_inputs.outlives(gone[0]):
                     self.state.drop(gone)
 

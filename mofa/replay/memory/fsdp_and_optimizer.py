@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, SlotRequest, broadcast_requests
 from mofa.cost.allocations.weight_buffers import weights_by_optimizer
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD
-from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
+from mofa.replay.allocator.timeline import (
+    ACTIVATIONS,
+    BUFFERS,
+    GRADIENTS,
+    PARAMETERS,
+    STATES,
+    TEMPORARIES,
+    off_tape_act,
+)
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.pass_state import name_in_layer
 
@@ -30,7 +38,7 @@ def play_requests(state: RankState, wants: Iterable[SlotRequest], where: str) ->
             continue
         lasts = PARAMETERS if name not in (TABLE, DRAFT, BROADCAST) else BUFFERS if name == TABLE else TEMPORARIES
         shown = f"parameter {name_in_layer(name)}" if lasts == PARAMETERS else name
-        allocations[slot] = state.new(nbytes, outside(lasts, shown, where))
+        allocations[slot] = state.new(nbytes, off_tape_act(lasts, shown, where))
 
 
 def gather(state: RankState, c: int, g: int) -> None:
@@ -79,14 +87,17 @@ def copy_gathered(state: RankState, c: int) -> None:
 
 def _gathered(state: RankState, weights: tuple[tuple[float, float], ...], stream: int) -> Allocation:
     where = "gather of parameters"
-    source = state.new(int(2 * sum(share for _, share in weights)), outside(BUFFERS, "all-gather input", where, stream))
-    full = state.new(int(2 * sum(n for n, _ in weights)), outside(BUFFERS, "all-gather output", where, stream))
+    source = state.new(
+        int(2 * sum(share for _, share in weights)),
+        off_tape_act(BUFFERS, "all-gather input", where, stream),
+    )
+    full = state.new(int(2 * sum(n for n, _ in weights)), off_tape_act(BUFFERS, "all-gather output", where, stream))
     state.drop(source)
     return full
 
 
 def _copied(state: RankState, weights: tuple[tuple[float, float], ...]) -> list[Allocation]:
-    copy = outside(PARAMETERS, "gathered weights", "gather of parameters")
+    copy = off_tape_act(PARAMETERS, "gathered weights", "gather of parameters")
     return [state.new(int(2 * n), copy) for n, _ in weights]
 
 
@@ -102,7 +113,7 @@ def allocate_ddp_buckets(state: RankState) -> None:
     The final buckets follow ``bucket_cap_mb`` and the order in which gradients became ready
     (torch/nn/parallel/distributed.py, ``_ddp_init_helper``; csrc/distributed/c10d/reducer.cpp, ``rebuild_buckets``).
     """
-    act = outside(GRADIENTS, "bucket of gradients", "DDP's buckets")
+    act = off_tape_act(GRADIENTS, "bucket of gradients", "DDP's buckets")
     start = state.note()
     if not state.whole_buckets and "backward" not in state.threads:
         play_requests(state, broadcast_requests(state.rank.weights), "DDP's beginning")
@@ -125,8 +136,8 @@ def reduce(state: RankState, c: int) -> None:
     groups = state.rank.gathered_params
     assert groups is not None
     where = "reduction of gradients"
-    sent = outside(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
-    sharded = outside(GRADIENTS, "sharded gradients", where, REDUCE)
+    sent = off_tape_act(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
+    sharded = off_tape_act(GRADIENTS, "sharded gradients", where, REDUCE)
     previous: Allocation | None = None
     start = state.note()
     for g, (weights, copies) in enumerate(zip(groups[c], state.unsharded.pop(c), strict=True)):
@@ -164,12 +175,12 @@ def optimize(state: RankState) -> None:
     if state.rank.deepspeed:
         deepspeed.optimize(state)
         return
-    inputs = outside(ACTIVATIONS, "last input of a chunk, with its gradient", where)
+    inputs = off_tape_act(ACTIVATIONS, "last input of a chunk, with its gradient", where)
     state.grads += [state.new(state.rank.boundary_bytes, inputs) for _ in range(state.rank.inputs_at_end)]
-    widened = outside(TEMPORARIES, "fp32 copies of gradients", where)
+    widened = off_tape_act(TEMPORARIES, "fp32 copies of gradients", where)
     state.grads += [state.new(w.widened, widened) for w in weights_in_step_order(state.rank) if w.widened]
-    scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
-    state_kinds = [outside(STATES, name, where) for name in state.rank.moments]
+    scratch = off_tape_act(TEMPORARIES, "temporaries of the optimizer", where)
+    state_kinds = [off_tape_act(STATES, name, where) for name in state.rank.moments]
     for w in weights_in_step_order(state.rank) if state.rank.flat_buffers else ():
         if w.temporary:  # clipping scales each gradient into a temporary (utils.py:1212)
             state.drop(state.new(w.state, scratch))

@@ -11,7 +11,7 @@ Allocation = tuple[Block, Instruction]
 """A block of memory, and the instruction that allocated it."""
 
 
-class Pass:
+class ChunkPass:
     """A chunk's forward of one micro-batch that waits for its backward: the slots of its pieces, and its output.
 
     Where it is played from notes, ``recorded`` has them instead (:mod:`mofa.replay.memory.recording`). ``place`` is the
@@ -26,11 +26,11 @@ class Pass:
         self.recorded: PassBlocks | None = None
         self.place = -1
 
-    def placed(self, numbers: dict[object, int]) -> int:
+    def number_of_addresses(self, numbers: dict[object, int]) -> int:
         """A number for the addresses that the pass holds: equal for two passes that hold the same."""
         if self.place < 0:
             if self.recorded is not None:
-                where: object = self.recorded.places
+                where: object = self.recorded.addresses
             else:
                 blocks = tuple([b.address if b is not None else -1 for slots in self.slots for b in slots])
                 where = blocks, self.out.address if self.out is not None else -1

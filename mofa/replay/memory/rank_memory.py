@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 
 from mofa.replay.allocator.compiled import fastest_allocator
-from mofa.replay.allocator.timeline import Journal, Moment
+from mofa.replay.allocator.timeline import Journal, MemoryInstant
 from mofa.replay.garbage_collection import no_collection
 from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.fsdp_and_optimizer import optimize
@@ -43,7 +43,7 @@ class MemoryPlayed:
     missing_bytes: int
     journal: Journal
     around: tuple[int, int, int]
-    failed: tuple[int, Moment] | None
+    failed: tuple[int, MemoryInstant] | None
 
     @cached_property
     def highest(self) -> int:
@@ -53,17 +53,17 @@ class MemoryPlayed:
         return num - 1
 
     @cached_property
-    def peak(self) -> Moment:
+    def peak(self) -> MemoryInstant:
         """The instant at which most is allocated."""
         return self.journal.moment(self.highest, _reserved_at(self.journal.grown, self.highest))
 
     @property
-    def out_of_memory(self) -> Moment | None:
+    def out_of_memory(self) -> MemoryInstant | None:
         """The instant at which the device was full."""
         return self.failed[1] if self.failed else None
 
 
-def play(
+def play_memory(
     rank: Rank, *, room: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
     skip_rounds: bool = True, recordings: SharedRecordings | None = None,
 ) -> MemoryPlayed:  # fmt: skip
@@ -71,7 +71,7 @@ def play(
 
     Optimizer states appear at the first step's end, so that the second differs; from the third on steps repeat. A step
     that begins in the state in which the last one began is not played again, nor are rounds of a step that repeat
-    others (:class:`mofa.replay.memory.skipped_rounds.Rounds`). Behind them come steps with other tokens
+    others (:class:`mofa.replay.memory.skipped_rounds.RoundSkipper`). Behind them come steps with other tokens
     (:mod:`mofa.replay.rank.routing_drift`), where routers' counts are known: what is reserved is theirs too, what is
     allocated and written down is not.
 
@@ -92,7 +92,8 @@ def play(
 
 
 class Playing:
-    """A rank whose steps of equal tokens are played, as :func:`play` has them; of several that of one is played on.
+    """A rank whose steps of equal tokens are played, as :func:`play_memory` has them; of several that of one is
+    played on.
 
     As soon as it reserves more than a ``limit``, :class:`~mofa.replay.allocator.pools.LimitPassed` is raised, here or
     in :meth:`play_drawn_steps`. [B]
@@ -106,7 +107,7 @@ class Playing:
         self.allocator = fastest_allocator(room, expandable=expandable, limit=limit)
         with no_collection():
             self.player = player = StepExecutor(rank, self.allocator, skip_rounds=skip_rounds, recordings=recordings)
-            player.start()
+            player.allocate_start()
             self.ready = self.allocator.allocated
             before: object = None
             if player.sends.shelves:  # a second step finds nothing of the first one's shelved, a third does
@@ -123,13 +124,13 @@ class Playing:
         """What these and steps with other tokens behind them gave."""
         drift, player = self.rank.routing_drift, self.player
         assert drift is not None
-        mark = player.state.journal.mark()
+        mark = player.state.journal.end_state()
         with no_collection():
-            for _ in range(drift.steps(len(self.rank.computations)) - self.num_steps):
+            for _ in range(drift.num_drift_steps(len(self.rank.computations)) - self.num_steps):
                 player.draw_tokens()
                 player.run_step()
         result = self.result()
-        player.state.journal.cut(mark)
+        player.state.journal.truncate_to(mark)
         return result
 
     def result(self) -> MemoryPlayed:
@@ -141,8 +142,8 @@ class Playing:
         if player.state.failed is not None:
             event, full, act = player.state.failed
             journal_then = journal.moment(event - 1, full.reserved)
-            failed = event, Moment(
-                journal.step_of(event), journal.where(event, act), journal_then.allocated, full.reserved,
+            failed = event, MemoryInstant(
+                journal.step_of(event), journal.what_ran(event, act), journal_then.allocated, full.reserved,
                 journal_then.alive, journal_then.tensors,
             )  # fmt: skip
             missing = max(full.reserved + full.wanted - full.room, 0)
@@ -189,7 +190,7 @@ def may_be_fullest(
     n = int(rest.min(axis=1).argmax())
     if not np.all(rest[n] > np.delete(rest, n, axis=0)):
         return ranks
-    played = [play(rank, room=room, expandable=expandable, recordings=recordings) for rank in few]
+    played = [play_memory(rank, room=room, expandable=expandable, recordings=recordings) for rank in few]
     reserved = np.array([memory.peak_reserved for memory in played])
     short = any(memory.retries or memory.failed for memory in played)
     return ranks if short or np.any(reserved[n] <= np.delete(reserved, n)) else ranks[n : n + 1]
@@ -206,7 +207,7 @@ def _of_few(rank: Rank) -> Rank:
 def _at_rest(rank: Rank, expandable: bool) -> tuple[int, int]:
     """What a rank reserves when it is ready, and when its optimizer has stepped, with nothing computed before. [B]"""
     player = StepExecutor(rank, fastest_allocator(expandable=expandable))
-    player.start()
+    player.allocate_start()
     ready = player.state.a.reserved
     player.state.step = 1
     optimize(player.state)

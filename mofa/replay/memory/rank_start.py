@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from mofa.cost.allocations.initialization import build_requests
-from mofa.replay.allocator.timeline import BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
+from mofa.replay.allocator.timeline import (
+    BUFFERS,
+    GRADIENTS,
+    PARAMETERS,
+    STATES,
+    TEMPORARIES,
+    off_tape_act,
+)
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.fsdp_and_optimizer import play_requests, weights_in_step_order
 from mofa.replay.memory.pass_state import Allocation, name_in_layer
@@ -13,12 +20,12 @@ from mofa.replay.rank.description import Weight
 WHERE = "start"
 
 
-def start(state: RankState) -> None:
+def allocate_start(state: RankState) -> None:
     """Allocate parameters, then what the framework keeps beside them."""
     r = state.rank
     begun = state.note()
     if r.deepspeed:
-        deepspeed.start(state)
+        deepspeed.allocate_flat_buffers(state)
         return
     if r.preallocated:
         play_requests(state, build_requests(r.weights, r.rotations), WHERE)
@@ -27,15 +34,15 @@ def start(state: RankState) -> None:
     params = [_parameter(state, w, n) for n, w in enumerate(r.weights)]
     for flat in r.flat_buffers:
         if flat.params:
-            state.new(flat.params, outside(PARAMETERS, "buffer of the parameters", WHERE))
-        state.new(flat.grads, outside(GRADIENTS, "buffer of the gradients", WHERE))
+            state.new(flat.params, off_tape_act(PARAMETERS, "buffer of the parameters", WHERE))
+        state.new(flat.grads, off_tape_act(GRADIENTS, "buffer of the gradients", WHERE))
         for n in flat.weights if flat.params else ():  # copied into it, the tensors are let go
             state.drop(params[n])
-    copy = outside(TEMPORARIES, "copy of a parameter", WHERE)
+    copy = off_tape_act(TEMPORARIES, "copy of a parameter", WHERE)
     for w in weights_in_step_order(r):
         if w.main:  # made of a copy (distrib_optimizer.py: clone().float())
             narrow = state.new(w.main // 2, copy)
-            state.new(w.main, outside(STATES, f"fp32 copy of {name_in_layer(w.name)}", WHERE))
+            state.new(w.main, off_tape_act(STATES, f"fp32 copy of {name_in_layer(w.name)}", WHERE))
             state.drop(narrow)
     state.look(begun)
 
@@ -45,13 +52,13 @@ def _parameter(state: RankState, w: Weight, n: int) -> Allocation:
 
     In fp8 it is cast from a 16-bit tensor, which goes, and has a transposed copy.
     """
-    wide = state.new(w.draft, outside(TEMPORARIES, "draft of a first value", WHERE)) if w.draft else None
-    allocation = state.new(w.param, outside(PARAMETERS, f"parameter {name_in_layer(w.name)}", WHERE))
+    wide = state.new(w.draft, off_tape_act(TEMPORARIES, "draft of a first value", WHERE)) if w.draft else None
+    allocation = state.new(w.param, off_tape_act(PARAMETERS, f"parameter {name_in_layer(w.name)}", WHERE))
     if w.transposed:
-        state.new(w.transposed, outside(BUFFERS, f"transposed {name_in_layer(w.name)}", WHERE))
+        state.new(w.transposed, off_tape_act(BUFFERS, f"transposed {name_in_layer(w.name)}", WHERE))
     if wide is not None:
         state.drop(wide)
     for behind, nbytes in state.rank.built:
         if behind == n:
-            state.new(nbytes, outside(BUFFERS, "buffer kept for good", WHERE))
+            state.new(nbytes, off_tape_act(BUFFERS, "buffer kept for good", WHERE))
     return allocation

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import MIN_BLOCK, SMALL_SIZE, Block, OutOfDeviceMemory
 from mofa.replay.allocator.timeline import Instruction, Journal
-from mofa.replay.memory.pass_state import Allocation, Pass
+from mofa.replay.memory.pass_state import Allocation, ChunkPass
 from mofa.replay.memory.recording import Recorder
 from mofa.replay.rank.description import Rank
 
@@ -16,14 +16,14 @@ from mofa.replay.rank.description import Rank
 class RankState:
     """A rank's memory on an allocator, and what its steps hold between computations.
 
-    ``take`` and ``free`` are the allocator's, or those of the ``notes`` that are taken of a computation. ``failed`` is
-    where the device was full first. ``highest`` are, per step, its peak, the first event and its bytes, and the
-    event after. [B]
+    ``allocate_rounded`` and ``free`` are the allocator's, or those of the ``notes`` that are taken of a computation.
+    ``failed`` is where the device was full first. ``highest`` are, per step, its peak, the first event and its bytes,
+    and the event after. [B]
     """
 
     def __init__(self, rank: Rank, allocator: Allocator) -> None:
         self.rank, self.a = rank, allocator
-        self.take: Callable[[int, int], Block] = allocator.take
+        self.allocate_rounded: Callable[[int, int], Block] = allocator.allocate_rounded
         self.free: Callable[[Block], None] = allocator.free
         self.journal = Journal()
         self.notes: Recorder | None = None
@@ -31,7 +31,7 @@ class RankState:
         self.step = 0
         self.highest: list[tuple[int, int, int, int]] = []
         self.grads: list[Allocation] = []
-        self.passes: dict[tuple[int, int], Pass] = {}
+        self.passes: dict[tuple[int, int], ChunkPass] = {}
         self.accumulators: dict[int, list[Allocation]] = {}
         self.gathered: Allocation | None = None
         self.fetched: dict[int, list[Allocation]] = {}
@@ -47,7 +47,7 @@ class RankState:
         """Allocate memory that belongs to no slot."""
         try:
             size = MIN_BLOCK if nbytes <= MIN_BLOCK else (nbytes + 511) & -512
-            block = self.take(size, act.stream << 1 | (size <= SMALL_SIZE))
+            block = self.allocate_rounded(size, act.stream << 1 | (size <= SMALL_SIZE))
         except OutOfDeviceMemory as full:
             block = self.overflow(full, act, self.journal.num_events)
         self.journal.new_instructions.append(act)
@@ -59,7 +59,7 @@ class RankState:
         if self.failed is None:
             self.failed = (event, full, act)
         self.a.room = None
-        return self.take(full.size, act.stream << 1 | (full.size <= SMALL_SIZE))
+        return self.allocate_rounded(full.size, act.stream << 1 | (full.size <= SMALL_SIZE))
 
     def drop(self, allocation: Allocation) -> None:
         """Free."""
@@ -89,11 +89,11 @@ class RankState:
     @contextmanager
     def noting(self, notes: Recorder) -> Iterator[None]:
         """Record every allocation and free inside the context."""
-        self.notes, self.take, self.free = notes, notes.take, notes.free
+        self.notes, self.allocate_rounded, self.free = notes, notes.allocate_rounded, notes.free
         try:
             yield
         finally:
-            self.notes, self.take, self.free = None, self.a.take, self.a.free
+            self.notes, self.allocate_rounded, self.free = None, self.a.allocate_rounded, self.a.free
 
     def look(self, start: tuple[int, int]) -> None:
         """Note the peak of what was done since ``start``, if it is the step's highest."""

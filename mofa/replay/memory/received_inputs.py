@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mofa.replay.allocator.pools import Block, round_size
-from mofa.replay.allocator.timeline import ACTIVATIONS, outside
+from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_act
 from mofa.replay.rank.program import GRADIENT, INPUT, BlockProgram
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ReceivedInputs:
         """They are these blocks now."""
         self.input, self.gradient, self.fresh = received, gradient, False
 
-    def places(self) -> tuple[int, ...]:
+    def addresses(self) -> tuple[int, ...]:
         """Their addresses, -1 for none."""
         return tuple(-1 if block is None else block.address for block in (self.input, self.gradient))
 
@@ -75,7 +75,7 @@ class ReceivedInputs:
     def graph_goes(self) -> None:
         """An output's graph goes, and with it the input."""
         if self.input is not None:
-            self.state.drop((self.input, outside(ACTIVATIONS, INPUT, "end of its graph")))
+            self.state.drop((self.input, off_tape_act(ACTIVATIONS, INPUT, "end of its graph")))
             self.input = None
 
     def backward_begins(self, slots: Slots, first: BlockProgram) -> None:
@@ -91,5 +91,5 @@ class ReceivedInputs:
 
     def _gradient_goes(self) -> None:
         if self.gradient is not None:
-            self.state.drop((self.gradient, outside(ACTIVATIONS, GRADIENT, "end of the next backward")))
+            self.state.drop((self.gradient, off_tape_act(ACTIVATIONS, GRADIENT, "end of the next backward")))
             self.gradient = None

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import NumberedBlocks
-from mofa.replay.allocator.pools import FREE, Block, BlockSlots, Order, Pool, Request
+from mofa.replay.allocator.pools import FREE, Block, BlockPool, BlockSlots, Order, Request
 from mofa.replay.allocator.timeline import Instruction, Journal
 
 NEAR = 32 << 20
@@ -26,7 +26,7 @@ Places = tuple[tuple[int, ...], ...]
 """The slot of a routine behind each slot of a pass's pieces, and last behind its output; -1 for none."""
 Waiting = tuple[Block | None, int]
 """A block that lingers of a chunk, or None, and its rounded size as it was asked for. [B]"""
-NOTHING = Block(Pool(0, False), 0, 0, FREE)
+NOTHING = Block(BlockPool(0, False), 0, 0, FREE)
 """In slots that nothing was taken for yet."""
 
 
@@ -48,11 +48,12 @@ class Recording:
     bytes are in ``sizes``, with their sign. Events are counted from the computation's first. ``rise`` is how far the
     sizes go up, ``tops`` the numbers of events after which they are less than :data:`NEAR` lower, with how far they are
     up then, ``net`` what they come to. ``passages`` are (event, phase, piece), ``looks`` (first event, event after the
-    last) between looks at what is reserved. ``requests`` are the ``orders`` to one allocator, none before :meth:`to`
-    says to which: many are noted down that nothing repeats, and a pool keeps the bins that requests know. ``left`` are
-    the slots of what lingers of the chunk then (:mod:`mofa.replay.memory.dispatcher_retention`), and of what
-    it received (:mod:`mofa.replay.memory.received_inputs`), -1 for nothing. ``passed`` are its pieces where rings send
-    what comes back late (:mod:`mofa.replay.memory.stage_outputs`). [B]
+    last) between looks at what is reserved. ``requests`` are the ``orders`` to one allocator, none before
+    :meth:`for_allocator` says to which: many are noted down that nothing repeats, and a pool keeps the bins that
+    requests know. ``left`` are the slots of what lingers of the chunk then
+    (:mod:`mofa.replay.memory.dispatcher_retention`), and of what it received
+    (:mod:`mofa.replay.memory.received_inputs`), -1 for nothing. ``passed`` are its pieces where rings send what comes
+    back late (:mod:`mofa.replay.memory.stage_outputs`). [B]
     """
 
     orders: tuple[Order, ...]
@@ -73,9 +74,9 @@ class Recording:
     left: tuple[int, ...]
     passed: tuple[PiecePassed, ...]
 
-    def to(self, a: Allocator) -> Recording:
+    def for_allocator(self, a: Allocator) -> Recording:
         """The same with its requests to an allocator."""
-        return replace(self, requests=a.known(self.orders))
+        return replace(self, requests=a.prepare_requests(self.orders))
 
     @cached_property
     def packed_live_slots(self) -> array[int]:
@@ -98,7 +99,7 @@ class Recording:
         }
         return {slot: sign for slot, sign in signs.items() if sign}
 
-    def of(self, names: dict[str, str]) -> Recording:
+    def with_names(self, names: dict[str, str]) -> Recording:
         """The same of pieces of other ``names``."""
         return replace(
             self,
@@ -126,12 +127,12 @@ class PassBlocks:
             self.blocks.append(block or NOTHING)
 
     @property
-    def places(self) -> tuple[int, ...] | bytes:
+    def addresses(self) -> tuple[int, ...] | bytes:
         """The addresses of the blocks that the pass holds."""
         assert self.last is not None
         blocks = self.blocks
         if isinstance(blocks, NumberedBlocks):
-            return blocks.places(self.last.packed_live_slots)
+            return blocks.addresses(self.last.packed_live_slots)
         return tuple([blocks[slot].address for slot in self.last.live_slots])
 
     def slots(self) -> Iterator[list[Block | None]]:
@@ -142,7 +143,7 @@ class PassBlocks:
 
 
 class Recorder:
-    """Watches a computation being played: ``take`` and ``free`` stand for the allocator's."""
+    """Watches a computation being played: :meth:`allocate_rounded` and ``free`` stand for the allocator's."""
 
     def __init__(
         self, allocator: Allocator, journal: Journal, recorded: PassBlocks | None, waiting: Sequence[Waiting]
@@ -168,9 +169,9 @@ class Recorder:
         self.clean = True
         """Whether nothing but the pass's own was touched, and what lingers of its chunk."""
 
-    def take(self, size: int, index: int) -> Block:
+    def allocate_rounded(self, size: int, index: int) -> Block:
         """Allocate."""
-        block = self.a.take(size, index)
+        block = self.a.allocate_rounded(size, index)
         slot = len(self.asked)
         self.asked.append(size)
         self.clean &= block.address not in self.live  # else one went that is not written down

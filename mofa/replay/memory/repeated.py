@@ -10,19 +10,28 @@ from itertools import accumulate
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import CompiledAllocator, NumberedBlocks
 from mofa.replay.allocator.expandable_segments import least_expandable
-from mofa.replay.allocator.pools import ALLOCATED, FREE, MANY, Block, BlockSlots, OutOfDeviceMemory, Pool, address_of
+from mofa.replay.allocator.pools import (
+    ALLOCATED,
+    FREE,
+    MANY,
+    Block,
+    BlockPool,
+    BlockSlots,
+    OutOfDeviceMemory,
+    address_of,
+)
 from mofa.replay.allocator.timeline import Instruction, Journal
 from mofa.replay.memory.recording import NEAR, NOTHING, PassBlocks, PiecePassed, Recording
 
 Passed = Callable[[PiecePassed, BlockSlots], None]
 """Told of a piece that is through, and where the blocks of the pass are."""
-Grow = Callable[[int, int, Pool], Block]
+Grow = Callable[[int, int, BlockPool], Block]
 """Asks the device for a slot's bytes."""
 Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
 """Says what to do where the device is full: what did not fit, in which act and event."""
 
 
-def repeat(
+def repeat_recording(
     recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow, passed: Passed
 ) -> tuple[int, int, int]:
     """Play a computation again for another pass, and write it down; ``passed`` is told of pieces that are through.
@@ -34,7 +43,7 @@ def repeat(
     """
     start, before, reserved = journal.num_events, a.allocated, a.reserved
     rests, grown = _answered(recording, recorded, a, start, overflow, passed)
-    end = journal.repeated(recording.instructions, recording.sizes, recording.passages)
+    end = journal.repeat_computation(recording.instructions, recording.sizes, recording.passages)
     most, changed = before + recording.rise, 0
     if rests or recorded.rests:
         rests.update(recorded.rests)
@@ -101,8 +110,8 @@ def _requests(
     recording: Recording, begin: int, end: int, blocks: BlockSlots, a: Allocator,
     rests: dict[int, int], grow: Grow,
 ) -> None:  # fmt: skip
-    """What :meth:`mofa.replay.allocator.caching.Allocator.take` and ``free`` do, written out: the innermost loop of a
-    replay, in which a call takes as long as a step."""
+    """What :meth:`mofa.replay.allocator.caching.Allocator.allocate_rounded` and ``free`` do, written out: the innermost
+    loop of a replay, in which a call takes as long as a step."""
     requests = recording.requests
     assert isinstance(blocks, list) and not isinstance(requests, bytes)
     expandable = a.expandable
@@ -180,7 +189,7 @@ def _compiled_requests(
         segment = grow(slot, abs(size), a.pool(index))
 
 
-def _best_fit(pool: Pool, size: int) -> Block | None:
+def _best_fit(pool: BlockPool, size: int) -> Block | None:
     """Take the smallest free block above a size, the lowest of these; None where there is none. None has the size."""
     lists = pool.lists
     index = bisect_right(pool.sizes, size)
@@ -192,13 +201,13 @@ def _best_fit(pool: Pool, size: int) -> Block | None:
     return lists[index].pop(0)
 
 
-def _expandable_fit(pool: Pool, size: int) -> Block | None:
+def _expandable_fit(pool: BlockPool, size: int) -> Block | None:
     """Take the block that expandable segments prefer of those that fit."""
     index = pool.first(size)
     if index == len(pool.lists):
         return None
     free = least_expandable(pool, index)
-    pool.take(free)
+    pool.remove(free)
     return free
 
 
@@ -214,12 +223,12 @@ def _merged_into(before: Block, free: Block, after: Block | None) -> Block:
     """The free block in front of one that is let go, with that one and what is free behind it; in no bin."""
     pool, size = free.pool, free.size
     if after is not None and not after.state:
-        pool.take(after)
+        pool.remove(after)
         after.state = ALLOCATED
         pool.spare.append(after)
         size += after.size
         after = after.following
-    pool.take(before)
+    pool.remove(before)
     pool.spare.append(free)
     before.size += size
     before.following = after
@@ -228,15 +237,15 @@ def _merged_into(before: Block, free: Block, after: Block | None) -> Block:
     return before
 
 
-def _make_room(a: Allocator, grow: Grow, slot: int, size: int, pool: Pool) -> None:
+def _make_room(a: Allocator, grow: Grow, slot: int, size: int, pool: BlockPool) -> None:
     """Ask the device for memory where no free block has a size."""
     if pool.first(size) == len(pool.lists):
-        a.join(grow(slot, size, pool))
+        a.merge_free(grow(slot, size, pool))
 
 
 def _grow(
     recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow, rests: dict[int, int],
-    grown: list[tuple[int, int]], slot: int, size: int, pool: Pool,
+    grown: list[tuple[int, int]], slot: int, size: int, pool: BlockPool,
 ) -> Block:  # fmt: skip
     """A new block of the device's for a slot, and in ``grown`` what is reserved with it."""
     try:

@@ -50,7 +50,7 @@ class SharedRecordings:
         c = which[1]
         names, recording = self._recordings[self._key(rank, which)]
         own_names = (piece.name for piece in rank.chunks[c])
-        return recording.of(dict(zip(names, own_names, strict=True)))
+        return recording.with_names(dict(zip(names, own_names, strict=True)))
 
     @staticmethod
     def _key(rank: Rank, which: Which) -> object:

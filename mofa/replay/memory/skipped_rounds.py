@@ -22,7 +22,7 @@ LONG = 1024
 """Forwards that are waited for in any step, where something lingers of several chunks. [-]"""
 
 
-class Rounds:
+class RoundSkipper:
     """Finds rounds of a steady state that can be left out.
 
     A round is as many computations as are repeated a micro-batch (or some) later. Where the whole state after one
@@ -52,7 +52,7 @@ class Rounds:
             self.size, self.start, self.states, self.peaks = size, n, {}, None
         return size > 0
 
-    def same(self, flying: int) -> bool:
+    def as_many_in_flight(self, flying: int) -> bool:
         """Whether as much is in flight as a round ago: else nothing can have come back."""
         before, self.flying = self.flying, flying
         return before == flying
@@ -68,7 +68,7 @@ class Rounds:
                 return 0
         return max(shift, 0)
 
-    def repeated(self, n: int, places_held: object, free: Callable[[], object]) -> tuple[int, int]:
+    def num_to_skip(self, n: int, places_held: object, free: Callable[[], object]) -> tuple[int, int]:
         """How many computations can be left out here as the state came back, and how many those are that repeat.
 
         The state is what is ``places_held`` where and what is ``free``. That takes longer to put down: behind the first
@@ -85,11 +85,11 @@ class Rounds:
         return (0, 0) if since is None else (self._following(n, n - since), n - since)
 
     @property
-    def quiet(self) -> int:
+    def num_quiet_forwards(self) -> int:
         """Forwards after which a first step in which nothing more was asked for is steady."""
         return min(max(TURNS * self.flying, FEWEST), QUIET) if self.chunks == 1 else QUIET
 
-    def settled(self, n: int, peaks: object, quiet: int) -> tuple[int, int]:
+    def num_to_skip_once_settled(self, n: int, peaks: object, quiet: int) -> tuple[int, int]:
         """The same where ``peaks`` have not changed for so many forwards."""
         if peaks != self.peaks:
             self.peaks, self.changed = peaks, n

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mofa.cost.allocations.host_lead import launches, lead_in_launches
+from mofa.cost.allocations.host_lead import launches_by_kind, lead_in_launches
 from mofa.cost.allocations.watchdog import Shelf
 from mofa.replay.allocator.pools import WAITING, Block
-from mofa.replay.allocator.timeline import ACTIVATIONS, outside
+from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_act
 from mofa.replay.rank.program import GRADIENT, INPUT
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mofa.replay.rank.description import RankBlock
 
 
-class Sends:
+class LateFrees:
     """Lets go what a rank's finished backwards leave of their passes."""
 
     def __init__(self, state: RankState) -> None:
@@ -52,7 +52,7 @@ class Sends:
         self.finished_output: Block | None = None
         """That output, where its backward is through."""
         self.gradient: Block | None = None
-        self.launches = [launches([piece.trace for piece in chunk]) for chunk in rank.chunks]
+        self.launches = [launches_by_kind([piece.trace for piece in chunk]) for chunk in rank.chunks]
 
     def begin(self, kind: str) -> None:
         """A computation begins.
@@ -83,7 +83,7 @@ class Sends:
     def before(self) -> None:
         """Give back what the device is through with."""
         while self.waiting and self.waiting[0][0] <= self.launched:
-            self.state.a.join(self.waiting.popleft()[1])
+            self.state.a.merge_free(self.waiting.popleft()[1])
 
     def after(self, kind: str, c: int, i: int) -> None:
         """End a computation."""
@@ -116,13 +116,13 @@ class Sends:
             return
         issued = trace.launches[0] if phase == "forward" else trace.launches[1] + trace.launches[2]
         pace = piece.paces[phase != "forward"]
-        for allocation in self.shelf.passed(pace, issued) if self.shelves else ():
+        for allocation in self.shelf.issue_block(pace, issued) if self.shelves else ():
             self.state.drop(allocation)
         if self.rings:
             if self.state.notes is not None:
                 self.state.notes.piece_passed(phase, piece.name)
-            for block in self.ring.passed(pace, issued):
-                self.state.a.join(block)
+            for block in self.ring.issue_block(pace, issued):
+                self.state.a.merge_free(block)
         if self.reduces:
             self.launched += issued
             self.before()
@@ -157,7 +157,7 @@ class Sends:
                 self.state.notes.send(block)
             self.send(block)
             return
-        behind = self.lag() if self.reduces and not sent else 0.0
+        behind = self.lead_in_launches() if self.reduces and not sent else 0.0
         if not behind:
             self.state.free(block)
             return
@@ -187,16 +187,16 @@ class Sends:
         self.output = None
         self.shelf.synchronized()
         self.ring.synchronized()
-        for block in self.ring.due():
-            self.state.a.join(block)
+        for block in self.ring.pop_due():
+            self.state.a.merge_free(block)
         self.wait()
 
     def let_go(self, block: Block, name: str, *, sent: bool) -> None:
         """Free a block: at once, or once the device has sent it."""
         state = self.state
-        state.journal.new_instructions.append(outside(ACTIVATIONS, name, "end of a backward"))
+        state.journal.new_instructions.append(off_tape_act(ACTIVATIONS, name, "end of a backward"))
         state.journal.new_sizes.append(-block.size)
-        behind = self.lag() if sent else 0.0
+        behind = self.lead_in_launches() if sent else 0.0
         if not behind:
             state.free(block)
             return
@@ -208,13 +208,13 @@ class Sends:
         """What the output of a chunk is called."""
         return self.state.rank.chunks[c][-1].trace.logits.split("#")[0] or INPUT
 
-    def lag(self) -> float:
+    def lead_in_launches(self) -> float:
         """Launches that the host is ahead of its device. A first step's makes up no lead, which compiles and loads
         kernels; DeepSpeed's of 2022 does neither: CUDA before 11.7 loads them with the context."""
         leads = self.reduces or self.state.step > 1
         return lead_in_launches(self.launched, self.state.rank.device_per_host) if leads else 0.0
 
-    def moved(self, shift: int) -> None:
+    def shift_micro_batches(self, shift: int) -> None:
         """Shift the numbers of micro-batches by those that were left out."""
         if self.output is not None:
             self.output = self.output[0], self.output[1] + shift
@@ -228,14 +228,14 @@ class Sends:
         """
         blocks = tuple(block.address if block is not None else -1 for block in (self.finished_output, self.gradient))
         output = (self.output[0], self.output[1] - last) if self.output is not None else None
-        shelved = tuple((at_s, allocation[0].address) for at_s, allocation in self.shelf.ahead())
-        sent = tuple((at_s, block.address) for at_s, block in self.ring.ahead())
+        shelved = tuple((at_s, allocation[0].address) for at_s, allocation in self.shelf.waiting_items())
+        sent = tuple((at_s, block.address) for at_s, block in self.ring.waiting_items())
         return (
             blocks,
             output,
-            self.lag(),
+            self.lead_in_launches(),
             shelved,
             sent,
-            self.ring.lead(),
+            self.ring.clock_state_key(),
             tuple((limit - self.launched, block.address) for limit, block in self.waiting),
         )

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING
 from mofa.replay.allocator.pools import Block, BlockSlots
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, copy_gathered, reduce
-from mofa.replay.memory.pass_state import Pass
+from mofa.replay.memory.pass_state import ChunkPass
 from mofa.replay.memory.recording import PassBlocks, PiecePassed, Recorder, Recording, Waiting
-from mofa.replay.memory.repeated import repeat
+from mofa.replay.memory.repeated import repeat_recording
 from mofa.replay.memory.shared_recordings import Which
-from mofa.replay.memory.skipped_rounds import LATER, LONG, Rounds
+from mofa.replay.memory.skipped_rounds import LATER, LONG, RoundSkipper
 
 if TYPE_CHECKING:
     from mofa.replay.memory.dispatcher_retention import RetainedBlocks
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.memory.received_inputs import ReceivedInputs
     from mofa.replay.memory.shared_recordings import SharedRecordings
-    from mofa.replay.memory.stage_outputs import Sends
+    from mofa.replay.memory.stage_outputs import LateFrees
 
 TRIES = 3
 """Computations of a kind and chunk that are noted down before none is expected to repeat: the first have buffers."""
 
 
-class Steady:
+class SteadyStatePlayer:
     """Leads a rank through the computations of its steps; ``play`` plays a kind, chunk and micro-batch op by op."""
 
     def __init__(
-        self, state: RankState, sends: Sends, retained: RetainedBlocks, received_inputs: ReceivedInputs,
+        self, state: RankState, sends: LateFrees, retained: RetainedBlocks, received_inputs: ReceivedInputs,
         recordings: SharedRecordings, play: Callable[[str, int, int], None], *, skip_rounds: bool,
     ) -> None:  # fmt: skip
         self.state, self.sends, self.retained, self.recordings = state, sends, retained, recordings
@@ -52,7 +52,7 @@ class Steady:
         state = self.state
         computations, passes, begun = state.rank.computations, state.passes, state.begun
         num_chunks = len(state.rank.chunks)
-        steady_rounds = Rounds(computations, self.round_sizes)
+        steady_rounds = RoundSkipper(computations, self.round_sizes)
         retries: dict[int, int] = {}
         n = 0
         while n < len(computations):
@@ -60,25 +60,27 @@ class Steady:
             if state.rank.unshards and self.lasts.get(computations[n][1]) == n:
                 reduce(state, computations[n][1])
             n += 1
-            if len(begun) < num_chunks or not steady_rounds.end(n) or not steady_rounds.same(len(passes)):
+            if len(begun) < num_chunks or not steady_rounds.end(n) or not steady_rounds.as_many_in_flight(len(passes)):
                 continue
             last = computations[n - 1][2]
             retries[n] = state.a.num_retries
-            skipped, period = steady_rounds.repeated(n, self._places_held(last), state.a.fingerprint)
+            skipped, period = steady_rounds.num_to_skip(n, self._places_held(last), state.a.fingerprint)
             if not skipped:
                 peaks = state.highest[-1][0], state.a.peak_reserved
                 if num_chunks > 1 and self.retained.possible:
-                    skipped, period = steady_rounds.settled(n, peaks, LONG)
+                    skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, LONG)
                 elif state.step == 1:
-                    skipped, period = steady_rounds.settled(n, state.a.peak_reserved, steady_rounds.quiet)
+                    skipped, period = steady_rounds.num_to_skip_once_settled(
+                        n, state.a.peak_reserved, steady_rounds.num_quiet_forwards
+                    )
                 else:
-                    skipped, period = steady_rounds.settled(n, peaks, LATER)
+                    skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, LATER)
             if skipped:
                 shift = computations[n + skipped - 1][2] - last
                 moved = {(k, j + shift): chunk_pass for (k, j), chunk_pass in passes.items()}
                 passes.clear()
                 passes.update(moved)
-                self.sends.moved(shift)
+                self.sends.shift_micro_batches(shift)
                 state.journal.left_out.append((len(state.journal.computations), skipped, period))
                 in_period = state.a.num_retries - retries.get(n - period, state.a.num_retries)
                 state.a.num_retries += in_period * (skipped // period)
@@ -93,10 +95,12 @@ class Steady:
         state = self.state
         if state.turned or state.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
-        passes = [(c, i - last, chunk_pass.placed(self.places)) for (c, i), chunk_pass in state.passes.items()]
+        passes = [
+            (c, i - last, chunk_pass.number_of_addresses(self.places)) for (c, i), chunk_pass in state.passes.items()
+        ]
         gradients = tuple([block.address for block, _ in deepspeed.bf16_gradients(state) if block is not None])
-        received = self.received_inputs.places()
-        return self.sends.fingerprint(last), self.retained.places(), received, gradients, *passes
+        received = self.received_inputs.addresses()
+        return self.sends.fingerprint(last), self.retained.addresses(), received, gradients, *passes
 
     def _computation(self, kind: str, c: int, i: int) -> None:
         state = self.state
@@ -116,7 +120,7 @@ class Steady:
             self.play(kind, c, i)
             self.played.add((kind, c))
             return
-        retains = self.retained.possible and self.retained.of(c)
+        retains = self.retained.possible and self.retained.retains_of_chunk(c)
         which = kind, c, retains, self.received_inputs.present(), self.sends.sent_late
         recording = self.recordings_of.get(which)
         known = recording is None and self.recordings.knows(state.rank, which)
@@ -154,19 +158,19 @@ class Steady:
         kind, c, *_ = which
         chunk_pass = state.passes.get((c, i))
         if chunk_pass is None:
-            chunk_pass = state.passes[c, i] = Pass()
+            chunk_pass = state.passes[c, i] = ChunkPass()
             chunk_pass.recorded = PassBlocks(state.a.no_slots())
         elif chunk_pass.recorded is None:  # begun before there were notes
             self.play(kind, c, i)
             return
         if not recording.requests:
-            recording = self.recordings_of[which] = recording.to(state.a)
+            recording = self.recordings_of[which] = recording.for_allocator(state.a)
         recorded = chunk_pass.recorded
         outside = self._blocks_outside(kind, c)
         if outside:
             recorded.await_(outside)
         passed = partial(self._passed, c)
-        start, before, end = repeat(recording, recorded, state.a, state.journal, state.overflow, passed)
+        start, before, end = repeat_recording(recording, recorded, state.a, state.journal, state.overflow, passed)
         if outside:
             self._leave(kind, c, [recorded.blocks[slot] if slot >= 0 else None for slot in recording.left])
         if state.a.peak_allocated > state.highest[-1][0]:

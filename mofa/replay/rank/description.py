@@ -31,7 +31,8 @@ class Rank:
     ``receives`` and ``sends`` say whether a chunk's input comes from and its output goes to another rank,
     ``feeds_own_chunk`` whether its output goes to another chunk of the rank, ``first_chunks`` which chunk is the
     model's first, if any. ``rotations`` are the table of each model part and what it is made of
-    (:func:`mofa.cost.allocations.initialization.rotations`), ``lazy_buffers`` are what the first forward takes. [B]
+    (:func:`mofa.cost.allocations.initialization.rotary_table_bytes`), ``lazy_buffers`` are what the first forward
+    takes. [B]
     """
 
     weights: tuple[Weight, ...]

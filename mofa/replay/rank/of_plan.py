@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from mofa.blocks.frameworks.megatron.persistent import buffers_at_first_use
-from mofa.cost.allocations.allocation_trace import awaiting_embedding, gathering, trace_block
+from mofa.cost.allocations.allocation_trace import gather_embedding_ahead, hold_head_gradient_for_embedding, trace_block
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.host_lead import beside_peers, device_per_host, paces
-from mofa.cost.allocations.initialization import rotations
+from mofa.cost.allocations.host_lead import block_paces, device_per_host, pace_of_fastest_peer
+from mofa.cost.allocations.initialization import rotary_table_bytes
 from mofa.cost.allocations.parameter_tensors import Module, params_of
 from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.allocations.watchdog import Pace
@@ -18,8 +18,8 @@ from mofa.cost.allocations.weight_buffers import (
     buffers_taken_at_build,
     ddp_buckets,
     flat_buffers,
-    held_in_fp8,
     weights_of,
+    with_fp8_weights,
 )
 from mofa.cost.estimate import Estimator
 from mofa.cost.memory.communicators import communicators_of
@@ -34,7 +34,7 @@ from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 def rows_of(estimator: Estimator) -> Rows:
     """The composed row of an estimator of one strategy."""
     assert len(estimator.table) == 1
-    return estimator.row
+    return estimator.composed_row
 
 
 def ranks_of(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
@@ -137,7 +137,7 @@ def _rank(
     ]
     params = params_of(workload, fw, spec, modules)
     in_fp8 = {block.phrase for chunk in spec.chunks for block in chunk.blocks if block.is_layer}
-    weights = held_in_fp8(rows, weights_of(workload, fw, spec, params, data_rank), in_fp8)
+    weights = with_fp8_weights(rows, weights_of(workload, fw, spec, params, data_rank), in_fp8)
     costs = [block_cost(rows, block) for chunk in spec.chunks for block in chunk.blocks]
     boundary, ds = int(spec.buffers.boundary_bytes), fw.deepspeed
     keeps_received = inputs.throughout > 0 and place.vpp == 1
@@ -150,7 +150,7 @@ def _rank(
         num_micro_batches=spec.schedule.num_micro_batches, receives=tuple(c.receives for c in spec.chunks),
         sends=tuple(c.sends for c in spec.chunks), feeds_own_chunk=tuple(c.feeds_own_chunk for c in spec.chunks),
         first_chunks=frozenset(c for c, chunk in enumerate(spec.chunks) if chunk.position == 0),
-        boundary_bytes=boundary, rotations=rotations(rows),
+        boundary_bytes=boundary, rotations=rotary_table_bytes(rows),
         lazy_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
         built=buffers_taken_at_build(fw, spec, weights), keeps_received=keeps_received, inputs_at_end=inputs.at_end,
         grads_always=gradients.has_flat_buffers, flat_buffers=flat_buffers(fw, spec, params, weights),
@@ -185,15 +185,15 @@ def _chunks(
     def trace(block: BlockSpec) -> BlockTrace:
         if block.role == "layer":
             of_layer = trace_of(block.tapes, block.number)
-            return gathering(of_layer, traces["embedding"]) if block.number == 0 else of_layer
+            return gather_embedding_ahead(of_layer, traces["embedding"]) if block.number == 0 else of_layer
         waits = block.role == "head" and spec.gradients.head_waits
-        return awaiting_embedding(traces["head"]) if waits else traces[block.tapes]
+        return hold_head_gradient_for_embedding(traces["head"]) if waits else traces[block.tapes]
 
     def moves(block: BlockSpec) -> DriftingLayer | None:
         of_layer = routed.moving(block.tapes, block.number) if block.role == "layer" else None
         if of_layer is None or block.number > 0:
             return of_layer
-        some, more = (gathering(end, traces["embedding"]) for end in (of_layer.some, of_layer.more))
+        some, more = (gather_embedding_ahead(end, traces["embedding"]) for end in (of_layer.some, of_layer.more))
         return replace(of_layer, some=some, more=more)
 
     chunks = tuple(
@@ -203,7 +203,7 @@ def _chunks(
     if any(piece.trace.sent for chunk in chunks for piece in chunk):
         peers = spec.place.tensor_ranks * spec.place.context_ranks
         chunks = tuple(
-            tuple(replace(piece, paces=beside_peers(piece.paces, rows.cluster, peers)) for piece in chunk)
+            tuple(replace(piece, paces=pace_of_fastest_peer(piece.paces, rows.cluster, peers)) for piece in chunk)
             for chunk in chunks
         )
     return chunks, tuple(tuple(map(moves, chunk.blocks)) for chunk in spec.chunks)
@@ -211,7 +211,7 @@ def _chunks(
 
 def _paces(rows: Rows, block: BlockSpec) -> tuple[Pace, Pace]:
     cost = block_cost(rows, block)
-    return paces(cost) if cost is not None else (Pace(), Pace())
+    return block_paces(cost) if cost is not None else (Pace(), Pace())
 
 
 def _lazy_buffers(buffers: PersistentBuffers, library: str | None) -> tuple[int, ...]:

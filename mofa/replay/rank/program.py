@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mofa.blocks.frameworks.megatron.persistent import PersistentBuffer
 from mofa.blocks.op import RENEWAL
-from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace, in_order
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace, order_events
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GROUP_OF, Instruction
 
@@ -25,7 +25,8 @@ INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
 
 
 Packed = tuple[tuple[Instruction, int, int, int, int], ...]
-"""Instructions with their code, slot, rounded size and pool (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
+"""Instructions with their code, slot, rounded size and pool
+(:meth:`mofa.replay.allocator.caching.Allocator.allocate_rounded`)."""
 
 
 def pack_instructions(instructions: Iterable[Instruction]) -> Packed:
@@ -104,11 +105,11 @@ class _Slots:
             return SHELVE
         return LATE if name in self.trace.freed_at_end else FREE
 
-    def scratch(self, code: int, n: int, op: str, item: New) -> Instruction:
+    def scratch(self, code: int, n: int, op: str, item: NewTensor) -> Instruction:
         """The n-th of an op's temporaries."""
         return self.instruction(code, f"{SCRATCH}{n}", op, item, f"scratch of {op}")
 
-    def instruction(self, code: int, name: str, op: str, item: New | None = None, shown: str = "") -> Instruction:
+    def instruction(self, code: int, name: str, op: str, item: NewTensor | None = None, shown: str = "") -> Instruction:
         shown = shown or self.shown(name)
         if shown in (INPUT, GRADIENT):
             self.groups[name] = ACTIVATIONS
@@ -127,7 +128,7 @@ class _Slots:
     ) -> tuple[Instruction, ...]:
         """``freed`` are the only names that may be freed; all where None. ``cached`` go to the cache instead."""
         out: list[Instruction] = []
-        items: dict[str, New] = {}
+        items: dict[str, NewTensor] = {}
         replaced = not self.trace.logits or op_traces is not self.trace.forward
         awaits_product, at_embedding = self.trace.torch_products, self.trace.name == "embedding"
         for op_trace in op_traces:
@@ -151,7 +152,7 @@ class _Slots:
             }
             if op_trace.sums:
                 out.append(Instruction(SUM, self.of(self.trace.given), 0, 0, ACTIVATIONS, GRADIENT, op_trace.op))
-            out += in_order(op_trace, scratch, made, gone, early)
+            out += order_events(op_trace, scratch, made, gone, early)
             if awaits_product and op_trace.is_product and not (at_embedding and not op_trace.role):
                 out.append(Instruction(PRODUCT, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
                 awaits_product = False
@@ -186,12 +187,12 @@ def block_program(trace: BlockTrace) -> BlockProgram:
     left: frozenset[str] = frozenset()
     above = left
     if trace.split_backward:
-        op_traces, needed = trace.of_inputs()
+        op_traces, needed = trace.backward_by_inputs()
         left = frozenset(item.name for op_trace in op_traces for item in op_trace.new) | {trace.given}
-        left, above = left - needed, trace.above_weights()
+        left, above = left - needed, trace.freed_above_last_weight()
         inputs = slots.instructions(op_traces, left, frozenset())
         weights, of_last = (
-            slots.instructions(trace.of_weights(last=last), None, frozenset()) for last in (False, True)
+            slots.instructions(trace.backward_by_weights(last=last), None, frozenset()) for last in (False, True)
         )
     dry = slots.instructions(trace.dry, None, frozenset())
 

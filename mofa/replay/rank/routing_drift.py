@@ -51,7 +51,7 @@ class Routers:
     chosen: int
     steps: int
 
-    def step(self, rng: np.random.Generator) -> FloatA:
+    def next_popularity(self, rng: np.random.Generator) -> FloatA:
         """Popularity of all experts in one more step. (L, ep, experts of a rank) [-]"""
         moved = np.maximum(self.shares * (1.0 + self.spread * rng.standard_normal(self.shares.shape)), 0.0)
         return np.asarray(moved / np.maximum(moved.sum(axis=(1, 2), keepdims=True), 1e-12))
@@ -94,7 +94,7 @@ class RoutingDrift:
     routers: Routers
     moving: tuple[tuple[DriftingLayer | None, ...], ...]
 
-    def steps(self, computations: int) -> int:
+    def num_drift_steps(self, computations: int) -> int:
         """How many steps are played so, of so many computations."""
         pieces = max(sum(map(len, self.moving)) / len(self.moving), 1.0)
         most = int(MOST_PASSES // max(computations * pieces, 1.0))
@@ -114,9 +114,9 @@ class DrawnPrograms:
         self.sizes: dict[tuple[int, int], _Sizes] = {}
         self.program = program
 
-    def step(self) -> None:
+    def begin_step(self) -> None:
         """Begin a step, with popularity of its own."""
-        self.popularity = self.drift.routers.step(self.rng)
+        self.popularity = self.drift.routers.next_popularity(self.rng)
         self.known = {}
 
     def programs(self, c: int, i: int) -> list[BlockProgram]:

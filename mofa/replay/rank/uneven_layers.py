@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.kernel_selection import popularity_drift
@@ -151,7 +151,7 @@ class UnevenLayers:
 def interpolate_traces(some: BlockTrace, more: BlockTrace, fraction: float) -> BlockTrace:
     """A trace between two others, ``fraction`` [-] of the way: sizes are linear in the tokens of the experts."""
 
-    def sized(items: tuple[New, ...], others: tuple[New, ...]) -> tuple[New, ...]:
+    def sized(items: tuple[NewTensor, ...], others: tuple[NewTensor, ...]) -> tuple[NewTensor, ...]:
         return tuple(
             a._replace(bytes=max(int(a.bytes + fraction * (b.bytes - a.bytes)), 0)) if a.bytes != b.bytes else a
             for a, b in zip(items, others, strict=True)

@@ -17,7 +17,7 @@ class LeftOnStreams(NamedTuple):
     flying: tuple[tuple[float, float, int, float], ...]
     gaps: tuple[tuple[float, float], ...]
 
-    def ahead(self) -> LeftOnStreams:
+    def still_to_come(self) -> LeftOnStreams:
         """What of it is yet to come: all that matters where nothing begins before now."""
         to_come = LeftOnStreams(
             tuple(item for item in self.streams if item[1] > 0), tuple(item for item in self.ready if item[1] > 0),

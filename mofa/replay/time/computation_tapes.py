@@ -43,7 +43,7 @@ class PlanTapes:
     weights: dict[str, tuple[PlacedWeight, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Rows) -> PlanTapes:
+    def from_rows(cls, rows: Rows) -> PlanTapes:
         """Read every tape of a plan once."""
         tapes = (tape for block in rows.costs.tapes.values() for tape in (block.forward, block.backward))
         time_works((op for tape in tapes for op in tape.ops), rows.costs.machine)  # in one go
@@ -53,7 +53,7 @@ class PlanTapes:
             resolved[label, "B"] = backward = resolve_tape(f"backward of {label}", block.backward, rows.costs.machine)
             if rows.schedule_record.defers_weight_gradients:
                 resolved[label, "I"], resolved[label, "W"] = _halves(backward, block, rows)
-        return cls(resolved, CrossStreamTensors.of(resolved.values()))
+        return cls(resolved, CrossStreamTensors.from_tapes(resolved.values()))
 
     def steps_of(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> TapeSteps:
         """The steps of a tape; with others inserted behind some of its lines it is made anew."""
@@ -63,7 +63,7 @@ class PlanTapes:
             self.steps[label, phase] = join_kernels(self.resolved[label, phase], self.cross_stream)
         return self.steps[label, phase]
 
-    def placed(self, label: str) -> tuple[PlacedWeight, ...]:
+    def placed_weights(self, label: str) -> tuple[PlacedWeight, ...]:
         """The weights of a tape, in the order of its forward."""
         if label not in self.weights:
             lines = self.resolved[label, "B"].lines

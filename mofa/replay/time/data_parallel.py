@@ -33,7 +33,7 @@ class ExtraSteps:
     lines: dict[int, dict[int, list[Step]]] = field(default_factory=dict)
     after: list[Step] = field(default_factory=list)
 
-    def behind(self, piece: int, line: int, step: Step) -> None:
+    def add_behind(self, piece: int, line: int, step: Step) -> None:
         """Put a step behind a line of a piece."""
         self.lines.setdefault(piece, {}).setdefault(line, []).append(step)
 
@@ -151,7 +151,7 @@ class _Rank:
         if known is None:
             known = self.shared.weights[labels, backward] = []
             for i, label in enumerate(labels[::-1] if backward else labels):
-                placed = self.tapes.placed(label)
+                placed = self.tapes.placed_weights(label)
                 for w in placed[::-1] if backward else placed:
                     known.append(_Weight(i, w.backward if backward else w.forward, w.params, w.expert))
         return known
@@ -257,7 +257,7 @@ def _megatron_gradients(me: _Rank, out: DataParallelSteps) -> None:
                 later = min(backwards.index(last) + me.rank, len(backwards) - 1)
                 out.extra_for(backwards[later]).after.append(step)
             else:
-                out.extra_for(last).behind(bucket.piece, bucket.line, step)
+                out.extra_for(last).add_behind(bucket.piece, bucket.line, step)
     out.end.append(waiting_step(("dp.reduced",)))
 
 
@@ -288,9 +288,9 @@ def _megatron_parameters(me: _Rank, out: DataParallelSteps) -> None:
             extra = out.extra_for(first)
             if not aligned and not n:
                 extra.before.append(step)
-            extra.behind(where, -1, waiting_step((name,)))
+            extra.add_behind(where, -1, waiting_step((name,)))
             if not aligned and n + 1 < len(gathers):
-                extra.behind(where, -1, gathers[n + 1][1])
+                extra.add_behind(where, -1, gathers[n + 1][1])
 
 
 # -- PyTorch
@@ -308,7 +308,7 @@ def _ddp(me: _Rank, out: DataParallelSteps) -> None:
             if width * filled >= DDP_BUCKET_BYTES or n == len(weights) - 1:
                 seconds = me.collective_s("all_reduce", width * filled, "dp")
                 if seconds:
-                    extra.behind(
+                    extra.add_behind(
                         w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
                     )
                 filled = 0.0
@@ -332,7 +332,7 @@ def _replicas(me: _Rank, chunk: int, extra: ExtraSteps, after: bool = False) -> 
             extra.after.append(step)
         else:
             last = len(me.tapes.resolved[me.spec.chunks[chunk].blocks[len(pieces) - 1 - i].tapes, "B"].lines) - 1
-            extra.behind(i, last, step)
+            extra.add_behind(i, last, step)
 
 
 def _fsdp_pipelined(me: _Rank, out: DataParallelSteps) -> None:
@@ -350,8 +350,8 @@ def _fsdp_pipelined(me: _Rank, out: DataParallelSteps) -> None:
                 if runtime:
                     ahead.before.append(step)
                 else:
-                    first.behind(i, -1, step)
-                first.behind(i, -1, waiting_step((name,)))
+                    first.add_behind(i, -1, step)
+                first.add_behind(i, -1, waiting_step((name,)))
         for dense, expert in reversed(me.of_piece(c)):
             reduction_s = me.seconds("reduce_scatter", me.spec.gradients.reduced_bytes_per_param, dense, expert)
             seconds = max(reduction_s, me.listing_s(dense, expert))

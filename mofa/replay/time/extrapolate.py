@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mofa.replay.time.rank_clock import RankTime
+from mofa.replay.time.rank_clock import RankTimeline
 from mofa.schedules import Action, Order, Schedule
 
 ALIKE = 3
@@ -81,7 +81,7 @@ def shortened_steps(schedule: Schedule, pp: int, vpp: int, num_micro_batches: in
                 yield InsertedRounds(played * pp, cut * pp, num_micro_batches // pp - played, pp)
 
 
-def insert_rounds(inserted: InsertedRounds, ranks: Sequence[RankTime], spans: bool) -> bool:
+def insert_rounds(inserted: InsertedRounds, ranks: Sequence[RankTimeline], spans: bool) -> bool:
     """Put the rounds in, on all ranks, with their computations where ``spans``; False, and nothing done, where they are
     not alike yet."""
     first, *_, last = ranks[0].marks.values()
@@ -93,7 +93,7 @@ def insert_rounds(inserted: InsertedRounds, ranks: Sequence[RankTime], spans: bo
     return True
 
 
-def _alike(rank: RankTime, round_s: float) -> bool:
+def _alike(rank: RankTimeline, round_s: float) -> bool:
     """Whether the rounds of a rank are plain ones, begin so much later each and leave its clock the same."""
     begin, *_, end = rank.marks
     if any(action in rank.added.once for action in rank.order.ranks[rank.rank][begin:end]):

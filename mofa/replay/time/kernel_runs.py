@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
 from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.cost.block.durations import Machine, op_seconds
@@ -21,7 +21,7 @@ from mofa.cost.block.launch_blocking import on_one_stream, waits_behind
 from mofa.cost.block.sequential_experts import issue_of_expert_loops
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
-from mofa.cost.kernels.launch_queue import kernels_of
+from mofa.cost.kernels.launch_queue import num_queued_kernels
 from mofa.cost.kernels.lazy_loading import tape_with_loads
 
 FAMILY = {name: i for i, name in enumerate(EXPOSED)}
@@ -29,7 +29,7 @@ NOW = "@now"
 """Read by an op of another stream that starts when the computing one gets there."""
 
 
-class Kernel(NamedTuple):
+class KernelInRun(NamedTuple):
     """An op on the computing stream: device and issue seconds. [s]"""
 
     name: str
@@ -39,14 +39,14 @@ class Kernel(NamedTuple):
     launches: float = 1.0
 
 
-class Run(NamedTuple):
+class KernelRun(NamedTuple):
     """Kernels one after the other. ``waits`` are tensors of other streams, ``records`` what other streams await.
 
     ``lead`` is the most by which issuing is behind computing anywhere in the run: a host that is as far ahead at its
     beginning never makes the device wait. [s]
     """
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelInRun, ...]
     waits: tuple[str, ...]
     records: tuple[str, ...]
     busy: float
@@ -88,7 +88,7 @@ class TensorAlias(NamedTuple):
     source: str
 
 
-Step = Run | SideStreamOp | Sync | TensorAlias
+Step = KernelRun | SideStreamOp | Sync | TensorAlias
 
 
 @dataclass(frozen=True)
@@ -166,13 +166,13 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
             shared = ()
             communicator, slows = "", 1.0 if isinstance(op.work, Stream) else share
             if isinstance(op.work, Collective):
-                communicator = "world" if anywhere(machine.shares_world(op.work.group)) else op.work.group
+                communicator = "world" if any_true(machine.shares_world(op.work.group)) else op.work.group
             wait = waits_behind(op, machine) if blocks else None
             behind = None if wait is None else Sync(f"{op.name}.blocks", value(wait.host_s))
             lines.append(
                 _Line(
-                    op, tuple(map(of, op.reads)), op.writes, device_s, host_s, value(kernels_of(op)), None, slows,
-                    communicator, behind,
+                    op, tuple(map(of, op.reads)), op.writes, device_s, host_s, value(num_queued_kernels(op)), None,
+                    slows, communicator, behind,
                 )
             )  # fmt: skip
         for tensor in shared:
@@ -191,7 +191,7 @@ class CrossStreamTensors:
     awaited: frozenset[str]
 
     @classmethod
-    def of(cls, drafts: Iterable[ResolvedTape]) -> CrossStreamTensors:
+    def from_tapes(cls, drafts: Iterable[ResolvedTape]) -> CrossStreamTensors:
         """Over all tapes of a plan, as what one leaves under way another awaits."""
         beside: set[str] = set()
         awaited: set[str] = set()
@@ -212,7 +212,7 @@ def join_kernels(
     """Join a draft's lines to steps; ``inserted`` are steps that follow a line, by its index, or -1 the beginning."""
     inserted = inserted or {}
     steps: list[Step] = list(inserted.get(-1, ()))
-    run: list[Kernel] = []
+    run: list[KernelInRun] = []
     waits: list[str] = []
     seen: set[str] = set()
     host_only = 0.0
@@ -220,7 +220,7 @@ def join_kernels(
     def flush(records: tuple[str, ...] = ()) -> None:
         nonlocal host_only
         if host_only:  # what launches nothing takes the host its time all the same
-            run.append(Kernel("host", 0.0, host_only, FAMILY["host_idle"], 0.0))
+            run.append(KernelInRun("host", 0.0, host_only, FAMILY["host_idle"], 0.0))
             host_only = 0.0
         if run or waits:
             steps.append(_run(tuple(run), tuple(waits), records))
@@ -254,7 +254,7 @@ def join_kernels(
                 flush()
                 waits.extend(fresh)
                 seen.update(fresh)
-            run.append(Kernel(op.name, line.seconds, line.issue + host_only, FAMILY[op.family], line.launches))
+            run.append(KernelInRun(op.name, line.seconds, line.issue + host_only, FAMILY[op.family], line.launches))
             host_only = 0.0
             made = tuple(name for name in line.writes if name in crossing.awaited or name in crossing.beside)
             if made:
@@ -267,27 +267,27 @@ def join_kernels(
             steps += inserted[i]
     flush()
     longest = sum(map(_most, steps))
-    launches = sum([step.launches for step in steps if isinstance(step, Run | SideStreamOp)])
+    launches = sum([step.launches for step in steps if isinstance(step, KernelRun | SideStreamOp)])
     return TapeSteps(part.name, tuple(steps), part.given, part.out, longest, launches)
 
 
 def _most(step: Step) -> float:
     """The longest that a step can take. [s]"""
-    if isinstance(step, Run):
+    if isinstance(step, KernelRun):
         return step.issue + step.busy
     if isinstance(step, SideStreamOp):
         return step.issue + step.seconds
     return step.host_s if isinstance(step, Sync) else 0.0
 
 
-def waiting_step(names: tuple[str, ...]) -> Run:
+def waiting_step(names: tuple[str, ...]) -> KernelRun:
     """A step that waits for tensors of other streams and computes nothing."""
-    return Run((), names, (), 0.0, 0.0, -np.inf, ())
+    return KernelRun((), names, (), 0.0, 0.0, -np.inf, ())
 
 
-def one_kernel_step(name: str, seconds: float, issue_s: float, family: str, waits: tuple[str, ...]) -> Run:
+def one_kernel_step(name: str, seconds: float, issue_s: float, family: str, waits: tuple[str, ...]) -> KernelRun:
     """A step of one kernel on the computing stream, behind tensors of other streams."""
-    return _run((Kernel(name, seconds, issue_s, FAMILY[family]),), waits, ())
+    return _run((KernelInRun(name, seconds, issue_s, FAMILY[family]),), waits, ())
 
 
 def is_comm(family: int) -> bool:
@@ -295,7 +295,7 @@ def is_comm(family: int) -> bool:
     return EXPOSED[family] in COMM_FAMILIES
 
 
-def _run(kernels: tuple[Kernel, ...], waits: tuple[str, ...], records: tuple[str, ...]) -> Run:
+def _run(kernels: tuple[KernelInRun, ...], waits: tuple[str, ...], records: tuple[str, ...]) -> KernelRun:
     busy = issued = launches = 0.0
     lead = -np.inf
     parts: dict[int, float] = {}
@@ -306,4 +306,4 @@ def _run(kernels: tuple[Kernel, ...], waits: tuple[str, ...], records: tuple[str
         busy += kernel.seconds
         launches += kernel.launches
         parts[kernel.family] = parts.get(kernel.family, 0.0) + kernel.seconds
-    return Run(kernels, waits, records, busy, issued, float(lead), tuple(parts.items()), launches)
+    return KernelRun(kernels, waits, records, busy, issued, float(lead), tuple(parts.items()), launches)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from mofa.replay.time.send_recv import Wiring, wire
+from mofa.replay.time.send_recv import Wiring, match_exchanges
 from mofa.schedules.order import Action, Order, Program
-from mofa.schedules.order_check import OrderError, check
+from mofa.schedules.order_check import OrderError, check_program
 
 CAUSES = ("fill", "forward input", "backward input", "exchange", "drain")
 """Why a rank computes nothing: before its first computation, waiting for what a neighbour sends, for an exchange to
@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedProgram:
     """What a clock said: computations and hand-overs in the order of each rank, and its idle seconds by cause. [s]"""
 
     compute: tuple[tuple[Span, ...], ...]
@@ -61,7 +61,7 @@ class PipelineRank(Protocol):
         """An exchange that the rank waited for is over."""
 
 
-class ExchangeTimes(NamedTuple):
+class ExchangeSpans(NamedTuple):
     """Start and end of every exchange of a program. [s]"""
 
     wiring: Wiring
@@ -111,7 +111,7 @@ def _begin(wiring: Wiring) -> _State:
     )  # fmt: skip
 
 
-def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> ExchangeTimes:
+def play_on_ranks(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> ExchangeSpans:
     """Play an order on what computes on each rank; returns every exchange, with its start and end.
 
     Raises
@@ -128,9 +128,9 @@ def run(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> 
         advance(r)
     stuck = any(position < len(items) for position, items in zip(state.position, wiring.ranks, strict=True))
     if stuck or any(state.queues):
-        check(wiring.program)
+        check_program(wiring.program)
         raise OrderError("the order waits for ever")
-    return ExchangeTimes(wiring, state.starts, state.ends)
+    return ExchangeSpans(wiring, state.starts, state.ends)
 
 
 def _starting(wiring: Wiring, state: _State, hop_s: float) -> Callable[[int], None]:
@@ -263,7 +263,7 @@ class _FixedTimes:
         """There is no host to wait."""
 
 
-def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.0) -> Played:
+def play_program(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.0) -> PlayedProgram:
     """Play an order on a clock per rank.
 
     Parameters
@@ -293,22 +293,22 @@ def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.
     --------
     >>> from mofa.schedules import order_of, program_of
     >>> program = program_of(order_of("1f1b", "pytorch", 2, 1, 4), "1f1b", "pytorch")
-    >>> played = play(program, lambda action: 1.0 if action.kind == "F" else 2.0)
+    >>> played = play_program(program, lambda action: 1.0 if action.kind == "F" else 2.0)
     >>> played.total, played.bubble_fraction
     (15.0, 0.25)
     """
     clocks = [_FixedTimes(r, seconds) for r in range(program.order.pp)]
-    flights = run(wire(program), clocks, hop_s)
+    flights = play_on_ranks(match_exchanges(program), clocks, hop_s)
     total = max(clock.now for clock in clocks)
     for clock in clocks:
         clock.idle["drain"] += total - clock.now
-    return Played(
+    return PlayedProgram(
         tuple(tuple(clock.spans) for clock in clocks), sent_spans(flights, program.order.pp),
         tuple(clock.idle for clock in clocks), total,
     )  # fmt: skip
 
 
-def sent_spans(flights: ExchangeTimes, pp: int) -> tuple[tuple[Span, ...], ...]:
+def sent_spans(flights: ExchangeSpans, pp: int) -> tuple[tuple[Span, ...], ...]:
     """Sends and receives per rank, from start to end."""
     out: list[list[Span]] = [[] for _ in range(pp)]
     wiring, starts, ends = flights
@@ -317,7 +317,7 @@ def sent_spans(flights: ExchangeTimes, pp: int) -> tuple[tuple[Span, ...], ...]:
     return tuple(map(tuple, out))
 
 
-def in_flight(order: Order) -> list[list[int]]:
+def most_in_flight(order: Order) -> list[list[int]]:
     """Most micro-batches whose activations a rank holds, per chunk, at the moment at which it holds most. [-]
 
     From the start of a forward to the end of its backward, by weights where that runs apart.

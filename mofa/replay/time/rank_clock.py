@@ -79,7 +79,7 @@ class ClockSnapshot(NamedTuple):
 
 
 @dataclass
-class RankTime:
+class RankTimeline:
     """One rank: its clock, what it computes, and how its time went."""
 
     plan: TimedPlan
@@ -134,7 +134,7 @@ class RankTime:
             before = clock.host
             if self.plain and action not in self.once:
                 known = played_kind.known
-                state = clock.settle(played_kind.longest)
+                state = clock.relative_state(played_kind.longest)
                 ahead = clock.host - before
                 result = known.get(state)
                 if result is None:
@@ -216,7 +216,7 @@ class RankTime:
         watched = (self.rank, action.micro_batch) in self.plan.watched
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
             self.look_back()
-        state = self.clock.settle(played_kind.longest if once is None else np.inf)
+        state = self.clock.relative_state(played_kind.longest if once is None else np.inf)
         ahead = self.clock.host - before
         if once is not None or watched or self.plan.cache is None:
             return self._play(played_kind, once or _PLAIN, watched), ahead
@@ -244,8 +244,8 @@ class RankTime:
             self.ops.append(StreamOp(stream, f"{name} · {place}" if place else name, EXPOSED[family], begin, end))
 
         clock.watch = watch if watched else None
-        clock.steps(once.before)
-        clock.steps(every.before)
+        clock.play_steps(once.before)
+        clock.play_steps(every.before)
         for i, block in enumerate(blocks):
             place = block.name
             inserted: dict[int, list[object]] = {}
@@ -255,14 +255,14 @@ class RankTime:
             part = tapes.steps_of(block.tapes, phase, inserted)  # type: ignore[arg-type]
             whole_phase: Phase = "F" if phase == "F" else "B"
             follow = tapes.resolved[blocks[i + 1].tapes, whole_phase].given if i + 1 < len(blocks) else ""
-            clock.play(part, follow)
+            clock.play_tape(part, follow)
             handed_on = part.out
         if blocks:  # a layout may leave a chunk without any
             clock.wait_for((handed_on,))
-        clock.steps(every.after)
-        clock.steps(once.after)
+        clock.play_steps(every.after)
+        clock.play_steps(once.after)
         clock.watch = None
-        clock.settle(np.inf)
+        clock.relative_state(np.inf)
         now = clock.compute
         left = LeftOnStreams(
             tuple((n, busy_until - now) for n, busy_until in clock.streams.items()),
@@ -271,7 +271,7 @@ class RankTime:
             tuple((begin - now, end - now) for begin, end in clock.gaps),
         )
         counts = np.array([clock.exposed, clock.beside, clock.waited])
-        return ComputationEffect(now - start, clock.host - now, left, left.ahead(), counts)
+        return ComputationEffect(now - start, clock.host - now, left, left.still_to_come(), counts)
 
     def _apply(self, result: ComputationEffect, start: float, factor: float) -> None:
         clock = self.clock
@@ -348,7 +348,7 @@ class RankTime:
         self.last = self.last[0], self.last[1] + num_rounds * round_s
 
     # -- what it came to
-    def counts(self) -> NDArray[np.float64]:
+    def second_totals(self) -> NDArray[np.float64]:
         """Exposed, beside and waited seconds of all computations. (3, len(EXPOSED)) [s]"""
         total = np.zeros((3, len(EXPOSED)))
         for key, (factor, times) in self.uses.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mofa.schedules.order import Action, Exchange, Kind, Program
-from mofa.schedules.order_check import OrderError, check
+from mofa.schedules.order_check import OrderError, check_program
 
 INPUTS = ("forward input", "backward input")
 
@@ -30,7 +30,7 @@ class Wiring:
     num_streams: int
 
 
-def wire(program: Program) -> Wiring:
+def match_exchanges(program: Program) -> Wiring:
     """Match every send with its receive and every computation with what brings its input.
 
     Raises
@@ -92,7 +92,7 @@ def _peers(program: Program, item: Exchange, of: dict[tuple[str, int, int], int]
         other, step = _OTHER[kind]
         n = of.get((other, stage + step, micro_batch))
         if n is None:
-            check(program)
+            check_program(program)
             op = Action(kind, stage, micro_batch)
             raise OrderError(f"{op} has no {Action(other, stage + step, micro_batch)}")
         if n not in out:

@@ -15,7 +15,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import tied_seconds
-from mofa.cost.step_time.micro_batch import handing_seconds, passes
+from mofa.cost.step_time.micro_batch import hand_over_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
 from mofa.replay.garbage_collection import no_collection
 from mofa.replay.rank.of_plan import rows_of
@@ -23,19 +23,19 @@ from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.data_parallel import data_parallel_steps
 from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shortened_steps
 from mofa.replay.time.kernel_runs import FAMILY
-from mofa.replay.time.pipeline import ExchangeTimes, run
-from mofa.replay.time.rank_clock import RankTime, TimedPlan
-from mofa.replay.time.send_recv import Wiring, wire
+from mofa.replay.time.pipeline import ExchangeSpans, play_on_ranks
+from mofa.replay.time.rank_clock import RankTimeline, TimedPlan
+from mofa.replay.time.send_recv import Wiring, match_exchanges
 from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.replay.time.time_replayed import Computation, TimeReplayed, Transfer
 from mofa.schedules import Order, Placement, Program, Runtime, order_of, program_of
-from mofa.schedules.order_check import OrderError, check
-from mofa.schedules.point_to_point import overlapped
+from mofa.schedules.order_check import OrderError, check_program
+from mofa.schedules.point_to_point import overlapped_exchanges
 
 PP, DP = FAMILY["pp"], FAMILY["dp"]
 
 
-def time_of(
+def replay_time(
     estimator: Estimator, *, detail: bool = True, variants: Sequence[Estimator] = (), jitter: float = 0.0,
     seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
     spans: bool = True,
@@ -75,15 +75,15 @@ def time_of(
     OrderError
         If an order can't be; the message names the op that waits and for what.
     """
-    estimator = estimator.paced
+    estimator = estimator.at_own_clock
     rows = rows_of(estimator)
     stages, fw = rows.layout.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    tapes = tuple(PlanTapes.of(rows_of(e.paced)) for e in variants) or (PlanTapes.of(rows),)
+    tapes = tuple(PlanTapes.from_rows(rows_of(e.at_own_clock)) for e in variants) or (PlanTapes.from_rows(rows),)
     curves = rows.cluster.gpu.curves
     plan = TimedPlan(
         rows, tapes, _hop_seconds(rows), curves.overlap_slowdown.value,
-        estimator.rank_specs[0].schedule.waits_at_exchanges, handing_seconds(rows), _optimizer_seconds(rows),
+        estimator.rank_specs[0].schedule.waits_at_exchanges, hand_over_host_s(rows), _optimizer_seconds(rows),
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
@@ -91,21 +91,21 @@ def time_of(
         for inserted in shortened_steps(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.played)
             ranks = _ranks(plan, estimator.rank_specs, wiring.program.order, inserted)
-            run(wiring, ranks, plan.hop_s)
+            play_on_ranks(wiring, ranks, plan.hop_s)
             if insert_rounds(inserted, ranks, spans):
                 return _finish(plan, ranks, None, spans)
         if order is None:
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, num)
         else:
-            wiring = wire(_own(order, stages.pp, stages.vpp, num, stages.placement))
+            wiring = match_exchanges(_own(order, stages.pp, stages.vpp, num, stages.placement))
         ranks = _ranks(plan, estimator.rank_specs, wiring.program.order)
-        flights = run(wiring, ranks, plan.hop_s)
+        flights = play_on_ranks(wiring, ranks, plan.hop_s)
         return _finish(plan, ranks, flights if detail else None, spans)
 
 
 def _ranks(
     plan: TimedPlan, specs: Sequence[RankSpec], order: Order, inserted: InsertedRounds | None = None
-) -> list[RankTime]:  # fmt: skip
+) -> list[RankTimeline]:  # fmt: skip
     """The ranks in front of a step, each as much later as its optimizer is."""
     rows = plan.rows
     sync_s = rows.cluster.sync_s
@@ -115,21 +115,21 @@ def _ranks(
     for r, spec in enumerate(specs):
         extra = data_parallel_steps(rows, plan.tapes[0], spec, order, plan.shared)
         marked = frozenset(inserted.marks(order, r)) if inserted is not None else frozenset[int]()
-        ranks.append(RankTime(plan, order, spec, extra, StreamClocks(sync_s, own_order=own_order), marked))
+        ranks.append(RankTimeline(plan, order, spec, extra, StreamClocks(sync_s, own_order=own_order), marked))
     ends = _ends(plan, ranks)
     for rank, seconds in zip(ranks, ends, strict=True):
         rank.clock.compute = rank.clock.host = seconds - min(ends)
     return ranks
 
 
-def _ends(plan: TimedPlan, ranks: Sequence[RankTime]) -> list[float]:
+def _ends(plan: TimedPlan, ranks: Sequence[RankTimeline]) -> list[float]:
     """How long each rank's optimizer and what follows it take. [s]"""
     return [seconds + rank.added.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)]
 
 
 @lru_cache(maxsize=8)
 def _wiring(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Wiring:
-    return wire(program_of(order_of(schedule, runtime, pp, vpp, num_micro_batches), schedule, runtime))
+    return match_exchanges(program_of(order_of(schedule, runtime, pp, vpp, num_micro_batches), schedule, runtime))
 
 
 def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Placement) -> Program:
@@ -144,12 +144,14 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Pla
         raise OrderError(
             f"the order places chunks in a {order.placement}, the strategy in a {placement}; give one for it"
         )
-    program = overlapped(order)
-    check(program)
+    program = overlapped_exchanges(order)
+    check_program(program)
     return program
 
 
-def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeTimes | None, spans: bool) -> TimeReplayed:
+def _finish(
+    plan: TimedPlan, players: Sequence[RankTimeline], flights: ExchangeSpans | None, spans: bool
+) -> TimeReplayed:
     rows, optimizer = plan.rows, plan.optimizer_s
     last = _ends(plan, players)
     ends, tails = [], []
@@ -157,7 +159,7 @@ def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeTimes
         clock = player.clock
         player.look_back()
         clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
-        clock.steps(player.added.end)
+        clock.play_steps(player.added.end)
         clock.drain(DP)
         tails.append(np.array([clock.exposed, clock.beside, clock.waited]))
         ends.append(clock.compute)
@@ -171,7 +173,7 @@ def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeTimes
     shown: list[dict[str, float]] = []
     hiddens: list[dict[str, float]] = []
     for r, player in enumerate(players):
-        counts = player.counts() + tails[r]
+        counts = player.second_totals() + tails[r]
         both = tied if player.spec.place.has_end else 0.0
         drain = meet - ends[r] - both
         player.idle["drain"] += drain
@@ -200,7 +202,7 @@ def _finish(plan: TimedPlan, players: Sequence[RankTime], flights: ExchangeTimes
     )  # fmt: skip
 
 
-def _transfers(flights: ExchangeTimes | None, pp: int) -> tuple[tuple[Transfer, ...], ...]:
+def _transfers(flights: ExchangeSpans | None, pp: int) -> tuple[tuple[Transfer, ...], ...]:
     out: list[list[Transfer]] = [[] for _ in range(pp)]
     if flights is not None:
         wiring, starts, ends = flights
@@ -217,4 +219,7 @@ def _hop_seconds(rows: Rows) -> float:
 
 
 def _optimizer_seconds(rows: Rows) -> list[float]:
-    return [float(s) for s in np.broadcast_to(step_end_seconds(rows, passes(rows)), (1, rows.layout.stages.pp))[0]]
+    return [
+        float(s)
+        for s in np.broadcast_to(step_end_seconds(rows, micro_batch_passes(rows)), (1, rows.layout.stages.pp))[0]
+    ]

@@ -13,7 +13,17 @@ from math import inf
 
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import QUEUE
-from mofa.replay.time.kernel_runs import FAMILY, NOW, Run, SideStreamOp, Step, Sync, TapeSteps, TensorAlias, is_comm
+from mofa.replay.time.kernel_runs import (
+    FAMILY,
+    NOW,
+    KernelRun,
+    SideStreamOp,
+    Step,
+    Sync,
+    TapeSteps,
+    TensorAlias,
+    is_comm,
+)
 
 HOST = FAMILY["host_idle"]
 FEW = 128.0
@@ -57,9 +67,9 @@ class StreamClocks:
     """Of these, by kernels or runs of them: the launches up to its last, its own, and when the device begins and ends
     it. [-], [-], [s], [s]"""
 
-    def play(self, part: TapeSteps, follow: str) -> None:
+    def play_tape(self, part: TapeSteps, follow: str) -> None:
         """Play a tape; ``follow`` is the name under which the next one reads its output, empty for none."""
-        self.steps(part.steps)
+        self.play_steps(part.steps)
         if follow:
             made = self.ready.get(part.out)
             if made is None or made[0] <= self.compute:
@@ -67,10 +77,10 @@ class StreamClocks:
             else:
                 self.ready[follow] = made
 
-    def steps(self, steps: Iterable[Step]) -> None:
+    def play_steps(self, steps: Iterable[Step]) -> None:
         """Play steps one after the other."""
         for step in steps:
-            if type(step) is Run:
+            if type(step) is KernelRun:
                 self._run(step)
             elif type(step) is SideStreamOp:
                 self._beside(step)
@@ -103,7 +113,7 @@ class StreamClocks:
                     self.watch("wait", f"waits for {name}", made[1], self.compute, made[0])
                 self.idle_until(made[0])
 
-    def _run(self, step: Run) -> None:
+    def _run(self, step: KernelRun) -> None:
         if step.waits:
             self.wait_for(step.waits)
         in_queue = self.launched + step.launches <= QUEUE or step.launches <= FEW
@@ -273,7 +283,7 @@ class StreamClocks:
         self.empty()
 
     # -- what decides what comes next
-    def settle(self, longest: float) -> Relative:
+    def relative_state(self, longest: float) -> Relative:
         """Forget what can matter no more and give the rest relative to the computing stream.
 
         A host further ahead than ``longest`` is as good as one that far ahead.

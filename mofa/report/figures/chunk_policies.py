@@ -14,7 +14,7 @@ from mofa.units import GIB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.search.experts.token_chunks import ChunkReport, Policy
+    from mofa.search.experts.token_chunks import ChunkPolicy, ChunkReport
 
 WORDS = {"mact": "mact, sees the iteration", "past": "sees past iterations alone"}
 _FIXED = ("#c6dbef", "#9ecae1", "#6baed6", "#3182bd", "#08519c", "#08306b")
@@ -55,7 +55,7 @@ def plot_policy_memory(report: ChunkReport, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _lines(report: ChunkReport, of: Callable[[Policy], NDArray[np.float64]], ax: Axes) -> Axes:
+def _lines(report: ChunkReport, of: Callable[[ChunkPolicy], NDArray[np.float64]], ax: Axes) -> Axes:
     for number, policy in enumerate(report.policies):
         values = of(policy)
         ax.plot(
@@ -82,9 +82,9 @@ def whole_iterations(ax: Axes) -> None:
     ax.set_xlabel("iteration")
 
 
-def _colour(policy: Policy, number: int) -> str:
+def _colour(policy: ChunkPolicy, number: int) -> str:
     return {"mact": INK, "past": "#e6550d"}.get(policy.name) or _FIXED[min(number, len(_FIXED) - 1)]
 
 
-def _label(policy: Policy) -> str:
+def _label(policy: ChunkPolicy) -> str:
     return WORDS.get(policy.name, policy.name)

@@ -6,22 +6,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.routing.balance.place import is_due
-from mofa.routing.balance.setup import Setup
+from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.placement import Placement, pack_by_load
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
 
 
-def plain_tokens(inputs: IntA, setup: Setup) -> IntA:
+def plain_tokens(inputs: IntA, setup: BalanceSetup) -> IntA:
     """Tokens of all GPUs where every expert-parallel group keeps to itself. (I, L, E, G) -> (I, L, G)
 
-    >>> plain_tokens(np.array([[[[7, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, 2], [0, 1, 0, 0]]]]), Setup(4, 4, 2)).tolist()
+    >>> inputs = np.array([[[[7, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, 2], [0, 1, 0, 0]]]])
+    >>> plain_tokens(inputs, BalanceSetup(4, 4, 2)).tolist()
     [[[7, 1, 2, 2]]]
     """
     shape = inputs.shape
-    groups = inputs.reshape(*shape[:3], setup.merged, setup.ep).sum(axis=-1)
-    ranks = groups.reshape(*shape[:2], setup.ep, setup.slots, setup.merged).sum(axis=3)
+    groups = inputs.reshape(*shape[:3], setup.num_merged_ep_groups, setup.ep).sum(axis=-1)
+    ranks = groups.reshape(*shape[:2], setup.ep, setup.experts_per_gpu, setup.num_merged_ep_groups).sum(axis=3)
     return np.asarray(np.swapaxes(ranks, 2, 3).reshape(*shape[:2], setup.num_gpus))
 
 
@@ -43,7 +44,7 @@ def kept_below_capacity(inputs: IntA, factor: float) -> IntA:
     return np.asarray(np.minimum(inputs, most), dtype=np.int64)
 
 
-def eplb_fullest(loads: IntA, plain_rows: IntA, setup: Setup) -> FloatA:
+def eplb_fullest(loads: IntA, plain_rows: IntA, setup: BalanceSetup) -> FloatA:
     """Tokens of the fullest GPU with replicas packed by the mean load of the past, each with an equal part.
 
     Parameters
@@ -65,7 +66,7 @@ def eplb_fullest(loads: IntA, plain_rows: IntA, setup: Setup) -> FloatA:
     placed: Placement | None = None
     for i, load in enumerate(loads):
         if is_due(i, every):
-            placed = pack_by_load(loads[max(i - every, 0) : i].mean(axis=0), setup.num_gpus, setup.slots)
+            placed = pack_by_load(loads[max(i - every, 0) : i].mean(axis=0), setup.num_gpus, setup.experts_per_gpu)
         if placed is not None:
             fullest[i] = (load / placed.copies.sum(axis=1) @ placed.copies).max()
     return np.asarray(fullest)

@@ -34,10 +34,10 @@ def draw_inputs(shares: FloatA, tokens_per_gpu: int, num_gpus: int, seed: int = 
     return np.asarray(np.moveaxis(rng.multinomial(tokens_per_gpu, np.moveaxis(of_gpu, 3, 2)), 3, 2))
 
 
-def split_inputs(loads: IntA, num_gpus: int, seed: int = 0) -> IntA:
+def deal_tokens_to_gpus(loads: IntA, num_gpus: int, seed: int = 0) -> IntA:
     """Counted tokens of the experts, dealt out to source GPUs at random. (I, L, E) -> (I, L, E, G) [tokens]
 
-    >>> split_inputs(np.array([[[6, 2]]]), 2).sum(axis=-1).tolist()
+    >>> deal_tokens_to_gpus(np.array([[[6, 2]]]), 2).sum(axis=-1).tolist()
     [[[6, 2]]]
     """
     if loads.size * num_gpus > MAX_CELLS:
@@ -65,7 +65,7 @@ def source_inputs(by_source: IntA, num_gpus: int, seed: int = 0) -> IntA:
     sources = _checked_sources(by_source, num_gpus)
     if sources >= num_gpus:
         return np.asarray(by_source.reshape(*by_source.shape[:3], num_gpus, -1).sum(axis=-1))
-    return split_inputs(by_source, num_gpus // sources, seed).reshape(*by_source.shape[:3], num_gpus)
+    return deal_tokens_to_gpus(by_source, num_gpus // sources, seed).reshape(*by_source.shape[:3], num_gpus)
 
 
 def source_shares(by_source: FloatA, num_gpus: int) -> FloatA:

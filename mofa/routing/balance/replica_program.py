@@ -17,7 +17,7 @@ _PLAIN = "use_preprocessing: false use_scaling: false"
 
 
 @dataclass(frozen=True)
-class Solution:
+class ReplicaSolution:
     """``x`` (R,) tokens of each replica, ``m`` of the fullest GPU, both in the unit of the loads.
 
     ``price`` (G,) is what one more token on a GPU adds to ``m``; prices are at least 0 and sum to 1 [-]. ``solve_s`` is
@@ -89,7 +89,7 @@ class ReplicaProgram:
         self._solver, self._m, self._rows, self._sums, self._variables = solver, m, rows, sums, variables
         self._warm = False
 
-    def solve(self, loads: FloatA) -> Solution:
+    def solve(self, loads: FloatA) -> ReplicaSolution:
         """The optimum for loads of the experts, best in units of a GPU's mean. (E,)
 
         Raises
@@ -111,7 +111,7 @@ class ReplicaProgram:
         x[self._free] = given
         x[self._base] = loads - np.bincount(self._of, given, len(loads))
         price = np.maximum([-row.dual_value() for row in self._rows], 0.0)
-        return Solution(x, float(self._m.solution_value()), price / price.sum(), solve_s)
+        return ReplicaSolution(x, float(self._m.solution_value()), price / price.sum(), solve_s)
 
     def _update(self, loads: FloatA) -> None:
         """Loads into the bounds."""

@@ -16,7 +16,7 @@ LP_GPUS = 64
 
 
 @dataclass(frozen=True)
-class Setup:
+class BalanceSetup:
     """A group of GPUs that merges whole expert-parallel groups, and how its tokens are scheduled.
 
     ``solver`` ``auto`` is the linear program on up to 64 GPUs, where it goes on from the micro-batch before within a
@@ -44,7 +44,7 @@ class Setup:
             raise SpecError(
                 f"gpus ({self.num_gpus}) must be above ep ({self.ep}): replicas need two EP groups to merge"
             )
-        if self.slots < 2:
+        if self.experts_per_gpu < 2:
             raise SpecError(f"ep ({self.ep}): a GPU holds one of {self.num_experts} experts, and needs two; lower ep")
         if not self.capacity_factor > 0:
             raise SpecError(f"capacity factor ({self.capacity_factor:g}) must be above 0")
@@ -59,24 +59,25 @@ class Setup:
                 f"{self.num_gpus}; pass one of the same group"
             )
         has = placement.copies.sum(axis=0)
-        if has.max() > self.slots:
+        if has.max() > self.experts_per_gpu:
             gpu = int(has.argmax())
             raise SpecError(
-                f"placement: GPU {gpu} has {has[gpu]} replicas, and a GPU holds {self.slots}; put some on another GPU"
+                f"placement: GPU {gpu} has {has[gpu]} replicas, "
+                f"and a GPU holds {self.experts_per_gpu}; put some on another GPU"
             )
 
     @property
-    def merged(self) -> int:
+    def num_merged_ep_groups(self) -> int:
         """Expert-parallel groups in the group. [-]"""
         return self.num_gpus // self.ep
 
     @property
-    def slots(self) -> int:
+    def experts_per_gpu(self) -> int:
         """Experts that a GPU holds. [-]"""
         return self.num_experts // self.ep
 
     @property
-    def placed(self) -> Placement:
+    def placement_of_replicas(self) -> Placement:
         """Where replicas are scheduled."""
         if self.placement is not None:
             return self.placement

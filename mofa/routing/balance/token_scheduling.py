@@ -15,9 +15,9 @@ from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import max_density
 from mofa.routing.balance.place import is_due, replace_if_worse
 from mofa.routing.balance.replica_lp import ReplicaScheduler, Schedule
-from mofa.routing.balance.setup import Setup
+from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.dispatch import route_tokens, traffic
-from mofa.routing.placement import Placement, expert_parallel, shuffled
+from mofa.routing.placement import Placement, plain_placement, shuffled_placement
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -29,7 +29,7 @@ FOLLOWING = ("micro_moe_adaptive", "eplb")
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedMicroBatches:
     """What micro-batches led to; arrays (I, L) over micro-batches and layers.
 
     ``max_over_mean`` maps a scheme to the fullest GPU's tokens over the mean before any were dropped; ``lower_bound``
@@ -52,7 +52,7 @@ class Played:
     moved: tuple[int, ...]
     settled: float | None
 
-    def known(self, values: dict[str, FloatA]) -> dict[str, FloatA]:
+    def without_first(self, values: dict[str, FloatA]) -> dict[str, FloatA]:
         """Values by scheme, without the first micro-batch of those that follow the past, if there are more."""
         return {key: value[1:] if key in FOLLOWING and len(value) > 1 else value for key, value in values.items()}
 
@@ -62,7 +62,9 @@ class Played:
         return (self.solve_s[1:] if len(self.solve_s) > 1 else self.solve_s).reshape(-1)
 
 
-def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None = None) -> Played:
+def play_micro_batches(
+    inputs: IntA, setup: BalanceSetup, progress: Callable[[int, int], None] | None = None
+) -> PlayedMicroBatches:
     """Play micro-batches through every scheme, each layer on its own.
 
     Parameters
@@ -99,9 +101,9 @@ def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None
     sent = {scheme: np.zeros((num, layers)) for scheme in ROUTED}
     crossing = {scheme: np.zeros((num, layers)) for scheme in ROUTED}
     solve_s = np.zeros((num, layers))
-    plain_at = expert_parallel(num_experts, num_gpus, setup.ep)
-    fixed = setup.placed
-    random = shuffled(num_experts, num_gpus, setup.ep, setup.seed)
+    plain_at = plain_placement(num_experts, num_gpus, setup.ep)
+    fixed = setup.placement_of_replicas
+    random = shuffled_placement(num_experts, num_gpus, setup.ep, setup.seed)
     means = inputs.sum(axis=(2, 3)) / num_gpus
     if not means.all():
         i, layer = np.argwhere(means == 0)[0]
@@ -141,7 +143,7 @@ def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None
     ratio |= {scheme: tokens.max(axis=-1) for scheme, tokens in rows.items()}
     follows = ratio["micro_moe_adaptive"] / means
     settled = np.concatenate([follows[start:, layer] for layer, start in enumerate(since)])
-    return Played(
+    return PlayedMicroBatches(
         max_over_mean={scheme: values / means for scheme, values in ratio.items()},
         rank_ratios={scheme: tokens / means[..., None] for scheme, tokens in rows.items()},
         gap_tokens=ratio["micro_moe"] - ratio["lower_bound"],
@@ -154,13 +156,13 @@ def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None
     )
 
 
-def _scheduler(placement: Placement, setup: Setup) -> ReplicaScheduler | FlowScheduler | CommunicationScheduler:
+def _scheduler(placement: Placement, setup: BalanceSetup) -> ReplicaScheduler | FlowScheduler | CommunicationScheduler:
     if setup.resolved_solver == "communication":
         return CommunicationScheduler(placement, setup.weights)
     return ReplicaScheduler(placement) if setup.resolved_solver == "lp" else FlowScheduler(placement)
 
 
-def _moves(placement: Placement, schedule: Schedule, inputs: IntA, setup: Setup) -> IntA:
+def _moves(placement: Placement, schedule: Schedule, inputs: IntA, setup: BalanceSetup) -> IntA:
     """Tokens from each GPU to each GPU under a schedule. (G, G)"""
     return traffic(placement, route_tokens(placement, schedule.tokens, inputs, setup.gpus_per_node))
 
@@ -179,7 +181,7 @@ def _busiest(flow: IntA, gpus_per_node: int) -> tuple[int, float]:
 class _Adaptive:
     """Schedules on a placement that follows the loads."""
 
-    def __init__(self, placement: Placement, setup: Setup) -> None:
+    def __init__(self, placement: Placement, setup: BalanceSetup) -> None:
         self.placement, self.setup = placement, setup
         self.scheduler = FlowScheduler(placement)
         self.past: list[IntA] = []
@@ -193,8 +195,8 @@ class _Adaptive:
         self.past.append(load)
         if is_due(len(self.past), rule.interval):
             recent = np.array(self.past[-rule.interval :], dtype=np.float64)
-            new = replace_if_worse(self.placement, recent, self.setup.slots, rule, self.setup.seed)
+            new = replace_if_worse(self.placement, recent, self.setup.experts_per_gpu, rule, self.setup.seed)
             if new is not None:
-                self.moved.append(int(self.placement.moved(new).max()))
+                self.moved.append(int(self.placement.num_replicas_to_receive(new).max()))
                 self.placement, self.scheduler, self.since = new, FlowScheduler(new), len(self.past)
         return solution

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from mofa.errors import SpecError
-from mofa.routing.counts import Expected, read_counts
+from mofa.routing.counts import CountedModel, read_counts
 from mofa.routing.presets import memfine_iteration_7
 from mofa.routing.rank_load import draw_shares
 from mofa.specs.base import Spec
@@ -20,8 +20,8 @@ from mofa.specs.routing import RoutingSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mofa.routing.balance.setup import Setup
-    from mofa.routing.balance.token_scheduling import Played
+    from mofa.routing.balance.setup import BalanceSetup
+    from mofa.routing.balance.token_scheduling import PlayedMicroBatches
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 PRESET_LAYERS = 12
 
 
-class Seconds(Spec):
+class TimeDistribution(Spec):
     """A distribution of times."""
 
     median: float = Field(ge=0, description="Median. [s]")
@@ -55,7 +55,7 @@ class GroupSummary(Spec):
     solver: Literal["lp", "flow", "communication"] = Field(description="Which program scheduled the replicas.")
 
 
-class Movement(Spec):
+class TokenMovement(Spec):
     """Tokens that leave their GPU or node, over the mean tokens of a GPU: of the busiest, sent or received. [-]"""
 
     plain: float = Field(ge=0, description="Plain expert parallelism. [-]")
@@ -63,7 +63,7 @@ class Movement(Spec):
     micro_moe_adaptive: float = Field(ge=0, description="Scheduled replicas on adaptive placements. [-]")
 
 
-class Adaptive(Spec):
+class AdaptivePlacement(Spec):
     """Replica placements that are changed as the loads change."""
 
     new_placements: int = Field(ge=0, description="Over all layers and micro-batches. [-]")
@@ -126,10 +126,10 @@ class BalanceReport(Spec):
     worst_max_over_mean: dict[str, float] = Field(description="The same, the largest that occurred. [-]")
     gap_tokens: float = Field(description="Largest excess of micro_moe's fullest GPU over the density. [tokens]")
     dropped_fraction: float = Field(ge=0, le=1, description="Copies that the capacity baseline drops. [-]")
-    sent_over_mean: Movement
-    crossing_over_mean: Movement
-    adaptive: Adaptive
-    solve_s: Seconds
+    sent_over_mean: TokenMovement
+    crossing_over_mean: TokenMovement
+    adaptive: AdaptivePlacement
+    solve_s: TimeDistribution
     layers: tuple[LayerBalance, ...]
     step: StepBalance | None = Field(default=None, description="Null without a cluster.")
     notes: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ def ordered_shares(routing: RoutingSpec, num_experts: int) -> FloatA:
 
 
 def balance_experts(
-    setup: Setup, routing: RoutingSpec, *, assignments: int = 65_536, micro_batches: int = 100,
+    setup: BalanceSetup, routing: RoutingSpec, *, assignments: int = 65_536, micro_batches: int = 100,
     trace: str | Path | None = None, progress: Progress | None = None,
 ) -> BalanceReport:  # fmt: skip
     """Balance a group of experts without a workload.
@@ -178,14 +178,14 @@ def balance_experts(
     SpecError
         If assignments do not divide over the GPUs, or the trace is of other experts or of other GPUs.
     """
-    from mofa.routing.balance.inputs import draw_inputs, source_inputs, split_inputs
-    from mofa.routing.balance.token_scheduling import play
+    from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_inputs, source_inputs
+    from mofa.routing.balance.token_scheduling import play_micro_batches
 
     notes: tuple[str, ...] = ()
     if trace is not None:
-        counts = read_counts(trace, Expected("the group", setup.num_experts), sources=True)
+        counts = read_counts(trace, CountedModel("the group", setup.num_experts), sources=True)
         if counts.by_source is None:
-            inputs = split_inputs(counts.tokens.astype(np.int64), setup.num_gpus, setup.seed)
+            inputs = deal_tokens_to_gpus(counts.tokens.astype(np.int64), setup.num_gpus, setup.seed)
             notes = ("the trace has no source_rank: tokens are dealt out to GPUs at random",)
         else:
             inputs = source_inputs(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)
@@ -199,14 +199,20 @@ def balance_experts(
         every = np.broadcast_to(shares, (micro_batches, *shares.shape))
         inputs = draw_inputs(every, assignments // setup.num_gpus, setup.num_gpus, setup.seed)
     text = str(routing) if trace is None else f"counts of {trace}"
-    return make_report("experts", setup, text, inputs, play(inputs, setup, progress), notes=notes)
+    return make_report("experts", setup, text, inputs, play_micro_batches(inputs, setup, progress), notes=notes)
 
 
 def make_report(
-    name: str, setup: Setup, routing: str, inputs: IntA, played: Played, *, notes: tuple[str, ...] = ()
+    name: str,
+    setup: BalanceSetup,
+    routing: str,
+    inputs: IntA,
+    played: PlayedMicroBatches,
+    *,
+    notes: tuple[str, ...] = (),
 ) -> BalanceReport:
     """The report of a simulation."""
-    warm, ratio = played.warm_solve_s, played.known(played.max_over_mean)
+    warm, ratio = played.warm_solve_s, played.without_first(played.max_over_mean)
     if inputs.shape[0] == 1:
         notes = (*notes, "one micro-batch has no past: replicas by past loads are plain, no placement follows loads")
 
@@ -215,8 +221,8 @@ def make_report(
 
     return BalanceReport(
         group=GroupSummary(
-            name=name, experts=setup.num_experts, gpus=setup.num_gpus, ep=setup.ep, merged=setup.merged,
-            experts_per_gpu=setup.slots, layers=inputs.shape[1], micro_batches=inputs.shape[0],
+            name=name, experts=setup.num_experts, gpus=setup.num_gpus, ep=setup.ep, merged=setup.num_merged_ep_groups,
+            experts_per_gpu=setup.experts_per_gpu, layers=inputs.shape[1], micro_batches=inputs.shape[0],
             assignments=float(inputs.sum()) / (inputs.shape[0] * inputs.shape[1]), routing=routing, seed=setup.seed,
             solver=setup.resolved_solver, placement="symmetric" if setup.placement is None else "given",
         ),
@@ -224,10 +230,10 @@ def make_report(
         worst_max_over_mean={key: float(value.max()) for key, value in ratio.items()},
         gap_tokens=float(played.gap_tokens.max()),
         dropped_fraction=max(played.dropped_fraction, 0.0),
-        sent_over_mean=Movement(**mean(played.known(played.sent))),
-        crossing_over_mean=Movement(**mean(played.known(played.crossing))),
-        adaptive=Adaptive(new_placements=len(played.moved), settled_max_over_mean=played.settled),
-        solve_s=Seconds(
+        sent_over_mean=TokenMovement(**mean(played.without_first(played.sent))),
+        crossing_over_mean=TokenMovement(**mean(played.without_first(played.crossing))),
+        adaptive=AdaptivePlacement(new_placements=len(played.moved), settled_max_over_mean=played.settled),
+        solve_s=TimeDistribution(
             median=float(np.median(warm)), p99=float(np.quantile(warm, 0.99)), first=float(played.solve_s[0].mean())
         ),
         layers=tuple(

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
+from mofa.cost.block.routing_loads import RoutingLoads, ScheduledLoads
 from mofa.errors import SpecError, StrategyError
 from mofa.plan.result import Plan
 from mofa.routing.counts import read_counts
-from mofa.routing.rank_load import cap_shares, expert_shares
+from mofa.routing.rank_load import cap_and_redistribute_shares, expert_shares
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.experts.balance import BalanceReport, Progress, StepBalance, make_report
 from mofa.search.job_setup import with_numerics
 from mofa.search.legality.masks import Job, balancing_lacks
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.search.to_plan.builder import Candidate
 from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import FrameworkSpec
@@ -30,8 +30,8 @@ from mofa.specs.strategy import MERGED_GROUPS, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
-    from mofa.routing.balance.setup import Setup
-    from mofa.routing.balance.token_scheduling import Played
+    from mofa.routing.balance.setup import BalanceSetup
+    from mofa.routing.balance.token_scheduling import PlayedMicroBatches
 
 FloatA = NDArray[np.float64]
 MICRO_BATCHES = 20
@@ -47,7 +47,7 @@ expert's replicas (Megatron-Core's distributed optimizer). [B]"""
 
 def balance_workload(
     workload: WorkloadSpec,
-    setup: Setup,
+    setup: BalanceSetup,
     *,
     tokens: int,
     micro_batches: int | None = None,
@@ -72,11 +72,11 @@ def balance_workload(
     progress
         Told layers done and in all.
     """
-    from mofa.routing.balance.token_scheduling import play
+    from mofa.routing.balance.token_scheduling import play_micro_batches
 
     inputs, notes = _inputs(workload, setup, tokens, micro_batches, redraw)
     return make_report(
-        workload.name, setup, str(workload.routing), inputs, play(inputs, setup, progress), notes=notes
+        workload.name, setup, str(workload.routing), inputs, play_micro_batches(inputs, setup, progress), notes=notes
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def balance_step(
     workload: WorkloadSpec,
     cluster: ClusterSpec,
     strategy: str,
-    setup: Setup,
+    setup: BalanceSetup,
     *,
     framework: FrameworkSpec,
     micro_batches: int | None = None,
@@ -116,24 +116,26 @@ def balance_step(
     A new placement of a layer's experts sends each GPU their weights, and its part of the optimizer's states, over the
     network between nodes. The layers of a stage move one after the other.
     """
-    from mofa.routing.balance.token_scheduling import play
+    from mofa.routing.balance.token_scheduling import play_micro_batches
 
     row, spec = _rows(workload, cluster, framework, strategy)
     tokens = int(spec.micro_batch * workload.batch.seq_len / spec.cp / (spec.tp if spec.sp else 1))
     inputs, notes = _inputs(workload, setup, tokens, micro_batches, redraw)
-    played = play(inputs, setup, progress)
+    played = play_micro_batches(inputs, setup, progress)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     assert workload.model.moe is not None
     report = make_report(workload.name, setup, str(workload.routing), inputs, played)
     ratio, ep, quantile = report.max_over_mean, spec.ep, workload.routing.memory_quantile
     overhead_s = scheduling_s(workload.model.moe.num_experts)
-    memory_ratios = {scheme: _quantile(rows, quantile) for scheme, rows in played.known(played.rank_ratios).items()}
+    memory_ratios = {
+        scheme: _quantile(rows, quantile) for scheme, rows in played.without_first(played.rank_ratios).items()
+    }
     sent, uniform = report.sent_over_mean.model_dump(), 1.0 - 1.0 / setup.num_gpus
 
     def step(scheme: str) -> Plan:
         """The plan under one scheme's load: scheduled in the merged group, or plain expert parallelism."""
         if scheme.startswith("micro_moe"):
-            given = Scheduled(ratio[scheme], memory_ratios[scheme], sent[scheme] / uniform, overhead_s)
+            given = ScheduledLoads(ratio[scheme], memory_ratios[scheme], sent[scheme] / uniform, overhead_s)
             loads, table = RoutingLoads({}, {}, {ep: given}), replace(row, balancing=np.array([1]))
         else:
             loads, table = RoutingLoads({ep: ratio[scheme]}, {ep: memory_ratios["plain"]}), row
@@ -180,7 +182,7 @@ def _rows(
     given = parse_strategy(strategy)
     if "balancing" in given:
         raise SpecError("--strategy: balancing is costed both ways here; leave it out")
-    plain = one_row(workload, cluster, framework, given)
+    plain = strategy_row(workload, cluster, framework, given)
     lacks = balancing_lacks(Job(workload, cluster, framework), plain)
     if lacks is not None:
         raise StrategyError(f"--strategy {strategy!r}: its experts cannot be balanced: {lacks}")
@@ -188,7 +190,7 @@ def _rows(
 
 
 def _inputs(
-    workload: WorkloadSpec, setup: Setup, tokens: int, micro_batches: int | None, redraw: bool
+    workload: WorkloadSpec, setup: BalanceSetup, tokens: int, micro_batches: int | None, redraw: bool
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Tokens of every GPU for every expert, (I, L, E, G), and notes for the report."""
     from mofa.routing.balance.inputs import draw_inputs
@@ -231,9 +233,9 @@ def _traced_shares(
     if counts.by_source is None:
         shares = counts.tokens[:micro_batches]
         shares = shares / shares.sum(axis=-1, keepdims=True)
-        return cap_shares(shares, cap), "the trace has no source_rank: all GPUs route alike"
+        return cap_and_redistribute_shares(shares, cap), "the trace has no source_rank: all GPUs route alike"
     of_gpu = np.moveaxis(source_shares(counts.by_source[:micro_batches], num_gpus), 2, 3)
-    return np.moveaxis(cap_shares(of_gpu, cap), 3, 2), (
+    return np.moveaxis(cap_and_redistribute_shares(of_gpu, cap), 3, 2), (
         f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}"
     )
 
@@ -243,7 +245,7 @@ def _quantile(ratios: FloatA, quantile: float) -> float:
 
 
 def _migration_s(
-    cluster: ClusterSpec, workload: WorkloadSpec, setup: Setup, played: Played, spec: StrategySpec
+    cluster: ClusterSpec, workload: WorkloadSpec, setup: BalanceSetup, played: PlayedMicroBatches, spec: StrategySpec
 ) -> float | None:
     """Time of one new placement of all layers of a stage, at the busiest GPU. [s]"""
     model = workload.model
@@ -254,7 +256,7 @@ def _migration_s(
     params = matrices * model.hidden * model.moe.expert_hidden / spec.etp
     moment_bytes = 2.0 if workload.precision.moments == "bf16" else 4.0
     states_bytes = workload.optimizer.traits.main_and_moments_bytes(moment_bytes)
-    replica_bytes = params * (WEIGHT_BYTES + states_bytes / setup.merged)
+    replica_bytes = params * (WEIGHT_BYTES + states_bytes / setup.num_merged_ep_groups)
     inside = setup.num_gpus * spec.etp <= cluster.node.gpus_per_domain
     link = cluster.node.intra.bandwidth_bytes_per_s.value if inside else cluster.nic_bandwidth_per_gpu_bytes_per_s
     layers = -(-model.num_moe_layers // spec.pp)

@@ -16,8 +16,8 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.schedules import default_schedule
-from mofa.search.layer_options import LayerOptions, choose
-from mofa.search.one_strategy import one_row
+from mofa.search.layer_options import LayerOptions, choose_layer_options
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.base import Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -96,7 +96,8 @@ def choose_jointly(
     ``around`` at a layer's peak and ``outside_layers`` elsewhere, such as at the loss; each is the least over the
     options. The largest error of this, over the options, is added to both, stage by stage.
 
-    CP-SAT solves it (:func:`mofa.search.layer_options.choose`) and gives a bound; the paper sets chunks alone.
+    CP-SAT solves it (:func:`mofa.search.layer_options.choose_layer_options`) and gives a bound; the paper sets chunks
+    alone.
     """
     if spec.vpp > 1 or spec.schedule != default_schedule(1):
         raise SpecError(
@@ -104,7 +105,7 @@ def choose_jointly(
         )
     base = base_mode(RecomputeSpec.parse(spec.recompute))
     modes = [mode.model_copy(update={"token_chunks": c}) for mode in (base, RecomputeSpec(kind="full")) for c in bins]
-    row = one_row(workload, cluster, framework, spec)
+    row = strategy_row(workload, cluster, framework, spec)
     table = replace(
         row.take(np.zeros(len(modes), dtype=np.intp)), recompute=np.arange(len(modes)),
         recompute_layers=np.full(len(modes), -1), recompute_modes=tuple(modes),
@@ -139,7 +140,7 @@ def choose_jointly(
     first = replace(first, stage_s=stage_s)
     beside_s = max(float(costed[0].step_s[0]) - first.step_s(every), 0.0)
     problem = replace(problem, stage_s=stage_s, around_bytes=around + error, apart_bytes=outside_layers + error)
-    choice = choose(problem)
+    choice = choose_layer_options(problem)
     if choice is None:
         return None
     same = [np.full(len(stage), o) for o in range(len(modes))]

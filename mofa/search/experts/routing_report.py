@@ -36,7 +36,7 @@ class FittedDistribution(Spec):
     given_max_over_mean: float = Field(description="The load's own. [-]")
 
 
-class Capacity(Spec):
+class CapacityFigures(Spec):
     """Copies that a bound on experts would drop, and micro-batches that a budget of ranks would run twice."""
 
     factor: float = Field(gt=0, description="Multiple of an even share. [-]")
@@ -57,7 +57,7 @@ class RoutingReport(Spec):
     by_iteration: tuple[GroupStatistics, ...] = Field(description="Of ranks.")
     by_rank: tuple[GroupStatistics, ...]
     fits: tuple[FittedDistribution, ...] = Field(description="Nearest first.")
-    capacity: tuple[Capacity, ...]
+    capacity: tuple[CapacityFigures, ...]
 
 
 FACTORS = (1.0, 1.25, 1.5, 2.0)
@@ -102,7 +102,7 @@ def describe_routing(workload: WorkloadSpec, ep: int, iterations: int | None = N
             for fit in fits
         ),
         capacity=tuple(
-            Capacity(
+            CapacityFigures(
                 factor=factor,
                 dropped_fraction=min(max(1.0 - float(drop_to_capacity(shares, factor).sum(axis=-1).mean()), 0.0), 1.0),
                 rerun_fraction=rerun_fraction(ranks, factor),

@@ -21,7 +21,7 @@ from mofa.routing.statistics import rank_loads_over_mean
 from mofa.schedules import SCHEDULES
 from mofa.search.experts.chunk_choice import JointChoice, choose_jointly
 from mofa.search.job_setup import with_numerics
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.specs.base import Spec
 from mofa.specs.complete import complete_strategy
@@ -40,7 +40,7 @@ GRID = 4
 """Number of loads at which memory and time are costed; between them both are interpolated linearly. [-]"""
 
 
-class Policy(Spec):
+class ChunkPolicy(Spec):
     """One way to set the number of chunks."""
 
     name: str = Field(description="fixed c, mact (sees the iteration), or past (sees those before).")
@@ -72,7 +72,7 @@ class ChunkReport(Spec):
     chunks: tuple[tuple[int, ...], ...] = Field(
         description="mact's chunks per iteration and layer; 0 where no bin fits. [-]"
     )
-    policies: tuple[Policy, ...]
+    policies: tuple[ChunkPolicy, ...]
     joint: JointChoice | None = Field(default=None, description="Null where it was not asked for, or nothing fits.")
     joint_asked: bool = Field(default=False, description="Whether a joint choice was asked for.")
 
@@ -174,7 +174,7 @@ def plan_chunks(
     if "token_chunks" in given:
         raise SpecError("--strategy: token_chunks is what is chosen here; leave it out")
     spec = complete_strategy(given, cluster.num_gpus, framework, moe=True)
-    one_row(workload, cluster, framework, spec)  # refuses what the framework cannot run
+    strategy_row(workload, cluster, framework, spec)  # refuses what the framework cannot run
     shares = expert_shares(workload.routing, workload.model, iterations)
     if workload.routing.capacity_factor is not None:
         shares = drop_to_capacity(shares, workload.routing.capacity_factor, pad=workload.routing.pad_to_capacity)
@@ -193,7 +193,7 @@ def plan_chunks(
     m = max(workload.batch.global_batch // (spec.dp * spec.micro_batch), 1)
     pipeline = _Pipeline(float(first.step_s[0]), first.stage_s[0], m, spec.vpp)
 
-    def policy(name: str, chunks: IntA) -> Policy:
+    def policy(name: str, chunks: IntA) -> ChunkPolicy:
         memory = np.zeros_like(ratios)
         seconds = np.zeros_like(ratios)
         for c, curve in curves.items():
@@ -203,7 +203,7 @@ def plan_chunks(
         over = int((memory > limit).sum())
         steps_s = pipeline.step_s(_of_stages(seconds, stage, first.stage_s[0]))
         step_s = float(steps_s.mean())
-        return Policy(
+        return ChunkPolicy(
             name=name, fits=over == 0, over=over, peak_bytes=float(memory.max()), step_s=step_s,
             tokens_per_s_per_gpu=tokens / step_s, mean_chunks=float(chunks.mean()), steps_s=tuple(steps_s.tolist()),
             peaks_bytes=tuple(memory.max(axis=1).tolist()),
@@ -229,7 +229,7 @@ def _costed(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, spec: StrategySpec, chunks: int,
     grid: FloatA,
 ) -> _Curves:  # fmt: skip
-    row = one_row(workload, cluster, framework, spec.model_copy(update={"token_chunks": chunks}))
+    row = strategy_row(workload, cluster, framework, spec.model_copy(update={"token_chunks": chunks}))
     memory, stages, seconds = [], [], []
     for ratio in grid:
         load = {spec.ep: float(ratio)}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mofa.cost.step_time.longest_paths import Path
+from mofa.cost.step_time.longest_paths import ComputationPath
 from mofa.search.layout_search.split_problem import ALL, FloatA, IntA, Split, SplitProblem
 
 STEP_UNITS, RANK_UNITS, LIMIT_UNITS = 50_000, 4_000, 10_000
@@ -91,7 +91,7 @@ class LayoutProgram:
             ]
             for p in range(chunks)
         ]  # fmt: skip
-        for k, total in enumerate(problem.layers_before[:, -1].tolist()):
+        for k, total in enumerate(problem.kind_prefix_counts[:, -1].tolist()):
             model.add(sum(mode for chunk in self._counts for mode in chunk[k]) == total)
 
     def _count(self, difference: Any) -> Any:
@@ -118,7 +118,7 @@ class LayoutProgram:
         if kind == self.problem.most_frequent:
             return 0
         total: Any = 0
-        for start, length in self.problem.runs(kind):
+        for start, length in self.problem.runs_of_kind(kind):
             ahead = self.model.new_int_var(0, length, "")
             behind_start: Any = place
             if start:
@@ -175,10 +175,10 @@ class LayoutProgram:
             total = total + int(of_predictions / unit) * self._has_predictions[chunk]
         return total
 
-    def add_path(self, path: Path) -> None:
+    def add_path(self, path: ComputationPath) -> None:
         """Let the step take as long as a path at least."""
         problem, pipeline, unit_s = self.problem, self.problem.pipeline, self.step_unit_s
-        rank, number = problem.places
+        rank, number = problem.chunk_places
         total: Any = int(path.hops * pipeline.hop_s / unit_s)
         for p in range(problem.num_chunks):
             counts = path.counts[:, rank[p], number[p]]
@@ -196,7 +196,7 @@ class LayoutProgram:
             return known
         problem, model = self.problem, self.model
         unit_s = problem.heaviest_rank_s(problem.even()) / RANK_UNITS
-        rank, number = problem.places
+        rank, number = problem.chunk_places
         chunk_s, layer_s, prediction_s = (
             of[: problem.pipeline.num_computations].sum(axis=0)
             for of in (problem.chunk_s, problem.layer_s, problem.prediction_s)
@@ -223,7 +223,7 @@ class LayoutProgram:
         self._aims[aim] = variable, unit_s
         return variable, unit_s
 
-    def hold(self, aim: Aim, value_s: float) -> None:
+    def bound_aim(self, aim: Aim, value_s: float) -> None:
         """Let an aim be no longer than it was found to be."""
         variable, unit_s = self._aim(aim)
         self.model.add(variable <= round(value_s / unit_s))
@@ -232,7 +232,7 @@ class LayoutProgram:
         """Forbid that a rank has all that it has in a split, and maybe more."""
         problem = self.problem
         less = []
-        counts = problem.counts([split])[0].tolist()
+        counts = problem.layer_counts([split])[0].tolist()
         for p in problem.chunks_of(rank):
             for k in range(problem.num_kinds):
                 for mode in range(2):

@@ -14,11 +14,11 @@ from mofa.cost.block.host_clock import NEVER
 from mofa.cost.estimate import Estimator
 from mofa.cost.rank_rules import waits_at_exchanges
 from mofa.cost.rows import LayerArrays, Rows
-from mofa.cost.stages import in_flight
+from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
-from mofa.cost.step_time.micro_batch import Passes, handing_seconds, passes
+from mofa.cost.step_time.micro_batch import MicroBatchPasses, hand_over_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds
-from mofa.search.layout_search.split_problem import FloatA, IntA, Pipeline, Split, SplitProblem
+from mofa.search.layout_search.split_problem import FloatA, IntA, ScheduleClock, Split, SplitProblem
 from mofa.specs.params import layer_params, mtp_params
 
 MORE_RECOMPUTED = 2
@@ -27,7 +27,7 @@ MORE_RECOMPUTED = 2
 
 def split_of_strategy(estimator: Estimator) -> Split:
     """The split that a strategy has: the table's only row."""
-    layout, row = estimator.stages().split.layout, estimator.row
+    layout, row = estimator.stages().split.layout, estimator.composed_row
     recomputed = int(row.table.recompute_layers[0]) if _recomputes_whole(row) else 0
     return Split(layout.layers_by_chunk, layout.prediction_chunk, recomputed)
 
@@ -49,7 +49,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
     Layers that are recomputed whole are all of every chunk, or the first so many, which are searched as well. Every
     n-th layer of a rank, as torchtitan selects them, is none of both.
     """
-    rows, stages, framework = estimator.row, estimator.stages(), estimator.framework
+    rows, stages, framework = estimator.composed_row, estimator.stages(), estimator.framework
     mode = rows.table.recompute_modes[int(rows.table.recompute[0])]
     if stages.pp == 1 or not framework.traits.takes_layouts or mode.kind == "every":
         return None
@@ -72,7 +72,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
         most_recomputed=most_recomputed if searched else split.recomputed,
         pipeline=_pipeline(rows),
     )  # fmt: skip
-    counts, place = problem.counts([split])[0], problem.places
+    counts, place = problem.layer_counts([split])[0], problem.chunk_places
     layer_s, prediction_s, chunk_s = _seconds(rows, split, counts, place)
     layer_bytes, prediction_bytes = _bytes(rows, place)
     of_chunks = np.einsum("pkm,pkm->p", layer_bytes, counts)
@@ -89,7 +89,7 @@ def _recomputes_whole(rows: Rows) -> bool:
     return rows.table.recompute_modes[int(rows.table.recompute[0])].kind == "full"
 
 
-def _pipeline(rows: Rows) -> Pipeline:
+def _pipeline(rows: Rows) -> ScheduleClock:
     """The clock of a strategy's schedule."""
     schedule, stages, m = rows.schedule_record, rows.layout.stages, int(rows.num_micro_batches[0])
     if _has_formula(rows):
@@ -104,7 +104,7 @@ def _seconds(rows: Rows, split: Split, counts: IntA, place: tuple[IntA, IntA]) -
     A chunk between the ends is like others, whatever it holds: what it does besides is the mean of these.
     """
     chunks, last = len(counts), len(counts) - 1
-    each = passes(rows)
+    each = micro_batch_passes(rows)
     of_mtp = _layer_seconds(rows, rows.mtp, each) if rows.mtp is not None else np.zeros((3, 1, 2))
     mode = int(rows.mtp_mode[0] == rows.full[0])
     layer_s = np.repeat(_layer_seconds(rows, rows.layers, each)[:, None], chunks, axis=1)
@@ -128,7 +128,7 @@ def _has_formula(rows: Rows) -> bool:
     return rows.schedule_record.has_closed_form or rows.schedule_record.forwards_first
 
 
-def _chunk_seconds(rows: Rows, each: Passes) -> FloatA:
+def _chunk_seconds(rows: Rows, each: MicroBatchPasses) -> FloatA:
     """What each kind of computation takes on each chunk of each rank. (C, pp, vpp) [s]"""
     forward_s, backward_s, weights_s = each.forward_s[0], each.backward_s[0], each.weights_s[0]
     if rows.schedule_record.defers_weight_gradients:
@@ -137,7 +137,7 @@ def _chunk_seconds(rows: Rows, each: Passes) -> FloatA:
         return np.stack([forward_s, backward_s])
     rested_s = each.rested_s()[0][:, None]
     if waits_at_exchanges(rows):  # each pass counts with what it receives for
-        exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + handing_seconds(rows)[1]
+        exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + hand_over_host_s(rows)[1]
         stages = rows.layout.stages
         received = exchange_s * stages.receives[:, :1], exchange_s * stages.sends[:, -1:]
         forward_s, backward_s = forward_s + received[0], backward_s + received[1]
@@ -145,7 +145,7 @@ def _chunk_seconds(rows: Rows, each: Passes) -> FloatA:
     return np.stack([forward_s, backward_s, rested_s])
 
 
-def _layer_seconds(rows: Rows, layers: LayerArrays, each: Passes) -> FloatA:
+def _layer_seconds(rows: Rows, layers: LayerArrays, each: MicroBatchPasses) -> FloatA:
     """What one more layer takes: forward, backward, and weights' part of it, or both where a stage had to wait.
 
     A host that is late in a layer counts where it begins with its device, behind each exchange, or waits for it in the
@@ -183,7 +183,7 @@ def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
     What parameters take is as many bytes each of dense and of experts' ones as ranks' differences say.
     """
     stages, model, m = rows.layout.stages, rows.workload.model, int(rows.num_micro_batches[0])
-    flight = in_flight(stages.pp, stages.vpp, rows.schedule, m)[place]
+    flight = in_flight_at_first_backward(stages.pp, stages.vpp, rows.schedule, m)[place]
     static = (rows.static.params + rows.static.grads + rows.static.states + rows.static.buffers)[rows.grid[0]]
     rank_params = np.stack([rows.shards.dense[rows.grid[0]], rows.shards.expert[rows.grid[0]]], axis=1)
     bytes_per_param = np.linalg.lstsq(rank_params, static, rcond=None)[0]

@@ -16,7 +16,7 @@ from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.layout_search.of_strategy import split_of_strategy, split_problem
 from mofa.search.layout_search.shortest_split import WORK, shortest_split
 from mofa.search.layout_search.split_problem import FloatA, Split
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.search_result import Search
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
@@ -102,7 +102,7 @@ def find_layout(
     check_constraints({}, {}, 1, flops_convention)
     framework = resolve_framework(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    row = one_row(workload, cluster, framework, strategy)
+    row = strategy_row(workload, cluster, framework, strategy)
     candidate = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
     refined = _refined(candidate, None, replay=replay, work=work)
     if refined is None:
@@ -187,7 +187,7 @@ def _is_new(plan: Plan) -> bool:
 
 def _candidate(search: Search, plan: Plan) -> Candidate:
     """A plan's strategy, as the search costed it."""
-    row = one_row(search.workload, search.cluster, search.framework, plan.strategy)
+    row = strategy_row(search.workload, search.cluster, search.framework, plan.strategy)
     loads = loads_of(search.workload, row)
     return Candidate(search.workload, search.cluster, search.framework, row, loads, plan.flops_convention)
 
@@ -206,9 +206,9 @@ def _refined(
     start, framework = split_of_strategy(estimator), candidate.job[2].name
     known: dict[Split, Candidate] = {start: candidate}
 
-    def laid_out(split: Split) -> Candidate:
+    def with_layout(split: Split) -> Candidate:
         if split not in known:
-            known[split] = candidate.laid_out(split.layout(problem.num_predictions).text, _layers(candidate, split))
+            known[split] = candidate.with_layout(split.layout(problem.num_predictions).text, _layers(candidate, split))
         return known[split]
 
     def over_bytes(split: Split) -> FloatA:
@@ -217,7 +217,7 @@ def _refined(
         return np.array(changed.stage_device_bytes()) - limit_bytes
 
     def closed_s(split: Split) -> float:
-        return float(laid_out(split).estimator.times(every_stage=True)[0].sum())
+        return float(with_layout(split).estimator.component_seconds(every_stage=True)[0].sum())
 
     result = shortest_split(problem, start, over_bytes=over_bytes, work=work)
     tried = {split: closed_s(split) for split in result.splits[:CLOSED] if split != start}
@@ -228,13 +228,13 @@ def _refined(
         if played == REPLAYED:
             break
         played += 1
-        if replay and best.memory.fits and laid_out(split).time.step_s >= best.step_s:
+        if replay and best.memory.fits and with_layout(split).time.step_s >= best.step_s:
             continue
-        plan = _costed(laid_out(split), replay)
+        plan = _costed(with_layout(split), replay)
         if plan.memory.fits and (plan.step_s < best.step_s or not best.memory.fits):
             chosen, best = split, plan
     if replay and chosen != start:  # with all that a plan explains, other ranks may turn out fuller
-        best = laid_out(chosen).plan(replay=True)
+        best = with_layout(chosen).plan(replay=True)
         if not best.memory.fits or (own.memory.fits and best.step_s >= own.step_s):
             chosen, best = start, own
     by: LayoutBy = own.layout.by if chosen == start else "search"
@@ -243,10 +243,10 @@ def _refined(
         before=own.layout.text, before_step_s=own.step_s, before_recompute=own.strategy.recompute,
         before_fits=own.memory.fits, pipeline_s=pipeline_s, bound_s=min(result.bound_s, pipeline_s),
     )  # fmt: skip
-    layout = LaunchLayout.of(chosen.layout(problem.num_predictions), by, framework)
+    layout = LaunchLayout.from_layout(chosen.layout(problem.num_predictions), by, framework)
     seconds = SECONDS_OF_WORK * result.work + played * replay * _seconds_of_play(candidate)
     best = best.model_copy(update={"layout": layout.model_copy(update={"search": search})})
-    return _Refined(laid_out(chosen), best, seconds)
+    return _Refined(with_layout(chosen), best, seconds)
 
 
 def _seconds_of_play(candidate: Candidate) -> float:

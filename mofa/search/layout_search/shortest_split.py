@@ -92,12 +92,12 @@ class _Search:
         if heaviest is None:
             return
         self.bound_s = heaviest.bound_s * self.problem.pipeline.num_micro_batches
-        program.hold("heaviest rank", heaviest.value_s)
+        program.bound_aim("heaviest rank", heaviest.value_s)
         even, took = program.solve("heaviest chunks", heaviest.split, seed, work)
         self.spent += took
         for solution in (heaviest, even):
             if solution is not None:
-                self.learn(descend(self.problem, solution.split))
+                self.learn(local_search(self.problem, solution.split))
 
     def close(self, seed: int, work: float) -> None:
         """Solve programs of the step of splits whose step is not known, until their bound passes the best one's."""
@@ -116,7 +116,7 @@ class _Search:
                 self.bound_s = shortest_s if program.is_exhausted else self.bound_s
                 break
             self.bound_s = max(self.bound_s, solution.bound_s)
-            for split in dict.fromkeys((solution.split, descend(self.problem, solution.split))):
+            for split in dict.fromkeys((solution.split, local_search(self.problem, solution.split))):
                 if self.learn(split, program):
                     self._teach(program, split)
 
@@ -149,7 +149,7 @@ def shortest_split(
     linear = over_bytes or (lambda split: problem.bytes_by_rank([split])[0] - problem.limit_bytes)
     search = _Search(problem, start, linear, LINEAR_IS_OFF if over_bytes is not None else 0.0)
     search.learn(start)
-    search.learn(descend(problem, start))
+    search.learn(local_search(problem, start))
     search.balance(seed, 0.125 * work)
     search.close(seed, work)
     fitting = sorted(
@@ -161,7 +161,7 @@ def shortest_split(
     )
 
 
-def descend(problem: SplitProblem, split: Split) -> Split:
+def local_search(problem: SplitProblem, split: Split) -> Split:
     """The split that moves of one layer lead to, each the one after which the step is shortest.
 
     Those that do not fit by memory that is linear in layers are not tried.

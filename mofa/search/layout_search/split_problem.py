@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.step_time.longest_paths import Path
+from mofa.cost.step_time.longest_paths import ComputationPath
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 
 FloatA = NDArray[np.float64]
@@ -20,7 +20,7 @@ ALL = -1
 """Number of recomputed layers of a chunk that stands for all of them. [-]"""
 
 
-class Pipeline(Protocol):
+class ScheduleClock(Protocol):
     """The clock of a schedule."""
 
     num_micro_batches: int
@@ -32,10 +32,10 @@ class Pipeline(Protocol):
     def steps_s(self, seconds: FloatA) -> FloatA:
         """From the first computation to the last, given what each takes. (n, kinds, pp, vpp) -> (n,) [s]"""
 
-    def paths(self, seconds: FloatA) -> list[Path]:
+    def paths(self, seconds: FloatA) -> list[ComputationPath]:
         """Paths of which one takes as long as the step with these durations. (kinds, pp, vpp) [s]"""
 
-    def through_ranks(self) -> list[Path]:
+    def through_ranks(self) -> list[ComputationPath]:
         """Paths along each rank, which most splits' longest ones are like."""
 
 
@@ -110,7 +110,7 @@ class SplitProblem:
     least_layers: tuple[int, ...]
     least_recomputed: int
     most_recomputed: int
-    pipeline: Pipeline
+    pipeline: ScheduleClock
 
     @property
     def num_layers(self) -> int:
@@ -125,7 +125,7 @@ class SplitProblem:
         return int(self.layer_s.shape[2])
 
     @cached_property
-    def layers_before(self) -> IntA:
+    def kind_prefix_counts(self) -> IntA:
         """Layers of each kind ahead of each layer, and of all of them. (K, L + 1)"""
         kinds = np.array(self.kinds, dtype=np.int64)
         of_kind = kinds == np.arange(self.num_kinds)[:, None]
@@ -134,9 +134,9 @@ class SplitProblem:
     @cached_property
     def most_frequent(self) -> int:
         """The kind that most layers are of."""
-        return int(np.argmax(self.layers_before[:, -1]))
+        return int(np.argmax(self.kind_prefix_counts[:, -1]))
 
-    def runs(self, kind: int) -> list[tuple[int, int]]:
+    def runs_of_kind(self, kind: int) -> list[tuple[int, int]]:
         """First layer and number of layers of each run of a kind along the model."""
         out, start = [], 0
         for of, run in groupby(self.kinds):
@@ -146,7 +146,7 @@ class SplitProblem:
         return out
 
     @cached_property
-    def places(self) -> tuple[IntA, IntA]:
+    def chunk_places(self) -> tuple[IntA, IntA]:
         """Rank of each chunk, and which of its rank's chunks it is. (P,) each"""
         seen: dict[int, int] = {}
         number = []
@@ -155,22 +155,22 @@ class SplitProblem:
             seen[rank] = number[-1] + 1
         return np.array(self.ranks, dtype=np.int64), np.array(number, dtype=np.int64)
 
-    def counts(self, splits: Sequence[Split]) -> IntA:
+    def layer_counts(self, splits: Sequence[Split]) -> IntA:
         """Layers of each kind on each chunk, not recomputed whole and recomputed whole. (n, P, K, 2)"""
         ends = np.zeros((len(splits), self.num_chunks + 1), dtype=np.int64)
         ends[:, 1:] = np.cumsum([split.layers for split in splits], axis=1)
         start, end = ends[:, :-1], ends[:, 1:]
         recomputed = np.array([split.recomputed for split in splits])[:, None]
         until = np.where(recomputed == ALL, end, np.minimum(start + recomputed, end))
-        at_start, at_until, at_end = (self.layers_before.T[place] for place in (start, until, end))
+        at_start, at_until, at_end = (self.kind_prefix_counts.T[place] for place in (start, until, end))
         return np.stack([at_end - at_until, at_until - at_start], axis=3)
 
     def seconds(self, splits: Sequence[Split]) -> FloatA:
         """What each kind of computation of a micro-batch takes on each chunk of each rank. (n, C, pp, vpp) [s]"""
-        of_chunks = self.chunk_s + np.einsum("cpkm,npkm->ncp", self.layer_s, self.counts(splits))
+        of_chunks = self.chunk_s + np.einsum("cpkm,npkm->ncp", self.layer_s, self.layer_counts(splits))
         which, chunk = np.arange(len(splits)), np.array([split.prediction_chunk for split in splits])
         of_chunks[which, :, chunk] += self.prediction_s[:, chunk].T
-        rank, number = self.places
+        rank, number = self.chunk_places
         out = np.zeros((*of_chunks.shape[:2], len(self.rank_bytes), int(number.max()) + 1))
         out[:, :, rank, number] = of_chunks
         return out
@@ -186,7 +186,7 @@ class SplitProblem:
 
     def bytes_by_rank(self, splits: Sequence[Split]) -> FloatA:
         """Memory of each rank. (n, pp) [B]"""
-        of_chunks = np.einsum("pkm,npkm->np", self.layer_bytes, self.counts(splits))
+        of_chunks = np.einsum("pkm,npkm->np", self.layer_bytes, self.layer_counts(splits))
         chunk = np.array([split.prediction_chunk for split in splits])
         of_chunks[np.arange(len(splits)), chunk] += self.prediction_bytes[chunk]
         return np.asarray(self.rank_bytes + of_chunks @ self._is_on_rank)
@@ -194,7 +194,7 @@ class SplitProblem:
     @cached_property
     def _is_on_rank(self) -> FloatA:
         """1 where a chunk is on a rank. (P, pp)"""
-        return np.asarray(self.places[0][:, None] == np.arange(len(self.rank_bytes)), dtype=float)
+        return np.asarray(self.chunk_places[0][:, None] == np.arange(len(self.rank_bytes)), dtype=float)
 
     def chunks_of(self, rank: int) -> list[int]:
         """The chunks of a rank."""

@@ -17,14 +17,14 @@ def layers_short(job: Job, t: StrategyTable) -> FloatN:
     """Layers that are missing for a chunk to have any, where the framework splits them. (n,)"""
     own = has_own_split(t)
     # the first chunk may hold the embedding alone, the last the head
-    short = t.pp * t.vpp - job.workload.model.num_layers - np.where(t.pp > 1, 2, 0)
+    shortfall = t.pp * t.vpp - job.workload.model.num_layers - np.where(t.pp > 1, 2, 0)
     if job.framework.splits_layers != "even":  # every stage but the last is as full as may be, and none may be empty
         ends = 2 if job.framework.splits_layers == "greedy-embeddings" else 0
         items = job.workload.model.num_layers + ends
         most = -(-items // t.pp)
         needed = np.maximum(most * (t.pp - 1) + 1 + ends // 2, np.where(most < 1 + ends // 2, items + t.pp, 0))
-        short = np.where(t.pp > 1, np.maximum(short, needed - items), short)
-    return np.asarray(np.where(own, np.maximum(short, 0), 0), dtype=float)
+        shortfall = np.where(t.pp > 1, np.maximum(shortfall, needed - items), shortfall)
+    return np.asarray(np.where(own, np.maximum(shortfall, 0), 0), dtype=float)
 
 
 def has_own_split(t: StrategyTable) -> BoolN:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import unsupported
+from mofa.blocks.frameworks.recompute import why_unsupported
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import context_parallel_message, ranks_too_many
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_short
@@ -30,27 +30,29 @@ def _gpus(job: Job, t: StrategyTable) -> FloatN:
 
 def _heads(job: Job, t: StrategyTable) -> FloatN:
     a = job.workload.model.attention
-    short = remainder(a.num_heads, t.tp)
+    shortfall = remainder(a.num_heads, t.tp)
     if job.framework.traits.has_pytorch_modules:  # heads are views of what a rank has (model.py)
-        short = np.maximum(short, remainder(a.num_kv_heads, t.tp))
+        shortfall = np.maximum(shortfall, remainder(a.num_kv_heads, t.tp))
     else:  # either tp divides the key-value heads or each is held by several ranks
         kv = a.num_kv_heads
-        short = np.maximum(short, np.where(t.tp <= kv, remainder(kv, t.tp), remainder(t.tp, np.full_like(t.tp, kv))))
-    return short
+        shortfall = np.maximum(
+            shortfall, np.where(t.tp <= kv, remainder(kv, t.tp), remainder(t.tp, np.full_like(t.tp, kv)))
+        )
+    return shortfall
 
 
 def _widths(job: Job, t: StrategyTable) -> FloatN:
     model = job.workload.model
-    short = np.zeros(len(t))
+    shortfall = np.zeros(len(t))
     if model.num_dense_layers:
-        short = np.maximum(short, remainder(model.mlp.ffn_hidden or 0, t.tp))
+        shortfall = np.maximum(shortfall, remainder(model.mlp.ffn_hidden or 0, t.tp))
     if model.moe is not None:
-        short = np.maximum(short, remainder(model.moe.expert_hidden, t.etp))
+        shortfall = np.maximum(shortfall, remainder(model.moe.expert_hidden, t.etp))
         if model.moe.shared_hidden:
-            short = np.maximum(short, remainder(model.moe.shared_hidden, t.tp))
+            shortfall = np.maximum(shortfall, remainder(model.moe.shared_hidden, t.tp))
     if job.framework.vocab_divisor == 1:
-        short = np.maximum(short, remainder(model.vocab, t.tp))
-    return short
+        shortfall = np.maximum(shortfall, remainder(model.vocab, t.tp))
+    return shortfall
 
 
 def _experts(job: Job, t: StrategyTable) -> FloatN:
@@ -134,12 +136,12 @@ def _interleaving(job: Job, t: StrategyTable) -> FloatN:
     """Micro-batches by which rounds miss: Megatron's have pp each; PyTorch's are ``max(1, m // pp)`` of equal
     length."""
     m = micro_batches(job, t)
-    short = np.where(m < t.pp, t.pp - m, remainder(m, t.pp))
+    shortfall = np.where(m < t.pp, t.pp - m, remainder(m, t.pp))
     if job.framework.traits.has_pytorch_modules:  # pipelining/schedules.py, ScheduleInterleaved1F1B and -ZeroBubble
-        short = np.where(m < t.pp, 0.0, np.minimum(short, remainder(m, m // t.pp)))
-    short = np.where(t.vpp > 1, np.where(t.pp == 1, 1.0, short), 0.0)
+        shortfall = np.where(m < t.pp, 0.0, np.minimum(shortfall, remainder(m, m // t.pp)))
+    shortfall = np.where(t.vpp > 1, np.where(t.pp == 1, 1.0, shortfall), 0.0)
     chunks = np.array([s.chunks_per_rank or 1 for s in SCHEDULES.values()])[t.schedule]
-    return np.where(chunks > 1, np.where((t.pp > 1) & (t.vpp == chunks), 0.0, 1.0), short)
+    return np.where(chunks > 1, np.where((t.pp > 1) & (t.vpp == chunks), 0.0, 1.0), shortfall)
 
 
 def _schedule(job: Job, t: StrategyTable) -> FloatN:
@@ -156,7 +158,7 @@ def _schedule(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _unsupported(job: Job, spec: RecomputeSpec) -> str | None:
-    return unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
+    return why_unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
 
 
 def _recompute(job: Job, t: StrategyTable) -> FloatN:
@@ -235,8 +237,8 @@ def _titan(job: Job, t: StrategyTable) -> FloatN:
     """torchtitan's expert parallelism needs a sharded grid (parallel_dims.py), its replicas must divide dp."""
     if not job.framework.traits.has_pytorch_modules:
         return np.zeros(len(t))
-    short = np.where((t.ep > 1) & (_sharding(job, t) * t.cp == 1), 1.0, 0.0)
-    return np.maximum(short, remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
+    shortfall = np.where((t.ep > 1) & (_sharding(job, t) * t.cp == 1), 1.0, 0.0)
+    return np.maximum(shortfall, remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
 
 
 def _fsdp1(job: Job, t: StrategyTable) -> FloatN:
@@ -259,9 +261,9 @@ def _balancing(job: Job, t: StrategyTable) -> FloatN:
     if moe is None or not fw.traits.schedules_replicas or fw.dispatcher != "alltoall" or not np.any(t.balancing):
         return np.asarray(t.balancing > 0, dtype=float)
     groups = t.tp * t.cp * t.dp // np.maximum(t.ep * t.etp, 1)
-    short = np.maximum(remainder(groups, np.full_like(groups, MERGED_GROUPS)), 2 * t.ep - moe.num_experts)
-    short = np.where(t.ep < 2, np.maximum(short, 1.0), short)
-    return np.asarray(np.where(t.balancing > 0, np.maximum(short, 0.0), 0.0))
+    shortfall = np.maximum(remainder(groups, np.full_like(groups, MERGED_GROUPS)), 2 * t.ep - moe.num_experts)
+    shortfall = np.where(t.ep < 2, np.maximum(shortfall, 1.0), shortfall)
+    return np.asarray(np.where(t.balancing > 0, np.maximum(shortfall, 0.0), 0.0))
 
 
 def balancing_lacks(job: Job, t: StrategyTable) -> str | None:
@@ -428,28 +430,28 @@ class Verdict:
     """Index of the first failed check of each row, -1 for none, and by how much it missed. (n,)"""
 
     reason: NDArray[np.int64]
-    short: FloatN
+    shortfall: FloatN
 
 
-def check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = ()) -> Verdict:
+def check_strategies(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = ()) -> Verdict:
     """Apply all checks ``but`` those of some names. Of combinations, most checks read the degrees alone."""
     if isinstance(table, StrategyTable):
         degrees, in_modes = table, [table]
     else:
         degrees, in_modes = table.degrees, [table.in_mode(mode) for mode in range(len(table.recompute))]
     reason = np.full((len(degrees), len(in_modes)), -1, dtype=np.int64)
-    short = np.zeros(reason.shape)
+    shortfall = np.zeros(reason.shape)
     for i, rule in enumerate(CHECKS):
         if rule.reason in but:
             continue
         if rule.of_mode:
-            miss = np.stack([rule.short(job, mode) for mode in in_modes], axis=1)
+            miss = np.stack([rule.shortfall(job, mode) for mode in in_modes], axis=1)
         else:
-            miss = rule.short(job, degrees)[:, None]
+            miss = rule.shortfall(job, degrees)[:, None]
         is_short = miss > 0
         if not np.count_nonzero(is_short):  # quicker than any() of one row
             continue
         new = (reason < 0) & is_short
         reason[new] = i
-        short[new] = np.broadcast_to(miss, new.shape)[new]
-    return Verdict(reason.reshape(-1), short.reshape(-1))
+        shortfall[new] = np.broadcast_to(miss, new.shape)[new]
+    return Verdict(reason.reshape(-1), shortfall.reshape(-1))

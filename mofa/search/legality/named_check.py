@@ -19,11 +19,11 @@ FloatN = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Check:
-    """One reason for rejection. ``short`` gives by how much each row misses: 0 passes. [unit]"""
+    """One reason for rejection. ``shortfall`` gives by how much each row misses: 0 passes. [unit]"""
 
     reason: str
     unit: str
-    short: Callable[[Job, StrategyTable], FloatN]
+    shortfall: Callable[[Job, StrategyTable], FloatN]
     message: Callable[[Job, StrategyTable], str]
     """Message for a table of one row: what is wrong, with values, and what to do."""
     of_mode: bool = False

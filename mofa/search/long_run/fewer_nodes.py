@@ -12,8 +12,8 @@ from mofa.errors import StrategyError
 from mofa.plan.result import Plan
 from mofa.schedules import default_schedule
 from mofa.search.entry_points import closed_plan, find_plans
-from mofa.search.goodput import LongRuns
-from mofa.search.long_run.spare_nodes import SCOUTED, promising_spares, space_near_best, without_spares
+from mofa.search.goodput import LongRunObjective
+from mofa.search.long_run.spare_nodes import SCOUTED, space_near_best, spares_by_promise, without_spares
 from mofa.search.search_result import Search
 from mofa.search.space import MAX_PP, default_space, divisors, without_indivisible_degrees
 from mofa.specs.complete import default_zero
@@ -58,7 +58,7 @@ class FewerNodesOfPlan:
         """The plan on all nodes."""
         return self.all_nodes.plan
 
-    def standing_all(self, runs: LongRuns) -> PlanWithSpares:
+    def standing_all(self, runs: LongRunObjective) -> PlanWithSpares:
         """The plan on all nodes, the same for every long run."""
         assert runs.spares == 0
         return self.all_nodes
@@ -86,7 +86,7 @@ class FewerNodesOfPlan:
             return [s.vpp]
         return [v for v in range(1, s.vpp + 1) if v == 1 or (pp > 1 and -layers % (pp * v) <= 2)]
 
-    def best(self, runs: LongRuns, least: int, most: int) -> PlanWithSpares | None:
+    def best(self, runs: LongRunObjective, least: int, most: int) -> PlanWithSpares | None:
         """The size with the most effective tokens per second; None where none runs and fits.
 
         Parameters
@@ -174,13 +174,13 @@ class FewerNodesReplanned:
         """The plan with the fastest step on all nodes."""
         return self.search.report.plans[0]
 
-    def standing_all(self, runs: LongRuns) -> PlanWithSpares:
+    def standing_all(self, runs: LongRunObjective) -> PlanWithSpares:
         """The best plan on all nodes by its long run; the one with the fastest step if host memory suffices for
         none."""
         ranked = self._ranked(self.search, runs)
         return PlanWithSpares(ranked or self.plan, self.machines)
 
-    def best(self, runs: LongRuns, least: int, most: int) -> PlanWithSpares | None:
+    def best(self, runs: LongRunObjective, least: int, most: int) -> PlanWithSpares | None:
         """The best plan with spare nodes, of the most promising numbers of spares that leave a plan to run."""
         left: list[PlanWithSpares] = []
         for spares in self._numbers(runs, least, most):
@@ -193,14 +193,14 @@ class FewerNodesReplanned:
                 left.append(PlanWithSpares(plan, smaller, spares))
         return _best(runs, left)
 
-    def _numbers(self, runs: LongRuns, least: int, most: int) -> list[int]:
+    def _numbers(self, runs: LongRunObjective, least: int, most: int) -> list[int]:
         """Numbers of spare nodes whose other nodes suit degrees and batch: the most promising ones.
 
         If a least number is asked for, the smallest from there on instead. Half of all nodes is tried too: what runs on
         all runs there.
         """
         nodes, node = runs.num_nodes, self.machines.node.gpus_per_node
-        asked = range(least, most + 1) if least else promising_spares(runs, self.plan)
+        asked = range(least, most + 1) if least else spares_by_promise(runs, self.plan)
         space = default_space(self.search.workload, self.machines, self.search.framework)
         batch = self.search.workload.batch.global_batch
         ranks = {t * c * p for t in space.tp for c in space.cp for p in range(1, MAX_PP + 1)}
@@ -224,7 +224,7 @@ class FewerNodesReplanned:
         )
         return search if search.report.plans else None
 
-    def _ranked(self, search: Search, runs: LongRuns) -> Plan | None:
+    def _ranked(self, search: Search, runs: LongRunObjective) -> Plan | None:
         report = find_plans(
             search.workload, search.cluster, framework=search.framework, top=1, replay=False, judge=runs,
             searched=search, banded=False,
@@ -232,11 +232,11 @@ class FewerNodesReplanned:
         return report.report.plans[0] if report.report.plans else None
 
 
-def runs_of(runs: LongRuns, left: PlanWithSpares) -> LongRuns:
+def on_computing_nodes(runs: LongRunObjective, left: PlanWithSpares) -> LongRunObjective:
     """The long runs of the computing machines."""
     return replace(runs, cluster=left.machines, spares=left.spares)
 
 
-def _best(runs: LongRuns, left: list[PlanWithSpares]) -> PlanWithSpares | None:
+def _best(runs: LongRunObjective, left: list[PlanWithSpares]) -> PlanWithSpares | None:
     """The one with the most effective tokens per second."""
-    return min(left, key=lambda standing: runs_of(runs, standing).plan_key(standing.plan), default=None)
+    return min(left, key=lambda standing: on_computing_nodes(runs, standing).plan_key(standing.plan), default=None)

@@ -12,9 +12,9 @@ from mofa.faults.ledger import PARTS, Ledger
 from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, VariantPoint
 from mofa.plan.result import FrameworkSummary, Plan, WorkloadSummary
 from mofa.search.entry_points import closed_plan, find_plans
-from mofa.search.goodput import LongRuns
-from mofa.search.legality.masks import Job, check
-from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, runs_of
+from mofa.search.goodput import LongRunObjective
+from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, on_computing_nodes
 from mofa.search.long_run.sensitivity import sensitivities
 from mofa.specs.faults import CheckpointMode, FaultSpec
 from mofa.specs.framework import FrameworkSpec
@@ -85,7 +85,7 @@ def goodput_by_scale(
     NothingFits
         If no number has a plan.
     """
-    lacks = LongRuns(workload, cluster, framework, faults).missing()
+    lacks = LongRunObjective(workload, cluster, framework, faults).missing()
     if "ettr" in lacks:
         raise SpecError(f"{faults.name}: {lacks['ettr']}")
     points, stands = [], []
@@ -114,16 +114,17 @@ def goodput_by_scale(
     if not stands:
         raise NothingFits(f"{workload.name}: {points[0].why}; give more GPUs, or --replan")
     stand, job, machines = stands[-1]
-    runs = LongRuns(job, machines, framework, faults)
+    runs = LongRunObjective(job, machines, framework, faults)
     left = stand.standing_all(runs)
     if faults.spares:
         fewer = stand.best(runs, faults.spares, _most_spares(runs))
         if fewer is None:
             raise SpecError(f"--spares: {_no_spares(stand, job, machines, faults.spares)}; take fewer, or more GPUs")
         left = fewer
-    factors, ettr = sensitivities(runs_of(runs, left), left.plan)
+    factors, ettr = sensitivities(on_computing_nodes(runs, left), left.plan)
     return GoodputReport(
-        workload=WorkloadSummary.of(workload), node=cluster.node.name, framework=FrameworkSummary.of(framework),
+        workload=WorkloadSummary.from_spec(workload), node=cluster.node.name,
+        framework=FrameworkSummary.from_spec(framework),
         faults=faults.name, weak=weak, replan=replan, points=tuple(points), sensitivity=factors,
         sensitivity_num_gpus=machines.num_gpus, sensitivity_ettr=ettr,
     )  # fmt: skip
@@ -155,7 +156,7 @@ def _replicable(
     table = report.costed.table.take(fits)
     for larger_job, larger in reversed(job_at[1:]):
         wider = replace(table, dp=table.dp * larger.num_gpus // machines.num_gpus)
-        runs = fits[check(Job(larger_job, larger, framework), wider).reason < 0]
+        runs = fits[check_strategies(Job(larger_job, larger, framework), wider).reason < 0]
         if len(runs):
             best = runs[np.argmin(report.costed.step_s[runs])]
             strategy = report.costed.table.row(int(best), framework.name)
@@ -193,7 +194,7 @@ def _planned_anew(
     return FewerNodesReplanned(search, machines), None
 
 
-def _most_spares(runs: LongRuns) -> int:
+def _most_spares(runs: LongRunObjective) -> int:
     """Most spare nodes: checkpoints' copies need a least number of computing nodes. [nodes]"""
     return runs.num_nodes - runs.faults.checkpoint.least_nodes
 
@@ -222,7 +223,7 @@ def _point(
     if stand is not None:
         plan = stand.plan
         for name, asked, stands_by in variants_of(faults):
-            runs = LongRuns(job, machines, framework, asked)
+            runs = LongRunObjective(job, machines, framework, asked)
             most = _most_spares(runs)
             if most < 0:
                 why = f"{asked.checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
@@ -233,9 +234,9 @@ def _point(
             if left is None:
                 why = _no_spares(stand, job, machines, faults.spares)
                 continue
-            variants[name] = _variant(runs_of(runs, left), left)
+            variants[name] = _variant(on_computing_nodes(runs, left), left)
             if not stands_by:
-                reference = runs.of(plan)
+                reference = runs.outlook_of_plan(plan)
                 mtbf = None if np.isinf(reference.mtbf_s[0]) else float(reference.mtbf_s[0])
     return ScalePoint(
         num_gpus=machines.num_gpus, global_batch=job.batch.global_batch,
@@ -245,9 +246,9 @@ def _point(
     )  # fmt: skip
 
 
-def _variant(runs: LongRuns, left: PlanWithSpares) -> VariantPoint:
+def _variant(runs: LongRunObjective, left: PlanWithSpares) -> VariantPoint:
     plan, bytes_ = left.plan, np.array([left.plan.checkpoint_bytes or 0.0])
-    outlook = runs.of(plan)
+    outlook = runs.outlook_of_plan(plan)
     ettr, interval = float(outlook.ettr[0]), float(outlook.interval_s[0])
     all_gpus = runs.cluster.num_gpus + runs.spare_gpus
     return VariantPoint(
@@ -261,6 +262,6 @@ def _variant(runs: LongRuns, left: PlanWithSpares) -> VariantPoint:
         ettr=ettr,
         checkpoint_interval_s=None if np.isinf(interval) else interval,
         effective_tokens_per_s_per_gpu=plan.tokens_per_s_per_gpu * ettr * runs.cluster.num_gpus / all_gpus,
-        host_memory_fits=bool(runs.times(bytes_).host_bytes[0] <= runs.cluster.node.host_memory_bytes.value),
+        host_memory_fits=bool(runs.checkpoint_times(bytes_).host_bytes[0] <= runs.cluster.node.host_memory_bytes.value),
         ledger=Ledger(**{part: float(outlook.parts[part][0]) for part in PARTS}),
     )

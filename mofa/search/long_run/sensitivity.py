@@ -10,7 +10,7 @@ import numpy as np
 
 from mofa.plan.goodput_by_scale import Sensitivity
 from mofa.plan.result import Plan
-from mofa.search.goodput import LongRuns
+from mofa.search.goodput import LongRunObjective
 from mofa.specs.base import Fact, Spec
 from mofa.specs.faults import CheckpointSpec, FaultSpec
 
@@ -28,7 +28,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
 """Facts that each factor multiplies; a mean time to failure is divided by it."""
 
 
-def sensitivities(runs: LongRuns, plan: Plan) -> tuple[tuple[Sensitivity, ...], float]:
+def sensitivities(runs: LongRunObjective, plan: Plan) -> tuple[tuple[Sensitivity, ...], float]:
     """ETTR with each factor halved and doubled, at each one's best interval, the strongest first; and unchanged. [-]"""
 
     def ettr(faults: FaultSpec, by_bytes: float = 1.0) -> float:

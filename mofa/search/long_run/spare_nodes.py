@@ -12,7 +12,7 @@ from mofa.errors import SpecError
 from mofa.plan.long_run import FIGURES, OBJECTIVES, Objective
 from mofa.plan.result import ClusterSummary, FlopsConvention, Plan
 from mofa.search.entry_points import estimate, find_plans
-from mofa.search.goodput import LongRuns
+from mofa.search.goodput import LongRunObjective
 from mofa.search.search_result import Search
 from mofa.search.space import Space, default_space, without_indivisible_degrees
 from mofa.specs.faults import FaultSpec
@@ -71,7 +71,7 @@ def find_long_runs(
     Where ``faults.spares`` is absent, the number of spares is chosen in four steps:
 
     1. A search without spares: all GPUs compute.
-    2. Closed forms rate every number of spares with the step of its best plan (:func:`promising_spares`). Numbers
+    2. Closed forms rate every number of spares with the step of its best plan (:func:`spares_by_promise`). Numbers
        that leave GPUs which no degrees and batch divide drop out.
     3. The most promising are searched near the best plans (:func:`space_near_best`).
     4. The best two of these are searched in the whole space.
@@ -101,8 +101,8 @@ def find_long_runs(
 
         framework = load_framework(workload.framework or "megatron")
     first = faults.spares or 0
-    judge = LongRuns(workload, without_spares(cluster, first, faults.name), framework, faults, objective, first)
-    judge.check()
+    judge = LongRunObjective(workload, without_spares(cluster, first, faults.name), framework, faults, objective, first)
+    judge.refuse_unknown_objective()
     alone = faults.spares is not None or set(FIGURES) <= set(judge.missing())
     again = replay and not alone  # then the plans of these searches are made anew, with their bands
     # numbers of spares are scouted near the shortest steps, which may not be those of the best runs
@@ -126,13 +126,13 @@ def find_long_runs(
 class _Found:
     """A search with one number of spares, the key of its best plan, and the space that was searched."""
 
-    judge: LongRuns
+    judge: LongRunObjective
     search: Search
     order: float
     space: Space | None = None
 
 
-def _searched(judge: LongRuns, replay: bool, space: Space | None = None, **options: Any) -> _Found:
+def _searched(judge: LongRunObjective, replay: bool, space: Space | None = None, **options: Any) -> _Found:
     """A search ranked by a judge."""
     search = find_plans(
         judge.workload, judge.cluster, framework=judge.framework, replay=replay, judge=judge, space=space, **options
@@ -147,7 +147,7 @@ def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_
     judge = full_search.judge
     options = {name: value for name, value in options.items() if name != "progress"}
     scouts: list[_Found] = []
-    for spares in promising_spares(judge, full_search.search.report.plans[0]):
+    for spares in spares_by_promise(judge, full_search.search.report.plans[0]):
         smaller = replace(judge, cluster=without_spares(cluster, spares, judge.faults.name), spares=spares)
         space = _dividing(smaller)
         if not space.pp:
@@ -163,7 +163,7 @@ def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_
     return scouts
 
 
-def _dividing(judge: LongRuns) -> Space:
+def _dividing(judge: LongRunObjective) -> Space:
     """The space of strategies that a job can have on its GPUs."""
     space = default_space(judge.workload, judge.cluster, judge.framework)
     return without_indivisible_degrees(space, judge.cluster.num_gpus, judge.workload.batch.global_batch)
@@ -195,7 +195,7 @@ def space_near_best(search: Search, space: Space) -> Space:
     )  # fmt: skip
 
 
-def promising_spares(judge: LongRuns, plan: Plan) -> list[int]:
+def spares_by_promise(judge: LongRunObjective, plan: Plan) -> list[int]:
     """Numbers of spare nodes, the most promising first, by closed forms of all numbers at once.
 
     Parameters
@@ -285,7 +285,7 @@ def estimate_long_run(
     plan = estimate(
         workload, job, strategy, framework=framework, flops_convention=flops_convention, replay=replay, jobs=jobs
     )
-    return LongRuns(workload, job, framework, faults, spares=spares).with_long_run_figures(plan)
+    return LongRunObjective(workload, job, framework, faults, spares=spares).with_long_run_figures(plan)
 
 
 def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec:
@@ -301,7 +301,12 @@ def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec
 
 
 def _whole_cluster(
-    search: Search, judge: LongRuns, cluster: ClusterSpec, tried: list[int], objective: Objective, started: float
+    search: Search,
+    judge: LongRunObjective,
+    cluster: ClusterSpec,
+    tried: list[int],
+    objective: Objective,
+    started: float,
 ) -> Search:
     """The search as one of the whole cluster, with the long-run figures of every plan."""
     report = search.report
@@ -321,7 +326,7 @@ def _whole_cluster(
         note = f"{note}, {judge.spare_gpus:,} GPUs that stand by included"
     joined = report.model_copy(
         update={
-            "cluster": ClusterSummary.of(cluster),
+            "cluster": ClusterSummary.from_spec(cluster),
             "min_gpus": least,
             "min_gpus_note": note,
             "objective": by if known else report.objective,

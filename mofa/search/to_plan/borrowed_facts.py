@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import Tape
 from mofa.blocks.work import Gemm
 from mofa.cost.optimizer import rates_in_16_bit, steps_in_16_bit
-from mofa.cost.provenance import has_unaligned_products, weakest
+from mofa.cost.provenance import has_unaligned_products, weakest_provenance
 from mofa.specs.base import Fact
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.gpu_facts import facts_of
@@ -27,9 +27,9 @@ def borrowed_notes(
         borrowed["unaligned_products"] = facts_of(curves.unaligned_products)
     if steps_in_16_bit(workload, framework, precision):
         borrowed["optimizer_16_bit"] = list(rates_in_16_bit(framework, cluster.gpu).values())
-    if any(anywhere(op.loads > 0.0) for tape in tapes for op in tape.ops):
+    if any(any_true(op.loads > 0.0) for tape in tapes for op in tape.ops):
         borrowed["kernel_selection"] = facts_of(curves.kernel_selection)
-    kinds = {name: weakest(*facts) for name, facts in borrowed.items()}
+    kinds = {name: weakest_provenance(*facts) for name, facts in borrowed.items()}
     return tuple(
         f"{name.replace('_', ' ')}: {kind} for {cluster.gpu.name}, as measured on another GPU (curves.{name})"
         for name, kind in kinds.items() if kind in ("transferred", "assumed")

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.blocks.fp8 import formats_of
+from mofa.blocks.fp8 import product_formats
 from mofa.blocks.work import GroupedKernel
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.topology import NodeSizes, process_groups
-from mofa.cost.libraries import rests_on_library
+from mofa.cost.libraries import fraction_resting_on_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
-from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned
+from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned_product_ops
 from mofa.cost.stages import Stages
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, Time
@@ -122,7 +122,7 @@ class Candidate:
     def closed_form_row(self) -> Breakdown:
         """Its row in closed form without time, which a replay gives."""
         known = self.__dict__.get("costed")
-        return known if isinstance(known, Breakdown) else self.estimator.sized()
+        return known if isinstance(known, Breakdown) else self.estimator.memory_row()
 
     @cached_property
     def replayer(self) -> Replayer:
@@ -138,7 +138,7 @@ class Candidate:
         Spans are asked for of the best plan only. Those of 30 plans are a quarter of a million objects for Python's
         cycle collector to visit.
         """
-        return self.replayer.step()
+        return self.replayer.time_without_spans()
 
     def lacking_bytes(self) -> float:
         """Bytes that the fullest rank lacks by replay; negative: free. [B]"""
@@ -160,7 +160,8 @@ class Candidate:
         first = fewest_recomputed_layers(self.estimator, (1.0 + LAYERS_ARE_OFF) * (limit_bytes - device))
         tried = range(first, min(first + 2, own))
         return next(
-            (number for number in tried if self.recomputing(number).device_bytes(limit_bytes) <= limit_bytes), None
+            (number for number in tried if self.with_recompute_layers(number).device_bytes(limit_bytes) <= limit_bytes),
+            None,
         )
 
     def recomputing_more(self, lacking_bytes: float) -> Candidate | None:
@@ -170,15 +171,15 @@ class Candidate:
         number = next_num_recomputed(workload, framework, self.estimator, lacking_bytes) if self.solved else None
         if number is None:
             return None
-        return self.recomputing(number)
+        return self.with_recompute_layers(number)
 
-    def recomputing(self, layers: int) -> Candidate:
+    def with_recompute_layers(self, layers: int) -> Candidate:
         """The candidate with another number of recomputed layers."""
         workload, cluster, framework, row = self.job
         row = replace(row, recompute_layers=np.array([layers]))
         return Candidate(workload, cluster, framework, row, self.loads, self.convention, solved=True)
 
-    def laid_out(self, layout: str, layers: int) -> Candidate:
+    def with_layout(self, layout: str, layers: int) -> Candidate:
         """The candidate with a layout, and a number of recomputed layers."""
         workload, cluster, framework, row = self.job
         row = replace(row, layouts=(layout,), layout=np.zeros(1, np.int64), recompute_layers=np.array([layers]))
@@ -231,11 +232,11 @@ class Candidate:
         """The step in closed form on a cluster with another host. [s]"""
         workload, own, framework, row = self.job
         if cluster is not own:
-            exposed, _ = Estimator(workload, cluster, framework, row, self.loads).times()
+            exposed, _ = Estimator(workload, cluster, framework, row, self.loads).component_seconds()
         elif "costed" in self.__dict__:
             return float(self.costed.step_s[0])
         else:
-            exposed, _ = self.estimator.times(every_stage=True)
+            exposed, _ = self.estimator.component_seconds(every_stage=True)
         return float(exposed.sum(axis=0)[0])
 
     def _plan(self, time: TimeReplayed | None, memory: Memory, *, banded: bool = True) -> Plan:
@@ -245,7 +246,7 @@ class Candidate:
         costed = self.costed if time is None else self.closed_form_row
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
-        notes = alignment_note(unaligned(block.forward for block in blocks))
+        notes = alignment_note(unaligned_product_ops(block.forward for block in blocks))
         notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         stages, framework = self.estimator.stages(), self.job[2]
         notes += layout_notes(stages, self.job[0].model, framework)
@@ -258,7 +259,7 @@ class Candidate:
         if library is None:
             return None
         exposed = {str(name): seconds for name, seconds in plan.time.exposed.items()}
-        return rests_on_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
+        return fraction_resting_on_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
 
 
 def workers_for(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
@@ -381,7 +382,7 @@ def _provenance(
     crosses = _crossing((tp, cp, pp, dp, ep, etp), NodeSizes(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
     ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
     sizes, streams = seen
-    formats = formats_of(workload.precision.fp8_recipe)
+    formats = product_formats(workload.precision.fp8_recipe)
     kinds = component_provenance(
         cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks, grouped_kernel=kernel
     )
@@ -398,4 +399,4 @@ def _crossing(degrees: tuple[int, int, int, int, int, int], node: NodeSizes) -> 
     """Kinds of communication that leave the fast domain."""
     groups = process_groups(*degrees, node)
     names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
-    return {name: bool(np.any(groups[group].spans)) for name, group in names.items()}
+    return {name: bool(np.any(groups[group].crosses_domains)) for name, group in names.items()}

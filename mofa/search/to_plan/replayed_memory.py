@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mofa.cost.estimate import Estimator
-    from mofa.replay.allocator.timeline import Live
+    from mofa.replay.allocator.timeline import LiveTensor
     from mofa.replay.memory.rank_memory import MemoryPlayed
-    from mofa.replay.memory_curve import Curve
+    from mofa.replay.memory_curve import MemoryOverTime
     from mofa.replay.replayer import Replayer
 
 NAMED = 15
@@ -31,7 +31,7 @@ class RankRange(NamedTuple):
     """Memory of the emptiest rank, by stage."""
 
 
-def replayed_stage(closed: StageMemory, replayer: Replayer, curve: Curve | None = None) -> StageMemory:
+def replayed_stage(closed: StageMemory, replayer: Replayer, curve: MemoryOverTime | None = None) -> StageMemory:
     """The replayed memory of a pipeline rank, with its curve over time where given."""
     rank = replayer.rank(closed.stage)
     parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
@@ -80,7 +80,7 @@ def emptiest_and_fullest(estimator: Estimator) -> RankRange | None:
     if least is None:
         return None
     emptier = type(estimator)(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
-    detail = emptier.sized().detail
+    detail = emptier.memory_row().detail
     assert detail is not None
     return RankRange(least.memory[ep], estimator.loads.memory[ep], detail)
 
@@ -114,7 +114,7 @@ def replayed_memory(closed: Memory, played: Iterable[StageMemory]) -> Memory:
     )
 
 
-def _tensors(live: Sequence[Live]) -> tuple[LiveTensors, ...]:
+def _tensors(live: Sequence[LiveTensor]) -> tuple[LiveTensors, ...]:
     """The largest tensors by name, the others summed by kind; all sum to the allocated bytes."""
     named = [LiveTensors(name=t.name, kind=t.group, count=t.count, bytes=float(t.bytes)) for t in live[:NAMED]]
     rest: dict[str, list[int]] = {}
@@ -136,7 +136,7 @@ def _out_of_memory(rank: MemoryPlayed) -> OutOfMemory | None:
     )  # fmt: skip
 
 
-def _curve(curve: Curve | None) -> MemoryCurve | None:
+def _curve(curve: MemoryOverTime | None) -> MemoryCurve | None:
     if curve is None:
         return None
     from mofa.replay.allocator.timeline import GROUPS

@@ -108,7 +108,7 @@ class PipelineLayout:
         repeated = (f"({chunk}|)*{n}" if n > 2 else f"{chunk}|" * n for chunk, n in runs)
         return "".join(repeated) + _chunk_text(self.chunks[-1])
 
-    def check(self, pp: int, vpp: int, num_layers: int, num_predictions: int) -> None:
+    def check_against_model(self, pp: int, vpp: int, num_layers: int, num_predictions: int) -> None:
         """Check the layout against a pipeline and a model.
 
         Raises

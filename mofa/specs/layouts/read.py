@@ -55,7 +55,7 @@ def read_layout(text: str, pp: int, vpp: int, num_layers: int, num_predictions: 
             raise ValueError(f"is {parsed.rule.owner}'s, the framework {rule.owner}; write the layout itself")
         return PipelineLayout.of_layers(parsed.layers_by_chunk(num_layers, pp, vpp), num_predictions)
     try:
-        parsed.check(pp, vpp, num_layers, num_predictions)
+        parsed.check_against_model(pp, vpp, num_layers, num_predictions)
     except LayoutError as error:
         if is_list(text):  # its parts have no places in a text
             raise ModuleNamesError(error.what) from None

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.sequential_experts import COPY, unroll_experts
 from mofa.replay.rank.of_plan import _block_traces
 from mofa.replay.replayer import Replayer
@@ -65,11 +65,11 @@ def test_reserved_memory_is_as_measured() -> None:
 def test_gradients_of_slices_are_added_to_the_first() -> None:
     """Sums as large as all experts' weight come once, what later experts add to them each time; copies of weights are
     as large for each expert, whatever its tokens."""
-    copy = OpTrace("w1.weight_cast", (New("w1.weight16", 16, 0, COPY),), expert_loops=2)
-    product = OpTrace("w1.wgrad", (New("gW", 8, 0, 2),), free=("w1.weight16",), weight=True, expert_loops=2)
+    copy = OpTrace("w1.weight_cast", (NewTensor("w1.weight16", 16, 0, COPY),), expert_loops=2)
+    product = OpTrace("w1.wgrad", (NewTensor("gW", 8, 0, 2),), free=("w1.weight16",), weight=True, expert_loops=2)
     added = OpTrace(
-        "w1.whole", (New("dW", 16, 0, 2),), (New("scratch", 16, 0, 5),), free=("gW",), weight=True, expert_loops=2,
-        role="whole",
+        "w1.whole", (NewTensor("dW", 16, 0, 2),), (NewTensor("scratch", 16, 0, 5),), free=("gW",), weight=True,
+        expert_loops=2, role="whole",
     )  # fmt: skip
     one = BlockTrace("moe", (copy,), (product, added), "", "", "", frozenset(), ())
     found = unroll_experts(one, (0.75, 0.25))

@@ -8,7 +8,7 @@ import pytest
 
 from mofa.cost.allocations.watchdog import QUEUE, Pace, Shelf
 from mofa.cost.memory.peak import stage_bytes
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.of_plan import ranks_of, rows_of
 from tests.replay.runs import load
 
@@ -22,7 +22,7 @@ def test_a_host_leads_by_no_more_than_the_devices_queue() -> None:
     gone = []
     for n in range(15):
         shelf.put(n)
-        gone.append(shelf.passed(Pace(0.016, 0.0), QUEUE / 2))
+        gone.append(shelf.issue_block(Pace(0.016, 0.0), QUEUE / 2))
     assert gone.index([0]) == 9  # 128 ms, when the first has been through for 112
     assert shelf.host_s == pytest.approx(13 * 0.016)
     shelf.synchronized()
@@ -33,14 +33,16 @@ def test_what_a_run_allocates_with_it() -> None:
     """Without it 6.2 % are missing."""
     run = load(RUN)
     (rank,) = ranks_of(run.estimator)
-    assert play(rank).allocated / run.allocated - 1 == pytest.approx(0.0, abs=0.015)
-    assert play(replace(rank, launch_blocking=True)).allocated / run.allocated - 1 == pytest.approx(-0.062, abs=0.003)
+    assert play_memory(rank).allocated / run.allocated - 1 == pytest.approx(0.0, abs=0.015)
+    assert play_memory(replace(rank, launch_blocking=True)).allocated / run.allocated - 1 == pytest.approx(
+        -0.062, abs=0.003
+    )
 
 
 def test_the_closed_form_follows() -> None:
     some = rows_of(load(RUN).estimator)
     (rank,) = ranks_of(load(RUN).estimator)
-    played, closed = play(rank), stage_bytes(some)
+    played, closed = play_memory(rank), stage_bytes(some)
     assert float(closed.allocated[0, 0]) == pytest.approx(played.allocated, rel=0.015)
 
 

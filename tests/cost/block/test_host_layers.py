@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from mofa.blocks.hooks import saved_tensors
+from mofa.blocks.hooks import num_saved_tensors
 from mofa.blocks.tapes import BlockTapes
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.host_issue import host_seconds
@@ -77,7 +77,7 @@ def fact(name: str) -> float:
 def test_a_saved_tensor_goes_through_a_checkpoint_s_hooks() -> None:
     """32 of a Llama layer under autocast: 3 of each norm, 2 of seven products, 2 tables, 7 of attention, 1 of SiLU, 2
     of the product behind it. Back it is the same layer's forward pass beside them."""
-    saved = sum(saved_tensors(op) for op in block("tt1-none")[0].forward.ops)
+    saved = sum(num_saved_tensors(op) for op in block("tt1-none")[0].forward.ops)
     assert saved == 32
     packed = layer_s("tt1-full", "forward") - layer_s("tt1-none", "forward")
     assert fact("packed_s") == pytest.approx(packed / saved, rel=0.05)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mofa.blocks.build import BlockKind, block
+from mofa.blocks.build import BlockKind, layer_tapes
 from mofa.blocks.frameworks.megatron.local import PRIMITIVES
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.provenance import memory_bound_op_names
@@ -22,8 +22,8 @@ def test_each_kernel_of_the_softmax_takes_its_own_rate() -> None:
     made for it."""
     spec = framework("megatron-local", compile=False, attention="unfused")
     attention = {"kind": "gqa", "num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": 128}
-    tapes = block(context(llama(hidden=2048, attention=attention), spec, seq_len=SEQ, micro_batch=1), PRIMITIVES,
-                  BlockKind(False))  # fmt: skip
+    tapes = layer_tapes(context(llama(hidden=2048, attention=attention), spec, seq_len=SEQ, micro_batch=1), PRIMITIVES,
+                        BlockKind(False))  # fmt: skip
     machine = Machine(load_cluster("h200-hgx", num_gpus=1), {}, spec, 1)
     (forward,) = [op for op in tapes.forward.ops if op.name == "attn.softmax"]
     rates = {name: machine.cluster.gpu.curves.stream_like(name, False).form.bytes_per_s

@@ -126,7 +126,7 @@ def test_one_ring_carries_no_more_the_more_ranks_a_node_has() -> None:
     """4 GB over 4 nodes of Jean Zay took 1.53 s with 8 GPUs a node and 1.505 with 4 (experiments/bandwidth of
     bigscience-workshop/bigscience): one ring, whose rate the node's file holds."""
     node, gpu = load_node(JEAN_ZAY)
-    fabric = Fabric.of(ClusterSpec(name="jean-zay", gpu=gpu, node=node, num_gpus=32))
+    fabric = Fabric.from_cluster(ClusterSpec(name="jean-zay", gpu=gpu, node=node, num_gpus=32))
     assert seconds("all_reduce", 4e9, group(8, 4), fabric) == pytest.approx(1.53, rel=0.01)
     assert seconds("all_reduce", 4e9, group(4, 4), fabric) == pytest.approx(1.505, rel=0.02)
     assert seconds("send_recv", 1e9, group(1, 2), fabric) == pytest.approx(1e9 / 5.0625e9, rel=0.01)
@@ -205,7 +205,7 @@ def test_deepep_lies_near_its_published_bandwidth(num_domains: int, logical_gb_p
     """
     where, payload = group(8, num_domains), 4096 * 7168.0
     spread = token_spread(where, num_experts=256, top_k=8, num_groups=8, top_groups=4)
-    fabric = Fabric.of(load_cluster("h800-hgx", 8 * num_domains))
+    fabric = Fabric.from_cluster(load_cluster("h800-hgx", 8 * num_domains))
     time = collective_time("deepep", payload, where, fabric, spread=spread)
     nodes = float(np.asarray(spread.remote_domains)) * num_domains / (num_domains - 1)
     logical = payload * nodes / float(time.total_s) / 1e9
@@ -216,7 +216,7 @@ def test_deepep_lies_near_its_published_bandwidth(num_domains: int, logical_gb_p
 def test_deepep_inside_a_node_lies_near_its_published_bandwidth() -> None:
     """DeepEP V1, EP8 on H800: 153 GB/s of NVLink, counted at the receivers, the part to itself included."""
     spread = token_spread(group(8), num_experts=256, top_k=8)
-    fabric = Fabric.of(load_cluster("h800-hgx"))
+    fabric = Fabric.from_cluster(load_cluster("h800-hgx"))
     payload = 4096 * 7168.0
     time = float(collective_time("deepep", payload, group(8), fabric, spread=spread).total_s)
     assert payload * float(np.asarray(spread.ranks)) / time / 1e9 == pytest.approx(153, rel=0.1)
@@ -224,7 +224,7 @@ def test_deepep_inside_a_node_lies_near_its_published_bandwidth() -> None:
 
 def test_nccls_all_to_all_takes_the_same_share_of_eight_links_as_of_eighteen() -> None:
     """346 of the H100's 450 GB/s; DeepEP's 134 of 200 on the H800 are those of its own kernels."""
-    h800, spread = Fabric.of(load_cluster("h800-hgx")), token_spread(group(8), num_experts=256, top_k=8)
+    h800, spread = Fabric.from_cluster(load_cluster("h800-hgx")), token_spread(group(8), num_experts=256, top_k=8)
     bus = 2.0**30 * 7 / 8 / float(collective_time("all_to_all", 2.0**30, group(8), h800).total_s)
     assert bus / 200e9 == pytest.approx(346 / 450, rel=0.02)
     payload = 4096 * 7168.0
@@ -278,6 +278,6 @@ def test_a_token_goes_to_no_more_places_than_copies(
 
 
 def test_a_gpus_share_of_the_nics() -> None:
-    assert Fabric.of(load_cluster("h100-hgx")).inter_bytes_per_s == pytest.approx(50e9 * 0.9)
-    assert Fabric.of(load_cluster("gb200-nvl72", 4)).inter_bytes_per_s == pytest.approx(50e9 * 0.9)
-    assert Fabric.of(load_cluster("a100-hgx")).inter_bytes_per_s == pytest.approx(25e9 * 0.92)
+    assert Fabric.from_cluster(load_cluster("h100-hgx")).inter_bytes_per_s == pytest.approx(50e9 * 0.9)
+    assert Fabric.from_cluster(load_cluster("gb200-nvl72", 4)).inter_bytes_per_s == pytest.approx(50e9 * 0.9)
+    assert Fabric.from_cluster(load_cluster("a100-hgx")).inter_bytes_per_s == pytest.approx(25e9 * 0.92)

@@ -15,9 +15,9 @@ import pytest
 from mofa import load_cluster
 from mofa.cost.kernels import kernel_selection
 from mofa.cost.kernels.kernel_selection import (
-    new_kernels,
+    expected_first_use_kernels,
+    heuristic_cache_miss_rate,
     popularity_drift,
-    unseen_share,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +46,7 @@ def counted(means: np.ndarray, draws: int, watched: int, remembered: int = 10**9
 @pytest.mark.parametrize("draws", [0, 64, 512])
 def test_new_numbers_are_as_many_as_are_counted(means: np.ndarray, draws: int) -> None:
     """A few draws behind the first ones: what is seen meanwhile is seen by both."""
-    found = np.mean([unseen_share(means, draws + n) for n in range(32)])
+    found = np.mean([heuristic_cache_miss_rate(means, draws + n) for n in range(32)])
     assert found == pytest.approx(np.mean([counted(means, draws, 32, seed=n) for n in range(40)]), abs=0.03)
 
 
@@ -59,9 +59,9 @@ def test_popularity_that_wanders_makes_more_numbers_new() -> None:
             number = int(rng.normal(mean, np.sqrt(mean + (0.18 * mean) ** 2)))
             new += n >= 64 and number not in held
             held.add(number)
-    found = np.mean([unseen_share(UNEVEN, 64.0 + n, 0.18) for n in range(32)])
+    found = np.mean([heuristic_cache_miss_rate(UNEVEN, 64.0 + n, 0.18) for n in range(32)])
     assert found == pytest.approx(new / 3200, abs=0.03)
-    assert found > unseen_share(UNEVEN, 80.0) + 0.05
+    assert found > heuristic_cache_miss_rate(UNEVEN, 80.0) + 0.05
 
 
 def test_popularity_wanders_no_further_than_experts_differ() -> None:
@@ -72,14 +72,14 @@ def test_popularity_wanders_no_further_than_experts_differ() -> None:
 
 def test_a_small_cache_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_selection, "REMEMBERED", 6 * 100)
-    found = unseen_share(UNEVEN, np.inf)
+    found = heuristic_cache_miss_rate(UNEVEN, np.inf)
     assert found == pytest.approx(counted(UNEVEN, 2000, 20000, 100), abs=0.05)
     assert found > 0.3
 
 
 def test_more_experts_than_are_told_apart() -> None:
     many = np.tile(UNEVEN, 64)
-    assert unseen_share(many, 200.0) == pytest.approx(unseen_share(UNEVEN, 200.0), rel=0.05)
+    assert heuristic_cache_miss_rate(many, 200.0) == pytest.approx(heuristic_cache_miss_rate(UNEVEN, 200.0), rel=0.05)
 
 
 MODELS = {
@@ -136,7 +136,8 @@ def test_new_kernels_are_as_many_as_those_that_were_named(named: Named) -> None:
             runs = [played(named, hidden, inner, means, 24, seed)[4:].sum() for seed in range(8)]
             each = [(step + 0.5) * 2 * experts for step in range(4, 24)]
             of = [
-                new_kernels(means, draws, ways_of(hidden, inner), SELECTION, popularity_drift(means)) for draws in each
+                expected_first_use_kernels(means, draws, ways_of(hidden, inner), SELECTION, popularity_drift(means))
+                for draws in each
             ]
             counted.append(float(np.mean(runs)))
             expected.append(2 * experts * sum(of))
@@ -150,7 +151,9 @@ def test_new_kernels_of_products_that_were_timed() -> None:
     for series in (one for one in raw["products"] if one["way"] != "wgrad"):
         out = series["n"] if series["way"] == "fwd" else series["k"]
         numbers = np.array(series["m"], dtype=float)
-        expected = sum(new_kernels(numbers, draws + 0.5, ((out,),), SELECTION) for draws in range(len(numbers)))
+        expected = sum(
+            expected_first_use_kernels(numbers, draws + 0.5, ((out,),), SELECTION) for draws in range(len(numbers))
+        )
         assert expected == pytest.approx(sum(took_us > 1000 for took_us in series["new"]), rel=0.2)
 
 

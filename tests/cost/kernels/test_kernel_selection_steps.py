@@ -9,9 +9,9 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.replay.replayer import time_of
+from mofa.replay.replayer import replay_time
 from mofa.search.job_setup import loads_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.host import ModuleCall
 from mofa.specs.routing import RoutingSpec
 from tests.cost.toy import with_facts
@@ -40,7 +40,7 @@ def estimator(
     gpu = cluster.gpu.model_copy(update={"curves": curves.model_copy(update={"host": host})})
     cluster = cluster.model_copy(update={"gpu": gpu})
     framework = mofa.load_framework("megatron")
-    row = one_row(workload, cluster, framework, f"{STRATEGY} recompute={recompute}")
+    row = strategy_row(workload, cluster, framework, f"{STRATEGY} recompute={recompute}")
     return Estimator(workload, cluster, framework, row, loads_of(workload, row))
 
 
@@ -86,7 +86,7 @@ def test_padded_numbers_are_fewer() -> None:
 def test_the_replay_waits_as_long(choice_us: float) -> None:
     """In fp8 a backward launches 5,000 kernels, issued evenly in the closed form where the device's queue is full."""
     for gemm, apart in (("bf16", 0.01), ("fp8-tensorwise", 0.02)):
-        closed, played = step_s(choice_us=choice_us, gemm=gemm), time_of(
+        closed, played = step_s(choice_us=choice_us, gemm=gemm), replay_time(
             estimator(choice_us=choice_us, gemm=gemm), detail=False
         ).step_s  # fmt: skip
         assert closed == pytest.approx(played, rel=apart)
@@ -96,6 +96,6 @@ def test_one_kernel_for_all_experts_is_chosen_once() -> None:
     """As torchtitan's grouped product, whatever its rows."""
     job = estimator()
     framework = mofa.load_framework("torchtitan")
-    row = one_row(job.workload, job.cluster, framework, STRATEGY)
+    row = strategy_row(job.workload, job.cluster, framework, STRATEGY)
     (part,) = Estimator(job.workload, job.cluster, framework, row, job.loads).parts
     assert float(part.costs.context.unseen) == 0.0

@@ -10,11 +10,11 @@ import pytest
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import HostSync, Stream
 from mofa.cost.estimate import Estimator
-from mofa.cost.kernels.lazy_loading import idle_s, tape_with_loads
+from mofa.cost.kernels.lazy_loading import load_idle_s, tape_with_loads
 from mofa.measure.records import read_record
 from mofa.replay.replayer import Replayer
 from mofa.search.job_setup import loads_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.run_files import resolve_run
 from mofa.validate.reference import with_counts
 from tests.blocks.roles import as_named
@@ -33,7 +33,7 @@ def tape(*ops: Op) -> Tape:
 
 def idle(loads: float, device_s: float, host_s: float) -> float:
     found, took, _ = tape_with_loads(tape(op("a", loads)), [device_s], [host_s], LOAD_S)
-    return float(idle_s(found, took))
+    return float(load_idle_s(found, took))
 
 
 def test_nothing_changes_where_nothing_is_loaded() -> None:
@@ -68,14 +68,14 @@ def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_n
     """Experts one after the other behind a head that takes the device long: the lead is worth tens of milliseconds."""
     record = read_record(RECORDS / "mc2-dp2-ep2-gptoss20b-3l-2k-skewed-third.yaml")
     workload, cluster, framework, strategy = resolve_run(with_counts(record, tmp_path), RECORDS)
-    row = one_row(workload, cluster, framework, strategy)
+    row = strategy_row(workload, cluster, framework, strategy)
     mixed = Estimator(workload, cluster.at_host(1e-5), framework, row, loads_of(workload, row))
     share = float(mixed.drains[0])
     n = expected_loads(mixed)
     assert share == pytest.approx(1.0 - np.exp(-n))
     assert 0.2 < share < 0.6
-    step, drained = float(mixed.rows().step_s[0]), float(mixed.drained.rows().step_s[0])
-    assert not mixed.drained.drains.any()
+    step, drained = float(mixed.rows().step_s[0]), float(mixed.without_host_lead.rows().step_s[0])
+    assert not mixed.without_host_lead.drains.any()
     mixed.drains = np.zeros(1)
     kept = float(mixed.rows().step_s[0])
     assert drained > 1.1 * kept
@@ -102,4 +102,4 @@ def test_a_loop_loads_ahead_of_all_its_ops_and_others_ahead_of_themselves() -> N
     ops = op("x", rounds=1.0), op("a", 0.2), op("b", 0.1), op("y", 0.3, rounds=1.0)
     found, took, _ = tape_with_loads(tape(*ops), [1.0] * 4, [1.0] * 4, LOAD_S)
     assert [one.name for one in found.ops] == ["x", "a.loads", "a.loaded", "a", "b", "y.loads", "y.loaded", "y"]
-    assert float(idle_s(found, took)) == pytest.approx(0.6 * LOAD_S)
+    assert float(load_idle_s(found, took)) == pytest.approx(0.6 * LOAD_S)

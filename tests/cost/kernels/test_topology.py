@@ -62,7 +62,7 @@ def test_sizes_and_bounds_hold_for_every_group(tp: int, cp: int, pp: int, dp: in
             assert 1 <= int(group.ranks_per_node) <= int(group.size), name
             assert int(group.ranks_per_node) <= node.gpus_per_node, name
             assert int(group.ranks_per_domain) <= node.gpus_per_domain, name
-            assert bool(group.spans) == (int(group.num_domains) > 1), name
+            assert bool(group.crosses_domains) == (int(group.num_domains) > 1), name
 
 
 def test_columns_equal_scalars() -> None:
@@ -110,9 +110,9 @@ def test_expert_groups_count_etp_then_ep() -> None:
 def test_an_nvl72_job_uses_64_of_72() -> None:
     groups = process_groups(8, 1, 1, 128, 64, 1, NVL72)
     assert int(groups["dp"].ranks_per_domain) == 8
-    assert not bool(groups["ep"].spans)
+    assert not bool(groups["ep"].crosses_domains)
     assert int(groups["tp"].ranks_per_node) == 4
-    assert not bool(groups["tp"].spans)
+    assert not bool(groups["tp"].crosses_domains)
 
 
 @pytest.mark.parametrize(("world", "gpus"), [(8, 72), (72, 72), (144, 72), (128, 64), (1000, 40), (4 * 1009, 72)])
@@ -129,7 +129,7 @@ def test_hybrid_sharding_shards_the_near_ranks() -> None:
 
 def test_a_job_smaller_than_a_node_stays_inside() -> None:
     for group in process_groups(2, 1, 1, 3, 1, 1, HGX).values():
-        assert not bool(group.spans)
+        assert not bool(group.crosses_domains)
 
 
 def test_sizes_that_do_not_divide_are_floored() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.cost.optimizer import device_parts
+from mofa.cost.optimizer import device_seconds_by_part
 from mofa.errors import SpecError
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.of_plan import ranks_of, rows_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
 MIB = 2**20
@@ -20,7 +20,7 @@ def of(grads: str, strategy: str = "micro_batch=1 recompute=full", gpus: int = 2
     """Llama 3 8B of four layers on two GPUs."""
     job = load_workload("llama3-8b", seq_len=512, global_batch=gpus, overrides={"model.num_layers": 4})
     cluster, framework = load_cluster("h200-hgx", gpus), load_framework("megatron", {"grads": grads})
-    return Estimator(job, cluster, framework, one_row(job, cluster, framework, strategy))
+    return Estimator(job, cluster, framework, strategy_row(job, cluster, framework, strategy))
 
 
 def test_option_says_what_follows() -> None:
@@ -57,7 +57,7 @@ def test_copies_stay_to_the_next_step() -> None:
     (rank,) = ranks_of(of("bf16"))[:1]
     copies = sum(w.widened for w in rank.weights)
     assert copies == sum(w.main for w in rank.weights) > 0
-    played, without = play(rank), play(ranks_of(of("fp32"))[0])
+    played, without = play_memory(rank), play_memory(ranks_of(of("fp32"))[0])
     grads = [sum(flat.grads for flat in one.flat_buffers) for one in (rank, ranks_of(of("fp32"))[0])]
     assert played.between_steps - without.between_steps == pytest.approx(copies + grads[0] - grads[1], abs=64 * MIB)
 
@@ -68,7 +68,7 @@ def test_time_of_the_step() -> None:
     for grads in ("fp32", "bf16"):
         e = of(grads)
         found = rows_of(e)
-        parts[grads] = device_parts(
+        parts[grads] = device_seconds_by_part(
             e.workload, e.cluster, e.framework, found.shards, found.mode.precision, found.grids.zero
         )
     wide, narrow = parts["fp32"], parts["bf16"]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mofa.cost.step_time.bubble import pipeline_s
-from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths, Path
+from mofa.cost.step_time.longest_paths import ComputationPath, FormulaPaths, LongestPaths
 from mofa.schedules import SCHEDULES, Runtime
 
 
-def _length_s(path: Path, seconds: np.ndarray, pipeline: LongestPaths | FormulaPaths) -> float:
+def _length_s(path: ComputationPath, seconds: np.ndarray, pipeline: LongestPaths | FormulaPaths) -> float:
     beside_s = pipeline.slowdown * np.sum(path.beside * np.minimum(pipeline.hop_s, seconds.min(axis=0)))
     return float(np.sum(path.counts * seconds) + path.hops * pipeline.hop_s + beside_s)
 

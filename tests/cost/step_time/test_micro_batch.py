@@ -41,9 +41,9 @@ def test_many_are_a_product_of_many(one: Clocks) -> None:
         whole = one
         for _ in range(count - 1):
             whole = whole.then(one)
-        for found, expected in zip(one.times(np.array([float(count)]))[:4], whole[:4], strict=True):
+        for found, expected in zip(one.repeated(np.array([float(count)]))[:4], whole[:4], strict=True):
             assert found[0] == pytest.approx(expected[0]) or max(found[0], expected[0]) < NEVER / 2
-    none = one.times(np.array([0.0]))
+    none = one.repeated(np.array([0.0]))
     assert after(none, 2.0, 3.0) == (2.0, 3.0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from mofa.cost.estimate import Estimator
 from mofa.cost.step_time.power_averaging import HARDLY, RESTED, idle_share
 from mofa.measure.records import read_record
-from mofa.replay.time.step import time_of
+from mofa.replay.time.step import replay_time
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.base import Fact
 from mofa.specs.power import PowerLimit, mixed_clock
@@ -74,7 +74,7 @@ def test_short_steps_with_a_large_bubble_are_met_by_the_clock_that_rest_gives_ba
     errors = []
     for rests in (False, True):
         estimator, measured_s = of(name, rests=rests)
-        played, closed = time_of(estimator, detail=False).step_s, float(estimator.rows().step_s[0])
+        played, closed = replay_time(estimator, detail=False).step_s, float(estimator.rows().step_s[0])
         assert closed == pytest.approx(played, rel=0.01)
         errors.append(played / measured_s - 1.0)
     assert errors[0] > 0.03
@@ -83,8 +83,8 @@ def test_short_steps_with_a_large_bubble_are_met_by_the_clock_that_rest_gives_ba
 
 def test_rows_lie_between_a_step_without_a_wait_and_one_that_rested() -> None:
     estimator, _ = of("tt2-pp2-yi9b-12l-2k", rests=True)
-    mixed, rested = (float(one.rows().step_s[0]) for one in (estimator, estimator.rested))
-    exact = float(estimator.paced.rows().step_s[0])
+    mixed, rested = (float(one.rows().step_s[0]) for one in (estimator, estimator.with_device_waits))
+    exact = float(estimator.at_own_clock.rows().step_s[0])
     estimator.rests = False
     plain = float(estimator.rows().step_s[0])
     assert rested < mixed < plain
@@ -93,4 +93,4 @@ def test_rows_lie_between_a_step_without_a_wait_and_one_that_rested() -> None:
 
 def test_one_stage_waits_for_none() -> None:
     estimator, _ = of("mc1-llama-8l", rests=True)
-    assert estimator.paced is estimator
+    assert estimator.at_own_clock is estimator

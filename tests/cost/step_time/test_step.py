@@ -12,7 +12,7 @@ import pytest
 
 from mofa.blocks.build import BlockTapes
 from mofa.cost.block.block_cost import block_costs
-from mofa.cost.block.costs import BlockCost, Costs, Phases
+from mofa.cost.block.costs import BlockCost, BlockCosts, PhaseTimer
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.block.tape_clock import EXPOSED, HIDDEN, PhaseTime
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
@@ -32,7 +32,7 @@ def phase(seconds: float, num_k: int) -> PhaseTime:
     return PhaseTime(exposed, np.zeros((len(HIDDEN), num_k)), none, clocks, none)
 
 
-class Given(Phases):
+class Given(PhaseTimer):
     """Times that do not follow from tapes."""
 
     def __init__(self, forward: PhaseTime, backward: PhaseTime) -> None:
@@ -46,11 +46,11 @@ class Given(Phases):
 
 
 def timed(block: BlockCost, forward_s: float, backward_s: float) -> BlockCost:
-    num_k = len(block.cached)
+    num_k = len(block.autocast_cached_bytes)
     return replace(block, phases=Given(phase(forward_s, num_k), phase(backward_s, num_k)))
 
 
-def in_seconds(*args: Any, **options: Any) -> Costs:
+def in_seconds(*args: Any, **options: Any) -> BlockCosts:
     """Block costs where a layer takes 1 s and 2 s, recomputed whole 1 s and 3 s, and the ends take nothing."""
     costs = block_costs(*args, **options)
     layers = {

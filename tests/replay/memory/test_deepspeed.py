@@ -8,20 +8,20 @@ from unittest import mock
 import pytest
 
 import mofa
-from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.allocator.timeline import GRADIENTS, outside
+from mofa.replay.allocator.timeline import GRADIENTS, off_tape_act
 from mofa.replay.memory.deepspeed import BUCKET, _part_of, all_gather_sizes, groups_of
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.rank_state import RankState
-from mofa.replay.memory.skipped_rounds import Rounds
-from mofa.replay.memory.stage_outputs import Sends
+from mofa.replay.memory.skipped_rounds import RoundSkipper
+from mofa.replay.memory.stage_outputs import LateFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.of_plan import ranks_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.framework import DEEPSPEED
 
 MIB = 1 << 20
@@ -31,10 +31,10 @@ def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
     """A block that keeps 30 MiB and makes a 16-bit gradient of 200 MiB for its one weight."""
     block = BlockTrace(
         "toy",
-        (OpTrace("forward", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",)),),
+        (OpTrace("forward", (NewTensor("kept", 30 * MIB, 0, 0), NewTensor("out", 20 * MIB, 0, 0)), free=("x",)),),
         (
-            OpTrace("dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",)),
-            OpTrace("wgrad", (New("dW", 200 * MIB, 0, 2),), free=("kept", "d")),
+            OpTrace("dgrad", (NewTensor("d", 50 * MIB, 0, 0),), free=("out",)),
+            OpTrace("wgrad", (NewTensor("dW", 200 * MIB, 0, 2),), free=("kept", "d")),
             OpTrace("w.accumulate", grads=("dW",), free=("dW",)),
         ),
         "out", "", "", frozenset(), (BlockWeight("w", 100.0 * MIB),),
@@ -51,21 +51,21 @@ def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
 def test_what_is_there_from_the_start() -> None:
     """100 Mi parameters over 2 ranks: 2 bytes flat; of the half 4 bytes of parameters and 8 of moments; the BF16
     optimizer's gradients take 4 bytes of all besides. Without ZeRO the states are whole."""
-    assert play(_toy("zero1", 2)).ready == (200 + 200 + 400) * MIB
-    assert play(_toy("bf16", 2)).ready == (200 + 200 + 400 + 400) * MIB
-    assert play(_toy("zero0", 1)).ready == (200 + 400 + 800) * MIB
+    assert play_memory(_toy("zero1", 2)).ready == (200 + 200 + 400) * MIB
+    assert play_memory(_toy("bf16", 2)).ready == (200 + 200 + 400 + 400) * MIB
+    assert play_memory(_toy("zero0", 1)).ready == (200 + 400 + 800) * MIB
 
 
 def test_states_are_those_that_the_optimizer_names() -> None:
     """One moment fewer of 4 bytes for each of the rank's parameters: 100 Mi halved, or whole."""
     for kind, ranks, moment in (("zero1", 2, 200), ("bf16", 2, 200), ("zero0", 1, 400)):
         adam = _toy(kind, ranks)
-        assert play(adam).ready - play(replace(adam, moments=("moments",))).ready == moment * MIB
+        assert play_memory(adam).ready - play_memory(replace(adam, moments=("moments",))).ready == moment * MIB
 
 
 def test_the_bf16_optimizer_keeps_gradients_and_casts_them() -> None:
     """The 200 MiB gradient of one backward stays until the next; then its 400 MiB copy in fp32 comes beside it."""
-    played = play(_toy("bf16", 2))
+    played = play_memory(_toy("bf16", 2))
     assert played.between_steps == (1200 + 200) * MIB
     assert played.peak.where == "update of the gradients"
     assert played.peak.allocated == (1200 + 200 + 400) * MIB
@@ -74,7 +74,7 @@ def test_the_bf16_optimizer_keeps_gradients_and_casts_them() -> None:
 def test_zero_1_steps_in_copies_of_its_part() -> None:
     """At the step the gradient that the part reaches into stays whole (200); its half is normed in fp64 (400), then
     flattened (100) and made fp32 (200). A gradient alone in its bucket is reduced where it is."""
-    played = play(_toy("zero1", 2))
+    played = play_memory(_toy("zero1", 2))
     assert played.peak.where == "optimizer step"
     assert played.peak.allocated == (800 + 200 + 400) * MIB
     assert played.between_steps == 800 * MIB
@@ -82,7 +82,7 @@ def test_zero_1_steps_in_copies_of_its_part() -> None:
 
 def test_a_rank_that_takes_no_norm_has_no_fp64_copy() -> None:
     """As above without the norm: the half looked through in fp32 (200), then flattened (100) and made fp32 (200)."""
-    played = play(replace(_toy("zero1", 2), norms_gradients=False))
+    played = play_memory(replace(_toy("zero1", 2), norms_gradients=False))
     assert played.peak.where == "optimizer step"
     assert played.peak.allocated == (800 + 200 + 100 + 200) * MIB
 
@@ -96,7 +96,7 @@ def _several(deepspeed: str, ranks: float, num: int) -> Rank:
 
 def _optimizer(rank: Rank) -> list[int]:
     """Sizes of what the second step's optimizer allocates and frees. [MiB]"""
-    journal = play(rank).journal
+    journal = play_memory(rank).journal
     sizes = [
         size // MIB for act, size in zip(journal.instructions, journal.sizes, strict=True) if act.op == "optimizer step"
     ]
@@ -142,9 +142,9 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
     def waits(rank: Rank, step: int) -> list[int]:
         state = RankState(rank, Allocator(None))
         state.step = step
-        sends = Sends(state)
+        sends = LateFrees(state)
         sends.passed("forward", rank.chunks[0][0])
-        sends.free_late(state.new(30 * MIB, outside(GRADIENTS, "toy", "test"))[0])
+        sends.free_late(state.new(30 * MIB, off_tape_act(GRADIENTS, "toy", "test"))[0])
         counts = [len(sends.waiting)]
         sends.begin("B")
         counts.append(len(sends.waiting))
@@ -154,7 +154,7 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
     assert waits(rank, 2) == waits(rank, 1) == [1, 1, 0]
     assert waits(replace(rank, launch_blocking=True), 2) == [0, 0, 0]
     assert waits(replace(rank, device_per_host=0.9), 2) == [0, 0, 0]
-    assert play(rank).peak_reserved >= play(replace(rank, launch_blocking=True)).peak_reserved
+    assert play_memory(rank).peak_reserved >= play_memory(replace(rank, launch_blocking=True)).peak_reserved
 
 
 def test_a_norm_is_in_a_group_of_its_own() -> None:
@@ -168,7 +168,7 @@ def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
     the next, the fourth in the last two."""
     for q, expected in enumerate(((120,), (120,), (60, 60), (40, 80))):
         state = RankState(replace(_toy("zero1", 4), optimizer_rank=q), Allocator(None))
-        grads = [state.new(size * MIB, outside(GRADIENTS, "toy", "test")) for size in (300, 100, 80)]
+        grads = [state.new(size * MIB, off_tape_act(GRADIENTS, "toy", "test")) for size in (300, 100, 80)]
         held, mine = _part_of(state, grads, 120 * MIB)
         assert mine == [size * MIB for size in expected]
         assert len(held) == len(expected)
@@ -183,7 +183,7 @@ def test_gathers_come_in_pieces_of_a_bucket() -> None:
 def test_without_zero_all_gradients_are_cast() -> None:
     """200 of gradients, 400 of fp32 copies and 400 of them flat. The start holds a copy of the parameters beside them
     and their buffer: 600, of which 400 stay to the allocator when the fp32 copies follow."""
-    played = play(_toy("zero0", 1))
+    played = play_memory(_toy("zero0", 1))
     assert played.journal.sizes[:5] == [200 * MIB, 200 * MIB, 200 * MIB, -200 * MIB, -200 * MIB]
     assert played.peak.allocated == (1400 + 200 + 400 + 400) * MIB
 
@@ -192,7 +192,7 @@ def _sends(sent_bytes: int) -> list[int]:
     """Sizes of what a sending stage of three forwards and three backwards allocates and frees around them."""
     acts = tuple(("F", 0, i) for i in range(3)) + tuple(("B", 0, i) for i in range(3))
     rank = replace(_toy("zero1", 2, 3, 40 * MIB), computations=acts, sent_bytes=sent_bytes)
-    journal = play(rank).journal
+    journal = play_memory(rank).journal
     around = ("send of an output", "receive of a gradient", "backward")
     return [size // MIB for act, size in zip(journal.instructions, journal.sizes, strict=True) if act.op in around]
 
@@ -213,7 +213,7 @@ def test_without_tensor_parallelism_the_whole_output_stays() -> None:
 
 def test_bf16_gradients_are_reduced_in_a_16_bit_copy() -> None:
     """200 MiB for the 400 MiB of fp32 gradients, then the gather's output of one bucket, 200 MiB."""
-    journal = play(_toy("bf16", 2)).journal
+    journal = play_memory(_toy("bf16", 2)).journal
     where = [act.name for act in journal.instructions if act.op == "optimizer step"]
     sizes = [
         size // MIB for act, size in zip(journal.instructions, journal.sizes, strict=True) if act.op == "optimizer step"
@@ -227,7 +227,7 @@ def test_two_gradients_were_a_third_tensor(name: str, allocated: int) -> None:
     """PyTorch adds them in place since its pull request 88339 of November 2022, later than Megatron-LM 3.0."""
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48)
     machines, framework = mofa.load_cluster("a100-hgx", 48), mofa.load_framework(name)
-    row = one_row(job, machines, framework, {"tp": 4, "pp": 12})
+    row = strategy_row(job, machines, framework, {"tp": 4, "pp": 12})
     block = ranks_of(Estimator(job, machines, framework, row))[0].chunks[0][-1].trace
     sums = [item for deed in block.backward if deed.op == "accumulate mid at mlp_norm" for item in deed.new]
     assert len(sums) == allocated
@@ -253,13 +253,13 @@ def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, sho
     changes = {"model": {"num_layers": 8, "hidden": 2048}}
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=32, overrides=changes)
     cluster = mofa.load_cluster("a100-hgx", 16)
-    row = one_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
+    row = strategy_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
     rank = ranks_of(Estimator(job, cluster, framework, row))[stage]
-    whole = play(rank, skip_rounds=False)
+    whole = play_memory(rank, skip_rounds=False)
     room = whole.peak_reserved - short
-    whole = play(rank, skip_rounds=False, room=room)
-    with mock.patch.object(Rounds, "end", return_value=False):
-        repeated = play(rank, room=room)
+    whole = play_memory(rank, skip_rounds=False, room=room)
+    with mock.patch.object(RoundSkipper, "end", return_value=False):
+        repeated = play_memory(rank, room=room)
     assert len([kind for _, kind, _, _ in whole.journal.computations if kind == "B"]) == 2 * 16
     assert len(repeated.journal.noted) > 2 * 2 * (16 - 4) and not whole.journal.noted
     assert (repeated.out_of_memory is None) == (not short) and repeated.out_of_memory == whole.out_of_memory
@@ -277,7 +277,7 @@ def test_an_optimizer_alone_says_what_follows_from_it(optimizer: str) -> None:
     assert mofa.load_framework("megatron-2022", overrides={"deepspeed": optimizer, **DEEPSPEED[optimizer]}) == alone
     assert alone.data_parallel == ("ddp" if optimizer == "zero0" else "distributed-optimizer")
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48, overrides={"model": {"num_layers": 12}})
-    row = one_row(job, mofa.load_cluster("a100-hgx", 48), alone, {"tp": 4, "pp": 12})
+    row = strategy_row(job, mofa.load_cluster("a100-hgx", 48), alone, {"tp": 4, "pp": 12})
     block = ranks_of(Estimator(job, mofa.load_cluster("a100-hgx", 48), alone, row))[0].chunks[0][-1].trace
     assert any(new.name == "dW:mlp.fc2" for deed in block.backward for new in deed.new)
     for field, value in (("fuses_wgrad_accumulation", True), ("grads_bytes_per_param", 4)):

@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.blocks.build import BlockKind, BlockTapes, block, block_forward
-from mofa.blocks.chunks import chunked
-from mofa.blocks.frameworks.recompute import modes
+from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape, layer_tapes
+from mofa.blocks.chunks import split_into_token_chunks
+from mofa.blocks.frameworks.recompute import derive_recompute
 from mofa.blocks.op import RENEWAL
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
 from mofa.cost.memory.dispatcher_retention import Retention
 from mofa.cost.memory.peak import stage_bytes
-from mofa.replay.memory.rank_memory import MemoryPlayed, play
+from mofa.replay.memory.rank_memory import MemoryPlayed, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.skipped_rounds import Rounds
+from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.rank.of_plan import ranks_of, rows_of
 from mofa.search.job_setup import loads_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 from tests.replay.runs import load
@@ -59,7 +59,7 @@ def test_between_two_steps_there_is_what_was_recorded() -> None:
             alive.pop((address, stream), None)
     recorded = Counter(n for i, n in alive.values() if i >= found["step_starts"][1] and n >= 4 * MIB)
     (rank,) = ranks_of(load(TRACED).estimator)
-    played = _large(play(rank))
+    played = _large(play_memory(rank))
     assert recorded == {4 * 4096 * 2048 * 2: 6}
     assert played == {(INPUT, 4 * 4096 * 2048 * 2): 3, (GRADIENT, 4 * 4096 * 2048 * 2): 3}
 
@@ -74,7 +74,7 @@ def test_between_two_steps_there_is_what_was_recorded() -> None:
 def test_measured_peaks_hold_what_lingers(name: str) -> None:
     """Optimizer steps of runs that may be learned from, 0.4 to 0.9 % too little without."""
     run = load(name)
-    assert play(ranks_of(run.estimator)[0]).allocated == pytest.approx(run.allocated, rel=5e-4)
+    assert play_memory(ranks_of(run.estimator)[0]).allocated == pytest.approx(run.allocated, rel=5e-4)
 
 
 def test_a_checkpoint_of_the_experts_alone_leaves_the_norms_output() -> None:
@@ -83,17 +83,19 @@ def test_a_checkpoint_of_the_experts_alone_leaves_the_norms_output() -> None:
     batch, model = run.estimator.workload.batch, run.estimator.workload.model
     nbytes = int(run.estimator.table.micro_batch[0]) * batch.seq_len * model.hidden * 2
     (rank,) = ranks_of(run.estimator)
-    assert _large(play(rank)) == {("mlp_norm.out", nbytes): 3, ("d:mlp_norm.out", nbytes): 3}
+    assert _large(play_memory(rank)) == {("mlp_norm.out", nbytes): 3, ("d:mlp_norm.out", nbytes): 3}
 
 
 FULL = Recompute(kind="full", reentrant=True)
-EXPERTS_ALONE = modes(framework("megatron"), RecomputeSpec.parse("selective:moe"), None, llama(moe=EXPERTS))
+EXPERTS_ALONE = derive_recompute(framework("megatron"), RecomputeSpec.parse("selective:moe"), None, llama(moe=EXPERTS))
 
 
 def _tapes(dispatcher: str, recompute: Recompute, *, moe: bool = True, chunks: int = 1) -> BlockTapes:
     ctx = context(llama(moe=EXPERTS), framework("megatron", dispatcher=dispatcher), ep=2)
     p = primitives(ctx)
-    return block(ctx, p, BlockKind(moe), recompute, chunked(block_forward(ctx, p, BlockKind(moe)), chunks))
+    return layer_tapes(
+        ctx, p, BlockKind(moe), recompute, split_into_token_chunks(layer_forward_tape(ctx, p, BlockKind(moe)), chunks)
+    )
 
 
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather", "deepep"])
@@ -111,11 +113,14 @@ def test_dispatchers_are_renewed_with_what_they_keep(dispatcher: str) -> None:
 
 def test_what_lingers_is_what_the_checkpoint_around_the_router_was_given() -> None:
     assert _tapes("alltoall", EXPERTS_ALONE).backward.lingers[1] == "mlp_norm.out"
-    discarded = modes(framework("megatron"), RecomputeSpec.parse("selective:moe+layernorm"), None, llama(moe=EXPERTS))
+    discarded = derive_recompute(
+        framework("megatron"), RecomputeSpec.parse("selective:moe+layernorm"), None, llama(moe=EXPERTS)
+    )
     assert _tapes("alltoall", discarded).backward.lingers[1] == "mlp_norm.out restored"
     for none in (
         _tapes("alltoall", NO_RECOMPUTE), _tapes("alltoall", FULL, moe=False), _tapes("alltoall", FULL, chunks=2),
-        _tapes("alltoall", modes(framework("megatron"), RecomputeSpec.parse("selective"), None, llama(moe=EXPERTS))),
+        _tapes("alltoall", derive_recompute(framework("megatron"), RecomputeSpec.parse("selective"), None,
+        llama(moe=EXPERTS))),
     ):  # fmt: skip
         assert not none.backward.lingers
 
@@ -126,7 +131,7 @@ def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> 
     job = job.model_copy(update={"model": llama(moe=EXPERTS, num_layers=layers)})
     cluster, fw = mofa.load_cluster("h200-hgx", pp), framework("megatron")
     plan = {"tp": 1, "pp": pp, "vpp": vpp, "ep": 1, "micro_batch": 4}
-    rows = [one_row(job, cluster, fw, {**plan, "recompute": one}) for one in recompute]
+    rows = [strategy_row(job, cluster, fw, {**plan, "recompute": one}) for one in recompute]
     modes_ = tuple(mode for row in rows for mode in row.recompute_modes)
     rows = [replace(row, recompute=np.array([n]), recompute_modes=modes_) for n, row in enumerate(rows)]
     table = StrategyTable.concatenated(rows)
@@ -141,7 +146,7 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
     rows, ranks = rows_of(estimator), ranks_of(estimator)
     closed = stage_bytes(rows)
     for r, rank in enumerate(ranks):
-        played = play(rank)
+        played = play_memory(rank)
         assert float(closed.allocated[0, r]) == pytest.approx(played.allocated, rel=0.001), r
 
 
@@ -166,10 +171,10 @@ def test_repeating_what_lingers_is_playing_it(pp: int, vpp: int) -> None:
     """Every event, forwards and backwards in turn and of a tail, and of a rank that knows another's notes."""
     ranks, known = ranks_of(_estimator(pp, vpp, 12, "full", layers=8)), SharedRecordings()
     for rank in (*ranks, *ranks):
-        whole = play(rank, skip_rounds=False)
-        with mock.patch.object(Rounds, "end", return_value=False):
-            for short in (play(rank), play(rank, recordings=known)):
+        whole = play_memory(rank, skip_rounds=False)
+        with mock.patch.object(RoundSkipper, "end", return_value=False):
+            for short in (play_memory(rank), play_memory(rank, recordings=known)):
                 for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
                     assert getattr(short.journal, field) == getattr(whole.journal, field), field
                 assert len(short.journal.noted) > len(rank.computations)  # of two steps more than half are repeated
-        assert play(rank).peak_reserved == whole.peak_reserved
+        assert play_memory(rank).peak_reserved == whole.peak_reserved

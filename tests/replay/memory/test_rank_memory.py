@@ -12,22 +12,22 @@ import pytest
 
 import mofa
 from mofa.cost.allocations.allocation_trace import trace_block
-from mofa.cost.allocations.block_trace import BlockTrace, New, OpTrace
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.block.liveness import block_memory
-from mofa.cost.memory.fsdp_root import tied_grads
+from mofa.cost.memory.fsdp_root import tied_head_gradient_bytes
 from mofa.cost.memory.peak import stage_bytes
 from mofa.measure.records import read_record
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import OutOfDeviceMemory
-from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, play
+from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.skipped_rounds import QUIET, Rounds
-from mofa.replay.memory.stage_outputs import Sends
+from mofa.replay.memory.skipped_rounds import QUIET, RoundSkipper
+from mofa.replay.memory.stage_outputs import LateFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.of_plan import ranks_of, room_of, rows_of
-from mofa.replay.time.step import time_of
+from mofa.replay.time.step import replay_time
 from mofa.schedules import order_of
 from mofa.search.strategy_estimator import estimator_of
 from tests.replay.memory.trace_peaks import most_alive
@@ -55,7 +55,9 @@ def test_blocks_live_as_in_the_closed_form(name: str) -> None:
         assert backward == pytest.approx(float(memory.backward_peak[0]), rel=0.02, abs=4096), block.name
         lived = trace_block(block, weight_first=True)
         sizes = {item.name: item.bytes for deed in lived.forward for item in deed.new}
-        assert sum(sizes[name] for name in lived.above_weights()) == pytest.approx(float(memory.above[0])), block.name
+        assert sum(sizes[name] for name in lived.freed_above_last_weight()) == pytest.approx(float(memory.above[0])), (
+            block.name
+        )
 
 
 def test_a_detached_loss_lets_its_logits_go() -> None:
@@ -101,7 +103,7 @@ def _all_ways(name: str) -> tuple[Ways, ...]:
             whole = Playing(rank, expandable=run.expandable, skip_rounds=False)
             skipping_changes = _said(playing.result()) != _said(whole.result()) or _left(playing) != _left(whole)
             if m > 3:
-                with mock.patch.object(Rounds, "end", return_value=False):
+                with mock.patch.object(RoundSkipper, "end", return_value=False):
                     from_notes = Playing(rank, expandable=run.expandable)
                 noted = _differences(from_notes.result(), whole.result())
                 noted += ["what is left"] if _left(from_notes) != _left(whole) else []
@@ -116,20 +118,20 @@ def _left(playing: Playing) -> object:
 
 
 def _played(run: Run, **options: bool) -> list[MemoryPlayed]:
-    return [play(rank, expandable=run.expandable, **options) for rank in ranks_of(run.estimator)]  # type: ignore[arg-type]
+    return [play_memory(rank, expandable=run.expandable, **options) for rank in ranks_of(run.estimator)]  # type: ignore[arg-type]
 
 
 def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     """50,304 rows of 5,120 in bf16 are there while the layers go back, as recorded; in closed form too."""
     run = load("mc1-cerebras13b-5l-unfused")
     (rank,) = ranks_of(run.estimator)
-    peak = play(rank).peak
+    peak = play_memory(rank).peak
     assert peak.allocated == pytest.approx(run.allocated, rel=1e-4)
     assert {one.name: one.bytes for one in peak.tensors}["dW:output"] == 50_304 * 5_120 * 2
     rows = rows_of(run.estimator)
-    assert float(tied_grads(rows)[0, 0]) == 50_304 * 5_120 * 2  # type: ignore[index]
+    assert float(tied_head_gradient_bytes(rows)[0, 0]) == 50_304 * 5_120 * 2  # type: ignore[index]
     assert float(stage_bytes(rows).allocated[0, 0]) == pytest.approx(peak.allocated, rel=1e-3)
-    assert tied_grads(rows_of(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
+    assert tied_head_gradient_bytes(rows_of(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
 
 
 UNPLAYED = {"te2-tp2-llama8b-10l-blockwise", "te2-tp2-llama8b-10l-blockwise-traced"}
@@ -177,7 +179,7 @@ def test_a_micro_batch_leaves_but_its_receive_buffer(rank: int) -> None:
 
     def between(m: int) -> int:
         acts = tuple((a.kind, 0, a.micro_batch) for a in order_of("1f1b", "pytorch", 2, 1, m).ranks[rank])
-        return play(replace(run, computations=acts, num_micro_batches=m), skip_rounds=False).between_steps
+        return play_memory(replace(run, computations=acts, num_micro_batches=m), skip_rounds=False).between_steps
 
     assert run.boundary_bytes == 2 * 2 * 2048 * 4096
     assert between(12) - between(8) == 4 * run.boundary_bytes
@@ -188,7 +190,7 @@ def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
     The output that the schedule has in its variable counts too, from the latest micro-batch."""
     rank = replace(ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[0], device_per_host=1.01)
     state = RankState(rank, Allocator())
-    sends, state.step = Sends(state), 2
+    sends, state.step = LateFrees(state), 2
     states = []
     for launched in (100.0, 200.0, 102_400.0, 204_800.0):
         sends.launched = launched
@@ -201,7 +203,7 @@ def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
     sends.output = 0, 7
     before = sends.fingerprint(7)
     assert before != sends.fingerprint(8)
-    sends.moved(4)
+    sends.shift_micro_batches(4)
     assert before == sends.fingerprint(11)
 
 
@@ -225,7 +227,7 @@ def test_what_another_rank_noted_down_is_what_is_played(name: str) -> None:
     known = SharedRecordings()
     ranks = ranks_of(load(name).estimator)
     for rank in (*ranks, *ranks):
-        assert _differences(play(rank, recordings=known), play(rank)) == [], name
+        assert _differences(play_memory(rank, recordings=known), play_memory(rank)) == [], name
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
@@ -235,12 +237,12 @@ def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, ex
     name, vpp = ("mc2-pp2-vpp2-llama-16l", 2) if schedule == "interleaved" else ("mc4-pp2-dp2-llama-16l", 1)
     acts = tuple((a.kind, a.stage // 2, a.micro_batch) for a in order_of(schedule, "megatron", 2, vpp, 24).ranks[0])
     rank = replace(ranks_of(load(name).estimator)[0], computations=acts, num_micro_batches=24)
-    full = play(rank, expandable=expandable, skip_rounds=False).peak_reserved
+    full = play_memory(rank, expandable=expandable, skip_rounds=False).peak_reserved
     outcomes = set()
     for room in (full + (100 << 20), full - (300 << 20), full - (1 << 30), full // 2):
-        with mock.patch.object(Rounds, "end", return_value=False):
-            short = play(rank, room=room, expandable=expandable)
-        whole = play(rank, room=room, expandable=expandable, skip_rounds=False)
+        with mock.patch.object(RoundSkipper, "end", return_value=False):
+            short = play_memory(rank, room=room, expandable=expandable)
+        whole = play_memory(rank, room=room, expandable=expandable, skip_rounds=False)
         assert _differences(short, whole) == [], f"{room} B"
         assert short.out_of_memory == whole.out_of_memory
         assert short.missing_bytes == whole.missing_bytes
@@ -265,7 +267,7 @@ def _longer(name: str, rank: int, m: int) -> Rank:
 def test_long_pipelines_leave_out_what_repeats(name: str, m: int, rank: int) -> None:
     """Whole periods are left out, so that the last rounds begin as they would have."""
     one = _longer(name, rank, m)
-    short, whole = play(one), play(one, skip_rounds=False)
+    short, whole = play_memory(one), play_memory(one, skip_rounds=False)
     assert _said(short) == _said(whole)
     assert short.journal.left_out and all(skipped % period == 0 for _, skipped, period in short.journal.left_out)
     assert len(short.journal.sizes) < 0.95 * len(whole.journal.sizes)
@@ -277,12 +279,12 @@ def test_rounds_without_a_new_peak_may_be_left_out() -> None:
     acts = tuple(("FB"[i % 2], 0, i // 2) for i in range(2 * m))
 
     def ended(new_peak_at: int) -> int:
-        rounds = Rounds(acts, (2,))
+        rounds = RoundSkipper(acts, (2,))
         for n in range(2, 2 * m, 2):
             assert rounds.end(n)
-            if rounds.same(1):
-                assert rounds.repeated(n, n, lambda: 0) == (0, 0)
-                skipped, period = rounds.settled(n, n // 2 >= new_peak_at, QUIET)
+            if rounds.as_many_in_flight(1):
+                assert rounds.num_to_skip(n, n, lambda: 0) == (0, 0)
+                skipped, period = rounds.num_to_skip_once_settled(n, n // 2 >= new_peak_at, QUIET)
                 if skipped:
                     assert (n + skipped, period) == (2 * m, 2)
                     return n // 2
@@ -303,7 +305,7 @@ def test_full_device_plays_on() -> None:
     """Half the memory: it says where there was no room, what was alive and how much was missing, and goes on."""
     run = load("tt1-llama-8l")
     (whole,) = _played(run)
-    (played,) = [play(rank, room=whole.peak_reserved // 2) for rank in ranks_of(run.estimator)]
+    (played,) = [play_memory(rank, room=whole.peak_reserved // 2) for rank in ranks_of(run.estimator)]
     assert played.out_of_memory is not None
     assert whole.out_of_memory is None
     assert played.missing_bytes > 0
@@ -321,10 +323,10 @@ def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
     )
     states = (4 * 20 + 2 * 20) * MIB  # two moments of each, the parameters
     gradient = 20 * MIB
-    one = play(replace(toy, weights=weights))
+    one = play_memory(replace(toy, weights=weights))
     assert one.peak.where == "optimizer step"
     assert one.peak.allocated == 64 * MIB + states + gradient + 200 * MIB
-    together = play(replace(toy, weights=(weights[0], weights[1]._replace(own_optimizer=False))))
+    together = play_memory(replace(toy, weights=(weights[0], weights[1]._replace(own_optimizer=False))))
     assert together.peak.allocated == one.peak.allocated + 100 * MIB
 
 
@@ -342,7 +344,7 @@ def test_a_run_that_ran_out_of_memory() -> None:
     one retry, where 0.32 GiB were missing. Played, 0.3 % less is reserved until then. Those that just fitted have room.
     """
     run = load("tt1-llama-32l-full-oom")
-    (played,) = [play(rank, room=int(0.997 * room_of(run.estimator))) for rank in ranks_of(run.estimator)]
+    (played,) = [play_memory(rank, room=int(0.997 * room_of(run.estimator))) for rank in ranks_of(run.estimator)]
     assert played.out_of_memory is not None
     assert played.out_of_memory.where == "forward of the head: loss.cross_entropy"
     assert played.out_of_memory.step == 2
@@ -351,7 +353,7 @@ def test_a_run_that_ran_out_of_memory() -> None:
     assert 0 < played.missing_bytes < 7.83 * 2**30
     for name in ("mc1-llama-21l-fits", "tt1-llama-24l-fits"):
         fits = load(name)
-        (played,) = [play(rank, room=room_of(fits.estimator)) for rank in ranks_of(fits.estimator)]
+        (played,) = [play_memory(rank, room=room_of(fits.estimator)) for rank in ranks_of(fits.estimator)]
         assert played.out_of_memory is None
 
 
@@ -364,7 +366,7 @@ def test_a_deep_interleaved_pipeline_is_quick() -> None:
         acts = tuple(
             (a.kind, a.stage // 2, a.micro_batch) for a in order_of("interleaved", "megatron", 2, 2, m).ranks[0]
         )
-        return play(replace(rank, computations=acts, num_micro_batches=m))
+        return play_memory(replace(rank, computations=acts, num_micro_batches=m))
 
     short, long = played(128), played(256)
     assert len(long.journal.sizes) < 1.2 * len(short.journal.sizes)
@@ -375,10 +377,10 @@ def _toy(num: int) -> Rank:
     """One block that keeps 30 MiB, needs 50 more in its backward, and makes a gradient of 20 MiB."""
     block = BlockTrace(
         "toy",
-        (OpTrace("w", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",), is_product=True),),
-        (
-            OpTrace("w.dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",), role="dgrad", is_product=True),
-            OpTrace("w.wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d"), role="wgrad", is_product=True),
+        (OpTrace("w", (NewTensor("kept", 30 * MIB, 0, 0), NewTensor("out", 20 * MIB, 0, 0)), free=("x",),
+        is_product=True),), (
+            OpTrace("w.dgrad", (NewTensor("d", 50 * MIB, 0, 0),), free=("out",), role="dgrad", is_product=True),
+            OpTrace("w.wgrad", (NewTensor("dW", 20 * MIB, 0, 2),), free=("kept", "d"), role="wgrad", is_product=True),
             OpTrace("w.accumulate", grads=("dW",), free=("dW",), role="accumulate"),
         ),
         "out", "", "", frozenset(), (BlockWeight("w", 10.0),),
@@ -395,15 +397,15 @@ def _toy(num: int) -> Rank:
 def test_steps_by_hand() -> None:
     """First step: 20 of parameters, cuBLAS's 2 x 32, 30 + 50 + 20 at the weight gradient. Then 40 of states besides; a
     second micro-batch has the first one's gradient besides."""
-    one = play(_toy(1))
+    one = play_memory(_toy(1))
     assert one.ready == 20 * MIB
     assert one.first_step_peak == (64 + 20 + 30 + 50 + 20) * MIB
     assert one.peak.allocated == (64 + 20 + 40 + 30 + 50 + 20) * MIB
     assert one.peak.where == "backward of block 0: w.wgrad"
     assert one.peak.step == 2
     assert one.between_steps == (64 + 20 + 20 + 40) * MIB
-    assert play(_toy(4)).peak.allocated == one.peak.allocated + 20 * MIB
-    assert play(_toy(4)).peak.alive["gradients"] == 40 * MIB
+    assert play_memory(_toy(4)).peak.allocated == one.peak.allocated + 20 * MIB
+    assert play_memory(_toy(4)).peak.alive["gradients"] == 40 * MIB
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -411,12 +413,12 @@ def test_what_is_let_go_late_stays_until_the_backward_ends(late: bool) -> None:
     """As a shard group's reduced gradients do where the groups are replicated: behind all that the block asks for."""
     toy = _toy(1)
     deeds = (
-        OpTrace("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), OpTrace("fsdp.accumulate", free=("fsdp.reduced",)),
-        OpTrace("next", (New("y", 8 * MIB, 0, 0),), free=("y",)),
+        OpTrace("reduce", (NewTensor("fsdp.reduced", 4 * MIB, 0, 0),)), OpTrace("fsdp.accumulate",
+        free=("fsdp.reduced",)), OpTrace("next", (NewTensor("y", 8 * MIB, 0, 0),), free=("y",)),
     )  # fmt: skip
     reduced = frozenset({"fsdp.reduced"} if late else ())
     block = BlockTrace("dense", (), deeds, "", "", "", frozenset(), (), freed_at_end=reduced)
-    journal = play(replace(toy, chunks=((RankBlock("block 0", block),),))).journal
+    journal = play_memory(replace(toy, chunks=((RankBlock("block 0", block),),))).journal
     events = zip(journal.instructions, journal.sizes, strict=True)
     own = [size // MIB for act, size in events if act.name in ("fsdp.reduced", "y")]
     assert own == ([4, 8, -8, -4] if late else [4, -4, 8, -8]) * 2
@@ -439,7 +441,7 @@ def test_checkpointed_blocks_are_made_again_for_each_weight_that_is_put_off() ->
     for rank, of in zip(_played(run), measured.ranks, strict=True):
         assert rank.peak.allocated == pytest.approx(of.peak_allocated_bytes, rel=3e-3)
         assert rank.peak_reserved == pytest.approx(of.peak_reserved_bytes, rel=0.05)
-    assert time_of(run.estimator, detail=False).step_s == pytest.approx(measured.step_time_s, rel=0.06)
+    assert replay_time(run.estimator, detail=False).step_s == pytest.approx(measured.step_time_s, rel=0.06)
 
 
 def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:
@@ -468,7 +470,7 @@ def test_gradients_that_are_being_reduced_stay_as_large_as_they_are() -> None:
         mofa.load_workload("llama3-8b", overrides=short), mofa.load_cluster("h200-hgx", 2),
         mofa.load_framework("torchtitan"), "dp=2 micro_batch=1",
     )  # fmt: skip
-    journal = play(ranks_of(estimator)[0]).journal
+    journal = play_memory(ranks_of(estimator)[0]).journal
     events = zip(journal.instructions, journal.sizes, strict=True)
     taken = [size for act, size in events if act.name == "fsdp.previous" and size > 0]
     head, layer = 4 * (128256 * 4096 + 4096), 4 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096)

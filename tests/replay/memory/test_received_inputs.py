@@ -7,7 +7,7 @@ import pytest
 import mofa
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.memory.executor import StepExecutor
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.received_inputs import ReceivedInputs
 from mofa.replay.rank.of_plan import ranks_of
 from mofa.search.strategy_estimator import estimator_of
@@ -20,7 +20,7 @@ def test_the_next_loss_does_not_find_its_hole() -> None:
     Recorded so in te2-pp2-qwen14b-6l-eager-beginning-traced. Held from the first forward on, 6.1 % were missing.
     """
     run = load("te2-pp2-qwen14b-6l-eager")
-    assert max(play(rank).peak_reserved for rank in ranks_of(run.estimator)) / run.reserved - 1 == pytest.approx(
+    assert max(play_memory(rank).peak_reserved for rank in ranks_of(run.estimator)) / run.reserved - 1 == pytest.approx(
         0.0, abs=0.003
     )
 
@@ -30,14 +30,14 @@ def test_an_input_goes_behind_the_next_forward_and_its_gradient_behind_the_next_
     both go that the last one left."""
     rank = ranks_of(load("te2-pp2-qwen14b-6l-eager").estimator)[-1]
     player = StepExecutor(rank, Allocator(), skip_rounds=False)
-    player.start()
+    player.allocate_start()
     seen: list[tuple[str, int, int]] = []
     held: ReceivedInputs = player.received_inputs
-    played = player.play
+    played = player.play_computation
 
     def play_and_look(kind: str, c: int, i: int) -> None:
         played(kind, c, i)
-        seen.append((kind, *held.places()))
+        seen.append((kind, *held.addresses()))
 
     player.steady.play = play_and_look
     player.run_step()
@@ -58,7 +58,7 @@ def test_repeating_recorded_computations_changes_nothing(pp: int, recompute: str
         repeated, played = (StepExecutor(rank, Allocator(), skip_rounds=skip) for skip in (True, False))
         repeated.steady.round_sizes = ()
         for player in (repeated, played):
-            player.start()
+            player.allocate_start()
             player.run_step()
             player.run_step()
         assert repeated.state.a.fingerprint() == played.state.a.fingerprint()

@@ -13,15 +13,15 @@ from mofa.cost.allocations.watchdog import Pace, Shelf
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import FREE, WAITING
-from mofa.replay.allocator.timeline import ACTIVATIONS, outside
+from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_act
 from mofa.replay.memory import rank_memory
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.skipped_rounds import Rounds
-from mofa.replay.memory.stage_outputs import Sends
+from mofa.replay.memory.skipped_rounds import RoundSkipper
+from mofa.replay.memory.stage_outputs import LateFrees
 from mofa.replay.rank.of_plan import ranks_of
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from tests.replay.runs import load
 
 MIB = 1 << 20
@@ -32,7 +32,7 @@ def of(kind: str, batch: int = 4, gpus: int = 2, **strategy: Any) -> Estimator:
     layers = {"model.num_layers": 5 if gpus == 2 else 8}
     job = mofa.load_workload("llama3-8b", seq_len=16384, global_batch=batch, overrides=layers)
     machines, framework = mofa.load_cluster("h100-hgx", gpus), mofa.load_framework("megatron")
-    row = one_row(job, machines, framework, {"cp": 2, "cp_kind": kind, "micro_batch": 1, **strategy})
+    row = strategy_row(job, machines, framework, {"cp": 2, "cp_kind": kind, "micro_batch": 1, **strategy})
     return Estimator(job, machines, framework, row)
 
 
@@ -42,10 +42,10 @@ def test_a_block_that_was_sent_waits_for_the_device_by_hand() -> None:
     (rank,) = ranks_of(of("ring"))
     piece = replace(rank.chunks[0][1], paces=(Pace(0.003, 0.001), Pace(0.003, 0.001)))
     state = RankState(rank, Allocator())
-    sends = Sends(state)
+    sends = LateFrees(state)
     for step, waits in ((1, False), (2, True)):
         state.step = step
-        block, _ = state.new(30 * MIB, outside(ACTIVATIONS, "buffer", "test"))
+        block, _ = state.new(30 * MIB, off_tape_act(ACTIVATIONS, "buffer", "test"))
         sends.free_late(block, sent=True)
         assert block.state == (WAITING if waits else FREE)
         assert not state.a.allocated
@@ -63,16 +63,16 @@ def test_a_lead_is_gained_backward_and_lost_forward() -> None:
     for name, pace in (("backward", Pace(0.010, 0.006)), ("forward", Pace(0.002, 0.006))):
         for n in range(3):
             ring.put(f"{name} {n}")
-            ring.passed(pace, 40.0)
-        waiting.append([item for _, item in ring.ahead()])
+            ring.issue_block(pace, 40.0)
+        waiting.append([item for _, item in ring.waiting_items()])
     assert waiting == [["backward 1", "backward 2"], ["forward 2"]]
 
 
 def test_a_host_that_waits_has_no_lead() -> None:
     ring: Shelf[str] = Shelf(held_s=0.0)
     ring.put("buffer")
-    assert ring.passed(Pace(0.010, 0.006), 40.0) == []
-    assert ring.passed(Pace(0.010, 0.006, waits=True), 40.0) == ["buffer"]
+    assert ring.issue_block(Pace(0.010, 0.006), 40.0) == []
+    assert ring.issue_block(Pace(0.010, 0.006, waits=True), 40.0) == ["buffer"]
 
 
 def test_tensor_parallel_ranks_are_peers_too() -> None:
@@ -90,7 +90,7 @@ def test_a_ring_under_tensor_parallelism_takes_a_loss_anew() -> None:
     had been cut from the holes of those that did. With no more than 2.5 % missing, before 7.6."""
     run = load("te4-tp2-cp2-llama8b-12l-16k")
     (rank,) = ranks_of(run.estimator, data_rank=1)
-    reserved, at_once = (play(one).peak_reserved for one in (rank, replace(rank, launch_blocking=True)))
+    reserved, at_once = (play_memory(one).peak_reserved for one in (rank, replace(rank, launch_blocking=True)))
     assert reserved - at_once == pytest.approx(2004 * MIB, rel=0.05)
     assert reserved / run.reserved - 1 == pytest.approx(0.0, abs=0.025)
 
@@ -101,7 +101,7 @@ def test_a_ring_takes_a_loss_anew(recompute: str) -> None:
     A host that waits for each launch finds all of them free."""
     (rank,) = ranks_of(of("ring", recompute=recompute))
     assert rank.device_per_host > 2.0
-    late, at_once = play(rank), play(replace(rank, launch_blocking=True))
+    late, at_once = play_memory(rank), play_memory(replace(rank, launch_blocking=True))
     assert late.allocated == at_once.allocated
     assert late.peak_reserved > at_once.peak_reserved
     if recompute == "none":
@@ -114,7 +114,7 @@ def test_the_closed_form_follows(batch: int, recompute: str) -> None:
     """Within 2.5 %. In a step of one or two micro-batches it may see otherwise whether what is late just fits into
     holes: by one block of the loss, of 4,008 MiB."""
     estimator = of("ring", batch, recompute=recompute)
-    (reserved,) = [play(rank).peak_reserved for rank in ranks_of(estimator)]
+    (reserved,) = [play_memory(rank).peak_reserved for rank in ranks_of(estimator)]
     closed = float(estimator.rows().reserved_bytes[0])
     assert abs(closed - reserved) <= 0.025 * reserved + (4008 * MIB if batch <= 2 else 0)
 
@@ -122,7 +122,7 @@ def test_the_closed_form_follows(batch: int, recompute: str) -> None:
 def test_rounds_left_out_change_nothing() -> None:
     """Of 24 micro-batches, with what comes back late."""
     (rank,) = ranks_of(of("ring", 24))
-    assert play(rank).peak_reserved == play(rank, skip_rounds=False).peak_reserved
+    assert play_memory(rank).peak_reserved == play_memory(rank, skip_rounds=False).peak_reserved
 
 
 @pytest.mark.parametrize("fastest", [True, False])
@@ -136,9 +136,13 @@ def test_repeating_what_is_sent_is_playing_it(
     known = SharedRecordings()
     ranks = ranks_of(of("ring", 12, gpus=4, **strategy) if "pp" in strategy else of("ring", 12, **strategy))
     for rank in ranks:
-        whole = play(rank, skip_rounds=False)
-        with mock.patch.object(Rounds, "end", return_value=False):
-            for short in (play(rank), play(rank, recordings=known), play(rank, recordings=known)):
+        whole = play_memory(rank, skip_rounds=False)
+        with mock.patch.object(RoundSkipper, "end", return_value=False):
+            for short in (
+                play_memory(rank),
+                play_memory(rank, recordings=known),
+                play_memory(rank, recordings=known),
+            ):
                 for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
                     assert getattr(short.journal, field) == getattr(whole.journal, field), field
                 assert len(short.journal.noted) > len(rank.computations)  # of two steps more than half are repeated

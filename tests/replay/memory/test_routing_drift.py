@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import rank_maker
@@ -26,7 +26,7 @@ def test_tokens_scatter_about_their_mean() -> None:
     """Of 4,096 tokens that choose two of eight: a standard deviation of sqrt(8192 / 8 * 7 / 8 * 6 / 7) = 27.7."""
     routers = Routers(np.full((1, 2, 4), 0.125), 1, 8192.0, 0.0, 2, 12)
     rng = np.random.default_rng(1)
-    found = np.array([routers.tokens(routers.step(rng)[0], rng) for _ in range(2000)])
+    found = np.array([routers.tokens(routers.next_popularity(rng)[0], rng) for _ in range(2000)])
     assert found.mean() == pytest.approx(1024, rel=0.002)
     assert found.std() == pytest.approx(27.7 * np.sqrt(7 / 8), rel=0.05)  # they add up to all copies
 
@@ -34,7 +34,7 @@ def test_tokens_scatter_about_their_mean() -> None:
 def test_popularity_moves_as_far_as_it_says() -> None:
     routers = Routers(np.full((1, 1, 64), 1 / 64), 0, 65536.0, 0.18, 4, 12)
     rng = np.random.default_rng(1)
-    found = np.array([routers.step(rng)[0, 0] for _ in range(200)])
+    found = np.array([routers.next_popularity(rng)[0, 0] for _ in range(200)])
     assert found.sum(axis=1) == pytest.approx(1.0)
     assert found.std() * 64 == pytest.approx(0.18, rel=0.05)
 
@@ -59,7 +59,7 @@ def test_without_a_move_sizes_stay(rank: Rank) -> None:
 
 
 def test_only_what_is_reserved_changes(rank: Rank) -> None:
-    with_, without = play(rank), play(replace(rank, routing_drift=None))
+    with_, without = play_memory(rank), play_memory(replace(rank, routing_drift=None))
     assert with_.allocated == without.allocated
     assert with_.journal.num_events == without.journal.num_events
     assert with_.journal.grown == without.journal.grown
@@ -69,8 +69,8 @@ def test_only_what_is_reserved_changes(rank: Rank) -> None:
 
 def test_long_steps_are_not_played_again(rank: Rank) -> None:
     assert rank.routing_drift is not None
-    assert 2 < rank.routing_drift.steps(len(rank.computations)) <= MOST_STEPS
-    assert rank.routing_drift.steps(1_000) == 0  # of more than two layers
+    assert 2 < rank.routing_drift.num_drift_steps(len(rank.computations)) <= MOST_STEPS
+    assert rank.routing_drift.num_drift_steps(1_000) == 0  # of more than two layers
 
 
 def test_reserved_memory_is_as_measured() -> None:
@@ -89,5 +89,5 @@ def test_grouped_experts_that_chance_chooses_reserve_more(balances_by: str) -> N
     framework = e.framework.model_copy(update={"balances_by": balances_by})
     drawn = rank_maker(Estimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
     assert (drawn.routing_drift is not None) is (balances_by == "chance")
-    error = play(drawn).peak_reserved / run.reserved - 1
+    error = play_memory(drawn).peak_reserved / run.reserved - 1
     assert abs(error) < 0.02 if balances_by == "chance" else error < -0.05

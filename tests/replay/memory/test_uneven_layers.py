@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import rank_maker
 from mofa.replay.replayer import Replayer
@@ -83,7 +83,7 @@ def test_layers_of_their_own_sizes_reserve_as_measured() -> None:
 def test_the_replayer_keeps_what_reserves_most() -> None:
     rows = uneven(0.4, 1.25, 1.2, 1.15)
     one = estimator(rows)
-    both = [play(rank_maker(one, emptiest=way)(0)).peak_reserved for way in (False, True)]
+    both = [play_memory(rank_maker(one, emptiest=way)(0)).peak_reserved for way in (False, True)]
     assert Replayer(one).rank(0).peak_reserved == max(both)
 
 

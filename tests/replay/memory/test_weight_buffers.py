@@ -14,7 +14,7 @@ import pytest
 import mofa
 from mofa.cost.allocations.parameter_tensors import BucketedBuffer, Param, _places, owned_fractions
 from mofa.replay.memory.fsdp_and_optimizer import weights_in_step_order
-from mofa.replay.memory.rank_memory import may_be_fullest, play
+from mofa.replay.memory.rank_memory import may_be_fullest, play_memory
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import makers_of_ends, ranks_of, room_of
 from mofa.replay.replayer import ENDS_DIFFER, Replayer
@@ -72,7 +72,7 @@ def test_each_data_parallel_rank_has_another_part() -> None:
     room = room_of(run.estimator)
     for d, measured in enumerate(ranks):
         (rank,) = ranks_of(run.estimator, d)
-        assert play(rank, room=room).peak_reserved == pytest.approx(measured.peak_reserved_bytes, rel=3e-3)
+        assert play_memory(rank, room=room).peak_reserved == pytest.approx(measured.peak_reserved_bytes, rel=3e-3)
     assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=3e-3)
 
 
@@ -86,7 +86,7 @@ def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
     assert len(ends) == 2 and may_be_fullest(last) == last
     (fuller,) = may_be_fullest(ends)
     other = next(rank for rank in ends if rank is not fuller)
-    assert play(fuller).peak_reserved > play(other).peak_reserved
+    assert play_memory(fuller).peak_reserved > play_memory(other).peak_reserved
     short = tuple(replace(rank, computations=rank.computations[:40]) for rank in ends)
     assert may_be_fullest(short) == short
     assert may_be_fullest(ends, room=20 << 30) == ends
@@ -97,7 +97,9 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
     strategy = "tp=2 sp=true pp=16 ep=16 micro_batch=1 recompute=selective:core_attn+layernorm+mlp"
     job, megatron = load_workload("deepseek-v3", global_batch=3840), load_framework("megatron")
     nodes = load_cluster("h200-hgx", 512)
-    reserved = [play(make(14)).peak_reserved for make in makers_of_ends(estimator_of(job, nodes, megatron, strategy))]
+    reserved = [
+        play_memory(make(14)).peak_reserved for make in makers_of_ends(estimator_of(job, nodes, megatron, strategy))
+    ]
 
     def wrong(ranks: Sequence[Rank], **_: object) -> Sequence[Rank]:
         return (ranks[int(np.argmin(reserved))],)

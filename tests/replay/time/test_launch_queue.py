@@ -7,19 +7,21 @@ import pytest
 
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.kernels.launch_queue import QUEUE
-from mofa.replay.time.kernel_runs import FAMILY, Kernel, Run
+from mofa.replay.time.kernel_runs import FAMILY, KernelInRun, KernelRun
 from mofa.replay.time.stream_clocks import StreamClocks
 
 Given = tuple[float, float, int]
 """Device and host seconds of a kind of kernel, and how many there are."""
 
 
-def run_of(kernels: list[Given]) -> Run:
-    made = tuple(Kernel(str(i), device_s, host_s, FAMILY["gemm"], n) for i, (device_s, host_s, n) in enumerate(kernels))
+def run_of(kernels: list[Given]) -> KernelRun:
+    made = tuple(
+        KernelInRun(str(i), device_s, host_s, FAMILY["gemm"], n) for i, (device_s, host_s, n) in enumerate(kernels)
+    )
     issue = sum(host_s for _, host_s, _ in kernels)
     busy = sum(device_s for device_s, _, _ in kernels)
     parts = ((FAMILY["gemm"], busy),)
-    return Run(made, (), (), busy, issue, issue, parts, float(sum(n for *_, n in kernels)))
+    return KernelRun(made, (), (), busy, issue, issue, parts, float(sum(n for *_, n in kernels)))
 
 
 def launch_by_launch(kernels: list[Given], ahead_s: float) -> tuple[float, float]:
@@ -51,7 +53,7 @@ DENSE: list[Given] = 200 * [(1.0, 0.1, 1)]
 def test_a_clock_waits_for_the_queue_as_launch_by_launch(kernels: list[Given], ahead_s: float) -> None:
     clock = StreamClocks(0.0, host=-ahead_s)
     for one in kernels:
-        clock.steps([run_of([one])])
+        clock.play_steps([run_of([one])])
     device, host = launch_by_launch(kernels, ahead_s)
     assert clock.compute == pytest.approx(device, rel=0.05)
     assert clock.host == pytest.approx(host, rel=0.05)
@@ -59,7 +61,7 @@ def test_a_clock_waits_for_the_queue_as_launch_by_launch(kernels: list[Given], a
 
 def test_a_host_that_waited_for_the_device_has_an_empty_queue() -> None:
     clock = StreamClocks(0.0, host=-20.0)
-    clock.steps([run_of(LOSS_THEN_EXPERTS)])
+    clock.play_steps([run_of(LOSS_THEN_EXPERTS)])
     clock.synchronise()
     assert (clock.launched, len(clock.queue)) == (0.0, 0)
 
@@ -70,7 +72,7 @@ def test_the_closed_form_lets_the_rest_wait_for_the_device() -> None:
         Clocks(*(np.array([x]) for x in given))
         for given in ((40.0, 40.0, NEVER, 1.0, 8.0), (3.0, 5.0, NEVER, 5.0, 256.0))
     )
-    both = loss.then(experts.times(np.array([8.0])).through_queue())
+    both = loss.then(experts.repeated(np.array([8.0])).through_queue())
     device, host = launch_by_launch(LOSS_THEN_EXPERTS, 20.0)
     ends = [float(max(both.device_s[0], both.held_s[0] - 20.0)), float(max(both.woken_s[0], both.host_s[0] - 20.0))]
     assert ends == pytest.approx([device, host], rel=0.05)

@@ -10,10 +10,10 @@ import pytest
 from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import flow_density
 from mofa.routing.balance.place import asymmetric_placement
-from mofa.routing.balance.replica_lp import UNLIKE, ReplicaScheduler, opened
+from mofa.routing.balance.replica_lp import UNLIKE, ReplicaScheduler, open_replicas
 from mofa.routing.balance.replica_program import ReplicaProgram
 from mofa.routing.induced_density import induced_density
-from mofa.routing.placement import Placement, expert_parallel, pack_by_load, shuffled, symmetric_placement
+from mofa.routing.placement import Placement, pack_by_load, plain_placement, shuffled_placement, symmetric_placement
 
 
 def zipf(num_experts: int, s: float) -> np.ndarray:
@@ -25,8 +25,8 @@ PLACEMENTS: dict[str, Callable[[], Placement]] = {
     "symmetric, two replicas": lambda: symmetric_placement(32, 8, 4),
     "symmetric, four replicas": lambda: symmetric_placement(32, 16, 4),
     "no power of two": lambda: symmetric_placement(24, 12, 6),
-    "shuffled": lambda: shuffled(32, 16, 2, seed=3),
-    "plain": lambda: expert_parallel(32, 8, 4),
+    "shuffled": lambda: shuffled_placement(32, 16, 2, seed=3),
+    "plain": lambda: plain_placement(32, 8, 4),
     "asymmetric": lambda: asymmetric_placement(zipf(32, 1.3), 8, 8),
     "packed": lambda: pack_by_load(zipf(32, 1.0), 8, 8),  # may hold an expert twice on a GPU
     "everything everywhere": lambda: Placement(np.ones((12, 8), dtype=int)),
@@ -82,7 +82,7 @@ def test_prices_prove_the_optimum() -> None:
     """LP duality, by hand: GPUs 0 and 1 hold expert 0 alone, so a token of it costs half a token of the fullest GPU."""
     placement = Placement(np.array([[1, 1, 0], [0, 0, 1]]))
     experts, gpus = placement.pairs
-    _, base = opened(placement, np.array([2.0, 1.0]))
+    _, base = open_replicas(placement, np.array([2.0, 1.0]))
     found = ReplicaProgram(experts, gpus, base, 3).solve(np.array([2.4, 0.6]))
     assert found.m == pytest.approx(1.2) and found.price == pytest.approx([0.5, 0.5, 0.0])
     again = ReplicaProgram(experts, gpus, base, 3)

@@ -17,7 +17,7 @@ from mofa.routing.balance.flow_density import flow_density, max_density
 from mofa.routing.balance.replica_lp import ReplicaScheduler
 from mofa.routing.balance.rounding import round_loads
 from mofa.routing.induced_density import induced_density
-from mofa.routing.placement import Placement, expert_parallel, symmetric_placement
+from mofa.routing.placement import Placement, plain_placement, symmetric_placement
 
 
 @st.composite
@@ -170,13 +170,13 @@ def test_without_weights_it_is_the_replica_program() -> None:
     ],
 )
 def test_wrong_loads_are_named(loads: np.ndarray, message: str) -> None:
-    for scheduler in (ReplicaScheduler(expert_parallel(4, 4, 2)), FlowScheduler(expert_parallel(4, 4, 2))):
+    for scheduler in (ReplicaScheduler(plain_placement(4, 4, 2)), FlowScheduler(plain_placement(4, 4, 2))):
         with pytest.raises(SpecError, match=message):
             scheduler.solve(loads)
 
 
 def test_wrong_inputs_are_named() -> None:
-    scheduler = CommunicationScheduler(expert_parallel(4, 4, 2), Weights())
+    scheduler = CommunicationScheduler(plain_placement(4, 4, 2), Weights())
     with pytest.raises(SpecError, match=r"inputs: have shape \(4, 3\)"):
         scheduler.solve(np.ones((4, 3)))
     with pytest.raises(SpecError, match="not finite"):

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.routing.balance.baselines import eplb_fullest
-from mofa.routing.balance.inputs import draw_inputs, source_inputs, source_shares, split_inputs
+from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_inputs, source_inputs, source_shares
 from mofa.routing.balance.place import Adaptation
-from mofa.routing.balance.setup import Setup
-from mofa.routing.balance.token_scheduling import SCHEMES, play
+from mofa.routing.balance.setup import BalanceSetup
+from mofa.routing.balance.token_scheduling import SCHEMES, play_micro_batches
 from mofa.routing.placement import Placement
 from mofa.search.experts.balance import ordered_shares
 from mofa.specs.routing import RoutingSpec
 
 
-def zipf_inputs(s: float, setup: Setup, micro_batches: int = 20, assignments: int = 65_536) -> np.ndarray:
+def zipf_inputs(s: float, setup: BalanceSetup, micro_batches: int = 20, assignments: int = 65_536) -> np.ndarray:
     shares = ordered_shares(RoutingSpec(kind="zipf", s=s), setup.num_experts)
     every = np.broadcast_to(shares, (micro_batches, *shares.shape))
     return draw_inputs(every, assignments // setup.num_gpus, setup.num_gpus)
@@ -26,16 +26,16 @@ def zipf_inputs(s: float, setup: Setup, micro_batches: int = 20, assignments: in
 
 def test_the_papers_smaller_group_balances_perfectly_at_zipf_one_half() -> None:
     """moe.md C.7: 8 GPUs, 32 experts, symmetric placement, s below 1; 65,536 tokens over 8 GPUs leave no remainder."""
-    setup = Setup(32, 8, 4)
-    played = play(zipf_inputs(0.5, setup), setup)
+    setup = BalanceSetup(32, 8, 4)
+    played = play_micro_batches(zipf_inputs(0.5, setup), setup)
     assert np.all(played.max_over_mean["micro_moe"] == 1.0)
     assert np.all(played.max_over_mean["plain"] > 1.7)
 
 
 @pytest.mark.parametrize("solver", ["lp", "flow", "communication"])
 def test_the_fullest_gpu_is_the_density_within_a_token(solver: str) -> None:
-    setup = Setup(32, 8, 4, solver=solver)  # type: ignore[arg-type]
-    played = play(zipf_inputs(1.3, setup), setup)
+    setup = BalanceSetup(32, 8, 4, solver=solver)  # type: ignore[arg-type]
+    played = play_micro_batches(zipf_inputs(1.3, setup), setup)
     if solver == "communication":  # it may trade balance for what is sent
         assert played.gap_tokens.min() >= 0
         return
@@ -45,46 +45,46 @@ def test_the_fullest_gpu_is_the_density_within_a_token(solver: str) -> None:
 
 def test_plain_by_hand() -> None:
     """Two groups of two GPUs with one expert a GPU each pair; group 0 sends 7 + 1, group 1 sends 2 + 2."""
-    setup = Setup(4, 4, 2)
+    setup = BalanceSetup(4, 4, 2)
     inputs = np.zeros((1, 1, 4, 4), dtype=int)
     inputs[0, 0, 0, 0], inputs[0, 0, 3, 1] = 7, 1  # GPUs 0 and 1: seven for expert 0, one for expert 3
     inputs[0, 0, 1, 2], inputs[0, 0, 2, 3] = 2, 2
-    played = play(inputs, setup)
+    played = play_micro_batches(inputs, setup)
     assert played.rank_ratios["plain"][0, 0] == pytest.approx(np.array([7, 1, 2, 2]) / 3)
     # GPU 0 keeps its seven; GPU 1's one is for its own expert; GPU 2 keeps two; GPU 3's two are its own
     assert played.sent["plain"][0, 0] == 0.0
 
 
 def test_what_plain_sends_by_hand() -> None:
-    setup = Setup(4, 4, 2, gpus_per_node=1)
+    setup = BalanceSetup(4, 4, 2, gpus_per_node=1)
     inputs = np.zeros((1, 1, 4, 4), dtype=int)
     inputs[0, 0, 2, 0] = 8  # GPU 0's tokens are for the experts of GPU 1, in its group
-    played = play(inputs, setup)
+    played = play_micro_batches(inputs, setup)
     assert played.sent["plain"][0, 0] == played.crossing["plain"][0, 0] == 8 / 2
 
 
 def test_capacity_drops_per_source_gpu_by_hand() -> None:
     """4 experts, 8 tokens a GPU, factor 1: two of each expert are kept of (5, 3, 0, 0): 2 + 2 of 8."""
-    setup = Setup(4, 4, 2, capacity_factor=1.0)
+    setup = BalanceSetup(4, 4, 2, capacity_factor=1.0)
     inputs = np.zeros((1, 1, 4, 4), dtype=int)
     inputs[0, 0, 0], inputs[0, 0, 1] = 5, 3
-    played = play(inputs, setup)
+    played = play_micro_batches(inputs, setup)
     assert played.dropped_fraction == pytest.approx(0.5)
     assert played.max_over_mean["capacity"][0, 0] == pytest.approx(2 * 4 / 8)
 
 
 def test_adaptive_placement_settles_at_the_mean_where_symmetric_cannot() -> None:
     """moe.md C.7: always balanced with adaptive re-placement, beyond Zipf 1."""
-    setup = Setup(32, 8, 4, adaptation=Adaptation(interval=5))
-    played = play(zipf_inputs(1.5, setup), setup)
+    setup = BalanceSetup(32, 8, 4, adaptation=Adaptation(interval=5))
+    played = play_micro_batches(zipf_inputs(1.5, setup), setup)
     assert played.max_over_mean["micro_moe"].mean() > 1.5
     assert played.settled is not None and played.settled < 1.005
-    assert len(played.moved) >= 1 and max(played.moved) <= setup.slots
+    assert len(played.moved) >= 1 and max(played.moved) <= setup.experts_per_gpu
 
 
 def test_eplb_follows_the_past() -> None:
-    setup = Setup(32, 8, 4, adaptation=Adaptation(interval=5))
-    played = play(zipf_inputs(1.0, setup), setup)
+    setup = BalanceSetup(32, 8, 4, adaptation=Adaptation(interval=5))
+    played = play_micro_batches(zipf_inputs(1.0, setup), setup)
     eplb, plain = played.max_over_mean["eplb"], played.max_over_mean["plain"]
     assert np.array_equal(eplb[0], plain[0]) and np.all(eplb[1:] < plain[1:])
 
@@ -95,7 +95,7 @@ def test_eplb_by_hand() -> None:
     Packed from the heaviest: 20 of expert 0 on each GPU, then 20 of expert 2, 10 and 10 of expert 1, 0 of expert 3.
     With (40, 40, 20, 20) the parts are 10, 20, 20, 20, and every GPU has 10 + 20 tokens.
     """
-    setup = Setup(4, 4, 2)
+    setup = BalanceSetup(4, 4, 2)
     loads = np.array([[80, 20, 20, 0], [40, 40, 20, 20]])
     plain = np.array([[50, 10, 50, 10], [40, 20, 40, 20]])
     assert eplb_fullest(loads, plain, setup).tolist() == [50.0, 30.0]
@@ -106,12 +106,12 @@ def test_own_placement_by_hand() -> None:
     apart = Placement(np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]))
     inputs = np.zeros((1, 1, 4, 4), dtype=int)
     inputs[0, 0, 0], inputs[0, 0, 1] = 15, 5
-    found = play(inputs, Setup(4, 4, 2, placement=apart))
+    found = play_micro_batches(inputs, BalanceSetup(4, 4, 2, placement=apart))
     assert found.max_over_mean["micro_moe"][0, 0] == found.max_over_mean["lower_bound"][0, 0] == 30 / 20
     with pytest.raises(SpecError, match="placement: is of 4 experts on 4 GPUs, the group has 32 on 8"):
-        Setup(32, 8, 4, placement=apart)
+        BalanceSetup(32, 8, 4, placement=apart)
     with pytest.raises(SpecError, match="placement: GPU 0 has 4 replicas, and a GPU holds 2"):
-        Setup(4, 4, 2, placement=Placement(np.ones((4, 4), dtype=int)))
+        BalanceSetup(4, 4, 2, placement=Placement(np.ones((4, 4), dtype=int)))
 
 
 def test_source_ranks_become_gpus() -> None:
@@ -137,9 +137,9 @@ def test_source_ranks_become_gpus() -> None:
 def test_scheduling_is_never_worse_than_not(s: float, seed: int, size: tuple[int, int, int]) -> None:
     """Nor better than the mean; sums of tokens stay."""
     experts, gpus, ep = size
-    setup = Setup(experts, gpus, ep, seed=seed)
+    setup = BalanceSetup(experts, gpus, ep, seed=seed)
     shares = np.broadcast_to(ordered_shares(RoutingSpec(kind="zipf", s=s), experts), (3, 1, experts))
-    played = play(draw_inputs(shares, 100, gpus, seed), setup)
+    played = play_micro_batches(draw_inputs(shares, 100, gpus, seed), setup)
     assert set(played.max_over_mean) == set(SCHEMES)
     assert np.all(played.max_over_mean["micro_moe"] >= 1.0)
     assert played.rank_ratios["micro_moe"].sum(axis=-1) == pytest.approx(np.full((3, 1), gpus))
@@ -149,7 +149,7 @@ def test_scheduling_is_never_worse_than_not(s: float, seed: int, size: tuple[int
 
 def test_a_trace_is_played_as_counted() -> None:
     loads = np.array([[[10, 5, 1, 0]], [[4, 4, 4, 4]]])
-    assert np.array_equal(split_inputs(loads, 4).sum(axis=-1), loads)
+    assert np.array_equal(deal_tokens_to_gpus(loads, 4).sum(axis=-1), loads)
 
 
 def test_groups_that_cannot_be_scheduled() -> None:
@@ -160,15 +160,15 @@ def test_groups_that_cannot_be_scheduled() -> None:
         ({"num_experts": 10**9}, "are not scheduled"),
     ):
         with pytest.raises(SpecError, match=message):
-            Setup(**{"num_experts": 32, "num_gpus": 8, "ep": 4, **wrong})  # type: ignore[arg-type]
+            BalanceSetup(**{"num_experts": 32, "num_gpus": 8, "ep": 4, **wrong})  # type: ignore[arg-type]
     with pytest.raises(SpecError, match=r"interval \(0\)"):
         Adaptation(interval=0)
     with pytest.raises(SpecError, match="threshold"):
         Adaptation(threshold=float("nan"))
     with pytest.raises(SpecError, match="tokens of 4 experts and 4 GPUs"):
-        play(np.ones((1, 1, 4, 4), dtype=int), Setup(32, 8, 4))
+        play_micro_batches(np.ones((1, 1, 4, 4), dtype=int), BalanceSetup(32, 8, 4))
     with pytest.raises(SpecError, match="micro-batch 0, layer 0: has no tokens"):
-        play(np.zeros((1, 1, 4, 4), dtype=int), Setup(4, 4, 2))
+        play_micro_batches(np.zeros((1, 1, 4, 4), dtype=int), BalanceSetup(4, 4, 2))
     with pytest.raises(SpecError, match="play fewer micro-batches"):
         draw_inputs(np.full((1000, 60, 256), 1 / 256), 10, 64)
     with pytest.raises(SpecError, match=r"tokens \(0\)"):

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
+from mofa.cost.block.routing_loads import RoutingLoads, ScheduledLoads
 from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError, StrategyError
-from mofa.routing.balance.setup import Setup
+from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import DISPATCH_S, with_scheduling
 from mofa.search.experts.balance import balance_experts
 from mofa.search.experts.balanced_step import balance_step, step_setup
-from mofa.search.one_strategy import one_row
+from mofa.search.one_strategy import strategy_row
 from mofa.specs.optimizers import OptimizerTraits
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.workload import WorkloadSpec
@@ -28,7 +28,7 @@ STRATEGY = "pp=4 ep=4 micro_batch=1"
 
 
 def step_s(strategy: str, loads: RoutingLoads) -> float:
-    row = one_row(JOB, CLUSTER, MEGATRON, strategy)
+    row = strategy_row(JOB, CLUSTER, MEGATRON, strategy)
     return float(estimate_table(JOB, CLUSTER, MEGATRON, row, loads).step_s[0])
 
 
@@ -37,7 +37,7 @@ def test_the_host_waits_for_every_schedule_of_the_slowest_stage() -> None:
     more for each of the pp - 1 micro-batches of the bubble."""
 
     def given(host_s: float) -> RoutingLoads:
-        return RoutingLoads({}, {}, {4: Scheduled(1.0, 1.0, 1.0, host_s)})
+        return RoutingLoads({}, {}, {4: ScheduledLoads(1.0, 1.0, 1.0, host_s)})
 
     slow, slower = (step_s(f"{STRATEGY} balancing=micro_moe", given(h)) for h in (2e-3, 3e-3))
     assert slower - slow == pytest.approx(1e-3 * 8 * (32 + 3), rel=0.02)
@@ -56,7 +56,7 @@ def test_played_out_the_host_is_waited_for_as_well(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_skew_scheduling_only_costs() -> None:
-    balanced = RoutingLoads({}, {}, {4: Scheduled(1.0, 1.0, 1.0, 0.4e-3)})
+    balanced = RoutingLoads({}, {}, {4: ScheduledLoads(1.0, 1.0, 1.0, 0.4e-3)})
     assert step_s(f"{STRATEGY} balancing=micro_moe", balanced) > step_s(STRATEGY, balanced)
 
 
@@ -75,7 +75,7 @@ def test_loads_of_the_search_are_the_densities() -> None:
 def test_the_step_before_and_after() -> None:
     experts, gpus, ep = step_setup(JOB, CLUSTER, MEGATRON, STRATEGY)
     assert (experts, gpus, ep) == (8, 8, 4)
-    report = balance_step(JOB, CLUSTER, STRATEGY, Setup(experts, gpus, ep), framework=MEGATRON, micro_batches=4)
+    report = balance_step(JOB, CLUSTER, STRATEGY, BalanceSetup(experts, gpus, ep), framework=MEGATRON, micro_batches=4)
     step = report.step
     assert step is not None
     assert step.balanced_s < step.after_s < step.before_s
@@ -94,7 +94,7 @@ def test_states_that_move_are_those_of_the_optimizer(monkeypatch: pytest.MonkeyP
     12 / 2."""
 
     def migration_s(job: WorkloadSpec) -> float:
-        report = balance_step(job, CLUSTER, STRATEGY, Setup(8, 8, 4), framework=MEGATRON, micro_batches=3)
+        report = balance_step(job, CLUSTER, STRATEGY, BalanceSetup(8, 8, 4), framework=MEGATRON, micro_batches=3)
         assert report.adaptive.migration_s is not None
         return report.adaptive.migration_s
 
@@ -108,12 +108,12 @@ def test_states_that_move_are_those_of_the_optimizer(monkeypatch: pytest.MonkeyP
 def test_the_cost_of_moving_experts_by_hand() -> None:
     """Mixtral: 3 x 4096 x 14336 parameters an expert, 2 B of weights and 12 / 2 B of states each; 8 layers of a stage
     over NVLink, by the replicas that the busiest GPU received, on average."""
-    setup = Setup(8, 8, 4)
+    setup = BalanceSetup(8, 8, 4)
     report = balance_step(JOB, CLUSTER, STRATEGY, setup, framework=MEGATRON, micro_batches=3)
     replica = 3 * 4096 * 14336 * (2 + 12 / 2)
     assert report.adaptive.migration_s is not None
     moved = report.adaptive.migration_s * CLUSTER.node.intra.bandwidth_bytes_per_s.value / (replica * 8)
-    assert report.adaptive.new_placements == 32 and 1 <= moved <= setup.slots
+    assert report.adaptive.new_placements == 32 and 1 <= moved <= setup.experts_per_gpu
     assert moved * 32 == pytest.approx(round(moved * 32))
 
 
@@ -139,9 +139,9 @@ def test_the_search_takes_scheduling_where_it_pays_and_only_if_asked() -> None:
 )
 def test_where_the_prerequisites_fail(strategy: str, framework: str) -> None:
     facts = mofa.load_framework(framework)
-    assert one_row(JOB, CLUSTER, facts, strategy) is not None
+    assert strategy_row(JOB, CLUSTER, facts, strategy) is not None
     with pytest.raises(StrategyError, match="balancing micro_moe needs"):
-        one_row(JOB, CLUSTER, facts, f"{strategy} balancing=micro_moe")
+        strategy_row(JOB, CLUSTER, facts, f"{strategy} balancing=micro_moe")
 
 
 def test_dense_models_and_doubled_words_are_refused() -> None:
@@ -156,18 +156,18 @@ def test_dropping_and_scheduling_exclude_each_other() -> None:
     with pytest.raises(SpecError, match="balancing micro_moe drops no tokens"):
         mofa.estimate(dropping, CLUSTER, f"{STRATEGY} balancing=micro_moe", replay=False)
     with pytest.raises(SpecError, match="dropping is a baseline here"):
-        balance_step(dropping, CLUSTER, STRATEGY, Setup(8, 8, 4), framework=MEGATRON, micro_batches=1)
+        balance_step(dropping, CLUSTER, STRATEGY, BalanceSetup(8, 8, 4), framework=MEGATRON, micro_batches=1)
 
 
 def test_the_table_keeps_its_column() -> None:
-    row = one_row(JOB, CLUSTER, MEGATRON, f"{STRATEGY} balancing=micro_moe")
+    row = strategy_row(JOB, CLUSTER, MEGATRON, f"{STRATEGY} balancing=micro_moe")
     assert row.row(0, "megatron").balancing == "micro_moe"
     assert replace(row, balancing=np.array([0])).row(0, "megatron").balancing == "none"
 
 
 def test_experts_alone() -> None:
-    report = balance_experts(Setup(32, 8, 4), RoutingSpec(kind="zipf", s=0.9), micro_batches=5)
+    report = balance_experts(BalanceSetup(32, 8, 4), RoutingSpec(kind="zipf", s=0.9), micro_batches=5)
     assert report.step is None and report.group.name == "experts" and report.group.assignments == 65_536
     assert report.max_over_mean["micro_moe"] == pytest.approx(report.max_over_mean["lower_bound"], abs=8 / 65_536)
     with pytest.raises(SpecError, match=r"assignments \(10\)"):
-        balance_experts(Setup(32, 8, 4), RoutingSpec(), assignments=10)
+        balance_experts(BalanceSetup(32, 8, 4), RoutingSpec(), assignments=10)

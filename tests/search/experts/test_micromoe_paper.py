@@ -14,7 +14,7 @@ import pytest
 
 import mofa
 from mofa.routing.induced_density import induced_density
-from mofa.routing.placement import shuffled, symmetric_placement
+from mofa.routing.placement import shuffled_placement, symmetric_placement
 from mofa.search.entry_points import step_s
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,7 +84,7 @@ def test_where_the_density_forbids_the_papers_perfect_balance(s: float, perfect:
     orders = np.random.default_rng(0).permuted(np.broadcast_to(shares / shares.sum(), (2000, 32)), axis=1)
     density = induced_density(symmetric_placement(32, 8, 4).hosts, orders) * 8
     assert np.mean(density < 1 + 1e-9) == pytest.approx(perfect, abs=0.015)
-    random = induced_density(shuffled(32, 8, 4).hosts, orders) * 8
+    random = induced_density(shuffled_placement(32, 8, 4).hosts, orders) * 8
     assert random.mean() >= density.mean() - 1e-9
 
 

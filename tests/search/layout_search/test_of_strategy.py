@@ -36,15 +36,17 @@ def test_other_layouts_take_and_keep_what_the_estimate_says(name: str) -> None:
     problem, own = split_problem(estimator, 1000 * GIB), split_of_strategy(estimator)
     assert problem is not None
     np.testing.assert_allclose(problem.bytes_by_rank([own])[0], estimator.stage_device_bytes())
-    own_s = float(estimator.times(every_stage=True)[0].sum())
-    tolerance = 0.012 if SCHEDULES[estimator.row.schedule].defers_weight_gradients else 0.004  # the host's part
+    own_s = float(estimator.component_seconds(every_stage=True)[0].sum())
+    tolerance = (
+        0.012 if SCHEDULES[estimator.composed_row.schedule].defers_weight_gradients else 0.004
+    )  # the host's part
     assert problem.step_s(own) == pytest.approx(own_s, rel=0.03)
     layers = list(own.layers)
     layers[1] -= 1
     layers[-2] += 1
     other = Split(tuple(layers), own.prediction_chunk, own.recomputed)
     changed = estimator.with_layout(other.layout(problem.num_predictions).text, other.recomputed)
-    other_s = float(changed.times(every_stage=True)[0].sum())
+    other_s = float(changed.component_seconds(every_stage=True)[0].sum())
     assert problem.step_s(other) - problem.step_s(own) == pytest.approx(other_s - own_s, abs=tolerance * own_s)
     np.testing.assert_allclose(problem.bytes_by_rank([other])[0], changed.stage_device_bytes(), rtol=0.08)
 
@@ -57,7 +59,7 @@ def test_a_strategy_with_another_layout_is_that_strategy() -> None:
     job, machines = mofa.load_workload(workload, global_batch=batch), mofa.load_cluster("h100-hgx", gpus)
     strategy = strategy.replace("full:2", "full:3") + " layout=Et*3|(t*4|)*18t*5L"
     written = estimator_of(job, machines, mofa.load_framework(framework), strategy)
-    np.testing.assert_array_equal(changed.times()[0], written.times()[0])
+    np.testing.assert_array_equal(changed.component_seconds()[0], written.component_seconds()[0])
     assert changed.stage_device_bytes() == written.stage_device_bytes()
 
 
@@ -70,7 +72,7 @@ def test_search_of_a_small_model_equals_trying_every_layout() -> None:
     assert problem is not None
 
     def step_s(split: Split) -> float:
-        return float(estimator.with_layout(split.layout(0).text, 0).times(every_stage=True)[0].sum())
+        return float(estimator.with_layout(split.layout(0).text, 0).component_seconds(every_stage=True)[0].sum())
 
     found = shortest_split(problem, split_of_strategy(estimator))
     shortest_s = min(map(step_s, problem.splits()))

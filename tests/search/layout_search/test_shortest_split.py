@@ -9,7 +9,7 @@ import pytest
 
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.schedules.order import ranks_of_stages
-from mofa.search.layout_search.shortest_split import descend, neighbours, shortest_split
+from mofa.search.layout_search.shortest_split import local_search, neighbours, shortest_split
 from mofa.search.layout_search.split_problem import ALL, Split, SplitProblem
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 
@@ -81,7 +81,7 @@ def test_contents_that_do_not_fit_are_learned() -> None:
     problem = replace(random_problem(5, "interleaved", 2, 2, 6, num_layers=4), limit_bytes=1e9)
 
     def over_bytes(split: Split) -> np.ndarray:
-        layers = np.bincount(problem.places[0], split.layers)
+        layers = np.bincount(problem.chunk_places[0], split.layers)
         return np.asarray(layers - 2.0)
 
     found = shortest_split(problem, problem.even(), over_bytes=over_bytes)
@@ -99,12 +99,12 @@ def test_every_split_is_a_layout_that_megatron_takes() -> None:
     problem = random_problem(2, "interleaved", 2, 2, 6, num_layers=3)
     for split in problem.splits():
         layout = split.layout(problem.num_predictions)
-        layout.check(2, 2, problem.num_layers, problem.num_predictions)
+        layout.check_against_model(2, 2, problem.num_layers, problem.num_predictions)
         assert layout == PipelineLayout.of_chunks(layout.chunks)
 
 
 def test_a_descent_ends_where_no_move_helps() -> None:
     problem = random_problem(3, "interleaved", 2, 3, 12)
-    end = descend(problem, problem.even())
+    end = local_search(problem, problem.even())
     steps_s = problem.steps_s(problem.fitting(neighbours(problem, end)))
     assert steps_s.min() >= problem.step_s(end) * (1.0 - 1e-9)

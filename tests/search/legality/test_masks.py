@@ -9,9 +9,9 @@ import pytest
 
 from mofa.cost.stages import split_layers
 from mofa.errors import MofaError, StrategyError
-from mofa.search.legality.masks import CHECKS, Job, check
-from mofa.search.one_strategy import one_row
-from mofa.search.space import default_space, product
+from mofa.search.legality.masks import CHECKS, Job, check_strategies
+from mofa.search.one_strategy import strategy_row
+from mofa.search.space import combinations_table, default_space
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
 from tests.cost.toy import EXPERTS, cluster, framework, llama, mla_moe, moe_llama, workload
@@ -45,7 +45,7 @@ def verdict(
         fields.setdefault("schedule", "interleaved")
     strategy = StrategySpec(framework=name, **fields)
     try:
-        one_row(job, cluster(gpus), spec, strategy)
+        strategy_row(job, cluster(gpus), spec, strategy)
     except StrategyError as error:
         text = str(error)
         rows = [c for c in CHECKS if _says(c.message, job, gpus, spec, strategy) in text]
@@ -221,7 +221,7 @@ def test_messages_name_values(text: str, values: tuple[str, ...]) -> None:
     """One line that says what is wrong, with its values, and what to do."""
     job = workload(DENSE, global_batch=64)
     with pytest.raises(MofaError) as caught:
-        one_row(job, cluster(16), framework("megatron"), text)
+        strategy_row(job, cluster(16), framework("megatron"), text)
     message = str(caught.value)
     assert "\n" not in message
     for value in values:
@@ -231,16 +231,16 @@ def test_messages_name_values(text: str, values: tuple[str, ...]) -> None:
 def test_ddp_beside_other_parallelism_is_named() -> None:
     job, ddp = workload(DENSE, global_batch=64), framework("torchtitan", data_parallel="ddp")
     with pytest.raises(MofaError, match="DDP runs with tp, pp and cp 1 alone"):
-        one_row(job, cluster(16), ddp, "pp=2")
+        strategy_row(job, cluster(16), ddp, "pp=2")
     with pytest.raises(MofaError, match="leave zero out"):
-        one_row(job, cluster(16), ddp, "zero=3")
+        strategy_row(job, cluster(16), ddp, "zero=3")
 
 
 def test_a_vocabulary_that_is_not_padded_is_named() -> None:
     job = workload(llama(num_layers=8, vocab=1001), global_batch=64)
     with pytest.raises(MofaError, match=r"tp \(2\) must divide .* the vocabulary \(1001\)"):
-        one_row(job, cluster(16), framework("torchtitan"), "tp=2")
-    one_row(job, cluster(16), framework("megatron"), "tp=2")
+        strategy_row(job, cluster(16), framework("torchtitan"), "tp=2")
+    strategy_row(job, cluster(16), framework("megatron"), "tp=2")
 
 
 @pytest.mark.parametrize("name", ["megatron", "megatron-local", "torchtitan"])
@@ -248,14 +248,14 @@ def test_a_vocabulary_that_is_not_padded_is_named() -> None:
 def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) -> None:
     """In the order of the list, each with how far it missed; what passes missed nothing."""
     job = Job(workload(model), cluster(16), framework(name))
-    table = product(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
-    found = check(job, table)
-    shorts = [c.short(job, table) for c in CHECKS]
+    table = combinations_table(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
+    found = check_strategies(job, table)
+    shorts = [c.shortfall(job, table) for c in CHECKS]
     assert all((s >= 0).all() and s.shape == (len(table),) for s in shorts)
     for i in range(0, len(table), 97):
         failed = [j for j, s in enumerate(shorts) if s[i] > 0]
         assert found.reason[i] == (failed[0] if failed else -1)
-        assert found.short[i] == (shorts[failed[0]][i] if failed else 0.0)
+        assert found.shortfall[i] == (shorts[failed[0]][i] if failed else 0.0)
 
 
 def test_how_far_a_row_missed() -> None:
@@ -272,17 +272,17 @@ def test_how_far_a_row_missed() -> None:
 
         return replace(base, **{n: np.array([v]) for n, v in values.items()})
 
-    short = {c.reason: c.short for c in CHECKS}
-    assert short["batch"](job, changed(dp=24)).tolist() == [8]
-    assert short["gpus"](job, changed(tp=8, pp=4)).tolist() == [16]
-    assert short["gpus"](job, changed(cp=3)).tolist() == [2]
-    assert short["layers"](job, changed(pp=16)).tolist() == [6]  # two may hold the embedding or the head alone
-    assert short["interleaving"](job, changed(pp=4, vpp=2, dp=4, micro_batch=8)).tolist() == [2]
+    shortfall = {c.reason: c.shortfall for c in CHECKS}
+    assert shortfall["batch"](job, changed(dp=24)).tolist() == [8]
+    assert shortfall["gpus"](job, changed(tp=8, pp=4)).tolist() == [16]
+    assert shortfall["gpus"](job, changed(cp=3)).tolist() == [2]
+    assert shortfall["layers"](job, changed(pp=16)).tolist() == [6]  # two may hold the embedding or the head alone
+    assert shortfall["interleaving"](job, changed(pp=4, vpp=2, dp=4, micro_batch=8)).tolist() == [2]
 
 
 def test_the_message_of_an_interval_longer_than_the_layers() -> None:
     with pytest.raises(MofaError, match=r"every:999: no stage of pp \(1\) has so many of the 8 layers"):
-        one_row(workload(DENSE), cluster(8), framework("torchtitan"), "recompute=every:999")
+        strategy_row(workload(DENSE), cluster(8), framework("torchtitan"), "recompute=every:999")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_the_message_of_an_interval_longer_than_the_layers() -> None:
 )  # fmt: skip
 def test_torchtitan_shards_nothing_over_one_rank(gpus: int, options: dict[str, Any], text: str, zero: int) -> None:
     """ZeRO's stage is what happens, asked for or not."""
-    row = one_row(workload(DENSE), cluster(gpus), framework("torchtitan", **options), text)
+    row = strategy_row(workload(DENSE), cluster(gpus), framework("torchtitan", **options), text)
     assert int(row.zero[0]) == zero
 
 
@@ -311,7 +311,7 @@ def test_what_deepspeed_splits_is_what_passes(splits: str) -> None:
         for pp, vpp in itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 4)):
             asked = {"pp": pp, "vpp": vpp, "schedule": "interleaved" if vpp > 1 else "1f1b"}
             try:
-                one_row(job.workload, job.cluster, spec, asked)
+                strategy_row(job.workload, job.cluster, spec, asked)
             except StrategyError as error:
                 table[layers, pp, vpp] = str(error)
             else:

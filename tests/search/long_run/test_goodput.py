@@ -16,14 +16,14 @@ from mofa.faults.spares import waiting_share
 from mofa.plan.goodput_by_scale import VariantPoint
 from mofa.plan.long_run import FIGURES, Days, Objective
 from mofa.plan.result import TIME_COMPONENTS, Plan, PlanReport
-from mofa.search.goodput import ACTIVITIES, LongRuns, watts_of_steps
-from mofa.search.legality.masks import Job, check
+from mofa.search.goodput import ACTIVITIES, LongRunObjective, watts_of_steps
+from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
 from mofa.search.long_run.sensitivity import FACTORS, sensitivities
 from mofa.search.long_run.spare_nodes import without_spares
 from mofa.search.search_result import Search
-from mofa.search.space import default_space, product, without_indivisible_degrees
-from mofa.specs.faults import FaultSpec, PowerSpec
+from mofa.search.space import combinations_table, default_space, without_indivisible_degrees
+from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_faults
 
@@ -53,7 +53,7 @@ _searched: dict[str, Search] = {}
 
 def test_every_part_of_a_step_has_a_power() -> None:
     assert sorted(part for parts in ACTIVITIES.values() for part in parts) == sorted(TIME_COMPONENTS)
-    idle = watts_of_steps(np.eye(13)[:, [TIME_COMPONENTS.index("bubble")]], PowerSpec(), 700.0)
+    idle = watts_of_steps(np.eye(13)[:, [TIME_COMPONENTS.index("bubble")]], PowerDrawSpec(), 700.0)
     assert float(idle[0]) == pytest.approx(0.19 * 700)
 
 
@@ -73,7 +73,7 @@ def test_the_key_of_a_row_is_that_of_its_plan() -> None:
     """The search ranks by arrays what a plan carries as numbers."""
     plain = mofa.find_plans(JOB, NODES, framework=MEGATRON, top=3, replay=False, **FIX)
     for objective in ("tokens", "kwh"):
-        judge = LongRuns(JOB, NODES, MEGATRON, facts(), objective)  # type: ignore[arg-type]
+        judge = LongRunObjective(JOB, NODES, MEGATRON, facts(), objective)  # type: ignore[arg-type]
         timed = plain.costed.take(np.flatnonzero(np.isfinite(plain.costed.step_s)))
         keys = judge.key(timed)
         of_plans = [judge.plan_key(plan) for plan in plain.report.plans]
@@ -89,7 +89,7 @@ def test_a_faster_step_may_lose() -> None:
     harsh = facts(reliability__failures_per_node_day=100.0, storage__node_bytes_per_s=slow, spares=0)
     by_run = mofa.find_long_runs(SMALL, NODES, harsh, framework=MEGATRON, top=1, replay=False).report.plans[0]
     by_step = mofa.find_plans(SMALL, NODES, framework=MEGATRON, top=1, replay=False).report.plans[0]
-    judge = LongRuns(SMALL, NODES, MEGATRON, harsh)
+    judge = LongRunObjective(SMALL, NODES, MEGATRON, harsh)
     lost = judge.with_long_run_figures(by_step)
     assert by_step.strategy.pp > by_run.strategy.pp
     assert by_step.step_s < by_run.step_s
@@ -151,7 +151,7 @@ def test_the_number_of_spares_is_that_of_whole_searches(batch: int, objective: O
             continue
         if one.report.plans:
             plan = one.report.plans[0]
-            judge = LongRuns(job, without_spares(nodes, spares, "x"), MEGATRON, harsh, objective, spares)
+            judge = LongRunObjective(job, without_spares(nodes, spares, "x"), MEGATRON, harsh, objective, spares)
             each[spares] = judge.plan_key(plan)
     best = min(each, key=each.__getitem__)
     assert found.report.plans[0].spare_gpus == 8 * best, each
@@ -165,8 +165,8 @@ def test_what_divides_is_all_that_can_run() -> None:
     lean = without_indivisible_degrees(whole, smaller.num_gpus, JOB.batch.global_batch)
     legal = []
     for space in (whole, lean):
-        table = product(space, smaller, MEGATRON)
-        ok = np.flatnonzero(check(Job(JOB, smaller, MEGATRON), table).reason < 0)
+        table = combinations_table(space, smaller, MEGATRON)
+        ok = np.flatnonzero(check_strategies(Job(JOB, smaller, MEGATRON), table).reason < 0)
         legal.append({str(table.row(int(i), "megatron")) for i in ok})
     assert legal[0] == legal[1] and len(legal[0]) > 100
     assert len(lean.pp) < len(whole.pp)
@@ -208,7 +208,7 @@ def test_what_is_unknown_is_said() -> None:
     rsc = search(load_faults("rsc-1")).report.plans[0]
     assert "no storage given" in rsc.unknown["ettr"]
     without_tokens = mofa.load_workload("llama3-8b", overrides={"tokens": None})
-    judge = LongRuns(without_tokens, NODES, MEGATRON, facts())
+    judge = LongRunObjective(without_tokens, NODES, MEGATRON, facts())
     assert set(judge.missing()) == {"days", "gpu_hours", "usd", "kwh"}
     for objective in ("days", "usd", "kwh"):
         with pytest.raises(SpecError, match="not known"):
@@ -239,7 +239,7 @@ def test_figures_that_contradict_are_refused() -> None:
 
 def test_key_factors() -> None:
     plan = search(facts(spares=0)).report.plans[0]
-    factors, ettr = sensitivities(LongRuns(JOB, NODES, MEGATRON, facts()), plan)
+    factors, ettr = sensitivities(LongRunObjective(JOB, NODES, MEGATRON, facts()), plan)
     assert {item.factor for item in factors} == set(FACTORS)
     by = {item.factor: item for item in factors}
     assert by["failure rate"].ettr_doubled < ettr < by["failure rate"].ettr_halved
@@ -381,8 +381,8 @@ def test_days_are_those_of_simulated_whole_runs(lemons: bool) -> None:
         **some,
     )  # fmt: skip
     plan = mofa.estimate_long_run(JOB, NODES, "tp=2 pp=2", spec, framework=MEGATRON, replay=False)
-    judge = LongRuns(JOB, NODES, MEGATRON, spec)
-    found = judge.of(plan)
+    judge = LongRunObjective(JOB, NODES, MEGATRON, spec)
+    found = judge.outlook_of_plan(plan)
     work = float(judge.work_s(np.array([plan.step_s]))[0])
     assert spec.reliability is not None
     clock = failure_clock(spec.reliability, float(found.mtbf_s[0]), judge.num_nodes)

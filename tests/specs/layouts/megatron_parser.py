@@ -100,7 +100,9 @@ def of_mofa(asked: Asked) -> list[str] | Rule:
     """The same here."""
     try:
         layout = parse_layout(asked.text)
-        layout.check(asked.pp, max(len(layout.chunks) // asked.pp, 1), asked.num_layers, asked.num_predictions or 0)
+        layout.check_against_model(
+            asked.pp, max(len(layout.chunks) // asked.pp, 1), asked.num_layers, asked.num_predictions or 0
+        )
     except LayoutError as error:
         assert 0 <= error.position <= len(asked.text), asked
         return error.rule

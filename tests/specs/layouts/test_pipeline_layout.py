@@ -29,11 +29,11 @@ def test_published_layouts_are_read_and_written_as_they_stand() -> None:
     apart = parse_layout("Et*3|(tt|)*29m|L")
     assert apart.layers_by_chunk == (3, *[2] * 29, 0, 0)
     assert apart.prediction_chunk == 30
-    apart.check(16, 2, 61, 1)
+    apart.check_against_model(16, 2, 61, 1)
     together = parse_layout("Et|(tt|)*30mL")
     assert together.layers_by_chunk == (1, *[2] * 30, 0)
     assert together.prediction_chunk == 31
-    together.check(8, 4, 61, 1)
+    together.check_against_model(8, 4, 61, 1)
     assert (apart.text, together.text) == ("Et*3|(tt|)*29m|L", "Et|(tt|)*30mL")
 
 
@@ -83,7 +83,7 @@ def test_refusals_name_the_place(
     """By the character that is wrong, or the end where something is missing."""
     try:
         layout = parse_layout(text)
-        layout.check(pp, max(len(layout.chunks) // pp, 1), layers, predictions)
+        layout.check_against_model(pp, max(len(layout.chunks) // pp, 1), layers, predictions)
     except LayoutError as error:
         assert (error.rule, error.position) == (rule, place)
         assert str(error).startswith(f"at character {error.position + 1}: ")
@@ -107,4 +107,4 @@ def test_layouts_come_back_from_their_text(layers: list[int], predictions: int) 
     again = parse_layout(layout.text)
     assert again.chunks == layout.chunks
     assert again.layers_by_chunk == tuple(layers)
-    again.check(1, len(layers), sum(layers), predictions)
+    again.check_against_model(1, len(layers), sum(layers), predictions)

@@ -20,14 +20,14 @@ Linear = Callable[Concatenate[TapeBuilder, Context, str, P], str]
 """(builder, context, input, ...) -> output"""
 
 
-def call(ctx: Context, module: Module, members: FloatK = 0.0, times: FloatK = 1.0) -> Call | None:
+def module_call(ctx: Context, module: Module, members: FloatK = 0.0, times: FloatK = 1.0) -> Call | None:
     """A call of a module; None in frameworks whose ops are issued one by one."""
     if not ctx.framework.module_calls:
         return None
     return Call(module, "bf16" if ctx.fp8 is None else f"fp8-{ctx.fp8.name}", members, times)
 
 
-def issue(b: TapeBuilder, since: int, by: Call | None) -> None:
+def mark_issued_by(b: TapeBuilder, since: int, by: Call | None) -> None:
     """Say of the ops added since that a module's call issues them, but of those that another one does."""
     if by is None:
         return
@@ -36,7 +36,7 @@ def issue(b: TapeBuilder, since: int, by: Call | None) -> None:
             b.ops[i] = op._replace(call=by)
 
 
-def begin(b: TapeBuilder, name: str, by: Call | None, present: BoolK = True) -> None:
+def add_module_python(b: TapeBuilder, name: str, by: Call | None, present: BoolK = True) -> None:
     """A module's own Python, where none of its kernels is its alone."""
     if by is not None:
         b.add(Op(name, "host", None, (), (), launches=0, present=present, call=by))
@@ -47,17 +47,17 @@ def linear_behind(b: TapeBuilder, ctx: Context, h: str) -> Call | None:
     before = b.ops[-1] if b.ops else None
     if before is not None and h in before.writes and before.call is not None and before.call.module == "norm_linear":
         return before.call
-    return call(ctx, "linear")
+    return module_call(ctx, "linear")
 
 
-def one_module(linear: Linear[P]) -> Linear[P]:
+def as_one_module_call(linear: Linear[P]) -> Linear[P]:
     """A linear as one module's call, or as part of that of the norm right before it."""
 
     @wraps(linear)
     def called(b: TapeBuilder, ctx: Context, x: str, /, *args: P.args, **named: P.kwargs) -> str:
         since, by = len(b.ops), linear_behind(b, ctx, x)
         out = linear(b, ctx, x, *args, **named)
-        issue(b, since, by)
+        mark_issued_by(b, since, by)
         return out
 
     return called

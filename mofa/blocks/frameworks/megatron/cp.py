@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, where
-from mofa.blocks.frameworks.megatron.calls import begin, call
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, where
+from mofa.blocks.frameworks.megatron.calls import add_module_python, module_call
 from mofa.blocks.op import CP_POOL, Back, Op, TapeBuilder
-from mofa.blocks.parts import attention_backend, attention_backward_scratch, fused_attention, hold, leave_frame
+from mofa.blocks.parts import attention_backend, attention_backward_scratch, fused_attention, hold_local, leave_frame
 from mofa.blocks.work import Attention, Collective, Stream
 
 ORDER = "te chunk_order"
@@ -25,10 +25,10 @@ ORDER = "te chunk_order"
 def attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """Fused attention over all ranks' keys and values: of ``AttnFuncWithCPAndKVP2P``, ``...KVAllGather`` and
     ``...QKVOA2A`` the one that ``cp_kind`` names."""
-    if not anywhere(ctx.cp > 1):
+    if not any_true(ctx.cp > 1):
         return fused_attention(b, ctx, q, k, v, windowed)
     s = _Sizes.of(ctx)
-    if not anywhere(s.a2a):
+    if not any_true(s.a2a):
         return _steps(b, ctx, s, q, k, v, windowed)
     return _tokens_for_heads(b, s, _steps(b, ctx, s, *_heads_for_tokens(b, s, q, k, v), windowed))
 
@@ -54,7 +54,7 @@ class _Sizes:
         a2a, ring = several & ctx.cp_a2a, several & ctx.cp_ring
         return cls(
             t * ctx.heads * a.d_qk * e, t * ctx.kv_heads * a.d_qk * e, t * ctx.kv_heads * a.d_v * e,
-            t * ctx.heads * a.d_v * e, t * ctx.heads * 4.0, ring, several & opposite(a2a) & opposite(ring), a2a,
+            t * ctx.heads * a.d_v * e, t * ctx.heads * 4.0, ring, several & logical_not(a2a) & logical_not(ring), a2a,
         )  # fmt: skip
 
     @property
@@ -63,12 +63,12 @@ class _Sizes:
         return self.key + self.value
 
 
-def begin_kinds(b: TapeBuilder, ctx: Context) -> None:
+def add_python_of_cp_kind(b: TapeBuilder, ctx: Context) -> None:
     """What attention's Python does more where keys and values are gathered, or heads exchanged."""
-    if anywhere(ctx.cp > 1):
+    if any_true(ctx.cp > 1):
         s = _Sizes.of(ctx)
-        begin(b, "attn.gathered", call(ctx, "gathered_attention"), s.gathers)
-        begin(b, "attn.exchanged", call(ctx, "exchanged_attention"), s.a2a)
+        add_module_python(b, "attn.gathered", module_call(ctx, "gathered_attention"), s.gathers)
+        add_module_python(b, "attn.exchanged", module_call(ctx, "exchanged_attention"), s.a2a)
 
 
 def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tuple[str, str, str]:
@@ -88,9 +88,9 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
         )
 
     def sent(name: str) -> None:
-        hold(b, "exchange", parts[name])
+        hold_local(b, "exchange", parts[name])
         parts[name] = _exchanged(b, s, parts[name], f"attn.{name}", sizes[name])
-        hold(b, "exchange", parts[name])
+        hold_local(b, "exchange", parts[name])
 
     copied("q")
     copied("k")
@@ -123,7 +123,7 @@ def _reordered(b: TapeBuilder, s: _Sizes, x: str, out: str, nbytes: ArrayK, pool
 def _tokens_for_heads(b: TapeBuilder, s: _Sizes, out: str) -> str:
     """The way back of the output: attention keeps it as it came from the kernel, beside what it returns."""
     ordered = _reordered(b, s, out, b.tensor("attn.out.ordered", s.out), s.out)
-    hold(b, "exchange of the output", ordered)
+    hold_local(b, "exchange of the output", ordered)
     sent = _exchanged(b, s, ordered, "attn.out", s.out)
     out = b.add(
         Op("attn.out.join", "memory_bound", Stream(2 * s.out, "strided_copy"), (sent,),
@@ -145,7 +145,7 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     backend = attention_backend(ctx)
     received = _received(b, ctx, s, k, v)
     first: tuple[str, ...] = ()
-    if anywhere(s.ring):
+    if any_true(s.ring):
         # the first step's output, and from the third step on one more; back a buffer of the exchange is there as long
         partial = where(s.ring, where(cp > 2, 2.0, 1.0) * s.out, 0.0)
         sent = where(s.ring, 2.0 * s.kv, 0.0)
@@ -200,7 +200,7 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
     """
     cp, steps = ctx.cp, maximum(ctx.cp - 1.0, 0.0)
     arrived: list[str] = []
-    if anywhere(s.ring):
+    if any_true(s.ring):
         joined = b.tensor(
             "attn.kv_joined", where(s.ring, where(cp > 2, 2.0, 1.0) * s.kv, 0.0), "buffer", grad=False, sent=s.ring
         )
@@ -216,7 +216,7 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
         b.add(Op("attn.kv_ring", "cp", Collective("send_recv", "cp", steps * s.kv), (joined,), (received,),
                  present=s.ring, stream="cp", launches=2.0 * steps))  # fmt: skip
         arrived += [joined, received]
-    if anywhere(s.gathers):
+    if any_true(s.gathers):
         none = b.tensor("attn.none", 0.0 * s.kv, grad=False)
         b.add(Op("attn.none", "memory_bound", None, (), (none,), launches=0))
         gathered = b.tensor("attn.kv_gathered", where(s.gathers, cp * s.kv, 0.0), "buffer", grad=False)
@@ -243,7 +243,7 @@ def _turned(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[st
     values, whose gradient is read last. The other one goes with the first output's gradient. Of keys and values
     nothing is kept for the backward but what was received last.
     """
-    other, turned = opposite(s.ring), []
+    other, turned = logical_not(s.ring), []
     work = Collective("send_recv", "cp", 2.0 * maximum(ctx.cp - 1.0, 0.0) * s.kv)
     back = Back(work=work, family="cp", present=s.ring, view=True, stream="cp",
                 launches=4.0 * maximum(ctx.cp - 1.0, 1.0))  # fmt: skip
@@ -262,7 +262,7 @@ def _turned(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[st
 
 def _scattered(b: TapeBuilder, ctx: Context, s: _Sizes, k: str) -> str:
     """Where the backward of all-gather scatters the gradients that it made of all ranks' keys and values."""
-    if not anywhere(s.gathers):
+    if not any_true(s.gathers):
         return k
     out = b.tensor("attn.k.scattered", s.key, grad_bytes=where(s.ring, 0.0, s.key))  # a ring's: :func:`_turned`
     back = Back(work=Collective("reduce_scatter", "cp", ctx.cp * s.kv), family="cp", present=s.gathers, view=True,
@@ -280,7 +280,7 @@ def _merged(b: TapeBuilder, ctx: Context, s: _Sizes, out: str, received: tuple[s
     """
     cp, steps = ctx.cp, maximum(ctx.cp - 1.0, 0.0)
     later = maximum(cp - 2.0, 0.0)
-    if anywhere(s.gathers):
+    if any_true(s.gathers):
         gathered = b.tensor("attn.gathered_again", 0.0 * s.out, grad_bytes=s.out)
         again = Back(work=Collective("all_gather", "cp", cp * s.kv), family="cp", present=s.gathers, view=True,
                      stream="cp", launches=2.0)  # fmt: skip

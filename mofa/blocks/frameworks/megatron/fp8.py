@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import BoolK, anywhere, ceiling, everywhere, opposite, where
+from mofa.blocks.elementwise import BoolK, all_true, any_true, ceil, logical_not, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
-from mofa.blocks.frameworks.megatron.calls import call
-from mofa.blocks.frameworks.megatron.tuned_norms import is_tuned
-from mofa.blocks.op import GRADIENT, Back, FloatK, Op, Prepared, TapeBuilder
+from mofa.blocks.frameworks.megatron.calls import module_call
+from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm
+from mofa.blocks.op import GRADIENT, Back, BackwardPreparation, FloatK, Op, TapeBuilder
 from mofa.blocks.work import Collective, Stream
 
 VIEW = Back(0.0, 0)
@@ -24,7 +24,7 @@ AMAX_BYTES = 4.0
 """Of a tensor's largest, which is reduced over the ranks that hold its shards. [B]"""
 
 
-class Operand(NamedTuple):
+class Fp8Input(NamedTuple):
     """An input in fp8: what the forward product reads, what is kept of it, and what is made of that backward."""
 
     row: str
@@ -34,7 +34,7 @@ class Operand(NamedTuple):
     input: str = ""
 
 
-class Received(NamedTuple):
+class Fp8OutputGradient(NamedTuple):
     """An output's gradient in fp8: ops on it, and the copies that the two products read."""
 
     ops: tuple[Op, ...]
@@ -43,10 +43,12 @@ class Received(NamedTuple):
     after_dgrad: tuple[Op, ...] = ()
 
 
-def prepared(operand: Operand, received: Received) -> Prepared:
+def backward_preparation(operand: Fp8Input, received: Fp8OutputGradient) -> BackwardPreparation:
     """What a linear layer's backward does before its products."""
     after_dgrad = (*operand.after_dgrad, *received.after_dgrad)
-    return Prepared(received.ops, received.dgrad, received.wgrad, operand.before_dgrad, after_dgrad, operand.input)
+    return BackwardPreparation(
+        received.ops, received.dgrad, received.wgrad, operand.before_dgrad, after_dgrad, operand.input
+    )
 
 
 def recipe_of(ctx: Context) -> Fp8Recipe:
@@ -63,7 +65,7 @@ def _one_copy(ctx: Context) -> bool:
 def cast_input(
     b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK, *, moved: FloatK | None = None,
     gathered: FloatK | None = None, experts: FloatK = 1.0, kept_anyway: bool = False,
-) -> Operand:  # fmt: skip
+) -> Fp8Input:  # fmt: skip
     """Cast a linear layer's input.
 
     Parameters
@@ -89,30 +91,30 @@ def cast_input(
     if _one_copy(ctx):
         _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
         regathered, ops = _gathered(b, ctx, recipe, row, f"{name}.again", gathered, gathers)
-        return Operand(row, (row,), ops, (), regathered)
+        return Fp8Input(row, (row,), ops, (), regathered)
     alone = recipe.gathers_rows_alone
     cast_alone = _rows_alone(recipe, gathers)
     column = b.tensor(f"{name}.fp8_t", _copy_bytes(recipe, where(cast_alone, 0.0, elements)), grad=False)
     if not alone or gathers is False:
         _add(b, _cast(f"{name}.cast", recipe, sources, (row, column), moved, cast_alone, experts, norm_does))
         if gathers is False:
-            return Operand(row, (column,))
+            return Fp8Input(row, (column,))
         interleaved, ops = _gathered(b, ctx, recipe, column, f"{name}.again", gathered, gathers, columns=True)
         full, after_dgrad = _in_order(b, recipe, column, interleaved, f"{name}.again", gathered, gathers)
-        return Operand(row, (column,), ops, after_dgrad, full)
+        return Fp8Input(row, (column,), ops, after_dgrad, full)
     # of candidates that gather the row-wise shard is kept, of the others the transposed copy
     shard = b.tensor(f"{name}.fp8_shard", _copy_bytes(recipe, where(gathers, elements, 0.0)), grad=False)
     b.tensors[row] = b.tensors[row]._replace(bytes=_copy_bytes(recipe, where(gathers, 0.0, elements)))
     _add(b, _cast(f"{name}.cast", recipe, sources, (row, shard, column), moved, cast_alone, experts, norm_does))
     full, ops = _gathered(b, ctx, recipe, shard, f"{name}.again", gathered, gathers)
     turned, after_dgrad = _transposed(b, column, full, f"{name}.again", gathered, gathers)
-    return Operand(row, (shard, column), ops, after_dgrad, turned)
+    return Fp8Input(row, (shard, column), ops, after_dgrad, turned)
 
 
 def _cast_again(
     b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, x: str, name: str, row: str, elements: FloatK, gathered: FloatK,
     gathers: BoolK,
-) -> Operand:  # fmt: skip
+) -> Fp8Input:  # fmt: skip
     """An input that is kept in bf16 and cast once more backward: to columns, or to rows that are gathered."""
     alone = recipe.gathers_rows_alone
     rows = b.tensor(f"{name}.again.fp8", _copy_bytes(recipe, elements if alone else 0.0), grad=False)
@@ -120,24 +122,24 @@ def _cast_again(
     column = b.tensor(f"{name}.again.fp8_t", _copy_bytes(recipe, column_elements), grad=False)
     copies = where(_rows_alone(recipe, gathers), 1.0, 1.0 if _one_copy(ctx) or not alone else 2.0)
     like = recipe.column_cast
-    moved = Stream(recipe.bytes_of(0) * elements + copies * elements, like)
+    moved = Stream(recipe.cast_moved_bytes(0) * elements + copies * elements, like)
     cast = Op(f"{name}.again.cast", "memory_bound", moved, (x,), (rows, column), launches=recipe.launches)
     if gathers is False:
-        return Operand(row, (x,), (cast,), (), rows if _one_copy(ctx) else column)
+        return Fp8Input(row, (x,), (cast,), (), rows if _one_copy(ctx) else column)
     source = rows if alone else column
     full, ops = _gathered(b, ctx, recipe, source, f"{name}.again", gathered, gathers)
     if _one_copy(ctx):
-        return Operand(row, (x,), (cast, *ops), (), full)
+        return Fp8Input(row, (x,), (cast, *ops), (), full)
     turn = _transposed(b, column, full, f"{name}.again", gathered, gathers)
     if not alone:
         turn = _in_order(b, recipe, column, full, f"{name}.again", gathered, gathers)
-    return Operand(row, (x,), (cast, *ops), turn[1], turn[0])
+    return Fp8Input(row, (x,), (cast, *ops), turn[1], turn[0])
 
 
 def cast_gradient(
     b: TapeBuilder, ctx: Context, name: str, elements: FloatK, *, moved: FloatK | None = None,
     gathered: FloatK | None = None, experts: FloatK = 1.0,
-) -> Received:  # fmt: skip
+) -> Fp8OutputGradient:  # fmt: skip
     """Cast a linear layer's output gradient, and gather it behind a row-parallel layer (``gathered`` elements)."""
     recipe, moved = recipe_of(ctx), elements if moved is None else moved
     gathers, gathered = _where_gathered(ctx, gathered)
@@ -152,28 +154,28 @@ def cast_gradient(
     if _one_copy(ctx):
         cast = _cast(f"{base}.cast", recipe, sources, (row,), moved, True, experts, "bf16")
         full, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
-        return Received((*before, *cast, *ops), full, full)
+        return Fp8OutputGradient((*before, *cast, *ops), full, full)
     alone = _rows_alone(recipe, gathers)
     column = b.tensor(f"{base}.fp8_t", _copy_bytes(recipe, where(alone, 0.0, elements)), grad=False)
     cast = _cast(f"{base}.cast", recipe, sources, (row, column), moved, alone, experts, "bf16")
     if gathers is False:
-        return Received(cast, row, column)
+        return Fp8OutputGradient(cast, row, column)
     full, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
     if recipe.gathers_rows_alone:
         turned, turn = _transposed(b, column, full, base, gathered, gathers)
         if ctx.framework.tp_overlap:  # user buffers hold one copy, which is transposed behind the product
-            return Received((*before, *cast, *ops), full, turned, turn)
-        return Received((*before, *cast, *ops, *turn), full, turned)
+            return Fp8OutputGradient((*before, *cast, *ops), full, turned, turn)
+        return Fp8OutputGradient((*before, *cast, *ops, *turn), full, turned)
     _shelve(b, recipe, row, gathers)
     _shelve(b, recipe, column, gathers)
     interleaved, columns = _gathered(b, ctx, recipe, column, f"{base}.columns", gathered, gathers, columns=True)
     ordered, order = _in_order(b, recipe, column, interleaved, base, gathered, gathers)
-    return Received((*before, *cast, *ops, *columns, *order), full, ordered)
+    return Fp8OutputGradient((*before, *cast, *ops, *columns, *order), full, ordered)
 
 
 def _where_gathered(ctx: Context, elements: FloatK | None) -> tuple[BoolK, FloatK]:
     """Where a tensor's shards are gathered, False if nowhere, and how many elements they make together."""
-    if elements is None or not anywhere(ctx.gathers):
+    if elements is None or not any_true(ctx.gathers):
         return False, 0.0
     return ctx.gathers, elements
 
@@ -190,7 +192,7 @@ def gather_input(b: TapeBuilder, ctx: Context, row: str, name: str, elements: Fl
     return b.add(op)
 
 
-def padded(ctx: Context, rows: FloatK) -> FloatK:
+def padded_expert_rows(ctx: Context, rows: FloatK) -> FloatK:
     """Rows of a rank's experts with what fills each up to whole pieces: half a piece less a half on average. [tokens]
 
     Examples
@@ -207,10 +209,10 @@ def pad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK)
     router's map is padded (``router_padding``). It pads the rows' probabilities too, whose bytes are left out here.
     """
     hidden = float(ctx.model.hidden)
-    out = b.tensor("experts.padded", padded(ctx, memory_rows) * hidden * ctx.element)
-    moved = 2.0 * padded(ctx, rows) * hidden * ctx.element
+    out = b.tensor("experts.padded", padded_expert_rows(ctx, memory_rows) * hidden * ctx.element)
+    moved = 2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.element
     back = Back(2.0 * rows * hidden * ctx.element, 1, like="copy")
-    by = call(ctx, "fp8_padding", ctx.local_experts, times=2.0)
+    by = module_call(ctx, "fp8_padding", ctx.local_experts, times=2.0)
     return b.add(Op("experts.pad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
 
 
@@ -219,14 +221,14 @@ def unpad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: Float
     hidden = float(ctx.model.hidden)
     out = b.tensor("experts.unpadded", memory_rows * hidden * ctx.element)
     moved = 2.0 * rows * hidden * ctx.element
-    back = Back(2.0 * padded(ctx, rows) * hidden * ctx.element, 1, like="copy")
-    by = call(ctx, "fp8_padding", ctx.local_experts)
+    back = Back(2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.element, 1, like="copy")
+    by = module_call(ctx, "fp8_padding", ctx.local_experts)
     return b.add(Op("experts.unpad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
 
 
 def expert_operands(
     b: TapeBuilder, ctx: Context, x: str, name: str, rows: tuple[FloatK, FloatK], inner: FloatK, out: FloatK
-) -> tuple[str, tuple[str, ...], Prepared | None]:
+) -> tuple[str, tuple[str, ...], BackwardPreparation | None]:
     """A grouped product's input, in fp8 where products are, what of it is kept, and what its backward makes first.
 
     ``rows`` are those that the slowest rank's kernels pass over, and those that are held.
@@ -239,7 +241,7 @@ def expert_operands(
         passes = moved * (1.0 + (1.0 - ALIGNED_ROWS / BLOCK) * (ctx.kernels.ragged_block_cast.value - 1.0))
     operand = cast_input(b, ctx, x, name, memory_rows * inner, moved=passes * inner, experts=ctx.local_experts)
     received = cast_gradient(b, ctx, name, memory_rows * out, moved=passes * out, experts=ctx.local_experts)
-    return operand.row, operand.saves, prepared(operand, received)
+    return operand.row, operand.saves, backward_preparation(operand, received)
 
 
 def _copy_bytes(recipe: Fp8Recipe, elements: FloatK) -> FloatK:
@@ -266,17 +268,17 @@ def _cast(
     known = recipe.amax_bytes if norm_does == "finds amax" else 0.0
     launches: FloatK = recipe.launches - (1 if norm_does == "finds amax" else 0)
     together = TENSORS_PER_CAST if recipe.casts_experts_together else 1.0
-    launches = launches * ceiling(experts / together)
+    launches = launches * ceil(experts / together)
 
     def kernel(copies: float, like: str, runs: BoolK) -> tuple[Stream, FloatK]:
-        nbytes = (recipe.bytes_of(0) - known + copies) * moved
+        nbytes = (recipe.cast_moved_bytes(0) - known + copies) * moved
         return Stream(where(runs, nbytes, 0.0), like), where(runs, launches, 0.0)
 
-    rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.both_cast, opposite(alone))
-    if everywhere(alone):
+    rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.both_cast, logical_not(alone))
+    if all_true(alone):
         return (Op(name, "memory_bound", rows[0], reads, writes, launches=rows[1], back=VIEW),)
     made = Op(name, "memory_bound", both[0], reads, writes, launches=both[1], back=VIEW)
-    if not anywhere(alone):
+    if not any_true(alone):
         return (made,)
     return made, Op(f"{name}.rows", "memory_bound", rows[0], writes[:1], (), launches=rows[1], present=alone)
 
@@ -297,7 +299,7 @@ def _done_by_norm(b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, x: str) -> st
             continue
         if not isinstance(op.work, Stream):
             return recipe.norm
-        tuned, longer, nbytes = is_tuned(ctx, float(op.work.width)), 1.0, op.work.bytes
+        tuned, longer, nbytes = has_tuned_norm(ctx, float(op.work.width)), 1.0, op.work.bytes
         if recipe.norm == "casts":
             nbytes = 0.75 * nbytes  # one byte of four is not written
             longer = (kernels.te_tuned_norm_cast if tuned else kernels.te_norm_cast).value
@@ -320,7 +322,7 @@ def _reduced_amax(b: TapeBuilder, ctx: Context, x: str, name: str, gathers: Bool
 
 def _reduce_amax(ctx: Context, name: str, x: str, amax: str, gathers: BoolK) -> Op:
     work = Collective("all_reduce", "tp", AMAX_BYTES)
-    by = call(ctx, "amax")
+    by = module_call(ctx, "amax")
     return Op(f"{name}.amax", "tp", work, (x,), (amax,), present=gathers, stream="tp", call=by)
 
 

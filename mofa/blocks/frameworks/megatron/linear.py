@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TypedDict
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import any_true
 from mofa.blocks.frameworks.megatron import fp8
-from mofa.blocks.frameworks.megatron.calls import begin, call, issue, one_module
-from mofa.blocks.frameworks.megatron.tuned_norms import is_tuned, untuned_norm
+from mofa.blocks.frameworks.megatron.calls import add_module_python, as_one_module_call, mark_issued_by, module_call
+from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
 from mofa.blocks.parts import HEAD, add_bias, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
 from mofa.blocks.work import Collective, Stream
@@ -21,7 +21,7 @@ class WeightGrad(TypedDict, total=False):
     accumulate_bytes_per_param: float
 
 
-def weight_grad(ctx: Context) -> WeightGrad:
+def weight_grad_arguments(ctx: Context) -> WeightGrad:
     """Bytes of a weight gradient that is made apart and the bytes moved to add it. [B/param]"""
     if ctx.framework.fuses_wgrad_accumulation:  # reads and writes the main gradient where one alone writes 2 bytes
         return {"accumulate_bytes_per_param": 2.0 * ctx.framework.grads_bytes_per_param - 2.0}
@@ -39,7 +39,7 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     op = b.ops[-1]
     if name in BEHIND and not _is_module(b, ctx, name) and op.back is not None:
         b.ops[-1] = op._replace(back=op.back._replace(holds=(f"{BEHIND[name]}.out",)))
-    issue(b, since, call(ctx, "norm" if _is_module(b, ctx, name) else "norm_linear"))
+    mark_issued_by(b, since, module_call(ctx, "norm" if _is_module(b, ctx, name) else "norm_linear"))
     return out
 
 
@@ -56,7 +56,7 @@ def _is_module(b: TapeBuilder, ctx: Context, name: str) -> bool:
     return name not in ("q_norm", "kv_norm")
 
 
-@one_module
+@as_one_module_call
 def column_linear(
     b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float, *, kept_anyway: bool = False
 ) -> str:  # fmt: skip
@@ -68,16 +68,16 @@ def column_linear(
         full = sp_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
         return linear(
             b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
-            regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
+            regather=(f"{name}.all_gather",) if any_true(ctx.gathers) else (), **weight_grad_arguments(ctx),
         )  # fmt: skip
-    operand = fp8.cast_input(b, ctx, h, name, ctx.shard * k, gathered=ctx.tokens * k, kept_anyway=kept_anyway)
+    operand = fp8.cast_input(b, ctx, h, name, ctx.shard_tokens * k, gathered=ctx.tokens * k, kept_anyway=kept_anyway)
     full = fp8.gather_input(b, ctx, tp_copy(b, ctx, operand.row, name, k), name, ctx.tokens * k)
     received = fp8.cast_gradient(b, ctx, name, ctx.tokens * n)
     return linear(b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
-                  prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
+                  prepared=fp8.backward_preparation(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
 
 
-@one_module
+@as_one_module_call
 def row_linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK, *, kept_anyway: bool = False
 ) -> str:  # fmt: skip
@@ -86,12 +86,12 @@ def row_linear(
     In fp8 the shard of its gradient is cast before it is gathered (module/base.py, ``grad_output_preprocess``).
     """
     if ctx.fp8 is None:
-        partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_grad(ctx))
+        partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_grad_arguments(ctx))
         return tp_reduce(b, ctx, partial, name, n)
     operand = fp8.cast_input(b, ctx, x, name, ctx.tokens * k, kept_anyway=kept_anyway)
-    received = fp8.cast_gradient(b, ctx, name, ctx.shard * n, gathered=ctx.tokens * n)
+    received = fp8.cast_gradient(b, ctx, name, ctx.shard_tokens * n, gathered=ctx.tokens * n)
     partial = linear(b, ctx, operand.row, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
-                     prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
+                     prepared=fp8.backward_preparation(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
     return tp_reduce(b, ctx, partial, name, n, scattered_back=fp8.VIEW)
 
 
@@ -106,39 +106,39 @@ def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, 
     return out
 
 
-@one_module
-def whole_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: float) -> str:
+@as_one_module_call
+def replicated_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: float) -> str:
     """A linear that each rank has whole, over its shard of the tokens."""
     if ctx.fp8 is None:
-        return linear(b, ctx, x, name, m=ctx.shard, n=n, k=k, saves=(x,), **weight_grad(ctx))
-    operand = fp8.cast_input(b, ctx, x, name, ctx.shard * k)
-    received = fp8.cast_gradient(b, ctx, name, ctx.shard * n)
-    return linear(b, ctx, operand.row, name, m=ctx.shard, n=n, k=k, saves=operand.saves,
-                  prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
+        return linear(b, ctx, x, name, m=ctx.shard_tokens, n=n, k=k, saves=(x,), **weight_grad_arguments(ctx))
+    operand = fp8.cast_input(b, ctx, x, name, ctx.shard_tokens * k)
+    received = fp8.cast_gradient(b, ctx, name, ctx.shard_tokens * n)
+    return linear(b, ctx, operand.row, name, m=ctx.shard_tokens, n=n, k=k, saves=operand.saves,
+                  prepared=fp8.backward_preparation(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
 
 
 def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     """Bias, dropout and add in one kernel; the mask is kept where there is dropout."""
-    nbytes = ctx.shard * ctx.model.hidden * ctx.residual
+    nbytes = ctx.shard_tokens * ctx.model.hidden * ctx.residual
     out = b.tensor(name, nbytes)
     saves: tuple[str, ...] = ()
     back = Back(0.0, 0)
     writes: tuple[str, ...] = (out,)
     if ctx.model.dropout > 0:
-        mask = b.tensor(f"{name}.mask", ctx.shard * ctx.model.hidden * 1.0, grad=False)
+        mask = b.tensor(f"{name}.mask", ctx.shard_tokens * ctx.model.hidden * 1.0, grad=False)
         writes, saves, back = (out, mask), (mask,), Back(2.5 * nbytes, 1)
     b.add(
         Op(f"{name}.add", "memory_bound", Stream(3 * nbytes, "residual_add"), (x, y), writes, saves, back=back,
-           call=call(ctx, "bias_dropout_add"))
+           call=module_call(ctx, "bias_dropout_add"))
     )  # fmt: skip
     if name == "mid":  # once a layer
-        begin(b, "layer", call(ctx, "layer"))
+        add_module_python(b, "layer", module_call(ctx, "layer"))
         if ctx.fp8 is not None and ctx.fp8.context_each_layer:
-            begin(b, "layer.fp8_context", call(ctx, "fp8_context"))
+            add_module_python(b, "layer.fp8_context", module_call(ctx, "fp8_context"))
     return out
 
 
-def by_python(b: TapeBuilder, since: int, name: str, functions: FloatK, guarded: FloatK = 0.0) -> None:
+def mark_autograd_functions(b: TapeBuilder, since: int, name: str, functions: FloatK, guarded: FloatK = 0.0) -> None:
     """Say of the ops of this name, among those added since, how many functions of Python autograd calls around them."""
     for i, op in enumerate(b.ops[since:], since):
         if op.name == name:
@@ -149,7 +149,7 @@ def compiled_residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -
     """Bias, dropout and add: one function that is compiled by itself (fused_bias_dropout.py, jit_fuser)."""
     since = len(b.ops)
     out = residual(b, ctx, x, y, name)
-    by_python(b, since, f"{name}.add", 0.0, 1.0)
+    mark_autograd_functions(b, since, f"{name}.add", 0.0, 1.0)
     return out
 
 
@@ -181,8 +181,8 @@ def norm_op(
     like, forward, backward = str(ctx.model.norm), 1.0, 1.0
     if not torch_kernels:
         like = f"te {like}"
-        if not is_tuned(ctx, width):
-            forward, backward = untuned_norm(ctx, of_heads=width <= HEAD)
+        if not has_tuned_norm(ctx, width):
+            forward, backward = untuned_norm_slowdown(ctx, of_heads=width <= HEAD)
     elements = rows * width
     back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=backward * elements, width=width)
     if torch_kernels and width <= HEAD and like == "rmsnorm":

@@ -11,15 +11,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.elementwise import anywhere, maximum, opposite, where
+from mofa.blocks.elementwise import any_true, logical_not, maximum, where
 from mofa.blocks.frameworks.megatron import linear as base
 from mofa.blocks.frameworks.megatron import mlp as megatron_mlp
 from mofa.blocks.frameworks.megatron import moe as megatron_moe
 from mofa.blocks.frameworks.megatron import transformer_engine as te
 from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, router, sort, unpermute
 from mofa.blocks.frameworks.megatron.rope import rotate, unfused_rope
-from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, TapeBuilder
-from mofa.blocks.parts import attention_backward_scratch, hold, leave_frame, linear, stream, tp_copy, tp_reduce
+from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, ScratchSequence, TapeBuilder
+from mofa.blocks.parts import (
+    attention_backward_scratch,
+    hold_local,
+    leave_frame,
+    linear,
+    memory_bound_op,
+    tp_copy,
+    tp_reduce,
+)
 from mofa.blocks.work import Attention, Collective, Gemm, Grouped, Stream
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
@@ -36,14 +44,14 @@ def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k:
     full = base.buffer_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
     return linear(
         b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
-        regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **base.weight_grad(ctx),
+        regather=(f"{name}.all_gather",) if any_true(ctx.gathers) else (), **base.weight_grad_arguments(ctx),
         functions=where(ctx.reduces, 2.0, 1.0),  # the product, which gathers itself, or the copy before it
     )  # fmt: skip
 
 
 def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """Row-parallel linear and the reduction of its partial results."""
-    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **base.weight_grad(ctx),
+    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **base.weight_grad_arguments(ctx),
                      functions=where(ctx.has_tp, 2.0, 1.0))  # fmt: skip
     out = tp_reduce(b, ctx, partial, name, n)
     if name == "proj":
@@ -120,7 +128,7 @@ def _down(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
 
 def _scatter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, strided: bool) -> str:
     """A rank's slice of the sequence: a view of whole rows, a copy of strided ones; backward gathers the gradient."""
-    shard = ctx.shard * width * ctx.element
+    shard = ctx.shard_tokens * width * ctx.element
     out = b.tensor(f"{name}.slice", shard)
     back = Back(
         work=Collective("all_gather", "tp", ctx.tokens * width * ctx.element), family="tp", present=ctx.gathers,
@@ -140,7 +148,8 @@ def _latent_norm(b: TapeBuilder, ctx: Context, x: str, width: float) -> str:
     together = b.tensor("kv_norm.together", nbytes)
     y = b.add(
         Op("kv_norm.copy", "memory_bound", Stream(2.0 * nbytes, "strided_copy"), (x,), (together,),
-           present=opposite(ctx.gathers), region=b.region, back=Back(2.0 * nbytes, 1, like="strided_copy", nodes=0.0))
+           present=logical_not(ctx.gathers), region=b.region, back=Back(2.0 * nbytes, 1, like="strided_copy",
+           nodes=0.0))
     )  # fmt: skip
     return base.norm_op(b, ctx, y, "kv_norm", width, b.region, torch_kernels=True, saved_input=x)
 
@@ -201,7 +210,9 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
 def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """The core attention module: PyTorch's SDPA in its place, or the unfused one."""
     b.region = "core_attn"
-    out = unfused(b, ctx, q, k, v) if ctx.framework.attention == "unfused" else sdpa(b, ctx, q, k, v, windowed)
+    out = (
+        unfused_attention(b, ctx, q, k, v) if ctx.framework.attention == "unfused" else sdpa(b, ctx, q, k, v, windowed)
+    )
     b.region = ""
     return out
 
@@ -234,7 +245,7 @@ def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -
     return out
 
 
-def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
+def unfused_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
     """Scores, softmax and context as separate steps over P = b * heads * s^2 scores (dot_product_attention.py).
 
     The causal mask is a full one: every score is computed. A fused softmax keeps its 16-bit output (2P). The PyTorch
@@ -264,22 +275,22 @@ def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
             Op("attn.slopes", "memory_bound", slopes, (scores,), (sloped,), view=True, back=Back(0.0, 0, view=True))
         )
     for local in (k, v, scores):
-        hold(b, "core attention", local)
+        hold_local(b, "core attention", local)
     probs = _softmax(b, ctx, scores, scores_num, s)
     if ctx.model.dropout > 0:  # its output takes its input's place in the frame; its mask comes first (Dropout.cu)
         dropped = b.tensor("attn.dropped", 2.0 * scores_num)
         mask = b.tensor("attn.dropout_mask", scores_num, grad=False)
         b.add(
             Op("attn.dropout", "memory_bound", Stream(5.0 * scores_num), (probs,), (dropped, mask), (mask,),
-               back=Back(5.0 * scores_num, 1), order=Order((), (WRITES + 1, WRITES)))
+               back=Back(5.0 * scores_num, 1), order=ScratchSequence((), (WRITES + 1, WRITES)))
         )  # fmt: skip
         probs = dropped
-    hold(b, "core attention", probs)
+    hold_local(b, "core attention", probs)
     context = b.tensor("attn.context", t * ctx.heads * a.d_v * e)
     b.add(Op("attn.pv", "attention", Gemm(s, a.d_v, s, count=count), (probs, v), (context,), (probs, v)))
     out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
     moved = 2 * t * ctx.heads * a.d_v * e
-    stream(b, "attn.to_rows", (context,), out, bytes_=moved, back_launches=0, like="strided_copy")
+    memory_bound_op(b, "attn.to_rows", (context,), out, bytes_=moved, back_launches=0, like="strided_copy")
     leave_frame(b, "core attention")
     return out
 
@@ -302,14 +313,14 @@ def _softmax(b: TapeBuilder, ctx: Context, scores: str, num: ArrayK, s: ArrayK) 
     soft = b.tensor("attn.softmax", 4.0 * num, grad=False)
     mask = b.tensor("attn.mask", s * s, grad=False)
     # the gradient widened, a product beside the softmax's, that masked, and narrowed again
-    backward = Order((4.0 * num,) * 4, (0, READS, 1, 2, ~0, ~1, READS + 1, 3, ~2, WRITES, ~3))
+    backward = ScratchSequence((4.0 * num,) * 4, (0, READS, 1, 2, ~0, ~1, READS + 1, 3, ~2, WRITES, ~3))
     # cast 6, mask 8, softmax 8, cast 6 bytes a score; the mask is built each call: ones, triu, bool
     casts = (6.0 * num, "cast_up"), (6.0 * num, "cast_down")
     moved = Stream(28.0 * num + 17.0 * s * s, parts=(*casts, (8.0 * num, "softmax_fp32")))
     b.add(
         Op("attn.softmax", "memory_bound", moved, (scores,), (probs, soft, mask), (soft, mask), scratch=4.0 * num,
            launches=7, back=Back(44.0 * num, 5, 8.0 * num, parts=casts, order=backward),
-           order=Order((4.0 * num,), (0, WRITES + 2, WRITES + 1, WRITES, ~0)))
+           order=ScratchSequence((4.0 * num,), (0, WRITES + 2, WRITES + 1, WRITES, ~0)))
     )  # fmt: skip
     return probs
 
@@ -322,7 +333,7 @@ def activation(
         since = len(b.ops)
         out = megatron_mlp.activation(b, ctx, h, name, elements, moved, region, launches)
         # an autograd.Function around a function that is compiled by itself (fused_bias_swiglu.py)
-        base.by_python(b, since, f"{name}.activation", launches, launches)
+        base.mark_autograd_functions(b, since, f"{name}.activation", launches, launches)
         return out
     return megatron_mlp.unfused_swiglu(b, ctx, h, name, elements, moved, region, launches)
 
@@ -356,8 +367,9 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     else:
         out = _moe_alltoall(b, ctx, h, scores)
     if shared:
-        total = b.tensor("moe.total", ctx.shard * row)
-        out = stream(b, "moe.add_shared", (out, shared), total, bytes_=3 * ctx.shard * row, back_launches=0,
+        total = b.tensor("moe.total", ctx.shard_tokens * row)
+        out = memory_bound_op(b, "moe.add_shared", (out, shared), total, bytes_=3 * ctx.shard_tokens * row,
+        back_launches=0,
                      like="residual_add")  # fmt: skip
     b.region = ""
     return out
@@ -366,20 +378,20 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
 def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     spec = ctx.model.moe
     assert spec is not None
-    row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * spec.top_k
-    sent = permute(b, ctx, h, scores, ctx.shard, copies, copies, counted=gathered_counts(b, ctx))
+    row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard_tokens * spec.top_k
+    sent = permute(b, ctx, h, scores, ctx.shard_tokens, copies, copies, counted=gathered_counts(b, ctx))
     received = megatron_moe.exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
-    hold(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
-    hold(b, "moe", received)
+    hold_local(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
+    hold_local(b, "moe", received)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
-    if anywhere(ctx.etp > 1):
+    if any_true(ctx.etp > 1):
         received = megatron_moe.gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
     received = sort(b, ctx, received, "sort", rows, memory_rows)
     y = sort(b, ctx, experts(b, ctx, received, rows, memory_rows), "unsort", rows, memory_rows)
-    if anywhere(ctx.etp > 1):
+    if any_true(ctx.etp > 1):
         y = megatron_moe.scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
     y = megatron_moe.exchange(b, ctx, y, "combine", copies * row)
-    out = unpermute(b, ctx, y, ctx.shard, copies)
+    out = unpermute(b, ctx, y, ctx.shard_tokens, copies)
     leave_frame(b, "moe")
     return out
 
@@ -387,7 +399,7 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
 def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     """Every rank gathers all tokens into the global buffer, picks its experts' rows, and scatters the sums."""
     row, ranks = float(ctx.model.hidden) * ctx.element, ctx.ep * ctx.etp
-    tokens = ctx.shard * ranks
+    tokens = ctx.shard_tokens * ranks
     nbytes = tokens * row
     full = b.tensor("moe.full", 0.0, "buffer", grad_bytes=nbytes)
     x = b.add(
@@ -397,7 +409,7 @@ def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     sent = permute(b, ctx, x, scores, tokens, rows, memory_rows)
     y = unpermute(b, ctx, experts(b, ctx, sent, rows, memory_rows), tokens, rows)
-    out = b.tensor("moe.out", ctx.shard * row)
+    out = b.tensor("moe.out", ctx.shard_tokens * row)
     return b.add(
         Op("moe.combine", "ep", Collective("reduce_scatter", "ep", nbytes, ctx.imbalance), (y,), (out,),
            present=ranks > 1, stream="ep", routing="combine")
@@ -417,7 +429,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: Flo
     since = len(b.ops)
     y = megatron_moe.experts(b, ctx, x, rows, memory_rows, activation)
     for product in ("experts.fc1", "experts.fc2"):
-        base.by_python(b, since, product, ctx.local_experts)
+        base.mark_autograd_functions(b, since, product, ctx.local_experts)
     for i, op in enumerate(b.ops[since:], since):
         work = replace(op.work, uneven=ctx.uneven) if isinstance(op.work, Grouped) else op.work
         b.ops[i] = op._replace(work=work, loops_met=ctx.loops_met, expert_loops=ctx.local_experts)
@@ -446,11 +458,11 @@ def persistent_buffers(ctx: Context) -> ArrayK:
         total = maximum(total, ctx.micro_batch * ctx.heads * (ctx.seq_len / ctx.cp) ** 2 * e)
     if model.moe is not None and ctx.framework.dispatcher == "allgather":
         ranks = ctx.ep * ctx.etp
-        total = maximum(total, where(ranks > 1, ctx.shard * ranks * model.hidden * e, 0.0))
+        total = maximum(total, where(ranks > 1, ctx.shard_tokens * ranks * model.hidden * e, 0.0))
     return total
 
 
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
-    residual=base.compiled_residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
+    residual=base.compiled_residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, begin_block=te.begin_block,
 )  # fmt: skip

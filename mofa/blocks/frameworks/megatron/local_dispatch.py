@@ -6,7 +6,7 @@ Read in megatron_core 0.16.1 (router.py, moe_utils.py, token_dispatcher.py); ker
 from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import any_true
 from mofa.blocks.frameworks.megatron import linear as base
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
 from mofa.blocks.parts import linear, mark_renewal
@@ -20,7 +20,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> str:
     since = len(b.ops)
     moe = ctx.model.moe
     assert moe is not None
-    s, experts = ctx.shard, float(moe.num_experts)
+    s, experts = ctx.shard_tokens, float(moe.num_experts)
     logits = linear(
         b, ctx, h, "router.gate", m=s, n=experts, k=ctx.model.hidden, saves=(h,), format_="bf16",
         grad_bytes_per_param=2.0, accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param,
@@ -36,7 +36,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> str:
            (scores, chosen), launches=launches,
            back=Back(4 * s * experts * 4.0, 7, nodes=7.0))  # back through scatter, casts, softmax and gather
     )  # fmt: skip
-    base.by_python(b, since, "router.gate", 1.0)  # RouterGatingLinearFunction
+    base.mark_autograd_functions(b, since, "router.gate", 1.0)  # RouterGatingLinearFunction
     return scores
 
 
@@ -46,7 +46,7 @@ def gathered_counts(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
     spec = ctx.model.moe
     assert spec is not None
     ranks = ctx.ep * ctx.etp
-    if not anywhere(ranks > 1):
+    if not any_true(ranks > 1):
         return ()
     nbytes = 8.0 * spec.num_experts * ranks
     counts = b.tensor("moe.counts", nbytes, grad=False)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import Op, TapeBuilder
 from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.specs.strategy import MERGED_GROUPS
 
 
-def schedule(b: TapeBuilder, ctx: Context, scores: str) -> None:
+def schedule_replicas(b: TapeBuilder, ctx: Context, scores: str) -> None:
     """Token scheduling over replicas, where it is on (MicroMoE, sections 5.3 and 5.4).
 
     All GPUs of the merged group learn each other's loads. The host solves for the tokens of each replica and goes on to
@@ -19,7 +19,7 @@ def schedule(b: TapeBuilder, ctx: Context, scores: str) -> None:
     """
     spec = ctx.model.moe
     assert spec is not None
-    if not anywhere(ctx.scheduled):
+    if not any_true(ctx.scheduled):
         return
     own = 4.0 * spec.num_experts
     gathered = b.tensor("moe.loads", own * ctx.ep * MERGED_GROUPS, grad=False)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
-from mofa.blocks.frameworks.megatron.calls import call
+from mofa.blocks.frameworks.megatron.calls import module_call
 from mofa.blocks.frameworks.megatron.linear import column_linear, row_linear
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
-from mofa.blocks.parts import add_bias, hold, leave_frame
+from mofa.blocks.parts import add_bias, hold_local, leave_frame
 from mofa.blocks.work import Stream
 
 
@@ -47,7 +47,7 @@ def activation(
     back = Back(
         back_passes * moved * ctx.element, launches * (1.0 + weighted), like=again, elements=counted, width=width
     )
-    by = call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
+    by = module_call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
     if name == "experts" and ctx.framework.experts == "sequential":  # issued one expert after the other
         by = None
     work = Stream(passes * moved * ctx.element, like, counted, width)
@@ -109,7 +109,7 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden, kept_anyway=name == "shared")
     fc1 = add_bias(b, fc1, f"{name}.fc1", width) if bias else fc1
     act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
-    hold(b, name, act)  # intermediate_parallel in mlp.py's forward
+    hold_local(b, name, act)  # intermediate_parallel in mlp.py's forward
     y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
     y = add_bias(b, y, f"{name}.fc2", float(ctx.model.hidden)) if bias else y
     leave_frame(b, name)

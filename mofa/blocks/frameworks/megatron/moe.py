@@ -10,25 +10,25 @@ from collections.abc import Callable
 from typing import Literal
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import BoolK, anywhere, opposite
+from mofa.blocks.elementwise import BoolK, any_true, logical_not
 from mofa.blocks.frameworks.megatron import fp8
-from mofa.blocks.frameworks.megatron.calls import begin, call, issue
-from mofa.blocks.frameworks.megatron.linear import weight_grad
-from mofa.blocks.frameworks.megatron.micro_moe import schedule
+from mofa.blocks.frameworks.megatron.calls import add_module_python, mark_issued_by, module_call
+from mofa.blocks.frameworks.megatron.linear import weight_grad_arguments
+from mofa.blocks.frameworks.megatron.micro_moe import schedule_replicas
 from mofa.blocks.frameworks.megatron.mlp import activation, mlp
 from mofa.blocks.frameworks.megatron.permute import (
     WEIGHT,
-    filled,
-    fills,
     pad_map,
+    pads_router_map,
     permute,
     rows_sent,
     sort,
     unpermute,
     unsort,
+    with_padded_rows,
 )
-from mofa.blocks.op import Back, Call, FloatK, Op, Prepared, TapeBuilder
-from mofa.blocks.parts import hold, leave_frame, linear, made_again_behind, mark_renewal, stream
+from mofa.blocks.op import Back, BackwardPreparation, Call, FloatK, Op, TapeBuilder
+from mofa.blocks.parts import hold_local, leave_frame, linear, mark_recomputed_output, mark_renewal, memory_bound_op
 from mofa.blocks.roles import RoutingStep
 from mofa.blocks.work import Collective, CollectiveKind, Grouped, GroupedKernel, HostSync, Stream
 
@@ -53,7 +53,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
     """
     moe = ctx.model.moe
     assert moe is not None
-    s, experts, hidden, since = ctx.shard, float(moe.num_experts), float(ctx.model.hidden), len(b.ops)
+    s, experts, hidden, since = ctx.shard_tokens, float(moe.num_experts), float(ctx.model.hidden), len(b.ops)
     wide = b.tensor("router.input", s * hidden * 4.0)
     back = Back(12.0 * s * hidden, 2, 4.0 * s * hidden, like="cast_up")
     b.add(Op("router.cast", "memory_bound", Stream(6.0 * s * hidden, "cast_up"), (h,), (wide,), back=back))
@@ -72,7 +72,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
         Op("router.topk", "memory_bound", Stream(4.0 * launches * s * experts, f"{kind}_fwd", s * experts, experts),
            (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=launches, back=back)
     )  # fmt: skip
-    issue(b, since, call(ctx, "router"))
+    mark_issued_by(b, since, module_call(ctx, "router"))
     return scores, mapped
 
 
@@ -82,7 +82,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     assert spec is not None
     row = float(ctx.model.hidden) * ctx.element
     b.region = "moe"
-    begin(b, "moe.layer", call(ctx, "moe_layer"))
+    add_module_python(b, "moe.layer", module_call(ctx, "moe_layer"))
     shared = ""
     if spec.shared_hidden:
         b.region = "moe.shared"
@@ -91,13 +91,19 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     scores, mapped = router(b, ctx, h)
     y = _by_rows(b, ctx, h, scores, mapped)
     if shared:
-        total = b.tensor("moe.total", ctx.shard * row)
-        y = stream(
-            b, "moe.add_shared", (y, shared), total, bytes_=3 * ctx.shard * row, back_launches=0, like="residual_add"
+        total = b.tensor("moe.total", ctx.shard_tokens * row)
+        y = memory_bound_op(
+            b,
+            "moe.add_shared",
+            (y, shared),
+            total,
+            bytes_=3 * ctx.shard_tokens * row,
+            back_launches=0,
+            like="residual_add",
         )
     leave_frame(b, "moe")
     b.region = ""
-    y = made_again_behind(b, "moe", y, h)
+    y = mark_recomputed_output(b, "moe", y, h)
     assert ctx.framework.dispatcher in ("alltoall", "allgather", "deepep")
     return y
 
@@ -110,46 +116,46 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     variables of ``custom_forward``, held until the layer returns. A padded map makes the number of rows the device's to
     say: the host waits for it before they are copied (``preprocess``, ``before_permutation_1``).
     """
-    ctx = filled(ctx)
+    ctx = with_padded_rows(ctx)
     fw, row = ctx.framework, float(ctx.model.hidden) * ctx.element
     all_to_all = fw.dispatcher == "alltoall"
     if all_to_all:  # its own probabilities are the router's, the others' those that were exchanged
         mark_renewal(b)
     mapped = pad_map(b, ctx, mapped)
     since = len(b.ops)
-    on_host = "" if ctx.fixed_rows else counts(b, ctx, mapped)
-    issue(b, since, call(ctx, "dispatch"))
-    if fills(ctx):
+    on_host = "" if ctx.fixed_rows else count_expert_rows(b, ctx, mapped)
+    mark_issued_by(b, since, module_call(ctx, "dispatch"))
+    if pads_router_map(ctx):
         _synchronise(b, ctx, on_host, "moe.sync", True)
     since = len(b.ops)
     sent, weights = permute(b, ctx, h, scores, mapped)
-    issue(b, since, call(ctx, "permute") if fw.permute_fusion else None)
-    schedule(b, ctx, scores)
+    mark_issued_by(b, since, module_call(ctx, "permute") if fw.permute_fusion else None)
+    schedule_replicas(b, ctx, scores)
     split = ctx.ep * ctx.etp > 1
-    if not fills(ctx):
+    if not pads_router_map(ctx):
         _synchronise(b, ctx, on_host, "moe.sync", split)
     received = exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
     weights = exchange_weights(b, ctx, weights)
-    hold(b, "moe", sent)
-    hold(b, "moe", received)
+    hold_local(b, "moe", sent)
+    hold_local(b, "moe", received)
     if not all_to_all:
         mark_renewal(b)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
-    if anywhere(ctx.etp > 1):
+    if any_true(ctx.etp > 1):
         received = gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
         weights = gather_rows(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, memory_rows * WEIGHT)
     received, weights = sort(b, ctx, received, weights, rows, memory_rows)
-    if not fills(ctx):
-        _synchronise(b, ctx, on_host, "moe.end_sync", opposite(split))
+    if not pads_router_map(ctx):
+        _synchronise(b, ctx, on_host, "moe.end_sync", logical_not(split))
     y = experts(b, ctx, received, rows, memory_rows, weights=(weights,))
     y = unsort(b, ctx, y, rows, memory_rows)
-    if anywhere(ctx.etp > 1):
+    if any_true(ctx.etp > 1):
         y = scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
     y = exchange(b, ctx, y, "combine", rows_sent(ctx) * row)
     return unpermute(b, ctx, y)
 
 
-def counts(b: TapeBuilder, ctx: Context, mapped: str) -> str:
+def count_expert_rows(b: TapeBuilder, ctx: Context, mapped: str) -> str:
     """Rows of each expert: counted, gathered where experts are split, summed, and copied to the host on a stream of
     their own (``preprocess``, ``_maybe_dtoh_and_synchronize``)."""
     spec = ctx.model.moe
@@ -157,10 +163,10 @@ def counts(b: TapeBuilder, ctx: Context, mapped: str) -> str:
     ranks, own = ctx.ep * ctx.etp, 8.0 * spec.num_experts
     counted = b.tensor("moe.count", own, grad=False)
     b.add(
-        Op("moe.count", "memory_bound", Stream(ctx.shard * float(spec.num_experts)), (mapped,), (counted,),
+        Op("moe.count", "memory_bound", Stream(ctx.shard_tokens * float(spec.num_experts)), (mapped,), (counted,),
            back=Back(0.0, 0), routing="count")
     )  # fmt: skip
-    if anywhere(ranks > 1):
+    if any_true(ranks > 1):
         gathered = b.tensor("moe.counts", own * ranks, grad=False)
         counted = b.add(
             Op("moe.counts", "ep", Collective("all_gather", "ep", own * ranks), (counted,), (gathered,),
@@ -203,11 +209,11 @@ def scatter_rows(b: TapeBuilder, ctx: Context, y: str, moved: ArrayK, nbytes: Ar
 
 def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
     """The rows' probabilities, an exchange of their own."""
-    if ctx.framework.dispatcher != "alltoall" or not anywhere(ctx.ep > 1):
+    if ctx.framework.dispatcher != "alltoall" or not any_true(ctx.ep > 1):
         return weights
     out = b.tensor("moe.dispatch_weights", ctx.rows_memory * WEIGHT)
     work = Collective("all_to_all", "ep", rows_sent(ctx) * WEIGHT, ctx.imbalance)
-    by = call(ctx, "collective")
+    by = module_call(ctx, "collective")
     return b.add(
         Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", call=by,
            routing="dispatch")
@@ -224,12 +230,12 @@ def exchange(
     dispatcher = ctx.framework.dispatcher
     if dispatcher == "allgather":
         kind: CollectiveKind = "all_gather" if routing == "dispatch" else "reduce_scatter"
-        work = Collective(kind, "ep", ctx.shard * row * ctx.ep, ctx.imbalance)
+        work = Collective(kind, "ep", ctx.shard_tokens * row * ctx.ep, ctx.imbalance)
     elif dispatcher == "deepep":
-        work = Collective("deepep", "ep", ctx.shard * row, ctx.imbalance)
+        work = Collective("deepep", "ep", ctx.shard_tokens * row, ctx.imbalance)
     else:
         work = Collective("all_to_all", "ep", rows_sent(ctx) * row, ctx.imbalance)
-    by = call(ctx, "collective")
+    by = module_call(ctx, "collective")
     return b.add(
         Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, call=by, routing=routing)
     )
@@ -251,18 +257,18 @@ def experts(
     n = 2 * f if gated else f
     sequential = ctx.framework.experts == "sequential"
     launches = local if sequential else 1
-    actual, pads = (rows, memory_rows), ctx.fp8 is not None and not fills(ctx)
+    actual, pads = (rows, memory_rows), ctx.fp8 is not None and not pads_router_map(ctx)
     b.part = "experts"
     if pads:
         x = fp8.pad(b, ctx, x, rows, memory_rows)
-        rows, memory_rows = fp8.padded(ctx, rows), fp8.padded(ctx, memory_rows)
-    begin(b, "experts", call(ctx, "experts"))
+        rows, memory_rows = fp8.padded_expert_rows(ctx, rows), fp8.padded_expert_rows(ctx, memory_rows)
+    add_module_python(b, "experts", module_call(ctx, "experts"))
     since = len(b.ops)
     operand = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, memory_rows), hidden, n)
     fc1 = _products(
         b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", memory_rows * n * e), (rows, n, hidden), "first_product"
     )
-    issue(b, since, grouped(ctx))
+    mark_issued_by(b, since, grouped_linear_call(ctx))
     act = activate(b, ctx, fc1, "experts", memory_rows * f, rows * f, "moe.moe_act", launches)
     fused = gated and ctx.framework.fused_swiglu
     if not fused:
@@ -274,23 +280,23 @@ def experts(
     out = _products(
         b, ctx, operand, "experts.fc2", b.tensor("experts.out", memory_rows * hidden * e), (rows, hidden, f)
     )
-    issue(b, since, grouped(ctx))
+    mark_issued_by(b, since, grouped_linear_call(ctx))
     out = expert_bias(b, ctx, out, rows, memory_rows) if spec.expert_bias and not sequential else out
     out = fp8.unpad(b, ctx, out, *actual) if pads else out
     b.part = ""
     return out
 
 
-def grouped(ctx: Context) -> Call | None:
+def grouped_linear_call(ctx: Context) -> Call | None:
     """The call of a linear of all experts; experts one after the other have a linear each (experts.py,
     ``SequentialMLP``)."""
     if ctx.framework.experts == "sequential":
-        return call(ctx, "linear", times=ctx.local_experts)
-    return call(ctx, "grouped_linear", ctx.local_experts)
+        return module_call(ctx, "linear", times=ctx.local_experts)
+    return module_call(ctx, "grouped_linear", ctx.local_experts)
 
 
 def _products(
-    b: TapeBuilder, ctx: Context, operand: tuple[str, tuple[str, ...], Prepared | None], name: str, out: str,
+    b: TapeBuilder, ctx: Context, operand: tuple[str, tuple[str, ...], BackwardPreparation | None], name: str, out: str,
     shape: tuple[ArrayK, ArrayK, ArrayK], routing: RoutingStep = "",
 ) -> str:  # fmt: skip
     """A product of each expert with its rows: ``shape`` is (rows, features out, features in).
@@ -301,7 +307,7 @@ def _products(
     x, saves, ready = operand
     rows, n, k = shape
     local, sequential = ctx.local_experts, ctx.framework.experts == "sequential"
-    grads, params = weight_grad(ctx), local * n * k
+    grads, params = weight_grad_arguments(ctx), local * n * k
     grad_bytes, added = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
     kernel: GroupedKernel = ctx.framework.grouped_kernel if ctx.fp8 is None else "one"
     streamed = kernel == "multi-stream" or ctx.fp8 is not None
@@ -311,7 +317,7 @@ def _products(
         Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1, prepared=ready,
            weight=name, weight_params=params, weight_bytes=params * grad_bytes / (local if sequential else 1.0),
            accumulate_bytes_per_param=added - within, num_weights=local, choices=local * ctx.unseen,
-           loads=local * ctx.new_kernels / 4.0, loops_met=ctx.loops_met, routing=routing)
+           loads=local * ctx.expected_first_use_kernels / 4.0, loops_met=ctx.loops_met, routing=routing)
     )  # fmt: skip
 
 
@@ -319,7 +325,7 @@ def _weighted(op: Op, weights: tuple[str, ...], elements: FloatK, width: float) 
     """An activation that reads and keeps the rows' probabilities; a fused one of so many elements, as it was measured
     (fused_bias_swiglu.py, ``weighted_swiglu``)."""
     op = op._replace(reads=(*op.reads, *weights), saves=(*op.saves, *weights))
-    if not anywhere(elements > 0.0) or not isinstance(op.work, Stream) or op.back is None:
+    if not any_true(elements > 0.0) or not isinstance(op.work, Stream) or op.back is None:
         return op
     return op._replace(
         work=op.work._replace(like="te weighted_swiglu_fwd", elements=elements, width=width),

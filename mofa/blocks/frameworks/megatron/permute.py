@@ -12,7 +12,7 @@ from typing import Literal
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.fp8 import FILLED_ROWS
-from mofa.blocks.frameworks.megatron.calls import call
+from mofa.blocks.frameworks.megatron.calls import module_call
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
 from mofa.blocks.work import HostSync, Stream
 
@@ -30,10 +30,10 @@ def rows_sent(ctx: Context) -> FloatK:
     """Rows that a rank sends, with those that fill up each expert's where the router's map is padded. [tokens]"""
     spec = ctx.model.moe
     assert spec is not None
-    return ctx.shard * spec.top_k + _filled(ctx)
+    return ctx.shard_tokens * spec.top_k + _filled(ctx)
 
 
-def filled(ctx: Context) -> Context:
+def with_padded_rows(ctx: Context) -> Context:
     """The context with the rows that every sending rank adds to each expert's, where the router's map is padded."""
     more = _filled(ctx)
     if not more:
@@ -45,21 +45,21 @@ def _filled(ctx: Context) -> float:
     """Rows that fill up those of all experts on one rank: as many as come to an expert rank of all. [tokens]"""
     spec = ctx.model.moe
     assert spec is not None
-    return FILLED_ROWS * spec.num_experts if fills(ctx) else 0.0
+    return FILLED_ROWS * spec.num_experts if pads_router_map(ctx) else 0.0
 
 
-def fills(ctx: Context) -> bool:
+def pads_router_map(ctx: Context) -> bool:
     """Whether the router's map is padded to whole blocks of rows; rows padded to a capacity are that already."""
     return ctx.framework.router_padding and ctx.fp8 is not None and not ctx.fixed_rows
 
 
 def pad_map(b: TapeBuilder, ctx: Context, mapped: str) -> str:
     """Mark tokens that an expert did not get until its rows are whole blocks (``pad_routing_map``, eager kernels)."""
-    if not fills(ctx):
+    if not pads_router_map(ctx):
         return mapped
     spec = ctx.model.moe
     assert spec is not None
-    table = ctx.shard * float(spec.num_experts)
+    table = ctx.shard_tokens * float(spec.num_experts)
     out = b.tensor("moe.padded_map", 0.0 * table, grad=False)
     return b.add(
         Op("moe.pad_map", "memory_bound", Stream(PAD_BYTES * table), (mapped,), (out,), scratch=14.0 * table, view=True,
@@ -78,15 +78,15 @@ def _fused_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     spec = ctx.model.moe
     assert spec is not None
     experts, hidden, copies = float(spec.num_experts), float(ctx.model.hidden), rows_sent(ctx)
-    row_ids = b.tensor("moe.row_ids", ctx.shard * (2.0 * experts + 1.0) * 4.0, grad=False)
-    table = ctx.shard * experts
+    row_ids = b.tensor("moe.row_ids", ctx.shard_tokens * (2.0 * experts + 1.0) * 4.0, grad=False)
+    table = ctx.shard_tokens * experts
     b.add(
         Op("moe.row_map", "memory_bound", Stream(21.0 * table, "te row_map", table, experts), (mapped,), (row_ids,),
            launches=3, back=Back(0.0, 0), routing="row_map")
     )  # fmt: skip
     row = hidden * ctx.element
     sent, weights = b.tensor("moe.sent", copies * row), b.tensor("moe.weights", copies * WEIGHT)
-    elements, moved = copies * hidden, (copies + ctx.shard) * row
+    elements, moved = copies * hidden, (copies + ctx.shard_tokens) * row
     back = Back(moved, 1, like="te permute_bwd", elements=elements, width=hidden)
     b.add(
         Op("moe.permute", "memory_bound", Stream(moved, "te permute_fwd", elements, hidden), (h, scores, row_ids),
@@ -104,7 +104,11 @@ def _eager_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     """
     spec = ctx.model.moe
     assert spec is not None
-    row, table, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * float(spec.num_experts), rows_sent(ctx)
+    row, table, copies = (
+        float(ctx.model.hidden) * ctx.element,
+        ctx.shard_tokens * float(spec.num_experts),
+        rows_sent(ctx),
+    )
     places = b.tensor("moe.row_ids", copies * INDEX, grad=False)
     mask = b.tensor("moe.mask", table, grad=False)
     turned = b.tensor("moe.turned_scores", table * WEIGHT, grad=False)
@@ -135,18 +139,18 @@ def _eager_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
 def unpermute(b: TapeBuilder, ctx: Context, y: str) -> str:
     """Rows added to their tokens; by PyTorch onto zeros, and back gathered by index."""
     row, hidden, copies = float(ctx.model.hidden) * ctx.element, float(ctx.model.hidden), rows_sent(ctx)
-    out = b.tensor("moe.out", ctx.shard * row)
+    out = b.tensor("moe.out", ctx.shard_tokens * row)
     if not ctx.framework.permute_fusion:
-        work = Stream((3.0 * copies + ctx.shard) * row, "unpermute")
+        work = Stream((3.0 * copies + ctx.shard_tokens) * row, "unpermute")
         back = Back(2.0 * copies * row, 1, like="permute")
         return b.add(
             Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), launches=2, back=back,
                routing="unpermute")
         )  # fmt: skip
     elements = copies * hidden
-    back = Back((copies + ctx.shard) * row, 1, like="te unpermute_bwd", elements=elements, width=hidden)
-    work = Stream((copies + ctx.shard) * row, "te unpermute_fwd", elements, hidden)
-    by = call(ctx, "unpermute")
+    back = Back((copies + ctx.shard_tokens) * row, 1, like="te unpermute_bwd", elements=elements, width=hidden)
+    work = Stream((copies + ctx.shard_tokens) * row, "te unpermute_fwd", elements, hidden)
+    by = module_call(ctx, "unpermute")
     return b.add(
         Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), back=back, call=by,
            routing="unpermute")
@@ -190,7 +194,7 @@ def _by_chunks(
     place = b.tensor(f"{name}_map", where(_sorts(ctx), memory_rows * 4.0, 0.0), grad=False)
     back = Back(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
     work = Stream(moved, "te sort_fwd", elements, hidden)
-    by = call(ctx, "sort_chunks")
+    by = module_call(ctx, "sort_chunks")
     return b.add(
         Op(name, "memory_bound", work, (x,), (y, place), (place,), launches=2, present=_sorts(ctx), back=back, call=by,
            routing=routing)

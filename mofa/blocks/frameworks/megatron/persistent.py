@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import anywhere, value
+from mofa.blocks.elementwise import any_true, value_at
 from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.op import Op
 from mofa.blocks.roles import Role
@@ -55,10 +55,10 @@ def buffers_at_first_use(
     """
     buffers: dict[FirstUse, tuple[PersistentBuffer, ...]] = {}
     for op in ops:
-        if not op.weight or anywhere(op.weight_bytes):
+        if not op.weight or any_true(op.weight_bytes):
             continue
-        number = max(int(value(op.num_weights, k)), 1)
-        params = value(op.weight_params, k) / number
+        number = max(int(value_at(op.num_weights, k)), 1)
+        params = value_at(op.weight_params, k) / number
         of_forward: list[PersistentBuffer] = []
         if ctx.fp8 is not None and block not in OUTSIDE_LAYERS and not ctx.framework.fp8_params:
             layouts = weight_copies(ctx.fp8.name, ctx.fp8_transposes)
@@ -66,8 +66,8 @@ def buffers_at_first_use(
                 PersistentBuffer(f"fp8 copy of {op.weight} {i}", int(params), each=True, behind=False)
                 for i in range(number * layouts)
             ]
-        if block == "head" and value(ctx.gathers, k):
-            gathered = int(value(ctx.tokens, k) * ctx.model.hidden * ctx.element)
+        if block == "head" and value_at(ctx.gathers, k):
+            gathered = int(value_at(ctx.tokens, k) * ctx.model.hidden * ctx.element)
             of_forward.append(PersistentBuffer("gathered input of the head", gathered, each=False, behind=False))
         if _in_streams(op):
             of_forward += [
@@ -82,7 +82,7 @@ def buffers_at_first_use(
     return buffers
 
 
-def workspaces(ops: Iterable[Op]) -> float:
+def workspace_bytes(ops: Iterable[Op]) -> float:
     """Transformer Engine's for products, and those for grouped ones where ``ops`` have any. [B]"""
     return WORKSPACE * (1.0 + GROUPED_STREAMS * any(_in_streams(op) for op in ops))
 
@@ -91,7 +91,7 @@ def _in_streams(op: Op) -> bool:
     return isinstance(op.work, Grouped) and not op.work.sequential
 
 
-class Rotations(NamedTuple):
+class RotaryTableBytes(NamedTuple):
     """Tables of rotations, each of a model chunk, or of a layer with latent attention. (K,) [B]
 
     ``built`` are there from the start, cosines and sines; ``table`` comes with the first forward.
@@ -102,7 +102,7 @@ class Rotations(NamedTuple):
     of_layers: bool
 
 
-def rotary_tables(ctx: Context) -> Rotations:
+def rotary_tables(ctx: Context) -> RotaryTableBytes:
     """Tables of rotations that stay.
 
     Of a rank's positions a table in fp32 is kept for good (rotary_pos_embedding.py, ``lru_cache``). Under YaRN each
@@ -110,7 +110,7 @@ def rotary_tables(ctx: Context) -> Rotations:
     """
     a = ctx.model.attention
     if ctx.model.positions != "rope":
-        return Rotations((), 0.0, of_layers=False)
+        return RotaryTableBytes((), 0.0, of_layers=False)
     of_layers, width = ctx.model.attention_kind.megatron.rotates_by_yarn, int(a.d_rope)
     built = (2 * YARN_POSITIONS * width,) * 2 if of_layers else ()
-    return Rotations(built, 4.0 * ctx.seq_len * width / ctx.cp, of_layers=of_layers)
+    return RotaryTableBytes(built, 4.0 * ctx.seq_len * width / ctx.cp, of_layers=of_layers)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mofa.blocks.context import Context
-from mofa.blocks.op import WRITES, Back, FloatK, Op, Order, TapeBuilder
-from mofa.blocks.parts import hold
+from mofa.blocks.op import WRITES, Back, FloatK, Op, ScratchSequence, TapeBuilder
+from mofa.blocks.parts import hold_local
 from mofa.blocks.work import Stream
 
 
@@ -37,18 +37,18 @@ def rotate(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope
     return out
 
 
-def _forward(x: FloatK, table: FloatK) -> Order:
+def _forward(x: FloatK, table: FloatK) -> ScratchSequence:
     """Cosine of the table's angles in fp32, scaled, cast, the same of sine; then x by cosine, its halves turned and
     joined, by sine, their sum, and what is turned joined with what is not."""
     sizes = (table, table, table, table, x, 0.5 * x, x, x, x)
     out, cos, sin = WRITES, WRITES + 1, WRITES + 2
     angles = (0, 1, ~0, cos, ~1, 2, 3, ~2, sin, ~3)
-    return Order(sizes, (*angles, 4, 5, 6, ~5, 7, ~6, 8, ~4, ~7, out, ~8))
+    return ScratchSequence(sizes, (*angles, 4, 5, 6, ~5, 7, ~6, 8, ~4, ~7, out, ~8))
 
 
-def _backward(x: FloatK) -> Order:
+def _backward(x: FloatK) -> ScratchSequence:
     """The gradient by sine, a half turned, both joined; by cosine, added in place; zeros for what is not turned."""
-    return Order((x, 0.5 * x, x, x), (0, 1, 2, ~0, ~1, 3, ~3, WRITES, ~2))
+    return ScratchSequence((x, 0.5 * x, x, x), (0, 1, 2, ~0, ~1, 3, ~3, WRITES, ~2))
 
 
 def unfused_rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
@@ -59,5 +59,5 @@ def unfused_rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str
         rotate(b, ctx, k, "k", b.tensors[k].bytes, d, pairs=False),
     )
     for x in (q, k, *turned):
-        hold(b, "attention", x)
+        hold_local(b, "attention", x)
     return turned

@@ -10,37 +10,37 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.elementwise import BoolK, anywhere, ceiling, opposite, where
+from mofa.blocks.elementwise import BoolK, any_true, ceil, logical_not, where
 from mofa.blocks.frameworks.megatron import cp as megatron_cp
-from mofa.blocks.frameworks.megatron.calls import call, issue
+from mofa.blocks.frameworks.megatron.calls import mark_issued_by, module_call
 from mofa.blocks.frameworks.megatron.linear import (
     attention_output,
     buffer_gather,
     column_linear,
     norm,
+    replicated_linear,
     residual,
-    weight_grad,
-    whole_linear,
+    weight_grad_arguments,
 )
 from mofa.blocks.frameworks.megatron.loss import cross_entropy
 from mofa.blocks.frameworks.megatron.mlp import mlp
 from mofa.blocks.frameworks.megatron.moe import moe
-from mofa.blocks.frameworks.megatron.persistent import workspaces
+from mofa.blocks.frameworks.megatron.persistent import workspace_bytes
 from mofa.blocks.frameworks.megatron.rope import unfused_rope
-from mofa.blocks.frameworks.megatron.tuned_norms import untuned_norm
+from mofa.blocks.frameworks.megatron.tuned_norms import untuned_norm_slowdown
 from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.parts import (
     embedding_backward_scratch,
-    hold,
+    hold_local,
     leave_frame,
     linear,
-    made_again_behind,
+    mark_recomputed_output,
+    memory_bound_op,
     sp_gather,
-    stream,
     tp_copy,
     tp_reduce,
 )
-from mofa.blocks.tp_overlap import buffer_bytes
+from mofa.blocks.tp_overlap import user_buffer_bytes
 from mofa.blocks.work import Stream
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
@@ -62,7 +62,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
            back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
     )  # fmt: skip
     q = query_copy(b, ctx, q, t * q_width * e)
-    issue(b, since, call(ctx, "self_attention"))
+    mark_issued_by(b, since, module_call(ctx, "self_attention"))
     return q, k, v_part
 
 
@@ -72,8 +72,8 @@ def value_copy(b: TapeBuilder, ctx: Context, v: str) -> str:
     if ctx.model.positions != "rope" or not ctx.model.attention_kind.megatron.fuses_qkv:
         return v
     nbytes = b.tensors[v].bytes
-    hold(b, "attention", v)
-    return stream(
+    hold_local(b, "attention", v)
+    return memory_bound_op(
         b, "v.copy", (v,), b.tensor("v", nbytes), bytes_=2 * nbytes, back_bytes=0.0, back_launches=0,
         like="strided_copy",
     )  # fmt: skip
@@ -90,7 +90,7 @@ def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
 def is_strided(ctx: Context, name: str) -> BoolK:
     """Whether what a norm over heads is given is a view of qkv: keys are, queries where no group's heads had to be
     copied to adjacent ones."""
-    return True if name == "k_norm" else opposite((ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads))
+    return True if name == "k_norm" else logical_not((ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads))
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
@@ -104,12 +104,12 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     )  # fmt: skip
     out = b.tensor(f"{name}.out", nbytes)
     scale = b.tensor(f"{name}.rstd", ctx.tokens * heads * 4.0, grad=False)
-    forward, backward = untuned_norm(ctx, of_heads=True)
+    forward, backward = untuned_norm_slowdown(ctx, of_heads=True)
     b.add(
         Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", forward * elements, head_dim), (x,),
            (out, scale), (x, scale), region=b.region,
            back=Back(3 * nbytes, 2, like="te rmsnorm_bwd", elements=backward * elements, width=head_dim),
-           call=call(ctx, "norm"), purpose="norm")
+           call=module_call(ctx, "norm"), purpose="norm")
     )  # fmt: skip
     return out
 
@@ -121,7 +121,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         return unfused_rope(b, ctx, q, k)
     outs = []
     for x in (q, k):  # qkv_output in attention.py's forward has both until it returns
-        hold(b, "attention", x)
+        hold_local(b, "attention", x)
     for name, x, heads in (("q", q, ctx.heads), ("k", k, ctx.kv_heads)):
         nbytes = b.tensors[x].bytes
         out = b.tensor(f"{name}.rope", nbytes)
@@ -129,22 +129,22 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         work = Stream(2 * nbytes, "te rope_fwd", ctx.tokens * width, width)
         back = Back(2 * nbytes, 1, like="te rope_bwd", elements=ctx.tokens * width, width=width)
         outs.append(b.add(Op(f"{name}.rope", "memory_bound", work, (x,), (out,), back=back)))
-        issue(b, since, call(ctx, "rope"))
+        mark_issued_by(b, since, module_call(ctx, "rope"))
     return outs[0], outs[1]
 
 
 def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     """Latent attention: replicated down-projections of the shard, up-projections split by heads, fused rotary."""
-    t, s, e, hidden = ctx.tokens, ctx.shard, ctx.element, float(ctx.model.hidden)
+    t, s, e, hidden = ctx.tokens, ctx.shard_tokens, ctx.element, float(ctx.model.hidden)
     rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
     q = h
     if a.q_lora_rank is not None:
-        q = whole_linear(b, ctx, h, "q_down", float(a.q_lora_rank), hidden)
-    kv = whole_linear(b, ctx, h, "kv_down", float(rank + rope_dim), hidden)
+        q = replicated_linear(b, ctx, h, "q_down", float(a.q_lora_rank), hidden)
+    kv = replicated_linear(b, ctx, h, "kv_down", float(rank + rope_dim), hidden)
     latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
     b.add(
         Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
-           back=Back(2 * s * (rank + rope_dim) * e, 1), call=call(ctx, "latent_attention"))
+           back=Back(2 * s * (rank + rope_dim) * e, 1), call=module_call(ctx, "latent_attention"))
     )  # fmt: skip
     k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
     b.region = "mla_up"
@@ -155,7 +155,7 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
         q = column_linear(b, ctx, q, "q_up", ctx.heads * a.d_qk, a.q_lora_rank)
     # the norm copies its strided input and keeps the copy (te/module/layernorm_linear.py:1726)
     copy = b.tensor("kv.latent_copy", s * rank * e)
-    latent = stream(b, "kv.latent_copy", (latent,), copy, bytes_=2 * s * rank * e, back_launches=0)
+    latent = memory_bound_op(b, "kv.latent_copy", (latent,), copy, bytes_=2 * s * rank * e, back_launches=0)
     latent = norm(b, ctx, latent, "kv_norm", rank)
     up = column_linear(b, ctx, latent, "kv_up", ctx.heads * (nope + a.v_head_dim), rank)
     heads = ctx.heads
@@ -165,11 +165,11 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     turned = 2 * t * heads * rope_dim * e
     b.add(
         Op("q.rope", "memory_bound", Stream(turned), (q,), (query,), view=True, back=Back(turned, 1),
-           call=call(ctx, "rope"))
+           call=module_call(ctx, "rope"))
     )  # fmt: skip
     b.add(
         Op("kv.rope", "memory_bound", Stream(2 * t * heads * (a.d_qk + a.v_head_dim) * e), (up, k_pe), (key, value),
-           back=Back(2 * t * heads * (a.d_qk + a.v_head_dim) * e, 1), call=call(ctx, "rope"))
+           back=Back(2 * t * heads * (a.d_qk + a.v_head_dim) * e, 1), call=module_call(ctx, "rope"))
     )  # fmt: skip
     b.region = ""
     return query, key, value
@@ -183,21 +183,21 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     since = len(b.ops)
     v = value_copy(b, ctx, v)
     for x in (q, k):
-        hold(b, "attention", x)
-    hold(b, "core attention", v)
+        hold_local(b, "attention", x)
+    hold_local(b, "core attention", v)
     b.region = "core_attn"
-    megatron_cp.begin_kinds(b, ctx)
+    megatron_cp.add_python_of_cp_kind(b, ctx)
     out = megatron_cp.attention(b, ctx, q, k, v, windowed)
-    issue(b, since, call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
+    mark_issued_by(b, since, module_call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
     b.region = ""
     leave_frame(b, "core attention")
-    return made_again_behind(b, "attn", out, q) if ctx.model.attention_kind.recompute_modules else out
+    return mark_recomputed_output(b, "attn", out, q) if ctx.model.attention_kind.recompute_modules else out
 
 
 def vocab_per_rank(ctx: Context) -> ArrayK:
     """Rows of the embedding and the head on one rank, padded as Megatron pads them."""
     unit = ctx.framework.vocab_divisor * ctx.tp
-    return ceiling(ctx.model.vocab / unit) * unit / ctx.tp
+    return ceil(ctx.model.vocab / unit) * unit / ctx.tp
 
 
 def embedding(b: TapeBuilder, ctx: Context) -> str:
@@ -212,25 +212,25 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
            accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="embedding")
     )  # fmt: skip
     y = tp_reduce(b, ctx, looked, "embedding", h)
-    clone = b.tensor("embedding.clone", ctx.shard * h * e)
-    nbytes = ctx.shard * h * e
+    clone = b.tensor("embedding.clone", ctx.shard_tokens * h * e)
+    nbytes = ctx.shard_tokens * h * e
     y = b.add(
         Op("embedding.copy", "memory_bound", Stream(2 * nbytes), (y,), (clone,), present=ctx.gathers,
            back=Back(2 * nbytes, 1))
     )  # fmt: skip
     if ctx.model.positions == "learned":
         placed = b.tensor("embedding.placed", nbytes)
-        y = stream(b, "embedding.positions", (y,), placed, bytes_=3 * nbytes, back_launches=0)
+        y = memory_bound_op(b, "embedding.positions", (y,), placed, bytes_=3 * nbytes, back_launches=0)
     if ctx.model.embedding_norm:
         y = norm(b, ctx, y, "embedding_norm", h)
     if ctx.model.dropout > 0:
         dropped = b.tensor("embedding.dropped", nbytes)
-        mask = b.tensor("embedding.mask", ctx.shard * h, grad=False)
+        mask = b.tensor("embedding.mask", ctx.shard_tokens * h, grad=False)
         y = b.add(
             Op("embedding.dropout", "memory_bound", Stream(2.5 * nbytes), (y,), (dropped, mask), (mask,),
                back=Back(2.5 * nbytes, 1))
         )  # fmt: skip
-    issue(b, since, call(ctx, "embedding"))
+    mark_issued_by(b, since, module_call(ctx, "embedding"))
     return y
 
 
@@ -242,16 +242,17 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     full = buffer_gather(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
     logits = linear(
         b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
-        regather=("output.all_gather",) if anywhere(ctx.gathers) else (), purpose="output", **weight_grad(ctx),
+        regather=("output.all_gather",) if any_true(ctx.gathers) else (), purpose="output",
+        **weight_grad_arguments(ctx),
     )  # fmt: skip
     b.part = "loss"
     loss = cross_entropy(b, ctx, logits, ctx.tokens * v)
     b.part = ""
-    issue(b, since, call(ctx, "head"))
+    mark_issued_by(b, since, module_call(ctx, "head"))
     return loss
 
 
-def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
+def begin_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
     """Nothing but the block's name: data parallelism acts on buffers of the whole model, after the last micro-batch."""
     b.block = block
 
@@ -270,21 +271,21 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
     buffer of its gathered input. Tables of rotations are apart (:func:`.persistent.rotary_tables`).
     """
     ops = tuple(ops)
-    total: ArrayK = workspaces(ops)
+    total: ArrayK = workspace_bytes(ops)
     seen: list[ArrayK] = []
     for op in ops:
-        if op.weight and not anywhere(op.weight_bytes):
+        if op.weight and not any_true(op.weight_bytes):
             params_each = op.weight_params / op.num_weights
             new: BoolK = True
             for other in seen:
                 new = new & (params_each != other)
             seen.append(params_each)
             total = total + where(new, 2.0 * params_each, 0.0)
-    total = total + buffer_bytes(ctx)
+    total = total + user_buffer_bytes(ctx)
     return total + head_buffers(ctx) if with_head else total
 
 
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=attention_output,
-    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, wrap_block=wrap_block,
+    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, begin_block=begin_block,
 )  # fmt: skip

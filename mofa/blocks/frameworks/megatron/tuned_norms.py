@@ -15,12 +15,12 @@ TUNED_NORMS: dict[str, tuple[int, ...]] = {
 """Widths that Transformer Engine has a kernel of their own for (2.20, common/normalization/*/*_fwd_cuda_kernel.cu)."""
 
 
-def is_tuned(ctx: Context, width: float) -> bool:
+def has_tuned_norm(ctx: Context, width: float) -> bool:
     """Whether Transformer Engine has a kernel of its own for norms of this width."""
     return width in TUNED_NORMS[str(ctx.model.norm)]
 
 
-def untuned_norm(ctx: Context, *, of_heads: bool) -> tuple[float, float]:
+def untuned_norm_slowdown(ctx: Context, *, of_heads: bool) -> tuple[float, float]:
     """Time of Transformer Engine's general norms, forward and back, over that of tuned ones at their width. [-]"""
     kernels = ctx.kernels
     if of_heads:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
-from mofa.blocks.frameworks.torchtitan.ffn import gated
-from mofa.blocks.frameworks.torchtitan.linear import CAST, autocast, cast, weight_copy
+from mofa.blocks.frameworks.torchtitan.ffn import gated_activation
+from mofa.blocks.frameworks.torchtitan.linear import CAST, cast, casts_linear_inputs, weight_copy
 from mofa.blocks.frameworks.torchtitan.registration import EXPERTS, MATRIX
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder, Tensor
 from mofa.blocks.work import Grouped, HostSync, Stream
@@ -23,9 +23,9 @@ SLICES = 2.0
 """Views of a weight in front of each product: one expert's, transposed. [-]"""
 
 
-def output_element(ctx: Context) -> int:
+def output_element_bytes(ctx: Context) -> int:
     """Bytes of an element of the experts' output, which is cast to no other format. [B]"""
-    return 2 if autocast(ctx) else ctx.element
+    return 2 if casts_linear_inputs(ctx) else ctx.element
 
 
 def experts_in_turn(
@@ -41,9 +41,9 @@ def experts_in_turn(
     """
     spec = ctx.model.moe
     assert spec is not None
-    hidden, local, e = float(ctx.model.hidden), ctx.local_experts, output_element(ctx)
+    hidden, local, e = float(ctx.model.hidden), ctx.local_experts, output_element_bytes(ctx)
     f = spec.expert_hidden / ctx.etp
-    casts = autocast(ctx)
+    casts = casts_linear_inputs(ctx)
     given = ctx.residual * hidden
     # the counts are copied to the host; back, the slice without padding is copied into zeros
     b.part = "experts"
@@ -69,15 +69,18 @@ def experts_in_turn(
         return b.add(
             Op(name, "grouped_gemm", work, (source, *reads), (out,), (source,), weight=name, weight_params=params,
                weight_bytes=n * k * e, num_weights=1, pieces=SLICES * local, choices=new * ctx.unseen,
-               loads=new * ctx.new_kernels / 4.0, loops_met=ctx.loops_met, registered_at=EXPERTS + MATRIX[which])
+               loads=new * ctx.expected_first_use_kernels / 4.0, loops_met=ctx.loops_met,
+               registered_at=EXPERTS + MATRIX[which])
         )  # fmt: skip
 
-    act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), memory_rows * f, rows * f, e, fused=False)
+    act = gated_activation(
+        b, ctx, "experts", lambda w: product(w, x, f, hidden), memory_rows * f, rows * f, e, fused=False
+    )
     y = product("w2", act, hidden, f, weights)
     for i, op in enumerate(b.ops[since:], since):
         back = op.back and op.back._replace(launches=local * op.back.launches)
         b.ops[i] = op._replace(expert_loops=local, launches=local * op.launches, back=back)
-    parts.hold(b, "experts loop", y)
+    parts.hold_local(b, "experts loop", y)
     moved = 2.0 * rows * hidden * e
     joined, out = (
         b.tensor("experts.joined", memory_rows * hidden * e),
@@ -90,7 +93,7 @@ def experts_in_turn(
     return out
 
 
-def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> list[Op]:
+def with_full_size_expert_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> list[Op]:
     """A backward tape whose experts' weight gradients are written into zeros as large as all experts', and added up.
 
     The first expert's become the sum, those of later ones are added in place and let go. What is made of an input's
@@ -99,7 +102,7 @@ def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> 
     out: list[Op] = []
     pending: list[Op] = []
     local = ctx.local_experts
-    wide = 4.0 if autocast(ctx) else float(output_element(ctx))
+    wide = 4.0 if casts_linear_inputs(ctx) else float(output_element_bytes(ctx))
     lasting = ctx.precision_mode == "mixed" or ctx.accumulating  # else it is the parameter's own from the beginning
     for op in ops:
         if pending and not (op.casts_for and op.role in ("backward", "sum")):
@@ -111,10 +114,10 @@ def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> 
         grad, last = f"gW:{name}", f"gW:{name}"
         (made,) = op.writes
         expert_bytes = tensors[made].bytes
-        params = expert_bytes / output_element(ctx)
+        params = expert_bytes / output_element_bytes(ctx)
         tensors[grad] = Tensor(grad, expert_bytes, "grad", grad=False)
         out.append(op._replace(writes=(grad,)))
-        if autocast(ctx):
+        if casts_linear_inputs(ctx):
             last = f"{grad}.fp32"
             tensors[last] = Tensor(last, 4.0 * params, "grad", grad=False)
             pending.append(Op(f"{name}.grad_cast", "memory_bound", Stream(CAST * params * local, "cast_up"), (grad,),
@@ -134,7 +137,7 @@ def whole_gradients(ops: list[Op], tensors: dict[str, Tensor], ctx: Context) -> 
     return [*out, *pending]
 
 
-def behind_the_loop(ops: list[Op]) -> list[Op]:
+def with_parameter_nodes_behind_loop(ops: list[Op]) -> list[Op]:
     """The backward tape with what the parameters' own nodes do behind the loop, in which it would end it."""
     own = [i for i, op in enumerate(ops) if op.role == "accumulate" and op.part == "experts"]
     if not own:

@@ -31,7 +31,7 @@ def feed_forward(
         return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide, step=step,
                       behind_cut=which == "w3", registered_at=registered_at + MATRIX[which])  # fmt: skip
 
-    act = gated(b, ctx, name, up, count, count, e, fused=fused, step=activation)
+    act = gated_activation(b, ctx, name, up, count, count, e, fused=fused, step=activation)
     if not returns:
         hold_until_scattered(b, ctx, act, f"{name}.w2")
     out = linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f, registered_at=registered_at + MATRIX["w2"])
@@ -40,7 +40,7 @@ def feed_forward(
     return out
 
 
-def gated(
+def gated_activation(
     b: TapeBuilder, ctx: Context, name: str, up: Callable[[str], str], memory_elements: ArrayK, moved: ArrayK, e: int,
     *, fused: bool, step: LayerStep = "",
 ) -> str:  # fmt: skip

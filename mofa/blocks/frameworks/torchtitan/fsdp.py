@@ -9,26 +9,29 @@ their own under expert parallelism, prefetched explicitly.
 from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
-from mofa.blocks.frameworks.torchtitan.expert_loop import behind_the_loop, whole_gradients
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, where
+from mofa.blocks.frameworks.torchtitan.expert_loop import (
+    with_full_size_expert_gradients,
+    with_parameter_nodes_behind_loop,
+)
 from mofa.blocks.frameworks.torchtitan.fsdp_pieces import (
     GATHER,
     REDUCE,
-    Pieces,
-    adds,
+    FsdpOps,
+    accumulation_launches,
     copy_out,
-    gather,
-    groups,
+    gather_weights,
+    gathers_for_each_use,
+    group_params,
     neighbour_params,
-    reduce,
-    shards,
+    reduce_gradients,
     weight_gradients,
 )
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     all_reduce_partial_gradients,
-    autocast,
-    marker,
+    casts_linear_inputs,
+    compiled_op_marker,
 )
 from mofa.blocks.frameworks.torchtitan.root import ROOT, backward_of_end, root_holds_ends, wrap_end
 from mofa.blocks.op import Op, Tape, TapeBuilder
@@ -54,37 +57,37 @@ def call_python(ctx: Context) -> float:
 # -- forward
 
 
-def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
+def begin_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
     """Gather the block's weights before it: by the host running ahead, or where ep is on by an explicit prefetch."""
     b.block = block
-    b.mark = marker(ctx, block)
-    if not shards(ctx):
+    b.mark = compiled_op_marker(ctx, block)
+    if not gathers_for_each_use(ctx):
         return
-    own, experts = groups(ctx, dense_params, expert_params)
+    own, experts = group_params(ctx, dense_params, expert_params)
     if root_holds_ends(ctx) and block in ("embedding", "head"):
         wrap_end(b, ctx, block, own)
         return
     ahead = (ctx.ep > 1) & (block not in ("embedding", "head"))
-    p = Pieces()
+    p = FsdpOps()
     reads: list[str] = []
-    if anywhere(opposite(ahead)):
-        reads.append(gather(p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, opposite(ahead), of_block=True))
+    if any_true(logical_not(ahead)):
+        reads.append(gather_weights(p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, logical_not(ahead), of_block=True))
         p.tensor("fsdp.weights", 0.0)
         p.mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
-    if anywhere(ahead):
+    if any_true(ahead):
         p.tensor("fsdp.next", 0.0)
         p.tensor("fsdp.prefetched", where(ahead & (ctx.fsdp > 1), 2.0 * own, 0.0))
         p.mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",), claims="fsdp.next")
         reads.append("fsdp.prefetched")
-        if anywhere(experts > 0):
+        if any_true(experts > 0):
             p.tensor("efsdp.next", 0.0)
             p.tensor("efsdp.prefetched", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
             p.mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",), claims="efsdp.next")
     copy_out(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
-    if anywhere(ahead):
-        gather(p, ctx, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
-        if anywhere(experts > 0):
-            gather(p, ctx, "efsdp.next", "efsdp", experts, ctx.efsdp, experts > 0)
+    if any_true(ahead):
+        gather_weights(p, ctx, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
+        if any_true(experts > 0):
+            gather_weights(p, ctx, "efsdp.next", "efsdp", experts, ctx.efsdp, experts > 0)
             p.tensor("efsdp.params", experts)
     p.add_to(b)
 
@@ -94,21 +97,21 @@ def expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
     if "efsdp.params" not in b.tensors:
         return ()
     params = b.tensors.pop("efsdp.params").bytes
-    p = Pieces()
+    p = FsdpOps()
     reads = tuple(n for n in ("efsdp.prefetched", "fsdp.prefetched") if n in b.tensors)
     copy_out(p, ctx, reads, "efsdp.weights", params, ctx.efsdp, experts=True)
     p.add_to(b)
     return ("efsdp.weights",)
 
 
-def release(b: TapeBuilder) -> tuple[str, ...]:
+def release_weights(b: TapeBuilder) -> tuple[str, ...]:
     """At the end of a block its weights are let go; gathered buffers are held until the next block's copy."""
     names = ("fsdp.gathered", ROOT, "fsdp.next", "efsdp.next", "efsdp.prefetched")
     released = [n for n in names if n in b.tensors]
     if "efsdp.weights" not in b.tensors and "fsdp.prefetched" in b.tensors:
         released.append("fsdp.prefetched")
     if released:
-        p = Pieces()
+        p = FsdpOps()
         p.hold("fsdp.hold", tuple(released))
         p.add_to(b)
     return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
@@ -116,9 +119,9 @@ def release(b: TapeBuilder) -> tuple[str, ...]:
 
 def await_first_block(b: TapeBuilder, ctx: Context) -> None:
     """Behind the embedding, the first block's gather: issued behind the embedding's, with little to run beside it."""
-    if not shards(ctx):
+    if not gathers_for_each_use(ctx):
         return
-    p = Pieces()
+    p = FsdpOps()
     p.wait("fsdp.first_block", (p.neighbour("fsdp.first_gather", "all_gather", neighbour_params(ctx, "embedding")[0],
                                             ctx.fsdp, 2.0, GATHER),))  # fmt: skip
     p.add_to(b)
@@ -130,26 +133,26 @@ def await_first_block(b: TapeBuilder, ctx: Context) -> None:
 def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
     """What becomes of weights and their gradients in the backward pass, by precision mode."""
     ops = [op if block == "head" else _without_forward_weights(op, tape) for op in tape.ops]
-    p = Pieces(tensors=dict(tape.tensors))
-    mark = marker(ctx, block)
+    p = FsdpOps(tensors=dict(tape.tensors))
+    mark = compiled_op_marker(ctx, block)
     in_turn = ctx.framework.experts == "sequential" and block.startswith("moe")
     if in_turn:
-        ops = whole_gradients(ops, p.tensors, ctx)
+        ops = with_full_size_expert_gradients(ops, p.tensors, ctx)
     if ctx.framework.compile:
         ops = _compiled_graphs(ops, tape, block)
     ops = [mark(op) for op in ops]
-    if autocast(ctx):
+    if casts_linear_inputs(ctx):
         p.ops = _autocast_weights(p, ops, ctx)
     elif ctx.precision_mode == "uniform":
         p.ops = _plain_gradients(p, ops, ctx)
     elif ctx.pipelined:
-        p.ops = _unsharded_gradients(p, ops, ctx, *groups(ctx, dense_params, expert_params))
+        p.ops = _unsharded_gradients(p, ops, ctx, *group_params(ctx, dense_params, expert_params))
     elif root_holds_ends(ctx) and block in ("embedding", "head"):
-        backward_of_end(p, ops, ctx, block, groups(ctx, dense_params, expert_params)[0])
+        backward_of_end(p, ops, ctx, block, group_params(ctx, dense_params, expert_params)[0])
     else:
-        _fsdp(p, ops, ctx, block, *groups(ctx, dense_params, expert_params))
+        _fsdp(p, ops, ctx, block, *group_params(ctx, dense_params, expert_params))
     if in_turn:
-        p.ops = behind_the_loop(p.ops)
+        p.ops = with_parameter_nodes_behind_loop(p.ops)
     return Tape(tuple(p.ops), p.tensors, tape.inputs, tape.outputs)
 
 
@@ -203,7 +206,7 @@ def _is_back_through(op: Op, routing: RoutingStep) -> bool:
     return op.routing == routing and op.role == "backward"
 
 
-def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
+def _autocast_weights(p: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
     """The kept (or repeated) bf16 weight is read by the input gradient; the bf16 weight gradient is cast to fp32.
 
     Compiled too: the input gradient's product reads the copy from memory, and what a backward kernel that cannot be
@@ -236,12 +239,12 @@ def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
             if ctx.accumulating:
                 moved = Stream(12.0 * params * ctx.accumulates, "mul")
                 pending.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
-                              launches=adds(ctx), present=op.present, role="accumulate", origin=op.origin,
-                              part=op.part))  # fmt: skip
+                              launches=accumulation_launches(ctx), present=op.present, role="accumulate",
+                              origin=op.origin, part=op.part))  # fmt: skip
     return [*out, *pending]
 
 
-def _plain_gradients(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
+def _plain_gradients(p: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
     """Gradients in the parameters' dtype, added from the second micro-batch on: behind the sum of input gradients, for
     which autograd turns the folded input before the transposed weight."""
     out: list[Op] = []
@@ -254,19 +257,20 @@ def _plain_gradients(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
         for grad in (w for w in op.writes if p.tensors[w].weight):
             if ctx.accumulating:
                 moved = Stream(3.0 * p.tensors[grad].bytes * ctx.accumulates)
-                pending.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=adds(ctx),
+                pending.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (),
+                launches=accumulation_launches(ctx),
                                present=op.present, role="accumulate", part=op.part))  # fmt: skip
     return [*out, *pending]
 
 
-def _unsharded_gradients(p: Pieces, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
+def _unsharded_gradients(p: FsdpOps, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
     """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
     per_param = CAST + (4.0 if ctx.accumulating else 0.0) * ctx.accumulates
     result = list(ops)
     dense_grads = weight_gradients(p, ops, experts=False)
     expert_grads = weight_gradients(p, ops, experts=True)
     own_group = experts > 0
-    if anywhere(own_group) and expert_grads:
+    if any_true(own_group) and expert_grads:
         add = Op(
             "efsdp.accumulate",
             "dp",
@@ -278,7 +282,7 @@ def _unsharded_gradients(p: Pieces, ops: list[Op], ctx: Context, own: ArrayK, ex
             role="accumulate",
             part="fsdp",
         )
-        post = Pieces(ops=[add], tensors=p.tensors)
+        post = FsdpOps(ops=[add], tensors=p.tensors)
         expert_grads = _kept_where_together(post, expert_grads, own_group)
         index = _after_experts(ops)
         result[index:index] = post.ops
@@ -288,20 +292,20 @@ def _unsharded_gradients(p: Pieces, ops: list[Op], ctx: Context, own: ArrayK, ex
     return result
 
 
-def _kept_where_together(p: Pieces, grads: tuple[str, ...], own_group: BoolK) -> tuple[str, ...]:
+def _kept_where_together(p: FsdpOps, grads: tuple[str, ...], own_group: BoolK) -> tuple[str, ...]:
     """The experts' gradients as the block's own group sees them: alive on only where it is their group too."""
     names = []
     for grad in grads:
         name = p.tensor(f"{grad}.together", 0.0, "grad")
         p.ops.append(
-            Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=opposite(own_group), launches=0, region=OUTSIDE,
+            Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=logical_not(own_group), launches=0, region=OUTSIDE,
                part="fsdp")
         )  # fmt: skip
         names.append(name)
     return tuple(names)
 
 
-def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
+def _fsdp(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
     zero, own_group, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
     block_own, _ = neighbour_params(ctx, block)
     following, previous = own, own
@@ -309,7 +313,7 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
         following, previous = zero, block_own
     elif block == "head":
         following, previous = block_own, zero
-    begin = Pieces(tensors=p.tensors)
+    begin = FsdpOps(tensors=p.tensors)
     weights = "fsdp.weights"
     if block != "head":
         begin.tensor("fsdp.next@", 0.0)
@@ -318,12 +322,14 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
         weights = copy_out(begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False)
     gathered = []
     if block != "embedding":
-        gathered.append(gather(begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0, of_block=True))
-    if anywhere(own_group):
+        gathered.append(
+            gather_weights(begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0, of_block=True)
+        )
+    if any_true(own_group):
         begin.tensor("efsdp.next@", 0.0)
         begin.tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
         begin.mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",), claims="efsdp.next@")
-        gathered.append(gather(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, own_group))
+        gathered.append(gather_weights(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, own_group))
     begin.tensor("fsdp.previous.experts", where(own_group, width * previous, 0.0))
     begin.tensor("fsdp.previous", where(own_group, 0.0, width * previous))
     if block == "embedding":  # the first block's gradients are still on their way
@@ -332,12 +338,12 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
     body = list(ops)
     dense_grads = weight_gradients(p, ops, experts=False)
     expert_grads = weight_gradients(p, ops, experts=True)
-    if anywhere(own_group):
-        post = Pieces(tensors=p.tensors)
+    if any_true(own_group):
+        post = FsdpOps(tensors=p.tensors)
         post.tensor("fsdp.reduced", 0.0, use="reduced")
         post.wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
-        reduce(post, ctx, "efsdp", experts, ctx.efsdp, expert_grads, 3)
-        together = Pieces(tensors=p.tensors)
+        reduce_gradients(post, ctx, "efsdp", experts, ctx.efsdp, expert_grads, 3)
+        together = FsdpOps(tensors=p.tensors)
         expert_grads = _kept_where_together(together, expert_grads, own_group)
         # behind the copy-in, in front of the reduction's output (foreach_reduce: unsharded_grads.clear())
         copied = next(i for i, op in enumerate(post.ops) if op.name == "efsdp.reduce_copy_in") + 1
@@ -349,7 +355,7 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
         if body[first].repeated:
             index = next(i for i in own_ops if not body[i].repeated)
             body[index:index] = _experts_again(p, ctx, experts)
-        pre = Pieces(tensors=p.tensors)
+        pre = FsdpOps(tensors=p.tensors)
         copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
         body[first:first] = pre.ops
     if block == "head":  # hooks run behind the loss, in front of the output layer
@@ -357,15 +363,15 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
         body[index:index] = begin.ops
     else:
         body[:0] = begin.ops
-    end = Pieces(tensors=p.tensors)
+    end = FsdpOps(tensors=p.tensors)
     if block not in ("embedding", "head"):
         end.ops += all_reduce_partial_gradients(ctx)
-    wait = "efsdp.reduced" if anywhere(own_group) else "fsdp.reduced"
-    freed = ("efsdp.reduce_input",) if anywhere(own_group) else ()
+    wait = "efsdp.reduced" if any_true(own_group) else "fsdp.reduced"
+    freed = ("efsdp.reduce_input",) if any_true(own_group) else ()
     end.tensor("fsdp.reduced", 0.0, use="reduced")
     end.tensor("fsdp.done", 0.0)
     end.wait("fsdp.reshard", (weights, "fsdp.previous", wait, *freed))
-    reduce(end, ctx, "fsdp", own, ctx.fsdp, (*dense_grads, *expert_grads), len(dense_grads) + 2)
+    reduce_gradients(end, ctx, "fsdp", own, ctx.fsdp, (*dense_grads, *expert_grads), len(dense_grads) + 2)
     if gathered:
         end.hold("fsdp.hold@", tuple(gathered))
     end.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
@@ -375,14 +381,14 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
     p.ops = body + end.ops
 
 
-def _experts_again(p: Pieces, ctx: Context, experts: FloatK) -> list[Op]:
+def _experts_again(p: FsdpOps, ctx: Context, experts: FloatK) -> list[Op]:
     """The experts' second gather where their layer is computed again: its hooks let them go behind the repetition.
 
     The block's own hook has its weights there already, the experts' has not (_fsdp_state.py, _pre_forward). The tape
     holds the first ones throughout.
     """
-    again = Pieces(tensors=p.tensors)
-    arrived = gather(again, ctx, "efsdp.again", "efsdp", experts, ctx.efsdp, ctx.efsdp > 1)
+    again = FsdpOps(tensors=p.tensors)
+    arrived = gather_weights(again, ctx, "efsdp.again", "efsdp", experts, ctx.efsdp, ctx.efsdp > 1)
     for name in (arrived, f"{arrived}.in"):
         again.tensors[name] = again.tensors[name]._replace(bytes=0.0)
     copy_out(again, ctx, ("efsdp.weights@", arrived), "efsdp.weights@@", experts, ctx.efsdp, experts=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, where
 from mofa.blocks.op import Op, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.roles import Purpose, Role, TensorUse
@@ -15,25 +15,25 @@ from mofa.specs.params import layer_params
 GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"
 
 
-def shards(ctx: Context) -> bool:
+def gathers_for_each_use(ctx: Context) -> bool:
     """Whether blocks are gathered before and reduced after each use; under pp their weights stay."""
     return ctx.precision_mode == "mixed" and not ctx.pipelined
 
 
-def groups(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
+def group_params(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
     """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
     own_group = ctx.ep > 1
     return dense + where(own_group, 0.0, experts), where(own_group, experts, 0.0)
 
 
-def dim1(ctx: Context) -> BoolK:
+def shards_experts_by_row(ctx: Context) -> BoolK:
     """Where the experts are too few to be sharded by expert and are sharded by rows, which costs copies."""
     moe = ctx.model.moe
     return False if moe is None else ctx.efsdp * ctx.ep > moe.num_experts
 
 
 @dataclass
-class Pieces:
+class FsdpOps:
     """Ops with the tensors that they declare."""
 
     ops: list[Op] = field(default_factory=list)
@@ -90,8 +90,8 @@ class Pieces:
             b.add(op)
 
 
-def gather(
-    p: Pieces, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK, *,
+def gather_weights(
+    p: FsdpOps, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK, *,
     of_block: bool = False,
 ) -> str:  # fmt: skip
     """Cast and copy the shard in, a bf16 one copied alone, gather in place: 2 bytes a parameter come out; nothing for a
@@ -99,7 +99,7 @@ def gather(
     runs = present & (ranks > 1)
     p.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0), use="gathered_shard" if of_block else "")
     p.tensor(out, where(runs, 2.0 * params, 0.0), use="gathered" if of_block else "")
-    if not anywhere(runs):
+    if not any_true(runs):
         return out
     p.ops.append(
         Op(f"{out}.copy_in", "dp", Stream(where(runs, (ctx.stored + 2.0) * params / ranks, 0.0), "foreach_cast"), (),
@@ -113,13 +113,13 @@ def gather(
 
 
 def copy_out(
-    p: Pieces, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *, experts: bool
+    p: FsdpOps, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *, experts: bool
 ) -> str:  # fmt: skip
     """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard.
 
     FSDP1's parameters are views of the gathered buffer: nothing moves, and what is held is taken to be FSDP2's.
     """
-    by_rows = dim1(ctx) & experts & (ranks > 1)
+    by_rows = shards_experts_by_row(ctx) & experts & (ranks > 1)
     moved = where(ranks > 1, 4.0, ctx.stored + 6.0) * params + where(by_rows, 4.0 * params, 0.0)
     launches = where(ranks == 1, 6.0, 1.0) if experts else 1.0
     if ctx.framework.flat_params:
@@ -134,8 +134,8 @@ def copy_out(
     return weights
 
 
-def reduce(
-    p: Pieces, ctx: Context, name: str, params: ArrayK, ranks: ArrayK, grads: tuple[str, ...], num_weights: int
+def reduce_gradients(
+    p: FsdpOps, ctx: Context, name: str, params: ArrayK, ranks: ArrayK, grads: tuple[str, ...], num_weights: int
 ) -> None:
     """Copy bf16 gradients into an fp32 buffer, reduce-scatter it, add the shard to the gradient.
 
@@ -149,12 +149,12 @@ def reduce(
     over: the variable of a loop over them holds it until ``foreach_reduce`` returns, beside what is reduced.
     """
     present = params > 0
-    if not anywhere(present):
+    if not any_true(present):
         p.tensor(f"{name}.reduced", 0.0, use="reduced")
         p.tensor(f"{name}.reduce_input", 0.0, use="reduce_input")
         return
     alone = present & (ranks <= 1)
-    by_rows = dim1(ctx) & (ranks > 1) & (name == "efsdp")
+    by_rows = shards_experts_by_row(ctx) & (ranks > 1) & (name == "efsdp")
     width = ctx.framework.reduced_bytes_per_param
     p.tensor(f"{name}.reduce_input", width * params, use="reduce_input")
     p.ops.append(
@@ -164,7 +164,7 @@ def reduce(
     )  # fmt: skip
     in_loop: tuple[str, ...] = ()
     last = gradient_registered_last(grads, ctx, experts=name == "efsdp")
-    if last and not ctx.framework.flat_params and anywhere(present & opposite(alone)):
+    if last and not ctx.framework.flat_params and any_true(present & logical_not(alone)):
         in_loop = (p.tensor(f"{name}.in_loop", 0.0, "grad"),)
         p.ops.append(
             Op(
@@ -174,7 +174,7 @@ def reduce(
                 last,
                 in_loop,
                 launches=0,
-                view=present & opposite(alone),
+                view=present & logical_not(alone),
                 region=OUTSIDE,
                 part="fsdp",
             )
@@ -186,7 +186,7 @@ def reduce(
     if casts:
         result_bytes, kind = where(present, width * params / ranks, 0.0), "buffer"
         out = p.tensor(f"{name}.summed", result_bytes)
-    if anywhere(present & opposite(alone)):
+    if any_true(present & logical_not(alone)):
         payload = Collective("reduce_scatter", name, width * params)
         if ctx.framework.flat_params:
             p.ops.append(
@@ -194,15 +194,15 @@ def reduce(
                    (f"{name}.reduce_input",), (), launches=where(alone, 0.0, 1.0), present=present, stream=REDUCE,
                    region=OUTSIDE, part="fsdp")
             )  # fmt: skip
-        writes = (f"{name}.scattered",) if anywhere(alone) else (out,)
-        if anywhere(alone):
+        writes = (f"{name}.scattered",) if any_true(alone) else (out,)
+        if any_true(alone):
             p.tensor(writes[0], where(alone, 0.0, result_bytes), kind)
         p.ops.append(
             Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes,
-               present=present & opposite(alone), stream=REDUCE, region=OUTSIDE, part="fsdp")
+               present=present & logical_not(alone), stream=REDUCE, region=OUTSIDE, part="fsdp")
         )  # fmt: skip
-    if anywhere(alone):
-        reads = (f"{name}.scattered" if anywhere(present & opposite(alone)) else f"{name}.reduce_input",)
+    if any_true(alone):
+        reads = (f"{name}.scattered" if any_true(present & logical_not(alone)) else f"{name}.reduce_input",)
         p.ops.append(
             Op(f"{name}.reduce_copy", "dp", Stream(where(alone, 16.0 * params, 0.0), "copy"), reads, (out,),
                scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
@@ -219,7 +219,7 @@ def reduce(
         added = 3.0 * ctx.stored * params / ranks * ctx.accumulates
         p.ops.append(
             Op(f"{name}.accumulate", "dp", Stream(added, "mul"), (out,), (),
-               launches=adds(ctx, float(num_weights)), present=present, stream=REDUCE, region=OUTSIDE,
+               launches=accumulation_launches(ctx, float(num_weights)), present=present, stream=REDUCE, region=OUTSIDE,
                role="accumulate", part="fsdp")
         )  # fmt: skip
     if in_loop:
@@ -242,12 +242,12 @@ def gradient_registered_last(grads: tuple[str, ...], ctx: Context, *, experts: b
     return tuple(grad for grad in (f"dW:{name}" for name in ends) if grad in grads)
 
 
-def adds(ctx: Context, num: float = 1.0) -> FloatK:
+def accumulation_launches(ctx: Context, num: float = 1.0) -> FloatK:
     """Launches of the additions to earlier gradients: none where a step has one micro-batch."""
     return where(ctx.accumulates > 0.0, num, 0.0)
 
 
-def weight_gradients(p: Pieces, ops: list[Op], *, experts: bool) -> tuple[str, ...]:
+def weight_gradients(p: FsdpOps, ops: list[Op], *, experts: bool) -> tuple[str, ...]:
     """The gradients of weights that these ops write, of the experts or of the others."""
     own = (op for op in ops if (op.part == "experts") == experts)
     return tuple(w for op in own for w in op.writes if p.tensors[w].weight)
@@ -258,4 +258,4 @@ def neighbour_params(ctx: Context, block: str) -> tuple[ArrayK, ArrayK]:
     index = 0 if block == "embedding" else ctx.model.num_layers - 1
     layer = layer_params(ctx.model, ctx.model.is_moe_layer(index))
     dense = (layer.matrices_tp + layer.shared) / ctx.tp + layer.replicated
-    return groups(ctx, dense, layer.routed / (ctx.ep * ctx.etp))
+    return group_params(ctx, dense, layer.routed / (ctx.ep * ctx.etp))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import FloatK, anywhere
+from mofa.blocks.elementwise import FloatK, any_true
 from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.work import Collective, Stream
 
@@ -23,7 +23,7 @@ def ranks_of_heads(ctx: Context) -> FloatK:
 def gather_heads(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, width: float) -> str:
     """All ranks' heads, in order; each keeps its own of the gradient."""
     present = ctx.has_tp
-    if ctx.framework.shards_head_norms or not anywhere(present):
+    if ctx.framework.shards_head_norms or not any_true(present):
         return x
     moved = ctx.tokens * heads * ctx.tp * width * ctx.element
     parts, all_heads = b.tensor(f"{name}.gathered", moved), b.tensor(f"{name}.whole", moved)
@@ -38,7 +38,7 @@ def gather_heads(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK,
 def own_heads(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, width: float) -> str:
     """A rank's part of all heads, as attention's values are split; their gradients are gathered and put in order."""
     present = ctx.has_tp
-    if ctx.framework.shards_head_norms or not anywhere(present):
+    if ctx.framework.shards_head_norms or not any_true(present):
         return x
     moved = ctx.tokens * heads * ctx.tp * width * ctx.element
     all_heads, own = b.tensor(f"{name}.all_heads", moved), b.tensor(f"{name}.own_heads", moved / ctx.tp)
@@ -49,7 +49,7 @@ def own_heads(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, wi
     return b.add(Op(f"{name}.own_heads", "memory_bound", work, (all_heads,), (own,), present=present, back=back))
 
 
-def repeat(b: TapeBuilder, ctx: Context, x: str, name: str, ranks: FloatK, width: float) -> str:
+def repeat_kv(b: TapeBuilder, ctx: Context, x: str, name: str, ranks: FloatK, width: float) -> str:
     """Keys or values copied for every query head, of so many ranks; back their gradients are summed (``repeat_kv``)."""
     a = ctx.model.attention
     if not ctx.framework.repeats_keys or a.num_kv_heads == a.num_heads:

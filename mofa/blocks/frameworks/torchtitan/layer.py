@@ -9,21 +9,27 @@ from __future__ import annotations
 
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.elementwise import anywhere, where
+from mofa.blocks.elementwise import any_true, where
 from mofa.blocks.frameworks.torchtitan import fsdp, registration
 from mofa.blocks.frameworks.torchtitan.ffn import feed_forward
-from mofa.blocks.frameworks.torchtitan.heads import gather_heads, own_heads, ranks_of_heads, repeat, with_repeated_keys
+from mofa.blocks.frameworks.torchtitan.heads import (
+    gather_heads,
+    own_heads,
+    ranks_of_heads,
+    repeat_kv,
+    with_repeated_keys,
+)
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
-    autocast,
     cast_once,
-    enter,
+    casts_linear_inputs,
+    gather_sequence,
     hold_until_scattered,
     in_compiled_block,
     in_compiled_part,
-    leave,
     linear,
     llama_style,
+    scatter_sequence,
     split_by_ddp,
     sum_gradients,
     weight_grad_bytes,
@@ -31,7 +37,7 @@ from mofa.blocks.frameworks.torchtitan.linear import (
 from mofa.blocks.frameworks.torchtitan.loss import cross_entropy
 from mofa.blocks.frameworks.torchtitan.moe import moe
 from mofa.blocks.frameworks.torchtitan.ring import ring_attention
-from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, Order, Tape, TapeBuilder
+from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, ScratchSequence, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.work import Attention, Collective, Gemm, HostSync, Stream
 from mofa.specs.attention.mla import MlaSpec
@@ -42,10 +48,12 @@ from mofa.specs.model import ModelSpec
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """Norm of the residual stream in its own dtype: one kernel, backward two; keeps its input and a scale a row."""
     at_ends = name == "final_norm"
-    out = row_norm(b, ctx, x, name, ctx.shard, width, ctx.residual, 0 if at_ends else registration.norms(ctx))
+    out = row_norm(
+        b, ctx, x, name, ctx.shard_tokens, width, ctx.residual, 0 if at_ends else registration.norms_position(ctx)
+    )
     frame = {"attn_norm": "attention", "mlp_norm": "mlp", "final_norm": "output"}.get(name)
     if frame is not None:  # an argument of the module behind it
-        parts.hold(b, frame, out)
+        parts.hold_local(b, frame, out)
     return out
 
 
@@ -66,15 +74,15 @@ def row_norm(
     count = rows * width
     block_compiled = in_compiled_block(b, ctx)
     compiled = block_compiled or (in_compiled_part(b, ctx) and name not in ("attn_norm", "mlp_norm"))
-    out_element = 2 if autocast(ctx) and (compiled or element == 2) else element
+    out_element = 2 if casts_linear_inputs(ctx) and (compiled or element == 2) else element
     out = b.tensor(f"{name}.out", count * out_element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
-    if autocast(ctx) and element == 2 and not compiled:
+    if casts_linear_inputs(ctx) and element == 2 and not compiled:
         wide = b.tensor(f"{name}.upcast", 4.0 * count, grad=False)
         normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
         b.add(Op(name, "memory_bound", Stream(40.0 * count, "norm_chain_fwd"), (x,), (out, scale, wide, normed),
-                 (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm(4.0 * count), purpose="norm",
-                 step="norm", registered_at=registered_at,
+                 (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm_scratch(4.0 * count),
+                 purpose="norm", step="norm", registered_at=registered_at,
                  back=Back(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
         return out
     read = 0.0 if block_compiled and name == "mlp_norm" else element  # fused behind the residual's sum
@@ -95,15 +103,15 @@ def row_norm(
     return out
 
 
-def eager_norm(x: FloatK) -> Order:
+def eager_norm_scratch(x: FloatK) -> ScratchSequence:
     """The input in fp32, its squares and what their mean gives, both multiplied, times the weight, and cast."""
-    return Order((x, x), (WRITES + 2, 0, ~0, WRITES + 1, WRITES + 3, 1, WRITES, ~1))
+    return ScratchSequence((x, x), (WRITES + 2, 0, ~0, WRITES + 1, WRITES + 3, 1, WRITES, ~1))
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """Three linears on one gathered input; under autocast each keeps a copy of its own, unless compiled."""
     a, hidden = ctx.model.attention, float(ctx.model.hidden)
-    full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", ctx.tokens * hidden)
+    full, wide = cast_once(b, ctx, gather_sequence(b, ctx, h, "attn", hidden), "attn", ctx.tokens * hidden)
     widths = (("wq", ctx.heads), ("wk", ctx.kv_heads), ("wv", ctx.kv_heads))
     q, k, v = (
         linear(b, ctx, full, name, m=ctx.tokens, n=heads * a.d_qk, k=hidden, wide_input=wide, step="folded_product")
@@ -138,7 +146,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         positions = 4.0 * a.d_qk * ctx.seq_len / ctx.cp
         if ctx.element == 2 and not (in_compiled_block(b, ctx) or in_compiled_part(b, ctx)):
             back = back._replace(scratch=6.0 * sizes[0] + 2.0 * sizes[1] + positions,
-                                 order=complex_back(sizes[0], sizes[1], positions))  # fmt: skip
+                                 order=complex_rotation_back_scratch(sizes[0], sizes[1], positions))  # fmt: skip
         table = _table(b, ctx, ctx.tokens * a.d_qk * 4.0)
         if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):
             launches = 5
@@ -151,37 +159,37 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
             each = (e * sizes[0], e * sizes[1])
             work, back, scratch, launches = (
                 Stream(10.0 * e * total, "rope_heads_fwd"),
-                Back(15.0 * e * total, 18, 2.0 * each[0], like="rope_heads_bwd", order=halves_back(*each)),
-                2.0 * each[0], 10,
+                Back(15.0 * e * total, 18, 2.0 * each[0], like="rope_heads_bwd",
+                order=half_rotation_back_scratch(*each)), 2.0 * each[0], 10,
             )  # fmt: skip
-            order = halves(*each)
+            order = half_rotation_scratch(*each)
     b.add(Op("rope", "memory_bound", work, (q, k, *table), (out_q, out_k), table, scratch=scratch, launches=launches,
              back=back, order=order, step="rope"))  # fmt: skip
-    out_k = repeat(b, ctx, out_k, "k", ranks, a.d_qk)
-    if anywhere(ranks > 1.0):
+    out_k = repeat_kv(b, ctx, out_k, "k", ranks, a.d_qk)
+    if any_true(ranks > 1.0):
         key_heads = ctx.heads if ctx.framework.repeats_keys else ctx.kv_heads
         out_q = own_heads(b, ctx, out_q, "q", ctx.heads, a.d_qk)
         out_k = own_heads(b, ctx, out_k, "k", key_heads, a.d_qk)
     return out_q, out_k
 
 
-def complex_back(q: FloatK, k: FloatK, positions: FloatK) -> Order:
+def complex_rotation_back_scratch(q: FloatK, k: FloatK, positions: FloatK) -> ScratchSequence:
     """Keys and queries in fp32, both times what turns them back, of which a conjugate is made each time, and cast."""
     sizes = (4.0 * k, 4.0 * q, positions, 4.0 * k, positions, 4.0 * q)
-    return Order(sizes, (0, READS + 1, 1, READS, 2, 3, ~2, ~0, 4, 5, ~4, ~1, WRITES + 1, ~3, WRITES, ~5))
+    return ScratchSequence(sizes, (0, READS + 1, 1, READS, 2, 3, ~2, ~0, 4, 5, ~4, ~1, WRITES + 1, ~3, WRITES, ~5))
 
 
-def halves(q: FloatK, k: FloatK) -> Order:
+def half_rotation_scratch(q: FloatK, k: FloatK) -> ScratchSequence:
     """Qwen3's rotation, of queries and then of keys: by cosine, halves turned, joined, by sine, their sum."""
     sizes = (q, 0.5 * q, q, q, k, 0.5 * k, k, k)
-    return Order(sizes, (0, 1, 2, ~1, 3, ~2, WRITES, ~0, ~3, 4, 5, 6, ~5, 7, ~6, WRITES + 1, ~4, ~7))
+    return ScratchSequence(sizes, (0, 1, 2, ~1, 3, ~2, WRITES, ~0, ~3, 4, 5, 6, ~5, 7, ~6, WRITES + 1, ~4, ~7))
 
 
-def halves_back(q: FloatK, k: FloatK) -> Order:
+def half_rotation_back_scratch(q: FloatK, k: FloatK) -> ScratchSequence:
     """Keys first: the gradient by sine, its halves turned into their places, added in place; by cosine, added too."""
     keys = (0, 1, WRITES + 1, ~1, 2, ~0, ~2, 3, READS + 1, ~3)
     steps = (*keys, 4, 5, WRITES, ~5, 6, ~4, ~6, 7, READS, ~7)
-    return Order((k, 0.5 * k, k, k, q, 0.5 * q, q, q), steps)
+    return ScratchSequence((k, 0.5 * k, k, k, q, 0.5 * q, q, q), steps)
 
 
 def complex_rotation(ctx: Context, total: ArrayK, largest: ArrayK) -> tuple[Stream, Back, ArrayK, int]:
@@ -206,7 +214,7 @@ def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, table_elements: flo
                  (name,), launches=1 if outside else 2, region=OUTSIDE if outside else "", step="rope",
                  part="fsdp" if outside else ""))  # fmt: skip
         names.append(name)
-    if anywhere(ctx.cp > 1):
+    if any_true(ctx.cp > 1):
         splits_rows = ctx.cp > 1
         name = b.tensor("rope_rows", where(splits_rows, rows_bytes, 0.0), grad=False)
         b.add(Op("rope_rows", "memory_bound", Stream(2.0 * rows_bytes), (), (name,), present=splits_rows, step="rope"))
@@ -222,7 +230,7 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
     heads, rank, turn, nope = ctx.heads, float(a.kv_lora_rank), float(a.qk_rope_head_dim), float(a.qk_nope_head_dim)
     d_qk, d_v = float(a.d_qk), float(a.v_head_dim)
-    full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", t * hidden)
+    full, wide = cast_once(b, ctx, gather_sequence(b, ctx, h, "attn", hidden), "attn", t * hidden)
     if a.q_lora_rank is None:
         q_raw = linear(b, ctx, full, "wq", m=t, n=heads * d_qk, k=hidden, wide_input=wide, step="folded_product")
     else:
@@ -235,14 +243,14 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     spun, back, scratch, launches = complex_rotation(ctx, t * heads * turn, t * heads * turn)
     joined = 2.0 * t * heads * d_qk * e
     turned = b.tensor("q.turned", t * heads * turn * e, grad=False)
-    order = Order((0.5 * scratch, 0.5 * scratch), (0, 1, WRITES + 1, ~0, ~1, WRITES))
+    order = ScratchSequence((0.5 * scratch, 0.5 * scratch), (0, 1, WRITES + 1, ~0, ~1, WRITES))
     b.add(Op("rope.q", "memory_bound", Stream(spun.bytes + joined, "rope_complex"), (q_raw,), (query, turned),
              scratch=scratch, launches=launches // 2 + 1, order=order if e == 2 else None, step="rope",
              back=Back(back.bytes + 2 * joined, launches // 2 + 4, back.scratch, like="rope_complex",
-                       order=Order((0.5 * back.scratch, 0.5 * back.scratch, 0.25 * back.scratch),
-                                   (0, 1, ~0, 2, ~1, WRITES, ~2)) if e == 2 else None)))  # fmt: skip
+                       order=ScratchSequence((0.5 * back.scratch, 0.5 * back.scratch, 0.25 * back.scratch),
+                                             (0, 1, ~0, 2, ~1, WRITES, ~2)) if e == 2 else None)))  # fmt: skip
     for local in (q_raw, turned):
-        parts.hold(b, "attention", local)
+        parts.hold_local(b, "attention", local)
     low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=wide, step="folded_product")
     latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
     b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0, step="split",
@@ -265,13 +273,13 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
 
 def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """cuDNN's fused attention; fp32 inputs are left to the composite one, which keeps the probabilities."""
-    v = repeat(b, ctx, v, "v", 1.0, ctx.model.attention.d_v)
+    v = repeat_kv(b, ctx, v, "v", 1.0, ctx.model.attention.d_v)
     ctx = with_repeated_keys(ctx)
     for local in (q, k, v):
-        parts.hold(b, "attention", local)
+        parts.hold_local(b, "attention", local)
     if ctx.element == 4:
         return _composite_attention(b, ctx, q, k, v)
-    if anywhere(ctx.cp > 1):
+    if any_true(ctx.cp > 1):
         return ring_attention(b, ctx, q, k, v, windowed)
     return parts.fused_attention(b, ctx, q, k, v, windowed)
 
@@ -284,9 +292,9 @@ def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -
     scaled_q, scaled_k = b.tensor("attn.q_scaled", wide_q), b.tensor("attn.k_scaled", wide_q)
     repeated = b.tensor("attn.v_repeated", wide_v)
     spread = ctx.kv_heads < ctx.heads
-    parts.stream(b, "attn.scale_q", (q,), scaled_q, bytes_=2 * wide_q, back_bytes=2 * wide_q)
-    parts.stream(b, "attn.scale_k", (k,), scaled_k, bytes_=4 * wide_q, back_bytes=4 * wide_q, launches=2,
-                 back_launches=2)  # fmt: skip
+    parts.memory_bound_op(b, "attn.scale_q", (q,), scaled_q, bytes_=2 * wide_q, back_bytes=2 * wide_q)
+    parts.memory_bound_op(b, "attn.scale_k", (k,), scaled_k, bytes_=4 * wide_q, back_bytes=4 * wide_q, launches=2,
+                          back_launches=2)  # fmt: skip
     b.add(Op("attn.repeat_v", "memory_bound", Stream(2 * wide_v), (v,), (repeated,), present=spread,
              back=Back(2 * wide_v, 1)))  # fmt: skip
     soft = b.tensor("attn.soft", scores, grad=False)
@@ -306,7 +314,7 @@ def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: Arr
     """A linear over the split width, and the reduce-scatter of its partial sums."""
     name = "wo" if name == "proj" else name
     hold_until_scattered(b, ctx, x, name)
-    out = leave(b, ctx, linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k), name, n)
+    out = scatter_sequence(b, ctx, linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k), name, n)
     parts.leave_frame(b, "attention")
     return out
 
@@ -318,7 +326,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     the branch that was added to the block's input, which is kept anyway, and adds again. The block's last sum ends its
     use of the gathered weights.
     """
-    count = ctx.shard * ctx.model.hidden
+    count = ctx.shard_tokens * ctx.model.hidden
     wide, narrow = ctx.residual, ctx.element
     compiled = in_compiled_block(b, ctx)
     if ctx.model.dropout > 0:
@@ -333,7 +341,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
                  back=Back(work=Stream(CAST * count, "cast_down"), family="memory_bound")))  # fmt: skip
         y = promoted
     total = b.tensor(name, count * wide, use="residual")
-    weights = fsdp.release(b) if name == "out" else ()
+    weights = fsdp.release_weights(b) if name == "out" else ()
     inside = compiled and name == "mid"
     b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"),
              (y, x) if inside else (x, y, *weights), (total,), launches=0 if inside else 1, view=inside,
@@ -344,11 +352,11 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
 
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """Dense feed-forward on one gathered input."""
-    full = enter(b, ctx, h, name, float(ctx.model.hidden))
+    full = gather_sequence(b, ctx, h, name, float(ctx.model.hidden))
     fused = in_compiled_block(b, ctx) and not split_by_ddp(b, ctx)
     y = feed_forward(b, ctx, full, name, width / ctx.tp, registered_at=registration.FEED_FORWARD, fused=fused,
                      step="folded_product", returns=False)  # fmt: skip
-    out = leave(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
+    out = scatter_sequence(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
     parts.leave_frame(b, name)
     return out
 
@@ -372,7 +380,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     if own_block:
         if not ctx.pipelined:
             b.add(Op("tokens.sync", "host", HostSync()))
-        fsdp.wrap_block(b, ctx, "embedding", wrap, 0.0 * ctx.tp)
+        fsdp.begin_block(b, ctx, "embedding", wrap, 0.0 * ctx.tp)
     grad = {"mixed": 2.0, "autocast": 4.0 * ctx.accumulating, "uniform": weight_grad_bytes(ctx)}[ctx.precision_mode]
     rows = ctx.tokens * hidden
     made = where(ctx.has_tp, ctx.model.vocab * hidden, params)
@@ -385,25 +393,25 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
              weight_params=params, weight_bytes=grad * made, purpose="embedding"))  # fmt: skip
     if positions:
         moved = b.tensor("embedding.sum", rows * r)
-        looked = parts.stream(b, "embedding.positions", (looked,), moved, bytes_=3 * rows * r, launches=2,
-                              back_launches=0)  # fmt: skip
+        looked = parts.memory_bound_op(b, "embedding.positions", (looked,), moved, bytes_=3 * rows * r, launches=2,
+                                       back_launches=0)  # fmt: skip
     if own_block:
-        fsdp.release(b)
+        fsdp.release_weights(b)
         fsdp.await_first_block(b, ctx)
-    return leave(b, ctx, looked, "embedding", hidden)
+    return scatter_sequence(b, ctx, looked, "embedding", hidden)
 
 
 def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     """Final norm and output layer, one group that stays gathered until its backward; loss over logits split by tp."""
     hidden = float(ctx.model.hidden)
     vocab = ctx.model.vocab / ctx.tp
-    fsdp.wrap_block(b, ctx, "head", vocab * hidden + hidden, 0.0 * ctx.tp)
+    fsdp.begin_block(b, ctx, "head", vocab * hidden + hidden, 0.0 * ctx.tp)
     normed = norm(b, ctx, x, "final_norm", hidden)
-    full = enter(b, ctx, normed, "output", hidden)
-    fsdp.release(b)
+    full = gather_sequence(b, ctx, normed, "output", hidden)
+    fsdp.release_weights(b)
     logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True, purpose="output")
     parts.leave_frame(b, "output")
-    if not ctx.framework.loss_parallel and anywhere(ctx.has_tp):
+    if not ctx.framework.loss_parallel and any_true(ctx.has_tp):
         all_logits = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
         work = Collective("all_gather", "tp", ctx.tokens * ctx.model.vocab * float(ctx.element))
         logits = b.add(
@@ -447,6 +455,6 @@ def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, pro
 
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
-    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, wrap_block=fsdp.wrap_block,
+    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, begin_block=fsdp.begin_block,
     wrap_backward=fsdp.wrap_backward,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from mofa.blocks import parts
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import anywhere, opposite, where
+from mofa.blocks.elementwise import any_true, logical_not, where
 from mofa.blocks.op import Back, BoolK, FloatK, Op, TapeBuilder
 from mofa.blocks.roles import LayerStep, Purpose, TensorUse
 from mofa.blocks.work import Collective, Gemm, Stream
@@ -24,14 +24,14 @@ DDP_BUCKET = 100.0 * 2**20
 """Bytes of gradients in one of DDP's buckets (torchtitan's bucket_cap_mb). [B]"""
 
 
-def autocast(ctx: Context) -> bool:
+def casts_linear_inputs(ctx: Context) -> bool:
     """Whether torch.autocast casts what fp32 linears read."""
     return ctx.precision_mode == "autocast"
 
 
 def runs_autocast(ctx: Context) -> bool:
     """Whether torch.autocast runs, though linears may have nothing to cast."""
-    return autocast(ctx) or ctx.amp
+    return casts_linear_inputs(ctx) or ctx.amp
 
 
 def in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
@@ -54,7 +54,7 @@ def split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
     ddp_optimizer; a bucket of 100 MiB). So a product whose weight fills a bucket is a graph with the elementwise ops
     behind it (torch/_dynamo/backends/distributed.py). Nothing is fused over a cut, and what crosses it is kept.
     """
-    each = 4.0 if autocast(ctx) else float(ctx.element)
+    each = 4.0 if casts_linear_inputs(ctx) else float(ctx.element)
     weight_bytes = each * ctx.model.hidden * float(ctx.model.mlp.ffn_hidden or 0)
     ddp = ctx.framework.data_parallel == "ddp" and runs_autocast(ctx)
     return in_compiled_block(b, ctx) and ddp and weight_bytes >= DDP_BUCKET
@@ -65,11 +65,11 @@ def llama_style(ctx: Context) -> bool:
     return ctx.model.attention_kind.torchtitan.has_local_heads and not ctx.model.attention.qk_norm
 
 
-def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
+def compiled_op_marker(ctx: Context, block: str) -> Callable[[Op], Op]:
     """What says of an op of this block whether it is compiled, and where it works on distributed tensors."""
     compile_, grouped = ctx.framework.compile, ctx.framework.experts != "sequential"
     distributed: BoolK = ctx.has_tp
-    any_tp = bool(anywhere(ctx.has_tp))
+    any_tp = bool(any_true(ctx.has_tp))
 
     def mark(op: Op) -> Op:
         if op.part == "fsdp" or op.family in ("dp", "host"):
@@ -84,7 +84,7 @@ def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
             compiled = compile_
         dispatched: BoolK = False if _is_local(op, ctx) or not any_tp else distributed
         if any_tp and op.role == "sum" and op.sum_of not in _LOCAL_TENSORS:
-            op = op._replace(view=opposite(dispatched))
+            op = op._replace(view=logical_not(dispatched))
         if not compiled and op.adds_to_view:
             op = op._replace(view=False)
         return op._replace(compiled=compiled, dtensor=dispatched, views=_views(op, ctx))
@@ -170,8 +170,10 @@ def cast(
     out = b.tensor(f"{name}.{'bf16' if element == 2 else 'fp32'}", element * elements, use=use)
     like, opposite_like = ("cast_down", "cast_up") if element == 2 else ("cast_up", "cast_down")
     back_like = back_like or opposite_like
-    return parts.stream(b, f"{name}.cast", (x,), out, bytes_=CAST * elements, back_bytes=CAST * elements, like=like,
-                        back_like=back_like, casts_for=name)  # fmt: skip
+    moved = CAST * elements
+    return parts.memory_bound_op(
+        b, f"{name}.cast", (x,), out, bytes_=moved, back_bytes=moved, like=like, back_like=back_like, casts_for=name
+    )
 
 
 def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK) -> tuple[str, bool]:
@@ -179,7 +181,7 @@ def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK)
 
     A module compiled by itself is handed the norm's fp32 output and casts it once for all of its linears.
     """
-    if not autocast(ctx) or not in_compiled_part(b, ctx):
+    if not casts_linear_inputs(ctx) or not in_compiled_part(b, ctx):
         return x, True
     return cast(b, x, name, elements, use="cast_once"), False
 
@@ -193,7 +195,7 @@ def linear(
 
     ``behind_cut``: DDP may cut a compiled block in front of it (:func:`split_by_ddp`).
     """
-    if autocast(ctx):
+    if casts_linear_inputs(ctx):
         reads = (*reads, weight_copy(b, name, n * k))
         if wide_input and (not in_compiled_block(b, ctx) or (behind_cut and split_by_ddp(b, ctx))):
             x = cast(b, x, name, m * k)
@@ -214,25 +216,25 @@ def linear(
     )
 
 
-def enter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+def gather_sequence(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """All-gather of the sequence before a sublayer, one for all of its linears, which keep its output.
 
     Gathering along the second dimension copies chunks together unless the micro-batch has one sequence; the backward
     reduce-scatter always copies its input together first (_functional_collectives.py).
     """
-    if not anywhere(ctx.has_tp):
+    if not any_true(ctx.has_tp):
         return x
     full = parts.sp_gather(b, ctx, parts.tp_copy(b, ctx, x, name, width), name, width)
     full = _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=True)
     if not in_compiled_block(b, ctx):  # the argument of the sublayer's forward
-        parts.hold(b, "attention" if name == "attn" else name, full)
+        parts.hold_local(b, "attention" if name == "attn" else name, full)
     return full
 
 
-def enter_local(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
-    """As :func:`enter` before a sublayer on plain tensors (``use_local_input``), whose gradient is taken to be the same
-    on every rank: each cuts out its shard, and nothing is reduced."""
-    if not anywhere(ctx.has_tp):
+def gather_sequence_local(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """As :func:`gather_sequence` before a sublayer on plain tensors (``use_local_input``), whose gradient is taken to
+    be the same on every rank: each cuts out its shard, and nothing is reduced."""
+    if not any_true(ctx.has_tp):
         return x
     full = parts.tp_copy(b, ctx, x, name, width)
     out = b.tensor(f"{name}.full", ctx.tokens * width * ctx.element)
@@ -252,7 +254,7 @@ def sum_gradients(b: TapeBuilder, x: str, name: str, nbytes: FloatK, present: Bo
     A layout that says so at once (``redistribute`` of a ``Partial``: tensor/_api.py, placement_types.py), behind both
     products that it comes from; ``_c10d_functional.all_reduce`` leaves its input as it is.
     """
-    if not anywhere(present):
+    if not any_true(present):
         return x
     summed, copied = b.tensor(f"{name}.sum_gradients", nbytes), b.tensor(f"{name}.gradient_copy", nbytes)
     reduce = Back(work=Collective("all_reduce", "tp", nbytes), family="tp", present=present, view=True, stream="tp")
@@ -263,9 +265,9 @@ def sum_gradients(b: TapeBuilder, x: str, name: str, nbytes: FloatK, present: Bo
     )  # fmt: skip
 
 
-def leave(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+def scatter_sequence(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """Reduce-scatter of a row-parallel linear's partial sums along the sequence, after a copy of its chunks."""
-    if not anywhere(ctx.has_tp):
+    if not any_true(ctx.has_tp):
         return x
     hold_until_scattered(b, ctx, x, name)
     x = _chunks(b, ctx, x, f"{name}.scatter_copy", width, forward=True, backward=ctx.micro_batch > 1)
@@ -276,8 +278,8 @@ def leave(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
 
 def hold_until_scattered(b: TapeBuilder, ctx: Context, x: str, name: str) -> None:
     """Input or output of a linear whose sums are scattered by a hook behind it: its call has both until then."""
-    if anywhere(ctx.has_tp) and not in_compiled_block(b, ctx):
-        parts.hold(b, f"{name} call", x)
+    if any_true(ctx.has_tp) and not in_compiled_block(b, ctx):
+        parts.hold_local(b, f"{name} call", x)
 
 
 def _chunks(
@@ -290,10 +292,10 @@ def _chunks(
     back = Back(0.0, 0)
     if backward is not None:
         work = Stream(where(backward, moved, 0.0), "copy")
-        back = Back(work=work, family="memory_bound", present=ctx.gathers, view=opposite(backward))
+        back = Back(work=work, family="memory_bound", present=ctx.gathers, view=logical_not(backward))
     return b.add(
         Op(name, "memory_bound", Stream(where(forward, moved, 0.0), "copy"), (x,), (out,), present=ctx.gathers,
-           view=opposite(forward), back=back)
+           view=logical_not(forward), back=back)
     )  # fmt: skip
 
 
@@ -301,7 +303,7 @@ def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
     """Gradients of the two norms are partial under sequence parallelism: a small all-reduce each.
 
     So is that of a product whose output all heads share, as the latent and the one rotated key of latent attention."""
-    if not anywhere(ctx.gathers):
+    if not any_true(ctx.gathers):
         return []
     hidden = float(ctx.model.hidden)
     payloads = [2.0 * hidden, 2.0 * hidden]

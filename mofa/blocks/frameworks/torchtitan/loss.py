@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import anywhere, everywhere, opposite, where
+from mofa.blocks.elementwise import all_true, any_true, logical_not, where
 from mofa.blocks.frameworks.torchtitan.linear import cast
-from mofa.blocks.op import WRITES, Back, Op, Order, TapeBuilder
+from mofa.blocks.op import WRITES, Back, Op, ScratchSequence, TapeBuilder
 from mofa.blocks.work import Collective, Stream
 
 
@@ -31,9 +31,9 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     # measured with its casts, 6 of 14 bytes forward and of 18 backward, which are ops of their own here
     # split: the logits less the largest, their powers, the result; backward the gradient, and products with the result
     each = 4.0 * elements
-    both = everywhere(split)
-    order = Order((each, each), (0, 1, ~1, WRITES + 1, ~0)) if both else None
-    back_order = Order((each, each, each), (0, 1, 2, ~1, WRITES, ~2, ~0)) if both else None
+    both = all_true(split)
+    order = ScratchSequence((each, each), (0, 1, ~1, WRITES + 1, ~0)) if both else None
+    back_order = ScratchSequence((each, each, each), (0, 1, 2, ~1, WRITES, ~2, ~0)) if both else None
     back = Back(where(split, 32.0, 20.0) * elements, 3, where(split, 8.0, 4.0) * elements,
                 like="cross_entropy_bwd", elements=where(split, 32.0 / 20.0, 1.0) * elements * 12.0 / 18.0,
                 width=width, order=back_order)  # fmt: skip
@@ -59,12 +59,12 @@ def _compiled(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, loss:
     split = ctx.has_tp & ctx.framework.loss_parallel
     saved = logits
     reads: tuple[str, ...] = (logits,)
-    if anywhere(split):
+    if any_true(split):
         logits_view = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
         b.add(Op("loss.hold", "memory_bound", None, (logits,), (logits_view,), view=True, launches=0))
         saved = b.tensor("loss.difference", where(split, 4.0, e) * elements, grad_bytes=e * elements)
         b.add(Op("loss.difference", "memory_bound", Stream(where(split, 12.0 + e, 0.0) * elements), (logits,), (saved,),
-                 scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 2.0, 0.0), view=opposite(split),
+                 scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 2.0, 0.0), view=logical_not(split),
                  back=Back(0.0, 0)))  # fmt: skip
         reads = (saved, logits_view)
     total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
@@ -94,7 +94,7 @@ def _fused(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, loss: st
 
 
 def _reduced(b: TapeBuilder, ctx: Context, loss: str) -> str:
-    if not anywhere(ctx.has_tp):
+    if not any_true(ctx.has_tp):
         return loss
     reduced = b.tensor("loss.reduced", 4.0 * ctx.tokens)
     split = ctx.has_tp & ctx.framework.loss_parallel

@@ -10,24 +10,24 @@ from typing import Literal
 
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import anywhere, where
-from mofa.blocks.frameworks.torchtitan.expert_loop import experts_in_turn, output_element
-from mofa.blocks.frameworks.torchtitan.ffn import feed_forward, gated
+from mofa.blocks.elementwise import any_true, where
+from mofa.blocks.frameworks.torchtitan.expert_loop import experts_in_turn, output_element_bytes
+from mofa.blocks.frameworks.torchtitan.ffn import feed_forward, gated_activation
 from mofa.blocks.frameworks.torchtitan.fsdp import expert_weights, python_functions
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
-    autocast,
     cast,
-    enter_local,
-    leave,
+    casts_linear_inputs,
+    gather_sequence_local,
     linear,
     runs_autocast,
+    scatter_sequence,
     sum_gradients,
     weight_copy,
     weight_grad_bytes,
 )
 from mofa.blocks.frameworks.torchtitan.registration import EXPERTS, MATRIX, ROUTER, SHARED_EXPERTS
-from mofa.blocks.op import WRITES, Back, BoolK, FloatK, Op, Order, TapeBuilder
+from mofa.blocks.op import WRITES, Back, BoolK, FloatK, Op, ScratchSequence, TapeBuilder
 from mofa.blocks.work import Collective, Grouped, HostSync, Stream
 
 
@@ -40,7 +40,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     with b.in_step("routed"):
         out = _moe(b, ctx, h)
     with b.in_step("relayout"):
-        return leave(b, ctx, out, "moe", float(ctx.model.hidden))
+        return scatter_sequence(b, ctx, out, "moe", float(ctx.model.hidden))
 
 
 def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
@@ -50,11 +50,11 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     t, hidden = ctx.tokens, float(ctx.model.hidden)
     element = ctx.residual  # of the routed rows: fp32 under autocast
     row = hidden * element
-    sent, everyone = ctx.shard * spec.top_k * ctx.etp, t * spec.top_k
+    sent, everyone = ctx.shard_tokens * spec.top_k * ctx.etp, t * spec.top_k
     put = PUT[element]
     deepep = ctx.framework.dispatcher == "deepep"
     with b.in_step("relayout"):
-        full = enter_local(b, ctx, h, "moe", hidden)
+        full = gather_sequence_local(b, ctx, h, "moe", hidden)
     with b.in_step("router"):
         scores, order = router(b, ctx, full, sent)
     routed = b.tensor("moe.routed", sent * row)
@@ -81,7 +81,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     fill = b.tensor("moe.permutation", where(permutes, 4.0 * padded, 0.0), grad=False)
     # the order of rows by expert, padded, from the counts alone: small kernels, which the device waits for
     python = where(ctx.ep > 1, python_functions(ctx).rows_in_order.value, 0)
-    if anywhere(permutes):
+    if any_true(permutes):
         b.add(Op("moe.plan", "memory_bound", Stream(4.0 * padded_time), (), (fill,), launches=18, functions=python,
                  present=permutes))  # fmt: skip
     # a row of zeros behind the others, which every padded place takes: backward adds theirs up one after the other
@@ -99,10 +99,10 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         else:
             y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
     if in_turn:
-        element = output_element(ctx)
+        element = output_element_bytes(ctx)
         row, put = hidden * element, PUT[element]
     for local in (*weights, y):  # FSDP lets the weights go behind expert parallelism's hook, which sends its input on
-        parts.hold(b, "experts", local)
+        parts.hold_local(b, "experts", local)
     back_in_place = b.tensor("moe.unpermuted", (memory_rows + 1.0) * row)
     b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, put), (y, fill),
              (back_in_place,), (fill,), launches=2, present=permutes,
@@ -114,7 +114,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     )  # fmt: skip
     y = _exchange(b, ctx, back_in_place, "combine", sent, sent, element)
     parts.leave_frame(b, "experts")
-    parts.hold(b, "moe", y)
+    parts.hold_local(b, "moe", y)
     shared = ""
     if spec.shared_hidden:
         width = spec.shared_hidden / ctx.tp
@@ -127,17 +127,18 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     b.add(Op("moe.zeros", "memory_bound", Stream(everyone * row, "zero"), functions=python))
     b.add(Op("moe.unsort", "memory_bound", Stream(2 * sent * row, put), (y, order), (ordered,), (order,),
              launches=1, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
-    parts.hold(b, "moe", ordered)
+    parts.hold_local(b, "moe", ordered)
     out = _weighted_sum(b, ctx, ordered, scores, routed_view, everyone * hidden, deepep=deepep)
     if shared:
         total = b.tensor("moe.total", t * row)
-        narrow = 2 if autocast(ctx) else element
+        narrow = 2 if casts_linear_inputs(ctx) else element
         if narrow != element:
             promoted = b.tensor("moe.shared_promoted", t * row)
             b.add(Op("moe.promote", "memory_bound", None, (shared,), (promoted,), view=True, launches=0,
                      back=Back(work=Stream(CAST * t * hidden, "cast_down"), family="memory_bound")))  # fmt: skip
             shared = promoted
-        out = parts.stream(b, "moe.add_shared", (out, shared), total, bytes_=(2 * element + narrow) * t * hidden,
+        out = parts.memory_bound_op(b, "moe.add_shared", (out, shared), total,
+        bytes_=(2 * element + narrow) * t * hidden,
                            back_launches=0, like="residual_add")  # fmt: skip
     parts.leave_frame(b, "moe")  # its local variables: routed_output, and that in the order of tokens
     return out
@@ -156,8 +157,8 @@ def router(b: TapeBuilder, ctx: Context, x: str, sent: FloatK) -> tuple[str, str
         logits = linear(b, ctx, x, "router.gate", m=t, n=count, k=float(ctx.model.hidden), wide_input=True,
                         registered_at=ROUTER)  # fmt: skip
     scores = b.tensor("router.scores", 4.0 * t * count)
-    parts.stream(b, "router.score", (logits,), scores, bytes_=(CAST + 8.0) * t * count, saves=(scores,),
-                 back_bytes=(CAST + 12.0) * t * count, launches=2, back_launches=2)  # fmt: skip
+    parts.memory_bound_op(b, "router.score", (logits,), scores, bytes_=(CAST + 8.0) * t * count, saves=(scores,),
+                          back_bytes=(CAST + 12.0) * t * count, launches=2, back_launches=2)  # fmt: skip
     chosen = b.tensor("router.top_scores", 4.0 * t * spec.top_k)
     experts = b.tensor("router.top_experts", 8.0 * t * spec.top_k, grad=False)
     sums = b.tensor("router.sums", 8.0 * t * spec.top_k, grad=False)
@@ -177,7 +178,7 @@ def _exchange(
     element: int,
 ) -> str:  # fmt: skip
     """All-to-all of rows; in front of the first the counts travel, and the host waits for them."""
-    if not anywhere(ctx.ep > 1):
+    if not any_true(ctx.ep > 1):
         return x
     assert ctx.model.moe is not None
     row, exchanges = float(ctx.model.hidden) * element, ctx.ep > 1
@@ -196,7 +197,7 @@ def _exchange(
             b.add(Op(f"moe.sync.{i}", "host", HostSync(), present=exchanges))
     out = b.tensor(f"moe.{routing}.out", received * row)
     if deepep:
-        work = Collective("deepep", "ep", ctx.shard * row * ctx.etp, ctx.imbalance)
+        work = Collective("deepep", "ep", ctx.shard_tokens * row * ctx.etp, ctx.imbalance)
     else:
         work = Collective("all_to_all", "ep", sent * row, ctx.imbalance)
     return b.add(Op(f"moe.{routing}", "ep", work, (x,), (out,), present=exchanges, stream="ep", routing=routing))
@@ -243,7 +244,9 @@ def experts(
                weight_params=params, weight_bytes=params * grad, num_weights=1, registered_at=EXPERTS + MATRIX[which])
         )  # fmt: skip
 
-    act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), memory_rows * f, moved * f, 2, fused=fused)
+    act = gated_activation(
+        b, ctx, "experts", lambda w: product(w, x, f, hidden), memory_rows * f, moved * f, 2, fused=fused
+    )
     y = product("w2", act, hidden, f, weights)
     y = cast(b, y, "experts.out", memory_rows * hidden, 4, turned) if casts else y
     b.part = ""
@@ -288,7 +291,7 @@ def _weighted_sum(
         name, moved = f"top{spec.top_k}{'' if runs_autocast(ctx) else '_fp32'}", size * (elements + token)
         work = Stream(moved, f"score_product_{name}")
         back = Back(2.0 * moved, 3, like=f"score_product_bwd_{name}")
-    if autocast(ctx):
+    if casts_linear_inputs(ctx):
         if ctx.framework.experts == "sequential":  # whose output is bf16: to fp32 by the model, back by autocast
             ordered = cast(b, ordered, "moe.operand32", elements, 4)
         operand = cast(b, ordered, "moe.operand", elements)
@@ -301,10 +304,16 @@ def _weighted_sum(
         operand = cast(b, ordered, "moe.operand", elements, 4)
         if ctx.amp:  # to fp32 by the model, back to bf16 by autocast, whose product is what the residual stream takes
             operand, narrow = cast(b, operand, "moe.operand16", elements), False
-    scratch_order = Order((4.0 * token,), (0, WRITES, ~0))
+    scratch_order = ScratchSequence((4.0 * token,), (0, WRITES, ~0))
     b.add(Op("moe.sum", "memory_bound", work, (operand, scores, routed_view), (out,), (operand, scores),
              scratch=4.0 * token, launches=1 if narrow else 2, order=scratch_order,
              back=back._replace(scratch=4.0 * token, order=scratch_order)))  # fmt: skip
     if narrow:  # the sum to the residual's format
-        b.add(Op("moe.sum.cast", "memory_bound", Stream(CAST * token, "cast_up" if autocast(ctx) else "cast_down")))
+        b.add(
+            Op(
+                "moe.sum.cast",
+                "memory_bound",
+                Stream(CAST * token, "cast_up" if casts_linear_inputs(ctx) else "cast_down"),
+            )
+        )
     return out

@@ -9,12 +9,12 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
 from mofa.blocks.frameworks.torchtitan.fsdp_pieces import (
     REDUCE,
-    Pieces,
+    FsdpOps,
     copy_out,
-    gather,
+    gather_weights,
+    gathers_for_each_use,
     neighbour_params,
-    reduce,
-    shards,
+    reduce_gradients,
     weight_gradients,
 )
 from mofa.blocks.op import Op, TapeBuilder
@@ -25,7 +25,7 @@ ROOT, LAST = "fsdp.root", "fsdp.last_block"
 
 def root_holds_ends(ctx: Context) -> bool:
     """Whether the embedding, the last norm and the output layer are the root's one group (``ends_apart``)."""
-    return shards(ctx) and not ctx.framework.ends_apart
+    return gathers_for_each_use(ctx) and not ctx.framework.ends_apart
 
 
 def head_params(ctx: Context) -> ArrayK:
@@ -37,10 +37,10 @@ def head_params(ctx: Context) -> ArrayK:
 def wrap_end(b: TapeBuilder, ctx: Context, block: str, own: ArrayK) -> None:
     """The root is gathered in front of the embedding. The last block stays gathered until its backward, through the
     head and the loss (``reshard_after_forward=int(layer_id) < len(model.layers) - 1``)."""
-    p = Pieces()
+    p = FsdpOps()
     if block == "embedding":
         all_params = own + head_params(ctx)
-        reads = (gather(p, ctx, ROOT, "fsdp", all_params, ctx.fsdp, all_params > 0),)
+        reads = (gather_weights(p, ctx, ROOT, "fsdp", all_params, ctx.fsdp, all_params > 0),)
         copy_out(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
     else:
         block_params, _ = neighbour_params(ctx, block)
@@ -48,7 +48,7 @@ def wrap_end(b: TapeBuilder, ctx: Context, block: str, own: ArrayK) -> None:
     p.add_to(b)
 
 
-def backward_of_end(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK) -> None:
+def backward_of_end(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK) -> None:
     """The ends of the model where they are the root's: nothing is gathered, and the root's hook runs at the end, as
     tokens need no gradient (_fsdp_state.py, ``_root_post_backward_final_callback``).
 
@@ -68,15 +68,15 @@ def backward_of_end(p: Pieces, ops: list[Op], ctx: Context, block: str, own: Arr
         p.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
         return
     all_params, (block_own, expert_params) = own + head_params(ctx), neighbour_params(ctx, block)
-    begin = Pieces(tensors=p.tensors)
+    begin = FsdpOps(tensors=p.tensors)
     begin.tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
     begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
-    end = Pieces(tensors=p.tensors)
+    end = FsdpOps(tensors=p.tensors)
     end.tensor("fsdp.reduced", 0.0, use="reduced")
     end.tensor("fsdp.done", 0.0)
     end.wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))
-    reduce(end, ctx, "fsdp", all_params, ctx.fsdp, own_grads, 3)
+    reduce_gradients(end, ctx, "fsdp", all_params, ctx.fsdp, own_grads, 3)
     end.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
     end.mark("fsdp.last", (), ("fsdp.done",), REDUCE)
     end.wait("fsdp.finish", ("fsdp.done",))
