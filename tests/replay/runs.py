@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mofa.cost.estimate import Estimator
+from mofa.measure.expand import configuration_of
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.run_files import resolve_run
@@ -22,12 +22,14 @@ def fitting_runs() -> list[str]:
     return sorted(p.stem for p in MEASURED.glob("*.yaml") if "\nsplit: fitting" in "\n" + p.read_text())
 
 
-REPEAT = re.compile(r"-(again|third|fourth|fifth)$")
-
-
-def fitting_configurations() -> list[str]:
-    """The same without what was measured once more: its repeats are other hosts' or other tokens, not other plans."""
-    return [name for name in fitting_runs() if not REPEAT.search(name)]
+@cache
+def fitting_configurations() -> tuple[str, ...]:
+    """The first of each configuration and kind of machine: its repeats are other hosts' or tokens, not other plans."""
+    first: dict[tuple[str, str], str] = {}
+    for name in sorted(fitting_runs(), key=lambda name: (len(name), name)):
+        run = measured_record(name).run
+        first.setdefault((configuration_of(run), run.hardware), name)
+    return tuple(sorted(first.values()))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ GIB = {"dense": 12.0, "moe": 16.0, "mla": 8.0}
 def search(model: str, name: str, jobs: int = 1) -> Search:
     job = workload(MODELS[model], seq_len=4096, global_batch=32)
     machines = cluster(16, memory_gib=GIB[model])
-    return find_plans(job, machines, framework=framework(name), replay=False, banded=False, jobs=jobs)
+    return find_plans(
+        job, machines, framework=framework(name), replay=False, banded=False, jobs=jobs, every_row=True
+    )  # fmt: skip
 
 
 @cache
