@@ -22,7 +22,7 @@ from mofa.calibrate.fits.profile import (
     fp8_products,
     gpu_curves,
     gpu_profile,
-    merged,
+    merge_curves,
     node_profile,
     round_numbers,
     stream_fact,
@@ -231,9 +231,9 @@ def spread_of(h200: dict[str, Any]) -> dict[str, Any]:
 def fitted(names: Sequence[str]) -> tuple[Curves, str]:
     """The curves of folders of one GPU, and where they are from."""
     folders = [ROOT / "measurements" / name for name in names]
-    return merged([fit_folder(folder)[1] for folder in folders], folders), "mofa calibrate, measurements/" + ", ".join(
-        names
-    )
+    return merge_curves(
+        [fit_folder(folder)[1] for folder in folders], folders
+    ), "mofa calibrate, measurements/" + ", ".join(names)
 
 
 def same_processor(gpu: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -103,12 +103,12 @@ def host_bound_table(records: Iterable[Record]) -> str:
     return _HOST_HEAD + "".join(sorted(lines)) + (missing if due else "")
 
 
-def with_table(text: str, records: Sequence[Record]) -> str:
+def with_tables(text: str, records: Sequence[Record]) -> str:
     """A document with the tables between their markers brought up to date.
 
     Examples
     --------
-    >>> "old" in with_table("a\\n<!-- runs -->\\nold\\n<!-- /runs -->\\nb", [])
+    >>> "old" in with_tables("a\\n<!-- runs -->\\nold\\n<!-- /runs -->\\nb", [])
     False
     """
     text = _between(text, BEGIN, END, runs_summary(records) + runs_table(records))

@@ -12,7 +12,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.search.entry_points import timed_plan
 from mofa.validate.attribute import (
-    Kernel,
+    TracedKernel,
     attribute,
     busy_s,
     family_of,
@@ -48,7 +48,9 @@ def test_families(name: str, family: str) -> None:
 
 def test_overlapped_kernels_are_busy_once() -> None:
     """[0, 3] and [1, 2] on two streams, then [5, 6]: 4 s of 6."""
-    assert busy_s([Kernel(0, "a", 0.0, 3.0), Kernel(1, "b", 1.0, 1.0), Kernel(0, "c", 5.0, 1.0)]) == 4.0
+    assert (
+        busy_s([TracedKernel(0, "a", 0.0, 3.0), TracedKernel(1, "b", 1.0, 1.0), TracedKernel(0, "c", 5.0, 1.0)]) == 4.0
+    )
 
 
 def test_a_chrome_trace(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ PLANNED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_rec
 LARGE_BYTES = 2.0**30
 
 
-def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str, str] | None = None) -> dict[str, Path]:
+def fit_folders(
+    folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str, str] | None = None
+) -> dict[str, Path]:
     """Fit a folder of measurements, or several of the same GPU, and write its profile.
 
     Parameters
@@ -52,7 +54,7 @@ def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str,
         If the folder is corrupt, of several GPUs, or no bundled profile knows the device.
     """
     folders = [folder] if isinstance(folder, Path) else list(folder)
-    curves = merged([fit_folder(f)[1] for f in folders], folders)
+    curves = merge_curves([fit_folder(f)[1] for f in folders], folders)
     if not curves.gemm:
         raise SpecError(f"{folders[0]}: no gemm rows to fit; run `mofa calibrate run` with the family gemm first")
     gpu_base, node_base = base or base_of(curves.gpu, folders[0])
@@ -63,7 +65,7 @@ def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str,
     for kind, content in (
         ("gpus", gpu),
         ("nodes", node),
-        ("curves", {"name": name, "source": source, **plain(curves)}),
+        ("curves", {"name": name, "source": source, **curves_as_plain_numbers(curves)}),
     ):
         path = out / kind / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +88,7 @@ def mark_transferred(facts: dict[str, Any], name: str) -> dict[str, Any]:
     return made
 
 
-def merged(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
+def merge_curves(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
     """Curves of several folders as one; a family of a later folder joins or replaces an earlier one's."""
     if not fitted:
         raise SpecError("mofa calibrate fit: no folder given; give one that `mofa calibrate run` wrote")
@@ -362,7 +364,7 @@ def round_numbers(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def plain(curves: Curves) -> dict[str, Any]:
+def curves_as_plain_numbers(curves: Curves) -> dict[str, Any]:
     """The curves as plain numbers and lists, rounded to what the measurement gives."""
     curves_dict: dict[str, Any] = round_numbers(curves.as_dict())
     return curves_dict

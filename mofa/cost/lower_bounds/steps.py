@@ -110,7 +110,7 @@ def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
 def _most_speed(estimator: Estimator) -> float:
     """What computing takes at least at the clock of rest, over what it takes without. [-]"""
     limit = estimator.cluster.gpu.curves.power_limit
-    return 1.0 if limit is None else limit.busy(RESTED)
+    return 1.0 if limit is None else limit.busy_weight(RESTED)
 
 
 def _least_s(phase: PhaseTime) -> ArrayN:
