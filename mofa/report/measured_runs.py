@@ -66,7 +66,7 @@ def runs_summary(records: Sequence[Record]) -> str:
         f"{len(records)} records of {len(one_of_each)} configurations: "
         f"{counts(r.run.framework['name'] for r in one_of_each)}; "
         f"{counts(f'on {r.run.gpus} GPU' + 's' * (r.run.gpus > 1) for r in one_of_each)}; "
-        f"{counts(r.half for r in one_of_each)}.\n\n"
+        f"{counts(r.fitting_or_judging for r in one_of_each)}.\n\n"
     )
 
 
@@ -136,7 +136,7 @@ def _line(record: Record) -> str:
         f"{allocated:.1f}",
         f"{reserved:.1f}",
         f"{max(known) / GIB:.1f}" if len(known) == len(device) else "–",
-        record.half,
+        record.fitting_or_judging,
     ]
     return f"| {' | '.join(cells)} |\n"
 

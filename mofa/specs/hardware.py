@@ -176,7 +176,7 @@ class ClusterSpec(Spec):
         if op_s is None:
             return self
         curves = self.gpu.curves
-        slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source, layer), "hosts": None})
+        slower = curves.model_copy(update={"host": curves.host.scaled_to_speed(op_s, source, layer), "hosts": None})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
 
     def on_shared_hosts(self) -> Self:

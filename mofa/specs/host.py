@@ -177,7 +177,7 @@ class HostCurve(Spec):
         """
         return self.modules.get(f"{name} {format_}") or self.modules.get(name)
 
-    def at_speed(self, op_s: float, source: str, layer: LayerPace | None = None) -> Self:
+    def scaled_to_speed(self, op_s: float, source: str, layer: LayerPace | None = None) -> Self:
         """Another host of the kind, that issues one small eager op in ``op_s``: every time in proportion.
 
         Modules go by ``layer`` instead, each way by its own, where that host was timed with it and this one was.
@@ -197,7 +197,7 @@ class HostCurve(Spec):
         Examples
         --------
         >>> from mofa.cost.kernels.toy_gpu import toy_gpu
-        >>> slow = toy_gpu().curves.host.at_speed(1e-5, "an example")
+        >>> slow = toy_gpu().curves.host.scaled_to_speed(1e-5, "an example")
         >>> slow.eager_op_s.value, round(slow.dtensor_op_s.value, 9)
         (1e-05, 6e-05)
         """

@@ -160,8 +160,8 @@ def slower_host(
 ) -> dict[str, Any]:
     """A host's mapping with every time ``factor`` as long, or as ``by_name`` says of its name. [-]
 
-    As :meth:`mofa.specs.host.HostCurve.at_speed`, on the values of a file; a fact that is no quantity is left for the
-    check. ``words`` say why.
+    As :meth:`mofa.specs.host.HostCurve.scaled_to_speed`, on the values of a file; a fact that is no quantity is left
+    for the check. ``words`` say why.
     """
 
     def slowed(name: str, fact: Any) -> Any:

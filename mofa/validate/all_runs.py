@@ -11,7 +11,7 @@ from typing import Literal
 from mofa.calibrate.chunked_check import score_layers
 from mofa.calibrate.shapes.chunked import FAMILY
 from mofa.errors import SpecError
-from mofa.search.entry_points import timed_plan
+from mofa.search.entry_points import plan_with_replayed_time
 from mofa.validate.attribute import Attribution, attribute, read_trace
 from mofa.validate.bands import band_coverage
 from mofa.validate.hopper import hopper_set
@@ -143,7 +143,7 @@ def _family(of: tuple[Reference, Path]) -> Attribution:
     """A profile beside its prediction."""
     reference, trace = of
     workload, cluster, framework, strategy = reference.resolve()
-    plan = timed_plan(workload, cluster, strategy, framework=framework)
+    plan = plan_with_replayed_time(workload, cluster, strategy, framework=framework)
     return attribute(read_trace(trace), plan, reference.rests_on)
 
 

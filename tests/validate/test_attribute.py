@@ -10,7 +10,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.search.entry_points import timed_plan
+from mofa.search.entry_points import plan_with_replayed_time
 from mofa.validate.attribute import (
     TracedKernel,
     attribute,
@@ -90,7 +90,7 @@ def test_every_kept_trace(trace: Path, tmp_path: Path) -> None:
     profile, run = read_profile(trace), _recorded(trace.name.split(".")[0], tmp_path)
     kernels = profile.kernels
     workload, cluster, framework, strategy = run.resolve()
-    plan = timed_plan(workload, cluster, strategy, framework=framework)
+    plan = plan_with_replayed_time(workload, cluster, strategy, framework=framework)
     found = attribute(kernels, plan)
     refuse_another_run(trace, profile, cluster.num_gpus, run.id, run.gpu)
     assert not trace_mismatches(profile, found)

@@ -178,7 +178,7 @@ def test_other_gpus_only_judge(gpu: str, group: str, records: dict[str, Record],
     folder = tmp_path / "records"
     write_record(record, folder)
     (reference,), _ = measured_references(folder, tmp_path)
-    assert reference.group == group and record.half == "judging"
+    assert reference.group == group and record.fitting_or_judging == "judging"
 
 
 def test_no_more_processes_than_items() -> None:

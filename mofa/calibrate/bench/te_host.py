@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, Paces, Recorder
+from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, HostPace, Recorder
 from mofa.calibrate.bench.torch_bench import environment
 from mofa.calibrate.run_cases import host_id
 
@@ -89,7 +89,7 @@ def run_all_cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], Non
             print(f"{name}: {type(error).__name__}: {text}", flush=True)
 
 
-def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> Paces:
+def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> HostPace:
     """Low quartiles of the beginning on quiet cores."""
     layer = host_pace.EngineLayer()
     read = []
@@ -97,7 +97,7 @@ def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> Paces:
         cores.settle()
         read.append((host_pace.small_op_s(), *layer.seconds()))
     cores.release()
-    return Paces(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
+    return HostPace(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
 
 
 def run_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: list[str]) -> None:

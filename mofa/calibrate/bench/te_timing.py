@@ -87,7 +87,7 @@ class DeviceWaitTimer:
         return counted
 
 
-class Paces(NamedTuple):
+class HostPace(NamedTuple):
     """A host's pace at one moment."""
 
     small_op_s: float
@@ -111,7 +111,7 @@ class Recorder:
     writes: bool
     waits: DeviceWaitTimer
     deadline: float
-    pace: Paces
+    pace: HostPace
     """The host's at the beginning, for which all times are told."""
     cores: host_pace.QuietCores
     later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)

@@ -11,12 +11,12 @@ import numpy as np
 import yaml
 
 from mofa.calibrate.fits.fitted_curves import Curves, Fitted
-from mofa.calibrate.fits.folder import base_of, fit_folder
+from mofa.calibrate.fits.folder import bundled_gpu_and_node, fit_folder
 from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts
 from mofa.calibrate.shapes.routed import OPS as ROUTED_OPS
 from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
-from mofa.cost.kernels.fitted_forms import bus_share, collective_s
+from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
 from mofa.specs.host import LayerPace
@@ -57,7 +57,7 @@ def fit_folders(
     curves = merge_curves([fit_folder(f)[1] for f in folders], folders)
     if not curves.gemm:
         raise SpecError(f"{folders[0]}: no gemm rows to fit; run `mofa calibrate run` with the family gemm first")
-    gpu_base, node_base = base or base_of(curves.gpu, folders[0])
+    gpu_base, node_base = base or bundled_gpu_and_node(curves.gpu, folders[0])
     source = "mofa calibrate, " + ", ".join(f"measurements of {f.name}" for f in folders)
     gpu = gpu_profile(mark_transferred(_bundled("gpus", gpu_base), gpu_base), curves, name, source)
     node = node_profile(mark_transferred(_bundled("nodes", node_base), node_base), curves, name, source)
@@ -336,7 +336,7 @@ def node_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -
 
     def share(op: str) -> float:
         form = curves.collective[f"{op} {largest}"].form
-        return float(LARGE_BYTES * bus_share(op, largest) / collective_s(LARGE_BYTES, op, form) / link)
+        return float(LARGE_BYTES * bus_bytes_per_payload_byte(op, largest) / collective_s(LARGE_BYTES, op, form) / link)
 
     for key, op in (("efficiency", "all_gather"), ("all_to_all_efficiency", "all_to_all")):
         if f"{op} {largest}" in curves.collective:
