@@ -22,7 +22,7 @@ from mofa.calibrate.fits.profile import (
     fp8_products,
     gpu_curves,
     gpu_profile,
-    merged,
+    merge_curves,
     node_profile,
     round_numbers,
     stream_fact,
@@ -32,7 +32,7 @@ from mofa.calibrate.fits.published_kernels import fit_published_kernels
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
-from mofa.cost.kernels.fitted_forms import bus_share
+from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, transferred_curves
 
@@ -231,9 +231,9 @@ def spread_of(h200: dict[str, Any]) -> dict[str, Any]:
 def fitted(names: Sequence[str]) -> tuple[Curves, str]:
     """The curves of folders of one GPU, and where they are from."""
     folders = [ROOT / "measurements" / name for name in names]
-    return merged([fit_folder(folder)[1] for folder in folders], folders), "mofa calibrate, measurements/" + ", ".join(
-        names
-    )
+    return merge_curves(
+        [fit_folder(folder)[1] for folder in folders], folders
+    ), "mofa calibrate, measurements/" + ", ".join(names)
 
 
 def same_processor(gpu: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -349,7 +349,7 @@ def eight_gpus(four: dict[str, Any], gpus: str) -> dict[str, Any]:
             factor = four["nvls_factor"]["value"] if op == "all_reduce" else 1.0
             protocols = sorted((start * 7 / 3, rate) for start, rate in curve["form"]["protocols"])
             times = np.array([row.sample.median_s for row in own])
-            moved = np.array([row.case.size("bytes") / factor * bus_share(op, 8) for row in own])
+            moved = np.array([row.case.size("bytes") / factor * bus_bytes_per_payload_byte(op, 8) for row in own])
             # start and time a byte with the least relative errors
             start, each = np.linalg.lstsq(np.stack([1 / times, moved / times], axis=1), np.ones(len(own)), rcond=None)[
                 0

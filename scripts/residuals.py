@@ -18,9 +18,9 @@ import yaml
 
 from mofa.report.save import write_atomic
 from mofa.specs.residuals import FILE, STEPS_FILE
-from mofa.validate.all_runs import references
-from mofa.validate.bands import fit, residuals_csv, step_residual_of
-from mofa.validate.score import RunScore, score
+from mofa.validate.all_runs import reference_runs
+from mofa.validate.bands import fit_step_residuals, residuals_csv, step_residual_of
+from mofa.validate.score import RunScore, score_references
 from mofa.validate.spread import RunProcesses
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,8 +31,8 @@ HEAD = "# Made by python scripts/residuals.py; the memory margin and the band of
 def fitting_runs(processes: int | None = None) -> list[RunScore]:
     """Every run that may be learned from, predicted."""
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
-        found, _ = references(ROOT / "reference_runs", Path(scratch), spread=spread)
-        runs, _ = score([reference for reference in found if reference.split == "fitting"], spread=spread)
+        found, _ = reference_runs(ROOT / "reference_runs", Path(scratch), spread=spread)
+        runs, _ = score_references([reference for reference in found if reference.split == "fitting"], spread=spread)
     return [run for run in runs if not run.traced]
 
 
@@ -50,7 +50,7 @@ def device_memory(runs: list[RunScore]) -> dict[str, object]:
 if __name__ == "__main__":
     runs = fitting_runs(int(sys.argv[1]) if len(sys.argv) > 1 else None)
     residuals = sorted(filter(None, map(step_residual_of, runs)), key=lambda item: (item.source, item.id))
-    facts = {"device_memory": device_memory(runs), "step": fit(residuals).model_dump(mode="json")}
+    facts = {"device_memory": device_memory(runs), "step": fit_step_residuals(residuals).model_dump(mode="json")}
     text = HEAD + yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=116)
     write_atomic(PROFILES / STEPS_FILE, residuals_csv(residuals).encode())
     write_atomic(PROFILES / FILE, text.encode())

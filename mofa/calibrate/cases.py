@@ -83,7 +83,7 @@ class Bench(Protocol):
 
 
 @dataclass(frozen=True)
-class Dims:
+class WorkloadDims:
     """The few sizes of a bundled workload that decide the shapes of its kernels."""
 
     name: str
@@ -100,19 +100,19 @@ class Dims:
     mla: bool = False
 
 
-MODELS: tuple[Dims, ...] = (
-    Dims("gpt3-175b", 12288, 49152, 96, 96, 128, 50257, 2048),
-    Dims("llama3-8b", 4096, 14336, 32, 8, 128, 128256, 8192),
-    Dims("llama3-70b", 8192, 28672, 64, 8, 128, 128256, 8192),
-    Dims("llama3-405b", 16384, 53248, 128, 8, 128, 128256, 8192),
-    Dims("mixtral-8x7b", 4096, 14336, 32, 8, 128, 32000, 4096, 8, 2, 14336),
-    Dims("mixtral-8x22b", 6144, 16384, 48, 8, 128, 32768, 4096, 8, 2, 16384),
-    Dims("qwen3-30b-a3b", 2048, 6144, 32, 4, 128, 151936, 4096, 128, 8, 768),
-    Dims("qwen3-235b-a22b", 4096, 12288, 64, 4, 128, 151936, 4096, 128, 8, 1536),
-    Dims("deepseek-v2-lite", 2048, 10944, 16, 16, 192, 102400, 4096, 64, 6, 1408, True),
-    Dims("deepseek-v3", 7168, 18432, 128, 128, 192, 129280, 4096, 256, 8, 2048, True),
-    Dims("kimi-k2", 7168, 18432, 64, 64, 192, 163840, 4096, 384, 8, 2048, True),
-    Dims("gpt-oss-120b", 2880, 2880, 64, 8, 64, 201088, 4096, 128, 4, 2880),
+MODELS: tuple[WorkloadDims, ...] = (
+    WorkloadDims("gpt3-175b", 12288, 49152, 96, 96, 128, 50257, 2048),
+    WorkloadDims("llama3-8b", 4096, 14336, 32, 8, 128, 128256, 8192),
+    WorkloadDims("llama3-70b", 8192, 28672, 64, 8, 128, 128256, 8192),
+    WorkloadDims("llama3-405b", 16384, 53248, 128, 8, 128, 128256, 8192),
+    WorkloadDims("mixtral-8x7b", 4096, 14336, 32, 8, 128, 32000, 4096, 8, 2, 14336),
+    WorkloadDims("mixtral-8x22b", 6144, 16384, 48, 8, 128, 32768, 4096, 8, 2, 16384),
+    WorkloadDims("qwen3-30b-a3b", 2048, 6144, 32, 4, 128, 151936, 4096, 128, 8, 768),
+    WorkloadDims("qwen3-235b-a22b", 4096, 12288, 64, 4, 128, 151936, 4096, 128, 8, 1536),
+    WorkloadDims("deepseek-v2-lite", 2048, 10944, 16, 16, 192, 102400, 4096, 64, 6, 1408, True),
+    WorkloadDims("deepseek-v3", 7168, 18432, 128, 128, 192, 129280, 4096, 256, 8, 2048, True),
+    WorkloadDims("kimi-k2", 7168, 18432, 64, 64, 192, 163840, 4096, 384, 8, 2048, True),
+    WorkloadDims("gpt-oss-120b", 2880, 2880, 64, 8, 64, 201088, 4096, 128, 4, 2880),
 )
 
 

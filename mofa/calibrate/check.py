@@ -76,13 +76,13 @@ def check_fits(
         raise SpecError(
             f"{folders[0]}: no {which} rows of a fitted family; run `mofa calibrate run` without --families{how}"
         )
-    report: dict[str, Any] = {"families": {name: summary(values) for name, values in sorted(errors.items())}}
+    report: dict[str, Any] = {"families": {name: summarise_errors(values) for name, values in sorted(errors.items())}}
     if by_op:
         ops: dict[str, list[tuple[str, float, bool]]] = {}
         for values in errors.values():
             for value in values:
                 ops.setdefault(value[0], []).append(value)
-        report["ops"] = {name: summary(values) for name, values in sorted(ops.items())}
+        report["ops"] = {name: summarise_errors(values) for name, values in sorted(ops.items())}
     return report
 
 
@@ -137,12 +137,12 @@ def meets_floor(row: Row) -> bool:
     return family not in FLOOR_BYTES or row.case.size("bytes") >= FLOOR_BYTES[family]
 
 
-def summary(values: Sequence[tuple[str, float, bool]]) -> dict[str, float | int]:
+def summarise_errors(values: Sequence[tuple[str, float, bool]]) -> dict[str, float | int]:
     """Points, median and 90th percentile of the absolute error, median signed error, extrapolated points.
 
     Examples
     --------
-    >>> summary([("a", 0.02, False), ("a", -0.04, True), ("a", 0.0, False)])
+    >>> summarise_errors([("a", 0.02, False), ("a", -0.04, True), ("a", 0.0, False)])
     {'points': 3, 'median_abs_error': 0.02, 'p90_abs_error': 0.036, 'bias': 0.0, 'extrapolated': 1}
     """
     error = np.array([v[1] for v in values])

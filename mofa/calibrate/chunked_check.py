@@ -9,7 +9,7 @@ from statistics import fmean
 
 from mofa.calibrate.cases import Shape, Split
 from mofa.calibrate.chunked_layer import LayerPrediction, predict_layer
-from mofa.calibrate.fits.folder import base_of
+from mofa.calibrate.fits.folder import bundled_gpu_and_node
 from mofa.calibrate.measurements import Row, read_file
 from mofa.calibrate.shapes.chunked import FAMILY, ISSUE, OPS
 from mofa.specs.load import load_cluster, load_framework
@@ -62,7 +62,7 @@ def score_layers(
             shape = last.case.shape
             if split not in (None, last.case.split):
                 continue
-            cluster = load_cluster(base_of(last.gpu, folder)[1], int(shape["ep"]))
+            cluster = load_cluster(bundled_gpu_and_node(last.gpu, folder)[1], int(shape["ep"]))
             issue_s = rows[ISSUE].sample.median_s if ISSUE in rows else (hosts or {}).get(last.host)
             said = predict_layer(shape, cluster.on_shared_hosts().at_host(issue_s), framework)
             scores.append(LayerScore(folder.name, shape, _beside(rows, said, quantities), last.case.split))

@@ -98,7 +98,7 @@ def predict_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) 
     cluster, framework
         The machine as its profile has it, and a framework that issues ops one by one.
     """
-    tape, chunks = layer_forward(shape), int(shape["chunks"])
+    tape, chunks = layer_forward_tape(shape), int(shape["chunks"])
     forward = split_into_token_chunks(tape, chunks)
     recompute = Recompute("regions", checkpoint=frozenset({REGION})) if chunks == 1 else NO_RECOMPUTE
     tapes = BlockTapes("chunked_moe", forward, backward(forward, recompute))
@@ -142,7 +142,7 @@ def static_bytes(shape: Shape) -> float:
     return sum(tensors.values()) + tensors["gate"]
 
 
-def layer_forward(shape: Shape) -> Tape:
+def layer_forward_tape(shape: Shape) -> Tape:
     """The forward pass over all tokens in one piece, as the rank with the most rows sees it."""
     t, h, e, k = (float(shape[name]) for name in ("tokens", "hidden", "experts", "top_k"))
     f, ep = float(shape["ffn"]), float(shape["ep"])

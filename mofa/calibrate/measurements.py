@@ -56,19 +56,19 @@ def append_row(folder: Path, case: Case, sample: Sample, gpu: str, host: str) ->
         writer = csv.writer(file, lineterminator="\n")
         if new:
             writer.writerow(COLUMNS)
-        unit, scale, digits = unit_of(case.op)
+        unit, scale, digits = measured_unit(case.op)
         times = [f"{t * scale:.{digits}g}" for t in (sample.median_s, sample.low_s, sample.high_s)]
         more = ["" if v is None else f"{v:.4g}" for v in (sample.sm_mhz, sample.power_w)]
         writer.writerow([case.family, case.op, case.variant, case.dtype, case.split, case.shape_text, *times, unit,
                          sample.num_samples, *more, gpu, host])  # fmt: skip
 
 
-def unit_of(op: str) -> tuple[str, float, int]:
+def measured_unit(op: str) -> tuple[str, float, int]:
     """The unit of an op's row, how many of it are one in SI, and the digits that the row holds.
 
     Examples
     --------
-    >>> unit_of("all_reduce"), unit_of("peak_bytes")
+    >>> measured_unit("all_reduce"), measured_unit("peak_bytes")
     (('us', 1000000.0, 6), ('B', 1.0, 12))
     """
     return (BYTES, 1.0, 12) if op.endswith(BYTES_END) else (UNIT, 1e6, 6)
@@ -128,7 +128,7 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
     if len(cells) != len(COLUMNS):
         raise fail(f"{len(cells)} columns instead of {len(COLUMNS)}")
     cell = dict(zip(COLUMNS, cells, strict=True))
-    unit, scale, _ = unit_of(cell["op"])
+    unit, scale, _ = measured_unit(cell["op"])
     if cell["unit"] != unit:
         raise fail(f"unit {cell['unit']!r} instead of {unit!r}; units are not to be mixed")
     if cell["family"] != path.stem:

@@ -11,7 +11,13 @@ from pathlib import Path
 
 from mofa.calibrate.cases import Bench, Case, Unsupported
 from mofa.calibrate.measurements import ENVIRONMENT, append_row, read_file
-from mofa.calibrate.shapes.families import COLLECTIVE_FAMILIES, FAMILIES, ONE_GPU_FAMILIES, SEVERAL_GPU_FAMILIES, cases
+from mofa.calibrate.shapes.families import (
+    COLLECTIVE_FAMILIES,
+    FAMILIES,
+    ONE_GPU_FAMILIES,
+    SEVERAL_GPU_FAMILIES,
+    family_cases,
+)
 from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
 from mofa.errors import SpecError
 
@@ -127,7 +133,7 @@ def _cases_of(
     return [
         case
         for family in families
-        for case in cases(
+        for case in family_cases(
             family, quick=quick, full=full, gpus=layer_gpus if family == LAYERS else gpus, fresh=fresh
         )
     ]  # fmt: skip

@@ -72,7 +72,7 @@ class GoodputOutput(Output):
             files |= figure_files("tornado", plot_tornado(report))
             return write_files(out, files)
 
-        self.show(text, lambda: rows, save, lambda console: print_scale(console, report, quiet=self.quiet))
+        self.show_result(text, lambda: rows, save, lambda console: print_scale(console, report, quiet=self.quiet))
 
     def _json(self, text: str) -> bool:
         """Write the JSON where it is asked for; whether it was printed."""

@@ -92,7 +92,7 @@ def _resolve(
 ) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
     """What a run names, with the changes of ``--set``."""
     from mofa.specs.load import build_spec, bundled, load_cluster
-    from mofa.specs.overrides import override
+    from mofa.specs.overrides import with_overrides
     from mofa.specs.run_files import resolve_run
     from mofa.specs.workload import WorkloadSpec
 
@@ -100,14 +100,14 @@ def _resolve(
     micro_batch = strategy.get("micro_batch", run.batch.micro)
     changed = run.model_copy(
         update={
-            "framework": override(run.framework, overrides["framework"], "--set"),
+            "framework": with_overrides(run.framework, overrides["framework"], "--set"),
             "strategy": {**run.strategy, **strategy},
             "batch": run.batch.model_copy(update={"micro": micro_batch}),
         }
     )
     workload, cluster, framework, complete = resolve_run(changed, folder)
     if overrides["workload"]:
-        raw = override(workload.model_dump(exclude_none=True), overrides["workload"], "--set workload")
+        raw = with_overrides(workload.model_dump(exclude_none=True), overrides["workload"], "--set workload")
         workload = build_spec(WorkloadSpec, raw, "--set workload")
     if overrides["hardware"]:
         beside = folder / run.hardware

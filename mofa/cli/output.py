@@ -39,7 +39,7 @@ class Output:
         if self.out is not None:
             check_writable(self.out, directory=True)
 
-    def show(
+    def show_result(
         self,
         text: str,
         table: Callable[[], pd.DataFrame],
@@ -66,7 +66,7 @@ class Output:
         from mofa.report.save import json_text, save_report
         from mofa.report.text import print_report
 
-        self.show(
+        self.show_result(
             json_text(report) + "\n", report.to_frame, lambda out: save_report(report, out, table()),
             lambda console: print_report(report, console, quiet=self.quiet),
         )  # fmt: skip
@@ -81,7 +81,7 @@ class Output:
             for estimate in estimates:
                 print_estimate(estimate, console, quiet=self.quiet)
 
-        self.show(
+        self.show_result(
             estimates_json(estimates), lambda: plans_to_frame(estimates),
             lambda out: save_estimates(estimates, out, steps()), print_all,
         )  # fmt: skip

@@ -36,7 +36,7 @@ ALLOCATED_IS_OFF = 0.02
 """How far allocated memory may be from what is played, as a share: the bound of benchmarks/replay_agreement.py."""
 
 
-def precision_modes(
+def rows_by_precision_mode(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable
 ) -> list[tuple[NDArray[np.intp], Mode]]:
     """Rows that share what is not an array: how the framework mixes precision, whether it pipelines or accumulates.
@@ -91,7 +91,7 @@ class Estimator:
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
         self.parts: list[ModeGroup] = []
-        for chosen, mode in precision_modes(workload, framework, table):
+        for chosen, mode in rows_by_precision_mode(workload, framework, table):
             self.of[chosen] = len(self.parts)
             some = table if len(chosen) == len(table) else table.take(chosen)
             costs = block_costs(workload, cluster, framework, some, loads, mode, drop)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
-from mofa.cost.stages import Stages, enough_for_flight, in_flight_at_first_backward
+from mofa.cost.stages import Stages, in_flight_at_first_backward, micro_batches_for_full_flight
 from mofa.specs.strategy import StrategyTable
 
 ArrayN = NDArray[np.float64]
@@ -31,12 +31,12 @@ class DistinctStages:
     """Which of them each stage is like. (pp,)"""
 
     @classmethod
-    def every(cls, pp: int) -> DistinctStages:
+    def all_stages(cls, pp: int) -> DistinctStages:
         """All stages, each for itself."""
         return cls(np.arange(pp), np.arange(pp))
 
     @classmethod
-    def alike(cls, stages: Stages, full: ArrayN, flight: ArrayN) -> DistinctStages:
+    def one_of_each_kind(cls, stages: Stages, full: ArrayN, flight: ArrayN) -> DistinctStages:
         """The first of each kind of stage.
 
         Parameters
@@ -100,12 +100,12 @@ class Layout:
         return self.plain + self.full
 
     @property
-    def head_place(self) -> int:
+    def head_position(self) -> int:
         """The stage with the head, among those that are shown."""
         return int(self.shown.of[self.stages.head_stage])
 
     @property
-    def prediction_place(self) -> int:
+    def prediction_position(self) -> int:
         """The stage with the multi-token-prediction layers, among those that are shown."""
         return int(self.shown.of[self.stages.prediction_stage])
 
@@ -156,10 +156,10 @@ def layout(
     for u, layers in enumerate(table.recompute_layers[first]):
         spec = table.recompute_modes[int(table.recompute[first[u]])]
         full[u] = stages.num_recomputed(spec, int(layers))
-    cap = enough_for_flight(pp, schedule, num_micro_batches)
+    cap = micro_batches_for_full_flight(pp, schedule, num_micro_batches)
     batches, batch_of = unique_rows([cap])
     flight = np.stack([in_flight_at_first_backward(pp, vpp, schedule, int(b)) for b in cap[batches]])
-    shown = DistinctStages.every(pp) if every_stage else DistinctStages.alike(stages, full, flight)
+    shown = DistinctStages.all_stages(pp) if every_stage else DistinctStages.one_of_each_kind(stages, full, flight)
     full, flight = full[:, :, shown.stage], flight[:, shown.stage]
     plain = stages.counts[:, shown.stage] - full
     plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)

@@ -168,7 +168,7 @@ def component_provenance(
     attention = _least(
         *(provenance_of_curve(curve, sizes_of.get("attention")) for curve in kernels or curves.attention.values())
     )
-    streamed = {"bf16": curves.streamed["bf16"]} if grouped_kernel == "multi-stream" else {}
+    streamed = {"bf16": curves.multi_stream_curves["bf16"]} if grouped_kernel == "multi-stream" else {}
     experts: dict[GemmFormat, Curve] = {**curves.grouped_gemm, **streamed}  # type: ignore[dict-item]
     out: dict[str, Provenance] = {
         "gemm": _least(*(_of_product(curves.gemm, f, sizes_of.get("gemm")) for f in formats)),

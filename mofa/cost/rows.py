@@ -290,19 +290,19 @@ def make_rows(
 ) -> Rows:  # fmt: skip
     """Gather everything that the candidates of one pp x vpp need, for every stage or for those that differ."""
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
-    base, full = mode_numbers(modes, table)
+    base, full = mode_indices(modes, table)
     lay = layout(table, stages, schedule, m, every_stage=every_stage)
     first, grid = grids_of(table)
     grids = table.take(first)
     groups = dict(costs.groups) if len(costs.index) == 1 else candidate_groups(cluster, framework, grids)
-    params, shards, static = held_by_grids(workload, cluster, framework, grids, groups, lay, mode)
+    params, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, base, full, layers, mtp, lay, m, grid, first,
         grids, groups, params, shards, static,
     )  # fmt: skip
 
 
-def mode_numbers(modes: Sequence[RecomputeSpec], table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def mode_indices(modes: Sequence[RecomputeSpec], table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Which of the ``modes`` each row's layers run in, those that are not recomputed whole and those that are. (n,)
 
     0 where the row has none of them.
@@ -315,7 +315,7 @@ def mode_numbers(modes: Sequence[RecomputeSpec], table: StrategyTable) -> tuple[
     return base[table.recompute], full[table.recompute]
 
 
-def held_by_grids(
+def static_bytes_of_grids(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
     groups: dict[str, Group], lay: Layout, mode: Mode,
 ) -> tuple[ArrayN, ParameterShards, StaticBytes]:  # fmt: skip

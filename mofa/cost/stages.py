@@ -241,15 +241,17 @@ def in_flight_at_first_backward(pp: int, vpp: int, schedule: str, num_micro_batc
     >>> in_flight_at_first_backward(2, 2, "interleaved", 8).sum(axis=1)
     array([5., 3.])
     """
-    return _in_flight(pp, vpp, schedule, int(enough_for_flight(pp, schedule, np.array([num_micro_batches]))[0]))
+    return _in_flight(
+        pp, vpp, schedule, int(micro_batches_for_full_flight(pp, schedule, np.array([num_micro_batches]))[0])
+    )
 
 
-def enough_for_flight(pp: int, schedule: str, num_micro_batches: IntA) -> IntA:
+def micro_batches_for_full_flight(pp: int, schedule: str, num_micro_batches: IntA) -> IntA:
     """Micro-batches with which as many are in flight, but for those that GPipe holds: four rounds of equal length. (n,)
 
     Examples
     --------
-    >>> enough_for_flight(4, "interleaved", np.array([7, 10, 64]))
+    >>> micro_batches_for_full_flight(4, "interleaved", np.array([7, 10, 64]))
     array([ 7, 10, 16])
     """
     if SCHEDULES[schedule].forwards_first:

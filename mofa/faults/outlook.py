@@ -377,8 +377,8 @@ def _restart_paths(
 
 def _filling(interval: FloatN, block: FloatN, persist: FloatN, step: FloatN, more: float) -> FloatN:
     """The next longer interval of which a whole number, with their checkpoints, takes what storage does, or of ``more``
-    than that number. [s]"""
-    with np.errstate(invalid="ignore"):
+    than that number; where nothing is saved, none at all. [s]"""
+    with np.errstate(invalid="ignore", divide="ignore"):
         number = np.maximum(np.floor(persist / (interval + block)), 1.0) + more
     return np.where(np.isinf(interval), interval, np.ceil((persist / number - block) / step - 1e-9) * step)
 

@@ -50,7 +50,7 @@ class ExpandedRun:
             run = run.model_copy(update={"strategy": {**run.strategy, "zero": 0}})
         return configuration_hash(run)
 
-    def refuse(self, what: str, instead: str) -> SpecError:
+    def refusal(self, what: str, instead: str) -> SpecError:
         """The one line that says why this run cannot be measured."""
         return SpecError(f"{self.run.id}: {self.framework.name} cannot run {what}; {instead}")
 

@@ -20,16 +20,16 @@ def attention_config(run: ExpandedRun) -> dict[str, Any]:
     """
     a = run.model.attention
     if run.model.positions == "alibi" or run.model.embedding_norm:
-        raise run.refuse("ALiBi or a norm behind the embedding", "use rope or learned positions, and no norm")
+        raise run.refusal("ALiBi or a norm behind the embedding", "use rope or learned positions, and no norm")
     kind = run.model.attention_kind
     if kind.megatron.needs_rotation and run.model.positions != "rope":
-        raise run.refuse(f"{kind.name.upper()} with positions: {run.model.positions}", "use rope")
+        raise run.refusal(f"{kind.name.upper()} with positions: {run.model.positions}", "use rope")
     if not kind.megatron.has_unfused and run.framework.attention == "unfused":
         attention = f"attention: {run.framework.attention}"
-        raise run.refuse(f"{kind.name.upper()} with {attention}", "use one that takes two head sizes")
+        raise run.refusal(f"{kind.name.upper()} with {attention}", "use one that takes two head sizes")
     some_biases = a.out_bias != run.model.mlp.bias or (a.out_bias and not a.qkv_bias)
     if kind.megatron.has_biases and some_biases:
-        raise run.refuse(
+        raise run.refusal(
             "biases in some linear layers only", "set qkv_bias, out_bias and mlp.bias alike, or qkv_bias alone"
         )
     return kind.megatron_config(a)
@@ -45,7 +45,7 @@ def moe_config(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
     """
     dispatcher = run.framework.dispatcher
     if dispatcher not in ("alltoall", "allgather"):
-        raise run.refuse(f"dispatcher: {dispatcher}", "use alltoall or allgather")
+        raise run.refusal(f"dispatcher: {dispatcher}", "use alltoall or allgather")
     layers = [int(run.model.is_moe_layer(i)) for i in range(run.model.num_layers)]
     grouped = m.num_groups > 1
     return {
@@ -69,7 +69,7 @@ def _recompute(run: ExpandedRun) -> dict[str, Any]:
     if r.kind == "none":
         return {}
     if (why := why_unsupported(run.framework, r, run.model, run.run.precision.fp8_recipe)) is not None:
-        raise run.refuse("this recomputation", why)
+        raise run.refusal("this recomputation", why)
     if r.kind == "selective":
         return {"recompute_granularity": "selective", "recompute_modules": list(r.modules)}
     if r.kind == "full":
@@ -77,7 +77,7 @@ def _recompute(run: ExpandedRun) -> dict[str, Any]:
         if r.layers is not None:
             method = {"recompute_method": "block", "recompute_num_layers": r.layers}
         return {"recompute_granularity": "full", **method}
-    raise run.refuse(f"recompute: {r}", "use none, selective[:module] or full[:n]")
+    raise run.refusal(f"recompute: {r}", "use none, selective[:module] or full[:n]")
 
 
 def refuse_layout(run: ExpandedRun) -> None:
@@ -90,43 +90,43 @@ def refuse_layout(run: ExpandedRun) -> None:
     """
     s, model, framework = run.strategy, run.model, run.framework
     if run.run.precision.params == "fp32":
-        raise run.refuse("params: fp32", "use bf16, its mixed precision keeps the main copy in fp32")
+        raise run.refusal("params: fp32", "use bf16, its mixed precision keeps the main copy in fp32")
     if model.num_mtp_layers:
-        raise run.refuse("multi-token prediction here", "set num_mtp_layers to 0")
+        raise run.refusal("multi-token prediction here", "set num_mtp_layers to 0")
     if framework.compile:
-        raise run.refuse("compile: true", "its fusions are compiled by themselves")
+        raise run.refusal("compile: true", "its fusions are compiled by themselves")
     if s.schedule != default_schedule(s.vpp):
-        raise run.refuse(f"schedule: {s.schedule} with vpp {s.vpp}", "use 1f1b with vpp 1 or interleaved with more")
+        raise run.refusal(f"schedule: {s.schedule} with vpp {s.vpp}", "use 1f1b with vpp 1 or interleaved with more")
     if s.layout:
-        raise run.refuse("layout here", "leave it out")
+        raise run.refusal("layout here", "leave it out")
     if model.num_layers % (s.pp * s.vpp):
-        raise run.refuse(f"{model.num_layers} layers in {s.pp * s.vpp} chunks", "use a multiple")
+        raise run.refusal(f"{model.num_layers} layers in {s.pp * s.vpp} chunks", "use a multiple")
     if s.vpp > 1 and run.num_micro_batches % s.pp:
-        raise run.refuse(f"{run.num_micro_batches} micro-batches with vpp", f"use a multiple of pp ({s.pp})")
+        raise run.refusal(f"{run.num_micro_batches} micro-batches with vpp", f"use a multiple of pp ({s.pp})")
     if s.etp not in (1, s.tp) or (s.dp * s.tp * s.cp) % (s.ep * s.etp):
-        raise run.refuse(f"ep {s.ep}, etp {s.etp}", "use etp: 1 or tp, and ep * etp that divides dp * tp * cp")
+        raise run.refusal(f"ep {s.ep}, etp {s.etp}", "use etp: 1 or tp, and ep * etp that divides dp * tp * cp")
     if s.tp > 1 and model.moe is not None and not s.sp:
-        raise run.refuse("experts with tp and no sp", "use sp: true")
+        raise run.refusal("experts with tp and no sp", "use sp: true")
     if framework.data_parallel not in ("distributed-optimizer", "ddp"):
-        raise run.refuse(f"data_parallel: {framework.data_parallel}", "use distributed-optimizer or ddp")
+        raise run.refusal(f"data_parallel: {framework.data_parallel}", "use distributed-optimizer or ddp")
 
 
 def _refuse_what_the_local_spec_lacks(run: ExpandedRun) -> None:
     a, moe = run.model.attention, run.model.moe
     if run.run.precision.gemm != "bf16":
-        raise run.refuse("fp8 without Transformer Engine", "use precision.gemm: bf16")
+        raise run.refusal("fp8 without Transformer Engine", "use precision.gemm: bf16")
     if run.strategy.cp > 1:
-        raise run.refuse("cp without Transformer Engine", "use cp: 1")
+        raise run.refusal("cp without Transformer Engine", "use cp: 1")
     if a.sinks or a.window is not None:
-        raise run.refuse("sinks or a window without Transformer Engine", "use plain grouped-query attention")
+        raise run.refusal("sinks or a window without Transformer Engine", "use plain grouped-query attention")
     if moe is not None and (moe.expert_bias or moe.router_bias or moe.shared_gate):
-        raise run.refuse("expert_bias, router_bias or shared_gate", "leave them out")
+        raise run.refusal("expert_bias, router_bias or shared_gate", "leave them out")
     if moe is not None and run.framework.experts != "sequential":
-        raise run.refuse("grouped experts on the local layer spec", "use experts: sequential")
+        raise run.refusal("grouped experts on the local layer spec", "use experts: sequential")
     if run.framework.attention not in ("sdpa", "unfused"):
-        raise run.refuse(f"attention: {run.framework.attention}", "use sdpa or unfused")
+        raise run.refusal(f"attention: {run.framework.attention}", "use sdpa or unfused")
     if (run.run.optimizer.implementation or run.framework.optimizer) != "foreach":
-        raise run.refuse("another optimizer than PyTorch's without Transformer Engine or Apex", "use foreach")
+        raise run.refusal("another optimizer than PyTorch's without Transformer Engine or Apex", "use foreach")
 
 
 def common_job(run: ExpandedRun) -> dict[str, Any]:

@@ -20,21 +20,21 @@ CP_COMM = {"ring": "p2p", "allgather": "all_gather", "a2a": "a2a"}
 def _refuse_what_this_spec_lacks(run: ExpandedRun) -> None:
     framework, moe = run.framework, run.model.moe
     if framework.attention != "fused":
-        raise run.refuse(f"attention: {framework.attention}", "use fused")
+        raise run.refusal(f"attention: {framework.attention}", "use fused")
     if framework.tp_overlap:
-        raise run.refuse("tp_overlap, whose user buffers need a launcher of their own", "use tp_overlap: false")
+        raise run.refusal("tp_overlap, whose user buffers need a launcher of their own", "use tp_overlap: false")
     if framework.routed_copies != "materialised":
-        raise run.refuse(f"routed_copies: {framework.routed_copies}", "use materialised")
+        raise run.refusal(f"routed_copies: {framework.routed_copies}", "use materialised")
     if run.strategy.token_chunks > 1:
-        raise run.refuse(f"token_chunks: {run.strategy.token_chunks}", "use 1")
+        raise run.refusal(f"token_chunks: {run.strategy.token_chunks}", "use 1")
     if (run.run.optimizer.implementation or framework.optimizer) != "te":
-        raise run.refuse("another optimizer than Transformer Engine's", "use te")
+        raise run.refusal("another optimizer than Transformer Engine's", "use te")
     if run.run.precision.moments != "fp32":
-        raise run.refuse(f"moments: {run.run.precision.moments}", "use fp32")
+        raise run.refusal(f"moments: {run.run.precision.moments}", "use fp32")
     if moe is not None and (moe.router_bias or moe.expert_bias != run.model.mlp.bias):
-        raise run.refuse("biases of the router, or of experts alone", "set moe.expert_bias and mlp.bias alike")
+        raise run.refusal("biases of the router, or of experts alone", "set moe.expert_bias and mlp.bias alike")
     if run.model.rope_scale != 1.0 and not run.model.attention_kind.megatron.rotates_by_yarn:
-        raise run.refuse("scaled rotary embeddings", "use rope_scale: 1")
+        raise run.refusal("scaled rotary embeddings", "use rope_scale: 1")
 
 
 def _attention(run: ExpandedRun) -> dict[str, Any]:

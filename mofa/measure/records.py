@@ -169,7 +169,7 @@ class Record(Spec):
         return self.run.framework["name"] in DEALT_BY_MODEL
 
     @property
-    def half(self) -> Split:
+    def fitting_or_judging(self) -> Split:
         """What the record is for: facts are learned from the fitting half, of frameworks that are not halved by their
         model on H200 alone; all others judge."""
         learned = self.is_dealt_by_model or LEARNED_ON in self.environment.gpu.split()

@@ -13,9 +13,9 @@ def _llama3(run: ExpandedRun, model: ModelSpec) -> dict[str, Any]:
     assert model.mlp.ffn_hidden is not None
     a = model.attention
     if a.d_qk * a.num_heads != model.hidden:
-        raise run.refuse(f"head_dim {a.d_qk} with {a.num_heads} heads", "its llama3 needs hidden / num_heads")
+        raise run.refusal(f"head_dim {a.d_qk} with {a.num_heads} heads", "its llama3 needs hidden / num_heads")
     if model.tied_embeddings:
-        raise run.refuse("tied embeddings with llama3", "use qk_norm: true (qwen3) or untied embeddings")
+        raise run.refusal("tied embeddings with llama3", "use qk_norm: true (qwen3) or untied embeddings")
     return {
         "dim": model.hidden,
         "n_layers": model.num_layers,
@@ -30,10 +30,10 @@ def _llama3(run: ExpandedRun, model: ModelSpec) -> dict[str, Any]:
 
 def _moe_args(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
     if m.expert_bias or m.shared_gate or m.every != 1:
-        raise run.refuse("expert_bias, shared_gate or moe.every", "leave them out")
+        raise run.refusal("expert_bias, shared_gate or moe.every", "leave them out")
     shared, rest = divmod(m.shared_hidden, m.expert_hidden)
     if rest:
-        raise run.refuse(f"shared_hidden ({m.shared_hidden})", f"use a multiple of expert_hidden ({m.expert_hidden})")
+        raise run.refusal(f"shared_hidden ({m.shared_hidden})", f"use a multiple of expert_hidden ({m.expert_hidden})")
     grouped = m.num_groups > 1
     return {
         "num_experts": m.num_experts,
@@ -64,7 +64,7 @@ def _qwen3(run: ExpandedRun, model: ModelSpec) -> dict[str, Any]:
     }
     if model.moe is not None:
         if model.moe.first_k_dense or model.moe.shared_hidden:
-            raise run.refuse("dense layers or shared experts with qwen3", "use MLA (deepseek_v3) or leave them out")
+            raise run.refusal("dense layers or shared experts with qwen3", "use MLA (deepseek_v3) or leave them out")
         args |= {
             "moe_enabled": True,
             "moe_inter_dim": model.moe.expert_hidden,
@@ -75,7 +75,7 @@ def _qwen3(run: ExpandedRun, model: ModelSpec) -> dict[str, Any]:
 
 def _deepseek(run: ExpandedRun, model: ModelSpec) -> dict[str, Any]:
     if model.moe is None:
-        raise run.refuse("MLA without experts", "use a model with moe")
+        raise run.refusal("MLA without experts", "use a model with moe")
     return {
         "dim": model.hidden,
         "n_layers": model.num_layers,
@@ -95,11 +95,11 @@ _MODELS = {"llama3": _llama3, "qwen3": _qwen3, "deepseek_v3": _deepseek}
 def _model(run: ExpandedRun) -> tuple[str, dict[str, Any]]:
     model, a = run.model, run.model.attention
     if model.norm != "rmsnorm" or model.positions != "rope" or model.mlp.activation != "swiglu" or model.mlp.bias:
-        raise run.refuse(f"model {model.name}", "it has RMSNorm, RoPE and SwiGLU without biases only")
+        raise run.refusal(f"model {model.name}", "it has RMSNorm, RoPE and SwiGLU without biases only")
     if model.num_mtp_layers or model.dropout:
-        raise run.refuse("multi-token prediction or dropout", "set num_mtp_layers and dropout to 0")
+        raise run.refusal("multi-token prediction or dropout", "set num_mtp_layers and dropout to 0")
     if a.qkv_bias or a.out_bias or a.sinks or a.window is not None:
-        raise run.refuse("attention with biases, sinks or a window", "use plain grouped-query attention")
+        raise run.refusal("attention with biases, sinks or a window", "use plain grouped-query attention")
     name = model.attention_kind.torchtitan.model(a, model.moe is not None)
     return name, _MODELS[name](run, model)
 
@@ -114,7 +114,7 @@ def _recompute(run: ExpandedRun) -> dict[str, Any]:
         return {"mode": "selective", "selective_ac_option": str(r.layers or 2)}
     if r.kind == "none":
         return {"mode": "none"}
-    raise run.refuse(f"recompute: {r}", "use none, full, ops or every:n")
+    raise run.refusal(f"recompute: {r}", "use none, full, ops or every:n")
 
 
 def _data_parallel(run: ExpandedRun) -> tuple[int, int]:
@@ -122,14 +122,14 @@ def _data_parallel(run: ExpandedRun) -> tuple[int, int]:
     kind, dp, replicas = run.framework.data_parallel, run.strategy.dp, run.framework.dp_replicate
     if kind == "ddp":
         if dp != run.run.gpus:
-            raise run.refuse("ddp with tp, cp or pp", "use data_parallel: fsdp or hsdp")
+            raise run.refusal("ddp with tp, cp or pp", "use data_parallel: fsdp or hsdp")
         return dp, 1
     if kind == "hsdp":
         if replicas < 2 or dp % replicas:
-            raise run.refuse(f"hsdp with dp_replicate {replicas} of dp {dp}", "use a divisor of dp above 1")
+            raise run.refusal(f"hsdp with dp_replicate {replicas} of dp {dp}", "use a divisor of dp above 1")
         return replicas, dp // replicas
     if kind != "fsdp" or replicas != 1:
-        raise run.refuse(f"data_parallel: {kind} with dp_replicate {replicas}", "use fsdp, hsdp or ddp")
+        raise run.refusal(f"data_parallel: {kind} with dp_replicate {replicas}", "use fsdp, hsdp or ddp")
     return 1, dp
 
 
@@ -139,7 +139,7 @@ def _dtype(run: ExpandedRun, shards: int) -> str:
     mixed = shards > 1 or s.cp > 1 or (s.tp == 1 and s.pp == 1)
     wanted = run.run.precision.params or ("fp32" if mixed else "bf16")
     if wanted == "fp32" and not mixed:
-        raise run.refuse("params: fp32 with tp or pp and no FSDP", "its matrix products would be fp32; use bf16")
+        raise run.refusal("params: fp32 with tp or pp and no FSDP", "its matrix products would be fp32; use bf16")
     return {"fp32": "float32", "bf16": "bfloat16"}[wanted]
 
 
@@ -161,32 +161,32 @@ def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
     """
     s, batch, framework = run.strategy, run.run.batch, run.framework
     if run.run.precision.gemm != "bf16":
-        raise run.refuse("fp8 here", "use precision.gemm: bf16")
+        raise run.refusal("fp8 here", "use precision.gemm: bf16")
     if not run.run.optimizer.clip_grad_norm:
-        raise run.refuse("without clipping", "use optimizer.clip_grad_norm: true")
+        raise run.refusal("without clipping", "use optimizer.clip_grad_norm: true")
     if s.layout:
-        raise run.refuse("layout here", "leave it out")
+        raise run.refusal("layout here", "leave it out")
     if SCHEDULES[s.schedule].has_several_chunks and s.vpp != 2:
-        raise run.refuse(f"{s.schedule} with vpp {s.vpp}", "use vpp: 2, its default")
+        raise run.refusal(f"{s.schedule} with vpp {s.vpp}", "use vpp: 2, its default")
     if not SCHEDULES[s.schedule].has_several_chunks and s.vpp != 1:
-        raise run.refuse(f"{s.schedule} with vpp {s.vpp}", f"use schedule: {default_schedule(2)} or vpp: 1")
+        raise run.refusal(f"{s.schedule} with vpp {s.vpp}", f"use schedule: {default_schedule(2)} or vpp: 1")
     if framework.attention != "sdpa" or framework.dispatcher != "alltoall":
-        raise run.refuse(
+        raise run.refusal(
             f"attention: {framework.attention} or dispatcher: {framework.dispatcher}", "use sdpa, alltoall"
         )
     if not framework.shards_head_norms or framework.repeats_keys:
-        raise run.refuse("heads as before 0.2.2", "leave shards_head_norms and repeats_keys out")
+        raise run.refusal("heads as before 0.2.2", "leave shards_head_norms and repeats_keys out")
     if s.tp > 1 and not s.sp:
-        raise run.refuse("tp without sp", "use sp: true")
+        raise run.refusal("tp without sp", "use sp: true")
     name, args = _model(run)
     if s.pp > 1 and name == "qwen3":
-        raise run.refuse("qwen3 in a pipeline", "use a llama or DeepSeek model, or pp: 1")
+        raise run.refusal("qwen3 in a pipeline", "use a llama or DeepSeek model, or pp: 1")
     replicas, shards = _data_parallel(run)
     if s.ep > 1 and (s.etp not in (1, s.tp) or (shards * s.cp * s.tp) % s.ep):
-        raise run.refuse(f"ep {s.ep} with etp {s.etp}", "ep must divide the FSDP ranks, etp must be 1 or tp")
+        raise run.refusal(f"ep {s.ep} with etp {s.etp}", "ep must divide the FSDP ranks, etp must be 1 or tp")
     implementation = run.run.optimizer.implementation or framework.optimizer
     if implementation == "te":
-        raise run.refuse("optimizer: te", "use fused, foreach or for-loop")
+        raise run.refusal("optimizer: te", "use fused, foreach or for-loop")
     per_rank = batch.micro * run.num_micro_batches
     return {
         "model": name,

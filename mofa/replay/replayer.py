@@ -12,7 +12,7 @@ from mofa.replay.allocator.pools import LimitPassed
 from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.of_plan import makers_of_extremes, outside_of, rank_maker, tokens_over_mean_by_rank
+from mofa.replay.rank.of_plan import makers_of_extremes, outside_allocator_bytes, rank_maker, tokens_over_mean_by_rank
 from mofa.replay.rank.uneven_layers import rows_over_mean_by_layer
 from mofa.replay.time.step import replay_time
 from mofa.replay.time.time_replayed import TimeReplayed, scaled_by_runs, weighted_mean
@@ -63,7 +63,7 @@ class Replayer:
 
     def __init__(self, estimator: Estimator) -> None:
         self.estimator = estimator
-        self.context_bytes, self.communicator_bytes = outside_of(estimator)
+        self.context_bytes, self.communicator_bytes = outside_allocator_bytes(estimator)
         self.num_ranks = int(estimator.table.pp[0])
         self._played: dict[int, MemoryPlayed] = {}
         self._recordings = SharedRecordings()

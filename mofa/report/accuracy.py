@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from mofa.report.chunked_layers import LAYER_WORDS, layer_tables
-from mofa.report.hopper import hopper_section
+from mofa.report.hopper import hopper_section_lines
 from mofa.report.tables import Columns, markdown_table, print_table
 from mofa.report.text import shares_text
 from mofa.report.words import component_name
@@ -287,7 +287,7 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
         markdown_table(VERDICT_COLUMNS, verdict_rows(report))]  # fmt: skip
     if report.bands:
         parts += ["## Bands of steps", BAND_WORDS, markdown_table(BAND_COLUMNS, band_rows(report))]
-    parts += hopper_section(report)
+    parts += hopper_section_lines(report)
     for name in dict.fromkeys(run.group for run in report.runs):
         rows = [run_cells(run) for run in report.runs if run.group == name]
         parts += [f"## {name}", markdown_table(RUN_COLUMNS, rows)]

@@ -27,7 +27,7 @@ with experts. Rows with a switch that our own runs on Transformer Engine never h
 there are few: each stands for itself, and no mean is claimed."""
 
 
-def hopper_section(report: ValidationReport) -> list[str]:
+def hopper_section_lines(report: ValidationReport) -> list[str]:
     """The section: sums by set, every row of a set, rows with other switches, and rows that were not predicted."""
     from mofa.validate.hopper import SETS, hopper_set, is_hopper_row, why_in_no_set
 

@@ -66,7 +66,7 @@ def runs_summary(records: Sequence[Record]) -> str:
         f"{len(records)} records of {len(one_of_each)} configurations: "
         f"{counts(r.run.framework['name'] for r in one_of_each)}; "
         f"{counts(f'on {r.run.gpus} GPU' + 's' * (r.run.gpus > 1) for r in one_of_each)}; "
-        f"{counts(r.half for r in one_of_each)}.\n\n"
+        f"{counts(r.fitting_or_judging for r in one_of_each)}.\n\n"
     )
 
 
@@ -103,12 +103,12 @@ def host_bound_table(records: Iterable[Record]) -> str:
     return _HOST_HEAD + "".join(sorted(lines)) + (missing if due else "")
 
 
-def with_table(text: str, records: Sequence[Record]) -> str:
+def with_tables(text: str, records: Sequence[Record]) -> str:
     """A document with the tables between their markers brought up to date.
 
     Examples
     --------
-    >>> "old" in with_table("a\\n<!-- runs -->\\nold\\n<!-- /runs -->\\nb", [])
+    >>> "old" in with_tables("a\\n<!-- runs -->\\nold\\n<!-- /runs -->\\nb", [])
     False
     """
     text = _between(text, BEGIN, END, runs_summary(records) + runs_table(records))
@@ -136,7 +136,7 @@ def _line(record: Record) -> str:
         f"{allocated:.1f}",
         f"{reserved:.1f}",
         f"{max(known) / GIB:.1f}" if len(known) == len(device) else "–",
-        record.half,
+        record.fitting_or_judging,
     ]
     return f"| {' | '.join(cells)} |\n"
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from mofa.report.layout_text import layout_lines
 from mofa.report.long_run import print_long_runs
 from mofa.report.tables import print_table
-from mofa.report.words import component_name, quantity_text, runs_text, strategy_text
+from mofa.report.words import component_name, equal_runs_text, quantity_text, strategy_text
 from mofa.schedules import SCHEDULES
 from mofa.units import GIB, format_bytes, format_count, format_seconds
 
@@ -429,7 +429,7 @@ def _print_split(console: Console, plan: Plan, of: str = "") -> None:
         else f"{vpp} times over the stages"
     )
     what = f"chunk{of}, in a micro-batch's order ({order})" if vpp > 1 else f"stage{of}"
-    _say(console, f"Layers per {what}: {runs_text(layers)}.\n")
+    _say(console, f"Layers per {what}: {equal_runs_text(layers)}.\n")
 
 
 def _print_layouts(console: Console, plans: Sequence[Plan]) -> None:

@@ -147,13 +147,13 @@ def quantity_text(value: float, unit: str) -> str:
     return number if unit in ("", "-") else f"{number} {unit}"
 
 
-def unit_of(name: str) -> str:
+def unit_of_field(name: str) -> str:
     """The SI unit that the end of a field's name says.
 
     Examples
     --------
-    >>> unit_of("memory_bytes"), unit_of("bandwidth_bytes_per_s"), unit_of("floor_s"), unit_of("fraction")
-    ('B', 'B/s', 's', '-')
+    >>> [unit_of_field(name) for name in ("memory_bytes", "bandwidth_bytes_per_s", "floor_s", "fraction")]
+    ['B', 'B/s', 's', '-']
     """
     ends = {"_bytes_per_s": "B/s", "_flops_per_s": "FLOP/s", "_bytes": "B", "_s": "s", "_w": "W", "_tokens": "tokens"}
     return next((unit for end, unit in ends.items() if name.endswith(end)), "-")
@@ -168,12 +168,12 @@ def with_count_noun(number: int, singular: str, plural: str | None = None) -> st
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
-def runs_text(values: Iterable[int]) -> str:
+def equal_runs_text(values: Iterable[int]) -> str:
     """Numbers in order, eight and more equal neighbours together.
 
     Examples
     --------
-    >>> runs_text([6, 5, 5, 6]), runs_text([0, *[1] * 126, 0])
+    >>> equal_runs_text([6, 5, 5, 6]), equal_runs_text([0, *[1] * 126, 0])
     ('6, 5, 5, 6', '0, 1 (126 times), 0')
     """
     runs = [(value, len(list(group))) for value, group in groupby(values)]

@@ -28,13 +28,13 @@ class Action(NamedTuple):
     micro_batch: int
 
     @property
-    def computes(self) -> Kind | None:
+    def effective_kind(self) -> Kind | None:
         """What a computation does: stage 0 has no input to differentiate by, so that W is its whole backward and I
         nothing.
 
         Examples
         --------
-        >>> Action("W", 0, 3).computes, Action("I", 0, 3).computes, Action("I", 1, 3).computes
+        >>> Action("W", 0, 3).effective_kind, Action("I", 0, 3).effective_kind, Action("I", 1, 3).effective_kind
         ('B', None, 'I')
         """
         if self.stage == 0 and self.kind in ("I", "W"):

@@ -57,7 +57,7 @@ class CostedRows:
             rows, table, step, device_bytes, allocated, np.full((len(TIME_COMPONENTS), len(rows)), np.nan), checkpoint
         )
 
-    def put(self, positions: NDArray[np.intp], costed: Breakdown) -> None:
+    def overwrite(self, positions: NDArray[np.intp], costed: Breakdown) -> None:
         """Set what the rows at these positions cost."""
         self.step_s[positions], self.allocated_bytes[positions] = costed.step_s, costed.allocated_bytes
         self.exposed_s[:, positions], self.checkpoint_bytes[positions] = costed.exposed_s, costed.checkpoint_bytes
@@ -92,7 +92,7 @@ class CheckedSpace:
             number = costs.table.recompute_layers
             layers[costed.rows[positions]] = costed.table.recompute_layers[positions] = number
             costed.device_bytes[positions] = costs.device_bytes
-            costed.put(positions, costs)
+            costed.overwrite(positions, costs)
         return replace(self, space=replace(self.space, recompute_layers=layers), costed=costed)
 
     def with_updates(self, some: CostedRows, reason: IntN, shortfall: FloatN) -> CheckedSpace:

@@ -404,12 +404,16 @@ def step_s(
     )
 
 
-def closed_plan(workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec) -> Plan:
+def plan_in_closed_form(
+    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec
+) -> Plan:
     """The plan that :func:`estimate` gives for one strategy without a replay, but for its band, which takes longest."""
     return _candidate(workload, cluster, framework, strategy).in_closed_form(banded=False)
 
 
-def timed_plan(workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec) -> Plan:
+def plan_with_replayed_time(
+    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec
+) -> Plan:
     """The plan that :func:`estimate` gives for one strategy, with its memory in closed form, not replayed."""
     return _candidate(workload, cluster, framework, strategy).plan_with_replayed_time()
 

@@ -14,7 +14,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.checkpoint import CheckpointTimes, checkpoint_bytes, checkpoint_times
 from mofa.errors import SpecError
 from mofa.faults.calculator import LEAST_ETTR
-from mofa.faults.duration_band import band_s, rate_factors
+from mofa.faults.duration_band import band_s, true_rate_factors
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import Outlook, failure_clock, outlook
 from mofa.plan.long_run import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
@@ -171,7 +171,7 @@ class LongRunObjective:
             rate_factor=rate_factor, interval_s=interval_s, every=every, num_replicas=self.replicas(dp),
         )  # fmt: skip
 
-    def watts(self, outlook: Outlook, step_w: FloatN) -> FloatN:
+    def average_watts(self, outlook: Outlook, step_w: FloatN) -> FloatN:
         """Average power of everything, over all GPUs, spares included. (n,) [W]"""
         power, tdp = self.faults.power, self.cluster.gpu.tdp_w.value
         parts = outlook.parts
@@ -191,7 +191,7 @@ class LongRunObjective:
             wall = costed.step_s / outlook.ettr
         if self.objective == "kwh":
             step_w = watts_of_steps(costed.exposed_s, self.faults.power, self.cluster.gpu.tdp_w.value)
-            wall = wall * self.watts(outlook, step_w)
+            wall = wall * self.average_watts(outlook, step_w)
         return np.asarray(wall * (self.cluster.num_gpus + self.spare_gpus))
 
     @property
@@ -276,7 +276,7 @@ class LongRunObjective:
             return plan.step_s
         outlook, step_w = self._of(plan)
         wall = plan.step_s / max(float(outlook.ettr[0]), 1e-300)
-        weight = float(self.watts(outlook, step_w)[0]) if self.objective == "kwh" else 1.0
+        weight = float(self.average_watts(outlook, step_w)[0]) if self.objective == "kwh" else 1.0
         return wall * weight * (self.cluster.num_gpus + self.spare_gpus)
 
     def _of(self, plan: Plan) -> tuple[Outlook, FloatN]:
@@ -295,7 +295,7 @@ class LongRunObjective:
         update: dict[str, Any] = {"spare_gpus": self.spare_gpus}
         if "ettr" not in unknown:
             outlook, step_w = self._of(plan)
-            update |= self._figures(plan, outlook, float(self.watts(outlook, step_w)[0]), unknown)
+            update |= self._figures(plan, outlook, float(self.average_watts(outlook, step_w)[0]), unknown)
             update["notes"] = (*plan.notes, *self._notes())
         return Plan(**{**_fields(plan), **update, "unknown": unknown})
 
@@ -373,9 +373,9 @@ class LongRunObjective:
     def band(self, outlook: Outlook, plan: Plan) -> Days:
         """Wall-clock time of a run of candidate 0, with its 10 to 90 % band.
 
-        Each of many runs has a failure rate of its own (:func:`mofa.faults.duration_band.rate_factors`), at which the
-        closed form gives its mean, with the interval that was chosen for the expected rate. The run's own luck comes on
-        top.
+        Each of many runs has a failure rate of its own (:func:`mofa.faults.duration_band.true_rate_factors`), at which
+        the closed form gives its mean, with the interval that was chosen for the expected rate. The run's own luck
+        comes on top.
         """
         assert self.faults.reliability is not None
         step_s = np.array([plan.step_s])
@@ -384,7 +384,7 @@ class LongRunObjective:
         if math.isinf(mtbf) or work_s <= float(interval) * 1e-6:
             return Days(**dict.fromkeys(("p10", "p50", "p90"), work_s / ettr / SECONDS_PER_DAY))
         clock = failure_clock(self.faults.reliability, mtbf, self.num_nodes)
-        factors = rate_factors(clock, BAND_RUNS)
+        factors = true_rate_factors(clock, BAND_RUNS)
         at_quantile = self.outlook(
             step_s, np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, rate_factor=factors,
             interval_s=interval, every=[level.every[0] for level in outlook.levels],

@@ -24,7 +24,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigKey:
     """A key of the file: its type, and whether it may be null."""
 
     type: KeyType
@@ -40,12 +40,12 @@ class Architecture:
 
     model_types: tuple[str, ...]
     classes: tuple[str, ...]
-    keys: Mapping[str, Key]
+    keys: Mapping[str, ConfigKey]
     convert: Callable[[Config, str], dict[str, Any]]
-    derived: Mapping[str, tuple[Key, Callable[[Config], Any]]] = field(default_factory=dict)
+    derived: Mapping[str, tuple[ConfigKey, Callable[[Config], Any]]] = field(default_factory=dict)
 
 
-_POSITIVE, _TRUTH, _TEXT, _LIST = Key("positive"), Key("truth"), Key("text"), Key("list")
+_POSITIVE, _TRUTH, _TEXT, _LIST = ConfigKey("positive"), ConfigKey("truth"), ConfigKey("text"), ConfigKey("list")
 _COMMON = {
     "hidden_size": _POSITIVE,
     "num_hidden_layers": _POSITIVE,
@@ -54,7 +54,7 @@ _COMMON = {
     "tie_word_embeddings": _TRUTH,
     "hidden_act": _TEXT,
 }
-_GQA = {**_COMMON, "num_key_value_heads": Key("positive", nullable=True)}
+_GQA = {**_COMMON, "num_key_value_heads": ConfigKey("positive", nullable=True)}
 
 
 def _hidden_over_heads(config: Config) -> int:
@@ -250,32 +250,32 @@ def _yarn_scale(c: Config) -> float:
     return round(0.1 * math.log(factor) + 1.0, 4)
 
 
-_WINDOW = {"sliding_window": Key("positive", nullable=True)}
-_QWEN_WINDOW = {**_WINDOW, "use_sliding_window": _TRUTH, "max_window_layers": Key("count")}
+_WINDOW = {"sliding_window": ConfigKey("positive", nullable=True)}
+_QWEN_WINDOW = {**_WINDOW, "use_sliding_window": _TRUTH, "max_window_layers": ConfigKey("count")}
 _FFN = {"intermediate_size": _POSITIVE}
 _LOCAL_EXPERTS = {"num_local_experts": _POSITIVE, "num_experts_per_tok": _POSITIVE}
 _QWEN_EXPERTS = {
     "num_experts": _POSITIVE, "num_experts_per_tok": _POSITIVE, "moe_intermediate_size": _POSITIVE,
     "decoder_sparse_step": _POSITIVE,
 }  # fmt: skip
-_NO_DENSE_LIST: dict[str, tuple[Key, Callable[[Config], Any]]] = {"mlp_only_layers": (_LIST, lambda config: [])}
+_NO_DENSE_LIST: dict[str, tuple[ConfigKey, Callable[[Config], Any]]] = {"mlp_only_layers": (_LIST, lambda config: [])}
 """Qwen2MoeConfig and Qwen3MoeConfig: an absent list is empty."""
 _DEEPSEEK = {
     **_COMMON,
     **_FFN,
-    "q_lora_rank": Key("positive", nullable=True),
+    "q_lora_rank": ConfigKey("positive", nullable=True),
     "kv_lora_rank": _POSITIVE,
     "qk_nope_head_dim": _POSITIVE,
     "qk_rope_head_dim": _POSITIVE,
     "v_head_dim": _POSITIVE,
     "n_routed_experts": _POSITIVE,
-    "n_shared_experts": Key("count", nullable=True),
+    "n_shared_experts": ConfigKey("count", nullable=True),
     "num_experts_per_tok": _POSITIVE,
     "moe_intermediate_size": _POSITIVE,
-    "first_k_dense_replace": Key("count"),
+    "first_k_dense_replace": ConfigKey("count"),
     "moe_layer_freq": _POSITIVE,
-    "n_group": Key("positive", nullable=True),
-    "topk_group": Key("positive", nullable=True),
+    "n_group": ConfigKey("positive", nullable=True),
+    "topk_group": ConfigKey("positive", nullable=True),
     "topk_method": _TEXT,
     "scoring_func": _TEXT,
     "attention_bias": _TRUTH,
@@ -316,11 +316,11 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(("deepseek_v2",), ("DeepseekV2ForCausalLM",), _DEEPSEEK, _deepseek),
     Architecture(
         ("deepseek_v3", "kimi_k2"), ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"),
-        {**_DEEPSEEK, "num_nextn_predict_layers": Key("count")}, _deepseek,
+        {**_DEEPSEEK, "num_nextn_predict_layers": ConfigKey("count")}, _deepseek,
     ),
     Architecture(
         ("gpt_oss",), ("GptOssForCausalLM",),
         {**_GQA, **_FFN, **_WINDOW, **_LOCAL_EXPERTS, "head_dim": _POSITIVE, "attention_bias": _TRUTH,
-         "layer_types": _LIST, "rope_scaling": Key("object", nullable=True)}, _gpt_oss,
+         "layer_types": _LIST, "rope_scaling": ConfigKey("object", nullable=True)}, _gpt_oss,
     ),
 )  # fmt: skip

@@ -18,8 +18,8 @@ from mofa.specs.base import NotNegativeFact, PositiveFact, Spec
 from mofa.specs.fitted import BETWEEN_SHARE as BETWEEN_SHARE
 from mofa.specs.fitted import Curve as Curve
 from mofa.specs.fitted import PoweredCurve as PoweredCurve
-from mofa.specs.fitted import latest_of as latest_of
-from mofa.specs.fitted import slowest_of as slowest_of
+from mofa.specs.fitted import expected_max_normal as expected_max_normal
+from mofa.specs.fitted import expected_max_uniform as expected_max_uniform
 from mofa.specs.gpu_facts import KernelSelection, LayerKernels, Optimizer16Bit, UnalignedProducts, load_unmeasured
 from mofa.specs.host import HostCurve, HostRange
 from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
@@ -194,7 +194,8 @@ class GpuCurves(Spec):
     gemm: dict[GemmFormat, GemmCurve]
     grouped_gemm: dict[GemmFormat, GroupedGemmCurve]
     multi_stream: dict[GemmFormat, MultiStreamCurve] = {}
-    """Experts' products as Transformer Engine runs them; of formats that were not measured see :attr:`streamed`."""
+    """Experts' products as Transformer Engine runs them; of formats that were not measured see
+    :attr:`multi_stream_curves`."""
     attention: dict[Annotated[str, Field(pattern=r"^(cudnn|flash1?) (fwd|bwd) \d+/\d+$")], AttentionCurve]
     stream: dict[StreamKey, StreamCurve]
     releases: dict[Annotated[str, Field(pattern=r"^\d+\.\d+$")], ReleaseCurves] = {}
@@ -254,7 +255,7 @@ class GpuCurves(Spec):
         return made
 
     @cached_property
-    def streamed(self) -> dict[GemmFormat, MultiStreamCurve]:
+    def multi_stream_curves(self) -> dict[GemmFormat, MultiStreamCurve]:
         """Products on several streams by format: as measured, else assumed."""
         known = self.multi_stream.get("bf16")
         return {f: self.multi_stream.get(f) or _on_streams(single, known) for f, single in self.gemm.items()}

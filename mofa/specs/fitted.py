@@ -81,7 +81,7 @@ class PoweredCurve(Curve):
 
 
 @cache
-def slowest_of(num: int) -> float:
+def expected_max_normal(num: int) -> float:
     """Expected largest of ``num`` draws from a standard normal distribution, by Blom's approximation. [-]
 
     References
@@ -92,14 +92,14 @@ def slowest_of(num: int) -> float:
     --------
     Exactly 0, 0.564 and 1.029:
 
-    >>> [round(slowest_of(num), 2) for num in (1, 2, 4)]
+    >>> [round(expected_max_normal(num), 2) for num in (1, 2, 4)]
     [0.0, 0.59, 1.05]
     """
     return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))
 
 
 @cache
-def latest_of(num: int) -> float:
+def expected_max_uniform(num: int) -> float:
     """Expected largest of ``num`` draws from a uniform distribution of mean 0 and standard deviation 1. [-]
 
     References
@@ -110,7 +110,7 @@ def latest_of(num: int) -> float:
     --------
     However many there are, none is further than the distribution's end, ``sqrt(3)``:
 
-    >>> [round(latest_of(num), 2) for num in (1, 2, 4, 1024)]
+    >>> [round(expected_max_uniform(num), 2) for num in (1, 2, 4, 1024)]
     [0.0, 0.58, 1.04, 1.73]
     """
     return sqrt(3.0) * (num - 1.0) / (num + 1.0)

@@ -434,14 +434,14 @@ OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
 """What each framework has of the options that are modelled."""
 
 
-def implied(options: Mapping[str, Any]) -> dict[str, Any]:
+def implied_facts(options: Mapping[str, Any]) -> dict[str, Any]:
     """Facts that follow from a run's options where it doesn't say them itself; other facts are its profile's.
 
     Examples
     --------
-    >>> implied({"deepspeed": "bf16"})["grads_bytes_per_param"], implied({"compile": True})
+    >>> implied_facts({"deepspeed": "bf16"})["grads_bytes_per_param"], implied_facts({"compile": True})
     (6, {})
-    >>> implied({"grads": "bf16"})
+    >>> implied_facts({"grads": "bf16"})
     {'grads_bytes_per_param': 2, 'reduced_bytes_per_param': 2, 'accumulation_bytes_per_param': 6}
     """
     engine, grads = options.get("deepspeed"), options.get("grads")

@@ -18,7 +18,7 @@ from mofa.specs.base import (
     Spec,
     WattsFact,
 )
-from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, latest_of
+from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_max_uniform
 from mofa.specs.host import LayerPace
 from mofa.units import format_bytes
 
@@ -176,7 +176,7 @@ class ClusterSpec(Spec):
         if op_s is None:
             return self
         curves = self.gpu.curves
-        slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source, layer), "hosts": None})
+        slower = curves.model_copy(update={"host": curves.host.scaled_to_speed(op_s, source, layer), "hosts": None})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
 
     def on_shared_hosts(self) -> Self:
@@ -203,16 +203,16 @@ class ClusterSpec(Spec):
         if self.node.hosts == "own":
             return 1.0 if self.gpu.curves.hosts is None else self.gpu.curves.hosts.fast.value
         spread = self.gpu.curves.host_spread
-        return 1.0 if spread is None else 1.0 + spread.value * latest_of(self.num_gpus)
+        return 1.0 if spread is None else 1.0 + spread.value * expected_max_uniform(self.num_gpus)
 
-    def hosts_apart(self, num: int) -> float:
+    def slowest_over_fastest_host(self, num: int) -> float:
         """How much longer the slowest of ``num`` hosts takes than the fastest, as :attr:`slowest_host` has them spread;
         1 where they are a job's own. Three times at most: beyond half the mean to either side the normal tail that the
         spread is of says nothing (assumed). [-]"""
         spread = self.gpu.curves.host_spread
         if self.node.hosts == "own" or spread is None or num < 2:
             return 1.0
-        spread_share = min(spread.value * latest_of(num), 0.5)
+        spread_share = min(spread.value * expected_max_uniform(num), 0.5)
         return (1.0 + spread_share) / (1.0 - spread_share)
 
     @property

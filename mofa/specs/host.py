@@ -70,12 +70,12 @@ class LayerPace(NamedTuple):
     """Back, on autograd's thread. [s]"""
 
 
-def way_factors(issue: float, back: float) -> dict[str, float]:
+def pace_factors(issue: float, back: float) -> dict[str, float]:
     """How much longer facts take that go by a layer's forward and its way back, by their names. [-]
 
     Examples
     --------
-    >>> sorted(way_factors(2.0, 3.0).items())[:3]
+    >>> sorted(pace_factors(2.0, 3.0).items())[:3]
     [('backward_each_s', 3.0), ('backward_s', 3.0), ('forward_each_s', 2.0)]
     """
     return {
@@ -177,7 +177,7 @@ class HostCurve(Spec):
         """
         return self.modules.get(f"{name} {format_}") or self.modules.get(name)
 
-    def at_speed(self, op_s: float, source: str, layer: LayerPace | None = None) -> Self:
+    def scaled_to_speed(self, op_s: float, source: str, layer: LayerPace | None = None) -> Self:
         """Another host of the kind, that issues one small eager op in ``op_s``: every time in proportion.
 
         Modules go by ``layer`` instead, each way by its own, where that host was timed with it and this one was.
@@ -197,14 +197,14 @@ class HostCurve(Spec):
         Examples
         --------
         >>> from mofa.cost.kernels.toy_gpu import toy_gpu
-        >>> slow = toy_gpu().curves.host.at_speed(1e-5, "an example")
+        >>> slow = toy_gpu().curves.host.scaled_to_speed(1e-5, "an example")
         >>> slow.eager_op_s.value, round(slow.dtensor_op_s.value, 9)
         (1e-05, 6e-05)
         """
         factor = op_s / self.eager_op_s.value
-        by_name = way_factors(factor, factor)
+        by_name = pace_factors(factor, factor)
         if layer is not None and self.layer_issue_s is not None and self.layer_back_s is not None:
-            by_name = way_factors(layer.issue_s / self.layer_issue_s.value, layer.back_s / self.layer_back_s.value)
+            by_name = pace_factors(layer.issue_s / self.layer_issue_s.value, layer.back_s / self.layer_back_s.value)
 
         def longer(fact: Fact, times: float) -> Fact:
             words = f"{fact.source}; {times:.3g} times as long: {source}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.specs.architectures import ARCHITECTURES, Architecture, Key
+from mofa.specs.architectures import ARCHITECTURES, Architecture, ConfigKey
 from mofa.specs.files import short
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.model import ModelSpec
@@ -97,7 +97,7 @@ def _architecture(config: Mapping[str, Any], where: str, prefix: str) -> Archite
     )
 
 
-def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
+def _checked(value: Any, key: str, rule: ConfigKey, where: str) -> Any:
     if value is None and rule.nullable:
         return None
     number = isinstance(value, int) and not isinstance(value, bool)

@@ -24,13 +24,13 @@ from mofa.specs.files import (
     short,
     yaml_mapping,
 )
-from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied
+from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied_facts
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
-from mofa.specs.overrides import override, parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu
-from mofa.specs.renamed import gpu_of_today, overrides_of_today
+from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
+from mofa.specs.renamed import with_current_gpu_names, with_current_override_names
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
 from mofa.specs.workload import WorkloadSpec
 
@@ -88,7 +88,7 @@ def load_workload(
         raw = _huggingface_workload(path, where, changes)
     else:
         raw = load_yaml(path, where)
-    spec = build_spec(WorkloadSpec, override(raw, changes, where), _changed(where, changes))
+    spec = build_spec(WorkloadSpec, with_overrides(raw, changes, where), _changed(where, changes))
     if spec.framework is not None and spec.framework not in FRAMEWORK_NAMES:
         raise SpecError(
             f"{where}: framework ({short(spec.framework)}) is unknown; {did_you_mean(spec.framework, FRAMEWORK_NAMES)}"
@@ -155,7 +155,7 @@ def _bundled_cluster(name: str, num_gpus: int) -> ClusterSpec:
 def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None) -> ClusterSpec:
     path, where = find_file(name_or_path, "nodes", "mofa show hardware lists them")
     refuse_other_gpu(overrides, where)
-    overrides = overrides_of_today(overrides) if overrides else None
+    overrides = with_current_override_names(overrides) if overrides else None
     if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
         said = short(str(overrides["num_gpus"]))
         raise SpecError(f"{where}: num_gpus is set to {said}, but the GPUs asked for are {num_gpus}; say it once")
@@ -170,9 +170,9 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     if not overrides and type(num_gpus) is int:
         return _as_written(where, f"gpus/{file}", *texts, num_gpus)
     node = mark_copied(yaml_mapping(texts[0], where), "nodes")
-    gpu = mark_copied(gpu_of_today(yaml_mapping(texts[1], f"gpus/{file}")), "gpus")
+    gpu = mark_copied(with_current_gpu_names(yaml_mapping(texts[1], f"gpus/{file}")), "gpus")
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
-    changed = override(raw, overrides, where)
+    changed = with_overrides(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
         changed = {**changed, "gpu": rescaled_host(rescaled_gpu(changed["gpu"], gpu), gpu)}
     if overrides and isinstance(changed.get("node"), dict):
@@ -198,9 +198,9 @@ def _gpu_of(text: str, where: str) -> str:
 def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_gpus: int) -> ClusterSpec:
     """A cluster with nothing changed; one text is parsed once, which takes longer than many estimates."""
     node = mark_copied(_mapping(node_text, where), "nodes")
-    gpu = mark_copied(gpu_of_today(_mapping(gpu_text, gpu_where)), "gpus")
+    gpu = mark_copied(with_current_gpu_names(_mapping(gpu_text, gpu_where)), "gpus")
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
-    return build_spec(ClusterSpec, override(raw, None, where), where)
+    return build_spec(ClusterSpec, with_overrides(raw, None, where), where)
 
 
 @lru_cache(maxsize=32)
@@ -257,8 +257,8 @@ def load_framework(
     where = f"{where} {name}"
     raw = copy.deepcopy(_framework_file(name))
     said = {**options, **(overrides or {})}
-    said = {**implied({k: v for k, v in said.items() if k != "deepspeed" or TRAITS[name].has_deepspeed}), **said}
-    return build_spec(FrameworkSpec, override(raw, said, where), _changed(where, overrides))
+    said = {**implied_facts({k: v for k, v in said.items() if k != "deepspeed" or TRAITS[name].has_deepspeed}), **said}
+    return build_spec(FrameworkSpec, with_overrides(raw, said, where), _changed(where, overrides))
 
 
 @lru_cache
@@ -307,7 +307,7 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
         raw = load_yaml(path, where)
     if any(path.startswith("power.") for path in overrides or ()):  # the model's own facts can be changed too
         raw = {**raw, "power": {**PowerDrawSpec().model_dump(exclude_none=True), **(raw.get("power") or {})}}
-    return build_spec(FaultSpec, override(raw, overrides, where), _changed(where, overrides))
+    return build_spec(FaultSpec, with_overrides(raw, overrides, where), _changed(where, overrides))
 
 
 def _changed(where: str, changes: Mapping[str, object] | None) -> str:

@@ -113,7 +113,7 @@ class ModelSpec(Spec):
         return attention.window_every == 1 or layer % attention.window_every < attention.window_every - 1
 
     @property
-    def two_gated_widths(self) -> bool:
+    def gates_in_two_widths(self) -> bool:
         """Whether dense layers and shared experts are gated by the same function in two widths."""
         moe, mlp = self.moe, self.mlp
         if moe is None or not moe.shared_hidden or self.num_moe_layers == self.num_layers:

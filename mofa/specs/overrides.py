@@ -34,13 +34,13 @@ def refuse_other_gpu(changes: Mapping[str, object] | None, where: str) -> None:
         )
 
 
-def override(raw: Mapping[str, Any], changes: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
+def with_overrides(raw: Mapping[str, Any], changes: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
     """A raw mapping with values at dotted paths replaced.
 
     A fact ``{value, provenance, source}`` that is given a bare value becomes ``assumed``, "set by the user".
     A mapping is merged into the one it meets, unless its ``kind`` differs.
 
-    >>> override({"a": {"b": 1, "c": 2}}, {"a.b": 3, "d": 4}, "x")
+    >>> with_overrides({"a": {"b": 1, "c": 2}}, {"a.b": 3, "d": 4}, "x")
     {'a': {'b': 3, 'c': 2}, 'd': 4}
     """
     refuse_no_mapping(changes, where)
@@ -66,7 +66,7 @@ def _replaced(old: Any, new: Any, where: str) -> Any:
         return {"value": new, "provenance": "assumed", "source": "set by the user"}
     if isinstance(old, dict) and isinstance(new, Mapping):
         same_kind = "kind" not in new or "kind" not in old or new["kind"] == old["kind"]
-        return override(old, new, where) if same_kind else _copy(new)
+        return with_overrides(old, new, where) if same_kind else _copy(new)
     return _copy(new) if isinstance(new, Mapping) else new
 
 

@@ -20,7 +20,7 @@ class PowerLimit(Spec):
     window_s: SecondsFact
     """Time over whose mean the limit holds. [s]"""
 
-    def busy(self, idle: float) -> float:
+    def busy_weight(self, idle: float) -> float:
         """What the shares of a mix count where the device is ``idle`` for a share of the time besides. [-]
 
         Draws at the clock f add up to the limit: ``(1 - idle) f^2 sum(share / c^2) + idle idle_draw = 1``, as
@@ -30,7 +30,7 @@ class PowerLimit(Spec):
         --------
         >>> from mofa.specs.base import Fact
         >>> share, window = (Fact(value=value, provenance="assumed", source="an example") for value in (0.2, 0.3))
-        >>> round(PowerLimit(idle_draw=share, window_s=window).busy(0.25), 4)
+        >>> round(PowerLimit(idle_draw=share, window_s=window).busy_weight(0.25), 4)
         0.7895
         """
         return (1.0 - idle) / (1.0 - idle * self.idle_draw.value)

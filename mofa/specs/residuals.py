@@ -82,7 +82,7 @@ class StepGroup(Spec):
         return self
 
 
-class Seen(Spec):
+class MeasuredCoverage(Spec):
     """What runs with one kind of layers had; of anything else nothing was measured with them."""
 
     frameworks: tuple[str, ...]
@@ -105,7 +105,7 @@ class StepResiduals(Spec):
     unmeasured_high: Fact
     """The largest. [-]"""
     gpus: tuple[str, ...]
-    seen: dict[Layers, Seen]
+    seen: dict[Layers, MeasuredCoverage]
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -13,7 +13,7 @@ from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_cluster, load_framework, load_workload, with_routing_file
 from mofa.specs.model import ModelSpec
-from mofa.specs.overrides import override
+from mofa.specs.overrides import with_overrides
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
@@ -170,7 +170,7 @@ def _run_model(run: RunSpec, base_dir: Path | None, where: str) -> ModelSpec:
     model = _base_model(base, base_dir)
     if changes:
         changes = {"name": f"{model.name} (changed)"[:200], **changes}
-    return build_spec(ModelSpec, override(model.model_dump(), changes, where), where, "model.")
+    return build_spec(ModelSpec, with_overrides(model.model_dump(), changes, where), where, "model.")
 
 
 def _base_model(ref: str, base_dir: Path | None) -> ModelSpec:

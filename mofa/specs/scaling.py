@@ -7,7 +7,7 @@ from math import ceil, log2
 from typing import Any
 
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.host import way_factors
+from mofa.specs.host import pace_factors
 from mofa.specs.products import FALLBACK
 from mofa.units import parse_quantity
 
@@ -21,7 +21,7 @@ FIT_FIELDS = ("points", "median_abs_error", "p90_abs_error", "ranges")
 """What holds of a fit on one processor and format alone."""
 
 
-def moved_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwidth: float, issue: float) -> float:
+def scaled_stream_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwidth: float, issue: float) -> float:
     """Rate of a memory-bound kernel on a GPU whose memory is ``bandwidth`` times as fast and whose multiprocessors
     together issue ``issue`` times as much.
 
@@ -41,7 +41,7 @@ def moved_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwidth: float, is
 
     Examples
     --------
-    >>> moved_rate(4e12, 4e12, 0.5, 1.0) / 1e12, round(moved_rate(1e12, 4e12, 0.5, 1.0) / 1e12, 3)
+    >>> scaled_stream_rate(4e12, 4e12, 0.5, 1.0) / 1e12, round(scaled_stream_rate(1e12, 4e12, 0.5, 1.0) / 1e12, 3)
     (2.0, 0.918)
     """
     if bytes_per_s >= copy_bytes_per_s or bandwidth == issue:
@@ -50,14 +50,14 @@ def moved_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwidth: float, is
     return float(((copy_bytes_per_s * bandwidth) ** -2 + issued / issue**2) ** -0.5)
 
 
-def share_at(share: float, faster: float, issue: float) -> float:
+def scaled_clock_share(share: float, faster: float, issue: float) -> float:
     """Share of a memory-bound kernel's time that grows as the clock falls, where the kernel is so many times as fast.
 
     What multiprocessors issue takes as long as before over ``issue``, theirs over those before. [-]
 
     Examples
     --------
-    >>> share_at(0.4, 1.5, 1.0)
+    >>> scaled_clock_share(0.4, 1.5, 1.0)
     0.6
     """
     return _digits(min(share * faster / issue, 1.0))
@@ -125,10 +125,12 @@ def transferred_curves(
 
     def moved(curve: dict[str, Any]) -> dict[str, Any]:
         known = said(curve, 1.0)
-        measured = moved_rate(curve["form"]["bytes_per_s"], copy, bandwidth, sms * clock)
+        measured = scaled_stream_rate(curve["form"]["bytes_per_s"], copy, bandwidth, sms * clock)
         made = {**known, "form": {**known["form"], "bytes_per_s": _digits(measured)}}
         if curve.get("clock_share"):
-            made["clock_share"] = share_at(curve["clock_share"], measured / curve["form"]["bytes_per_s"], sms * clock)
+            made["clock_share"] = scaled_clock_share(
+                curve["clock_share"], measured / curve["form"]["bytes_per_s"], sms * clock
+            )
         return made
 
     made["stream"] = {key: moved(curve) for key, curve in curves["stream"].items()}
@@ -158,8 +160,8 @@ def slower_host(
 ) -> dict[str, Any]:
     """A host's mapping with every time ``factor`` as long, or as ``by_name`` says of its name. [-]
 
-    As :meth:`mofa.specs.host.HostCurve.at_speed`, on the values of a file; a fact that is no quantity is left for the
-    check. ``words`` say why.
+    As :meth:`mofa.specs.host.HostCurve.scaled_to_speed`, on the values of a file; a fact that is no quantity is left
+    for the check. ``words`` say why.
     """
 
     def slowed(name: str, fact: Any) -> Any:
@@ -201,7 +203,7 @@ def rescaled_host(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
         return dict(gpu)
     pairs = [_both(host, own, (name,), "s") for name in ("eager_op_s", "layer_issue_s", "layer_back_s")]
     factor, ahead, back = (new / old if new > 0 and old > 0 else 1.0 for new, old in pairs)
-    by_name = way_factors(factor if ahead == 1.0 else ahead, factor if back == 1.0 else back)
+    by_name = pace_factors(factor if ahead == 1.0 else ahead, factor if back == 1.0 else back)
     if any(share != 1.0 for share in (factor, *by_name.values())):
         said = "as eager_op_s, layer_issue_s and layer_back_s, set by the user"
         host = _unless_set(host, own, slower_host(own, factor, said, by_name))

@@ -11,14 +11,22 @@ from typing import Literal
 from mofa.calibrate.chunked_check import score_layers
 from mofa.calibrate.shapes.chunked import FAMILY
 from mofa.errors import SpecError
-from mofa.search.entry_points import timed_plan
+from mofa.search.entry_points import plan_with_replayed_time
 from mofa.validate.attribute import Attribution, attribute, read_trace
-from mofa.validate.bands import coverage
+from mofa.validate.bands import band_coverage
 from mofa.validate.hopper import hopper_set
 from mofa.validate.hosts import host_op_s_by_machine
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
-from mofa.validate.score import GroupScore, LayerComparison, RunScore, ValidationReport, compare, group_score, score
+from mofa.validate.score import (
+    GroupScore,
+    LayerComparison,
+    RunScore,
+    ValidationReport,
+    compared,
+    group_score,
+    score_references,
+)
 from mofa.validate.spread import RunProcesses
 
 Group = Literal["measured", "published"]
@@ -44,7 +52,7 @@ def layer_folders(folder: Path) -> list[Path]:
     return sorted(path.parent for path in (folder.parent / "measurements").glob(f"*/{FAMILY}.csv"))
 
 
-def references(
+def reference_runs(
     folder: Path, scratch: Path, group: Group | None = None, spread: RunProcesses | None = None
 ) -> tuple[list[Reference], list[LeftOut]]:
     """The reference runs of a folder with ``measured`` and ``published`` in it, and those that a rule leaves out."""
@@ -87,11 +95,11 @@ def validate(
     started = time.monotonic()
     base = reference_dir(folder)
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
-        usable, left_out = references(base, Path(scratch), group, spread)
+        usable, left_out = reference_runs(base, Path(scratch), group, spread)
         of_layers = spread.submit(compare_layers, base if group != "published" else None)
         profiled = _profiled(usable, base / "traces")
         attributed = spread.map(_family, list(profiled.values()))
-        runs, not_scored = score(usable, left_out, spread=spread, progress=progress)
+        runs, not_scored = score_references(usable, left_out, spread=spread, progress=progress)
         families = dict(zip(profiled, attributed, strict=True))
         chunked = of_layers()
     return ValidationReport(
@@ -101,7 +109,7 @@ def validate(
         not_scored=tuple(not_scored),
         layers=chunked,
         families=families,
-        bands=coverage(runs),
+        bands=band_coverage(runs),
         elapsed_s=time.monotonic() - started,
     )
 
@@ -113,7 +121,7 @@ def compare_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
     chunked = []
     wanted = ("step", "peak_bytes", "reserved_bytes")
     for item in score_layers(layer_folders(folder), hosts=host_op_s_by_machine(folder), quantities=wanted):
-        of = {quantity: compare(*pair) for quantity, pair in item.values.items()}
+        of = {quantity: compared(*pair) for quantity, pair in item.values.items()}
         step = of["step"]
         assert step is not None
         chunked.append(
@@ -135,7 +143,7 @@ def _family(of: tuple[Reference, Path]) -> Attribution:
     """A profile beside its prediction."""
     reference, trace = of
     workload, cluster, framework, strategy = reference.resolve()
-    plan = timed_plan(workload, cluster, strategy, framework=framework)
+    plan = plan_with_replayed_time(workload, cluster, strategy, framework=framework)
     return attribute(read_trace(trace), plan, reference.rests_on)
 
 

@@ -33,7 +33,7 @@ MAX_FILE_BYTES = 2**30
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TracedKernel:
     """One kernel on the device. [s]"""
 
     stream: int
@@ -43,10 +43,10 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Profile:
+class TracedStep:
     """What a trace says: its kernels by rising start, and of the run what its file tells; None where it is silent."""
 
-    kernels: list[Kernel]
+    kernels: list[TracedKernel]
     gpu: str | None = None
     """Name of the device."""
     world_size: int | None = None
@@ -93,12 +93,12 @@ def family_of(kernel: str) -> Family:
     return next(matching, "memory_bound")
 
 
-def read_trace(path: Path) -> list[Kernel]:
+def read_trace(path: Path) -> list[TracedKernel]:
     """Kernels of one step, in the order of their start; see :func:`read_profile`."""
     return read_profile(path).kernels
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path) -> TracedStep:
     """A profiled step and what its file says of the run.
 
     Parameters
@@ -114,10 +114,12 @@ def read_profile(path: Path) -> Profile:
     raw = _load(path)
     try:
         if "kernels_us" in raw:
-            kernels = [Kernel(int(s), str(n), float(t) * 1e-6, float(d) * 1e-6) for s, n, t, d in raw["kernels_us"]]
+            kernels = [
+                TracedKernel(int(s), str(n), float(t) * 1e-6, float(d) * 1e-6) for s, n, t, d in raw["kernels_us"]
+            ]
         else:
             kernels = [
-                Kernel(int(e.get("tid", 0)), str(e["name"]), float(e["ts"]) * 1e-6, float(e["dur"]) * 1e-6)
+                TracedKernel(int(e.get("tid", 0)), str(e["name"]), float(e["ts"]) * 1e-6, float(e["dur"]) * 1e-6)
                 for e in raw["traceEvents"]
                 if isinstance(e, dict) and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
             ]
@@ -127,13 +129,13 @@ def read_profile(path: Path) -> Profile:
         raise SpecError(f"{path}: holds no kernel; profile with ProfilerActivity.CUDA")
     kernels = sorted(kernels, key=lambda kernel: kernel.start_s)
     if "kernels_us" in raw:
-        return Profile(kernels, run=_run_of(path.name))
+        return TracedStep(kernels, run=_run_of(path.name))
     devices, ranks = raw.get("deviceProperties"), raw.get("distributedInfo")
     first = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
     world = ranks.get("world_size") if isinstance(ranks, dict) else None
     marks = {e.get("name") for e in raw["traceEvents"] if isinstance(e, dict)}
     steps = sum(isinstance(name, str) and name.startswith("ProfilerStep#") for name in marks)
-    return Profile(
+    return TracedStep(
         kernels,
         gpu=str(first["name"]) if first.get("name") else None,
         world_size=world if isinstance(world, int) else None,
@@ -168,12 +170,12 @@ def _load(path: Path) -> dict[str, Any]:
     return raw
 
 
-def busy_s(kernels: Iterable[Kernel]) -> float:
+def busy_s(kernels: Iterable[TracedKernel]) -> float:
     """Seconds in which at least one kernel runs; by rising start. [s]
 
     Examples
     --------
-    >>> busy_s([Kernel(0, "a", 0.0, 2.0), Kernel(1, "b", 1.0, 2.0), Kernel(0, "c", 5.0, 1.0)])
+    >>> busy_s([TracedKernel(0, "a", 0.0, 2.0), TracedKernel(1, "b", 1.0, 2.0), TracedKernel(0, "c", 5.0, 1.0)])
     4.0
     """
     busy, end = 0.0, float("-inf")
@@ -191,7 +193,7 @@ recomputation, which is not told apart by kind, as predicted. [-]"""
 
 
 def refuse_another_run(
-    trace: Path, profile: Profile, gpus: int, run: str | None = None, gpu: str | None = None
+    trace: Path, profile: TracedStep, gpus: int, run: str | None = None, gpu: str | None = None
 ) -> None:
     """Refuse a trace that says itself that it is of another run; nothing of one that is silent.
 
@@ -221,7 +223,7 @@ def refuse_another_run(
         raise SpecError(f"{where}: is of {profile.gpu!r}, the run of {gpu!r}; name the run's own trace")
 
 
-def trace_mismatches(profile: Profile, attribution: Attribution) -> list[str]:
+def trace_mismatches(profile: TracedStep, attribution: Attribution) -> list[str]:
     """What speaks against a trace being one step of the run, each with what to do; nothing where they agree.
 
     Parameters
@@ -242,7 +244,7 @@ def trace_mismatches(profile: Profile, attribution: Attribution) -> list[str]:
     return out
 
 
-def attribute(kernels: list[Kernel], plan: Plan, notes: tuple[str, ...] = ()) -> Attribution:
+def attribute(kernels: list[TracedKernel], plan: Plan, notes: tuple[str, ...] = ()) -> Attribution:
     """Put the kernels of one step beside the prediction of its slowest rank; ``notes`` say what that rests on."""
     names: list[Family] = ["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "communication"]
     seconds, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)

@@ -35,8 +35,8 @@ from mofa.specs.residuals import (
     LEVELS,
     STEPS_FILE,
     Circumstances,
+    MeasuredCoverage,
     Pace,
-    Seen,
     StepGroup,
     StepResiduals,
     load_residuals,
@@ -197,7 +197,7 @@ def lower_decile(values: Values, shares: Values, beyond: float) -> float:
     return float(np.interp(OUTSIDE, below, values[order]))
 
 
-def fit(residuals: Sequence[StepResidual]) -> StepResiduals:
+def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
     """The groups of residuals from all down to those alike in everything, and what they were measured on.
 
     A group that has the runs of the next wider one is left out.
@@ -266,9 +266,9 @@ def _fact(value: float, what: str) -> Fact:
     return Fact(value=round(value, 4), provenance="measured", source=source)
 
 
-def _seen(residuals: Sequence[StepResidual]) -> Seen:
+def _seen(residuals: Sequence[StepResidual]) -> MeasuredCoverage:
     largest = max(residuals, key=lambda item: (item.num_nodes, item.id))
-    return Seen(
+    return MeasuredCoverage(
         frameworks=tuple(sorted({item.framework for item in residuals})),
         most_nodes=Fact(value=largest.num_nodes, provenance="measured", source=f"{largest.id} of {STEPS_FILE}"),
         products=tuple(sorted({item.circumstances.products for item in residuals})),
@@ -306,7 +306,7 @@ UNMEASURED = ("not measured",)
 """Where the bands are pooled of steps of which something was never measured."""
 
 
-def coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
+def band_coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
     """The bands of runs that nothing was learned from, by group; groups of too few runs go to the next wider one."""
     pools: dict[tuple[str, ...], list[RunScore]] = {}
     for run in runs:

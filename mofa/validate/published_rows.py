@@ -25,8 +25,8 @@ from mofa.validate import recipes
 from mofa.validate.architecture import (
     Row,
     model_of,
-    number,
     source_of,
+    whole_number,
     why_no_model,
     why_not_the_bundled,
     with_section_columns,
@@ -142,8 +142,8 @@ def _degrees(row: Row) -> str | None:
         missing.append("vpp")
     if missing:
         return f"configuration is not given: {', '.join(missing)}"
-    ranks = [number(row, c) or 1 for c in ("tp", "pp", "cp", "dp")]
-    if row["dp"] and ranks[0] * ranks[1] * ranks[2] * ranks[3] != number(row, "n_gpus"):
+    ranks = [whole_number(row, c) or 1 for c in ("tp", "pp", "cp", "dp")]
+    if row["dp"] and ranks[0] * ranks[1] * ranks[2] * ranks[3] != whole_number(row, "n_gpus"):
         return "tp x pp x cp x dp is not the number of GPUs"
     if not TRAITS[FRAMEWORKS[source]].has_pytorch_modules and row["zero_stage"] in ("2", "3"):
         return "Megatron's FSDP is not modelled"
@@ -165,7 +165,7 @@ def _recompute(row: Row) -> str | None:
 
 
 def _features(row: Row) -> str | None:
-    if reason := recipes.unmodelled(row, UNMODELLED_OVERLAPS) or recipes.why_implausible(row):
+    if reason := recipes.why_unmodelled(row, UNMODELLED_OVERLAPS) or recipes.why_implausible(row):
         return reason
     if "26.06.01" in row["framework"] and "oss" in row["model"].lower():
         return "the source calls it a regression"
@@ -233,11 +233,11 @@ def _deepspeed_of(row: Row) -> dict[str, Any]:
     return framework
 
 
-def run_of(row: Row) -> dict[str, Any]:
+def run_mapping(row: Row) -> dict[str, Any]:
     """The configuration of a usable row as a run file has it."""
     source, gpu = source_of(row), gpu_of(row)
-    strategy: dict[str, Any] = {"tp": number(row, "tp"), "pp": number(row, "pp")}
-    given = {column: number(row, column) for column in ("vpp", "cp", "ep")}
+    strategy: dict[str, Any] = {"tp": whole_number(row, "tp"), "pp": whole_number(row, "pp")}
+    given = {column: whole_number(row, column) for column in ("vpp", "cp", "ep")}
     given["vpp"] = given["vpp"] or recipes.virtual_stages(row)
     for column, value in {**given, "etp": recipes.expert_tensor_parallel(row)}.items():
         if value is not None and (value > 1 or column == "etp") and (column not in ("ep", "etp") or row["moe_experts"]):
@@ -264,15 +264,19 @@ def run_of(row: Row) -> dict[str, Any]:
         "model": model_of(row),
         "framework": framework,
         "hardware": OWN_NODES.get(source, {}).get(gpu) or NODES.get(gpu) or POWER_LIMITED[gpu],
-        "gpus": number(row, "n_gpus"),
+        "gpus": whole_number(row, "n_gpus"),
         "strategy": strategy,
-        "batch": {"seq_len": number(row, "seq_len"), "micro": number(row, "mbs"), "global": number(row, "gbs")},
+        "batch": {
+            "seq_len": whole_number(row, "seq_len"),
+            "micro": whole_number(row, "mbs"),
+            "global": whole_number(row, "gbs"),
+        },
         "precision": precision,
         **({"routing": routing} if routing else {}),
     }
 
 
-def measured_of(row: Row) -> dict[str, Any]:
+def measured_mapping(row: Row) -> dict[str, Any]:
     """What a usable row measured. Step time or tokens/s, never MFU."""
     if _oom(row):
         return {"oom": True}
@@ -333,12 +337,12 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
         reason = why_unusable(row)
         item: dict[str, Any] = {}
         if reason is None:
-            run = run_of(row)
+            run = run_mapping(row)
             item = {
                 "run": run,
                 "group": group_of(row),
                 "model": row["model"],
-                "measured": measured_of(row),
+                "measured": measured_mapping(row),
                 "source": row["source_url_or_repo_path"],
                 "notes": notes_of(row),
             }

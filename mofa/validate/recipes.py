@@ -17,7 +17,7 @@ from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.workload import OLD_FP8
-from mofa.validate.architecture import Row, is_mlperf_gpt3, number, source_of
+from mofa.validate.architecture import Row, is_mlperf_gpt3, source_of, whole_number
 
 FILE = Path(__file__).resolve().parents[2] / "reference_runs" / "published" / "recipes" / "options.yaml"
 
@@ -36,13 +36,13 @@ class SourcedRows(Spec):
         return source_of(row) in self.sources and re.match(self.models, row["model"]) is not None
 
 
-class Named(SourcedRows):
+class RowSelector(SourcedRows):
     """Rows that a recipe holds for."""
 
     source: Source
 
 
-class RecipeOptions(Named):
+class RecipeOptions(RowSelector):
     """Options of a framework that hold for rows of these sources and models, in fp8 alone or in any precision."""
 
     options: Options
@@ -60,7 +60,7 @@ class OptionsInNotes(Spec):
     options: Options
 
 
-class Card(Spec):
+class ModelCard(Spec):
     """What the recipe that a model card names says of a model on a GPU."""
 
     model: str
@@ -70,7 +70,7 @@ class Card(Spec):
     source: Source
 
 
-class Chunks(Spec):
+class ModelChunks(Spec):
     """Chunks of a stage by model. [-]"""
 
     sources: tuple[str, ...]
@@ -78,7 +78,7 @@ class Chunks(Spec):
     source: Source
 
 
-class RecipeLayouts(Named):
+class RecipeLayouts(RowSelector):
     """Layouts of a recipe's pipelines, and whether nothing was learned from such."""
 
     texts: dict[str, str] = {}
@@ -87,7 +87,7 @@ class RecipeLayouts(Named):
     """Whether its runs count as laid out by hand (:func:`switches_of`)."""
 
 
-class Scaling(Spec):
+class Fp8ScalingText(Spec):
     """How a text that a row holds says that fp8 is scaled."""
 
     pattern: str
@@ -99,14 +99,14 @@ class Recipes(Spec):
 
     readings: tuple[RecipeOptions, ...]
     said: tuple[OptionsInNotes, ...]
-    cards: tuple[Card, ...]
-    bf16_moments: tuple[Named, ...]
+    cards: tuple[ModelCard, ...]
+    bf16_moments: tuple[RowSelector, ...]
     """Models whose recipe holds Adam's moments in bf16."""
-    virtual_stages: tuple[Chunks, ...]
+    virtual_stages: tuple[ModelChunks, ...]
     layouts: tuple[RecipeLayouts, ...]
     """Models whose layers a recipe lays out over stages."""
-    scalings: tuple[Scaling, ...]
-    current_scaling: tuple[Named, ...]
+    scalings: tuple[Fp8ScalingText, ...]
+    current_scaling: tuple[RowSelector, ...]
     """Models that run current scaling where a row says no more than fp8."""
 
 
@@ -122,7 +122,7 @@ def load_recipes() -> Recipes:
     return build_spec(Recipes, load_yaml(FILE), FILE.name)
 
 
-def card_of(model: str, gpu: str) -> Card | None:
+def card_of(model: str, gpu: str) -> ModelCard | None:
     """The card of a model on a GPU."""
     return next((card for card in load_recipes().cards if (card.model, card.gpu) == (model, gpu)), None)
 
@@ -170,7 +170,7 @@ def framework_options(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
     for said in recipes.said if source_of(row) in MEGATRON else ():
         if re.search(said.pattern, f"{row['overlap_notes']}; {row['notes']}"):
             options |= said.options
-    if number(row, "tp") == 1:
+    if whole_number(row, "tp") == 1:
         options.pop("tp_overlap", None)
     if not in_fp8:
         options.pop("fp8_params", None)
@@ -192,7 +192,7 @@ def switches_of(row: Row, options: dict[str, Any]) -> list[str]:
     """The row's switches for which no constant was fitted on Transformer Engine: ``tp_overlap``, ``layout``."""
     switches = ["tp_overlap"] if options.get("tp_overlap") else []
     laid_out = any(rows.by_hand and rows.covers(row) for rows in load_recipes().layouts)
-    return [*switches, "layout"] if laid_out and (number(row, "pp") or 1) > 1 else switches
+    return [*switches, "layout"] if laid_out and (whole_number(row, "pp") or 1) > 1 else switches
 
 
 def layout_of(row: Row, pp: int, vpp: int) -> str:
@@ -225,11 +225,11 @@ def routing_of(row: Row) -> dict[str, Any]:
 
 def expert_tensor_parallel(row: Row) -> int | None:
     """Ranks that share an expert where the table has no column of them: 1 in all of Megatron-Bridge's configs."""
-    given = number(row, "etp")
+    given = whole_number(row, "etp")
     return 1 if given is None and row["moe_experts"] and source_of(row) == "bridge" else given
 
 
-def unmodelled(row: Row, patterns: Sequence[tuple[str, str]]) -> str | None:
+def why_unmodelled(row: Row, patterns: Sequence[tuple[str, str]]) -> str | None:
     """The reason of the first pattern that a row's notes hold."""
     said = f"{row['overlap_notes']} {row['notes']}"
     return next((reason for pattern, reason in patterns if re.search(pattern, said)), None)

@@ -226,12 +226,12 @@ QUANTITIES = (
 )
 
 
-def compare(measured: float | None, predicted: float) -> Compared | None:
+def compared(measured: float | None, predicted: float) -> Compared | None:
     """A prediction beside its measurement; None without one.
 
     Examples
     --------
-    >>> round(compare(2.0, 2.1).error, 6)
+    >>> round(compared(2.0, 2.1).error, 6)
     0.05
     """
     if measured is None:
@@ -254,7 +254,7 @@ def score_configuration(references: Sequence[Reference]) -> Iterator[RunScore]:
     """Predict one configuration once and compare it with every run of it."""
     first = references[0]
     workload, cluster, framework, strategy = first.resolve()
-    played_out = passes_of(strategy, workload) <= MAX_PLAYED
+    played_out = num_passes(strategy, workload) <= MAX_PLAYED
     some = any(r.outcome.oom or r.outcome.peaks for r in references)
     every = (some and strategy.pp <= ALL_RANKS) or any(r.outcome.ranks_allocated_bytes for r in references)
     plan = estimate(
@@ -273,7 +273,7 @@ def _scored(
     stages = [stage for stage in plan.memory.by_stage if stage.costed_by == plan.costed_by]
     repeats = _repeats(reference, plan, played_out)
     step = median_of_repeats([r.step_time for r in repeats if r.step_time is not None])
-    step = step or compare(outcome.step_s, plan.step_s)
+    step = step or compared(outcome.step_s, plan.step_s)
     return RunScore(
         id=reference.id,
         group=reference.group,
@@ -283,9 +283,9 @@ def _scored(
         framework=" ".join([framework.name, *(["compile"] if framework.compile else []), *_fp8(workload)]),
         strategy=_strategy_text(plan),
         step_time=step,
-        peak_allocated=compare(outcome.allocated_bytes, max(stage.allocated_bytes for stage in stages)),
-        peak_reserved=compare(outcome.reserved_bytes, max(stage.reserved_bytes for stage in stages)),
-        peak_device=compare(outcome.device_bytes, plan.memory.device_bytes),
+        peak_allocated=compared(outcome.allocated_bytes, max(stage.allocated_bytes for stage in stages)),
+        peak_reserved=compared(outcome.reserved_bytes, max(stage.reserved_bytes for stage in stages)),
+        peak_device=compared(outcome.device_bytes, plan.memory.device_bytes),
         ranks_allocated_errors=_ranks(reference, plan),
         predicted_step_s=step.predicted if step else plan.step_s,
         predicted_device_bytes=plan.memory.device_bytes,
@@ -316,14 +316,14 @@ def median_of_repeats(repeats: Sequence[Compared]) -> Compared | None:
 
     Examples
     --------
-    >>> one = median_of_repeats([compare(1.0, 1.1), compare(2.0, 2.0), compare(4.0, 3.0)])
+    >>> one = median_of_repeats([compared(1.0, 1.1), compared(2.0, 2.0), compared(4.0, 3.0)])
     >>> one.measured, one.predicted, one.error
     (2.0, 2.0, 0.0)
     """
     if not repeats:
         return None
     measured = median(repeat.measured for repeat in repeats)
-    return compare(measured, measured * (1 + median(repeat.error for repeat in repeats)))
+    return compared(measured, measured * (1 + median(repeat.error for repeat in repeats)))
 
 
 def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatScore, ...]:
@@ -337,12 +337,12 @@ def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatS
             if other.configuration not in steps:
                 workload, cluster, framework, strategy = other.resolve()
                 steps[other.configuration] = step_s(workload, cluster, strategy, framework=framework, replay=played_out)
-            step = compare(repeat.step_s, steps[other.configuration])
+            step = compared(repeat.step_s, steps[other.configuration])
         out.append(RepeatScore(id=repeat.id, host_op_s=repeat.host_op_s, step_time=step, notes=repeat.notes))
     return tuple(out)
 
 
-def passes_of(s: StrategySpec, workload: WorkloadSpec) -> int:
+def num_passes(s: StrategySpec, workload: WorkloadSpec) -> int:
     """Forward and backward passes of all stages in one step. [-]"""
     return 2 * s.pp * s.vpp * (workload.batch.global_batch // (s.dp * s.micro_batch) if s.pp > 1 else 1)
 
@@ -442,7 +442,7 @@ def _cell(run: RunScore) -> str:
     return f"{run.group} {run.model}"
 
 
-def score(
+def score_references(
     references: Sequence[Reference],
     left_out: Sequence[LeftOut] = (),
     *,

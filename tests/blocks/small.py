@@ -17,7 +17,7 @@ from mofa.blocks.frameworks.megatron import transformer_engine as megatron
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Gemm, Grouped
-from mofa.specs.framework import FrameworkSpec, implied
+from mofa.specs.framework import FrameworkSpec, implied_facts
 from mofa.specs.model import ModelSpec
 
 PROFILES = Path(__file__).parents[2] / "framework_profiles"
@@ -27,7 +27,7 @@ PRIMITIVES = {"megatron": megatron.PRIMITIVES, "megatron-local": megatron_local.
 def framework(name: str, **options: Any) -> FrameworkSpec:
     """A bundled framework with options changed."""
     facts = yaml.safe_load((PROFILES / f"{name}.yaml").read_text())
-    return FrameworkSpec.model_validate({**facts, **implied(options), **options})
+    return FrameworkSpec.model_validate({**facts, **implied_facts(options), **options})
 
 
 def gpt(heads: int = 8, hidden: int = 512, dropout: float = 0.1) -> ModelSpec:

@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.cost.block.block_cost import Mode, block_costs
 from mofa.cost.block.routing_loads import BALANCED
-from mofa.cost.estimate import precision_modes
+from mofa.cost.estimate import rows_by_precision_mode
 from mofa.search.one_strategy import strategy_row
 
 NAMES = ("megatron", "megatron-2022", "megatron-local", "torchtitan")
@@ -22,7 +22,7 @@ def signature(name: str) -> tuple[tuple[str, ...], float, float]:
     job = mofa.load_workload("gpt3-175b", overrides={"model.num_layers": 4})
     machines, framework = mofa.load_cluster("a100-hgx", 8), mofa.load_framework(name)
     row = strategy_row(job, machines, framework, "recompute=none micro_batch=1")
-    mode: Mode = precision_modes(job, framework, row)[0][1]
+    mode: Mode = rows_by_precision_mode(job, framework, row)[0][1]
     costs = block_costs(job, machines, framework, row, BALANCED, mode)
     block = costs.tapes["dense recompute=none"]
     ops = block.forward.ops + block.backward.ops

@@ -14,7 +14,7 @@ from mofa.blocks.recomputation import Recompute
 from mofa.blocks.work import Collective, Grouped
 from mofa.calibrate.cases import Sample, Shape
 from mofa.calibrate.chunked_check import LayerScore, score_layers, summarise_layers
-from mofa.calibrate.chunked_layer import REGION, layer_forward, predict_layer, static_tensors
+from mofa.calibrate.chunked_layer import REGION, layer_forward_tape, predict_layer, static_tensors
 from mofa.calibrate.measurements import append_row, read_file
 from mofa.calibrate.shapes.chunked import OPS, chunked_cases, expert_loads, rank_rows
 from mofa.errors import SpecError
@@ -41,7 +41,7 @@ def test_rows_of_ranks_by_hand() -> None:
 
 
 def tapes(shape: Shape) -> tuple[Tape, Tape]:
-    forward = split_into_token_chunks(layer_forward(shape), int(shape["chunks"]))
+    forward = split_into_token_chunks(layer_forward_tape(shape), int(shape["chunks"]))
     only = Recompute("regions", checkpoint=frozenset({REGION}))
     return forward, backward(forward, only if shape["chunks"] == 1 else Recompute())
 

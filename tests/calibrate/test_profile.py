@@ -14,7 +14,7 @@ import yaml
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.check import TARGETS, TE_TARGETS, check_fits, meets_floor, predictions
 from mofa.calibrate.fits.nccl_tests import import_nccl, read_nccl
-from mofa.calibrate.fits.profile import fit
+from mofa.calibrate.fits.profile import fit_folders
 from mofa.calibrate.measurements import append_row, read_rows
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.fitted_forms import gemm_s
@@ -126,7 +126,7 @@ def test_documented_table_is_the_computed_one(checked: dict) -> None:
 
 
 def test_profile_is_valid_and_says_where_numbers_come_from(tmp_path: Path) -> None:
-    written = fit(FOLDERS, "mine", tmp_path)
+    written = fit_folders(FOLDERS, "mine", tmp_path)
     gpu = GpuSpec.model_validate(yaml.safe_load(written["gpus"].read_text()))
     node = NodeSpec.model_validate(yaml.safe_load(written["nodes"].read_text()))
     curves = yaml.safe_load(written["curves"].read_text())
@@ -143,7 +143,7 @@ def test_profile_is_valid_and_says_where_numbers_come_from(tmp_path: Path) -> No
 
 
 def test_profile_of_one_gpu_keeps_the_bundled_links(tmp_path: Path) -> None:
-    node = yaml.safe_load(fit(FOLDERS[0], "one", tmp_path)["nodes"].read_text())
+    node = yaml.safe_load(fit_folders(FOLDERS[0], "one", tmp_path)["nodes"].read_text())
     bundled = yaml.safe_load((ROOT / "hardware_profiles/nodes/h200-hgx.yaml").read_text())
     kept, said = node["intra"]["efficiency"], bundled["intra"]["efficiency"]
     assert kept["value"] == said["value"]
@@ -155,7 +155,7 @@ def test_a_choice_of_a_kernel_is_what_a_new_number_of_rows_takes_longer(tmp_path
     for op, median_s in (("mm_new_rows", 150e-6), ("mm_seen_rows", 20e-6)):
         sample = Sample(median_s, median_s, median_s, 7)
         append_row(tmp_path / "m", Case("host", op, "python", "bf16", "grid", {"ops": 200}), sample, "NVIDIA H200", "h")
-    written = fit([tmp_path / "m"], "mine", tmp_path / "profiles")
+    written = fit_folders([tmp_path / "m"], "mine", tmp_path / "profiles")
     made = GpuSpec.model_validate(yaml.safe_load(written["gpus"].read_text())).curves
     assert made.hosts is None  # it is known which one it is
     host = made.host
@@ -178,7 +178,7 @@ def test_folders_of_different_gpus(tmp_path: Path) -> None:
     )
     (tmp_path / "environment.json").write_text('{"gpu": "NVIDIA A100", "num_sms": 108}')
     with pytest.raises(SpecError, match="NVIDIA A100"):
-        fit([FOLDERS[0], tmp_path], "x", tmp_path)
+        fit_folders([FOLDERS[0], tmp_path], "x", tmp_path)
     with pytest.raises(SpecError, match=r"no gemm rows|no held-out rows"):
         check_fits([tmp_path])
 
@@ -328,7 +328,7 @@ def test_nccl_json_of_two_hosts_is_the_network(tmp_path: Path, program: str, op:
 
 
 def test_nccl_into_a_profile_whose_name_says_no_gpu(tmp_path: Path) -> None:
-    fit(FOLDERS, "my-node", tmp_path)
+    fit_folders(FOLDERS, "my-node", tmp_path)
     (tmp_path / "out.txt").write_text(TEXT)
     path = tmp_path / "nodes" / "my-node.yaml"
     assert import_nccl(tmp_path / "out.txt", path)["curve"] == "all_reduce 8"

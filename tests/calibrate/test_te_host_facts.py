@@ -10,7 +10,7 @@ import yaml
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.folder import fit_folder
-from mofa.calibrate.fits.profile import gpu_profile, merged
+from mofa.calibrate.fits.profile import gpu_profile, merge_curves
 from mofa.calibrate.fits.te_host_facts import (
     LATENT_LAYER,
     MOE_LAYER,
@@ -276,7 +276,7 @@ def test_a_folder_of_modules_joins_one_of_kernels() -> None:
     kernels, modules = (fit_folder(folder)[1] for folder in folders)
     assert kernels.layer_in_small_ops is None and modules.layer_in_small_ops is not None
     base = yaml.safe_load((ROOT / "hardware_profiles" / "gpus" / "h100-sxm.yaml").read_text())
-    host = gpu_profile(base, merged([kernels, modules], folders), "mine", "here")["curves"]["host"]
+    host = gpu_profile(base, merge_curves([kernels, modules], folders), "mine", "here")["curves"]["host"]
     assert host["layer_issue_s"]["source"].startswith("here")
     op_s = parse_quantity(host["eager_op_s"]["value"], "s")
     ahead, _ = modules.layer_in_small_ops

@@ -13,7 +13,7 @@ from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.topology import process_groups
 from mofa.measure.records import read_record
 from mofa.plan.result import Plan
-from mofa.replay.rank.of_plan import outside_of
+from mofa.replay.rank.of_plan import outside_allocator_bytes
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
@@ -48,9 +48,9 @@ def test_a_stage_reduces_behind_each_pass_both_ways(tmp_path: Path, monkeypatch:
 def test_a_run_under_delayed_scaling_has_a_communicator_more() -> None:
     """Device minus reserved memory of a run of the fitting half; of its ranks' own group, which nothing else uses."""
     (measured, *_) = read_record(MEASURED / "te2-tp2-nemo12b-8l-delayed.yaml").measured.ranks
-    context, (communicators, *_) = outside_of(load("te2-tp2-nemo12b-8l-delayed").estimator)
+    context, (communicators, *_) = outside_allocator_bytes(load("te2-tp2-nemo12b-8l-delayed").estimator)
     assert (context + communicators) / MIB == pytest.approx((measured.outside_allocator_bytes or 0) / MIB, abs=20)
-    context, (blocks, *_) = outside_of(load("te2-tp2-llama8b-10l-blockwise").estimator)
+    context, (blocks, *_) = outside_allocator_bytes(load("te2-tp2-llama8b-10l-blockwise").estimator)
     assert communicators - blocks == pytest.approx(486 * MIB, abs=20 * MIB)
 
 

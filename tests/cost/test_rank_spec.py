@@ -189,7 +189,7 @@ def test_one_row_is_described_as_among_others(case: tuple[str, int, str, str]) -
     for r, spec in enumerate(own.rank_specs):
         assert shown.layout.receives[of[r]].tolist() == [chunk.receives for chunk in spec.chunks]
         assert shown.layout.sends[of[r]].tolist() == [chunk.sends for chunk in spec.chunks]
-        assert (shown.layout.head_place == of[r]) == spec.place.has_head
+        assert (shown.layout.head_position == of[r]) == spec.place.has_head
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from scipy import stats
 
 from mofa.errors import SpecError
 from mofa.faults.closed_forms.renewal import ettr
-from mofa.faults.duration_band import QUANTILES, band_s, rate_factors
+from mofa.faults.duration_band import QUANTILES, band_s, true_rate_factors
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import estimate_rate, rate_given_count
 from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
@@ -34,7 +34,7 @@ def test_the_band_is_that_of_runs_that_draw_their_rate(clock: FailureClock, days
     work, tau, block, restart = days * DAY, 1200.0, 30.0, 600.0
     run = LongRun(work, tau, (SimulatedLevel(block),), (SimulatedFailureKind(1.0, restart),), clock)
     wall = simulate(run, 4000, seed=7).wall_s
-    factors = rate_factors(clock, 4000)
+    factors = true_rate_factors(clock, 4000)
     mean = work / ettr(tau, block, clock.mtbf_s / factors, restart)
     steady = replace(clock, lemon_fraction=0.0, counted_failures=None)
     played = replace(run, work_s=min(work, 8 * DAY), clock=steady)
@@ -60,7 +60,7 @@ def test_the_simulated_ettr_is_the_closed_form_at_each_rate(clock: FailureClock)
     """All productive over all wall-clock time, of runs with lemons and rates of their own."""
     run = LongRun(60 * DAY, 1200.0, (SimulatedLevel(30.0),), (SimulatedFailureKind(1.0, 600.0),), clock)
     found = simulate(run, 4000, seed=11)
-    mean = 60 * DAY / ettr(1200.0, 30.0, clock.mtbf_s / rate_factors(clock, 4000), 600.0)
+    mean = 60 * DAY / ettr(1200.0, 30.0, clock.mtbf_s / true_rate_factors(clock, 4000), 600.0)
     assert abs(found.ettr - 60 * DAY / mean.mean()) < 3.5 * found.standard_error
 
 
@@ -70,7 +70,7 @@ def test_a_poorly_known_rate_widens_the_band() -> None:
         run = LongRun(
             100 * DAY, 1200.0, (SimulatedLevel(30.0),), (SimulatedFailureKind(1.0, 600.0),), FailureClock(20_000.0)
         )
-        factors = rate_factors(clock, 1000)
+        factors = true_rate_factors(clock, 1000)
         low, _, high = band_s(run, 100 * DAY, 100 * DAY / ettr(1200.0, 30.0, 20_000.0 / factors, 600.0), factors)
         return high - low
 

@@ -202,7 +202,7 @@ def test_more_plans_than_are_replayed() -> None:
 
 def test_a_plan_that_only_its_replay_finds_too_big_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a context of 128 GiB all are too big: the reasons say so, and nothing fits."""
-    monkeypatch.setattr("mofa.replay.replayer.outside_of", lambda estimator: (float(2**37), (0.0,)))
+    monkeypatch.setattr("mofa.replay.replayer.outside_allocator_bytes", lambda estimator: (float(2**37), (0.0,)))
     job = workload(DENSE, seq_len=4096, global_batch=32)
     fixed = {"tp": 1, "pp": 1, "cp": 1, "micro_batch": 1}
     closed = find_plans(job, cluster(8), framework=framework("megatron"), fix=fixed, replay=False).report

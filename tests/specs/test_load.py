@@ -21,7 +21,7 @@ from mofa.specs.load import (
     parse_set,
     parse_strategy,
 )
-from mofa.specs.overrides import override
+from mofa.specs.overrides import with_overrides
 from mofa.specs.run_files import load_runs, resolve_run
 from tests.specs.test_huggingface import LLAMA
 
@@ -208,14 +208,14 @@ def test_a_close_name_is_suggested() -> None:
 
 def test_override_merges_and_marks_facts_as_assumed() -> None:
     fact = {"value": "80 GiB", "provenance": "datasheet", "source": "page"}
-    assert override({"m": fact}, {"m": "96 GiB"}, "x")["m"] == {
+    assert with_overrides({"m": fact}, {"m": "96 GiB"}, "x")["m"] == {
         "value": "96 GiB",
         "provenance": "assumed",
         "source": "set by the user",
     }
-    assert override({"a": {"kind": "p", "b": 1}}, {"a": {"kind": "q"}}, "x") == {"a": {"kind": "q"}}
-    assert "single value" in _refused(lambda: override({"a": 1}, {"a.b": 2}, "x"))
-    assert "no dotted path" in _refused(lambda: override({"a": 1}, {"a..b": 2}, "x"))
+    assert with_overrides({"a": {"kind": "p", "b": 1}}, {"a": {"kind": "q"}}, "x") == {"a": {"kind": "q"}}
+    assert "single value" in _refused(lambda: with_overrides({"a": 1}, {"a.b": 2}, "x"))
+    assert "no dotted path" in _refused(lambda: with_overrides({"a": 1}, {"a..b": 2}, "x"))
 
 
 def test_cluster_memory_set_by_the_user() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mofa.cli.main import main
 from mofa.report.accuracy import README_GROUPS, README_MARKERS, run_cells
-from mofa.validate.all_runs import reference_dir, references
+from mofa.validate.all_runs import reference_dir, reference_runs
 from mofa.validate.score import score_run
 from mofa.validate.stale import inputs_hash
 
@@ -23,7 +23,7 @@ def test_its_inputs_are_those_of_today() -> None:
 
 
 def test_ten_runs_predicted_anew(tmp_path: Path) -> None:
-    found, left_out = references(reference_dir(), tmp_path)
+    found, left_out = reference_runs(reference_dir(), tmp_path)
     assert f"{len(found)} runs, {len(left_out)} more left out" in TEXT
     chosen = sorted(found, key=lambda reference: hashlib.sha256(reference.id.encode()).hexdigest())[:10]
     for reference in chosen:

@@ -10,9 +10,9 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.search.entry_points import timed_plan
+from mofa.search.entry_points import plan_with_replayed_time
 from mofa.validate.attribute import (
-    Kernel,
+    TracedKernel,
     attribute,
     busy_s,
     family_of,
@@ -48,7 +48,9 @@ def test_families(name: str, family: str) -> None:
 
 def test_overlapped_kernels_are_busy_once() -> None:
     """[0, 3] and [1, 2] on two streams, then [5, 6]: 4 s of 6."""
-    assert busy_s([Kernel(0, "a", 0.0, 3.0), Kernel(1, "b", 1.0, 1.0), Kernel(0, "c", 5.0, 1.0)]) == 4.0
+    assert (
+        busy_s([TracedKernel(0, "a", 0.0, 3.0), TracedKernel(1, "b", 1.0, 1.0), TracedKernel(0, "c", 5.0, 1.0)]) == 4.0
+    )
 
 
 def test_a_chrome_trace(tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_every_kept_trace(trace: Path, tmp_path: Path) -> None:
     profile, run = read_profile(trace), _recorded(trace.name.split(".")[0], tmp_path)
     kernels = profile.kernels
     workload, cluster, framework, strategy = run.resolve()
-    plan = timed_plan(workload, cluster, strategy, framework=framework)
+    plan = plan_with_replayed_time(workload, cluster, strategy, framework=framework)
     found = attribute(kernels, plan)
     refuse_another_run(trace, profile, cluster.num_gpus, run.id, run.gpu)
     assert not trace_mismatches(profile, found)

@@ -18,9 +18,9 @@ from mofa.validate.bands import (
     BORROWED,
     FEWEST_RUNS,
     StepResidual,
-    coverage,
+    band_coverage,
     family_correlation,
-    fit,
+    fit_step_residuals,
     lower_decile,
     pair_difference,
     read_residuals,
@@ -28,7 +28,7 @@ from mofa.validate.bands import (
     step_residual_of,
 )
 from mofa.validate.coverage import COVERED, HELD, chance_interval
-from mofa.validate.score import RunScore, ValidationReport, compare
+from mofa.validate.score import RunScore, ValidationReport, compared
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = read_residuals((ROOT / "hardware_profiles" / STEPS_FILE).read_text())
@@ -47,7 +47,7 @@ def residual(value: float, family: str, circumstances: Circumstances = DENSE, *,
 def test_an_end_is_the_order_statistic_of_its_rank() -> None:
     """19 families of one run each: the second smallest has rank 0.1 * 20, the second largest likewise."""
     values = [0.01 * i for i in range(19)]
-    group = fit([residual(value, f"f{i}") for i, value in enumerate(values)]).nearest(())
+    group = fit_step_residuals([residual(value, f"f{i}") for i, value in enumerate(values)]).nearest(())
     assert (group.low.value, group.high.value) == (pytest.approx(0.01), pytest.approx(0.17))
 
 
@@ -64,9 +64,9 @@ def test_pairs_are_of_one_family_and_alike_in_all_circumstances() -> None:
     items += [residual(0.0, "c"), residual(0.9, "c", OTHER), residual(0.3, "d")]
     value, families = pair_difference(items)
     assert (value, families) == (pytest.approx((0.04 + 0.01) / 2), 2)
-    assert fit(items).pair_difference["device-bound"].value == pytest.approx(value, abs=5e-5)
+    assert fit_step_residuals(items).pair_difference["device-bound"].value == pytest.approx(value, abs=5e-5)
     assert pair_difference([residual(0.1, "a"), residual(0.2, "b")]) == (0.0, 0)
-    assert fit([residual(0.1, "a"), residual(0.2, "b")]).pair_difference == {}
+    assert fit_step_residuals([residual(0.1, "a"), residual(0.2, "b")]).pair_difference == {}
 
 
 def test_of_equal_runs_a_family_counts_once() -> None:
@@ -74,7 +74,7 @@ def test_of_equal_runs_a_family_counts_once() -> None:
     once = [residual(0.01 * i, f"f{i}") for i in range(19)]
     often = [residual(0.01 * i, f"f{i}", name=f"{i} {j}") for i in range(19) for j in range(10)]
     assert family_correlation(often) == 1.0
-    few, many = (fit(items).nearest(()) for items in (once, often))
+    few, many = (fit_step_residuals(items).nearest(()) for items in (once, often))
     assert (many.low.value, many.high.value) == (few.low.value, few.high.value)
 
 
@@ -102,7 +102,9 @@ def test_new_families_lie_inside_in_8_of_10_cases(families: int, per_family: int
     for _ in range(1000):
         own = rng.normal(0.0, of_family**0.5, families)[:, None]
         own = own + rng.normal(0.0, (1.0 - of_family) ** 0.5, (families, per_family))
-        group = fit([residual(x, f"f{i}", name=f"{i} {j}") for (i, j), x in np.ndenumerate(own)]).nearest(())
+        group = fit_step_residuals(
+            [residual(x, f"f{i}", name=f"{i} {j}") for (i, j), x in np.ndenumerate(own)]
+        ).nearest(())
         inside.append(group.low.value <= rng.normal() <= group.high.value)
     assert 0.76 < np.mean(inside) < 0.87
 
@@ -111,7 +113,7 @@ def test_a_group_borrows_runs_that_are_distributed_as_the_wider_one() -> None:
     """By hand: 10 runs of its own, and as many as are borrowed from all 50; each new run may lie beyond what was."""
     near = [residual(0.01 * i, f"g{i}", OTHER) for i in range(10)]
     far = [residual(1.0 + i, f"f{i}") for i in range(40)]
-    group = fit([*near, *far]).group_of(OTHER)
+    group = fit_step_residuals([*near, *far]).group_of(OTHER)
     values = np.array([0.01 * i for i in range(10)] + [1.0 + i for i in range(40)])
     own = 10 / (10 + BORROWED)
     shares = np.array([own / 11] * 10 + [0.0] * 40) + (1 - own) / 51
@@ -126,7 +128,7 @@ def test_more_runs_of_its_own_leave_less_of_the_wider_group() -> None:
     lows = []
     for own in (4, 8, 20, 60):
         near = [residual(0.5 + 0.002 * i / own, f"g{i}", OTHER) for i in range(own)]
-        group = fit([*far, *near]).group_of(OTHER)
+        group = fit_step_residuals([*far, *near]).group_of(OTHER)
         assert group.path == ("one node", "megatron") and group.few == (own < 9) and group.runs == own
         lows.append(group.low.value)
     assert lows == sorted(lows) and lows[0] < -0.5 and lows[-1] > 0.49
@@ -135,7 +137,7 @@ def test_more_runs_of_its_own_leave_less_of_the_wider_group() -> None:
 def test_a_group_of_one_run_is_little_more_than_the_wider_one() -> None:
     """Wider than that, and not as wide as all that was ever seen: what lies beyond one run is half of its share."""
     far = [residual(-1.0 + 0.05 * i, f"f{i}") for i in range(40)]
-    found = fit([*far, residual(0.0, "g", OTHER)])
+    found = fit_step_residuals([*far, residual(0.0, "g", OTHER)])
     group, wider = found.group_of(OTHER), found.nearest(())
     assert group.path == ("one node", "megatron") and group.few
     assert found.unmeasured_low.value < group.low.value < wider.low.value
@@ -144,7 +146,7 @@ def test_a_group_of_one_run_is_little_more_than_the_wider_one() -> None:
 
 def test_a_group_of_the_same_runs_as_the_wider_one_is_left_out() -> None:
     """So that it doesn't borrow twice."""
-    found = fit(
+    found = fit_step_residuals(
         [residual(0.001 * i, f"f{i}") for i in range(40)] + [residual(0.02 * i, f"g{i}", OTHER) for i in range(5)]
     )
     assert [group.path for group in found.groups] == [(), ("one node", "megatron"), ("one node", "pytorch")]
@@ -154,7 +156,7 @@ def test_8_in_10_of_the_fitting_halves_lie_inside_bands_without_their_family() -
     """What is borrowed rests on it, and on no judging run."""
     inside = []
     for family in sorted({item.family for item in COMMITTED}):
-        found = fit([item for item in COMMITTED if item.family != family])
+        found = fit_step_residuals([item for item in COMMITTED if item.family != family])
         for item in (item for item in COMMITTED if item.family == family):
             group = found.group_of(item.circumstances)
             inside.append(group.low.value <= item.from_fast and item.from_slow <= group.high.value)
@@ -171,7 +173,7 @@ def test_families_that_say_nothing_are_not_alike() -> None:
 
 def test_ends_are_from_a_fast_and_from_a_slow_host() -> None:
     values = [residual(0.01 * i, f"f{i}", slow=0.01 * i - 0.05) for i in range(19)]
-    group = fit(values).nearest(())
+    group = fit_step_residuals(values).nearest(())
     assert (group.low.value, group.high.value) == (pytest.approx(0.01), pytest.approx(0.12))
 
 
@@ -189,15 +191,15 @@ def test_bands_are_ordered_and_never_wider_than_all_that_was_seen(
     drawn: list[tuple[float, int, Circumstances]],
 ) -> None:
     items = [residual(value, f"f{f}", c, name=str(i)) for i, (value, f, c) in enumerate(drawn)]
-    found = fit(items)
+    found = fit_step_residuals(items)
     for item in items:
         group = found.group_of(item.circumstances)
         assert found.unmeasured_low.value <= group.low.value <= group.high.value <= found.unmeasured_high.value
-    assert fit(items[::-1]) == found
+    assert fit_step_residuals(items[::-1]) == found
 
 
 def test_the_committed_groups_are_those_of_the_committed_residuals() -> None:
-    assert fit(COMMITTED) == load_residuals().step
+    assert fit_step_residuals(COMMITTED) == load_residuals().step
     assert read_residuals(residuals_csv(COMMITTED)) == COMMITTED
 
 
@@ -237,7 +239,7 @@ def scored(run_id: str, measured: float, *, low_s: float = 0.9, high_s: float = 
     )  # fmt: skip
     return RunScore(
         id=run_id, group="published-x", model="m", gpu="h100-sxm", num_gpus=8, framework="torchtitan compile",
-        strategy="tp8", step_time=compare(measured, 1.0), predicted_step_s=1.0, predicted_device_bytes=1e9, fits=True,
+        strategy="tp8", step_time=compared(measured, 1.0), predicted_step_s=1.0, predicted_device_bytes=1e9, fits=True,
         out_of_memory=False, provenance={"measured": 1.0}, weak_fraction=0.0, exposed={"gemm": 1.0}, played_out=True,
         source="by hand", split=split, band=band,
     )  # fmt: skip
@@ -255,7 +257,7 @@ def test_coverage_by_hand() -> None:
     """18 of 24 inside, 4 faster, 2 slower; fitted and profiled runs are not counted."""
     runs = [scored(f"i{i}", 1.0) for i in range(18)] + [scored(f"f{i}", 0.8) for i in range(4)]
     runs += [scored(f"s{i}", 1.2) for i in range(2)] + [scored("fit", 1.2, split="fitting"), scored("x-traced", 1.2)]
-    (found,) = coverage(runs)
+    (found,) = band_coverage(runs)
     assert (found.runs, found.inside, found.below, found.above) == (24, 18, 4, 2)
     assert found.coverage == 0.75 and found.tested and found.meets_claim
     assert (found.median_low, found.median_high, found.median_width) == pytest.approx((-0.1, 0.1, 0.2))
@@ -264,7 +266,7 @@ def test_coverage_by_hand() -> None:
 def test_few_runs_are_tested_with_those_of_the_next_wider_group() -> None:
     small = [scored(f"a{i}", 1.0) for i in range(12)]
     beside = [scored(f"b{i}", 1.3, group=(*DENSE.path[:4], "host-bound")) for i in range(9)]
-    (found,) = coverage([*small, *beside])
+    (found,) = band_coverage([*small, *beside])
     assert found.group == ", ".join(DENSE.path[:4])
     assert (found.runs, found.inside) == (21, 12)
     assert not found.meets_claim
@@ -272,7 +274,7 @@ def test_few_runs_are_tested_with_those_of_the_next_wider_group() -> None:
 
 
 def test_what_was_never_measured_is_tested_apart() -> None:
-    found = coverage([scored("a", 1.0), scored("b", 1.0, unmeasured=("GPU x",), group=())])
+    found = band_coverage([scored("a", 1.0), scored("b", 1.0, unmeasured=("GPU x",), group=())])
     assert [item.group for item in found] == ["all runs", "not measured"]
     assert not any(item.tested for item in found)
 
@@ -290,7 +292,7 @@ def test_what_chance_leaves_open_is_the_binomial_s() -> None:
 def test_a_miss_is_told() -> None:
     report = ValidationReport(
         groups={}, false_fits=0, runs=(), elapsed_s=0.0,
-        bands=coverage([scored(f"s{i}", 1.2) for i in range(FEWEST_RUNS)]),
+        bands=band_coverage([scored(f"s{i}", 1.2) for i in range(FEWEST_RUNS)]),
     )  # fmt: skip
     (row,) = band_rows(report)
     assert len(row) == len(BAND_COLUMNS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mofa.report.hopper import hopper_section
+from mofa.report.hopper import hopper_section_lines
 from mofa.validate.hopper import hopper_set
 from mofa.validate.published import published_references
 from mofa.validate.score import NotScored, RunScore, ValidationReport, score_run
@@ -61,9 +61,9 @@ def test_the_section_has_every_row_once_and_why_others_are_in_none(scored: RunSc
         NotScored(id="korth-7", group="published-korth", reason="no step", gpu="A100 80GB"),
     )
     report = ValidationReport(groups={}, false_fits=0, runs=runs, not_scored=out, elapsed_s=0)
-    text = "\n".join(hopper_section(report))
+    text = "\n".join(hopper_section_lines(report))
     assert "| dense fp8 | 1 |" in text and "each row 10%: NO" in text
     assert text.count("bridge-1") == 1 and "| with experts | 1 | – | – | -20.0 % |" in text
     assert "nemo-2" in text.partition("Not in a set")[2] and "user buffers" in text
     assert "nemo-9" in text and not any(name in text for name in ("b200-3", "nemo-8", "korth-7"))
-    assert hopper_section(report.model_copy(update={"runs": ()})) == []
+    assert hopper_section_lines(report.model_copy(update={"runs": ()})) == []

@@ -15,7 +15,7 @@ from mofa.measure.records import Record, write_record
 from mofa.validate.all_runs import group_scores, validate
 from mofa.validate.published import published_references
 from mofa.validate.reference import measured_references, why_no_time
-from mofa.validate.score import RunScore, compare, group_score, score, score_run
+from mofa.validate.score import RunScore, compared, group_score, score_references, score_run
 from mofa.validate.spread import BATCH, RunProcesses
 from tests.committed import MEASURED, measured_records
 
@@ -29,7 +29,7 @@ def scored(run_id: str = "a", *, group: str = "g", model: str = "m", step: tuple
            fits: bool = True, oom: bool = False, ranks: tuple[float, ...] = ()) -> RunScore:  # fmt: skip
     return RunScore(
         id=run_id, group=group, model=model, gpu="h100-sxm", num_gpus=8, framework="megatron", strategy="tp8",
-        step_time=compare(*step) if step else None, ranks_allocated_errors=ranks, predicted_step_s=1.0,
+        step_time=compared(*step) if step else None, ranks_allocated_errors=ranks, predicted_step_s=1.0,
         predicted_device_bytes=1e9, fits=fits, out_of_memory=oom, provenance={"measured": 0.75, "assumed": 0.25},
         weak_fraction=0.25, exposed={"gemm": 1.0}, played_out=True, source="by hand",
     )  # fmt: skip
@@ -178,7 +178,7 @@ def test_other_gpus_only_judge(gpu: str, group: str, records: dict[str, Record],
     folder = tmp_path / "records"
     write_record(record, folder)
     (reference,), _ = measured_references(folder, tmp_path)
-    assert reference.group == group and record.half == "judging"
+    assert reference.group == group and record.fitting_or_judging == "judging"
 
 
 def test_no_more_processes_than_items() -> None:
@@ -213,8 +213,8 @@ def test_processes_predict_what_one_does() -> None:
     few = sorted(few, key=lambda reference: (reference.run.gpus, reference.id))[: 2 * BATCH + 1]  # the quickest
     told: list[tuple[int, int]] = []
     with RunProcesses(2) as spread:
-        beside, _ = score(few, spread=spread, progress=lambda done, all_: told.append((done, all_)))
-    alone, _ = score(few)
+        beside, _ = score_references(few, spread=spread, progress=lambda done, all_: told.append((done, all_)))
+    alone, _ = score_references(few)
     assert beside == alone
     assert told == [(i + 1, len(few)) for i in range(len(few))]
 

@@ -22,7 +22,7 @@ from mofa.calibrate.shapes.chunked import ISSUE, expert_loads
 Tensor = torch.Tensor
 
 
-class Gather(torch.autograd.Function):
+class GatherRows(torch.autograd.Function):
     """Rows of a tensor in another order, each token's as often as it has copies; gradients of the copies are added."""
 
     @staticmethod
@@ -42,7 +42,7 @@ class Gather(torch.autograd.Function):
         return gathered, None, None, None
 
 
-class Exchange(torch.autograd.Function):
+class ExchangeRows(torch.autograd.Function):
     """An all-to-all of rows; its gradient goes the other way."""
 
     @staticmethod
@@ -64,7 +64,7 @@ def _exchange(x: Tensor, sent: list[int], received: list[int], group: Any) -> Te
     return out
 
 
-class Product(torch.autograd.Function):
+class GroupedProduct(torch.autograd.Function):
     """The products of all experts in one kernel; the weight gradient is added to the main one."""
 
     @staticmethod
@@ -181,7 +181,7 @@ class MoeLayer:
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=self.device))
         upto = torch.searchsorted(ordered, self.experts_index)
         counts = torch.diff(upto, prepend=upto.new_zeros(1))
-        x = Gather.apply(x, rows, places, self.top_k)
+        x = GatherRows.apply(x, rows, places, self.top_k)
         if self.ep == 1:
             ends = upto.to(torch.int32)
             return Combine.apply(self._experts(x, ends), rows, places, order, probs)
@@ -196,15 +196,15 @@ class MoeLayer:
         index = torch.arange(sum(received), device=self.device)
         goes = index + torch.repeat_interleave(wanted - start, got, output_size=len(index))
         comes = torch.empty_like(goes).scatter_(0, goes, index)
-        x = Exchange.apply(x, sent, received, self.group)
-        x = Gather.apply(x, comes, goes, 1)
-        x = Gather.apply(self._experts(x, ends), goes, comes, 1)
-        return Combine.apply(Exchange.apply(x, received, sent, self.group), rows, places, order, probs)
+        x = ExchangeRows.apply(x, sent, received, self.group)
+        x = GatherRows.apply(x, comes, goes, 1)
+        x = GatherRows.apply(self._experts(x, ends), goes, comes, 1)
+        return Combine.apply(ExchangeRows.apply(x, received, sent, self.group), rows, places, order, probs)
 
     def _experts(self, x: Tensor, ends: Tensor) -> Tensor:
-        x = Product.apply(x, self.w1, self.grad1, ends)
+        x = GroupedProduct.apply(x, self.w1, self.grad1, ends)
         x = SwiGLU.apply(x)
-        return Product.apply(x, self.w2, self.grad2, ends)
+        return GroupedProduct.apply(x, self.w2, self.grad2, ends)
 
     def step(self, marks: Sequence[Any] | None = None) -> None:
         """Forward and backward; ``marks`` are three events: before, between and after."""

@@ -16,11 +16,11 @@ from mofa.calibrate.bench.te_megatron import (
     Timing,
     autocast,
     first_micro_batch,
-    leaf,
     main_grads,
-    timing,
+    named_timing,
+    random_leaf,
 )
-from mofa.calibrate.bench.te_timing import Chain, Recorder, label_of, quiet_indices, time_chain
+from mofa.calibrate.bench.te_timing import Chain, Recorder, case_label, quiet_indices, time_chain
 
 EXPERTS = (1, 2, 4, 8, 16, 32, 64, 128)
 PADDED_ROWS = 16
@@ -46,13 +46,15 @@ def time_grouped(recorder: Recorder, experts: int, recipe: str, *, first: bool, 
     steps = [lambda x, layer=layer: layer(x, splits)[0] for layer in layers]
     sizes = {"experts": experts, "first": int(first), "fused": int(fused)}
     chain = Chain(
-        steps, [leaf(sum(splits), WIDTH)], main_grads(layers, fused=fused), around,
+        steps, [random_leaf(sum(splits), WIDTH)], main_grads(layers, fused=fused), around,
         before=first_micro_batch(layers, first), sizes=sizes, dtype=recipe,
     )  # fmt: skip
     time_chain("grouped_linear", chain, recorder)
 
 
-def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int = 1024, fresh: int = 0) -> None:
+def time_new_row_counts(
+    recorder: Recorder, experts: int, recipe: str = "bf16", width: int = 1024, fresh: int = 0
+) -> None:
     """A grouped linear whose experts get numbers of tokens that none had before, and then the same once more.
 
     Numbers lie around one mean in pairs, so that all rounds take the same bytes; in fp8 they are padded as Megatron
@@ -68,7 +70,7 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
     row_counts = [multiple * (i + 1) for i in range(num_rounds * each)]
     random.Random(experts).shuffle(row_counts)
     tokens = 1024 + multiple * len(row_counts)
-    source = leaf(experts * tokens, width)
+    source = random_leaf(experts * tokens, width)
     beside, names = host_pace.EngineLayer(), ("grouped_new_rows", "grouped_seen_rows")
     times: dict[str, tuple[list[float], list[float], list[bool]]] = {name: ([], [], []) for name in names}
     for turn in range(num_rounds):
@@ -95,13 +97,15 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
     recorder.cores.release()
     sizes = {"ops": 1, "experts": experts, "width": width} | ({"fresh": fresh} if fresh else {})
     for name, (forward, backward, quiet) in times.items():
-        ahead = recorder.row(name, "fwd", recipe, sizes, [forward[i] for i in quiet_indices(forward, quiet, dropped)])
-        behind = recorder.row(
+        ahead = recorder.write_row(
+            name, "fwd", recipe, sizes, [forward[i] for i in quiet_indices(forward, quiet, dropped)]
+        )
+        behind = recorder.write_row(
             name, "bwd", recipe, sizes, [backward[i] for i in quiet_indices(backward, quiet, dropped)]
         )
-        recorder.pace_rows(name, recipe, sizes)
+        recorder.write_pace_rows(name, recipe, sizes)
         if recorder.writes:
-            label = label_of(name, recipe, sizes)
+            label = case_label(name, recipe, sizes)
             print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us", flush=True)
 
 
@@ -110,7 +114,7 @@ def time_routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> N
     from megatron.core.transformer.moe import moe_utils
 
     tokens = 512
-    logits = [leaf(tokens, experts, dtype=torch.float32) for _ in range(NUM)]
+    logits = [random_leaf(tokens, experts, dtype=torch.float32) for _ in range(NUM)]
     sizes = {"experts": experts}
     if op in ("router_topk", "router_topk_fused"):
         fused = op.endswith("fused")
@@ -122,15 +126,15 @@ def time_routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> N
         time_chain(op, Chain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
         return
     if op == "router_gate":
-        weights = [leaf(experts, WIDTH) for _ in range(NUM)]
+        weights = [random_leaf(experts, WIDTH) for _ in range(NUM)]
         steps = [lambda x, w=w: moe_utils.router_gating_linear(x, w, None, torch.float32) for w in weights]
-        sources = [leaf(tokens, 1, WIDTH) for _ in range(NUM)]
+        sources = [random_leaf(tokens, 1, WIDTH) for _ in range(NUM)]
         time_chain(op, Chain(steps, sources, weights, separate=True, sizes=sizes), recorder)
         return
     with torch.no_grad():
         _, chosen = moe_utils.topk_routing_with_score_function(logits[0].detach(), top_k)
     probs = [torch.rand(tokens, experts, device="cuda").requires_grad_(True) for _ in range(NUM)]
-    sources = [leaf(tokens, WIDTH) for _ in range(NUM)]
+    sources = [random_leaf(tokens, WIDTH) for _ in range(NUM)]
     permute = partial(moe_utils.permute, num_out_tokens=tokens * top_k, fused=True)
     if op == "permute":
         steps = [lambda x, p=p: permute(x, chosen, probs=p)[0] for p in probs]
@@ -138,7 +142,7 @@ def time_routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> N
     elif op == "unpermute":
         with torch.no_grad():
             rows, _, order = permute(sources[0], chosen, probs=probs[0])
-        sources = [leaf(*rows.shape) for _ in range(NUM)]
+        sources = [random_leaf(*rows.shape) for _ in range(NUM)]
         step = lambda x: moe_utils.unpermute(x, order, torch.Size((tokens, WIDTH)), fused=True)  # noqa: E731
         time_chain(op, Chain([step] * NUM, sources, separate=True, sizes=sizes), recorder)
     elif op == "sort_chunks":
@@ -160,7 +164,7 @@ def time_padding(recorder: Recorder, experts: int) -> None:
     splits = [20] * experts
     pad, cut = Fp8Padding(experts), Fp8Unpadding(experts)
     chain = Chain(
-        [lambda x: cut(pad(x, splits)[0], splits)] * NUM, [leaf(sum(splits), WIDTH)], sizes={"experts": experts}
+        [lambda x: cut(pad(x, splits)[0], splits)] * NUM, [random_leaf(sum(splits), WIDTH)], sizes={"experts": experts}
     )
     time_chain("fp8_padding", chain, recorder)
 
@@ -170,23 +174,23 @@ def bf16_cases() -> list[Timing]:
     routed = ("router_gate", "router_topk", "router_topk_fused", "router_scores_fused", "permute", "unpermute",
               "sort_chunks")  # fmt: skip
     return [
-        *(timing("grouped", time_grouped, experts, "bf16", first=True, fused=True) for experts in EXPERTS),
-        *(timing("grouped", time_grouped, experts, "bf16", first=True, fused=False) for experts in (8, 64)),
+        *(named_timing("grouped", time_grouped, experts, "bf16", first=True, fused=True) for experts in EXPERTS),
+        *(named_timing("grouped", time_grouped, experts, "bf16", first=True, fused=False) for experts in (8, 64)),
         *(  # current scaling's products are those of delayed scaling
-            timing("new_rows", new_rows, experts, recipe)
+            named_timing("new_rows", time_new_row_counts, experts, recipe)
             for recipe in ("bf16", "fp8-delayed", "fp8-blockwise")
             for experts in (8, 32)
         ),
-        *(timing("new_rows", new_rows, 8, recipe, 2048) for recipe in ("bf16", "fp8-tensorwise")),
-        *(timing("some_new_rows", new_rows, 32, "bf16", 1024, fresh) for fresh in (4, 8, 16)),
-        *(timing(op, time_routing, op, experts) for op in routed for experts in (8, 64)),
+        *(named_timing("new_rows", time_new_row_counts, 8, recipe, 2048) for recipe in ("bf16", "fp8-tensorwise")),
+        *(named_timing("some_new_rows", time_new_row_counts, 32, "bf16", 1024, fresh) for fresh in (4, 8, 16)),
+        *(named_timing(op, time_routing, op, experts) for op in routed for experts in (8, 64)),
     ]
 
 
 def fp8_cases(recipe: str) -> list[Timing]:
     """Grouped linears of a recipe of fp8, in a step's first micro-batch and in a later one."""
     return [
-        timing("fp8_grouped", time_grouped, experts, recipe, first=first, fused=True)
+        named_timing("fp8_grouped", time_grouped, experts, recipe, first=first, fused=True)
         for experts in (8, 64)
         for first in (True, False)
     ]
@@ -194,4 +198,4 @@ def fp8_cases(recipe: str) -> list[Timing]:
 
 def padding_cases() -> list[Timing]:
     """Rows filled up for fp8 products."""
-    return [timing("fp8_padding", time_padding, experts) for experts in (8, 64)]
+    return [named_timing("fp8_padding", time_padding, experts) for experts in (8, 64)]

@@ -29,12 +29,12 @@ from pathlib import Path
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, Paces, Recorder
+from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, HostPace, Recorder
 from mofa.calibrate.bench.torch_bench import environment
 from mofa.calibrate.run_cases import host_id
 
 
-def kernels(recorder: Recorder) -> None:
+def profile_kernels(recorder: Recorder) -> None:
     """Every case once more under a profiler: ``kernels.json``, kernels of each case by name, count and time [us]."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
@@ -89,7 +89,7 @@ def run_all_cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], Non
             print(f"{name}: {type(error).__name__}: {text}", flush=True)
 
 
-def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> Paces:
+def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> HostPace:
     """Low quartiles of the beginning on quiet cores."""
     layer = host_pace.EngineLayer()
     read = []
@@ -97,10 +97,10 @@ def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> Paces:
         cores.settle()
         read.append((host_pace.small_op_s(), *layer.seconds()))
     cores.release()
-    return Paces(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
+    return HostPace(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
 
 
-def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: list[str]) -> None:
+def run_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: list[str]) -> None:
     """All cases of one process."""
     started = time.monotonic()
     os.environ.update(
@@ -127,7 +127,7 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
     todo = [(name, call) for name, call in todo if not wanted or any(name.startswith(word) for word in wanted)]
     run_all_cases(recorder, todo)
     if gpus == 1:
-        kernels(recorder)
+        profile_kernels(recorder)
     if rank == 0:
         (recorder.out / "nodes.json").write_text(json.dumps(recorder.nodes, indent=1) + "\n", encoding="utf-8")
         (recorder.out / "failed.txt").write_text("\n".join(recorder.failed) + "\n", encoding="utf-8")
@@ -148,7 +148,7 @@ def main() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = given.gpus, port, str(given.out), given.limit, given.only
-    ranks = torch.multiprocessing.spawn(one_rank, arguments, nprocs=given.gpus, join=False)
+    ranks = torch.multiprocessing.spawn(run_rank, arguments, nprocs=given.gpus, join=False)
     ended = time.monotonic() + given.limit + 90
     try:
         while not ranks.join(timeout=0.5) and time.monotonic() < ended:

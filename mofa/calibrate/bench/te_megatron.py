@@ -58,7 +58,7 @@ def init_process_groups(gpus: int, parallel: dict[str, int]) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)
 
 
-def config_of(**changes: Any) -> Any:
+def small_layer_config(**changes: Any) -> Any:
     """Megatron's configuration of a small layer, with every fusion that its training script has on."""
     from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
@@ -74,7 +74,7 @@ def config_of(**changes: Any) -> Any:
     return (MLATransformerConfig if latent else TransformerConfig)(**values)
 
 
-def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def random_leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """A tensor of small random numbers on the GPU that gets a gradient."""
     return torch.randn(*shape, device="cuda", dtype=dtype).mul_(0.1).requires_grad_(True)
 
@@ -94,10 +94,10 @@ def autocast(recipe: str) -> tuple[Any, Callable[[], Any]]:
     from megatron.core.fp8_utils import get_fp8_context
 
     if recipe == "bf16":
-        config = config_of()
+        config = small_layer_config()
         return config, lambda: get_fp8_context(config)
     name, form = RECIPES[recipe]
-    config = config_of(fp8=form, fp8_recipe=name)
+    config = small_layer_config(fp8=form, fp8_recipe=name)
     return config, lambda: get_fp8_context(config)
 
 
@@ -111,6 +111,6 @@ def first_micro_batch(layers: Sequence[Any], first: bool) -> Callable[[], None]:
     return say
 
 
-def timing(name: str, call: Callable[..., None], *args: Any, **named: Any) -> Timing:
+def named_timing(name: str, call: Callable[..., None], *args: Any, **named: Any) -> Timing:
     """A case by name, with what times it and that function's arguments but the recorder."""
     return name, call, args, named

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_megatron import RECIPES, Todo, config_of, init_process_groups
-from mofa.calibrate.bench.te_timing import Recorder, label_of, quiet_indices
+from mofa.calibrate.bench.te_megatron import RECIPES, Todo, init_process_groups, small_layer_config
+from mofa.calibrate.bench.te_timing import Recorder, case_label, quiet_indices
 
 SEQUENCE, VOCABULARY = 128, 1024
 WARMUP, STEPS = 4, 16
@@ -159,7 +159,7 @@ class MethodTimer:
         return timed
 
 
-class Model:
+class MegatronModel:
     """A model with its data parallelism, optimizer and schedule, put together as Megatron's training loop does."""
 
     def __init__(self, changes: dict[str, Any], micro_batches: int, overlap: bool) -> None:
@@ -175,7 +175,7 @@ class Model:
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.transformer.module import Float16Module
 
-        config = config_of(**changes)
+        config = small_layer_config(**changes)
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True, normalization="RMSNorm")
         model = GPTModel(
             config=config, transformer_layer_spec=spec, vocab_size=VOCABULARY, max_sequence_length=4 * SEQUENCE,
@@ -244,7 +244,7 @@ def time_model(
         changes = changes | {"fp8": form, "fp8_recipe": name}
     _forget_aux_losses()
     MethodTimer.wrap(recorder)
-    model = Model(changes | {"num_layers": layers}, micro_batches, overlap)
+    model = MegatronModel(changes | {"num_layers": layers}, micro_batches, overlap)
     marks = BackwardTimer(recorder)
     torch.autograd.Variable._execution_engine = marks
     times_by_part: dict[str, list[float]] = defaultdict(list)
@@ -294,11 +294,11 @@ def time_model(
     sizes = {"ops": 1, "layers": layers, "micro_batches": micro_batches, "parameters": model.num_parameters}
     for part, times in times_by_part.items():
         if max(times) > 0:
-            recorder.row(op, part, recipe, sizes, times)
+            recorder.write_row(op, part, recipe, sizes, times)
     for part, times in called.items():
-        recorder.row(op, f"call:{part}", recipe, {**sizes, "calls": len(times) // num_steps or 1}, times)
-    recorder.pace_rows(op, recipe, sizes)
-    label = label_of(op, recipe, sizes)
+        recorder.write_row(op, f"call:{part}", recipe, {**sizes, "calls": len(times) // num_steps or 1}, times)
+    recorder.write_pace_rows(op, recipe, sizes)
+    label = case_label(op, recipe, sizes)
     recorder.later.append((f"{label}|step", partial(model.step, lambda: None)))
     if recorder.writes:
         middle = {part: sorted(times)[len(times) // 2] * 1e3 for part, times in times_by_part.items()}

@@ -21,14 +21,14 @@ from mofa.calibrate.bench.te_megatron import (
     Timing,
     Todo,
     autocast,
-    config_of,
     first_micro_batch,
     init_process_groups,
-    leaf,
     main_grads,
-    timing,
+    named_timing,
+    random_leaf,
+    small_layer_config,
 )  # fmt: skip
-from mofa.calibrate.bench.te_timing import Chain, Recorder, label_of, quiet_indices, time_chain
+from mofa.calibrate.bench.te_timing import Chain, Recorder, case_label, quiet_indices, time_chain
 
 
 def _column(config: Any) -> Any:
@@ -84,7 +84,7 @@ def time_linears(
     steps = layers if plain else [lambda x, layer=layer: layer(x)[0] for layer in layers]
     sizes = {"first": int(first), "fused": int(fused)}
     chain = Chain(
-        steps, [leaf(TOKENS, 1, WIDTH)], main_grads(layers, fused=fused), around,
+        steps, [random_leaf(TOKENS, 1, WIDTH)], main_grads(layers, fused=fused), around,
         before=None if plain else first_micro_batch(layers, first), sizes=sizes, dtype=recipe,
     )  # fmt: skip
     time_chain(op, chain, recorder)
@@ -95,7 +95,7 @@ def time_attention(recorder: Recorder, groups: int) -> None:
     from megatron.core.extensions.transformer_engine import TEDotProductAttention
     from megatron.core.transformer.enums import AttnMaskType
 
-    config = config_of(num_query_groups=groups)
+    config = small_layer_config(num_query_groups=groups)
     layer = TEDotProductAttention(config, 1, AttnMaskType.causal, "self")
     k, v = (torch.randn(TOKENS, 1, groups, WIDTH // HEADS, device="cuda", dtype=torch.bfloat16) for _ in range(2))
 
@@ -103,7 +103,7 @@ def time_attention(recorder: Recorder, groups: int) -> None:
         q = x.view(TOKENS, 1, HEADS, WIDTH // HEADS)
         return layer(q, k, v, None, attn_mask_type=AttnMaskType.causal)
 
-    time_chain("attention", Chain([step] * NUM, [leaf(TOKENS, 1, WIDTH)], sizes={"groups": groups}), recorder)
+    time_chain("attention", Chain([step] * NUM, [random_leaf(TOKENS, 1, WIDTH)], sizes={"groups": groups}), recorder)
 
 
 def time_functions(recorder: Recorder, op: str) -> None:
@@ -113,20 +113,20 @@ def time_functions(recorder: Recorder, op: str) -> None:
     from megatron.core.fusions.fused_bias_dropout import bias_dropout_add_fused_train
     from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl, weighted_bias_swiglu_impl
 
-    x = leaf(TOKENS, 1, WIDTH)
+    x = random_leaf(TOKENS, 1, WIDTH)
     if op == "rope":
         freqs = torch.randn(TOKENS, 1, 1, WIDTH // HEADS, device="cuda")
         step = lambda t: fused_apply_rotary_pos_emb(t, freqs)  # noqa: E731
-        chain = Chain([step] * NUM, [leaf(TOKENS, 1, HEADS, WIDTH // HEADS)])
+        chain = Chain([step] * NUM, [random_leaf(TOKENS, 1, HEADS, WIDTH // HEADS)])
     elif op == "bias_dropout_add":
         other = torch.ones_like(x)
         chain = Chain([lambda t: bias_dropout_add_fused_train((t, None), other, 0.0)] * NUM, [x])
     elif op == "swiglu":
-        sources = [leaf(TOKENS, 1, 2 * WIDTH) for _ in range(NUM)]
+        sources = [random_leaf(TOKENS, 1, 2 * WIDTH) for _ in range(NUM)]
         chain = Chain([lambda t: bias_swiglu_impl(t, None)] * NUM, sources, separate=True)
     elif op == "weighted_swiglu":
-        sources = [leaf(TOKENS, 2 * WIDTH) for _ in range(NUM)]
-        weights = [leaf(TOKENS, 1, dtype=torch.float32) for _ in range(NUM)]
+        sources = [random_leaf(TOKENS, 2 * WIDTH) for _ in range(NUM)]
+        weights = [random_leaf(TOKENS, 1, dtype=torch.float32) for _ in range(NUM)]
         steps = [lambda t, w=w: weighted_bias_swiglu_impl(t, None, w) for w in weights]
         chain = Chain(steps, sources, weights, separate=True)
     elif op == "checkpoint":
@@ -134,7 +134,7 @@ def time_functions(recorder: Recorder, op: str) -> None:
     elif op == "silu":
         chain = Chain([F.silu] * NUM, [x])
     elif op == "torch_linear":
-        weights = [leaf(WIDTH, WIDTH) for _ in range(NUM)]
+        weights = [random_leaf(WIDTH, WIDTH) for _ in range(NUM)]
         chain = Chain([lambda t, w=w: F.linear(t, w) for w in weights], [x], weights)
     else:
         raise ValueError(op)
@@ -145,7 +145,7 @@ def time_hooks(recorder: Recorder, *, wrapped: bool) -> None:
     """Linears as a model within Megatron's data parallelism, whose hook of each parameter runs, or bare."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
-    config = config_of()
+    config = small_layer_config()
     layers = [_column(config) for _ in range(NUM)]
     if wrapped:
         model = torch.nn.ModuleList(layers)
@@ -156,7 +156,7 @@ def time_hooks(recorder: Recorder, *, wrapped: bool) -> None:
     else:
         parameters, before = main_grads(layers), lambda: None
     steps = [lambda x, layer=layer: layer(x)[0] for layer in layers]
-    chain = Chain(steps, [leaf(TOKENS, 1, WIDTH)], parameters, before=before)
+    chain = Chain(steps, [random_leaf(TOKENS, 1, WIDTH)], parameters, before=before)
     time_chain("linear_ddp" if wrapped else "linear_bare", chain, recorder)
 
 
@@ -194,11 +194,11 @@ def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str
         quiet.append(settled and recorder.cores.still_quiet())
     recorder.cores.release()
     shape = {"ops": 1, **sizes}
-    sample = recorder.row(op, "fwd", dtype, shape, [times[i] for i in quiet_indices(times, quiet, 4)])
-    recorder.pace_rows(op, dtype, shape)
-    recorder.later.append((f"{label_of(op, dtype, shape)}|fwd", call))
+    sample = recorder.write_row(op, "fwd", dtype, shape, [times[i] for i in quiet_indices(times, quiet, 4)])
+    recorder.write_pace_rows(op, dtype, shape)
+    recorder.later.append((f"{case_label(op, dtype, shape)}|fwd", call))
     if recorder.writes:
-        print(f"{label_of(op, dtype, shape):58s} {sample.median_s * 1e6:8.1f} us", flush=True)
+        print(f"{case_label(op, dtype, shape):58s} {sample.median_s * 1e6:8.1f} us", flush=True)
 
 
 LINEARS = {"column_linear": _column, "row_linear": _row, "norm_linear": _norm_linear,
@@ -208,21 +208,21 @@ LINEARS = {"column_linear": _column, "row_linear": _row, "norm_linear": _norm_li
 def one_gpu_cases(recorder: Recorder) -> Todo:
     """Cases of one GPU."""
     cases = [*_dense_cases(), *te_experts.bf16_cases(), *_fp8_cases()]
-    cases += [timing("ddp", time_hooks, wrapped=wrapped) for wrapped in (False, True)]
-    cases += [timing("fused_adam", time_adam, tensors) for tensors in (10, 50, 200, 600)]
+    cases += [named_timing("ddp", time_hooks, wrapped=wrapped) for wrapped in (False, True)]
+    cases += [named_timing("fused_adam", time_adam, tensors) for tensors in (10, 50, 200, 600)]
     return [(name, partial(call, recorder, *args, **named)) for name, call, args, named in cases]
 
 
 def _dense_cases() -> list[Timing]:
     """What a layer without experts calls, in bf16."""
     return [
-        *(timing(op, time_functions, op) for op in ("silu", "torch_linear")),
-        *(timing(op, time_linears, op, make, "bf16", first=True, fused=True) for op, make in LINEARS.items()),
-        timing("column_linear", time_linears, "column_linear", _column, "bf16", first=True, fused=False),
-        timing("norm", time_linears, "norm", _norm, "bf16", first=True, fused=True),
-        *(timing("attention", time_attention, groups) for groups in (2, 4)),
+        *(named_timing(op, time_functions, op) for op in ("silu", "torch_linear")),
+        *(named_timing(op, time_linears, op, make, "bf16", first=True, fused=True) for op, make in LINEARS.items()),
+        named_timing("column_linear", time_linears, "column_linear", _column, "bf16", first=True, fused=False),
+        named_timing("norm", time_linears, "norm", _norm, "bf16", first=True, fused=True),
+        *(named_timing("attention", time_attention, groups) for groups in (2, 4)),
         *(
-            timing(op, time_functions, op)
+            named_timing(op, time_functions, op)
             for op in ("rope", "bias_dropout_add", "swiglu", "weighted_swiglu", "checkpoint")
         ),
     ]
@@ -232,10 +232,10 @@ def _fp8_cases() -> list[Timing]:
     """Contexts, linears, experts and padding of fp8, each recipe in a first micro-batch and in a later one."""
     cases: list[Timing] = []
     for recipe in RECIPES:
-        cases.append(timing("fp8_context", time_contexts, recipe))
+        cases.append(named_timing("fp8_context", time_contexts, recipe))
         for op in ("column_linear", "norm_linear"):
             for first in (True, False):
-                cases.append(timing(f"fp8_{op}", time_linears, op, LINEARS[op], recipe, first=first, fused=True))
+                cases.append(named_timing(f"fp8_{op}", time_linears, op, LINEARS[op], recipe, first=first, fused=True))
         cases += te_experts.fp8_cases(recipe)
     return cases + te_experts.padding_cases()
 
@@ -243,11 +243,11 @@ def _fp8_cases() -> list[Timing]:
 def _tensor_parallel(recorder: Recorder, op: str, make: Callable[[Any], Any]) -> None:
     """Pairs of a column-parallel and a row-parallel linear under TP 2 with sequence parallelism."""
     init_process_groups(2, {"tensor_model_parallel_size": 2})
-    config = config_of(tensor_model_parallel_size=2, sequence_parallel=True)
+    config = small_layer_config(tensor_model_parallel_size=2, sequence_parallel=True)
     layers = [(make(config), _row(config)) for _ in range(NUM)]
     steps = [lambda x, a=a, b=b: b(a(x)[0])[0] for a, b in layers]
     parameters = main_grads([layer for pair in layers for layer in pair])
-    time_chain(op, Chain(steps, [leaf(TOKENS // 2, 1, WIDTH)], parameters), recorder)
+    time_chain(op, Chain(steps, [random_leaf(TOKENS // 2, 1, WIDTH)], parameters), recorder)
 
 
 def two_gpu_cases(recorder: Recorder) -> Todo:

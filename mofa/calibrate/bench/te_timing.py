@@ -87,7 +87,7 @@ class DeviceWaitTimer:
         return counted
 
 
-class Paces(NamedTuple):
+class HostPace(NamedTuple):
     """A host's pace at one moment."""
 
     small_op_s: float
@@ -111,7 +111,7 @@ class Recorder:
     writes: bool
     waits: DeviceWaitTimer
     deadline: float
-    pace: Paces
+    pace: HostPace
     """The host's at the beginning, for which all times are told."""
     cores: host_pace.QuietCores
     later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
@@ -122,17 +122,17 @@ class Recorder:
         """Seconds until the deadline. [s]"""
         return self.deadline - time.monotonic()
 
-    def row(self, op: str, variant: str, dtype: str, sizes: Shape, times_s: Sequence[float]) -> Sample:
+    def write_row(self, op: str, variant: str, dtype: str, sizes: Shape, times_s: Sequence[float]) -> Sample:
         """Append one row, on the first rank."""
         sample = summarise(times_s)
         if self.writes:
             append_row(self.out, Case(FAMILY, op, variant, dtype, "grid", sizes), sample, self.gpu, self.host)
         return sample
 
-    def pace_rows(self, op: str, dtype: str, sizes: Shape) -> None:
+    def write_pace_rows(self, op: str, dtype: str, sizes: Shape) -> None:
         """The pace that a case's times are told for, beside them."""
         for name, seconds in self.pace._asdict().items():
-            self.row(op, name.removesuffix("_s"), dtype, sizes, [seconds])
+            self.write_row(op, name.removesuffix("_s"), dtype, sizes, [seconds])
 
 
 def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
@@ -157,11 +157,11 @@ def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
     recorder.cores.release()
     forward, backward = ([times[i] for i in quiet_indices(times, quiet)] for times in (forward, backward))
     sizes: Shape = {"ops": num, **chain.sizes}
-    ahead = recorder.row(op, "fwd", chain.dtype, sizes, forward)
-    behind = recorder.row(op, "bwd", chain.dtype, sizes, backward)
-    recorder.pace_rows(op, chain.dtype, sizes)
-    label = label_of(op, chain.dtype, sizes)
-    recorder.nodes[label] = nodes(chain.forward())
+    ahead = recorder.write_row(op, "fwd", chain.dtype, sizes, forward)
+    behind = recorder.write_row(op, "bwd", chain.dtype, sizes, backward)
+    recorder.write_pace_rows(op, chain.dtype, sizes)
+    label = case_label(op, chain.dtype, sizes)
+    recorder.nodes[label] = count_graph_nodes(chain.forward())
     recorder.later += [(f"{label}|fwd", lambda: _again(chain, None)), (f"{label}|bwd", lambda: _again(chain, "bwd"))]
     if recorder.writes:
         print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us each", flush=True)
@@ -174,7 +174,7 @@ def quiet_indices(times: Sequence[float], quiet: Sequence[bool], dropped: int = 
     return alone if len(alone) >= FEWEST else sorted(behind_dropped, key=times.__getitem__)[:FEWEST]
 
 
-def label_of(op: str, dtype: str, sizes: Shape) -> str:
+def case_label(op: str, dtype: str, sizes: Shape) -> str:
     """A case in one word."""
     return " ".join([op, dtype, *(f"{name}={value}" for name, value in sizes.items())])
 
@@ -192,7 +192,7 @@ def _again(chain: Chain, variant: str | None) -> None:
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 
 
-def nodes(roots: Sequence[torch.Tensor]) -> dict[str, int]:
+def count_graph_nodes(roots: Sequence[torch.Tensor]) -> dict[str, int]:
     """Nodes of the graph behind tensors, by name."""
     counts: collections.Counter[str] = collections.Counter()
     seen, todo = set(), [root.grad_fn for root in roots]

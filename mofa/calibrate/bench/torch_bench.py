@@ -113,7 +113,7 @@ def environment(device: str) -> dict[str, object]:
         "num_gpus": torch.cuda.device_count(), "gpu_ids": gpu_ids(), "total_memory_bytes": properties.total_memory,
         "num_sms": properties.multi_processor_count, "l2_bytes": getattr(properties, "L2_cache_size", None),
         "compute_capability": f"{properties.major}.{properties.minor}", "cudnn": cudnn_version(),
-        "transformer_engine": installed("transformer_engine"), "megatron_core": installed("megatron_core"),
+        "transformer_engine": package_version("transformer_engine"), "megatron_core": package_version("megatron_core"),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())), "nvls": os.environ.get("NCCL_NVLS_ENABLE", "default"),
         "driver_and_clocks": _smi(f"--query-gpu={SMI_FIELDS}", "--format=csv"),
         "topology": _smi("topo", "-m"), "nvlink": _smi("nvlink", "-s", "-i", "0"),
@@ -133,7 +133,7 @@ def gpu_ids() -> str:
     return hashlib.sha256(" ".join(uuids).encode()).hexdigest()[:12]
 
 
-def installed(package: str) -> str | None:
+def package_version(package: str) -> str | None:
     """Version of a package, or None where it is not there."""
     try:
         return importlib.metadata.version(package)

@@ -14,10 +14,10 @@ from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fitted_curves import Curves, Fitted
 from mofa.calibrate.fits.loaded_clocks import (
     attention_clock_exponents,
-    between_s,
+    clock_dependent_shares,
     clock_exponents,
-    clock_shares,
     memory_bound_clock,
+    memory_bound_time_between_s,
     sustained_clock_ratios,
 )
 from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios
@@ -32,7 +32,7 @@ from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
 from mofa.calibrate.shapes.te_fp8 import CHECKS, TO_FP32
 from mofa.cost.kernels.fitted_forms import (
     attention_s,
-    bus_share,
+    bus_bytes_per_payload_byte,
     collective_s,
     gemm_s,
     grouped_gemm_s,
@@ -95,9 +95,9 @@ def fit_curves(
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
         sustained=sustained_rate_ratios(rows_of("sustained", "te_sustained")),
         clocks=sustained_clock_ratios(loaded),
-        memory_clock=memory_bound_clock(rows_of("sustained"), partial(between_s, streams)),
-        clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind), clock_shares=clock_shares(behind),
-        host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
+        memory_clock=memory_bound_clock(rows_of("sustained"), partial(memory_bound_time_between_s, streams)),
+        clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind),
+        clock_shares=clock_dependent_shares(behind), host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         modules=modules_of(RelativeTimes.from_rows(by.get("te_host", []))),
         layer_in_small_ops=layer_time_over_small_op(by.get("te_host", [])),
         copy_bytes_per_s=copy_rates,
@@ -435,7 +435,7 @@ def _fit_collective(rows: Sequence[Row]) -> Fitted:
     """
     measured, size = _measured(rows), _column(rows, "bytes")
     op, group = rows[0].case.op, rows[0].case.size("group")
-    fast = float(np.max(size / measured)) * bus_share(op, group)
+    fast = float(np.max(size / measured)) * bus_bytes_per_payload_byte(op, group)
     least = float(measured.min())
     best: tuple[float, CollectiveForm] | None = None
     starts = OF_FOUR_LINES if len(rows) >= ROWS_OF_FOUR_LINES else OF_THREE_LINES

@@ -36,10 +36,10 @@ def fit_folder(folder: Path) -> tuple[list[Row], Curves]:
 
 def bundled_gpu(gpu: str, folder: Path) -> GpuSpec:
     """The bundled profile of a device by its name, as the rows of a folder carry it."""
-    return load_cluster(base_of(gpu, folder)[1], 1).gpu
+    return load_cluster(bundled_gpu_and_node(gpu, folder)[1], 1).gpu
 
 
-def base_of(gpu: str, folder: Path) -> tuple[str, str]:
+def bundled_gpu_and_node(gpu: str, folder: Path) -> tuple[str, str]:
     """The bundled GPU and node of a device's name, as the rows of a folder carry it."""
     for word, names in BASES.items():
         if word in gpu.replace("-", " ").split():

@@ -69,7 +69,7 @@ def memory_bound_clock(rows: Sequence[Row], between_s: Callable[[float], float])
     return float(draw**-0.5)
 
 
-def between_s(streams: Mapping[str, Fitted], rows: float) -> float:
+def memory_bound_time_between_s(streams: Mapping[str, Fitted], rows: float) -> float:
     """Time of the memory-bound kernels between products of so many rows, by their own curves. [s]"""
     forms = [streams[key].form for key in BETWEEN if key in streams]
     return sum(float(stream_s(rows * BETWEEN_WIDTH, rows, BETWEEN_WIDTH, form)) for form in forms)
@@ -88,7 +88,7 @@ def clock_exponents(rows: Sequence[Row]) -> dict[str, float]:
     return {name: max(float(np.median(values)), 0.0) for name, values in sorted(powers.items()) if values}
 
 
-def clock_shares(rows: Sequence[Row]) -> dict[str, float]:
+def clock_dependent_shares(rows: Sequence[Row]) -> dict[str, float]:
     """By stream curve: the share of its time at full clock that grows as the clock falls, behind products.
 
     The median over an op's shapes of the least squares over its loads.

@@ -17,7 +17,7 @@ from mofa.calibrate.fits.folder import BASES
 from mofa.calibrate.fits.profile import curve_fact
 from mofa.calibrate.shapes.families import MIN_POINTS
 from mofa.cost.kernels.collectives import Fabric, collective_time
-from mofa.cost.kernels.fitted_forms import bus_share
+from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte
 from mofa.cost.kernels.topology import Group
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
@@ -49,7 +49,7 @@ class NcclRun:
     def bus_bytes_per_s(self) -> float:
         """Bus bandwidth of the largest payload. [B/s]"""
         size, time_s = max(self.points)
-        return size * bus_share(self.op, self.group) / time_s
+        return size * bus_bytes_per_payload_byte(self.op, self.group) / time_s
 
 
 def import_nccl(file: Path, profile: Path | str) -> dict[str, Any]:

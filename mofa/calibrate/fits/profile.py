@@ -11,12 +11,12 @@ import numpy as np
 import yaml
 
 from mofa.calibrate.fits.fitted_curves import Curves, Fitted
-from mofa.calibrate.fits.folder import base_of, fit_folder
+from mofa.calibrate.fits.folder import bundled_gpu_and_node, fit_folder
 from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts
 from mofa.calibrate.shapes.routed import OPS as ROUTED_OPS
 from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
-from mofa.cost.kernels.fitted_forms import bus_share, collective_s
+from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
 from mofa.specs.host import LayerPace
@@ -35,7 +35,9 @@ PLANNED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_rec
 LARGE_BYTES = 2.0**30
 
 
-def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str, str] | None = None) -> dict[str, Path]:
+def fit_folders(
+    folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str, str] | None = None
+) -> dict[str, Path]:
     """Fit a folder of measurements, or several of the same GPU, and write its profile.
 
     Parameters
@@ -52,10 +54,10 @@ def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str,
         If the folder is corrupt, of several GPUs, or no bundled profile knows the device.
     """
     folders = [folder] if isinstance(folder, Path) else list(folder)
-    curves = merged([fit_folder(f)[1] for f in folders], folders)
+    curves = merge_curves([fit_folder(f)[1] for f in folders], folders)
     if not curves.gemm:
         raise SpecError(f"{folders[0]}: no gemm rows to fit; run `mofa calibrate run` with the family gemm first")
-    gpu_base, node_base = base or base_of(curves.gpu, folders[0])
+    gpu_base, node_base = base or bundled_gpu_and_node(curves.gpu, folders[0])
     source = "mofa calibrate, " + ", ".join(f"measurements of {f.name}" for f in folders)
     gpu = gpu_profile(mark_transferred(_bundled("gpus", gpu_base), gpu_base), curves, name, source)
     node = node_profile(mark_transferred(_bundled("nodes", node_base), node_base), curves, name, source)
@@ -63,7 +65,7 @@ def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str,
     for kind, content in (
         ("gpus", gpu),
         ("nodes", node),
-        ("curves", {"name": name, "source": source, **plain(curves)}),
+        ("curves", {"name": name, "source": source, **curves_as_plain_numbers(curves)}),
     ):
         path = out / kind / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +88,7 @@ def mark_transferred(facts: dict[str, Any], name: str) -> dict[str, Any]:
     return made
 
 
-def merged(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
+def merge_curves(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
     """Curves of several folders as one; a family of a later folder joins or replaces an earlier one's."""
     if not fitted:
         raise SpecError("mofa calibrate fit: no folder given; give one that `mofa calibrate run` wrote")
@@ -334,7 +336,7 @@ def node_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -
 
     def share(op: str) -> float:
         form = curves.collective[f"{op} {largest}"].form
-        return float(LARGE_BYTES * bus_share(op, largest) / collective_s(LARGE_BYTES, op, form) / link)
+        return float(LARGE_BYTES * bus_bytes_per_payload_byte(op, largest) / collective_s(LARGE_BYTES, op, form) / link)
 
     for key, op in (("efficiency", "all_gather"), ("all_to_all_efficiency", "all_to_all")):
         if f"{op} {largest}" in curves.collective:
@@ -362,7 +364,7 @@ def round_numbers(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def plain(curves: Curves) -> dict[str, Any]:
+def curves_as_plain_numbers(curves: Curves) -> dict[str, Any]:
     """The curves as plain numbers and lists, rounded to what the measurement gives."""
     curves_dict: dict[str, Any] = round_numbers(curves.as_dict())
     return curves_dict

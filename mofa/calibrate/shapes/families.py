@@ -10,9 +10,9 @@ from mofa.calibrate.cases import (
     MODELS,
     SEED,
     Case,
-    Dims,
     Item,
     Shape,
+    WorkloadDims,
     expert_loads,
     log_uniform,
     split_cases,
@@ -52,7 +52,9 @@ FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, TE_THROTTLED
 Transformer Engine on the machine."""
 
 
-def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1, fresh: bool = False) -> list[Case]:
+def family_cases(
+    family: str, *, quick: bool = False, full: bool = True, gpus: int = 1, fresh: bool = False
+) -> list[Case]:
     """All cases of a family, in the order in which they are measured; ``quick`` a quarter, else half of the grid.
 
     ``fresh`` adds the second held-out set. ``gpus`` 0 is a host without any.
@@ -75,12 +77,12 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
         from mofa.calibrate.shapes.collective import collective_cases, dependent_cases, overlap_cases
 
         made_for = {"collective": collective_cases, "overlap": overlap_cases, "dependent_collective": dependent_cases}
-        family_cases = made_for[family](gpus)
+        cases = made_for[family](gpus)
     else:
-        family_cases = made[family]()
-    family_cases = family_cases if fresh else [c for c in family_cases if c.split != "fresh"]
+        cases = made[family]()
+    cases = cases if fresh else [c for c in cases if c.split != "fresh"]
     if quick:
-        return _quick(family, family_cases)
+        return _quick(family, cases)
     if (
         family
         in (
@@ -97,8 +99,8 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
         )
         or full
     ):
-        return family_cases
-    return _grid(family_cases)[::2] + [c for c in family_cases if c.split != "grid"]
+        return cases
+    return _grid(cases)[::2] + [c for c in cases if c.split != "grid"]
 
 
 def _grid(all_cases: list[Case]) -> list[Case]:
@@ -135,7 +137,7 @@ def _thin(all_cases: list[Case]) -> list[Case]:
     return thinned
 
 
-def linears(model: Dims, tp: int) -> Iterator[tuple[int, int]]:
+def linear_shapes(model: WorkloadDims, tp: int) -> Iterator[tuple[int, int]]:
     """(out, in) features of each weight matrix of a block on one of ``tp`` ranks, and of the LM head."""
     h, f, t = model.hidden, model.ffn, tp
     if model.mla:
@@ -217,7 +219,7 @@ def held_out_gemms(rng: random.Random) -> list[Item]:
     held_out: list[Item] = []
     for i in range(3000):
         model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
-        out, inner = rng.choice(list(linears(model, tp)))
+        out, inner = rng.choice(list(linear_shapes(model, tp)))
         tokens = rng.choice((1, 1, 2, 4)) * model.seq_len // rng.choice((1, 1, 2, 4, 8))
         if model.experts and model.expert_hidden in (out, out // 2, inner):
             tokens = max(64, tokens * model.top_k // model.experts // 16 * 16)
@@ -407,7 +409,7 @@ def held_out_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, o
         tokens = rng.choice((1, 1, 2, 4)) * model.seq_len // rng.choice((1, 1, 2, 4))
         op = rng.choice((*ops, *LOSS_OPS, *(OPTIMIZER_OPS if optimizer else ())))
         if op in OPTIMIZER_OPS:
-            params = rng.choice(list(linears(model, tp)))
+            params = rng.choice(list(linear_shapes(model, tp)))
             count = rng.randint(4, 60)
             if 1e6 < params[0] * params[1] * count < 1.2e9:
                 held_out.append((op, variant, "fp32", {"params": params[0] * params[1] * count, "tensors": count}))

@@ -25,7 +25,7 @@ def attribute(
     from mofa.errors import SpecError
     from mofa.report.accuracy import print_attribution
     from mofa.report.tables import make_console
-    from mofa.search.entry_points import timed_plan
+    from mofa.search.entry_points import plan_with_replayed_time
     from mofa.validate.attribute import attribute as put_beside
     from mofa.validate.attribute import read_profile, refuse_another_run, trace_mismatches
 
@@ -35,7 +35,7 @@ def attribute(
             raise SpecError(f"{run}: holds {len(jobs)} runs; name a file of one")
         job = jobs[0]
         refuse_another_run(trace, profile, job.cluster.num_gpus, job.id, job.gpu)
-        plan = timed_plan(job.workload, job.cluster, job.strategy, framework=job.framework)
+        plan = plan_with_replayed_time(job.workload, job.cluster, job.strategy, framework=job.framework)
     attribution = put_beside(profile.kernels, plan, job.rests_on)
     warnings = trace_mismatches(profile, attribution)
     attribution = attribution.model_copy(update={"warnings": tuple(warnings)})

@@ -114,7 +114,7 @@ def balance(
                 workload, cluster, gpus, ep, strategy, chosen, trace, micro_batches, seed, options, progress,
                 seq_len=seq_len, global_batch=global_batch, framework=framework, set_=set_, redraw=redraw,
             )  # fmt: skip
-    output.show(
+    output.show_result(
         report.model_dump_json(indent=2) + "\n", report.to_frame, lambda out: save_balance(report,
         setup.placement_of_replicas, out), lambda console: print_balance(report, console, quiet=quiet),
     )  # fmt: skip

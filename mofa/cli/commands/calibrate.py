@@ -88,7 +88,7 @@ def calibrate_fit(
     """
     from tempfile import TemporaryDirectory
 
-    from mofa.calibrate.fits.profile import fit
+    from mofa.calibrate.fits.profile import fit_folders
     from mofa.errors import SpecError
     from mofa.report.save import check_writable, write_atomic
 
@@ -97,7 +97,7 @@ def calibrate_fit(
     check_writable(out, directory=True)
     bases = None if base is None else _bases(base)
     with TemporaryDirectory() as scratch:  # whole files only, wherever it is interrupted
-        written = fit(folders, name, Path(scratch), base=bases)
+        written = fit_folders(folders, name, Path(scratch), base=bases)
         paths = {kind: out / path.relative_to(scratch) for kind, path in written.items()}
         for kind, path in paths.items():
             try:

@@ -60,7 +60,7 @@ def chunks(
         job, machines, strategy, framework=facts, bins=sizes, iterations=iterations, window=window, headroom=headroom,
         joint=joint,
     )  # fmt: skip
-    output.show(
+    output.show_result(
         report.model_dump_json(indent=2) + "\n", report.to_frame, lambda folder: save_chunks(report, folder),
         lambda console: print_chunks(report, console, quiet=quiet),
     )  # fmt: skip

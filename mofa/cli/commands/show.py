@@ -176,7 +176,7 @@ def _list_hardware(json: bool) -> None:
 
 
 def _show_hardware(name: str, json: bool) -> None:
-    from mofa.report.words import quantity_text, unit_of
+    from mofa.report.words import quantity_text, unit_of_field
     from mofa.specs.base import Fact
     from mofa.specs.curves import Curve
     from mofa.specs.hardware import GpuSpec
@@ -200,7 +200,9 @@ def _show_hardware(name: str, json: bool) -> None:
                 fitted = f"{value.points} points{error}" if value.points else "a fitted form"
                 rows.append([path, fitted, value.provenance, value.source])
             elif isinstance(value, Fact):
-                rows.append([path, quantity_text(value.value, unit_of(_named(path))), value.provenance, value.source])
+                rows.append(
+                    [path, quantity_text(value.value, unit_of_field(_named(path))), value.provenance, value.source]
+                )
             else:
                 rows.append([path, str(value), "", ""])
         columns = [("field", "left"), ("value", "right"), ("provenance", "left"), ("source", "left")]

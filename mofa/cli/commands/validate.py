@@ -70,7 +70,7 @@ def validate(
         write_atomic(markdown, markdown_report(report, references).encode())
     if readme is not None:
         write_atomic(readme, with_readme_table(page, report).encode())
-    output.show(
+    output.show_result(
         report.model_dump_json(indent=2) + "\n", lambda: runs_to_frame(report),
         lambda folder: save_validation(report, folder),
         lambda console: print_validation(report, console, quiet=quiet),

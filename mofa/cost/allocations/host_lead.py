@@ -44,9 +44,9 @@ def pace_of_fastest_peer(passes: tuple[Pace, Pace], cluster: ClusterSpec, ranks:
     """The same of the fastest of so many hosts whose devices exchange tensors in each layer.
 
     Its device waits for its peers, and so for their hosts: a pass takes it no less than the slowest host
-    (:meth:`mofa.specs.hardware.ClusterSpec.hosts_apart`). Only at a step's end do hosts meet.
+    (:meth:`mofa.specs.hardware.ClusterSpec.slowest_over_fastest_host`). Only at a step's end do hosts meet.
     """
-    slowest_by_fastest = cluster.hosts_apart(ranks)
+    slowest_by_fastest = cluster.slowest_over_fastest_host(ranks)
     forward, backward = (
         pace._replace(device_s=max(pace.device_s, pace.host_s * slowest_by_fastest)) for pace in passes
     )

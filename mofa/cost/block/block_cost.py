@@ -168,7 +168,7 @@ def block_costs(
     columns.append(table.balancing)
     if framework.shards_params:
         columns += [table.dp, table.pp]
-    elif workload.model.two_gated_widths:
+    elif workload.model.gates_in_two_widths:
         columns.append((table.pp > 1).astype(np.int64))
     first, index = unique_rows(columns)
     unique = table.take(first)
@@ -180,7 +180,7 @@ def block_costs(
             top_groups=moe.groups_per_token,
         )  # fmt: skip
     num_k, kinds = len(first), build.block_kinds(workload.model)
-    modes = wanted_modes(table)
+    modes = layer_modes(table)
     known = model_tapes(ctx, modes)
     tapes = known.blocks
     if drop:
@@ -212,7 +212,7 @@ def block_costs(
     )  # fmt: skip
 
 
-def wanted_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
+def layer_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
     """The modes in which layers run: each strategy's base, and full where some recompute layers whole."""
     used = {table.recompute_modes[i] for i in set(table.recompute.tolist())}
     wanted = {full_mode(spec) for spec in used if recomputes_layers_whole(spec)}

@@ -18,7 +18,7 @@ from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
 from mofa.cost.kernels.topology import Group, stacked_groups
-from mofa.specs.curves import Curve, PoweredCurve, slowest_of
+from mofa.specs.curves import Curve, PoweredCurve, expected_max_normal
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.power import mixed_clock
@@ -72,7 +72,7 @@ class Machine:
     def slowest(self) -> float:
         """How much longer power-limited kernels take on the slowest of all GPUs than on one: all wait for it. [-]"""
         spread = self.cluster.gpu.curves.chip_spread
-        return 1.0 if spread is None else 1.0 + spread.value * slowest_of(self.cluster.num_gpus)
+        return 1.0 if spread is None else 1.0 + spread.value * expected_max_normal(self.cluster.num_gpus)
 
     def shares_world(self, group: str) -> BoolK:
         """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that
@@ -233,7 +233,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     curves = machine.cluster.gpu.curves
     limit, memory = curves.power_limit, curves.stream_clock
     if limit is not None and machine.idle:
-        busy = limit.busy(machine.idle)
+        busy = limit.busy_weight(machine.idle)
         shares = {kind: share * busy for kind, share in shares.items()}
     else:
         busy = 1.0
@@ -270,7 +270,7 @@ def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
         widths = kernel_width(kind[2], kind[4]), kernel_width(kind[3], kind[4])
         return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", *widths))[1]
     if kind[0] is Grouped and not kind[3]:
-        return curves.grouped_product(kind[1]) if kind[4] == "one" else curves.streamed[kind[1]]
+        return curves.grouped_product(kind[1]) if kind[4] == "one" else curves.multi_stream_curves[kind[1]]
     return curves.product(kind[1])
 
 

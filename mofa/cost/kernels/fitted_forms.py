@@ -382,19 +382,19 @@ def collective_s(payload_bytes: ArrayLike, op: str, form: CollectiveForm, *, gro
     array([  1.1, 111. ])
     """
     p = group or form.group
-    share = bus_share(op, p)
+    share = bus_bytes_per_payload_byte(op, p)
     start, rate = (np.array(x) for x in zip(*form.protocols, strict=True))
     start = start * (max(p - 1, 1) / max(form.group - 1, 1) if p != form.group else 1.0)
     time_s: FloatN = (start + np.asarray(payload_bytes, dtype=np.float64)[..., None] * share / rate).min(axis=-1)
     return time_s
 
 
-def bus_share(op: str, group: int) -> float:
+def bus_bytes_per_payload_byte(op: str, group: int) -> float:
     """Bytes that cross the busiest link per byte of payload (the convention of nccl-tests).
 
     Examples
     --------
-    >>> bus_share("all_reduce", 4), bus_share("all_gather", 4), bus_share("send_recv", 2)
+    >>> tuple(bus_bytes_per_payload_byte(*case) for case in (("all_reduce", 4), ("all_gather", 4), ("send_recv", 2)))
     (1.5, 0.75, 1.0)
     """
     if op == "send_recv":

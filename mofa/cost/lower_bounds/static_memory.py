@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import row_max
 from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.block.block_cost import Mode, candidate_groups, unique_rows
-from mofa.cost.estimate import ALLOCATED_IS_OFF, precision_modes
+from mofa.cost.estimate import ALLOCATED_IS_OFF, rows_by_precision_mode
 from mofa.cost.kernels.topology import Group
 from mofa.cost.layout import Layout, layout
-from mofa.cost.memory.communicators import communicator_bytes, pipeline_of
+from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
-from mofa.cost.rows import grids_of, held_by_grids
+from mofa.cost.rows import grids_of, static_bytes_of_grids
 from mofa.cost.stages import stages_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.specs.framework import FrameworkSpec
@@ -39,7 +39,7 @@ def memory_lower_bounds_bytes(
     reduced by then, and its gathered weights gone. No block is costed for it.
     """
     bound = np.empty(len(table))
-    for rows, mode in precision_modes(workload, framework, table):
+    for rows, mode in rows_by_precision_mode(workload, framework, table):
         some = table.take(rows)
         plain = replace(some, recompute=np.zeros_like(some.recompute), recompute_layers=np.full(len(some), -1))
         _, code = unique_rows([some.pp, some.vpp, some.schedule, some.layout])
@@ -60,7 +60,7 @@ def _of_grids(
     schedule = SCHEDULE_NAMES[int(grids.schedule[0])]
     lay = layout(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
     groups = candidate_groups(cluster, framework, grids)
-    _, shards, static = held_by_grids(workload, cluster, framework, grids, groups, lay, mode)
+    _, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     resident = static.params + static.grads + static.states + static.buffers + static.step_scratch
     if framework.shards_params and mode.precision == "mixed" and mode.pipelined:
         each = framework.grads_bytes_per_param * optimizer_dtype_bytes(workload, mode.precision) / 4.0
@@ -76,7 +76,7 @@ def _communicators(
 ) -> ArrayN:  # fmt: skip
     """Device memory of communicators. (g, R) [B]"""
     stages = lay.stages
-    pipeline = pipeline_of(SCHEDULES[schedule].wraps_around, stages.pp, stages.head_stage, lay.shown.stage)
+    pipeline = pipeline_links(SCHEDULES[schedule].wraps_around, stages.pp, stages.head_stage, lay.shown.stage)
     experts = workload.model.moe is not None
     return communicator_bytes(
         groups, cluster, framework, experts, grids.zero, pipeline, grids.cp_kind, reduces_amaxes(workload)

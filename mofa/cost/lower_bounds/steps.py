@@ -15,9 +15,9 @@ from mofa.blocks.tapes import layer_label
 from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
 from mofa.cost.estimate import Estimator, ModeGroup
-from mofa.cost.rows import mode_numbers
+from mofa.cost.rows import mode_indices
 from mofa.cost.stages import Stages, stages_of
-from mofa.cost.step_time.critical_path import may_fall_short
+from mofa.cost.step_time.critical_path import may_be_too_low
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Schedule
 
@@ -110,7 +110,7 @@ def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
 def _most_speed(estimator: Estimator) -> float:
     """What computing takes at least at the clock of rest, over what it takes without. [-]"""
     limit = estimator.cluster.gpu.curves.power_limit
-    return 1.0 if limit is None else limit.busy(RESTED)
+    return 1.0 if limit is None else limit.busy_weight(RESTED)
 
 
 def _least_s(phase: PhaseTime) -> ArrayN:
@@ -143,7 +143,7 @@ class _PartBounds:
         self.estimator, self.part, self.k, self.is_open = estimator, part, estimator.place[rows], is_open
         table = estimator.table.take(rows)
         self.table = replace(table, recompute_layers=np.where(is_open, 1, table.recompute_layers))
-        self.base, self.full = mode_numbers(part.modes, self.table)
+        self.base, self.full = mode_indices(part.modes, self.table)
         batch = estimator.workload.batch.global_batch
         self.num_micro_batches = np.maximum(batch // (table.dp * table.micro_batch), 1).astype(float)
         self.layers = part.layers.stack(lambda cost: pick(cost.forward) + pick(cost.backward))
@@ -202,7 +202,7 @@ class _PartBounds:
         if schedule.has_closed_form:
             return 1.0
         plan = schedule.name, self.estimator.framework.traits.runtime, stages.pp, stages.vpp
-        return ~may_fall_short(plan, self.num_micro_batches[rows].astype(np.int64))
+        return ~may_be_too_low(plan, self.num_micro_batches[rows].astype(np.int64))
 
     @cached_property
     def halved_layers(self) -> ArrayN:

@@ -63,7 +63,7 @@ class _Used(NamedTuple):
 def communicators_of(rows: Rows) -> ArrayN:
     """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown. (n, R) [B]"""
     stages = rows.layout.stages
-    pipeline = pipeline_of(rows.schedule_record.wraps_around, stages.pp, stages.head_stage, rows.layout.shown.stage)
+    pipeline = pipeline_links(rows.schedule_record.wraps_around, stages.pp, stages.head_stage, rows.layout.shown.stage)
     experts = rows.workload.model.moe is not None
     sizes = communicator_bytes(
         rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline, rows.grids.cp_kind,
@@ -72,12 +72,12 @@ def communicators_of(rows: Rows) -> ArrayN:
     return np.asarray(sizes[rows.grid])
 
 
-def pipeline_of(wraps: bool, pp: int, head_stage: int, shown: IntN) -> PipelineLinks:
+def pipeline_links(wraps: bool, pp: int, head_stage: int, shown: IntN) -> PipelineLinks:
     """The pipeline as its ranks ``shown`` see it; where it ``wraps`` the last sends to the first.
 
     Examples
     --------
-    >>> pipeline_of(False, 4, 3, np.arange(4)).neighbours
+    >>> pipeline_links(False, 4, 3, np.arange(4)).neighbours
     array([1, 2, 2, 1])
     """
     ends = (shown > 0).astype(np.int64) + (shown < pp - 1)

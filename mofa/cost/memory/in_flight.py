@@ -63,7 +63,7 @@ def rank_in_flight(
     """
     order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
     of_ranks = [
-        _of_rank(tuple((a.computes or "", order.chunk_of(a.stage)) for a in actions), vpp, kind, unshards)
+        _of_rank(tuple((a.effective_kind or "", order.chunk_of(a.stage)) for a in actions), vpp, kind, unshards)
         for actions in order.ranks
     ]
     most = max(len(rank) for rank in of_ranks)
@@ -169,11 +169,11 @@ class InFlight:
         # a chunk's input is in the buffer that it was received in, its output stays until its backward
         boundary = rows.costs.boundary[rows.k]
         per_micro_batch[:, 0, 0] += boundary
-        per_micro_batch[:, lay.head_place, -1] -= boundary
+        per_micro_batch[:, lay.head_position, -1] -= boundary
         self.per_micro_batch = per_micro_batch
         self.output = np.zeros_like(per_micro_batch)
         """What the last stage's output holds until its micro-batch's backward is through. (n, R, vpp) [B]"""
-        self.output[:, lay.head_place, -1] = rows.costs.logits_bytes[rows.k]
+        self.output[:, lay.head_position, -1] = rows.costs.logits_bytes[rows.k]
         self.saved = plain, full
         self.puts_off = rows.schedule_record.defers_weight_gradients
         self.deferred = self._deferred() if self.puts_off else np.zeros_like(per_micro_batch)
@@ -197,7 +197,7 @@ class InFlight:
         deferred = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
         for kind in range(len(stages.kinds) if lay.any_full else 0):
             deferred = deferred + lay.full_by_chunk[:, kind][lay.choice] * (full - plain)[:, kind, None, None]
-        last = lay.head_place
+        last = lay.head_position
         head = rows.costs.head.memory  # what is above its weight goes with the loss, which is detached
         deferred[:, last, -1] += (rows.costs.deferred["head"].between_halves + head.saved - head.above)[rows.k]
         # the output goes with the backward by inputs, as the head has none
@@ -211,7 +211,7 @@ class InFlight:
         by_mode = np.array([[pick(c.deferred[layer_label(kind, mode)]) for kind in kinds] for mode in c.blocks])
         return np.ascontiguousarray(np.moveaxis(by_mode, 2, 1))
 
-    def split_backward(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
+    def alive_in_backward_by_inputs(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
         """What is alive in the backward by inputs of a kind of layer more than in its block, of ``backward`` by mode,
         combination and kind: the last stage's output, and of a backward that is split what weights need and all that
         was saved; and what the layer has at its end, in each chunk. (n, R, vpp) [B]"""
@@ -223,7 +223,7 @@ class InFlight:
         alone = between_halves + self.saved[recomputed][:, kind]
         return before[:, None, None] * self.split + self.output, alone[:, None, None] * self.split
 
-    def by_weights(
+    def alive_in_backward_by_weights(
         self, kind: int, recomputed: int, there: NDArray[np.bool_], own_grads: ArrayN
     ) -> Iterator[tuple[tuple[ArrayN, ArrayN], NDArray[np.bool_], InFlightPeak]]:
         """Inside the last layer of a kind, recomputed or not, whose weights' gradients are put off: what layers before
@@ -278,7 +278,7 @@ class InFlight:
         lay = self.rows.layout
         behind = self.layers_behind[:, :, :, kind, recomputed][lay.choice].sum(axis=(1, 2)) == 0
         head = np.zeros(behind.shape[1:], dtype=bool)
-        head[lay.head_place, -1] = True
+        head[lay.head_position, -1] = True
         return np.asarray(behind & ~head)
 
     def saved_behind(self, kind: int, recomputed: int) -> ArrayN:

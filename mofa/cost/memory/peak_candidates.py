@@ -235,7 +235,7 @@ class PeakCandidates:
                 has, label = np.asarray(there.any(axis=2)), " recomputed" * recomputed
                 if not np.any(has):
                     continue
-                more, alone = in_flight.split_backward(i, recomputed, backward[0])
+                more, alone = in_flight.alive_in_backward_by_inputs(i, recomputed, backward[0])
                 gone = np.where(there, in_flight.saved_behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
                 name = f"of the last {kind} block{label}"
                 for direction, peaks in (("forward", forward), ("backward", backward)):
@@ -243,7 +243,9 @@ class PeakCandidates:
                         "F" if direction == "forward" else "B", gone - more * (direction == "backward")
                     )
                     self.add_block(direction, name, i, peaks, mode, has, **self._alive_at(most))
-                for peaks, on, most in in_flight.by_weights(i, recomputed, there, self._layer_grads(i)):
+                for peaks, on, most in in_flight.alive_in_backward_by_weights(
+                    i, recomputed, there, self._layer_grads(i)
+                ):
                     self.add_block("backward", f"by weights {name}", i, peaks, mode, on, **self._alive_at(most))
                 done = np.where(there, alone - more, np.inf)
                 most = in_flight.most("B", done, ended=True, own_grads=self._layer_grads(i))
@@ -259,7 +261,7 @@ class PeakCandidates:
         rows, stages = self.rows, self.rows.layout.stages
         head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
         on_head, on_first = (np.full((self.n, self.num_shown, stages.vpp), np.inf) for _ in range(2))
-        on_head[:, rows.layout.head_place, -1] = 0.0
+        on_head[:, rows.layout.head_position, -1] = 0.0
         on_first[:, 0, 0] = 0.0
         for direction, kinds in (("forward", head.forward_kinds), ("backward", head.backward_kinds)):
             most = in_flight.most("F" if direction == "forward" else "B", on_head)

@@ -40,7 +40,9 @@ def late_ring_bytes(rows: Rows) -> ArrayN:
     both = layers.forward_clocks, layers.backward_clocks
     waits = sum(summed(np.asarray(grid[..., 2] > NEVER / 2, dtype=float)) for grid in both)
     peers, of_row = np.unique(rows.table.tp * rows.table.cp, return_inverse=True)
-    slowest_by_fastest = np.array([rows.cluster.hosts_apart(num) for num in peers.tolist()])[of_row][:, None]
+    slowest_by_fastest = np.array([rows.cluster.slowest_over_fastest_host(num) for num in peers.tolist()])[of_row][
+        :, None
+    ]
     (device_f, host_f), (device_b, host_b) = ((summed(grid[..., 0]), summed(grid[..., 3])) for grid in both)
     device_f, device_b = (
         np.maximum(device_f, host_f * slowest_by_fastest),

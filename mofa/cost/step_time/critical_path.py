@@ -181,7 +181,7 @@ def _per_round(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> 
     return np.array([micro_batches_per_round(pp, num) if in_rounds else pp for num in num_micro_batches.tolist()])
 
 
-def may_fall_short(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> NDArray[np.bool_]:
+def may_be_too_low(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> NDArray[np.bool_]:
     """Whether :func:`critical_path_s` may be below the computing of the longest path, as it leaves rounds out. (n,)
 
     Sends and receives that PyTorch queues on one stream make a rank's own rounds differ, so that what a round adds to

@@ -231,10 +231,10 @@ def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
         num_full = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
         chunks += num_full * (full - plain)[:, kind, None, None]
     chunks[:, 0, 0] += first[rows.k]
-    chunks[:, lay.head_place, -1] += (1 + depth) * head[rows.k]
+    chunks[:, lay.head_position, -1] += (1 + depth) * head[rows.k]
     mtp = rows.of_mtp(name)
     if mtp is not None:
-        chunks[:, lay.prediction_place, -1] += depth * mtp
+        chunks[:, lay.prediction_position, -1] += depth * mtp
     return np.asarray(chunks)
 
 
@@ -280,8 +280,8 @@ def _clocks(
     num_full = rows.layout.full_by_chunk[rows.layout.choice[index]]
     first, predictions, heads = np.zeros((3, 1, *counts.shape[1:]))
     first[0, 0, 0] = 1.0
-    predictions[0, rows.layout.prediction_place, -1] = model.num_mtp_layers
-    heads[0, rows.layout.head_place, -1] = 1 + model.num_mtp_layers
+    predictions[0, rows.layout.prediction_position, -1] = model.num_mtp_layers
+    heads[0, rows.layout.head_position, -1] = 1 + model.num_mtp_layers
     k, plain, full = rows.k[index], rows.base[index], rows.full[index]
     pieces = [(ends[0][:, k].T, first)]
     for kind in range(len(stages.kinds)):

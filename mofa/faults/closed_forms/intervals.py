@@ -114,7 +114,7 @@ def exact_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     return np.where(block == 0, 0.0, np.where(np.isinf(mtbf), np.inf, interval_s))
 
 
-def availability_s(block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike) -> FloatN:
+def highest_availability_s(block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike) -> FloatN:
     """The interval that makes availability largest, by its first order: ``sqrt(2 (M + R) delta + delta^2)``. [s]
 
     The source gives the period from checkpoint to checkpoint, ``delta`` more.
@@ -125,7 +125,7 @@ def availability_s(block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike) 
 
     Examples
     --------
-    >>> round(float(availability_s(60.0, 11135.0, 300.0)), 1)
+    >>> round(float(highest_availability_s(60.0, 11135.0, 300.0)), 1)
     1172.9
     """
     block, mtbf = _both(block_s, mtbf_s)

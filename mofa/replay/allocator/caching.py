@@ -162,7 +162,7 @@ class Allocator:
             for size, slot, index in orders
         )
 
-    def no_slots(self) -> BlockSlots:
+    def empty_slots(self) -> BlockSlots:
         """Where the blocks of such requests will be."""
         return []
 

@@ -204,7 +204,7 @@ class CompiledAllocator(Allocator):
             self.pool(index)
         return np.array([*orders], dtype=REQUEST).tobytes()
 
-    def no_slots(self) -> NumberedBlocks:
+    def empty_slots(self) -> NumberedBlocks:
         """Where their blocks will be."""
         return NumberedBlocks(self)
 

@@ -65,7 +65,7 @@ def allocate_flat_buffers(state: RankState) -> None:
     of December 2022, and ZeRO 1 left them on the device meanwhile (``move_params_to_cpu_during_init: false`` in
     tr11-200B-ml.slurm). Without ZeRO the buffer is made of copies of the parameters (``FP16_Optimizer``).
     """
-    r, where, begun = state.rank, "start", state.note()
+    r, where, begun = state.rank, "start", state.events_and_allocated()
     params = [state.new(w.param, off_tape_act(PARAMETERS, "parameter", where)) for w in r.weights]
     parts = [int(total / r.optimizer_ranks) for total in group_bytes(state)]
     for members, total, part in zip(groups_of(r.weights), group_bytes(state), parts, strict=True):
@@ -84,7 +84,7 @@ def allocate_flat_buffers(state: RankState) -> None:
         for moments in r.moments:
             state.new(2 * part, off_tape_act(STATES, moments, where))
     state.drop_all(steps)
-    state.look(begun)
+    state.note_peak_since(begun)
 
 
 def before_backward(state: RankState) -> None:
@@ -96,11 +96,11 @@ def before_backward(state: RankState) -> None:
 def after_backward(state: RankState) -> None:
     """It adds each 16-bit gradient, cast to fp32, to the buffer, and keeps it (``update_hp_grads``)."""
     if state.rank.deepspeed == "bf16":
-        begun = state.note()
+        begun = state.events_and_allocated()
         act = off_tape_act(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")
         for w in state.rank.weights:
             state.drop(state.new(2 * w.param, act))
-        state.look(begun)
+        state.note_peak_since(begun)
 
 
 def bf16_gradients(state: RankState) -> list[Waiting]:

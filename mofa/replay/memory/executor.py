@@ -110,29 +110,29 @@ class StepExecutor:
         self.state.journal.steps.append(self.state.journal.num_events)
         self.state.a.peak_allocated = self.state.a.allocated
         self.state.highest.append((0, 0, 0, 0))
-        start = self.state.note()
+        start = self.state.events_and_allocated()
         self.state.journal.computations.append((start[0], "start", 0, 0))
         if self.rank.deepspeed != "bf16":  # whose 16-bit gradients stay until the next backward
             for allocation in self.state.grads:
                 self.state.drop(allocation)
             self.state.grads = []
         self.state.begun = set()
-        self.state.look(start)
+        self.state.note_peak_since(start)
         if r.preallocated and self.state.step == 1:
             self.prepare()
         else:
             gather_ahead(self.state)
         self.received_inputs.step_begins()
         self.steady.compute()
-        start = self.state.note()
+        start = self.state.events_and_allocated()
         if self.state.unsharded:
             self.state.journal.computations.append((start[0], "reduce", 0, 0))
             for c in list(self.state.unsharded):
                 reduce(self.state, c)
-            start = self.state.note()
+            start = self.state.events_and_allocated()
         self.state.journal.computations.append((start[0], "optimizer", 0, 0))
         optimize(self.state)
-        self.state.look(start)
+        self.state.note_peak_since(start)
 
     def prepare(self) -> None:
         """Before its first step a pipeline runs each chunk forward on zeros, to know what it hands on, and makes the
@@ -164,15 +164,15 @@ class StepExecutor:
                 self.state.drop((x, off_tape_act(ACTIVATIONS, self.sends.name(c), "end of a trial forward")))
             if zeros is not None:
                 self.state.drop(zeros)
-            start = self.state.note()
+            start = self.state.events_and_allocated()
             for _ in range(r.num_micro_batches if r.receives[c] else 0):
                 self.state.new(r.boundary_bytes, instruction)
-            self.state.look(start)
-        start = self.state.note()
+            self.state.note_peak_since(start)
+        start = self.state.events_and_allocated()
         for c in range(len(r.chunks)):
             for _ in range(r.num_micro_batches if r.sends[c] else 0):
                 self.state.new(r.boundary_bytes, instruction)
-        self.state.look(start)
+        self.state.note_peak_since(start)
 
     def fingerprint_between_steps(self) -> object:
         """A fingerprint of the state between steps: after equal ones, steps go alike."""
@@ -205,12 +205,12 @@ class StepExecutor:
         if thread in self.state.threads:
             return
         self.state.threads.add(thread)
-        start = self.state.note()
+        start = self.state.events_and_allocated()
         if not self.rank.deepspeed:
             self.state.new(
                 PYTORCH_WORKSPACE, off_tape_act(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS")
             )
-            self.state.look(start)
+            self.state.note_peak_since(start)
 
     def take_persistent(self, act: Instruction, index: int) -> None:
         """Take a buffer for good, where it is the first of its name on the rank, or of the block with this index."""
@@ -431,7 +431,7 @@ class StepExecutor:
         for allocation in carried.values():
             self.state.drop(allocation)
         self.sends.passed(phase, piece)
-        self.state.look(start)
+        self.state.note_peak_since(start)
 
     def take_or_let_go(
         self, kind: int, instruction: Instruction, phase: str, index: int, code: BlockProgram

@@ -47,12 +47,12 @@ def gather(state: RankState, c: int, g: int) -> None:
     groups = state.rank.gathered_params
     if groups is None:
         return
-    start = state.note()
+    start = state.events_and_allocated()
     gathered = _gathered(state, groups[c][g], GATHER)
     _let_go(state)
     state.unsharded.setdefault(c, []).append(_copied(state, groups[c][g]))
     state.gathered = gathered
-    state.look(start)
+    state.note_peak_since(start)
 
 
 def gather_ends(state: RankState) -> None:
@@ -66,10 +66,10 @@ def gather_ahead(state: RankState) -> None:
     groups = state.rank.gathered_params
     if groups is None or not state.rank.unshards:
         return
-    start = state.note()
+    start = state.events_and_allocated()
     for c in list(dict.fromkeys(c for _, c, _ in state.rank.computations))[:CHUNKS_AHEAD]:
         state.fetched[c] = [_gathered(state, weights, 0) for weights in groups[c]]
-    state.look(start)
+    state.note_peak_since(start)
 
 
 def copy_gathered(state: RankState, c: int) -> None:
@@ -77,12 +77,12 @@ def copy_gathered(state: RankState, c: int) -> None:
     groups = state.rank.gathered_params
     if groups is None or c in state.unsharded:
         return
-    start = state.note()
+    start = state.events_and_allocated()
     fetched = state.fetched.pop(c, None) or [_gathered(state, weights, 0) for weights in groups[c]]
     for weights, gathered in zip(groups[c], fetched, strict=True):
         state.unsharded.setdefault(c, []).append(_copied(state, weights))
         state.drop(gathered)
-    state.look(start)
+    state.note_peak_since(start)
 
 
 def _gathered(state: RankState, weights: tuple[tuple[float, float], ...], stream: int) -> Allocation:
@@ -114,7 +114,7 @@ def allocate_ddp_buckets(state: RankState) -> None:
     (torch/nn/parallel/distributed.py, ``_ddp_init_helper``; csrc/distributed/c10d/reducer.cpp, ``rebuild_buckets``).
     """
     act = off_tape_act(GRADIENTS, "bucket of gradients", "DDP's buckets")
-    start = state.note()
+    start = state.events_and_allocated()
     if not state.whole_buckets and "backward" not in state.threads:
         play_requests(state, broadcast_requests(state.rank.weights), "DDP's beginning")
         state.whole_buckets = [state.new(sum(sizes), act) for sizes in state.rank.buckets]
@@ -124,7 +124,7 @@ def allocate_ddp_buckets(state: RankState) -> None:
             for size in sizes:
                 state.new(size, act)
         state.whole_buckets = []
-    state.look(start)
+    state.note_peak_since(start)
 
 
 def reduce(state: RankState, c: int) -> None:
@@ -139,7 +139,7 @@ def reduce(state: RankState, c: int) -> None:
     sent = off_tape_act(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
     sharded = off_tape_act(GRADIENTS, "sharded gradients", where, REDUCE)
     previous: Allocation | None = None
-    start = state.note()
+    start = state.events_and_allocated()
     for g, (weights, copies) in enumerate(zip(groups[c], state.unsharded.pop(c), strict=True)):
         for copy in copies:
             state.drop(copy)
@@ -156,7 +156,7 @@ def reduce(state: RankState, c: int) -> None:
         state.grads.append(summed)
     if previous is not None:
         state.drop(previous)
-    state.look(start)
+    state.note_peak_since(start)
 
 
 def optimizers_weights(rank: Rank) -> tuple[tuple[Weight, ...], ...]:

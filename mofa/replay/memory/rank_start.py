@@ -23,13 +23,13 @@ WHERE = "start"
 def allocate_start(state: RankState) -> None:
     """Allocate parameters, then what the framework keeps beside them."""
     r = state.rank
-    begun = state.note()
+    begun = state.events_and_allocated()
     if r.deepspeed:
         deepspeed.allocate_flat_buffers(state)
         return
     if r.preallocated:
         play_requests(state, build_requests(r.weights, r.rotations), WHERE)
-        state.look(begun)
+        state.note_peak_since(begun)
         return
     params = [_parameter(state, w, n) for n, w in enumerate(r.weights)]
     for flat in r.flat_buffers:
@@ -44,7 +44,7 @@ def allocate_start(state: RankState) -> None:
             narrow = state.new(w.main // 2, copy)
             state.new(w.main, off_tape_act(STATES, f"fp32 copy of {name_in_layer(w.name)}", WHERE))
             state.drop(narrow)
-    state.look(begun)
+    state.note_peak_since(begun)
 
 
 def _parameter(state: RankState, w: Weight, n: int) -> Allocation:

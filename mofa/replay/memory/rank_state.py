@@ -82,12 +82,12 @@ class RankState:
             self.notes.renamed(block)
         return block, act
 
-    def note(self) -> tuple[int, int]:
+    def events_and_allocated(self) -> tuple[int, int]:
         """The number of events so far and the allocated bytes, before something is done."""
         return self.journal.num_events, self.a.allocated
 
     @contextmanager
-    def noting(self, notes: Recorder) -> Iterator[None]:
+    def recording_into(self, notes: Recorder) -> Iterator[None]:
         """Record every allocation and free inside the context."""
         self.notes, self.allocate_rounded, self.free = notes, notes.allocate_rounded, notes.free
         try:
@@ -95,7 +95,7 @@ class RankState:
         finally:
             self.notes, self.allocate_rounded, self.free = None, self.a.allocate_rounded, self.a.free
 
-    def look(self, start: tuple[int, int]) -> None:
+    def note_peak_since(self, start: tuple[int, int]) -> None:
         """Note the peak of what was done since ``start``, if it is the step's highest."""
         peak = self.a.peak_allocated
         if peak > self.highest[-1][0]:

@@ -150,7 +150,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         self.a, self.journal = allocator, journal
         self.start, self.passages = journal.num_events, len(journal.new_passages)
-        self.recorded = recorded or PassBlocks(allocator.no_slots())
+        self.recorded = recorded or PassBlocks(allocator.empty_slots())
         last = self.recorded.last
         self.asked = list(last.slots) if last else []
         self.live = {self.recorded.blocks[slot].address: slot for slot in last.live_slots} if last else {}

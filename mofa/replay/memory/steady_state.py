@@ -159,7 +159,7 @@ class SteadyStatePlayer:
         chunk_pass = state.passes.get((c, i))
         if chunk_pass is None:
             chunk_pass = state.passes[c, i] = ChunkPass()
-            chunk_pass.recorded = PassBlocks(state.a.no_slots())
+            chunk_pass.recorded = PassBlocks(state.a.empty_slots())
         elif chunk_pass.recorded is None:  # begun before there were notes
             self.play(kind, c, i)
             return
@@ -203,7 +203,7 @@ class SteadyStatePlayer:
         )
         if chunk_pass is not None:
             chunk_pass.unfold()
-        with state.noting(recorder):
+        with state.recording_into(recorder):
             self.play(kind, c, i)
         chunk_pass = state.passes.get((c, i))
         left = [block for block, _ in self._blocks_outside(kind, c)]

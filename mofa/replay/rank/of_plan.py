@@ -49,15 +49,17 @@ def rank_maker(estimator: Estimator, *, emptiest: bool = False, data_rank: int =
     return partial(_makes(estimator), emptiest, data_rank)
 
 
-def makers_of_ends(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
-    """What makes a pipeline rank of each of :func:`ends_of_shards`."""
+def makers_of_data_ends(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
+    """What makes a pipeline rank of each of :func:`first_and_last_data_ranks`."""
     return makers_of_extremes(estimator)[0]
 
 
 def makers_of_extremes(estimator: Estimator) -> tuple[tuple[Callable[[int], Rank], ...], Callable[[int], Rank]]:
     """The same, and what makes the one with the fewest tokens of the first of them; they share their traces."""
     make = _makes(estimator)
-    return tuple(partial(make, False, data_rank) for data_rank in ends_of_shards(estimator)), partial(make, True, 0)
+    return tuple(partial(make, False, data_rank) for data_rank in first_and_last_data_ranks(estimator)), partial(
+        make, True, 0
+    )
 
 
 def tokens_over_mean_by_rank(estimator: Estimator, r: int) -> tuple[float, ...]:
@@ -78,7 +80,7 @@ def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
     return partial(_rank, rows_of(estimator), estimator.rank_specs, traces, routed)
 
 
-def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:
+def first_and_last_data_ranks(estimator: Estimator) -> tuple[int, ...]:
     """The first and the last of the data-parallel ranks, where Megatron's distributed optimizer makes them differ."""
     spec = estimator.rank_specs[0]
     if not (spec.gradients.has_flat_buffers and spec.gradients.shards_states):
@@ -111,7 +113,7 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
     }
 
 
-def outside_of(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
+def outside_allocator_bytes(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
     """What the device holds beside the allocator: the CUDA context, and the communicators of every rank. [B]"""
     rows = rows_of(estimator)
     return float(rows.cluster.gpu.context_bytes.value), tuple(communicators_of(rows)[0].tolist())
@@ -119,7 +121,7 @@ def outside_of(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
 
 def room_of(estimator: Estimator, r: int = 0) -> int:
     """What the capacity leaves the allocator of a pipeline rank, beside context and communicators. [B]"""
-    context, communicators = outside_of(estimator)
+    context, communicators = outside_allocator_bytes(estimator)
     return int(estimator.cluster.gpu.capacity_bytes.value - context - communicators[r])
 
 

@@ -89,7 +89,7 @@ def insert_rounds(inserted: InsertedRounds, ranks: Sequence[RankTimeline], spans
     if not all(_alike(rank, round_s) for rank in ranks):
         return False
     for rank in ranks:
-        rank.lengthen(inserted.num_rounds, round_s, inserted.each, spans)
+        rank.insert_rounds(inserted.num_rounds, round_s, inserted.each, spans)
     return True
 
 

@@ -193,7 +193,7 @@ class RankTimeline:
     # -- computing
     def _new_kind(self, action: Action) -> _KindPlayed:
         c, variant = action.stage // self.order.pp, action.micro_batch % self.num_variants
-        phase: Phase | None = action.computes  # type: ignore[assignment]
+        phase: Phase | None = action.effective_kind  # type: ignore[assignment]
         played_kind = _KindPlayed(phase, c, variant)
         if phase is not None:
             tapes, cache = self.plan.tapes[variant], self.plan.cache
@@ -326,7 +326,7 @@ class RankTimeline:
             {key: list(use) for key, use in self.uses.items()}, now - clock.host,
         )  # fmt: skip
 
-    def lengthen(self, num_rounds: int, round_s: float, each: int, spans: bool) -> None:
+    def insert_rounds(self, num_rounds: int, round_s: float, each: int, spans: bool) -> None:
         """Put so many rounds of ``each`` micro-batches, like the one in front of the last mark, there; with their
         computations where ``spans``."""
         *_, begin, end = self.marks

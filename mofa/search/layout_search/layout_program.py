@@ -195,7 +195,7 @@ class LayoutProgram:
         if known is not None:
             return known
         problem, model = self.problem, self.model
-        unit_s = problem.heaviest_rank_s(problem.even()) / RANK_UNITS
+        unit_s = problem.heaviest_rank_s(problem.even_split()) / RANK_UNITS
         rank, number = problem.chunk_places
         chunk_s, layer_s, prediction_s = (
             of[: problem.pipeline.num_computations].sum(axis=0)

@@ -223,7 +223,7 @@ class SplitProblem:
         """Whether a rank has the embedding or the head."""
         return rank in (self.ranks[0], self.ranks[-1])
 
-    def even(self) -> Split:
+    def even_split(self) -> Split:
         """As many layers on each chunk as on others, or one more on the first ones."""
         base, more = divmod(self.num_layers - sum(self.least_layers), self.num_chunks)
         layers = tuple(least + base + (p < more) for p, least in enumerate(self.least_layers))

@@ -34,7 +34,7 @@ def _sizes(workload: WorkloadSpec, t: StrategyTable) -> Iterator[tuple[str, Floa
             yield "shared_hidden", model.moe.shared_hidden / t.tp, INNER
 
 
-def fp8_short(job: Job, t: StrategyTable) -> FloatN:
+def fp8_shortfall(job: Job, t: StrategyTable) -> FloatN:
     """Elements that the worst dimension lacks to a multiple of its unit; 0 where fp8 runs or is not asked for. (n,)"""
     short = np.zeros(len(t))
     if not job.workload.precision.fp8_recipe:

@@ -13,7 +13,7 @@ from mofa.specs.layouts.read import read_layout
 from mofa.specs.strategy import StrategyTable
 
 
-def layers_short(job: Job, t: StrategyTable) -> FloatN:
+def layers_shortfall(job: Job, t: StrategyTable) -> FloatN:
     """Layers that are missing for a chunk to have any, where the framework splits them. (n,)"""
     own = has_own_split(t)
     # the first chunk may hold the embedding alone, the last the head

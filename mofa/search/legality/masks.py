@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from mofa.blocks.frameworks.recompute import why_unsupported
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import context_parallel_message, ranks_too_many
-from mofa.search.legality.fp8_sizes import fp8_message, fp8_short
-from mofa.search.legality.layers import has_own_split, layers_message, layers_short, layout_message, layouts_refused
+from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
+from mofa.search.legality.layers import has_own_split, layers_message, layers_shortfall, layout_message, layouts_refused
 from mofa.search.legality.named_check import BoolN, Check, FloatN, degrees_text, remainder
 from mofa.search.legality.named_check import Job as Job
 from mofa.search.space import Combinations
@@ -370,7 +370,7 @@ CHECKS: tuple[Check, ...] = (
     Check("widths", "columns", _widths, lambda j, t: (
         f"{degrees_text(t, 'tp')} must divide the widths of the feed-forward layers{_unpadded(j)} and "
         f"{degrees_text(t, 'etp')} those of the experts; lower it")),
-    Check("fp8_widths", "elements", fp8_short, fp8_message),
+    Check("fp8_widths", "elements", fp8_shortfall, fp8_message),
     Check("experts", "experts", _experts, lambda j, t: (
         f"{degrees_text(t, 'ep')} must divide num_experts ({j.workload.model.moe.num_experts}); change ep"
         if j.workload.model.moe else
@@ -395,7 +395,7 @@ CHECKS: tuple[Check, ...] = (
         f"{j.framework.name}: {degrees_text(t, 'cp')} {context_parallel_message(j.workload.model, j.framework, t)}")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
         f"seq_len ({j.workload.batch.seq_len}) does not divide over {degrees_text(t, 'cp', 'tp')}; change cp or tp")),
-    Check("layers", "layers", layers_short, layers_message),
+    Check("layers", "layers", layers_shortfall, layers_message),
     Check("layout", "switch", layouts_refused, layout_message),
     Check("batch", "sequences", _batch, lambda j, t: (
         f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {degrees_text(t, 'dp', 'micro_batch')}; "

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mofa.errors import StrategyError
 from mofa.plan.result import Plan
 from mofa.schedules import default_schedule
-from mofa.search.entry_points import closed_plan, find_plans
+from mofa.search.entry_points import find_plans, plan_in_closed_form
 from mofa.search.goodput import LongRunObjective
 from mofa.search.long_run.spare_nodes import SCOUTED, space_near_best, spares_by_promise, without_spares
 from mofa.search.search_result import Search
@@ -58,7 +58,7 @@ class FewerNodesOfPlan:
         """The plan on all nodes."""
         return self.all_nodes.plan
 
-    def standing_all(self, runs: LongRunObjective) -> PlanWithSpares:
+    def plan_on_all_nodes(self, runs: LongRunObjective) -> PlanWithSpares:
         """The plan on all nodes, the same for every long run."""
         assert runs.spares == 0
         return self.all_nodes
@@ -111,7 +111,7 @@ class FewerNodesOfPlan:
         spares = (machines.num_gpus - num_gpus) // machines.node.gpus_per_node
         outlook = runs.outlook(step_s, bytes_, dp, spares=spares, num_gpus=num_gpus)
         order = np.argsort(-outlook.ettr / step_s, kind="stable")[:TRIED]
-        standing = (smaller for smaller in (self.standing(sizes[i]) for i in order) if smaller is not None)
+        standing = (smaller for smaller in (self.plan_at_size(sizes[i]) for i in order) if smaller is not None)
         return _best(runs, list(itertools.islice(standing, COSTED)))
 
     def guessed_step_s(self, pp: IntN, vpp: IntN, dp: IntN) -> FloatN:
@@ -125,7 +125,7 @@ class FewerNodesOfPlan:
         stage_s = (plan.step_s - sum(exposed[name] for name in ("bubble", "dp", "optimizer"))) * s.dp / batch
         return np.asarray(stage_s * s.pp / pp * (batch / dp + (pp - 1) / vpp))
 
-    def standing(self, size: Size) -> PlanWithSpares | None:
+    def plan_at_size(self, size: Size) -> PlanWithSpares | None:
         """The plan of one size, costed; None where it does not run or fit."""
         pp, vpp, dp = size
         s, machines = self.all_nodes.plan.strategy, self.all_nodes.machines
@@ -151,7 +151,7 @@ class FewerNodesOfPlan:
 
     def _plan(self, strategy: StrategySpec, machines: ClusterSpec) -> Plan | None:
         try:
-            plan = closed_plan(self.job, machines, strategy, framework=self.framework)
+            plan = plan_in_closed_form(self.job, machines, strategy, framework=self.framework)
         except StrategyError:
             return None
         return plan if plan.memory.fits else None
@@ -174,7 +174,7 @@ class FewerNodesReplanned:
         """The plan with the fastest step on all nodes."""
         return self.search.report.plans[0]
 
-    def standing_all(self, runs: LongRunObjective) -> PlanWithSpares:
+    def plan_on_all_nodes(self, runs: LongRunObjective) -> PlanWithSpares:
         """The best plan on all nodes by its long run; the one with the fastest step if host memory suffices for
         none."""
         ranked = self._ranked(self.search, runs)

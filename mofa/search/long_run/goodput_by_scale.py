@@ -11,7 +11,7 @@ from mofa.errors import NothingFits, SpecError, StrategyError
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, VariantPoint
 from mofa.plan.result import FrameworkSummary, Plan, WorkloadSummary
-from mofa.search.entry_points import closed_plan, find_plans
+from mofa.search.entry_points import find_plans, plan_in_closed_form
 from mofa.search.goodput import LongRunObjective
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, on_computing_nodes
@@ -115,7 +115,7 @@ def goodput_by_scale(
         raise NothingFits(f"{workload.name}: {points[0].why}; give more GPUs, or --replan")
     stand, job, machines = stands[-1]
     runs = LongRunObjective(job, machines, framework, faults)
-    left = stand.standing_all(runs)
+    left = stand.plan_on_all_nodes(runs)
     if faults.spares:
         fewer = stand.best(runs, faults.spares, _most_spares(runs))
         if fewer is None:
@@ -160,7 +160,7 @@ def _replicable(
         if len(runs):
             best = runs[np.argmin(report.costed.step_s[runs])]
             strategy = report.costed.table.row(int(best), framework.name)
-            return closed_plan(job, machines, strategy, framework=framework), None
+            return plan_in_closed_form(job, machines, strategy, framework=framework), None
     return report.report.plans[0], None
 
 
@@ -173,7 +173,7 @@ def _plan(
     if base is not None:
         wanted = base.model_copy(update={"dp": base.dp * machines.num_gpus // first})
     try:
-        plan = closed_plan(job, machines, wanted, framework=framework)
+        plan = plan_in_closed_form(job, machines, wanted, framework=framework)
     except StrategyError as error:
         return None, str(error)
     if not plan.memory.fits:
@@ -228,7 +228,7 @@ def _point(
             if most < 0:
                 why = f"{asked.checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
                 continue
-            left: PlanWithSpares | None = stand.standing_all(runs)
+            left: PlanWithSpares | None = stand.plan_on_all_nodes(runs)
             if stands_by and faults.spares != 0:
                 left = stand.best(runs, faults.spares or 0, most)
             if left is None:

@@ -23,7 +23,7 @@ def parse_text(text: str) -> PipelineLayout | SplitOptions:
     >>> parse_text("Et|tL").layers_by_chunk, parse_text("decoder-last-pipeline-num-layers:3").last
     ((1, 1), 3)
     """
-    if is_list(text):
+    if is_module_name_list(text):
         return parse_module_names(text)
     options = parse_options(text)
     return parse_layout(text) if options is None else options
@@ -57,7 +57,7 @@ def read_layout(text: str, pp: int, vpp: int, num_layers: int, num_predictions: 
     try:
         parsed.check_against_model(pp, vpp, num_layers, num_predictions)
     except LayoutError as error:
-        if is_list(text):  # its parts have no places in a text
+        if is_module_name_list(text):  # its parts have no places in a text
             raise ModuleNamesError(error.what) from None
         raise
     if rule.counts_ends and not (parsed.chunks[0].startswith("E") and parsed.chunks[-1].endswith("L")):
@@ -65,7 +65,7 @@ def read_layout(text: str, pp: int, vpp: int, num_layers: int, num_predictions: 
     return parsed
 
 
-def is_list(text: str) -> bool:
+def is_module_name_list(text: str) -> bool:
     """Whether a text is a list of module names."""
     return text.lstrip().startswith("[")
 

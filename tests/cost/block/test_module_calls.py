@@ -151,7 +151,7 @@ def test_formats_have_times_of_their_own_and_what_was_not_timed_is_issued_op_by_
 
 def test_a_slower_host_takes_longer_for_modules_too() -> None:
     host = machine({"linear": (40.0, 60.0, 1.0, 2.0)}).cluster.gpu.curves.host
-    slow = host.at_speed(10e-6, "an example").modules["linear"]
+    slow = host.scaled_to_speed(10e-6, "an example").modules["linear"]
     assert slow.seconds(forward=True) == pytest.approx((80e-6, 2e-6))
     assert slow.seconds(forward=False) == pytest.approx((120e-6, 4e-6))
 
@@ -165,12 +165,12 @@ def test_a_layer_that_was_timed_says_how_fast_modules_are() -> None:
         ("layer_issue_s", "layer_back_s"), Fact(value=1e-3, provenance="assumed", source="an example")
     )
     host, layer = plain.model_copy(update=facts), LayerPace(3e-3, 4e-3)
-    slow = host.at_speed(10e-6, "an example", layer)
+    slow = host.scaled_to_speed(10e-6, "an example", layer)
     assert slow.modules["linear"].seconds(forward=True) == pytest.approx((120e-6, 3e-6))
     assert slow.modules["linear"].seconds(forward=False) == pytest.approx((240e-6, 8e-6))
     assert slow.eager_op_s.value == pytest.approx(10e-6)
     assert slow.layer_issue_s is not None and slow.layer_issue_s.value == pytest.approx(3e-3)
-    for other in (plain.at_speed(10e-6, "an example", layer), host.at_speed(10e-6, "an example")):
+    for other in (plain.scaled_to_speed(10e-6, "an example", layer), host.scaled_to_speed(10e-6, "an example")):
         assert other.modules["linear"].seconds(forward=True) == pytest.approx((80e-6, 2e-6))
         assert other.modules["linear"].seconds(forward=False) == pytest.approx((120e-6, 4e-6))
 

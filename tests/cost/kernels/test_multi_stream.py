@@ -9,7 +9,7 @@ import mofa
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fit import fit_curves, predict
 from mofa.calibrate.measurements import Row
-from mofa.calibrate.shapes.families import cases
+from mofa.calibrate.shapes.families import family_cases
 from mofa.cost.kernels.compute import grouped_gemm_s
 from mofa.cost.kernels.multi_stream import balanced_multi_stream_s, multi_stream_s
 from mofa.specs.curves import GemmForm
@@ -82,7 +82,7 @@ def test_a_fit_finds_what_made_the_data() -> None:
         shape = case.size("n"), case.size("k"), layouts[case.op]
         return float(multi_stream_s([loads], *shape, FORM, SINGLE, num_sms=132, added_bytes=6.0)[0])
 
-    rows = [Row(c, Sample(t := took(c), t, t, 7), "G", "h") for c in cases("te_experts") if c.split == "grid"]
+    rows = [Row(c, Sample(t := took(c), t, t, 7), "G", "h") for c in family_cases("te_experts") if c.split == "grid"]
     fitted = fit_curves(rows[::2], num_sms=132, gpu="G", single=SINGLE)
     predicted, _ = predict(fitted, rows[1::2])
     error = np.abs(predicted / [r.sample.median_s for r in rows[1::2]] - 1)
@@ -93,9 +93,9 @@ def test_a_fit_finds_what_made_the_data() -> None:
 def test_until_it_is_measured_a_gpu_assumes_starts_around_single_products() -> None:
     gpu = mofa.load_cluster("h100-hgx", 8).gpu
     curves = gpu.curves.model_copy(update={"multi_stream": {}})
-    curves.__dict__.pop("streamed", None)  # a copy has what was derived before
-    assert {curve.provenance for curve in curves.streamed.values()} == {"assumed"}
-    assert curves.streamed["bf16"].form.bytes_per_s == curves.gemm["bf16"].form.bytes_per_s
+    curves.__dict__.pop("multi_stream_curves", None)  # a copy has what was derived before
+    assert {curve.provenance for curve in curves.multi_stream_curves.values()} == {"assumed"}
+    assert curves.multi_stream_curves["bf16"].form.bytes_per_s == curves.gemm["bf16"].form.bytes_per_s
     took = [float(grouped_gemm_s(64 * 1024, 64, 2816, 2048, gpu, kernel=kernel)) for kernel in ("one", "multi-stream")]  # type: ignore[arg-type]
     assert 0.7 < took[0] / took[1] < 1.3
     assert float(grouped_gemm_s(0, 64, 2816, 2048, gpu, kernel="multi-stream")) == 0.0

@@ -9,8 +9,8 @@ import pytest
 
 import mofa
 from mofa.cost.kernels.topology import NodeSizes, process_groups
-from mofa.cost.memory.communicators import communicator_bytes, pipeline_of
-from mofa.replay.rank.of_plan import outside_of
+from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
+from mofa.replay.rank.of_plan import outside_allocator_bytes
 from mofa.schedules import SCHEDULES
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.strategy import CP_KINDS
@@ -25,7 +25,7 @@ def _communicators(gpus: int, strategy: dict[str, int]) -> float:
     )
     framework = mofa.load_framework("megatron-2022", overrides={"deepspeed": "bf16"})
     cluster = mofa.load_cluster(JEAN_ZAY, gpus)
-    return outside_of(estimator_of(job, cluster, framework, {**strategy, "recompute": "full"}))[1][0] / MIB
+    return outside_allocator_bytes(estimator_of(job, cluster, framework, {**strategy, "recompute": "full"}))[1][0] / MIB
 
 
 def _on_h200(name: str, degrees: tuple[int, ...], *, experts: bool, schedule: str = "1f1b", shard: int = 0,
@@ -37,7 +37,7 @@ def _on_h200(name: str, degrees: tuple[int, ...], *, experts: bool, schedule: st
     framework = framework.model_copy(update={"deepspeed": "bf16"}) if deepspeed else framework
     framework = framework.model_copy(update={"process_groups": made})
     pp = degrees[2]
-    pipeline = pipeline_of(SCHEDULES[schedule].wraps_around, pp, pp - 1, np.arange(pp))
+    pipeline = pipeline_links(SCHEDULES[schedule].wraps_around, pp, pp - 1, np.arange(pp))
     cluster = mofa.load_cluster("h200-hgx", 8)
     kind = np.array([CP_KINDS.index(cp_kind)])
     return [x / MIB for x in communicator_bytes(groups, cluster, framework, experts, np.array([0]), pipeline, kind)[0]]

@@ -35,13 +35,13 @@ def test_a_device_that_waits_half_of_the_time_computes_at_full_clock() -> None:
     alone, power = 1475 / 1980, cluster(node="h200-hgx").gpu.curves.power_limit
     assert power is not None
     assert mixed_clock([1.0], [alone]) == pytest.approx(alone)
-    assert mixed_clock([power.busy(0.52)], [alone]) == 1.0
-    assert alone < mixed_clock([power.busy(0.2)], [alone]) < 1.0
+    assert mixed_clock([power.busy_weight(0.52)], [alone]) == 1.0
+    assert alone < mixed_clock([power.busy_weight(0.2)], [alone]) < 1.0
 
 
 def test_draws_of_work_and_of_waiting_add_up_to_the_limit() -> None:
     power = limit(draw=0.25)
-    clock = mixed_clock([power.busy(0.2)], [0.7])
+    clock = mixed_clock([power.busy_weight(0.2)], [0.7])
     assert 0.8 * (float(clock) / 0.7) ** 2 + 0.2 * 0.25 == pytest.approx(1.0)
 
 

@@ -80,9 +80,9 @@ def test_tensor_parallel_ranks_are_peers_too() -> None:
     estimator = load("te4-tp2-cp2-llama8b-12l-16k").estimator
     cluster = estimator.cluster.on_shared_hosts()
     (rank,) = ranks_of(Estimator(estimator.workload, cluster, estimator.framework, estimator.table))
-    assert cluster.hosts_apart(4) > cluster.hosts_apart(2) > 1.0
+    assert cluster.slowest_over_fastest_host(4) > cluster.slowest_over_fastest_host(2) > 1.0
     forward, _ = rank.chunks[0][1].paces
-    assert forward.device_s == pytest.approx(cluster.hosts_apart(4) * forward.host_s)
+    assert forward.device_s == pytest.approx(cluster.slowest_over_fastest_host(4) * forward.host_s)
 
 
 def test_a_ring_under_tensor_parallelism_takes_a_loss_anew() -> None:

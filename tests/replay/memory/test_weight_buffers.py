@@ -16,7 +16,7 @@ from mofa.cost.allocations.parameter_tensors import BucketedBuffer, Param, _plac
 from mofa.replay.memory.fsdp_and_optimizer import weights_in_step_order
 from mofa.replay.memory.rank_memory import may_be_fullest, play_memory
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.of_plan import makers_of_ends, ranks_of, room_of
+from mofa.replay.rank.of_plan import makers_of_data_ends, ranks_of, room_of
 from mofa.replay.replayer import ENDS_DIFFER, Replayer
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -81,7 +81,7 @@ def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
     strategy = "tp=2 sp=true pp=16 ep=16 micro_batch=1 recompute=selective:core_attn+layernorm+mlp"
     job = load_workload("deepseek-v3", global_batch=3840)
     estimator = estimator_of(job, load_cluster("h200-hgx", 512), load_framework("megatron"), strategy)
-    makers = makers_of_ends(estimator)
+    makers = makers_of_data_ends(estimator)
     ends, last = (tuple(replace(make(r), routing_drift=None) for make in makers) for r in (6, 15))
     assert len(ends) == 2 and may_be_fullest(last) == last
     (fuller,) = may_be_fullest(ends)
@@ -98,7 +98,8 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
     job, megatron = load_workload("deepseek-v3", global_batch=3840), load_framework("megatron")
     nodes = load_cluster("h200-hgx", 512)
     reserved = [
-        play_memory(make(14)).peak_reserved for make in makers_of_ends(estimator_of(job, nodes, megatron, strategy))
+        play_memory(make(14)).peak_reserved
+        for make in makers_of_data_ends(estimator_of(job, nodes, megatron, strategy))
     ]
 
     def wrong(ranks: Sequence[Rank], **_: object) -> Sequence[Rank]:

@@ -68,12 +68,12 @@ def test_search_equals_trying_every_split(
     )  # fmt: skip
     fitting = problem.fitting(problem.splits())
     shortest_s = float(problem.steps_s(fitting).min())
-    found = shortest_split(problem, problem.even())
+    found = shortest_split(problem, problem.even_split())
     assert found.splits[0] in fitting
     assert found.steps_s[0] == pytest.approx(shortest_s, rel=1e-9)
     assert found.bound_s <= shortest_s * (1.0 + 1e-9)
     assert found.gap_fraction < 0.02
-    assert shortest_split(problem, problem.even()) == found
+    assert shortest_split(problem, problem.even_split()) == found
 
 
 def test_contents_that_do_not_fit_are_learned() -> None:
@@ -84,7 +84,7 @@ def test_contents_that_do_not_fit_are_learned() -> None:
         layers = np.bincount(problem.chunk_places[0], split.layers)
         return np.asarray(layers - 2.0)
 
-    found = shortest_split(problem, problem.even(), over_bytes=over_bytes)
+    found = shortest_split(problem, problem.even_split(), over_bytes=over_bytes)
     fitting = [split for split in problem.splits() if np.all(over_bytes(split) <= 0)]
     assert found.steps_s[0] == pytest.approx(float(problem.steps_s(fitting).min()), rel=1e-9)
     assert all(np.all(over_bytes(split) <= 0) for split in found.splits)
@@ -92,7 +92,7 @@ def test_contents_that_do_not_fit_are_learned() -> None:
 
 def test_nothing_is_found_where_nothing_fits() -> None:
     problem = replace(random_problem(1, "interleaved", 2, 2, 6), limit_bytes=2.0)
-    assert shortest_split(problem, problem.even()).splits == ()
+    assert shortest_split(problem, problem.even_split()).splits == ()
 
 
 def test_every_split_is_a_layout_that_megatron_takes() -> None:
@@ -105,6 +105,6 @@ def test_every_split_is_a_layout_that_megatron_takes() -> None:
 
 def test_a_descent_ends_where_no_move_helps() -> None:
     problem = random_problem(3, "interleaved", 2, 3, 12)
-    end = local_search(problem, problem.even())
+    end = local_search(problem, problem.even_split())
     steps_s = problem.steps_s(problem.fitting(neighbours(problem, end)))
     assert steps_s.min() >= problem.step_s(end) * (1.0 - 1e-9)

@@ -37,7 +37,7 @@ def activation(
     any_width = _any_width(ctx, name)
     counted: FloatK = 0.0
     width: FloatK = 0.0
-    if gated and name != "experts" and not ctx.model.two_gated_widths:  # by elements and width, as it was measured
+    if gated and name != "experts" and not ctx.model.gates_in_two_widths:  # by elements and width, as it was measured
         like, again, counted, width = "te swiglu_fwd", "te swiglu_bwd", moved, moved / ctx.tokens
     weighted = 1.0 if gated and name == "experts" else 0.0
     passes = where(any_width, ctx.kernels.any_width_swiglu_forward_passes.value, wide + 1.0)
@@ -89,7 +89,7 @@ def unfused_swiglu(
 def _any_width(ctx: Context, name: str) -> BoolK:
     """Where an activation's function is called with two widths on its rank: under pipelines the shared experts' only
     where dense layers are between theirs, not where they are the first ones."""
-    if name not in ("mlp", "shared") or not ctx.model.two_gated_widths:
+    if name not in ("mlp", "shared") or not ctx.model.gates_in_two_widths:
         return False
     moe = ctx.model.moe
     assert moe is not None

@@ -21,10 +21,10 @@ from mofa.blocks.frameworks.megatron.permute import (
     pad_map,
     pads_router_map,
     permute,
+    restore_sent_order,
     rows_sent,
     sort,
     unpermute,
-    unsort,
     with_padded_rows,
 )
 from mofa.blocks.op import Back, BackwardPreparation, Call, FloatK, Op, TapeBuilder
@@ -148,7 +148,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     if not pads_router_map(ctx):
         _synchronise(b, ctx, on_host, "moe.end_sync", logical_not(split))
     y = experts(b, ctx, received, rows, memory_rows, weights=(weights,))
-    y = unsort(b, ctx, y, rows, memory_rows)
+    y = restore_sent_order(b, ctx, y, rows, memory_rows)
     if any_true(ctx.etp > 1):
         y = scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
     y = exchange(b, ctx, y, "combine", rows_sent(ctx) * row)

@@ -171,7 +171,7 @@ def sort(b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, memor
     return out, weights
 
 
-def unsort(b: TapeBuilder, ctx: Context, y: str, rows: ArrayK, memory_rows: ArrayK) -> str:
+def restore_sent_order(b: TapeBuilder, ctx: Context, y: str, rows: ArrayK, memory_rows: ArrayK) -> str:
     """The experts' results in the order in which they are sent back."""
     return _by_chunks(b, ctx, y, "unsort", "moe.unsorted", rows, memory_rows)
 

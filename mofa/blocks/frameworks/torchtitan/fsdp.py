@@ -73,16 +73,16 @@ def begin_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, 
     if any_true(logical_not(ahead)):
         reads.append(gather_weights(p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, logical_not(ahead), of_block=True))
         p.tensor("fsdp.weights", 0.0)
-        p.mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
+        p.add_mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
     if any_true(ahead):
         p.tensor("fsdp.next", 0.0)
         p.tensor("fsdp.prefetched", where(ahead & (ctx.fsdp > 1), 2.0 * own, 0.0))
-        p.mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",), claims="fsdp.next")
+        p.add_mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",), claims="fsdp.next")
         reads.append("fsdp.prefetched")
         if any_true(experts > 0):
             p.tensor("efsdp.next", 0.0)
             p.tensor("efsdp.prefetched", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
-            p.mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",), claims="efsdp.next")
+            p.add_mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",), claims="efsdp.next")
     copy_out(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
     if any_true(ahead):
         gather_weights(p, ctx, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
@@ -112,7 +112,7 @@ def release_weights(b: TapeBuilder) -> tuple[str, ...]:
         released.append("fsdp.prefetched")
     if released:
         p = FsdpOps()
-        p.hold("fsdp.hold", tuple(released))
+        p.add_hold("fsdp.hold", tuple(released))
         p.add_to(b)
     return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
 
@@ -122,7 +122,8 @@ def await_first_block(b: TapeBuilder, ctx: Context) -> None:
     if not gathers_for_each_use(ctx):
         return
     p = FsdpOps()
-    p.wait("fsdp.first_block", (p.neighbour("fsdp.first_gather", "all_gather", neighbour_params(ctx, "embedding")[0],
+    p.add_wait("fsdp.first_block", (p.add_neighbours_collective("fsdp.first_gather", "all_gather",
+    neighbour_params(ctx, "embedding")[0],
                                             ctx.fsdp, 2.0, GATHER),))  # fmt: skip
     p.add_to(b)
 
@@ -318,7 +319,7 @@ def _fsdp(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     if block != "head":
         begin.tensor("fsdp.next@", 0.0)
         begin.tensor("fsdp.arrived", where(ctx.fsdp > 1, 2.0 * own, 0.0))
-        begin.mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
+        begin.add_mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
         weights = copy_out(begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False)
     gathered = []
     if block != "embedding":
@@ -328,20 +329,20 @@ def _fsdp(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     if any_true(own_group):
         begin.tensor("efsdp.next@", 0.0)
         begin.tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
-        begin.mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",), claims="efsdp.next@")
+        begin.add_mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",), claims="efsdp.next@")
         gathered.append(gather_weights(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, own_group))
     begin.tensor("fsdp.previous.experts", where(own_group, width * previous, 0.0))
     begin.tensor("fsdp.previous", where(own_group, 0.0, width * previous))
     if block == "embedding":  # the first block's gradients are still on their way
-        begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
-    begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input")
+        begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
+    begin.add_mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input")
     body = list(ops)
     dense_grads = weight_gradients(p, ops, experts=False)
     expert_grads = weight_gradients(p, ops, experts=True)
     if any_true(own_group):
         post = FsdpOps(tensors=p.tensors)
         post.tensor("fsdp.reduced", 0.0, use="reduced")
-        post.wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
+        post.add_wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
         reduce_gradients(post, ctx, "efsdp", experts, ctx.efsdp, expert_grads, 3)
         together = FsdpOps(tensors=p.tensors)
         expert_grads = _kept_where_together(together, expert_grads, own_group)
@@ -370,14 +371,14 @@ def _fsdp(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     freed = ("efsdp.reduce_input",) if any_true(own_group) else ()
     end.tensor("fsdp.reduced", 0.0, use="reduced")
     end.tensor("fsdp.done", 0.0)
-    end.wait("fsdp.reshard", (weights, "fsdp.previous", wait, *freed))
+    end.add_wait("fsdp.reshard", (weights, "fsdp.previous", wait, *freed))
     reduce_gradients(end, ctx, "fsdp", own, ctx.fsdp, (*dense_grads, *expert_grads), len(dense_grads) + 2)
     if gathered:
-        end.hold("fsdp.hold@", tuple(gathered))
-    end.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+        end.add_hold("fsdp.hold@", tuple(gathered))
+    end.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
     if block == "embedding":  # the last reduction of a micro-batch: nothing is left to run beside it
-        end.mark("fsdp.last", (), ("fsdp.done",), REDUCE)
-        end.wait("fsdp.finish", ("fsdp.done",))
+        end.add_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
+        end.add_wait("fsdp.finish", ("fsdp.done",))
     p.ops = body + end.ops
 
 

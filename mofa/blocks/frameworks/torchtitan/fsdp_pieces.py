@@ -44,7 +44,7 @@ class FsdpOps:
         self.tensors[name] = Tensor(name, nbytes, kind, grad=False, use=use or "fsdp")  # type: ignore[arg-type]
         return name
 
-    def mark(
+    def add_mark(
         self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER, role: Role = "",
         claims: str = "", purpose: Purpose = "",
     ) -> None:  # fmt: skip
@@ -54,15 +54,15 @@ class FsdpOps:
                claims=claims, purpose=purpose)
         )  # fmt: skip
 
-    def hold(self, name: str, reads: tuple[str, ...], stream: str = GATHER) -> None:
+    def add_hold(self, name: str, reads: tuple[str, ...], stream: str = GATHER) -> None:
         """A mark up to which these are held for the next block."""
-        self.mark(name, reads, (), stream, purpose="hold")
+        self.add_mark(name, reads, (), stream, purpose="hold")
 
-    def wait(self, name: str, reads: tuple[str, ...]) -> None:
+    def add_wait(self, name: str, reads: tuple[str, ...]) -> None:
         """The compute stream waits until these are there."""
         self.ops.append(Op(name, "dp", Stream(0.0), reads, (), launches=0, region=OUTSIDE, part="fsdp"))
 
-    def neighbour(
+    def add_neighbours_collective(
         self, name: str, kind: CollectiveKind, params: FloatK, ranks: FloatK, bytes_: float, stream: str
     ) -> str:
         """A collective of the block before or behind, which its own tape launches and counts; none for one rank."""

@@ -44,7 +44,7 @@ def wrap_end(b: TapeBuilder, ctx: Context, block: str, own: ArrayK) -> None:
         copy_out(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
     else:
         block_params, _ = neighbour_params(ctx, block)
-        p.mark("fsdp.keep_last", (), (p.tensor(LAST, 2.0 * block_params, "weight_copy"),), "compute")
+        p.add_mark("fsdp.keep_last", (), (p.tensor(LAST, 2.0 * block_params, "weight_copy"),), "compute")
     p.add_to(b)
 
 
@@ -59,25 +59,25 @@ def backward_of_end(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: Ar
     own_grads = weight_gradients(p, ops, experts=False)
     p.ops = list(ops)
     if block == "head":
-        p.mark("fsdp.turn_last", (LAST,), (), "compute")
-        p.mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
+        p.add_mark("fsdp.turn_last", (LAST,), (), "compute")
+        p.add_mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
         p.tensor(
             "fsdp.reduce_input", 4.0, use="reduce_input"
         )  # stands for what the last block finds on its way: nothing
-        p.mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
-        p.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+        p.add_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
+        p.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
         return
     all_params, (block_own, expert_params) = own + head_params(ctx), neighbour_params(ctx, block)
     begin = FsdpOps(tensors=p.tensors)
     begin.tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
-    begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
-    begin.mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
+    begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
+    begin.add_mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
     end = FsdpOps(tensors=p.tensors)
     end.tensor("fsdp.reduced", 0.0, use="reduced")
     end.tensor("fsdp.done", 0.0)
-    end.wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))
+    end.add_wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))
     reduce_gradients(end, ctx, "fsdp", all_params, ctx.fsdp, own_grads, 3)
-    end.hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
-    end.mark("fsdp.last", (), ("fsdp.done",), REDUCE)
-    end.wait("fsdp.finish", ("fsdp.done",))
+    end.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+    end.add_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
+    end.add_wait("fsdp.finish", ("fsdp.done",))
     p.ops = begin.ops + p.ops + end.ops
