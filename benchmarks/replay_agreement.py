@@ -174,8 +174,8 @@ def _strategies(line: Line, at: int) -> tuple[Job, StrategyTable]:
         load_workload(name, global_batch=batch, overrides=line.changes or None), load_cluster(cluster, gpus),
         load_framework({"name": line.framework, **EVEN, **line.options}),
     )  # fmt: skip
-    default = default_space(job.workload, job.cluster, job.framework)
-    asked = [constrain(default, fix=fix, maximum={}, with_=line.with_, without=())
+    default = default_space(job.workload, job.cluster, job.framework)  # zbv has cases of its own
+    asked = [constrain(default, fix=fix, maximum={}, with_=line.with_, without=("zbv",))
              for fix in ({}, *({"recompute": mode} for mode in line.modes))]  # fmt: skip
     modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))
     pytorch_ddp = job.framework.name in PYTORCH_MODULES and job.framework.data_parallel == "ddp"

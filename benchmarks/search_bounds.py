@@ -68,7 +68,7 @@ JOBS = (
     Job("mixtral-8x7b", "h100-hgx", 64, "megatron-local"),
     Job("qwen3-30b-a3b", "h100-hgx", 32, "megatron-local", (), "days"),
     Job("llama3-8b", "h100-hgx", 64, "torchtitan"),
-    Job("llama3-70b", "h100-hgx", 256, "torchtitan", ("zbv",)),
+    Job("llama3-70b", "h100-hgx", 256, "torchtitan"),
     Job("llama3-405b", "h100-hgx", 1024, "torchtitan"),
     Job("qwen3-30b-a3b", "h100-hgx", 64, "torchtitan"),
     Job("gpt-oss-120b", "h100-hgx", 64, "torchtitan", (), "usd"),

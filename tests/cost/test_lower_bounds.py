@@ -33,19 +33,21 @@ class Case(NamedTuple):
     words: tuple[str, ...] = ()
     fix: tuple[tuple[str, object], ...] = ()
     options: tuple[tuple[str, object], ...] = ()
+    without: tuple[str, ...] = ()
 
 
 CASES = [
     Case("llama3-8b", 64, "megatron"),
     Case("llama3-8b", 8, "megatron-local"),
-    Case("llama3-8b", 64, "torchtitan", ("zbv",)),
+    Case("llama3-8b", 64, "torchtitan"),
     Case("llama3-8b", 64, "torchtitan", fix=(("schedule", "interleaved-zb"),)),
     Case("llama3-8b", 32, "torchtitan", fix=(("schedule", "gpipe"),)),
     Case("llama3-8b", 64, "fsdp1"),
     Case("llama3-70b", 256, "megatron", ("fp8-blockwise",)),
     Case("llama3-8b", 64, "megatron-2022", options=(("deepspeed", "bf16"),)),
     Case("qwen3-30b-a3b", 64, "megatron", ("token_chunks", "moeblaze")),
-    Case("qwen3-30b-a3b", 64, "torchtitan", ("deepep",)),
+    Case("qwen3-30b-a3b", 64, "torchtitan", ("deepep",), without=("zbv",)),
+    Case("qwen3-30b-a3b", 64, "torchtitan", fix=(("schedule", "zbv"), ("recompute", "none"))),
     Case("mixtral-8x7b", 64, "megatron-local", ("micro_moe",)),
     Case("deepseek-v3", 1024, "megatron", ("deepep", "bf16_moments")),
 ]
@@ -61,7 +63,7 @@ class Sample:
             load_workload(case.workload), machines, asked, case.words
         )
         space = default_space(self.workload, self.cluster, self.framework)
-        space = constrain(space, fix=dict(case.fix), maximum={}, with_=case.words, without=())
+        space = constrain(space, fix=dict(case.fix), maximum={}, with_=case.words, without=case.without)
         table = combinations_table(space, self.cluster, self.framework)
         legal = np.flatnonzero(check_strategies(Job(self.workload, self.cluster, self.framework), table).reason < 0)
         random = np.random.default_rng(case.gpus)

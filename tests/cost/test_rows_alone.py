@@ -66,7 +66,7 @@ KINDS = {
     "megatron-local": Kind("megatron-local", DENSE, modes=("selective:core_attn+mlp", "full")),
     "megatron-local unfused": Kind("megatron-local", ("dense", "moe"), {"attention": "unfused"}),
     "torchtitan": Kind("torchtitan", DENSE, modes=("full",)),
-    "torchtitan zbv": Kind("torchtitan", ("dense", "mla-moe"), modes=("full", "every:2"), with_=("zbv",)),
+    "torchtitan zbv": Kind("torchtitan", ("dense", "mla-moe"), modes=("full", "every:2")),
     "torchtitan compile": Kind("torchtitan", DENSE, {"compile": True}),
     "torchtitan hsdp": Kind("torchtitan", ("dense", "moe"), {"data_parallel": "hsdp", "dp_replicate": 2}),
     "torchtitan sequential": Kind("torchtitan", ("moe",), {"experts": "sequential"}),
