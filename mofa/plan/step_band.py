@@ -26,8 +26,8 @@ class Band(Spec):
     tie_margin: float | None = Field(
         default=None,
         ge=0,
-        description="How much two steps of one job differ, relatively, by which the model cannot tell them apart: the "
-        "errors of two runs of one model differ by more in half of the models; null where none was measured. [-]",
+        description="Two steps of one job that differ by no more than this share of the shorter are tied: by so much "
+        "the errors of two runs of one model differ, in the median over models; null where none was measured. [-]",
     )
     hosts_s: tuple[float, float] | None = Field(
         description="The step on a fast and on a slow host of the kind, within 8 in 10; null on a known host. [s]"

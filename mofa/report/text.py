@@ -397,7 +397,7 @@ def ties_line(report: PlanReport) -> str:
     assert band is not None and band.tie_margin is not None
     tied = f"Plans 1 to {report.num_tied}" if report.num_tied > 2 else "Plans 1 and 2"
     why = f"errors of two {band.circumstances.pace} runs of one model differ by {band.tie_margin:.1%} in the median"
-    return f"{tied} are tied, mofa cannot tell which is fastest: {why}.\n"
+    return f"{tied} are tied, mofa cannot tell which is best: {why}.\n"
 
 
 def band_lines(band: Band) -> list[str]:
