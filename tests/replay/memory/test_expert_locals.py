@@ -40,7 +40,8 @@ def _recorded_at_the_fullest_moment() -> dict[str, list[int]]:
         if i >= found["step_starts"][1] and total > most:
             most, fullest = total, list(alive.values())
     return {
-        played: sorted(n for n, place in fullest if function in place and n > 10 * MB) for function, played in ROWS.items()
+        played: sorted(n for n, place in fullest if function in place and n > 10 * MB)
+        for function, played in ROWS.items()
     }
 
 

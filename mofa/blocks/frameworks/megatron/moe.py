@@ -250,8 +250,8 @@ def experts(
 ) -> str:  # fmt: skip
     """The routed experts: a grouped product each for gate-and-up and for down, the probability in the activation.
 
-    ``weights`` are the rows' probabilities, where they are a tensor of their own that the activation keeps. Padded rows,
-    the first product and the activation are local variables of ``TEGroupedMLP.forward``, held until it returns.
+    ``weights`` are the rows' probabilities, where they are a tensor of their own that the activation keeps. Padded
+    rows, the first product and the activation are local variables of ``TEGroupedMLP.forward``, held until it returns.
     """
     spec = ctx.model.moe
     assert spec is not None
