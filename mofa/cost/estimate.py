@@ -71,7 +71,7 @@ class Estimator:
     Parameters
     ----------
     table
-        Candidates that the framework can run; (n,).
+        Candidates that the framework can run, with one set of its options; (n,).
     loads
         How unevenly experts are loaded.
     drop
@@ -82,6 +82,7 @@ class Estimator:
         self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
         loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
+        framework = framework.with_options(table.common_options)
         self.workload, self.cluster, self.framework, self.table = workload, cluster, framework, table
         self.loads, self.drop = loads, drop
         self.drains = np.zeros(len(table))

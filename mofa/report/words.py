@@ -76,6 +76,7 @@ def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
         words.append(f"layout={strategy.layout}")
     if strategy.balancing != "none":
         words.append(f"balancing={strategy.balancing}")
+    words += [f"{name}={str(value).lower()}" for name, value in strategy.options.chosen.items()]
     return " ".join(words)
 
 

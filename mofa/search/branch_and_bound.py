@@ -27,6 +27,8 @@ from mofa.search.costing import (
     cost_rows_of_part,
     estimator_of_part,
     merge_part_costs,
+    rows_of,
+    space_part,
 )
 from mofa.search.goals import BestRows, Goal, ParetoFront
 from mofa.search.legality.masks import Job
@@ -124,8 +126,9 @@ class _BranchAndBound:
 
     def _that_may_fit(self, degrees: Rows) -> Rows:
         """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
-        job, table = self.job, self.space.degrees.take(degrees)
-        self.least_bytes[degrees] = memory_lower_bounds_bytes(job.workload, job.cluster, job.framework, table)
+        for job, some in self._by_options(degrees):
+            table = self.space.degrees.take(some)
+            self.least_bytes[some] = memory_lower_bounds_bytes(job.workload, job.cluster, job.framework, table)
         over = self.least_bytes[degrees] - self.limit
         order = np.argsort(over, kind="stable")
         order = order[over[order] > 0]
@@ -135,22 +138,31 @@ class _BranchAndBound:
         self._tell(len(rows))
         return degrees[over <= 0]
 
+    def _by_options(self, degrees: Rows) -> list[tuple[Job, Rows]]:
+        """Degrees by the options that they choose, each with its job."""
+        sets = self.space.degrees.take(degrees).rows_by_options() if len(degrees) else []
+        return [(self.job.with_options(options), degrees[rows]) for options, rows in sets]
+
     def _num_rows(self, degrees: Rows) -> Rows:
         """How many legal rows degrees have. (degrees,)"""
         return np.asarray(self.legal[degrees].sum(axis=1))
 
     def _rows_of(self, degrees: Rows) -> Rows:
         """The legal rows of degrees, those of each together."""
-        of, mode = np.nonzero(self.legal[degrees])
-        return degrees[of] * self.legal.shape[1] + mode
+        return rows_of(self.space, self.legal, degrees)
 
     def _floor(self, degrees: Rows) -> FloatN:
         """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)"""
-        if not len(degrees):
-            return np.empty(0)
-        job, chunks = self.job, {mode.token_chunks for mode in self.space.degrees.recompute_modes}
+        floor, place = np.empty(len(degrees)), np.full(len(self.legal), -1)
+        place[degrees] = np.arange(len(degrees))
+        for job, some in self._by_options(degrees):
+            floor[place[some]] = self._floor_of(job, some)
+        return floor
+
+    def _floor_of(self, job: Job, degrees: Rows) -> FloatN:
+        """The same of degrees that choose the same options."""
         floors = []
-        for number in sorted(chunks):
+        for number in sorted({mode.token_chunks for mode in self.space.degrees.recompute_modes}):
             table = replace(self.space.degrees.take(degrees), recompute_modes=(RecomputeSpec(token_chunks=number),))
             estimator = Estimator(job.workload, job.cluster, job.framework, table, self.loads)
             floors.append(self._bound(estimator, np.zeros(len(degrees), dtype=bool), at_rest=False))
@@ -166,9 +178,11 @@ class _BranchAndBound:
 
     def _cost(self, degrees: Rows) -> None:
         """Cost the rows of degrees that are not beaten."""
-        if not len(degrees):
-            return
-        degrees = np.sort(degrees)
+        for _, some in self._by_options(degrees):
+            self._cost_same_options(np.sort(some))
+
+    def _cost_same_options(self, degrees: Rows) -> None:
+        """The same of degrees that choose the same options, in order."""
         part = self._part(degrees)
         rows, of_space, estimator = np.flatnonzero(part.legal), self._rows_of(degrees), estimator_of_part(part)
         is_open = part.space.recompute_layers[rows] == SOLVED
@@ -187,7 +201,7 @@ class _BranchAndBound:
         self._mark_slower(of_space[cut], bound[cut])
 
     def _part(self, degrees: Rows) -> SpacePart:
-        return SpacePart(self.job, self.loads, self.space.of_degrees(degrees), self.legal[degrees].reshape(-1))
+        return space_part(self.job, self.loads, self.space, degrees, self.legal)
 
     def _take(self, part: SpacePart, rows: Rows, costs: PartCosts) -> None:
         """Let the goal take note of rows that fit."""
@@ -213,11 +227,11 @@ class _BranchAndBound:
         begin, size = 0, NEAR_MISSES
         while begin < len(self.too_big) and self.over[begin] < least:
             end = min(begin + size, int(np.searchsorted(self.over, least)))
-            degrees = np.sort(self.too_big[begin:end])
-            part, of_space = self._part(degrees), self._rows_of(degrees)
-            costs = cost_part(part)
-            self.costed.append((of_space, costs))
-            least = min(least, float(costs.shortfall.min(initial=np.inf)))
+            for _, some in self._by_options(self.too_big[begin:end]):
+                degrees = np.sort(some)
+                costs = cost_part(self._part(degrees))
+                self.costed.append((self._rows_of(degrees), costs))
+                least = min(least, float(costs.shortfall.min(initial=np.inf)))
             begin, size = end, size * GROWTH
 
     def _tell(self, number: int) -> None:

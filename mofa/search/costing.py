@@ -153,15 +153,16 @@ def cost_rows(
         Cost parts in other processes where there are many rows. The results are the same.
     """
     legal = reason < 0
-    rows = np.flatnonzero(legal)
-    parts = split_into_parts(space, legal, PARTS * workers.jobs if len(rows) > MANY else 1)
-    tasks = [SpacePart(job, loads, space.of_degrees(some), _of_degrees(legal, some, space)) for some in parts]
+    num_legal = int(np.count_nonzero(legal))
+    parts = split_into_parts(space, legal, PARTS * workers.jobs if num_legal > MANY else 1)
+    rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows_of(space, legal, some) for some in parts)])
+    tasks = [space_part(job, loads, space, some, legal) for some in parts]
     done = [0] * len(tasks)
 
     def tell(number: int, count: int) -> None:
         done[number] = count
         if progress is not None:
-            progress(sum(done), len(rows))
+            progress(sum(done), num_legal)
 
     tell_of = {id(task): partial(tell, number) for number, task in enumerate(tasks)}
     parts_costed = []
@@ -203,16 +204,25 @@ def merge_part_costs(
 
 
 def split_into_parts(space: Combinations, legal: NDArray[np.bool_], parts: int) -> list[NDArray[np.intp]]:
-    """Degrees with legal rows, cut into parts of about equally many rows.
+    """Degrees with legal rows that choose the same options, cut into parts of about equally many rows.
 
-    Parts differ in tp and cp, on which all blocks depend: no block is costed in two parts.
+    Parts of the same options differ in tp and cp, on which all blocks depend: no block is costed in two parts.
     """
-    each = legal.reshape(-1, len(space.recompute)).sum(axis=1)
-    some = np.flatnonzero(each)
+    return [
+        part for _, of_options in space.degrees.rows_by_options()
+        for part in _split(space.degrees, of_options, legal.reshape(-1, len(space.recompute)).sum(axis=1), parts)
+    ]  # fmt: skip
+
+
+def _split(
+    table: StrategyTable, degrees: NDArray[np.intp], num_rows: IntN, parts: int
+) -> list[NDArray[np.intp]]:
+    """Some degrees, each with so many legal rows, in parts. ``num_rows`` (c,)"""
+    some = degrees[num_rows[degrees] > 0]
     if parts == 1 or len(some) == 0:
         return [some] if len(some) else []
-    code = space.degrees.tp[some] * 4096 + space.degrees.cp[some]
-    total = np.cumsum(each[some])
+    code = table.tp[some] * 4096 + table.cp[some]
+    total = np.cumsum(num_rows[some])
     bounds = np.concatenate([[0], 1 + np.flatnonzero(np.diff(code)), [len(some)]])
     before = np.concatenate([[0], total])[bounds]
     wanted = np.arange(1, parts) * (total[-1] / parts)
@@ -220,8 +230,19 @@ def split_into_parts(space: Combinations, legal: NDArray[np.bool_], parts: int) 
     return [part for part in np.split(some, cuts) if len(part)]
 
 
-def _of_degrees(legal: NDArray[np.bool_], degrees: NDArray[np.intp], space: Combinations) -> NDArray[np.bool_]:
-    return np.asarray(legal.reshape(-1, len(space.recompute))[degrees].reshape(-1))
+def rows_of(space: Combinations, legal: NDArray[np.bool_], degrees: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The legal rows of degrees, those of each together."""
+    of, mode = np.nonzero(legal.reshape(-1, len(space.recompute))[degrees])
+    return np.asarray(degrees[of] * len(space.recompute) + mode)
+
+
+def space_part(
+    job: Job, loads: RoutingLoads, space: Combinations, degrees: NDArray[np.intp], legal: NDArray[np.bool_]
+) -> SpacePart:
+    """The part of some degrees that choose the same options."""
+    of_part = space.of_degrees(degrees)
+    legal_rows = np.asarray(legal.reshape(-1, len(space.recompute))[degrees].reshape(-1))
+    return SpacePart(job.with_options(of_part.degrees.common_options), loads, of_part, legal_rows)
 
 
 def cost_part(part: SpacePart, tell: Callable[[int], None] | None = None) -> PartCosts:

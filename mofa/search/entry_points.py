@@ -156,6 +156,10 @@ def find_plans(
     check_constraints(fix, maximum, top, flops_convention)
     workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
     job = Job(workload, cluster, framework)
+    if judge is not None and judge.faults.recovery == "replica":  # which asks the framework for its replicas
+        if "dp_replicate" in fix:
+            raise SpecError("--fix dp_replicate: with --recovery replica give it as --set framework.dp_replicate")
+        without = (*without, "dp_replicate")
     constrained = partial(constrain, fix=fix, maximum=maximum, with_=with_, without=without)
     default = space is None
     space = constrained(default_space(workload, cluster, framework) if space is None else space)
@@ -215,7 +219,8 @@ def find_plans(
         min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)
         if min_gpus is None and not len(costed.rows):
             why = int(reason.max())  # what stopped those that came furthest
-            says = CHECKS[why].message(job, searched_rows.space.take(np.flatnonzero(reason == why)[:1]))
+            rejected_row = searched_rows.space.take(np.flatnonzero(reason == why)[:1])
+            says = CHECKS[why].message(job.with_options(rejected_row.common_options), rejected_row)
             if fix:
                 raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
             note = f"{note}: {says}"

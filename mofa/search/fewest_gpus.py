@@ -96,7 +96,8 @@ def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
         rows = np.flatnonzero(((number % node == 0) | (number < node)) & (number <= MOST_GPUS) & (number >= least))
         table = replace(degrees.take(rows), dp=np.full(len(rows), dp))
         if space.zero is None:
-            table = replace(table, zero=default_zero(job.framework, table.dp, table.cp, table.pp))
+            framework = job.framework.with_options(table.common_options)
+            table = replace(table, zero=default_zero(framework, table.dp, table.cp, table.pp))
         tables.append(table.take(check_strategies(job, table, but=("gpus",)).reason < 0))
     table = StrategyTable.concatenated(tables)
     return table.take(np.argsort(_num_gpus(table), kind="stable"))
@@ -114,7 +115,7 @@ def _leanest(space: Space) -> Space:
     modes = tuple((m, n) for m, n in space.recompute if m.kind == "full" and n == -1)[-1:] or space.recompute[-1:]
     if default_schedule(1) in space.schedule:
         space = replace(space, vpp=space.vpp[:1])
-    return replace(space, micro_batch=space.micro_batch[:1], recompute=modes)
+    return replace(space, micro_batch=space.micro_batch[:1], recompute=modes, options=space.options[:1])
 
 
 def _most(job: Job) -> ClusterSpec:

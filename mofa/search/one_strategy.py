@@ -40,6 +40,7 @@ def strategy_row(
         raise StrategyError(
             f"strategy: framework ({spec.framework}) differs from {framework.name}; give the framework once"
         )
+    framework = framework.with_options(spec.options)
     mode = RecomputeSpec.parse(spec.recompute).model_copy(update={"token_chunks": spec.token_chunks})
     layers = -1
     if mode.kind == "full" and mode.layers is not None:
@@ -63,8 +64,8 @@ def strategy_row(
         cp=column(spec.cp), cp_kind=column(CP_KINDS.index(kind)), ep=column(spec.ep),
         etp=column(spec.etp), dp=column(spec.dp), micro_batch=column(spec.micro_batch), zero=column(zero),
         recompute=column(0), recompute_layers=column(layers), schedule=column(SCHEDULE_NAMES.index(spec.schedule)),
-        balancing=column(BALANCING.index(spec.balancing)), layout=column(0), recompute_modes=(mode,),
-        layouts=(spec.layout,),
+        balancing=column(BALANCING.index(spec.balancing)), layout=column(0), options=column(0),
+        recompute_modes=(mode,), layouts=(spec.layout,), option_sets=(spec.options,),
     )  # fmt: skip
     job = Job(workload, cluster, framework)
     verdict = check_strategies(job, row)

@@ -18,11 +18,11 @@ from mofa.search.costing import NEEDLESS, CheckedSpace, CostedRows, cost_rows
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job
 from mofa.search.objective import SHORTEST_STEP, Objective, keys_of, reject_for_hosts
-from mofa.search.space import Combinations
+from mofa.search.space import OPTIONS, Combinations
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import BALANCING, CP_KINDS
+from mofa.specs.strategy import BALANCING, CP_KINDS, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ class Search:
                 "schedule": np.array(SCHEDULE_NAMES, dtype=object)[t.schedule],
                 "token_chunks": t.token_chunks,
                 "balancing": np.array(BALANCING, dtype=object)[t.balancing],
+                **_options_of(t, self.framework),
                 "step_s": step_s,
                 "tokens_per_s_per_gpu": rate,
                 "mfu": rate * flops / peak,
@@ -167,3 +168,11 @@ class Search:
                 "fits": fits,
             }
         )
+
+
+def _options_of(table: StrategyTable, framework: FrameworkSpec) -> dict[str, NDArray[np.generic]]:
+    """The framework's options of each row, by name. (c,)"""
+    sets = [framework.with_options(chosen) for chosen in table.option_sets]
+    return {
+        name: np.array([getattr(of_set, name) for of_set in sets], dtype=object)[table.options] for name in OPTIONS
+    }

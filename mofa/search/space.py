@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +14,17 @@ from mofa.blocks.frameworks.recompute import selective_modes
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.specs.complete import default_zero
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import OFFERED, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import BALANCING, CP_KINDS, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import (
+    AS_GIVEN,
+    BALANCING,
+    CP_KINDS,
+    DispatcherName,
+    FrameworkOptions,
+    RecomputeSpec,
+    StrategyTable,
+)
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
 
 MAX_TP = 16
@@ -27,12 +37,17 @@ MIN_CP_TOKENS = 1024
 SOLVED = -2
 """``recompute_layers`` of rows whose number of recomputed layers is still to be solved for."""
 
+NODES_OF_SHARDS = (1, 2, 4)
+"""Nodes over which a shard group of HSDP is searched. [-]"""
+OPTIONS = FrameworkOptions._fields
+"""Options of a framework that strategies choose; ``--without`` leaves the search of one out, as does ``--fix``."""
+
 WITH = (*FP8_RECIPES, OLD_FP8, "bf16_moments", "deepep", "micro_moe", "token_chunks", "moeblaze")
 TOKEN_CHUNKS = (1, 2, 4, 8)
 """MemFine's bins, which --with token_chunks searches."""
 ZERO_BUBBLE = tuple(name for name, record in SCHEDULES.items() if record.searched and record.defers_weight_gradients)
 """Schedules that ``--without`` leaves out."""
-WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full", *ZERO_BUBBLE)
+WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full", *ZERO_BUBBLE, *OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,8 @@ class Space:
     """Data parallelism that tp, cp and pp must leave; any where absent."""
     layout: str = ""
     """The text of a layout that all have; the framework's own split where empty."""
+    options: tuple[FrameworkOptions, ...] = (AS_GIVEN,)
+    """Sets of the framework's options."""
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:
@@ -112,8 +129,34 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
         micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH),
         cp_kind=(1,) if framework.traits.has_pytorch_modules else tuple(range(len(CP_KINDS))),
         recompute=tuple(modes), schedule=schedules,
-        sp=None, zero=None,
+        sp=None, zero=None, options=searched_options(workload, cluster, framework),
     )  # fmt: skip
+
+
+def searched_options(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec
+) -> tuple[FrameworkOptions, ...]:
+    """Sets of options that keep the numerics and that the framework and the hardware have; what is given comes first.
+
+    An option that the user set to something else than the framework's own is not searched. Tensor-parallel overlap
+    is off under latent attention, whose linears have no user buffers (megatron_core 0.16.1,
+    extensions/transformer_engine.py). DeepEP is searched on nodes whose profile has its rate.
+    """
+    overlaps: list[bool | None] = [None]
+    if framework.name == "megatron" and not framework.tp_overlap and workload.model.attention.kind != "mla":
+        overlaps.append(True)
+    dispatchers: list[DispatcherName | None] = [None]
+    usual: DispatcherName = "alltoall"
+    padded = workload.routing.pad_to_capacity or framework.router_padding
+    if workload.model.moe is not None and framework.dispatcher == usual and not padded:
+        offered = [name for name in get_args(DispatcherName) if name in OFFERED[framework.name]["dispatcher"]]
+        has_deepep = cluster.node.intra.deepep_efficiency is not None
+        dispatchers += [name for name in offered if name != usual and (name != "deepep" or has_deepep)]
+    replicas: list[int | None] = [None]
+    if framework.name == "torchtitan" and framework.data_parallel == "fsdp" and framework.dp_replicate == 1:
+        nodes = cluster.num_gpus // cluster.node.gpus_per_node
+        replicas += [nodes // n for n in NODES_OF_SHARDS if nodes % n == 0 and nodes // n > 1]
+    return tuple(FrameworkOptions(*chosen) for chosen in product(overlaps, dispatchers, replicas))
 
 
 def without_indivisible_degrees(space: Space, num_gpus: int, global_batch: int) -> Space:
@@ -154,12 +197,17 @@ def constrain(
             values["recompute"] = tuple(m for m in space.recompute if m[0].kind not in kinds[word])
         elif word in ZERO_BUBBLE:
             values["schedule"] = tuple(name for name in values["schedule"] if name != word)  # type: ignore[attr-defined]
+        elif word in OPTIONS:
+            values["options"] = _with_option(values["options"], word, None)  # type: ignore[arg-type]
         else:
             values[word] = (1,)
     chunks = TOKEN_CHUNKS if "token_chunks" in with_ else (1,)
     for name, value in fix.items():
         if name == "token_chunks":
             chunks = (int(str(value)),)
+            continue
+        if name in OPTIONS:
+            values["options"] = _with_option(values["options"], name, value)  # type: ignore[arg-type]
             continue
         values.update(_fixed(name, value))
     for name, bound in maximum.items():
@@ -199,6 +247,11 @@ def _refuse_contradictions(fix: Mapping[str, object], without: Sequence[str]) ->
             or (asked == "recompute" and word == left_out)
         ):
             raise SpecError(f"--without {word}: but --fix asks for {asked}={value}; keep one")
+
+
+def _with_option(options: tuple[FrameworkOptions, ...], name: str, value: object) -> tuple[FrameworkOptions, ...]:
+    """Sets of options in which one has a value, each once."""
+    return tuple(dict.fromkeys(FrameworkOptions(**{**chosen._asdict(), name: value}) for chosen in options))
 
 
 def _in_chunks(
@@ -283,9 +336,9 @@ def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -
         np.array(space.tp), np.array(space.cp), np.array(space.pp), np.array(space.vpp), np.array(space.ep),
         np.array(space.etp), np.array(space.micro_batch), np.array(space.cp_kind),
         np.array([SCHEDULE_NAMES.index(s) for s in space.schedule]),
-        np.array([BALANCING.index(b) for b in space.balancing]),
+        np.array([BALANCING.index(b) for b in space.balancing]), np.arange(len(space.options)),
     ]  # fmt: skip
-    tp, cp, pp, vpp, _, etp, _, kind, schedule, _ = np.ix_(*axes)
+    tp, cp, pp, vpp, ep, etp, _, kind, schedule, _, options = np.ix_(*axes)
     of_one, of_several = (SCHEDULE_NAMES.index(default_schedule(n)) for n in (1, 2))
     fixed_chunks = np.array([record.chunks_per_rank or 1 for record in SCHEDULES.values()])[schedule]
     sizes = [len(axis) for axis in axes]
@@ -295,6 +348,14 @@ def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -
     twice |= (schedule == of_several) & (vpp == 1) & (len(space.vpp) > 1 or of_one in axes[8])
     twice |= (schedule == of_one) & (vpp > 1)
     twice |= (fixed_chunks > 1) & (vpp != fixed_chunks)
+    overlaps, dispatches = (
+        np.array([getattr(chosen, name) is not None for chosen in space.options])
+        for name in ("tp_overlap", "dispatcher")
+    )
+    if not overlaps.all():  # where nothing is to be overlapped, or no tokens sent, all say the same
+        twice |= overlaps[options] & (tp == 1)
+    if not dispatches.all():
+        twice |= dispatches[options] & (ep == 1) & (np.where(etp == 0, tp, etp) == 1)
     if space.dp is not None:
         twice |= tp * cp * pp * space.dp != cluster.num_gpus
     single = np.unravel_index(np.flatnonzero(~twice), sizes)
@@ -309,13 +370,17 @@ def _degrees(
     framework: FrameworkSpec,
 ) -> StrategyTable:  # fmt: skip
     """The chosen combinations with what follows from them: dp, sequence parallelism, the ZeRO stage."""
-    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, balancing = columns
+    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, balancing, options = columns
     etp = np.where(etp == 0, tp, etp)
     dp = np.maximum(cluster.num_gpus // (tp * cp * pp), 0)
     sp = tp > 1 if space.sp is None else np.full(len(tp), space.sp) & (tp > 1)
-    zero = default_zero(framework, dp, cp, pp) if space.zero is None else np.full(len(tp), space.zero)
+    zero = np.full(len(tp), 0 if space.zero is None else space.zero)
+    for number, chosen in enumerate(space.options if space.zero is None else ()):
+        rows = np.flatnonzero(options == number)
+        zero[rows] = default_zero(framework.with_options(chosen), dp[rows], cp[rows], pp[rows])
     return StrategyTable(
         tp=tp, sp=sp, pp=pp, vpp=vpp, cp=cp, cp_kind=kind, ep=ep, etp=etp, dp=dp, micro_batch=mb, zero=zero,
         recompute=np.zeros_like(tp), recompute_layers=np.full_like(tp, -1), schedule=schedule, balancing=balancing,
-        layout=np.zeros_like(tp), recompute_modes=modes, layouts=(space.layout,),
+        layout=np.zeros_like(tp), options=options, recompute_modes=modes, layouts=(space.layout,),
+        option_sets=space.options,
     )  # fmt: skip

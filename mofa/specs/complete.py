@@ -56,6 +56,7 @@ def complete_strategy(
             f"{where}: strategy.framework ({short(named)}) differs from {framework.name}; write it in one place"
         )
     given = check_strategy(fields, f"{where}: strategy" if where != "strategy" else where)
+    framework = framework.with_options(given.options)
     if "vpp" not in fields and given.layout:
         fields["vpp"] = max((num_chunks(given.layout) or 1) // given.pp, 1)
     replica = given.tp * given.cp * given.pp

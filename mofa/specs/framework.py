@@ -6,15 +6,18 @@ The tape transforms in :mod:`mofa.blocks.frameworks` act on these facts.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from mofa.errors import StrategyError
 from mofa.specs.base import CountFact, Library, Provenance, Spec
 from mofa.specs.framework_names import FRAMEWORK_NAMES as FRAMEWORK_NAMES
 from mofa.specs.framework_names import Family as Family
 from mofa.specs.framework_traits import TRAITS, FrameworkTraits, Layers
 from mofa.specs.optimizers import STEP_KERNELS, Implementation, StepKernels
+from mofa.specs.strategy import FrameworkOptions
 
 LOCAL_LAYERS: tuple[Family, ...] = ("megatron-2022", "megatron-local")
 """Frameworks of Megatron's own layers, without Transformer Engine."""
@@ -217,6 +220,19 @@ class FrameworkSpec(Spec):
     dispatch_syncs: int = Field(default=1, ge=0)
     """Host synchronisations per dispatch of tokens. [-]"""
 
+    def with_options(self, options: FrameworkOptions) -> Self:
+        """The framework with the options that a strategy chooses.
+
+        Raises
+        ------
+        StrategyError
+            If the framework has no such option.
+        """
+        chosen = options.chosen
+        if all(getattr(self, name) == value for name, value in chosen.items()):
+            return self
+        return _with_options(self, options)  # type: ignore[return-value]
+
     @property
     def traits(self) -> FrameworkTraits:
         """What it does in every run."""
@@ -363,6 +379,31 @@ class FrameworkSpec(Spec):
             raise ValueError(f"compile is torchtitan's option; {self.name} runs its own fused kernels")
         if self.dp_replicate > 1 and self.data_parallel not in ("fsdp", "hsdp"):
             raise ValueError(f"dp_replicate ({self.dp_replicate}) needs data_parallel: hsdp, not {self.data_parallel}")
+
+
+@lru_cache(maxsize=256)
+def _with_options(framework: FrameworkSpec, options: FrameworkOptions) -> FrameworkSpec:
+    """A framework's copy with other options: the same one each time, so that what is made of it is shared."""
+    if options.tp_overlap and framework.name != "megatron":
+        raise StrategyError(
+            "strategy: tp_overlap is an option of megatron's Transformer Engine layers, not of "
+            f"{framework.name}; leave it out"
+        )
+    offered = OFFERED[framework.name]
+    if options.dispatcher is not None and options.dispatcher not in offered["dispatcher"]:
+        raise StrategyError(
+            f"strategy: dispatcher ({options.dispatcher}) is not offered by {framework.name}; use one of "
+            f"{', '.join(offered['dispatcher'])}"
+        )
+    changes: dict[str, object] = {**options.chosen}
+    if options.dp_replicate is not None and options.dp_replicate != framework.dp_replicate:
+        if framework.data_parallel not in ("fsdp", "hsdp"):
+            raise StrategyError(
+                f"strategy: dp_replicate ({options.dp_replicate}) needs data_parallel fsdp or hsdp, not "
+                f"{framework.data_parallel}; leave it out"
+            )
+        changes["data_parallel"] = "hsdp" if options.dp_replicate > 1 else "fsdp"
+    return framework.model_copy(update=changes)
 
 
 MEGATRON: tuple[Family, ...] = ("megatron", *LOCAL_LAYERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from mofa.errors import SpecError
 from mofa.specs.files import did_you_mean, parse_yaml, short
@@ -146,8 +146,9 @@ def check_strategy(raw: Mapping[str, Any], where: str) -> StrategySpec:
 
 def _strategy_value(key: str, text: str) -> object:
     annotation = StrategySpec.model_fields[key].annotation
-    if annotation is bool:
+    types = [get_args(t)[0] if get_origin(t) is Annotated else t for t in (get_args(annotation) or (annotation,))]
+    if bool in types:
         return _TRUTH.get(text.lower(), text)
-    if annotation is int and re.fullmatch(r"[-+]?\d{1,12}", text):
+    if int in types and re.fullmatch(r"[-+]?\d{1,12}", text):
         return int(text)
     return text

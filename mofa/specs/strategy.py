@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +94,25 @@ class RecomputeSpec(Spec):
         return self.text if self.token_chunks == 1 else f"{self.text} token_chunks={self.token_chunks}"
 
 
+DispatcherName = Literal["alltoall", "allgather", "deepep"]
+
+
+class FrameworkOptions(NamedTuple):
+    """Options of a run that a strategy chooses; None: as the framework's profile or the user has it."""
+
+    tp_overlap: bool | None = None
+    dispatcher: DispatcherName | None = None
+    dp_replicate: int | None = None
+
+    @property
+    def chosen(self) -> dict[str, bool | str | int]:
+        """Those that are chosen, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+AS_GIVEN = FrameworkOptions()
+
+
 class StrategySpec(Spec):
     """One strategy, complete: how a job is laid out on its GPUs.
 
@@ -132,6 +151,9 @@ class StrategySpec(Spec):
     layout
         What each virtual chunk holds: Megatron's string, options of an uneven split or torchtitan's lists of module
         names (:mod:`mofa.specs.layouts`); empty for the framework's own split.
+    tp_overlap, dispatcher, dp_replicate
+        Options of the framework that the strategy chooses (:class:`mofa.specs.framework.FrameworkSpec`); None where
+        they are as the framework has them.
     framework
         Name of the framework that runs it.
 
@@ -171,7 +193,18 @@ class StrategySpec(Spec):
     """Chunks in which tokens go through the experts, each recomputed in the backward pass (MemFine)."""
     layout: str = ""
     """What each virtual chunk holds, such as ``Et*3|(tt|)*29m|L``; empty for the framework's own split."""
+    tp_overlap: Annotated[bool | None, Field(strict=True)] = None
+    """Whether linears communicate beside their products; None as the framework has it."""
+    dispatcher: DispatcherName | None = None
+    """How tokens are sent to experts; None as the framework has it."""
+    dp_replicate: Positive | None = None
+    """Replicas of a shard group (HSDP), 1 for FSDP over all ranks; None as the framework has it. [-]"""
     framework: str = "megatron"
+
+    @property
+    def options(self) -> FrameworkOptions:
+        """The framework's options that it chooses."""
+        return FrameworkOptions(self.tp_overlap, self.dispatcher, self.dp_replicate)
 
     @field_validator("layout", mode="before")
     @classmethod
@@ -200,7 +233,7 @@ class StrategyTable:
 
     ``recompute`` indexes ``recompute_modes``; ``recompute_layers`` is the number of layers per stage that
     mode ``full`` recomputes, -1 for all. ``cp_kind`` indexes ``CP_KINDS``, ``balancing``
-    ``BALANCING``, ``layout`` the table's ``layouts``.
+    ``BALANCING``, ``layout`` the table's ``layouts``, ``options`` its ``option_sets``.
     """
 
     tp: IntN
@@ -219,9 +252,12 @@ class StrategyTable:
     schedule: IntN
     balancing: IntN
     layout: IntN
+    options: IntN
     recompute_modes: tuple[RecomputeSpec, ...]
     layouts: tuple[str, ...] = ("",)
     """Texts of layouts; an empty one is the framework's own."""
+    option_sets: tuple[FrameworkOptions, ...] = (AS_GIVEN,)
+    """Options of the framework that rows choose."""
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -234,13 +270,31 @@ class StrategyTable:
     def take(self, rows: NDArray[np.intp] | BoolN | slice) -> StrategyTable:
         """The table of these rows."""
         columns = {c: getattr(self, c)[rows] for c in COLUMNS}
-        return StrategyTable(**columns, recompute_modes=self.recompute_modes, layouts=self.layouts)
+        return StrategyTable(
+            **columns, recompute_modes=self.recompute_modes, layouts=self.layouts, option_sets=self.option_sets
+        )
 
     @classmethod
     def concatenated(cls, tables: Sequence[StrategyTable]) -> StrategyTable:
-        """Tables of the same modes of recomputation and layouts, at least one, as one."""
-        columns = {c: np.concatenate([getattr(table, c) for table in tables]) for c in COLUMNS}
-        return cls(**columns, recompute_modes=tables[0].recompute_modes, layouts=tables[0].layouts)
+        """Tables of the same modes of recomputation, layouts and sets of options, at least one, as one."""
+        columns, first = {c: np.concatenate([getattr(table, c) for table in tables]) for c in COLUMNS}, tables[0]
+        return cls(
+            **columns, recompute_modes=first.recompute_modes, layouts=first.layouts, option_sets=first.option_sets
+        )
+
+    def rows_by_options(self) -> list[tuple[FrameworkOptions, NDArray[np.intp]]]:
+        """The sets of options that rows choose, each with its rows in order."""
+        if len(self.option_sets) == 1:
+            return [(self.option_sets[0], np.arange(len(self)))]
+        numbers = np.unique(self.options).tolist()
+        return [(self.option_sets[number], np.flatnonzero(self.options == number)) for number in numbers]
+
+    @property
+    def common_options(self) -> FrameworkOptions:
+        """The set of options that all rows choose; tables of several sets are cut by :meth:`rows_by_options` first."""
+        first = int(self.options[0]) if len(self.options) else 0
+        assert len(self.option_sets) == 1 or np.all(self.options == first), "rows choose several sets of options"
+        return self.option_sets[first]
 
     def layout_of(self, i: int) -> str:
         """The text of one row's layout; empty where it is the framework's own."""
@@ -256,10 +310,11 @@ class StrategyTable:
             dp=int(self.dp[i]), micro_batch=int(self.micro_batch[i]), zero=int(self.zero[i]), recompute=mode.text,
             schedule=SCHEDULE_NAMES[int(self.schedule[i])], balancing=BALANCING[int(self.balancing[i])],
             token_chunks=mode.token_chunks, layout=self.layout_of(i), framework=framework,
+            **self.option_sets[int(self.options[i])].chosen,
         )  # fmt: skip
 
 
 COLUMNS = (
     "tp", "sp", "pp", "vpp", "cp", "cp_kind", "ep", "etp", "dp", "micro_batch", "zero", "recompute",
-    "recompute_layers", "schedule", "balancing", "layout",
+    "recompute_layers", "schedule", "balancing", "layout", "options",
 )  # fmt: skip

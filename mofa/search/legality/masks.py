@@ -435,6 +435,21 @@ class Verdict:
 
 def check_strategies(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = ()) -> Verdict:
     """Apply all checks ``but`` those of some names. Of combinations, most checks read the degrees alone."""
+    degrees = table if isinstance(table, StrategyTable) else table.degrees
+    several = degrees.rows_by_options()
+    if len(several) == 1:
+        return _check(job.with_options(several[0][0]), table, but)
+    modes = 1 if isinstance(table, StrategyTable) else len(table.recompute)
+    reason, shortfall = np.empty((len(degrees), modes), dtype=np.int64), np.empty((len(degrees), modes))
+    for options, rows in several:
+        some = table.take(rows) if isinstance(table, StrategyTable) else table.of_degrees(rows)
+        verdict = _check(job.with_options(options), some, but)
+        reason[rows], shortfall[rows] = verdict.reason.reshape(-1, modes), verdict.shortfall.reshape(-1, modes)
+    return Verdict(reason.reshape(-1), shortfall.reshape(-1))
+
+
+def _check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...]) -> Verdict:
+    """The checks of rows that choose the same options of the framework."""
     if isinstance(table, StrategyTable):
         degrees, in_modes = table, [table]
     else:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import StrategyTable
+from mofa.specs.strategy import FrameworkOptions, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 BoolN = NDArray[np.bool_]
@@ -37,6 +37,10 @@ class Job:
     workload: WorkloadSpec
     cluster: ClusterSpec
     framework: FrameworkSpec
+
+    def with_options(self, options: FrameworkOptions) -> Job:
+        """The job with the framework's options that some strategies choose."""
+        return replace(self, framework=self.framework.with_options(options))
 
 
 def remainder(value: FloatN | NDArray[np.int64] | int, divisor: NDArray[np.int64]) -> FloatN:

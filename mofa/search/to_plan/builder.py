@@ -84,6 +84,7 @@ class Candidate:
         loads: RoutingLoads, convention: FlopsConvention, *, solved: bool = False,
     ) -> None:  # fmt: skip
         self.number = next(_numbers)
+        framework = framework.with_options(row.common_options)
         self.job = (workload, cluster, framework, row)
         self.loads = loads
         self.convention: FlopsConvention = convention
