@@ -214,9 +214,7 @@ def split_into_parts(space: Combinations, legal: NDArray[np.bool_], parts: int) 
     ]  # fmt: skip
 
 
-def _split(
-    table: StrategyTable, degrees: NDArray[np.intp], num_rows: IntN, parts: int
-) -> list[NDArray[np.intp]]:
+def _split(table: StrategyTable, degrees: NDArray[np.intp], num_rows: IntN, parts: int) -> list[NDArray[np.intp]]:
     """Some degrees, each with so many legal rows, in parts. ``num_rows`` (c,)"""
     some = degrees[num_rows[degrees] > 0]
     if parts == 1 or len(some) == 0:

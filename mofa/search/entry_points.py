@@ -156,10 +156,7 @@ def find_plans(
     check_constraints(fix, maximum, top, flops_convention)
     workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
     job = Job(workload, cluster, framework)
-    if judge is not None and judge.faults.recovery == "replica":  # which asks the framework for its replicas
-        if "dp_replicate" in fix:
-            raise SpecError("--fix dp_replicate: with --recovery replica give it as --set framework.dp_replicate")
-        without = (*without, "dp_replicate")
+    without = (*without, *_given_options(judge, fix))
     constrained = partial(constrain, fix=fix, maximum=maximum, with_=with_, without=without)
     default = space is None
     space = constrained(default_space(workload, cluster, framework) if space is None else space)
@@ -242,6 +239,15 @@ def find_plans(
     return Search(
         report, costed, workload, cluster, framework, reason, searched_rows.space, shortfall, objective, enumerated
     )
+
+
+def _given_options(judge: LongRunObjective | None, fix: Mapping[str, object]) -> tuple[str, ...]:
+    """Options that are the framework's in all plans: what goes on after a failure asks it for its replicas."""
+    if judge is None or judge.faults.recovery != "replica":
+        return ()
+    if "dp_replicate" in fix:
+        raise SpecError("--fix dp_replicate: with --recovery replica give it as --set framework.dp_replicate")
+    return ("dp_replicate",)
 
 
 def _as_strategy(table: Combinations, i: int, framework: FrameworkSpec) -> StrategySpec:

@@ -173,6 +173,4 @@ class Search:
 def _options_of(table: StrategyTable, framework: FrameworkSpec) -> dict[str, NDArray[np.generic]]:
     """The framework's options of each row, by name. (c,)"""
     sets = [framework.with_options(chosen) for chosen in table.option_sets]
-    return {
-        name: np.array([getattr(of_set, name) for of_set in sets], dtype=object)[table.options] for name in OPTIONS
-    }
+    return {name: np.array([getattr(of_set, name) for of_set in sets], dtype=object)[table.options] for name in OPTIONS}

@@ -77,6 +77,11 @@ class Space:
     """Sets of the framework's options."""
 
 
+def with_options_as_given(space: Space) -> Space:
+    """The space without choices of the framework's options: its first set alone."""
+    return replace(space, options=space.options[:1])
+
+
 def powers_of_two(limit: int) -> tuple[int, ...]:
     """1, 2, 4, ... up to the limit.
 

@@ -15,7 +15,7 @@ from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import SOLVED, combinations_table, constrain, default_space
+from mofa.search.space import SOLVED, combinations_table, constrain, default_space, with_options_as_given
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import RecomputeSpec
 
@@ -38,14 +38,17 @@ class Case(NamedTuple):
 
 CASES = [
     Case("llama3-8b", 64, "megatron"),
+    Case("llama3-8b", 64, "megatron", fix=(("tp_overlap", True),)),
     Case("llama3-8b", 8, "megatron-local"),
     Case("llama3-8b", 64, "torchtitan"),
     Case("llama3-8b", 64, "torchtitan", fix=(("schedule", "interleaved-zb"),)),
     Case("llama3-8b", 32, "torchtitan", fix=(("schedule", "gpipe"),)),
+    Case("llama3-8b", 64, "torchtitan", fix=(("dp_replicate", 4),), without=("zbv",)),
     Case("llama3-8b", 64, "fsdp1"),
     Case("llama3-70b", 256, "megatron", ("fp8-blockwise",)),
     Case("llama3-8b", 64, "megatron-2022", options=(("deepspeed", "bf16"),)),
     Case("qwen3-30b-a3b", 64, "megatron", ("token_chunks", "moeblaze")),
+    Case("qwen3-30b-a3b", 64, "megatron", fix=(("dispatcher", "allgather"), ("tp_overlap", True))),
     Case("qwen3-30b-a3b", 64, "torchtitan", ("deepep",), without=("zbv",)),
     Case("qwen3-30b-a3b", 64, "torchtitan", fix=(("schedule", "zbv"), ("recompute", "none"))),
     Case("mixtral-8x7b", 64, "megatron-local", ("micro_moe",)),
@@ -64,7 +67,7 @@ class Sample:
         )
         space = default_space(self.workload, self.cluster, self.framework)
         space = constrain(space, fix=dict(case.fix), maximum={}, with_=case.words, without=case.without)
-        table = combinations_table(space, self.cluster, self.framework)
+        table = combinations_table(with_options_as_given(space), self.cluster, self.framework)
         legal = np.flatnonzero(check_strategies(Job(self.workload, self.cluster, self.framework), table).reason < 0)
         random = np.random.default_rng(case.gpus)
         table = table.take(np.sort(random.choice(legal, min(ROWS, len(legal)), replace=False)))

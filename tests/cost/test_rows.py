@@ -12,7 +12,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.rank.of_plan import rows_of
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import SOLVED, combinations_table, default_space
+from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.strategy import BALANCING, StrategyTable
 
@@ -31,7 +31,7 @@ def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[Job, Str
     job, machines, framework = with_numerics(
         job, machines, mofa.load_framework(name, overrides=OPTIONS.get(option)), ()
     )
-    space = default_space(job, machines, framework)
+    space = with_options_as_given(default_space(job, machines, framework))
     if name == "megatron" and job.model.moe is not None:
         space = replace(space, balancing=BALANCING)
     table = combinations_table(space, machines, framework)

@@ -127,4 +127,6 @@ def joined(rows: Sequence[StrategyTable]) -> StrategyTable:
     }
     columns = {name: np.concatenate([getattr(row, name) for row in rows]) for name in COLUMNS if name not in indexed}
     columns |= {name: np.array(values, dtype=np.int64) for name, values in indexed.items()}
-    return StrategyTable(**columns, recompute_modes=modes, layouts=layouts)
+    (chosen,) = {row.common_options for row in rows}
+    columns["options"] = np.zeros_like(columns["tp"])
+    return StrategyTable(**columns, recompute_modes=modes, layouts=layouts, option_sets=(chosen,))

@@ -76,10 +76,12 @@ def test_parts_share_no_block_and_leave_nothing_out(parts: int) -> None:
     space = combinations(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
     legal = check_strategies(job, space).reason < 0
     found = costing.split_into_parts(space, legal, parts)
-    assert len(found) <= parts and (parts == 1 or len(found) > 1)
+    sets = len(space.degrees.option_sets)
+    assert len(found) <= parts * sets and (parts == 1 or len(found) > sets)
     each = legal.reshape(-1, len(space.recompute)).any(axis=1)
-    assert np.array_equal(np.concatenate(found), np.flatnonzero(each))
-    blocks = [set(zip(space.degrees.tp[part].tolist(), space.degrees.cp[part].tolist(), strict=True)) for part in found]
+    assert np.array_equal(np.sort(np.concatenate(found)), np.flatnonzero(each))
+    columns = space.degrees.tp, space.degrees.cp, space.degrees.options
+    blocks = [set(zip(*(column[part].tolist() for column in columns), strict=True)) for part in found]
     assert sum(map(len, blocks)) == len(set.union(*blocks))
 
 

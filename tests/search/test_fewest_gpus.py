@@ -14,7 +14,7 @@ from mofa.search.entry_points import find_plans
 from mofa.search.fewest_gpus import MOST_GPUS, smallest_number_of_gpus
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import SOLVED, Space, combinations_table, constrain, default_space
+from mofa.search.space import SOLVED, Space, combinations_table, constrain, default_space, with_options_as_given
 from mofa.search.to_plan.builder import Candidate, margin_bytes
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, moe_llama, workload
@@ -35,7 +35,7 @@ def fits_on(job: Job, num_gpus: int, maximum: dict[str, int]) -> bool:
     here = Job(job.workload, job.cluster.model_copy(update={"num_gpus": num_gpus}), job.framework)
     space = default_space(here.workload, here.cluster, here.framework)
     space = constrain(space, fix={}, maximum=maximum, with_=(), without=())
-    table = combinations_table(space, here.cluster, here.framework)
+    table = combinations_table(with_options_as_given(space), here.cluster, here.framework)
     table = table.take((check_strategies(here, table).reason < 0) & (table.recompute_layers != SOLVED))
     if len(table) == 0:
         return False

@@ -13,8 +13,9 @@ from mofa.blocks.frameworks.recompute import selective_modes
 from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.space import SOLVED, WITH, Space, combinations_table, constrain, default_space
+from mofa.search.space import OPTIONS, SOLVED, WITH, Space, combinations_table, constrain, default_space
 from mofa.specs.framework import FrameworkSpec
+from mofa.specs.load import load_cluster
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import COLUMNS, CP_KINDS, RECOMPUTE_MODULES, StrategyTable
 from mofa.specs.workload import OLD_FP8
@@ -95,7 +96,9 @@ def test_what_frameworks_offer() -> None:
     table = rows(titan, MOE, "torchtitan")
     assert np.all((table.etp == 1) | (table.etp == table.tp))
     assert np.all(table.cp_kind[table.cp > 1] == 1)
-    assert np.array_equal(table.zero, np.where(table.dp * table.cp > 1, np.where(table.pp > 1, 2, 3), 0))
+    replicas = np.array([chosen.dp_replicate or 1 for chosen in table.option_sets])[table.options]
+    sharded = table.dp // np.maximum(np.minimum(replicas, table.dp), 1) * table.cp > 1
+    assert np.array_equal(table.zero, np.where(sharded, np.where(table.pp > 1, 2, 3), 0)) and set(replicas) == {1, 2}
     assert np.all(rows(space()).zero == 1)
 
 
@@ -130,13 +133,21 @@ def claimed(line: str) -> list[str]:
 def test_the_readme_says_what_is_searched() -> None:
     of_megatron, of_torchtitan = space(MOE), space(MOE, "torchtitan")
     degrees = [name for name in vars(of_megatron) if isinstance(getattr(of_megatron, name), tuple)]
-    named = {"cp_kind", "recompute", "schedule", "balancing"}  # of which the next lines tell the values
+    named = {"cp_kind", "recompute", "schedule", "balancing", "options"}  # of which the next lines tell the values
     assert claimed("Degrees") == ["sp", *(name for name in degrees if name not in named)]
     kinds = claimed("Context parallelism")
     assert [CP_KINDS[kind] for kind in of_megatron.cp_kind] == kinds
     assert [CP_KINDS[kind] for kind in of_torchtitan.cp_kind] == kinds[1:2]
     schedules = claimed("Schedules")
     assert schedules == list(of_torchtitan.schedule) and list(of_megatron.schedule) == schedules[:2]
+    h800 = load_cluster("h800-hgx", 16)
+    searched_sets = [*of_megatron.options, *of_torchtitan.options, *default_space(
+        workload(MOE, seq_len=4096, global_batch=48), h800, framework("megatron")).options]  # fmt: skip
+    options = {name for chosen in searched_sets for name in chosen.chosen}
+    dispatchers = ["alltoall", *dict.fromkeys(chosen.dispatcher for chosen in searched_sets if chosen.dispatcher)]
+    assert options == set(OPTIONS)
+    assert claimed("Options") == ["tp_overlap", "dispatcher", *dispatchers, "dp_replicate", "--fix", "--without"]
+    assert set(of_torchtitan.options[-1].chosen) == {"dp_replicate"} and space(mla_moe()).options[-1].tp_overlap is None
     said = claimed("Recomputation")
     spaces = space(), of_megatron, space(mla_moe()), of_torchtitan
     searched = {str(spec) for one in spaces for spec, _ in one.recompute}

@@ -173,8 +173,9 @@ def space_near_best(search: Search, space: Space) -> Space:
     """The part of a strategy space near the best plans of a search, with any pipeline.
 
     Tensor and context parallelism and micro-batches go up to those of the best plans: fewer GPUs may divide the batch
-    where more did not. Degrees of experts are theirs; recomputation is theirs or none. Virtual stages are free where
-    the best plans have some, because a pipeline of another depth splits the layers otherwise.
+    where more did not. Degrees of experts and options of the framework are theirs; recomputation is theirs or none.
+    Virtual stages are free where the best plans have some, because a pipeline of another depth splits the layers
+    otherwise.
     """
     costed, reasons = search.costed, search.reasons
     fits = np.flatnonzero(reasons[costed.rows] < 0)
@@ -188,10 +189,12 @@ def space_near_best(search: Search, space: Space) -> Space:
 
     named = {best.recompute_modes[i].text for i in np.unique(best.recompute)} | {"none"}
     modes = tuple(m for m in space.recompute if m[0].text in named) or space.recompute
+    chosen = {best.option_sets[i] for i in np.unique(best.options)}
     return replace(
         space, tp=up_to(space.tp, best.tp), cp=up_to(space.cp, best.cp), ep=like(space.ep, best.ep),
         etp=like(space.etp, best.etp), micro_batch=up_to(space.micro_batch, best.micro_batch),
         vpp=space.vpp if best.vpp.max() > 1 else (1,), cp_kind=like(space.cp_kind, best.cp_kind), recompute=modes,
+        options=tuple(options for options in space.options if options in chosen) or space.options,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from mofa.cost.stages import split_layers
 from mofa.errors import MofaError, StrategyError
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.one_strategy import strategy_row
-from mofa.search.space import combinations_table, default_space
+from mofa.search.space import combinations_table, default_space, with_options_as_given
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
 from tests.cost.toy import EXPERTS, cluster, framework, llama, mla_moe, moe_llama, workload
@@ -69,8 +69,8 @@ def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) 
         **values, cp_kind=np.array([CP_KINDS.index(strategy.cp_kind)]), recompute=np.array([0]),
         recompute_layers=np.array([-1]),
         schedule=np.array([SCHEDULE_NAMES.index(strategy.schedule)]),
-        balancing=np.array([BALANCING.index(strategy.balancing)]), layout=np.array([0]), recompute_modes=(mode,),
-        layouts=(strategy.layout,),
+        balancing=np.array([BALANCING.index(strategy.balancing)]), layout=np.array([0]), options=np.array([0]),
+        recompute_modes=(mode,), layouts=(strategy.layout,),
     )  # fmt: skip
     return str(message(Job(job, cluster(gpus), spec), row)) or "nothing at all"
 
@@ -248,7 +248,8 @@ def test_a_vocabulary_that_is_not_padded_is_named() -> None:
 def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) -> None:
     """In the order of the list, each with how far it missed; what passes missed nothing."""
     job = Job(workload(model), cluster(16), framework(name))
-    table = combinations_table(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
+    space = with_options_as_given(default_space(job.workload, job.cluster, job.framework))
+    table = combinations_table(space, job.cluster, job.framework)
     found = check_strategies(job, table)
     shorts = [c.shortfall(job, table) for c in CHECKS]
     assert all((s >= 0).all() and s.shape == (len(table),) for s in shorts)

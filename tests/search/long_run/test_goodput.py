@@ -22,7 +22,7 @@ from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
 from mofa.search.long_run.sensitivity import FACTORS, sensitivities
 from mofa.search.long_run.spare_nodes import without_spares
 from mofa.search.search_result import Search
-from mofa.search.space import combinations_table, default_space, without_indivisible_degrees
+from mofa.search.space import combinations_table, default_space, with_options_as_given, without_indivisible_degrees
 from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_faults
@@ -161,7 +161,7 @@ def test_the_number_of_spares_is_that_of_whole_searches(batch: int, objective: O
 def test_what_divides_is_all_that_can_run() -> None:
     """A space of what divides GPUs and batch has every legal strategy of the whole space."""
     smaller = without_spares(NODES, 1, "x")
-    whole = default_space(JOB, smaller, MEGATRON)
+    whole = with_options_as_given(default_space(JOB, smaller, MEGATRON))
     lean = without_indivisible_degrees(whole, smaller.num_gpus, JOB.batch.global_batch)
     legal = []
     for space in (whole, lean):
