@@ -19,6 +19,8 @@ python scripts/blind.py predict reference_runs/blind_te_near.csv reference_runs/
 python scripts/blind.py predict reference_runs/blind_te_traced.csv reference_runs/plans/te-traced.yaml
 python scripts/blind.py predict reference_runs/blind_te_four.csv reference_runs/plans/te-4gpu.yaml
 python scripts/blind.py predict reference_runs/blind_te_traced_second.csv reference_runs/plans/te-traced-second.yaml
+python scripts/blind.py predict reference_runs/blind_te_four_second.csv reference_runs/plans/te-4gpu-second.yaml
+python scripts/blind.py predict reference_runs/blind_te_pp_fp8.csv reference_runs/plans/te-pp-fp8.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -68,6 +70,8 @@ SETS = (
     "blind_te",
     "blind_te_four",
     "blind_te_traced_second",
+    "blind_te_four_second",
+    "blind_te_pp_fp8",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"

@@ -17,12 +17,12 @@ FIRST: tuple[RoutingStep, ...] = ("count", "permute")
 
 
 def without_module_locals(forward: Tape) -> Tape:
-    """A layer's forward tape without the marks of the expert module's local variables.
+    """A layer's forward tape without the marks of the local variables of the expert layer's functions.
 
-    Such marks (:func:`mofa.blocks.parts.hold_local`) keep tensors alive until the module returns. In token chunks
-    another function moves the tokens, and nothing is held so long.
+    Such marks (:func:`mofa.blocks.parts.hold_local`) keep tensors alive until a function returns. In token chunks
+    another function moves the tokens, and nothing is held so long but by the experts themselves.
     """
-    ops = tuple(op for op in forward.ops if op.frame != "moe")
+    ops = tuple(op for op in forward.ops if op.frame not in ("moe", "routed experts"))
     return replace(forward, ops=ops)
 
 

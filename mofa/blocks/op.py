@@ -333,7 +333,7 @@ class TapeBuilder:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     region: str = ""
     part: Part = ""
-    """Of the ops that are appended, where they say none themselves."""
+    """Of the ops that are appended, where they say none themselves and are no marks of a frame."""
     step: LayerStep = ""
     """Of the ops that are appended, where they say none themselves and are no marks of a frame."""
     block: str = ""
@@ -362,7 +362,7 @@ class TapeBuilder:
         """Append an op and return its first output."""
         if self.region and not op.region:
             op = Op._make((*op[:_REGION], self.region, *op[_REGION + 1 :]))  # twice as quick as _replace
-        if self.part and not op.part:
+        if self.part and not op.part and not op.frame:
             op = op._replace(part=self.part)
         if self.step and not op.step and not op.frame:
             op = op._replace(step=self.step)

@@ -12,7 +12,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.op import Tape
 from mofa.blocks.work import Collective, Gemm, Grouped, HostSync
 from tests.blocks.ops import moved, one
-from tests.blocks.small import build, context, framework, kept, llama, size
+from tests.blocks.small import build, context, framework, in_fp8, kept, llama, size
 
 S, B, H, F = 256, 2, 512, 256
 TOKENS, EXPERTS, TOP = S * B, 8, 2
@@ -125,3 +125,34 @@ def test_no_host_asks_for_rows_that_are_padded_to_a_capacity() -> None:
         "moe.count", "moe.counts", "moe.count_sums", "moe.counts_to_host", "moe.sync0",
     }  # fmt: skip
     assert padded <= asked
+
+
+def test_rows_that_were_sorted_or_padded_are_held_until_the_experts_return() -> None:
+    """``routed_experts_compute`` has the sorted rows until they are put back, ``TEGroupedMLP.forward`` the padded ones
+    and the activation until theirs are cut; fp8 products keep copies of their own."""
+    ctx = in_fp8(context(MOE, framework("megatron"), seq_len=S, micro_batch=B, ep=4), "tensorwise")
+    tapes = build(ctx, moe=True)
+    names, held = [op.name for op in tapes.forward.ops], kept(tapes)
+    assert not {"moe.sorted", "experts.padded", "experts.act"} & set(held)
+    returned = one(tapes.forward, "experts returns").reads
+    assert [name.partition(" has ")[2] for name in returned] == ["experts.padded", "experts.fc1", "experts.act"]
+    assert one(tapes.forward, "routed experts returns").reads == ("routed experts has moe.sorted",)
+    order = ["experts.unpad", "experts returns", "moe.unsort", "routed experts returns", "moe.combine", "moe returns"]
+    assert sorted(order, key=names.index) == order
+
+
+@pytest.mark.parametrize("name", ["megatron", "megatron-local"])
+def test_a_gate_weighs_what_shared_experts_say(name: str) -> None:
+    """shared_experts.py: a product with one row of weights, whose sigmoid multiplies the output, which is kept."""
+    moe = {"num_experts": EXPERTS, "top_k": TOP, "expert_hidden": F, "shared_hidden": 2 * F}
+    plain, gated = (
+        build(context(llama(moe={**moe, "shared_gate": gate}), framework(name), seq_len=S, micro_batch=B), moe=True)
+        for gate in (False, True)
+    )
+    more = {n: b for n, b in kept(gated).items() if n not in kept(plain)}
+    assert more == {"shared.fc2.out": 2 * TOKENS * H, "shared.gate_score": 2 * TOKENS}
+    gate = one(gated.forward, "shared.gate")
+    assert gate.weight_params == H and gate.region == "moe.shared"
+    assert one(gated.forward, "moe.add_shared").reads[1] == "shared.gated"
+    assert moved(one(gated.forward, "shared.times_gate")) == 2 * 2 * TOKENS * H
+    assert moved(one(gated.backward, "shared.times_gate.backward")) == 6 * 2 * TOKENS * H

@@ -359,7 +359,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     row, shared = float(ctx.model.hidden) * ctx.element, ""
     if spec.shared_hidden:
         b.region = "moe.shared"
-        shared = mlp(b, ctx, h, "shared", float(spec.shared_hidden))
+        shared = megatron_mlp.times_shared_gate(b, ctx, h, mlp(b, ctx, h, "shared", float(spec.shared_hidden)))
     b.region = "moe"
     scores = router(b, ctx, h)
     if ctx.framework.dispatcher == "allgather":

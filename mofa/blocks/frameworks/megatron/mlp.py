@@ -10,7 +10,7 @@ from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.frameworks.megatron.calls import module_call
 from mofa.blocks.frameworks.megatron.linear import column_linear, row_linear
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
-from mofa.blocks.parts import add_bias, hold_local, leave_frame
+from mofa.blocks.parts import add_bias, hold_local, leave_frame, linear, memory_bound_op
 from mofa.blocks.work import Stream
 
 
@@ -115,3 +115,28 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     leave_frame(b, name)
     b.region = ""
     return y
+
+
+def times_shared_gate(b: TapeBuilder, ctx: Context, h: str, y: str) -> str:
+    """What the experts said that all tokens pass, times a gate of one number a token, where there is one.
+
+    transformer/moe/shared_experts.py, ``SharedExpertMLP.forward``: a product with one row and a sigmoid, in eager ops.
+    The gate's gradient is that of the output times ``y``, which is kept, summed over each token.
+    """
+    moe = ctx.model.moe
+    assert moe is not None
+    if not moe.shared_gate:
+        return y
+    b.region = "moe.shared"
+    s, hidden = ctx.shard_tokens, float(ctx.model.hidden)
+    logits = linear(
+        b, ctx, h, "shared.gate", m=s, n=1.0, k=hidden, saves=(h,), format_="bf16", grad_bytes_per_param=2.0,
+        accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param,
+    )  # fmt: skip
+    gate, column = b.tensor("shared.gate_score", s * ctx.element), s * ctx.element
+    memory_bound_op(b, "shared.sigmoid", (logits,), gate, bytes_=2.0 * column, saves=(gate,), back_bytes=3.0 * column)
+    out, nbytes = b.tensor("shared.gated", s * hidden * ctx.element), s * hidden * ctx.element
+    memory_bound_op(b, "shared.times_gate", (y, gate), out, bytes_=2.0 * nbytes, saves=(y, gate),
+                    back_bytes=6.0 * nbytes, back_launches=3, back_scratch=nbytes, like="mul")  # fmt: skip
+    b.region = ""
+    return out

@@ -15,7 +15,7 @@ from mofa.blocks.frameworks.megatron import fp8
 from mofa.blocks.frameworks.megatron.calls import add_module_python, mark_issued_by, module_call
 from mofa.blocks.frameworks.megatron.linear import weight_grad_arguments
 from mofa.blocks.frameworks.megatron.micro_moe import schedule_replicas
-from mofa.blocks.frameworks.megatron.mlp import activation, mlp
+from mofa.blocks.frameworks.megatron.mlp import activation, mlp, times_shared_gate
 from mofa.blocks.frameworks.megatron.permute import (
     WEIGHT,
     pad_map,
@@ -86,7 +86,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     shared = ""
     if spec.shared_hidden:
         b.region = "moe.shared"
-        shared = mlp(b, ctx, h, "shared", float(spec.shared_hidden))
+        shared = times_shared_gate(b, ctx, h, mlp(b, ctx, h, "shared", float(spec.shared_hidden)))
         b.region = "moe"
     scores, mapped = router(b, ctx, h)
     y = _by_rows(b, ctx, h, scores, mapped)
@@ -113,7 +113,8 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
 
     Rows are sorted by expert on every rank that holds several, also where no other rank sends any: the fused sort
     copies them all (``dispatch_postprocess``, ``combine_preprocess``). The permuted and the received rows are local
-    variables of ``custom_forward``, held until the layer returns. A padded map makes the number of rows the device's to
+    variables of ``custom_forward``, held until the layer returns, the sorted ones of ``routed_experts_compute``, until
+    the results are in the order in which they are sent. A padded map makes the number of rows the device's to
     say: the host waits for it before they are copied (``preprocess``, ``before_permutation_1``).
     """
     ctx = with_padded_rows(ctx)
@@ -145,12 +146,14 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
         received = gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
         weights = gather_rows(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, memory_rows * WEIGHT)
     received, weights = sort_by_expert(b, ctx, received, weights, rows, memory_rows)
+    hold_local(b, "routed experts", received)
     if not pads_router_map(ctx):
         _synchronise(b, ctx, on_host, "moe.end_sync", logical_not(split))
     y = experts(b, ctx, received, rows, memory_rows, weights=(weights,))
     y = restore_sent_order(b, ctx, y, rows, memory_rows)
     if any_true(ctx.etp > 1):
         y = scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
+    leave_frame(b, "routed experts")
     y = exchange(b, ctx, y, "combine", rows_sent(ctx) * row)
     return unpermute(b, ctx, y)
 
@@ -247,7 +250,8 @@ def experts(
 ) -> str:  # fmt: skip
     """The routed experts: a grouped product each for gate-and-up and for down, the probability in the activation.
 
-    ``weights`` are the rows' probabilities, where they are a tensor of their own that the activation keeps.
+    ``weights`` are the rows' probabilities, where they are a tensor of their own that the activation keeps. Padded
+    rows, the first product and the activation are local variables of ``TEGroupedMLP.forward``, held until it returns.
     """
     spec = ctx.model.moe
     assert spec is not None
@@ -261,6 +265,7 @@ def experts(
     b.part = "experts"
     if pads:
         x = fp8.pad(b, ctx, x, rows, memory_rows)
+        hold_local(b, "experts", x)
         rows, memory_rows = fp8.padded_expert_rows(ctx, rows), fp8.padded_expert_rows(ctx, memory_rows)
     add_module_python(b, "experts", module_call(ctx, "experts"))
     since = len(b.ops)
@@ -269,12 +274,14 @@ def experts(
         b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", memory_rows * n * e), (rows, n, hidden), "first_product"
     )
     mark_issued_by(b, since, grouped_linear_call(ctx))
+    hold_local(b, "experts", fc1)
     act = activate(b, ctx, fc1, "experts", memory_rows * f, rows * f, "moe.moe_act", launches)
     fused = gated and ctx.framework.fused_swiglu
     if not fused:
         act = _by_probability(b, act, memory_rows * f * e, rows * f * e, launches)
     if weights:
         b.ops[-1] = _weighted(b.ops[-1], weights, rows * f if fused else 0.0, float(spec.expert_hidden))
+    hold_local(b, "experts", act)
     since = len(b.ops)
     operand = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, memory_rows), f, hidden)
     out = _products(
@@ -283,6 +290,7 @@ def experts(
     mark_issued_by(b, since, grouped_linear_call(ctx))
     out = expert_bias(b, ctx, out, rows, memory_rows) if spec.expert_bias and not sequential else out
     out = fp8.unpad(b, ctx, out, *actual) if pads else out
+    leave_frame(b, "experts")
     b.part = ""
     return out
 
