@@ -245,7 +245,7 @@ class Agreement:
 def compare(case: Case, *, memory: bool = True) -> Agreement:
     """Both ways for one strategy."""
     estimator = case.estimator
-    closed = estimator.rows(detail=True)
+    closed = estimator.breakdown(detail=True)
     step = float(closed.step_s[0]) / replay_time(estimator, detail=False).step_s - 1
     if not memory:
         return Agreement(step)

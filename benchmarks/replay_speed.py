@@ -43,7 +43,7 @@ def whole(one: Replayer) -> None:
     """Its time, and the memory of every rank."""
     one.time  # noqa: B018
     for r in range(one.num_ranks):
-        one.rank(r)
+        one.rank_memory(r)
 
 
 def best_plans(workload: str, cluster: str, gpus: int) -> list[Candidate]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mofa.calibrate.fits.profile import SMALL_OPS
-from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts, modules_of
+from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts, relative_module_times
 from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
 from mofa.calibrate.measurements import read_rows, rows_of_first
 from mofa.measure.records import read_records
@@ -71,7 +71,7 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     return {
         **host,
         **layer_facts(layer, said),
-        "modules": module_facts(modules_of(RelativeTimes.from_rows(rows)), layer, source),
+        "modules": module_facts(relative_module_times(RelativeTimes.from_rows(rows)), layer, source),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypedDict
 
-from mofa.blocks.checkpoint_frames import Frame, frames_of, ops_behind_chunks
+from mofa.blocks.checkpoint_frames import Frame, frames_of, ops_after_token_chunks
 from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import BoolK, FloatK, all_true, any_true, logical_not, where
 from mofa.blocks.op import GRADIENT, RENEWAL, Op, Tape, Tensor
@@ -61,7 +61,7 @@ class _Differentiator:
         self.producer = {w: op.name for op in forward.ops for w in op.writes}
         self.makers = {w: op for op in forward.ops for w in op.writes}
         self.replayed: set[str] = set()
-        self.behind = ops_behind_chunks(forward, self.group_of)
+        self.behind = ops_after_token_chunks(forward, self.group_of)
         self.framed = frames_of(forward, self.group_of) if recompute.reentrant else {}
         self.given: dict[str, None] = {}
         self.let_go: list[Op] = []  # hold what the op before them reads for some candidates alone

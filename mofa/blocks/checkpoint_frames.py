@@ -30,7 +30,7 @@ def frames_of(forward: Tape, group_of: Mapping[str, str]) -> dict[str, Frame]:
     return out
 
 
-def ops_behind_chunks(forward: Tape, group_of: Mapping[str, str]) -> set[str]:
+def ops_after_token_chunks(forward: Tape, group_of: Mapping[str, str]) -> set[str]:
     """Ops of a full recomputation that read what token chunks made: nothing they make is needed again."""
     made: set[str] = set()
     behind: set[str] = set()

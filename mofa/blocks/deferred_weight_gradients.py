@@ -38,8 +38,8 @@ def split_backward(forward: Tape, backward: Tape, checkpointed: bool) -> SplitBa
     """A backward in its halves; ``checkpointed`` where one checkpoint is around the whole block."""
     inputs = replace(backward, ops=tuple([op for op in backward.ops if op.role not in WEIGHT_ROLES]))
     made = _Groups(forward, backward, checkpointed)
-    weights = made.weights(last=False)
-    return SplitBackward(inputs, weights, made.weights(last=True) if checkpointed else weights)
+    weights = made.weights(no_weight_at_end=False)
+    return SplitBackward(inputs, weights, made.weights(no_weight_at_end=True) if checkpointed else weights)
 
 
 class _Groups:
@@ -90,7 +90,7 @@ class _Groups:
                 reached[name] = max(reached.get(name, _NEVER), last_weight)
         return out
 
-    def _gone(self, last: bool) -> dict[str, int]:
+    def _gone(self, no_weight_at_end: bool) -> dict[str, int]:
         """Behind which weight a saved tensor is let go, by its name; the number of weights where none does."""
         number = {name: i for i, name in enumerate(self.names)}
         out: dict[str, int] = {}
@@ -98,7 +98,7 @@ class _Groups:
         for op in self.forward.ops:
             if op.name not in again:
                 continue
-            own = number.get(op.name, self.last[op.name] if last else len(self.names))
+            own = number.get(op.name, self.last[op.name] if no_weight_at_end else len(self.names))
             for name in op.saves:
                 out[name] = max(out.get(name, _NEVER), own)
         return out
@@ -108,13 +108,15 @@ class _Groups:
         made = {op.name: op.writes for op in self.forward.ops}
         return {name: copy for op in self.again for name, copy in zip(made[op.origin], op.writes, strict=True)}
 
-    def weights(self, *, last: bool) -> Tape:
+    def weights(self, *, no_weight_at_end: bool) -> Tape:
         """For each weight the block again, its gradient, and what is let go behind it."""
         ops: list[Op] = []
         tensors: dict[str, Tensor] = dict(self.backward.tensors)
         makes = [w for op in self.again for w in op.writes]
         copies = self._copies()
-        gone = {copies[name]: weight_index for name, weight_index in self._gone(last).items() if name in copies}
+        gone = {
+            copies[name]: weight_index for name, weight_index in self._gone(no_weight_at_end).items() if name in copies
+        }
         saved = [name for name in makes if name in gone]
         let_go_behind: dict[int, list[str]] = {}
         before: list[str] = []

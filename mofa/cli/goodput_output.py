@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mofa.cli.output import Output
 
 if TYPE_CHECKING:
-    from mofa.faults.calculator import Calculation
+    from mofa.faults.calculator import GoodputCalculation
     from mofa.faults.failures.events import LogReport
     from mofa.faults.level_calculator import LevelCalculation
     from mofa.plan.goodput_by_scale import GoodputReport
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class GoodputOutput(Output):
     """What the user asked to be shown and written."""
 
-    def show_calculation(self, calculation: Calculation, rate: LogReport | None) -> None:
+    def show_calculation(self, calculation: GoodputCalculation, rate: LogReport | None) -> None:
         """Write and print what the calculator found."""
         from mofa.report.goodput import print_calculation, print_rate
         from mofa.report.tables import make_console

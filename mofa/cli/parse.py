@@ -38,12 +38,12 @@ def parse_fixed(texts: Sequence[str] | None, overrides: Mapping[str, object] | N
     return fixed
 
 
-def parse_maximum(texts: Sequence[str] | None) -> dict[str, int]:
+def parse_degree_limits(texts: Sequence[str] | None) -> dict[str, int]:
     """Values of ``--max``.
 
     Examples
     --------
-    >>> parse_maximum(["pp=8 tp=4"])
+    >>> parse_degree_limits(["pp=8 tp=4"])
     {'pp': 8, 'tp': 4}
     """
     from mofa.search.request import BOUNDED

@@ -104,7 +104,7 @@ class Estimator:
         """Where the layers of a row of the table are."""
         return stages_of(self.workload, self.framework, self.table, row)
 
-    def rows(
+    def breakdown(
         self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
         detail: bool = False, progress: Callable[[int], None] | None = None,
     ) -> Breakdown:  # fmt: skip
@@ -362,7 +362,7 @@ def estimate_table(
     loads: RoutingLoads = BALANCED, *, detail: bool = False, drop: frozenset[str] = frozenset(),
 ) -> Breakdown:  # fmt: skip
     """Cost every row of a table of legal strategies; see :class:`Estimator`."""
-    return Estimator(workload, cluster, framework, table, loads, drop=drop).rows(detail=detail)
+    return Estimator(workload, cluster, framework, table, loads, drop=drop).breakdown(detail=detail)
 
 
 def _groups(
@@ -484,8 +484,8 @@ def saved_bytes(rows: Rows) -> NDArray[np.float64]:
 def hardware_flops(rows: Rows) -> NDArray[np.float64]:
     """FLOPs that all ranks run in one step, recomputation and padding included. (n,) [FLOP]"""
     c, table = rows.costs, rows.table
-    per_rank = rows.over_stages(rows.layers.flops) + rows.ends(
+    per_rank = rows.sum_layers_by_stage(rows.layers.flops) + rows.end_blocks_by_stage(
         c.embedding.forward_flops + c.embedding.backward_flops, c.head.forward_flops + c.head.backward_flops,
-        rows.of_mtp("flops"),
+        rows.of_mtp_layer("flops"),
     )  # fmt: skip
-    return np.asarray(rows.over_all(per_rank) * rows.num_micro_batches * table.tp * table.cp * table.dp)
+    return np.asarray(rows.sum_over_stages(per_rank) * rows.num_micro_batches * table.tp * table.cp * table.dp)

@@ -46,7 +46,7 @@ class DistinctStages:
         flight
             Micro-batches in flight under each number of them. (numbers, pp, vpp)
         """
-        ends = stages.has_embedding, stages.has_head, stages.has_predictions, stages.is_last
+        ends = stages.ranks_with_embedding, stages.ranks_with_head, stages.ranks_with_predictions, stages.is_last
         first: dict[object, int] = {}
         stage: list[int] = []
         of = np.zeros(stages.pp, dtype=np.intp)
@@ -102,27 +102,27 @@ class Layout:
     @property
     def head_position(self) -> int:
         """The stage with the head, among those that are shown."""
-        return int(self.shown.of[self.stages.head_stage])
+        return int(self.shown.of[self.stages.rank_with_head])
 
     @property
     def prediction_position(self) -> int:
         """The stage with the multi-token-prediction layers, among those that are shown."""
-        return int(self.shown.of[self.stages.prediction_stage])
+        return int(self.shown.of[self.stages.rank_with_predictions])
 
     @property
-    def has_embedding(self) -> BoolR:
+    def stages_with_embedding(self) -> BoolR:
         """Whether each stage has the embedding. (R,)"""
-        return self.stages.has_embedding[self.shown.stage]
+        return self.stages.ranks_with_embedding[self.shown.stage]
 
     @property
-    def has_head(self) -> BoolR:
+    def stages_with_head(self) -> BoolR:
         """Whether each stage has the head. (R,)"""
-        return self.stages.has_head[self.shown.stage]
+        return self.stages.ranks_with_head[self.shown.stage]
 
     @property
-    def has_predictions(self) -> BoolR:
+    def stages_with_predictions(self) -> BoolR:
         """Whether each stage has the multi-token-prediction layers, where there are any. (R,)"""
-        return self.stages.has_predictions[self.shown.stage]
+        return self.stages.ranks_with_predictions[self.shown.stage]
 
     @property
     def is_last(self) -> BoolR:

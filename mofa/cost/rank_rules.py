@@ -77,7 +77,7 @@ def gradient_sharing(rows: Rows) -> Sharing:
     return "FSDP by step" if mode.pipelined else "FSDP by block"
 
 
-def gathered_width(rows: Rows) -> float:
+def gathered_bytes_per_param(rows: Rows) -> float:
     """Bytes of a parameter that is gathered once a step: FSDP's in bf16. [B]"""
     if gradient_sharing(rows) == "FSDP by step":
         return 2.0
@@ -119,7 +119,7 @@ def ddp_width(rows: Rows) -> float:
 def ties_ends(rows: Rows) -> BoolN:
     """Whether a stage has the embedding and a head that is the same weight. (R,)"""
     lay = rows.layout
-    return np.asarray(lay.has_embedding & lay.has_head & rows.workload.model.tied_embeddings)
+    return np.asarray(lay.stages_with_embedding & lay.stages_with_head & rows.workload.model.tied_embeddings)
 
 
 def head_waits(rows: Rows) -> bool:
@@ -179,7 +179,9 @@ def held_inputs_of_stages(rows: Rows) -> list[HeldInputs]:
 def kept_bytes(rows: Rows) -> ArrayN:
     """What the framework allocates once and keeps outside of all tapes; on its stage the head's too. (n, R) [B]"""
     costs = rows.costs
-    return np.where(rows.layout.has_head, costs.persistent_head[rows.k][:, None], costs.persistent[rows.k][:, None])
+    return np.where(
+        rows.layout.stages_with_head, costs.persistent_head[rows.k][:, None], costs.persistent[rows.k][:, None]
+    )
 
 
 class RotationTables(NamedTuple):
@@ -189,7 +191,7 @@ class RotationTables(NamedTuple):
     """Tables from the first forward on. (n, R) [-]"""
     nbytes: ArrayN
     """Of one. (n,) [B]"""
-    built: tuple[int, ...]
+    from_start: tuple[int, ...]
     """Of each of a layer that is there from the start. [B]"""
 
 
@@ -203,4 +205,4 @@ def rotation_tables(rows: Rows) -> RotationTables:
     nbytes = per_combination(tables.table, len(rows.costs.persistent))[rows.k]
     if not tables.of_layers:
         return RotationTables(np.full(layers.shape, float(rows.layout.stages.vpp)), nbytes, ())
-    return RotationTables(layers, nbytes, tables.built)
+    return RotationTables(layers, nbytes, tables.from_start)

@@ -21,7 +21,7 @@ from mofa.cost.rank_rules import (
     Sharing,
     ddp_width,
     first_bucket_params,
-    gathered_width,
+    gathered_bytes_per_param,
     gathers_whole,
     gradient_sharing,
     has_flat_buffers,
@@ -136,7 +136,7 @@ class ChunkSpec(NamedTuple):
     """Whether its output goes to another chunk of the rank, where other ranks have chunks too."""
 
     @property
-    def layers(self) -> tuple[int, ...]:
+    def layer_numbers(self) -> tuple[int, ...]:
         """Numbers of its layers in the model; those of predictions are not counted."""
         return tuple(block.number for block in self.blocks if block.role == "layer")
 
@@ -198,7 +198,7 @@ class PersistentBuffers:
     """Tables of rotations that Transformer Engine's models keep from the first forward on. [-]"""
     table_bytes: float
     """Of each."""
-    tables_built: tuple[int, ...]
+    tables_from_start: tuple[int, ...]
     """Bytes of each that is there from the start."""
     copies_bytes: float
     """DDP's buckets of gradients, or fp8 copies of weights."""
@@ -254,9 +254,9 @@ class RankSpec:
     gradients: GradientSharing
 
     @property
-    def layers(self) -> tuple[int, ...]:
+    def layer_numbers(self) -> tuple[int, ...]:
         """Numbers of its layers in the model, chunk by chunk."""
-        return tuple(layer for chunk in self.chunks for layer in chunk.layers)
+        return tuple(layer for chunk in self.chunks for layer in chunk.layer_numbers)
 
     @property
     def computations(self) -> tuple[tuple[str, int, int], ...]:
@@ -284,7 +284,7 @@ def _places(rows: Rows) -> list[RankPlace]:
     tp, cp, dp, splits_experts = int(table.tp[0]), int(table.cp[0]), int(table.dp[0]), int(table.ep[0]) > 1
     return [
         RankPlace(r, lay.stages.pp, lay.stages.vpp, *ends, tp, cp, dp, dense, expert, splits_experts)
-        for r, ends in enumerate(zip(lay.has_embedding.tolist(), lay.has_head.tolist(), strict=True))
+        for r, ends in enumerate(zip(lay.stages_with_embedding.tolist(), lay.stages_with_head.tolist(), strict=True))
     ]
 
 
@@ -347,7 +347,7 @@ def _buffers(rows: Rows) -> list[PersistentBuffers]:
     of_stages = kept_bytes(rows)[0].tolist(), tables.number[0].tolist(), copies, held_inputs_of_stages(rows)
     return [
         PersistentBuffers(
-            of_framework, int(number), float(tables.nbytes[0]), tables.built, copies_bytes, boundary_bytes, inputs
+            of_framework, int(number), float(tables.nbytes[0]), tables.from_start, copies_bytes, boundary_bytes, inputs
         )
         for of_framework, number, copies_bytes, inputs in zip(*of_stages, strict=True)
     ]
@@ -355,7 +355,7 @@ def _buffers(rows: Rows) -> list[PersistentBuffers]:
 
 def _gradients(rows: Rows) -> list[GradientSharing]:
     shares = (
-        gradient_sharing(rows), gathered_width(rows), reduced_bytes_per_param(rows), has_flat_buffers(rows),
+        gradient_sharing(rows), gathered_bytes_per_param(rows), reduced_bytes_per_param(rows), has_flat_buffers(rows),
         shards_params(rows), gathers_whole(rows), reduces_by_chunk(rows),
         bool(shards_states(rows)[0]), bool(scatters_gradients(rows)[0]), float(first_bucket_params(rows)[0]),
         ddp_width(rows), head_waits(rows),

@@ -191,19 +191,21 @@ class Rows:
         """What their schedule does."""
         return SCHEDULES[self.schedule]
 
-    def gather(self, grid: ArrayN) -> tuple[ArrayN, ArrayN]:
+    def of_base_and_full(self, by_mode: ArrayN) -> tuple[ArrayN, ArrayN]:
         """A stacked quantity of the base mode and of full recomputation. (n, kinds, ...)"""
-        return grid[self.base, self.k], grid[self.full, self.k]
+        return by_mode[self.base, self.k], by_mode[self.full, self.k]
 
-    def over_layers(self, grid: ArrayN, plain: ArrayN, full: ArrayN, sum_over: str) -> ArrayN:
+    def sum_over_layers(self, by_mode: ArrayN, num_plain: ArrayN, num_full: ArrayN, subscripts: str) -> ArrayN:
         """A per-layer quantity times numbers of layers, those recomputed whole and others, summed as einsum says."""
         lay = self.layout
-        some = np.einsum(sum_over, plain, grid[self.base, self.k]) if lay.any_plain or not lay.any_full else 0.0
+        some = (
+            np.einsum(subscripts, num_plain, by_mode[self.base, self.k]) if lay.any_plain or not lay.any_full else 0.0
+        )
         if lay.any_full:
-            some = some + np.einsum(sum_over, full, grid[self.full, self.k])
+            some = some + np.einsum(subscripts, num_full, by_mode[self.full, self.k])
         return np.asarray(some)
 
-    def of_mtp(self, name: str) -> ArrayN | None:
+    def of_mtp_layer(self, name: str) -> ArrayN | None:
         """A quantity of one multi-token-prediction layer, None without: (n, ...).
 
         Megatron recomputes it whole only under uniform full recomputation; the block method skips it
@@ -222,15 +224,15 @@ class Rows:
         ]
         return np.where(uniform, self.full, self.base)
 
-    def over_stages(self, grid: ArrayN) -> ArrayN:
+    def sum_layers_by_stage(self, by_mode: ArrayN) -> ArrayN:
         """A per-layer quantity summed over the layers of each stage. (n, R)"""
-        return self.over_layers(grid, self.layout.plain, self.layout.full, "nkr,nk->nr")
+        return self.sum_over_layers(by_mode, self.layout.plain, self.layout.full, "nkr,nk->nr")
 
-    def most_of_layers(self, grid: ArrayN) -> ArrayN:
+    def largest_layer_by_stage(self, by_mode: ArrayN) -> ArrayN:
         """The most of a per-layer quantity among the layers of each stage, 0 where it has none. (n, R)"""
         most = np.zeros((len(self.k), len(self.layout.shown.stage)))
         for mode, has in self._modes_there:
-            values = grid[mode, self.k]
+            values = by_mode[mode, self.k]
             for kind, there in enumerate(has):  # one after the other: NumPy is slow along a short axis in the middle
                 np.maximum(most, values[:, kind, None], out=most, where=there)
         return most
@@ -245,42 +247,42 @@ class Rows:
     @cached_property
     def is_first(self) -> ArrayN:
         """1 on the stage with the embedding, 0 elsewhere. (R,)"""
-        return np.asarray(self.layout.has_embedding, dtype=float)
+        return np.asarray(self.layout.stages_with_embedding, dtype=float)
 
     @cached_property
     def is_head(self) -> ArrayN:
         """1 on the stage with the head, 0 elsewhere. (R,)"""
-        return np.asarray(self.layout.has_head, dtype=float)
+        return np.asarray(self.layout.stages_with_head, dtype=float)
 
     @cached_property
     def is_prediction(self) -> ArrayN:
         """1 on the stage with the multi-token-prediction layers, 0 elsewhere. (R,)"""
-        return np.asarray(self.layout.has_predictions, dtype=float)
+        return np.asarray(self.layout.stages_with_predictions, dtype=float)
 
     @cached_property
     def is_last(self) -> ArrayN:
         """1 on the last stage, 0 elsewhere. (R,)"""
         return np.asarray(self.layout.is_last, dtype=float)
 
-    def on_every_stage(self, shown: ArrayN) -> ArrayN:
+    def spread_to_all_stages(self, shown: ArrayN) -> ArrayN:
         """What is known of the stages that are shown, for all. (n, R) -> (n, pp)"""
         return shown[:, self.layout.shown.of]
 
-    def over_all(self, shown: ArrayN) -> ArrayN:
+    def sum_over_stages(self, shown: ArrayN) -> ArrayN:
         """The sum over all stages of what is known of those that are shown. (n, R) -> (n,)"""
         return np.asarray(shown @ self.layout.shown.num_alike)
 
-    def ahead_of(self, shown: ArrayN) -> ArrayN:
+    def sum_over_stages_ahead(self, shown: ArrayN) -> ArrayN:
         """The sum over the stages ahead of each that is shown. (n, R) -> (n, R)"""
         return np.asarray(shown @ self.layout.shown.num_alike_ahead)
 
-    def ends(self, first: ArrayN, head: ArrayN, mtp: ArrayN | None) -> ArrayN:
+    def end_blocks_by_stage(self, embedding: ArrayN, head: ArrayN, mtp_layer: ArrayN | None) -> ArrayN:
         """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, R)"""
         depth = self.workload.model.num_mtp_layers
         heads = (head[self.k] * (1 + depth))[:, None] * self.is_head
-        if mtp is not None:
-            heads = heads + (depth * mtp)[:, None] * self.is_prediction
-        return first[self.k][:, None] * self.is_first + heads
+        if mtp_layer is not None:
+            heads = heads + (depth * mtp_layer)[:, None] * self.is_prediction
+        return embedding[self.k][:, None] * self.is_first + heads
 
 
 def make_rows(
@@ -331,7 +333,7 @@ def static_bytes_of_grids(
         params_in_layers(workload, grids, lay) if workload.precision.fp8_recipe else None, grids.tp[:, None],
         mode.amp,
     )  # fmt: skip
-    is_first = np.asarray(lay.has_embedding, dtype=float)
+    is_first = np.asarray(lay.stages_with_embedding, dtype=float)
     more = whole_embedding_gradient(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)
     return params, shards, replace(static, grads=static.grads + more)
 
@@ -370,7 +372,7 @@ def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) 
     if model.num_mtp_layers:  # each has a layer like the last
         p = layer_params(model, model.is_moe_layer(model.num_layers - 1))
         prediction_params = (p.matrices_tp + p.shared) / table.tp + p.replicated + p.routed / (table.ep * table.etp)
-        params += model.num_mtp_layers * lay.has_predictions * prediction_params[:, None]
+        params += model.num_mtp_layers * lay.stages_with_predictions * prediction_params[:, None]
     return np.asarray(params)
 
 
@@ -384,12 +386,12 @@ def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: Strate
     # Megatron's positions and the norm behind them are whole on every rank
     looked_up = model.vocab * model.hidden
     position_params = embedding_params(model) - looked_up
-    first, head = lay.has_embedding, lay.has_head
+    first, head = lay.stages_with_embedding, lay.stages_with_head
     dense[:, :, 0] += first * ((looked_up + padding) / tp + position_params / (tp if framework.shards_params else 1))
-    output = head_params(model) or (model.vocab * model.hidden if lay.stages.head_stage != 0 else 0)
+    output = head_params(model) or (model.vocab * model.hidden if lay.stages.rank_with_head != 0 else 0)
     dense[:, :, -1] += head * ((output + (padding if output else 0.0)) / tp + model.hidden)
     if model.num_mtp_layers:
-        p, there = mtp_params(model), lay.has_predictions
+        p, there = mtp_params(model), lay.stages_with_predictions
         dense[:, :, -1] += there * model.num_mtp_layers * ((p.matrices_tp + p.shared) / tp + p.replicated)
         expert[:, :, -1] += there * model.num_mtp_layers * p.routed / spread
         if lay.stages.pp > 1:  # the prediction layers hold a copy of the embedding

@@ -33,8 +33,8 @@ class Stages:
 
     ``counts`` (kinds, pp, vpp); ``kinds`` names the first axis; ``layers`` (pp, vpp) lists the layers of each chunk
     by index of kind, in forward order, ``first_layers`` (pp, vpp) the number of the first of them in the model. The
-    embedding is on stage 0, the head on stage ``head_stage``: the last one, or stage 0 where chunks are placed in a V.
-    Multi-token-prediction layers are on stage ``prediction_stage``, in its last chunk: the head's, unless a layout says
+    embedding is on rank 0, the head on ``rank_with_head``: the last one, or rank 0 where chunks are placed in a V.
+    Multi-token-prediction layers are on ``rank_with_predictions``, in its last chunk: the head's, unless a layout says
     another.
     """
 
@@ -78,29 +78,29 @@ class Stages:
         return np.array([rank for rank, chunk in chunks for _ in chunk], dtype=np.int64)
 
     @property
-    def head_stage(self) -> int:
+    def rank_with_head(self) -> int:
         """The rank with the model's last chunk, which has the head behind it."""
         return self.ranks[-1]
 
     @cached_property
-    def has_embedding(self) -> BoolA:
+    def ranks_with_embedding(self) -> BoolA:
         """Whether each rank has the embedding. (pp,)"""
         return np.asarray((self.positions == 0).any(axis=1))
 
     @cached_property
-    def has_head(self) -> BoolA:
+    def ranks_with_head(self) -> BoolA:
         """Whether each rank has the head. (pp,)"""
         return np.asarray((self.positions == self.num_chunks - 1).any(axis=1))
 
     @property
-    def prediction_stage(self) -> int:
+    def rank_with_predictions(self) -> int:
         """The rank with the multi-token-prediction layers; the head's where there are none."""
         return self.ranks[self.split.layout.prediction_chunk]
 
     @cached_property
-    def has_predictions(self) -> BoolA:
+    def ranks_with_predictions(self) -> BoolA:
         """Whether each rank has the multi-token-prediction layers, or would have them. (pp,)"""
-        return np.asarray(np.arange(self.pp) == self.prediction_stage)
+        return np.asarray(np.arange(self.pp) == self.rank_with_predictions)
 
     @cached_property
     def is_last(self) -> BoolA:
@@ -223,8 +223,8 @@ def stages_of(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyT
 
 
 @lru_cache(maxsize=4096)
-def _in_flight(pp: int, vpp: int, schedule: str, m: int) -> ArrayN:
-    return np.array(SCHEDULES[schedule].in_flight(pp, vpp, m), dtype=float)
+def _in_flight(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> ArrayN:
+    return np.array(SCHEDULES[schedule].in_flight(pp, vpp, num_micro_batches), dtype=float)
 
 
 def in_flight_at_first_backward(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> ArrayN:

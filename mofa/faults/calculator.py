@@ -48,7 +48,7 @@ class MonteCarlo(Spec):
     productive_days: float = Field(gt=0, description="Work of each. [d]")
 
 
-class Calculation(Spec):
+class GoodputCalculation(Spec):
     """What ``mofa goodput --mtbf ... --checkpoint ... --restart ... --json`` prints."""
 
     schema_version: str = Field(default="2.1", description="Version of this contract.")
@@ -77,7 +77,7 @@ class Calculation(Spec):
 def calculate(
     mtbf_s: float, checkpoint_s: float, restart_s: float, *, persist_s: float = 0.0, interval_s: float | None = None,
     days: float = 54.0, num_runs: int = 10_000, seed: int = 0, shape: float = 1.0,
-) -> Calculation:  # fmt: skip
+) -> GoodputCalculation:  # fmt: skip
     """Intervals and ETTR of a job.
 
     Parameters
@@ -135,7 +135,7 @@ def calculate(
     parts = shares(used_s)
     value = parts["productive"]
     by = {name: shares(getattr(intervals, name))["productive"] for name in Intervals.model_fields}
-    return Calculation(
+    return GoodputCalculation(
         mtbf_s=mtbf, checkpoint_s=block, persist_s=persist, restart_s=restart, interval_s=intervals, ettr=value,
         shape=shape, at_interval_s=used_s, ettr_by_formula=Intervals(**by),
         meta_ettr=float(meta_ettr(used_s, block, mtbf, restart + persist)) if used_s > 0 else None,

@@ -76,26 +76,29 @@ class Outlook:
         """Productive over wall-clock time. [-]"""
         return self.parts["productive"]
 
-    def simulated_run(self, i: int, work_s: float, clock: FailureClock | None = None) -> LongRun:
+    def simulated_run(self, candidate: int, work_s: float, clock: FailureClock | None = None) -> LongRun:
         """What :func:`mofa.faults.simulate.simulate` plays of one candidate."""
-        if self.absence is not None and self.absence.num_replicas[i] > 1:
-            cost, step = float(self.absence.cost_s[i]), min(float(self.absence.step_s[i]), work_s)
+        if self.absence is not None and self.absence.num_replicas[candidate] > 1:
+            cost, step = float(self.absence.cost_s[candidate]), min(float(self.absence.step_s[candidate]), work_s)
             return LongRun(
                 work_s,
                 step,
                 (SimulatedLevel(0.0),),
                 (SimulatedFailureKind(1.0, cost),),
-                clock or FailureClock(float(self.mtbf_s[i])),
+                clock or FailureClock(float(self.mtbf_s[candidate])),
             )
-        levels = tuple(SimulatedLevel(float(x.block_s[i]), int(x.every[i]), float(x.persist_s[i])) for x in self.levels)
+        levels = tuple(
+            SimulatedLevel(float(x.block_s[candidate]), int(x.every[candidate]), float(x.persist_s[candidate]))
+            for x in self.levels
+        )
         kinds = tuple(
-            SimulatedFailureKind(float(w.share[i]), float(w.seconds[i]), w.level, w.takes_node)
+            SimulatedFailureKind(float(w.share[candidate]), float(w.seconds[candidate]), w.level, w.takes_node)
             for w in self.restart_paths
         )
-        interval = min(float(self.interval_s[i]), work_s)
-        waits = int(self.spares[i]) or None
+        interval = min(float(self.interval_s[candidate]), work_s)
+        waits = int(self.spares[candidate]) or None
         return LongRun(
-            work_s, interval, levels, kinds, clock or FailureClock(float(self.mtbf_s[i])), waits, self.repair_s
+            work_s, interval, levels, kinds, clock or FailureClock(float(self.mtbf_s[candidate])), waits, self.repair_s
         )
 
 

@@ -39,16 +39,16 @@ class ReplicaAbsence:
         return np.where(replicas > 1, np.where((down > 0) & np.isfinite(mtbf_s), log_ratio, np.inf), mtbf_s)
 
     def ledger_shares(
-        self, interval_s: FloatN, block_s: FloatN, mtbf_s: FloatN, restart_s: FloatN, together: dict[str, FloatN]
+        self, interval_s: FloatN, block_s: FloatN, mtbf_s: FloatN, restart_s: FloatN, if_all_restart: dict[str, FloatN]
     ) -> dict[str, FloatN]:
-        """Ledger where the others go on; ``together``, that of a restart of all, where a plan has one replica.
+        """Ledger where the others go on; ``if_all_restart``, that of a restart of all, where a plan has one replica.
 
         Shares of all replicas' time. While a replica is away its share counts as restarting, and a failure's half step
         and what all lose with the last of them as lost.
         """
         running = np.asarray(ettr(interval_s, block_s, self.all_down_mtbf_s(mtbf_s), restart_s))
         alone = replica_ettr(
-            mtbf_s, self.num_replicas, self.stall_s, self.return_s, self.step_s, together["productive"]
+            mtbf_s, self.num_replicas, self.stall_s, self.return_s, self.step_s, if_all_restart["productive"]
         )
         productive = alone * running
         with np.errstate(invalid="ignore"):
@@ -60,7 +60,9 @@ class ReplicaAbsence:
             "productive": productive, "checkpoint": checkpoint, "lost": 1 - productive - checkpoint - restart,
             "restart": restart, "waiting": np.zeros_like(productive),
         }  # fmt: skip
-        return {name: np.where(self.num_replicas > 1, of_replicas[name], together[name]) for name in together}
+        return {
+            name: np.where(self.num_replicas > 1, of_replicas[name], if_all_restart[name]) for name in if_all_restart
+        }
 
 
 def missing_nodes(in_repair: ArrayLike, num_spares: ArrayLike) -> NDArray[np.float64]:

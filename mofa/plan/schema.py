@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from mofa.faults.calculator import Calculation
+from mofa.faults.calculator import GoodputCalculation
 from mofa.faults.failures.events import LogReport
 from mofa.faults.level_calculator import LevelCalculation
 from mofa.plan.goodput_by_scale import GoodputReport
@@ -20,9 +20,9 @@ def json_schema() -> dict[str, Any]:
     Examples
     --------
     >>> sorted(json_schema()["$defs"])[:3]
-    ['Band', 'Calculation', 'CheckpointLevel']
+    ['Band', 'CheckpointLevel', 'Circumstances']
     """
-    printed = (PlanReport, Estimate, GoodputReport, Calculation, LevelCalculation, LogReport)
+    printed = (PlanReport, Estimate, GoodputReport, GoodputCalculation, LevelCalculation, LogReport)
     _, schema = models_json_schema([(model, "serialization") for model in printed])
     for described in schema["$defs"].values():
         if "description" in described:  # without the docstring's sections: fields have their own descriptions
@@ -31,7 +31,7 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "mofa",
         "description": "mofa plan --json: a PlanReport; mofa estimate --json: an Estimate, of several runs a list; "
-        "mofa goodput --json: a GoodputReport, without a workload a Calculation, of levels of checkpoints a "
+        "mofa goodput --json: a GoodputReport, without a workload a GoodputCalculation, of levels of checkpoints a "
         "LevelCalculation, of a log alone a LogReport.",
         "schema_version": SCHEMA_VERSION,
         "anyOf": [

@@ -78,7 +78,7 @@ class Replayer:
         ends, emptiest = makers_of_extremes(self.estimator)
         return ends, (emptiest,) if uneven else ()
 
-    def rank(self, r: int) -> MemoryPlayed:
+    def rank_memory(self, r: int) -> MemoryPlayed:
         """The memory of a pipeline rank; of its ranks the one that reserves most."""
         if r not in self._played:
             self._played[r] = self._fullest_of_stage(r)
@@ -130,7 +130,7 @@ class Replayer:
         tokens = self.tokens_over_mean_by_rank(r)
         if not tokens or max(tokens) == min(tokens):
             return None
-        own = self.rank(r)
+        own = self.rank_memory(r)
         own_is_emptiest, rank, other = self._others[r]
         if rank.routing_drift is not None:  # of what was compared, later steps were played of one alone
             other = self._play(rank, r)
@@ -146,7 +146,7 @@ class Replayer:
         if least is None:
             return None
         emptier = Estimator(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
-        few, many = self._play(rank_maker(emptier)(r), r), self.rank(r)
+        few, many = self._play(rank_maker(emptier)(r), r), self.rank_memory(r)
         if few.allocated == many.allocated and few.peak_reserved == many.peak_reserved:  # no experts here
             return None
         return (

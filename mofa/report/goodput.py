@@ -13,7 +13,7 @@ from mofa.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mofa.faults.calculator import Calculation, MonteCarlo
+    from mofa.faults.calculator import GoodputCalculation, MonteCarlo
     from mofa.faults.failures.events import LogReport
     from mofa.faults.level_calculator import LevelCalculation
     from mofa.plan.goodput_by_scale import GoodputReport
@@ -23,7 +23,7 @@ LEAST_ETTR = 1e-3
 FORMULAS = {"young": "Young", "daly": "Daly, first order", "daly_higher_order": "Daly, higher order", "exact": "exact"}
 
 
-def print_calculation(console: Console, calculation: Calculation, *, quiet: bool = False) -> None:
+def print_calculation(console: Console, calculation: GoodputCalculation, *, quiet: bool = False) -> None:
     """Print the interval of each formula with its ETTR, the simulation and where the time goes."""
     rows = [
         [

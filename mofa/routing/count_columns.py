@@ -23,7 +23,7 @@ MAX_HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class TableColumns:
+class ColumnRequirements:
     """What a table must have, and may have; ``what`` is what messages call its rows."""
 
     what: str
@@ -31,7 +31,7 @@ class TableColumns:
     optional: tuple[str, ...] = ()
 
 
-def read_table(file: str | Path, where: str, columns: TableColumns) -> dict[str, NDArray[np.int64]]:
+def read_table(file: str | Path, where: str, columns: ColumnRequirements) -> dict[str, NDArray[np.int64]]:
     """Columns of a ``.csv`` or ``.parquet`` file, each of whole numbers of at least 0. name -> (rows,)
 
     Raises
@@ -61,7 +61,7 @@ def first_repeat(columns: dict[str, NDArray[np.int64]], keys: tuple[str, ...]) -
     return int(order[1:][again].min()) if again.any() else None
 
 
-def _plain_csv(path: Path, columns: TableColumns) -> dict[str, NDArray[np.int64]] | None:
+def _plain_csv(path: Path, columns: ColumnRequirements) -> dict[str, NDArray[np.int64]] | None:
     """The columns of a CSV file of digits alone, in which nothing is wrong; None of any other.
 
     pandas, which takes half a second to load, reads those.
@@ -87,7 +87,7 @@ def _plain_csv(path: Path, columns: TableColumns) -> dict[str, NDArray[np.int64]
     return {name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(names)}
 
 
-def _read_frame(path: Path, where: str, columns: TableColumns) -> pd.DataFrame:
+def _read_frame(path: Path, where: str, columns: ColumnRequirements) -> pd.DataFrame:
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise SpecError(f"{where}: is neither .csv nor .parquet; write the {columns.what} as one of the two")
@@ -121,7 +121,7 @@ def _read_csv(path: Path, where: str) -> pd.DataFrame:
         return pd.read_csv(path, index_col=False, skipinitialspace=True, low_memory=False, encoding="utf-8-sig")
 
 
-def _read_parquet(path: Path, where: str, columns: TableColumns) -> pd.DataFrame:
+def _read_parquet(path: Path, where: str, columns: ColumnRequirements) -> pd.DataFrame:
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -137,7 +137,7 @@ def _read_parquet(path: Path, where: str, columns: TableColumns) -> pd.DataFrame
         return frame
 
 
-def _check_columns(names: list[str], where: str, columns: TableColumns) -> None:
+def _check_columns(names: list[str], where: str, columns: ColumnRequirements) -> None:
     known = columns.required + columns.optional
     for name in columns.required:
         if name not in names:

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.routing.count_columns import TableColumns, first_repeat, read_table
+from mofa.routing.count_columns import ColumnRequirements, first_repeat, read_table
 from mofa.specs.files import short
 from mofa.specs.model import ModelSpec
 
 MAX_CELLS = 2**25
 """Largest array of iterations x layers x experts: 256 MiB of float64."""
-_COLUMNS = TableColumns("counts", ("iteration", "layer", "expert", "tokens"), ("source_rank",))
+_COLUMNS = ColumnRequirements("counts", ("iteration", "layer", "expert", "tokens"), ("source_rank",))
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def fit_distributions(shares: FloatA, top_k: int = 1, seed: int = 0) -> tuple[Di
     not count; the parameter is the one with the smallest mean absolute difference to the candidate's averaged order
     statistics, found by a bounded search on its logarithm with the same random numbers for every candidate. The
     average over layers hides that deep ones may be more uneven: fit layers on their own where
-    :func:`~mofa.routing.statistics.statistics` says that they differ. Micro-batches of few tokens scatter, which
+    :func:`~mofa.routing.statistics.load_statistics` says that they differ. Micro-batches of few tokens scatter, which
     counts as unevenness here.
 
     Examples

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from mofa.errors import SpecError
-from mofa.routing.count_columns import TableColumns, first_repeat, read_table
+from mofa.routing.count_columns import ColumnRequirements, first_repeat, read_table
 from mofa.routing.placement import Placement
 from mofa.specs.files import short
 
-_COLUMNS = TableColumns("placement", ("expert", "gpu"))
+_COLUMNS = ColumnRequirements("placement", ("expert", "gpu"))
 
 
 def read_placement(file: str | Path, num_experts: int, num_gpus: int, slots: int) -> Placement:

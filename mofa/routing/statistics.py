@@ -30,14 +30,14 @@ class LoadStatistics:
     quantiles: FloatA
 
 
-def statistics(ratios: FloatA, by: str = "layer") -> LoadStatistics:
+def load_statistics(load_ratios: FloatA, group_by: str = "layer") -> LoadStatistics:
     """Statistics of loads per layer, per iteration, per unit (an expert or a rank), or of everything.
 
     Parameters
     ----------
-    ratios
+    load_ratios
         Loads of experts or ranks over their mean. (I, L, units) [-]
-    by
+    group_by
         ``layer``, ``iteration``, ``unit`` or ``all``.
 
     Notes
@@ -54,15 +54,15 @@ def statistics(ratios: FloatA, by: str = "layer") -> LoadStatistics:
     --------
     Two iterations of one layer; over both the first unit has 3 of 4: MaxVio 0.5.
 
-    >>> found = statistics(np.array([[[2.0, 0.0]], [[1.0, 1.0]]]))
+    >>> found = load_statistics(np.array([[[2.0, 0.0]], [[1.0, 1.0]]]))
     >>> float(found.max_over_mean[0]), float(found.largest[0]), float(found.max_violation[0])
     (1.5, 2.0, 0.5)
     """
     axis = {"iteration": 0, "layer": 1, "unit": 2}
-    if by == "all":
-        parts, summed = [ratios], [ratios.mean(axis=0)]
+    if group_by == "all":
+        parts, summed = [load_ratios], [load_ratios.mean(axis=0)]
     else:
-        parts = [np.expand_dims(part, axis[by]) for part in np.moveaxis(ratios, axis[by], 0)]
+        parts = [np.expand_dims(part, axis[group_by]) for part in np.moveaxis(load_ratios, axis[group_by], 0)]
         summed = [part.mean(axis=0) for part in parts]
     fullest = [part.max(axis=-1) for part in parts]
     return LoadStatistics(

@@ -174,7 +174,7 @@ class _BranchAndBound:
         step_s = step_lower_bounds_s(estimator, is_open, at_rest=at_rest)
         weights = objective.computing_weights
         computing = computing_lower_bounds(estimator, is_open, weights) if weights else np.zeros_like(step_s)
-        return objective.key_bound(step_s, computing)
+        return objective.key_lower_bound(step_s, computing)
 
     def _cost(self, degrees: Rows) -> None:
         """Cost the rows of degrees that are not beaten."""

@@ -210,7 +210,7 @@ def find_plans(
         reason[costed.rows[i]], shortfall[costed.rows[i]] = MEMORY, over
         costed.device_bytes[i] = memory_limit_bytes(cluster) + over
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
-    plans += [candidate(i).in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist()]
+    plans += [candidate(i).plan_in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
     if not plans and default:
         min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)
@@ -419,7 +419,7 @@ def plan_in_closed_form(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec
 ) -> Plan:
     """The plan that :func:`estimate` gives for one strategy without a replay, but for its band, which takes longest."""
-    return _candidate(workload, cluster, framework, strategy).in_closed_form(banded=False)
+    return _candidate(workload, cluster, framework, strategy).plan_in_closed_form(banded=False)
 
 
 def plan_with_replayed_time(

@@ -224,8 +224,8 @@ class LongRunObjective:
         """Whether nothing is known of the long run, so that steps alone are ranked."""
         return set(FIGURES) <= set(self.missing())
 
-    def key_bound(self, step_s: FloatN, computing: FloatN) -> FloatN:
-        """A number below :meth:`key`, of rows whose steps take at least ``step_s`` and draw at least ``computing``.
+    def key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
+        """A number below :meth:`key`, of rows whose steps take at least ``step_s`` and draw at least ``computing_j``.
 
         (n,) [s], [J]
 
@@ -241,7 +241,7 @@ class LongRunObjective:
         if self.objective != "kwh":
             return np.asarray(wall_s * all_gpus)
         power, tdp = self.faults.power, self.cluster.gpu.tdp_w.value
-        running = (computing + self._least_fraction * tdp * step_s) * self.cluster.num_gpus
+        running = (computing_j + self._least_fraction * tdp * step_s) * self.cluster.num_gpus
         spare = power.idle_fraction.value * tdp * wall_s * self.spare_gpus
         around = power.node_overhead_w_per_gpu.value * wall_s * all_gpus
         return np.asarray((running + spare + around) * power.pue.value)

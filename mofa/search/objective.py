@@ -35,14 +35,14 @@ class Objective(Protocol):
     def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
         """Host memory that a node lacks for the checkpoints of rows. (n,) [B]"""
 
-    def key_bound(self, step_s: FloatN, computing: FloatN) -> FloatN:
+    def key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
         """A number below the key of every row.
 
         Parameters
         ----------
         step_s
             Below its step. (n,) [s]
-        computing
+        computing_j
             Below the sum of its seconds of computing by :attr:`computing_weights`. (n,)
         """
 
@@ -62,7 +62,7 @@ class ShortestStep:
         """Nothing: checkpoints are not asked about. (n,) [B]"""
         return np.zeros_like(per_rank_bytes)
 
-    def key_bound(self, step_s: FloatN, computing: FloatN) -> FloatN:
+    def key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
         """The bound of the step. (n,) [s]"""
         return step_s
 

@@ -9,7 +9,7 @@ from mofa.cost.model_flops import FlopsConvention
 from mofa.errors import SpecError
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.overrides import check_strategy
+from mofa.specs.overrides import strategy_from_fields
 from mofa.specs.workload import WorkloadSpec
 
 BOUNDED = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
@@ -63,7 +63,7 @@ def check_constraints(fix: Mapping[str, object], maximum: Mapping[str, int], top
     Traceback (most recent call last):
     mofa.errors.SpecError: --max: recompute is no degree; use one of tp, pp, vpp, cp, ep, etp, dp, micro_batch
     """
-    check_strategy(dict(fix), "--fix")
+    strategy_from_fields(dict(fix), "--fix")
     for name, bound in maximum.items():
         if name not in BOUNDED:
             raise SpecError(f"--max: {name} is no degree; use one of {', '.join(BOUNDED)}")

@@ -180,7 +180,7 @@ def _key(ranked: tuple[float, _Row]) -> tuple[float, int]:
 
 def _closed(candidate: Candidate, order: Callable[[Plan], float] | None) -> float:
     """The key to minimise, in closed form."""
-    plan = candidate.in_closed_form(banded=False)
+    plan = candidate.plan_in_closed_form(banded=False)
     return round(plan.step_s if order is None else order(plan), 12)
 
 

@@ -13,7 +13,7 @@ from mofa.specs.files import short
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.layouts.read import num_chunks
-from mofa.specs.overrides import check_strategy
+from mofa.specs.overrides import strategy_from_fields
 from mofa.specs.strategy import StrategySpec
 
 
@@ -55,7 +55,7 @@ def complete_strategy(
         raise SpecError(
             f"{where}: strategy.framework ({short(named)}) differs from {framework.name}; write it in one place"
         )
-    given = check_strategy(fields, f"{where}: strategy" if where != "strategy" else where)
+    given = strategy_from_fields(fields, f"{where}: strategy" if where != "strategy" else where)
     framework = framework.with_options(given.options)
     if "vpp" not in fields and given.layout:
         fields["vpp"] = max((num_chunks(given.layout) or 1) // given.pp, 1)

@@ -36,7 +36,7 @@ from mofa.specs.workload import WorkloadSpec
 
 __all__ = [
     "build_spec", "bundled", "complete_strategy", "data_dir", "load_cluster", "load_faults", "load_framework",
-    "load_workload", "load_yaml", "parse_set", "parse_strategy", "with_routing_file",
+    "load_workload", "load_yaml", "parse_set", "parse_strategy", "with_routing_path",
 ]  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def load_workload(
         raise SpecError(
             f"{where}: framework ({short(spec.framework)}) is unknown; {did_you_mean(spec.framework, FRAMEWORK_NAMES)}"
         )
-    return with_routing_file(spec, None if {"routing", "routing.file"} & set(changes) else path.parent)
+    return with_routing_path(spec, None if {"routing", "routing.file"} & set(changes) else path.parent)
 
 
 def _huggingface_workload(path: Path, where: str, changes: Mapping[str, object]) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def _changed(where: str, changes: Mapping[str, object] | None) -> str:
     return f"{where} with {short(', '.join(f'{path}={v}' for path, v in changes.items()), 80)}" if changes else where
 
 
-def with_routing_file(spec: WorkloadSpec, folder: Path | None) -> WorkloadSpec:
+def with_routing_path(spec: WorkloadSpec, folder: Path | None) -> WorkloadSpec:
     """A workload whose file of routing counts is looked up in this folder, where it has one with a relative path."""
     file = spec.routing.file
     if file is None or folder is None or Path(file).is_absolute():

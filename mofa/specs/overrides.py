@@ -132,11 +132,11 @@ def parse_strategy(text: str, where: str = "--strategy") -> dict[str, object]:
         if key in out:
             raise SpecError(f"{where}: {key} is given twice; keep one")
         out[key] = _strategy_value(key, value)
-    check_strategy(out, where)
+    strategy_from_fields(out, where)
     return out
 
 
-def check_strategy(raw: Mapping[str, Any], where: str) -> StrategySpec:
+def strategy_from_fields(raw: Mapping[str, Any], where: str) -> StrategySpec:
     """The strategy of these fields alone; raises SpecError unless each is known and of its type."""
     for key in raw:
         if key not in STRATEGY_KEYS:

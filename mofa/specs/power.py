@@ -20,8 +20,8 @@ class PowerLimit(Spec):
     window_s: SecondsFact
     """Time over whose mean the limit holds. [s]"""
 
-    def busy_weight(self, idle: float) -> float:
-        """What the shares of a mix count where the device is ``idle`` for a share of the time besides. [-]
+    def mix_weight_beside_idle(self, idle_fraction: float) -> float:
+        """What the shares of a mix count where the device is ``idle_fraction`` for a share of the time besides. [-]
 
         Draws at the clock f add up to the limit: ``(1 - idle) f^2 sum(share / c^2) + idle idle_draw = 1``, as
         :func:`mixed_clock` has it without the wait.
@@ -30,10 +30,10 @@ class PowerLimit(Spec):
         --------
         >>> from mofa.specs.base import Fact
         >>> share, window = (Fact(value=value, provenance="assumed", source="an example") for value in (0.2, 0.3))
-        >>> round(PowerLimit(idle_draw=share, window_s=window).busy_weight(0.25), 4)
+        >>> round(PowerLimit(idle_draw=share, window_s=window).mix_weight_beside_idle(0.25), 4)
         0.7895
         """
-        return (1.0 - idle) / (1.0 - idle * self.idle_draw.value)
+        return (1.0 - idle_fraction) / (1.0 - idle_fraction * self.idle_draw.value)
 
 
 def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -> FloatArray | float:

@@ -11,7 +11,7 @@ from mofa.specs.files import BundledKind, bundled, load_yaml, short
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.load import load_cluster, load_framework, load_workload, with_routing_file
+from mofa.specs.load import load_cluster, load_framework, load_workload, with_routing_path
 from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import with_overrides
 from mofa.specs.run import RunSpec
@@ -135,7 +135,7 @@ def resolve_run(
         optimizer=run.optimizer,
         routing=run.routing,
     )
-    workload = with_routing_file(workload, base_dir)
+    workload = with_routing_path(workload, base_dir)
     cluster = load_cluster(_relative(run.hardware, base_dir, "nodes"), run.gpus)
     raw = dict(run.strategy)
     if raw.setdefault("micro_batch", run.batch.micro) != run.batch.micro:

@@ -254,7 +254,7 @@ def run_mapping(row: Row) -> dict[str, Any]:
         precision["moments"] = "bf16"
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
-    card = recipes.card_of(row["model"], gpu)
+    card = recipes.model_card(row["model"], gpu)
     strategy |= card.strategy if card else {}
     if layout := recipes.layout_of(row, strategy["pp"] or 1, strategy.get("vpp", 1)):
         strategy["layout"] = layout
@@ -303,7 +303,7 @@ def measured_mapping(row: Row) -> dict[str, Any]:
 def notes_of(row: Row) -> list[str]:
     """What a reader of the score must know."""
     notes = []
-    if recipes.card_of(row["model"], gpu_of(row)):
+    if recipes.model_card(row["model"], gpu_of(row)):
         notes.append("what the recipe says that its card names")
     elif not row["recompute"]:
         notes.append("recomputation not given: the framework's default")

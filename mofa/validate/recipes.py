@@ -122,7 +122,7 @@ def load_recipes() -> Recipes:
     return build_spec(Recipes, load_yaml(FILE), FILE.name)
 
 
-def card_of(model: str, gpu: str) -> ModelCard | None:
+def model_card(model: str, gpu: str) -> ModelCard | None:
     """The card of a model on a GPU."""
     return next((card for card in load_recipes().cards if (card.model, card.gpu) == (model, gpu)), None)
 
@@ -174,7 +174,7 @@ def framework_options(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
         options.pop("tp_overlap", None)
     if not in_fp8:
         options.pop("fp8_params", None)
-    card = card_of(row["model"], gpu)
+    card = model_card(row["model"], gpu)
     return options | (card.framework if card else {})
 
 

@@ -135,7 +135,7 @@ class RunScore(Spec):
         return self.framework.split()[0]
 
     @property
-    def traced(self) -> bool:
+    def is_traced(self) -> bool:
         """Whether a profiler ran beside it, which takes time and memory."""
         return self.id.endswith(TRACED)
 

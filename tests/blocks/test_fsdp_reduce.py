@@ -47,7 +47,7 @@ def test_a_large_head_adds_the_sharded_sum_to_the_peak() -> None:
                                                         "head_dim": 128})  # fmt: skip
     job = workload(model, seq_len=256, global_batch=8)
     estimator = estimator_of(job, cluster(2), framework("torchtitan"), "dp=2 micro_batch=1 recompute=full")
-    played, closed = Replayer(estimator).rank(0), estimator.rows()
+    played, closed = Replayer(estimator).rank_memory(0), estimator.breakdown()
     assert float(closed.allocated_bytes[0]) == pytest.approx(played.allocated, rel=1e-3)
     head = 256_000 * 2048
     params = 2 * head + 2 * (2.5 * 2048 * 2048 + 3 * 2048 * 1536)

@@ -94,6 +94,6 @@ def test_output_stays_in_16_bits() -> None:
 
 def test_memory_of_a_measured_step() -> None:
     run = load("tt1-phiminimoe-16l-sequential")
-    played = Replayer(run.estimator).rank(0)
+    played = Replayer(run.estimator).rank_memory(0)
     assert played.allocated == pytest.approx(run.allocated, rel=0.002)
     assert played.peak_reserved == pytest.approx(run.reserved, rel=0.005)

@@ -139,7 +139,7 @@ def test_plan_prints_what_the_issue_asks(cli: Cli) -> None:
 
 @pytest.mark.parametrize("num_gpus", [2048, 16384])
 def test_deepseek_v3_is_planned(cli: Cli, num_gpus: int) -> None:
-    done = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", str(num_gpus), "--no-replay", "--json")
+    done = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", str(num_gpus), "--no-replay", "--json", *UNREFINED)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     check_report(report)

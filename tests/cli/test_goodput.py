@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mofa.faults.calculator import Calculation
+from mofa.faults.calculator import GoodputCalculation
 from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.level_calculator import LevelCalculation
 from mofa.plan.goodput_by_scale import GoodputReport
@@ -24,7 +24,7 @@ def test_the_plain_calculator(cli: Cli) -> None:
     done = cli(*CALCULATOR, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    Calculation.model_validate(found)
+    GoodputCalculation.model_validate(found)
     minutes = {name: value / 60 for name, value in found["interval_s"].items()}
     assert minutes == pytest.approx({"young": 60, "daly": 55, "daly_higher_order": 56.713, "exact": 56.714}, abs=1e-3)
     assert found["ettr"] == pytest.approx(500 / 610.22, abs=2e-5)
@@ -39,7 +39,7 @@ def test_the_plain_calculator(cli: Cli) -> None:
 def test_weibull_failures_in_the_calculator(cli: Cli) -> None:
     for shape in ("0.6", "2"):
         found = json.loads(cli(*CALCULATOR, "--shape", shape, "--json").stdout)
-        Calculation.model_validate(found)
+        GoodputCalculation.model_validate(found)
         mc = found["ettr_monte_carlo"]
         assert abs(mc["mean"] - found["ettr"]) < 3.5 * mc["standard_error"]
         assert (found["ettr"] > 0.8194) == (shape == "0.6")

@@ -12,7 +12,7 @@ import pytest
 
 import mofa
 from mofa.cli.main import app, main
-from mofa.cli.parse import parse_fixed, parse_maximum, split_words
+from mofa.cli.parse import parse_degree_limits, parse_fixed, split_words
 from mofa.errors import SpecError, StrategyError
 from mofa.report.words import strategy_text
 from tests.cli.conftest import Cli, FakeApi, one_line_of
@@ -84,7 +84,7 @@ def test_the_framework_is_the_workloads_else_megatron(fake: FakeApi, capsys: Cap
 
 def test_several_pairs_in_one_option() -> None:
     assert parse_fixed(["tp=8 pp=4", "sp=true"]) == {"tp": 8, "pp": 4, "sp": True}
-    assert parse_maximum(["tp=8 pp=4", "dp=2"]) == {"tp": 8, "pp": 4, "dp": 2}
+    assert parse_degree_limits(["tp=8 pp=4", "dp=2"]) == {"tp": 8, "pp": 4, "dp": 2}
     assert split_words(["fp8 bf16_moments", "fp8"]) == ["fp8", "bf16_moments"]
 
 

@@ -348,8 +348,8 @@ def test_rows_of_an_estimator_are_those_of_its_table() -> None:
     job, machines, spec = job_of("megatron", "moe"), cluster(16), framework("megatron")
     rows = some("megatron", "moe", 50)
     estimator = Estimator(job, machines, spec, rows)
-    whole, which, told = estimator.rows(), np.array([7, 3, 3, 40]), list[int]()
-    part = estimator.rows(which, progress=told.append)
+    whole, which, told = estimator.breakdown(), np.array([7, 3, 3, 40]), list[int]()
+    part = estimator.breakdown(which, progress=told.append)
     np.testing.assert_allclose(part.step_s, whole.step_s[which], rtol=1e-12)
     np.testing.assert_allclose(part.device_bytes, whole.device_bytes[which], rtol=1e-12)
     assert told[-1] == 4

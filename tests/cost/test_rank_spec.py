@@ -103,7 +103,7 @@ def test_recomputed_layers_by_hand() -> None:
     assert [b.number for b in blocks if b.mode.kind == "full"] == [16, 17, 18]
     spec = estimator(CASES[3]).rank_specs[0]  # layers 0..7 and 16..24
     recomputed = [b.number for chunk in spec.chunks for b in chunk.blocks if b.mode.kind == "full"]
-    assert recomputed == list(spec.layers[2::3])
+    assert recomputed == list(spec.layer_numbers[2::3])
 
 
 @named
@@ -158,7 +158,7 @@ def test_the_closed_form_reads_it(case: tuple[str, int, str, str]) -> None:
         buffers = spec.buffers
         assert buffers.boundary_bytes * buffers.held_inputs.throughout == throughout[r]
         assert buffers.boundary_bytes * buffers.held_inputs.at_end == at_end[r]
-        tables = buffers.tables * (buffers.table_bytes + sum(buffers.tables_built))
+        tables = buffers.tables * (buffers.table_bytes + sum(buffers.tables_from_start))
         assert persistent_buffer_bytes(rows)[0, r] == buffers.kept_bytes + tables + workspaces[r]
         assert spec.parameters.total == rows.params[:, 0, r].sum()
         assert spec.parameters.params_bytes == rows.static.params[0, r]
@@ -208,7 +208,7 @@ def test_tied_ends(framework: str, pp: int, waits: bool) -> None:
 DERIVED = (
     "recompute_modes",
     "recompute_layers",
-    "head_stage",
+    "rank_with_head",
     ".shards.",
     ".static.",
     "stages.layers",

@@ -78,7 +78,9 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
     assert len(rows) >= min(SAMPLE, len(table))
     together = whole.rows(np.array(rows))  # some of them late hosts' and others not, in one pass
     for at, i in enumerate(rows):
-        one = Estimator(job.workload, job.cluster, job.framework, table.take(np.array([i])), loads).rows(detail=True)
+        one = Estimator(job.workload, job.cluster, job.framework, table.take(np.array([i])), loads).breakdown(
+            detail=True
+        )
         row = whole.rows(np.array([i]), detail=True)
         assert row.detail is not None
         assert one.detail is not None

@@ -36,7 +36,7 @@ def test_every_layer_is_held_once_in_order(model: ModelSpec, framework: str, pp:
     assert [stages.kinds[i] for i in in_order] == wanted
     assert stages.counts.sum() == model.num_layers
     assert np.all(stages.counts.sum(axis=0) >= (1 if framework != "torchtitan" else 0))
-    assert stages.head_stage == pp - 1
+    assert stages.rank_with_head == pp - 1
     assert stages.largest_chunk == max(sizes(model, pp, vpp, framework))
 
 
@@ -120,13 +120,13 @@ def test_dense_layers_come_first() -> None:
     assert stages.counts[dense].sum() == 3
     assert stages.counts[dense, 0, 0] == 3
     assert stages.counts.sum() == 61
-    assert stages.head_stage == 15
+    assert stages.rank_with_head == 15
     assert stages.counts[:, 15].sum() == min(stages.counts.sum(axis=(0, 2)))  # head and prediction layer weigh
 
 
 def test_a_v_puts_the_last_chunk_beside_the_first() -> None:
     stages = split_layers(llama(num_layers=8), 2, 2, "torchtitan", "v")
-    assert stages.head_stage == 0
+    assert stages.rank_with_head == 0
     assert [[len(c) for c in stage] for stage in stages.layers] == [[2, 1], [3, 2]]
     assert stages.first_layers == ((0, 7), (2, 5))
     assert stages.ranks_of_layers.tolist() == [0, 0, 1, 1, 1, 1, 1, 0]

@@ -7,7 +7,7 @@ import pytest
 
 from mofa.routing.fitting import fit_distributions
 from mofa.routing.rank_load import expert_shares
-from mofa.routing.statistics import expert_loads_over_mean, rank_loads_over_mean, statistics
+from mofa.routing.statistics import expert_loads_over_mean, load_statistics, rank_loads_over_mean
 from mofa.specs.routing import RoutingSpec
 from tests.routing.test_rank_load import moe_model
 
@@ -17,7 +17,7 @@ RATIOS = np.array([[[3.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]], [[0.0, 2.0, 1.0
 
 def test_by_layer() -> None:
     """Layer 0: the fullest have 3 and 2; summed 3, 3, 1, 1 of a mean of 2: MaxVio 0.5. Layer 1: 1 and 2; 2, 3, 2, 1."""
-    found = statistics(RATIOS, "layer")
+    found = load_statistics(RATIOS, "layer")
     assert found.max_over_mean.tolist() == [2.5, 1.5]
     assert found.largest.tolist() == [3.0, 2.0] and found.smallest.tolist() == [0.0, 0.0]
     assert found.max_violation.tolist() == [0.5, 0.5]
@@ -25,9 +25,9 @@ def test_by_layer() -> None:
 
 
 def test_by_iteration_unit_and_all() -> None:
-    assert statistics(RATIOS, "iteration").max_over_mean.tolist() == [2.0, 2.0]
-    assert statistics(RATIOS, "unit").largest.tolist() == [3.0, 2.0, 1.0, 1.0]
-    every = statistics(RATIOS, "all")
+    assert load_statistics(RATIOS, "iteration").max_over_mean.tolist() == [2.0, 2.0]
+    assert load_statistics(RATIOS, "unit").largest.tolist() == [3.0, 2.0, 1.0, 1.0]
+    every = load_statistics(RATIOS, "all")
     assert every.max_over_mean.tolist() == [2.0] and every.largest.tolist() == [3.0]
     assert every.max_violation.tolist() == [0.5]
 
@@ -36,7 +36,7 @@ def test_published_max_violation() -> None:
     """moe.md D.6, arXiv 2408.15664, table 2: max over mean 1.72 is MaxVio 0.72."""
     load = np.ones(64)
     load[3], load[4:] = 1.72, (64 - 3 - 1.72) / 60
-    assert statistics(load[None, None], "all").max_violation[0] == pytest.approx(0.72)
+    assert load_statistics(load[None, None], "all").max_violation[0] == pytest.approx(0.72)
 
 
 def test_ranks_hold_consecutive_experts() -> None:

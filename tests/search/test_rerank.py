@@ -42,7 +42,7 @@ class _Fake:
         assert lacking_bytes > 0
         return self.more
 
-    def in_closed_form(self, *, banded: bool = True) -> Any:
+    def plan_in_closed_form(self, *, banded: bool = True) -> Any:
         return make_plan(self.time.step_s, self.device_gib)
 
     def plan(self, *, replay: bool, explain: bool = True, workers: Workers | None = None) -> Any:

@@ -15,7 +15,7 @@ from mofa.calibrate.bench.te_megatron import (
     WIDTH,
     Timing,
     autocast,
-    first_micro_batch,
+    first_micro_batch_setter,
     main_grads,
     named_timing,
     random_leaf,
@@ -47,7 +47,7 @@ def time_grouped(recorder: Recorder, experts: int, recipe: str, *, first: bool, 
     sizes = {"experts": experts, "first": int(first), "fused": int(fused)}
     chain = Chain(
         steps, [random_leaf(sum(splits), WIDTH)], main_grads(layers, fused=fused), around,
-        before=first_micro_batch(layers, first), sizes=sizes, dtype=recipe,
+        before=first_micro_batch_setter(layers, first), sizes=sizes, dtype=recipe,
     )  # fmt: skip
     time_chain("grouped_linear", chain, recorder)
 
@@ -80,7 +80,7 @@ def time_new_row_counts(
         for name in times:
             for x in (source, *parameters):
                 x.grad = None
-            first_micro_batch([layer], True)()
+            first_micro_batch_setter([layer], True)()
             settled = recorder.cores.settle()
             ahead_scale, behind_scale = recorder.pace.layer_time_ratios(beside.seconds(5))
             with around():

@@ -101,7 +101,7 @@ def autocast(recipe: str) -> tuple[Any, Callable[[], Any]]:
     return config, lambda: get_fp8_context(config)
 
 
-def first_micro_batch(layers: Sequence[Any], first: bool) -> Callable[[], None]:
+def first_micro_batch_setter(layers: Sequence[Any], first: bool) -> Callable[[], None]:
     """A call that tells layers whether the next micro-batch is a step's first, which casts weights to fp8."""
 
     def say() -> None:

@@ -21,7 +21,7 @@ from mofa.calibrate.bench.te_megatron import (
     Timing,
     Todo,
     autocast,
-    first_micro_batch,
+    first_micro_batch_setter,
     init_process_groups,
     main_grads,
     named_timing,
@@ -85,7 +85,7 @@ def time_linears(
     sizes = {"first": int(first), "fused": int(fused)}
     chain = Chain(
         steps, [random_leaf(TOKENS, 1, WIDTH)], main_grads(layers, fused=fused), around,
-        before=None if plain else first_micro_batch(layers, first), sizes=sizes, dtype=recipe,
+        before=None if plain else first_micro_batch_setter(layers, first), sizes=sizes, dtype=recipe,
     )  # fmt: skip
     time_chain(op, chain, recorder)
 

@@ -21,7 +21,7 @@ from mofa.calibrate.fits.loaded_clocks import (
     sustained_clock_ratios,
 )
 from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios
-from mofa.calibrate.fits.te_host_facts import layer_time_over_small_op, modules_of
+from mofa.calibrate.fits.te_host_facts import layer_time_over_small_op, relative_module_times
 from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
 from mofa.calibrate.fits.te_rows import ADDED_BYTES, accumulation_form, fitted_by_bytes_only, has_own_curve
 from mofa.calibrate.measurements import Row
@@ -98,7 +98,7 @@ def fit_curves(
         memory_clock=memory_bound_clock(rows_of("sustained"), partial(memory_bound_time_between_s, streams)),
         clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind),
         clock_shares=clock_dependent_shares(behind), host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
-        modules=modules_of(RelativeTimes.from_rows(by.get("te_host", []))),
+        modules=relative_module_times(RelativeTimes.from_rows(by.get("te_host", []))),
         layer_in_small_ops=layer_time_over_small_op(by.get("te_host", [])),
         copy_bytes_per_s=copy_rates,
         overlap=overlap_time_ratios(by.get("overlap", [])), overlap_slowdown=overlap_slowdown(by.get("overlap", [])),

@@ -51,7 +51,7 @@ class Curves:
     """Share of memory-bound ops' time that grows as the clock falls. [-]"""
     host_s: dict[str, float] = field(default_factory=dict)
     modules: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of :func:`mofa.calibrate.fits.te_host_facts.modules_of`. [-]"""
+    """Of :func:`mofa.calibrate.fits.te_host_facts.relative_module_times`. [-]"""
     layer_in_small_ops: tuple[float, float] | None = None
     """Of :func:`mofa.calibrate.fits.te_host_facts.layer_time_over_small_op`. [-]"""
     copy_bytes_per_s: dict[str, float] = field(default_factory=dict)

@@ -68,7 +68,7 @@ LATENT_LAYER = {
 DENSE_LAYER = {"norm_linear": 2.0, "linear": 2.0, "rope": 2.0, "attention": 1.0, "swiglu": 1.0, "bias_dropout_add": 2.0}
 
 
-Ways = dict[str, float]
+RelativeSeconds = dict[str, float]
 """Layers by the names of :class:`mofa.specs.host.ModuleCall`'s fields. [-]"""
 
 
@@ -76,7 +76,7 @@ def cold_to_warm_ratio_forward(times: RelativeTimes, dtype: str = BF16) -> float
     """How much longer a module takes in a layer than in a chain of its own, forward; 1 where that was not timed. [-]"""
     ratios = []
     for chain, model, method in CALLED.values():
-        alone, called = times.median_of(chain, "fwd", dtype, **_chosen(chain)), times.call(model, method, dtype)
+        alone, called = times.median_of(chain, "fwd", dtype, **_chosen(chain)), times.call_time(model, method, dtype)
         if alone is not None and called is not None:
             ratios.append(called / alone)
     return median(ratios) if ratios else 1.0
@@ -98,16 +98,17 @@ def _chosen(chain: str) -> dict[str, int]:
     return {"fused": 1} if chain in ("column_linear", "norm_linear", "grouped_linear") else {}
 
 
-def modules_of(times: RelativeTimes) -> dict[str, Ways]:
+def relative_module_times(times: RelativeTimes) -> dict[str, RelativeSeconds]:
     """What every module takes that was timed, in layers of :class:`mofa.host_pace.EngineLayer`, each way. [-]
 
     Examples
     --------
-    >>> modules_of(RelativeTimes({("rope", "fwd", "bf16"): [({"ops": 16}, 8.0)], ("rope", "bwd", "bf16"): [({}, 6.0)]}))
+    >>> timed = {("rope", "fwd", "bf16"): [({"ops": 16}, 8.0)], ("rope", "bwd", "bf16"): [({}, 6.0)]}
+    >>> relative_module_times(RelativeTimes(timed))
     {'rope': {'forward_s': 8.0, 'backward_s': 6.0}}
     """
     back = cold_to_warm_ratio_backward(times)
-    modules: dict[str, Ways] = {}
+    modules: dict[str, RelativeSeconds] = {}
     if ways := _grouped(times, cold_to_warm_ratio_forward(times), back):
         modules["grouped_linear"] = ways
     for dtype in (BF16, *FP8):
@@ -116,7 +117,7 @@ def modules_of(times: RelativeTimes) -> dict[str, Ways]:
             if dtype != BF16 and name not in IN_FP8:
                 continue
             alone = times.median_of(chain, "fwd", dtype, **_chosen(chain))
-            called = times.call(model, method, dtype) or (None if alone is None else ahead * alone)
+            called = times.call_time(model, method, dtype) or (None if alone is None else ahead * alone)
             behind = times.median_of(chain, "bwd", dtype, **_chosen(chain))
             _put(modules, name + end, called, None if behind is None else back * behind)
         chosen = [_choice(times, dtype, direction) for direction in CHOSEN]
@@ -155,7 +156,7 @@ RING, GATHERED, EXCHANGED = CONTEXT_PARALLEL = ("model_cp2_p2p", "model_cp2_all_
 STEPS = 2.0
 
 
-def _parallel(times: RelativeTimes, modules: dict[str, Ways]) -> None:
+def _parallel(times: RelativeTimes, modules: dict[str, RelativeSeconds]) -> None:
     """What a layer takes longer over two ranks: by each collective of a linear's, and attention with all of its own.
 
     Forward by the kind of context parallelism: of a ring by each of two steps. Back they are not told apart, as ways
@@ -170,7 +171,7 @@ def _parallel(times: RelativeTimes, modules: dict[str, Ways]) -> None:
         return None if alone is None or layer is None else max(layer - alone, 0.0) / number
 
     _put(modules, "collective", *(more(part, n) for part, n in zip(("forward", "backward"), COLLECTIVES, strict=True)))
-    alone = times.call(DENSE, ATTENTION)
+    alone = times.call_time(DENSE, ATTENTION)
     dense = times.per_layer_with_dense_ends(DENSE, "backward")
     layers = [
         layer for model in CONTEXT_PARALLEL if (layer := times.per_layer_with_dense_ends(model, "backward")) is not None
@@ -178,7 +179,9 @@ def _parallel(times: RelativeTimes, modules: dict[str, Ways]) -> None:
     if alone is None or dense is None or not layers or "attention" not in modules:
         return
     behind = max(median(layers) - dense, 0.0)
-    ahead = {model: max(called - alone, 0.0) for model in CONTEXT_PARALLEL if (called := times.call(model, ATTENTION))}
+    ahead = {
+        model: max(called - alone, 0.0) for model in CONTEXT_PARALLEL if (called := times.call_time(model, ATTENTION))
+    }
     if RING in ahead:
         modules["attention"] |= {"forward_each_s": ahead[RING] / STEPS, "backward_each_s": behind / STEPS}
     _put(modules, "gathered_attention", ahead.get(GATHERED), behind)
@@ -189,18 +192,18 @@ def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else factor * value
 
 
-def _put(modules: dict[str, Ways], module: str, forward: float | None, backward: float | None) -> None:
+def _put(modules: dict[str, RelativeSeconds], module: str, forward: float | None, backward: float | None) -> None:
     if forward is not None and backward is not None:
         modules[module] = {"forward_s": max(forward, 0.0), "backward_s": max(backward, 0.0)}
 
 
-def _put_forward(modules: dict[str, Ways], module: str, forward: float | None) -> None:
+def _put_forward(modules: dict[str, RelativeSeconds], module: str, forward: float | None) -> None:
     """Of a module that autograd knows nothing of."""
     if forward is not None:
         modules[module] = {"forward_s": forward}
 
 
-def _grouped(times: RelativeTimes, ahead: float, back: float) -> Ways:
+def _grouped(times: RelativeTimes, ahead: float, back: float) -> RelativeSeconds:
     """A line over the number of experts: forward where layers call it, else of chains, as much longer as other modules
     are in layers.
 
@@ -208,13 +211,15 @@ def _grouped(times: RelativeTimes, ahead: float, back: float) -> Ways:
     the profiler, with which the step is no longer: 0.7 before its first product, 12 us for each, 0.7 behind the last.
     """
     chains = _over_experts(times, "grouped_linear", BF16, ahead, back, {"fused": 1})
-    called = {n: value for model, n in OF_EXPERTS.items() if (value := times.call(model, "TEGroupedLinear.forward"))}
+    called = {
+        n: value for model, n in OF_EXPERTS.items() if (value := times.call_time(model, "TEGroupedLinear.forward"))
+    }
     if chains and (line := _line(called)) is not None:
         chains["forward_s"], chains["forward_each_s"] = line
     return chains
 
 
-def _grouped_in(times: RelativeTimes, dtype: str, plain: Mapping[str, float]) -> Ways:
+def _grouped_in(times: RelativeTimes, dtype: str, plain: Mapping[str, float]) -> RelativeSeconds:
     """The same in fp8: what it takes longer in layers than in chains, such as hooks of parameters, it does as in bf16
     (``plain``), once and for each expert."""
     chains, beside = (
@@ -229,10 +234,10 @@ PADDED_AND_CUT = 2.0
 
 def _over_experts(
     times: RelativeTimes, op: str, dtype: str, ahead: float, back: float, sizes: Mapping[str, int]
-) -> Ways:
+) -> RelativeSeconds:
     """A line over the number of experts, each way, ``ahead`` and ``back`` times as long as in chains; none of fewer
     than two numbers."""
-    made: Ways = {}
+    made: RelativeSeconds = {}
     for direction, name, cold in (("fwd", "forward", ahead), ("bwd", "backward", back)):
         numbers = {int(shape["experts"]) for shape, _ in times.by.get((op, direction, dtype), [])}
         medians = {n: times.median_of(op, direction, dtype, **sizes, experts=n) for n in numbers}
@@ -278,7 +283,7 @@ def _line(values: Mapping[int, float]) -> tuple[float, float] | None:
     return max(float(once), 0.0), max(float(each), 0.0)
 
 
-def _sum(known: Mapping[str, Ways], direction: str, modules: Mapping[str, float]) -> float | None:
+def _sum(known: Mapping[str, RelativeSeconds], direction: str, modules: Mapping[str, float]) -> float | None:
     """What modules take together, each so often."""
     if any(name not in known for name in modules):
         return None
@@ -289,19 +294,19 @@ def _rest(total: float | None, parts: float | None) -> float | None:
     return None if total is None or parts is None else max(total - parts, 0.0)
 
 
-def _norms(times: RelativeTimes, modules: dict[str, Ways]) -> None:
+def _norms(times: RelativeTimes, modules: dict[str, RelativeSeconds]) -> None:
     """A norm forward where it is timed twice in a layer: over the heads of queries and of keys, which are copied.
 
     Alone it hits what it just used: in te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, both
     add 0.45 ms to what lies between the projection and the rotation.
     """
-    made, plain = (times.call(model, QUERIES) for model in (QK_NORM, DENSE))
+    made, plain = (times.call_time(model, QUERIES) for model in (QK_NORM, DENSE))
     copy = times.median_of("silu", "fwd")
     if made is not None and plain is not None and copy is not None and "norm" in modules:
         modules["norm"]["forward_s"] = max(made - plain - copy, 0.0) / 2.0
 
 
-def _latent(times: RelativeTimes, modules: dict[str, Ways]) -> None:
+def _latent(times: RelativeTimes, modules: dict[str, RelativeSeconds]) -> None:
     """Latent attention's own Python, each way: what is left of a layer of it that projects queries twice as well."""
     ahead, behind = (
         _rest(times.per_layer_with_dense_ends(LATENT, part), _sum(modules, f"{part}_s", LATENT_LAYER))
@@ -310,15 +315,15 @@ def _latent(times: RelativeTimes, modules: dict[str, Ways]) -> None:
     _put(modules, "latent_attention", ahead, behind)
 
 
-def _dense(times: RelativeTimes, modules: dict[str, Ways], back: float) -> None:
+def _dense(times: RelativeTimes, modules: dict[str, RelativeSeconds], back: float) -> None:
     """Attention's and the layer's own Python: what is left of what calls their modules."""
     plain = times.median_of("silu", "bwd")
-    made = times.call(DENSE, QUERIES)
+    made = times.call_time(DENSE, QUERIES)
     own = _rest(made, _sum(modules, "forward_s", {"norm_linear": 1.0}))
     _put(modules, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
     in_modules = _sum(modules, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})
     _put_forward(modules, "layer", _rest(times.per_layer_with_dense_ends(DENSE, "forward"), in_modules))
-    ahead = times.call(DENSE, "GPTModel._preprocess")
+    ahead = times.call_time(DENSE, "GPTModel._preprocess")
     _put(modules, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
     if ahead is not None and "norm" in modules:
         norm, first = modules["norm"], modules["embedding"]
@@ -335,21 +340,21 @@ MOE_LAYER = {
 """A layer of experts but for its grouped linears and its own Python."""
 
 
-def _experts(times: RelativeTimes, modules: dict[str, Ways], back: float) -> None:
+def _experts(times: RelativeTimes, modules: dict[str, RelativeSeconds], back: float) -> None:
     """Router, dispatcher and what is left of a layer of experts: forward its own Python, back the grouped linears'."""
 
     def behind(*chains: str) -> float | None:
         some = [value for chain in chains if (value := times.median_of(chain, "bwd", experts=MOE_EXPERTS)) is not None]
         return back * sum(some) if len(some) == len(chains) else None
 
-    _put(modules, "router", times.call(MOE, "MoELayer.route"), behind("router_gate", "router_topk"))
-    prepared = times.call(MOE, "MoELayer.preprocess")
+    _put(modules, "router", times.call_time(MOE, "MoELayer.route"), behind("router_gate", "router_topk"))
+    prepared = times.call_time(MOE, "MoELayer.preprocess")
     _put_forward(modules, "dispatch", _rest(prepared, _sum(modules, "forward_s", {"permute": 1.0})))
     weighted, grouped = _sum(modules, "forward_s", {"weighted_swiglu": 1.0}), modules.get("grouped_linear")
     if grouped is None or weighted is None:
         return
     inside = weighted + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)
-    _put_forward(modules, "experts", _rest(times.call(MOE, "TEGroupedMLP.forward"), inside))
+    _put_forward(modules, "experts", _rest(times.call_time(MOE, "TEGroupedMLP.forward"), inside))
     ahead, behind_all = (_sum(modules, f"{direction}_s", MOE_LAYER) for direction in ("forward", "backward"))
     if ahead is None or behind_all is None:
         return
@@ -376,11 +381,11 @@ EXCHANGES = (4.0, 3.0)
 PARTS_OF_EXCHANGE = ("MoELayer.preprocess", "MoELayer.dispatch", "MoELayer.combine")
 
 
-def _exchanges(times: RelativeTimes, modules: dict[str, Ways], others: float) -> None:
+def _exchanges(times: RelativeTimes, modules: dict[str, RelativeSeconds], others: float) -> None:
     """A collective between ranks with experts of a layer: what its dispatcher's calls take longer over two of them, and
     a layer's way back. Forward a whole layer would hold what one rank waits for the other. Back the least of models
     counts: of few experts the line over their number says too little."""
-    called = [[times.call(model, part) for part in PARTS_OF_EXCHANGE] for model in (MOE, *EXCHANGED_EXPERTS)]
+    called = [[times.call_time(model, part) for part in PARTS_OF_EXCHANGE] for model in (MOE, *EXCHANGED_EXPERTS)]
     known = [sum(part for part in parts if part is not None) for parts in called if None not in parts]
     halves = _products(times, others, EXCHANGED_EXPERTS)
     if len(known) == len(called) and halves:
@@ -388,7 +393,7 @@ def _exchanges(times: RelativeTimes, modules: dict[str, Ways], others: float) ->
         _put(modules, "exchange", (median(known[1:]) - known[0]) / EXCHANGES[0], behind / EXCHANGES[1])
 
 
-def _of_members(ways: Ways, direction: str, members: int) -> float:
+def _of_members(ways: RelativeSeconds, direction: str, members: int) -> float:
     return ways[f"{direction}_s"] + members * ways[f"{direction}_each_s"]
 
 
@@ -404,8 +409,8 @@ def layer_time_over_small_op(rows: Iterable[Row]) -> tuple[float, float] | None:
     return ahead / small, behind / small
 
 
-def module_facts(modules: Mapping[str, Ways], layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
-    """What :func:`modules_of` found as a profile holds it, of a host on which a layer takes so long. [s]
+def module_facts(modules: Mapping[str, RelativeSeconds], layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
+    """What :func:`relative_module_times` found as a profile holds it, of a host on which a layer takes so long. [s]
 
     Examples
     --------

@@ -58,7 +58,7 @@ class RelativeTimes:
         values = [value for shape, value in some if all(shape.get(k) == v for k, v in sizes.items())]
         return median(values) if values else None
 
-    def call(self, model: str, method: str, dtype: str = BF16) -> float | None:
+    def call_time(self, model: str, method: str, dtype: str = BF16) -> float | None:
         """A method's call in a model, without what the clocks around calls take."""
         called = self.median_of(model, f"call:{method}", dtype, micro_batches=1)
         return None if called is None else called * self.timer_correction

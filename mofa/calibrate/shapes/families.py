@@ -254,11 +254,16 @@ def grouped_cases() -> list[Case]:
             loads = expert_loads(far, tokens, experts, far.choice((0.0, 0.3, 0.7)))
             grid.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": "far", "loads": loads}))
     return split_cases(
-        "grouped_gemm", grid, held_out_grouped(rng), 90, held_out_grouped(random.Random(FRESH_SEED + 1)), 80
+        "grouped_gemm",
+        grid,
+        held_out_grouped_products(rng),
+        90,
+        held_out_grouped_products(random.Random(FRESH_SEED + 1)),
+        80,
     )
 
 
-def held_out_grouped(rng: random.Random) -> list[Item]:
+def held_out_grouped_products(rng: random.Random) -> list[Item]:
     """Products of the bundled workloads' experts, under expert and tensor parallelism."""
     held_out: list[Item] = []
     moes = [m for m in MODELS if m.experts]

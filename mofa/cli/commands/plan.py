@@ -72,7 +72,7 @@ def plan(
     import mofa
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.output import Output
-    from mofa.cli.parse import parse_fixed, parse_host_issue, parse_maximum, parse_overrides, split_words
+    from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
     from mofa.search.workers import cores
@@ -97,7 +97,7 @@ def plan(
     host_issue_s = parse_host_issue(host_issue, overrides)
     if profile is None and objective is not long_run.ObjectiveChoice.tokens:
         raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
-    fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_maximum(maximum)
+    fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_degree_limits(maximum)
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
     machines = read_machines(cluster, gpus, overrides, host_issue_s)
     facts = read_framework(framework, job, overrides)

@@ -81,7 +81,7 @@ def _played(
     replayer = Replayer(estimator)
 
     def counter(rank: int) -> list[tuple[float, int, int]]:
-        curve = memory_curve(replayer.rank(rank).journal, played.spans[rank], STRETCHES)
+        curve = memory_curve(replayer.rank_memory(rank).journal, played.spans[rank], STRETCHES)
         allocated = curve.alive.sum(axis=1)
         return [(float(t), int(a), int(r)) for t, a, r in zip(curve.time_s, allocated, curve.reserved, strict=True)]
 

@@ -22,18 +22,18 @@ STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 
 
 def trace_block(
-    block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, sums_apart: bool = False,
-    pipelined: bool = False, puts_off: bool = False, replicated: bool = False,
+    block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False,
+    sums_out_of_place: bool = False, pipelined: bool = False, split_backward: bool = False, replicated: bool = False,
     persistent: Mapping[FirstUse, tuple[PersistentBuffer, ...]] | None = None,
 ) -> BlockTrace:  # fmt: skip
     """The allocation trace of a block, for one combination of those that its tapes have.
 
     ``pipelined``: under PyTorch's schedules.
 
-    ``sums_apart``: nothing is added to a gradient in place, because weights' gradients are put off and keep those that
-    they read, or because PyTorch of then made a third tensor of two.
+    ``sums_out_of_place``: nothing is added to a gradient in place. Either weights' gradients are deferred and keep
+    those that they read, or PyTorch of then made a third tensor of two.
 
-    ``puts_off``: the schedule runs backwards by inputs and by weights.
+    ``split_backward``: the schedule runs backwards by inputs and by weights.
 
     ``replicated``: FSDP's shard groups are, and their sums added up over replicas.
 
@@ -43,12 +43,12 @@ def trace_block(
     ``persistent``: what ops take and keep at a rank's first use, where layers are a library's and only the
     head's products PyTorch's.
     """
-    trace = _trace_block(block, k, autocast, weight_first, sums_apart, pipelined, persistent=persistent or {})
+    trace = _trace_block(block, k, autocast, weight_first, sums_out_of_place, pipelined, persistent=persistent or {})
     trace = replace(trace, torch_products=persistent is None or block.name == "head")
     if replicated:
         reduced = (tensor.name for tensor in block.backward.tensors.values() if tensor.use == "reduced")
         trace = replace(trace, freed_at_end=frozenset(reduced))
-    if not puts_off:
+    if not split_backward:
         return trace
     halves, both = block.split_backward, []
     for weights in (halves.weights, halves.weights_of_last):
@@ -61,7 +61,7 @@ def trace_block(
                 k,
                 autocast,
                 weight_first,
-                sums_apart,
+                sums_out_of_place,
                 pipelined,
                 persistent=persistent or {},
                 by_weights_from=behind,
@@ -74,7 +74,7 @@ def trace_block(
 
 
 def _trace_block(
-    block: BlockTapes, k: int, autocast: bool, weight_first: bool, sums_apart: bool, pipelined: bool, *,
+    block: BlockTapes, k: int, autocast: bool, weight_first: bool, sums_out_of_place: bool, pipelined: bool, *,
     persistent: Mapping[FirstUse, tuple[PersistentBuffer, ...]], by_weights_from: int | None = None,
 ) -> BlockTrace:  # fmt: skip
     """Of the two tapes as they are; ops of the backward from ``by_weights_from`` on are those by weights, else those so
@@ -92,7 +92,7 @@ def _trace_block(
     birth: dict[str, int] = {}
     death: dict[str, int] = {}
     for i, op in enumerate(ops):
-        shared = _shared(op, k, present[i] and not (sums_apart and op.role == "sum"), present[i])
+        shared = _shared(op, k, present[i] and not (sums_out_of_place and op.role == "sum"), present[i])
         for name in op.reads if present[i] else ():
             death[of(name)] = i
         for name in op.writes:

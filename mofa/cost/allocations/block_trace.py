@@ -128,12 +128,12 @@ class BlockTrace:
             out.update(name for name in op_trace.free if name in made)
         return frozenset()
 
-    def backward_by_weights(self, *, last: bool = False) -> tuple[OpTrace, ...]:
-        """The weights' gradients alone; ``last`` of a chunk whose end has no weight behind it.
+    def backward_by_weights(self, *, no_weight_at_end: bool = False) -> tuple[OpTrace, ...]:
+        """The weights' gradients alone; ``no_weight_at_end`` of a chunk whose end has no weight behind it.
 
         What a checkpoint keeps to the end of the chunk's is not let go here.
         """
-        both = (self.split_backward_of_last if last else self.split_backward) or self.backward
+        both = (self.split_backward_of_last if no_weight_at_end else self.split_backward) or self.backward
         return tuple(
             op_trace._replace(free=()) if op_trace.purpose == "checkpoint_end" else op_trace
             for op_trace in both if op_trace.weight

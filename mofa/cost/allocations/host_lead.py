@@ -23,7 +23,7 @@ def launches_by_kind(chunk: Sequence[BlockTrace]) -> dict[str, float]:
     return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}
 
 
-def device_per_host(costs: Sequence[BlockCost], k: int = 0) -> float:
+def device_over_host_time(costs: Sequence[BlockCost], k: int = 0) -> float:
     """What the device takes for forwards and backwards by what the host does; 0 where the host waits in one. [-]"""
     clocks = [phase.clocks[:, k] for cost in costs for phase in (cost.forward, cost.backward)]
     if not clocks or max(float(clock[2]) for clock in clocks) > NEVER / 2:
@@ -54,8 +54,8 @@ def pace_of_fastest_peer(passes: tuple[Pace, Pace], cluster: ClusterSpec, ranks:
 
 
 def lead_in_launches(launched: float, ratio: float) -> float:
-    """Launches that the host is ahead of its device after as many of a step; ``ratio``: :func:`device_per_host`. [-]
+    """Launches that the host is ahead of its device after as many of a step. [-]
 
-    As many more as the device is slower, up to the queue's.
+    As many more as the device is slower, up to the queue's; ``ratio`` is of :func:`device_over_host_time`.
     """
     return min(launched * (ratio - 1.0), QUEUE) if ratio > 1.0 else 0.0

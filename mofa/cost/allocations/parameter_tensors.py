@@ -40,7 +40,7 @@ class Module(NamedTuple):
     weights: tuple[BlockWeight, ...]
 
 
-class Param(NamedTuple):
+class ParameterTensor(NamedTuple):
     """A parameter tensor of a rank before data parallelism. [params]"""
 
     name: str
@@ -78,7 +78,7 @@ def block_weights(ops: Iterable[Op], k: int) -> tuple[BlockWeight, ...]:
 
 def params_of(
     workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, chunks: Sequence[Sequence[Module]]
-) -> tuple[Param, ...]:  # fmt: skip
+) -> tuple[ParameterTensor, ...]:  # fmt: skip
     """A rank's parameters in the order of its modules.
 
     What no op of a tape names (norms, biases) is spread over the layers in as many tensors as these have more; a
@@ -87,7 +87,7 @@ def params_of(
     """
     megatron, model = spec.gradients.has_flat_buffers, workload.model
     lone = model.tied_embeddings and spec.place.pp > 1
-    named: list[tuple[Module, int, list[Param]]] = []
+    named: list[tuple[Module, int, list[ParameterTensor]]] = []
     once: set[str] = set()  # a prediction's embedding and output are the model's, where the rank holds those
     for c, chunk in enumerate(chunks):
         for piece in chunk:
@@ -96,7 +96,7 @@ def params_of(
             if megatron:
                 weights = _in_order(weights, sequential=framework.experts == "sequential")
             params = [
-                Param(
+                ParameterTensor(
                     f"{piece.name} {weight.name}", weight.params, c, weight.of_experts, weight.purpose == "norm",
                     lone and weight.purpose in ENDS, piece.name, weight.purpose,
                 )
@@ -107,18 +107,18 @@ def params_of(
     rest = spec.parameters.total - sum(p.params for _, _, params in named for p in params)
     positions = (model.max_positions or 0) * model.hidden if model.positions == "learned" else 0
     layers = [n for n, (piece, _, _) in enumerate(named) if piece.role == "layer"]
-    out: list[Param] = []
+    out: list[ParameterTensor] = []
     for n, (piece, c, params) in enumerate(named):
         out += params
         if positions and piece.role == "embedding":
             own = min(float(positions), rest)
             rest -= own
-            out.append(Param(f"{piece.name} positions", own, c))
+            out.append(ParameterTensor(f"{piece.name} positions", own, c))
         elif n in layers and rest > 0:
             experts = any(p.expert for p in params)
             number = max(layer_tensors(model, experts, packed=megatron)[0] - sum(not p.expert for p in params), 1)
             each = rest / (len(layers) * number)
-            out += [Param(f"{piece.name} norms and biases", each, c, flat=True)] * number
+            out += [ParameterTensor(f"{piece.name} norms and biases", each, c, flat=True)] * number
     return tuple(p for p in out if p.params >= 1)
 
 
@@ -143,7 +143,9 @@ def _in_order(weights: tuple[BlockWeight, ...], *, sequential: bool) -> tuple[Bl
     )
 
 
-def owned_params(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param], data_rank: int) -> list[float]:
+def owned_params(
+    framework: FrameworkSpec, spec: RankSpec, params: Sequence[ParameterTensor], data_rank: int
+) -> list[float]:
     """Of each parameter what a rank of Megatron's distributed optimizer steps: of its buffers each owns another part,
     whatever tensors that cuts, so that most tensors are some rank's whole. [params]
 
@@ -178,7 +180,9 @@ class BucketedBuffer:
     buckets: tuple[int, ...]
 
 
-def buffers_of(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param]) -> tuple[BucketedBuffer, ...]:
+def buffers_of(
+    framework: FrameworkSpec, spec: RankSpec, params: Sequence[ParameterTensor]
+) -> tuple[BucketedBuffer, ...]:
     """Megatron's buffers: of each chunk one for what all ranks hold, and one for experts under expert parallelism.
 
     Parameters lie from the last to the first. Where reductions overlap, the first stage's first chunk is cut into
@@ -200,7 +204,9 @@ def buffers_of(framework: FrameworkSpec, spec: RankSpec, params: Sequence[Param]
     return tuple(out)
 
 
-def _places(params: list[Param], bucket: float, ranks: int) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+def _places(
+    params: list[ParameterTensor], bucket: float, ranks: int
+) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
     """Where a buffer holds each parameter, and where its buckets begin; ``ranks`` 0 aligns nothing."""
     unit, aligned = (math.lcm(ranks, ALIGNED_BUCKET), ALIGNED_PARAM) if ranks else (1, 1)
     places: list[tuple[int, int]] = []

@@ -13,7 +13,7 @@ from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned_params
+from mofa.cost.allocations.parameter_tensors import ParameterTensor, buffers_of, owned_params
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
@@ -45,7 +45,7 @@ class Weight(NamedTuple):
     """Bytes of an fp8 parameter's second copy, there from the start."""
     module: str = ""
     purpose: Purpose = ""
-    """As of its :class:`mofa.cost.allocations.parameter_tensors.Param`."""
+    """As of its :class:`mofa.cost.allocations.parameter_tensors.ParameterTensor`."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class FlatBuffer:
 
 
 def weights_of(
-    workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, params: tuple[Param, ...], data_rank: int
+    workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, params: tuple[ParameterTensor, ...],
+    data_rank: int,
 ) -> tuple[Weight, ...]:  # fmt: skip
     """What a rank holds of each parameter and its optimizers' states; the rest of its bytes is proportional to it.
 
@@ -133,12 +134,12 @@ def buffers_taken_at_build(
     if framework.library is None or not weights:
         return ()
     first = next((n for n, w in enumerate(weights) if w.purpose == "attention_output"), 0)
-    tables = spec.buffers.tables_built * len(spec.layers)
+    tables = spec.buffers.tables_from_start * len(spec.layer_numbers)
     return (first, WORKSPACE), *((len(weights) - 1, nbytes) for nbytes in tables)
 
 
 def flat_buffers(
-    framework: FrameworkSpec, spec: RankSpec, params: tuple[Param, ...], weights: tuple[Weight, ...]
+    framework: FrameworkSpec, spec: RankSpec, params: tuple[ParameterTensor, ...], weights: tuple[Weight, ...]
 ) -> tuple[FlatBuffer, ...]:  # fmt: skip
     """The bytes of Megatron's buffers; without the distributed optimizer parameters stay where they are."""
     if not spec.gradients.has_flat_buffers:

@@ -233,7 +233,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     curves = machine.cluster.gpu.curves
     limit, memory = curves.power_limit, curves.stream_clock
     if limit is not None and machine.idle:
-        busy = limit.busy_weight(machine.idle)
+        busy = limit.mix_weight_beside_idle(machine.idle)
         shares = {kind: share * busy for kind, share in shares.items()}
     else:
         busy = 1.0

@@ -182,10 +182,10 @@ class ModuleCalls:
         seconds = where(begun, 0.0, call.times * (once + call.members * each))
         self.begun[id(call), forward] = begun | op.present
         if any_true(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
-            seconds = seconds + op.choices * self.choice_s(format_, forward=forward)
+            seconds = seconds + op.choices * self.kernel_choice_s(format_, forward=forward)
         return seconds + op.checkpoints * self.host.checkpoint_s.value
 
-    def choice_s(self, format_: str, *, forward: bool) -> float:
+    def kernel_choice_s(self, format_: str, *, forward: bool) -> float:
         """Choice of a kernel within a module; where that was not timed, within PyTorch's product. [s]"""
         fact = self.host.module("kernel_choice", format_)
         return self.host.gemm_choice_s.value if fact is None else fact.seconds(forward=forward)[0]

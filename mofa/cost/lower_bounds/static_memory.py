@@ -76,7 +76,7 @@ def _communicators(
 ) -> ArrayN:  # fmt: skip
     """Device memory of communicators. (g, R) [B]"""
     stages = lay.stages
-    pipeline = pipeline_links(SCHEDULES[schedule].wraps_around, stages.pp, stages.head_stage, lay.shown.stage)
+    pipeline = pipeline_links(SCHEDULES[schedule].wraps_around, stages.pp, stages.rank_with_head, lay.shown.stage)
     experts = workload.model.moe is not None
     return communicator_bytes(
         groups, cluster, framework, experts, grids.zero, pipeline, grids.cp_kind, reduces_amaxes(workload)

@@ -110,7 +110,7 @@ def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
 def _most_speed(estimator: Estimator) -> float:
     """What computing takes at least at the clock of rest, over what it takes without. [-]"""
     limit = estimator.cluster.gpu.curves.power_limit
-    return 1.0 if limit is None else limit.busy_weight(RESTED)
+    return 1.0 if limit is None else limit.mix_weight_beside_idle(RESTED)
 
 
 def _least_s(phase: PhaseTime) -> ArrayN:
@@ -241,8 +241,8 @@ class _Summed:
         """Of one micro-batch in all chunks of a rank. (n,)"""
         some, stages = self._over(self.plain[:, rank].sum(axis=1), self.recomputed[:, rank].sum(axis=1)), self.stages
         ends = (
-            (stages.has_embedding, self.embedding), (stages.has_head, self.heads),
-            (stages.has_predictions, self.predictions),
+            (stages.ranks_with_embedding, self.embedding), (stages.ranks_with_head, self.heads),
+            (stages.ranks_with_predictions, self.predictions),
         )  # fmt: skip
         for has, end in ends:
             if has[rank]:
@@ -264,6 +264,10 @@ def _last_alike(stages: Stages, recomputed: Layers) -> list[int]:
     """Of ranks that compute the same the last: the most is ahead of it."""
     last = {}
     for rank in range(stages.pp):
-        ends = bool(stages.has_embedding[rank]), bool(stages.has_head[rank]), bool(stages.has_predictions[rank])
+        ends = (
+            bool(stages.ranks_with_embedding[rank]),
+            bool(stages.ranks_with_head[rank]),
+            bool(stages.ranks_with_predictions[rank]),
+        )
         last[stages.counts[:, rank].sum(axis=1).tobytes(), recomputed[:, rank].sum(axis=1).tobytes(), ends] = rank
     return list(last.values())

@@ -63,7 +63,9 @@ class _Used(NamedTuple):
 def communicators_of(rows: Rows) -> ArrayN:
     """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown. (n, R) [B]"""
     stages = rows.layout.stages
-    pipeline = pipeline_links(rows.schedule_record.wraps_around, stages.pp, stages.head_stage, rows.layout.shown.stage)
+    pipeline = pipeline_links(
+        rows.schedule_record.wraps_around, stages.pp, stages.rank_with_head, rows.layout.shown.stage
+    )
     experts = rows.workload.model.moe is not None
     sizes = communicator_bytes(
         rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline, rows.grids.cp_kind,
@@ -72,17 +74,23 @@ def communicators_of(rows: Rows) -> ArrayN:
     return np.asarray(sizes[rows.grid])
 
 
-def pipeline_links(wraps: bool, pp: int, head_stage: int, shown: IntN) -> PipelineLinks:
-    """The pipeline as its ranks ``shown`` see it; where it ``wraps`` the last sends to the first.
+def pipeline_links(wraps_around: bool, pp: int, rank_with_head: int, shown_stages: IntN) -> PipelineLinks:
+    """The pipeline as its ranks ``shown_stages`` see it; where it ``wraps_around`` the last sends to the first.
 
     Examples
     --------
     >>> pipeline_links(False, 4, 3, np.arange(4)).neighbours
     array([1, 2, 2, 1])
     """
-    ends = (shown > 0).astype(np.int64) + (shown < pp - 1)
-    neighbours = np.full_like(ends, min(pp - 1, 2)) if wraps else ends
-    return PipelineLinks(wraps, shown == head_stage, neighbours, shown == 0, (shown == 0) | (shown == pp - 1))
+    ends = (shown_stages > 0).astype(np.int64) + (shown_stages < pp - 1)
+    neighbours = np.full_like(ends, min(pp - 1, 2)) if wraps_around else ends
+    return PipelineLinks(
+        wraps_around,
+        shown_stages == rank_with_head,
+        neighbours,
+        shown_stages == 0,
+        (shown_stages == 0) | (shown_stages == pp - 1),
+    )
 
 
 def communicator_bytes(

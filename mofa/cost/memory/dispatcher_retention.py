@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Tape
 from mofa.blocks.tapes import layer_label
-from mofa.cost.memory.in_flight import ROUNDS, layers_behind
+from mofa.cost.memory.in_flight import ROUNDS, layers_behind_last_by_mode
 from mofa.cost.rows import Rows
 from mofa.schedules import Runtime, order_of
 from mofa.schedules.interleaved import micro_batches_per_round
@@ -104,7 +104,7 @@ class Retention:
         """Of that what is the gradient that the block before is given."""
         self.saved = self._gather(rows.layers.saved)
         self.in_flight = self._by_chunk(*self.saved)
-        self.behind = layers_behind(rows)
+        self.behind = layers_behind_last_by_mode(rows)
         self.most_alive = self._over_moments()
         self.there = self._for_all(self.of_chunk.sum(axis=2) > 0.0) > 0.0
         """Which stages have any. (n, R)"""
@@ -112,10 +112,10 @@ class Retention:
     def __bool__(self) -> bool:
         return len(self.candidates) > 0
 
-    def _gather(self, grid: ArrayN) -> tuple[ArrayN, ArrayN]:
+    def _gather(self, by_mode: ArrayN) -> tuple[ArrayN, ArrayN]:
         """As :meth:`mofa.cost.rows.Rows.gather`. (p, kinds)"""
         rows, k = self.rows, self.rows.k[self.candidates]
-        return grid[rows.base[self.candidates], k], grid[rows.full[self.candidates], k]
+        return by_mode[rows.base[self.candidates], k], by_mode[rows.full[self.candidates], k]
 
     def _for_all(self, some: NDArray[np.generic]) -> ArrayN:
         """Of all candidates, 0 of others. (p, R) -> (n, R)"""

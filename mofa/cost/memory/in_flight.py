@@ -127,7 +127,7 @@ def _covered(states: list[_State]) -> Iterator[_State]:
         yield from (states[start + i] for i in np.flatnonzero(as_much > 1).tolist())
 
 
-def layers_behind(rows: Rows) -> ArrayN:
+def layers_behind_last_by_mode(rows: Rows) -> ArrayN:
     """Layers of each kind (second axis), recomputed whole or not (third), behind the last of each kind (fourth) that is
     recomputed or not (fifth), in each chunk. (choices, kinds, 2, kinds, 2, R, vpp)"""
     lay, table = rows.layout, rows.table
@@ -168,7 +168,7 @@ class InFlight:
         self.rows, self.grads = rows, grads
         self.unshards = reduces_by_chunk(rows)
         self.copies, self.reduced = unsharded(rows, grads)
-        plain, full = rows.gather(rows.layers.saved)
+        plain, full = rows.of_base_and_full(rows.layers.saved)
         per_micro_batch = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
         for kind in range(len(stages.kinds) if lay.any_full else 0):
             recomputed = lay.full_by_chunk[:, kind][lay.choice]
@@ -182,11 +182,11 @@ class InFlight:
         """What the last stage's output holds until its micro-batch's backward is through. (n, R, vpp) [B]"""
         self.output[:, lay.head_position, -1] = rows.costs.logits_bytes[rows.k]
         self.saved = plain, full
-        self.puts_off = rows.schedule_record.defers_weight_gradients
-        self.deferred = self._deferred() if self.puts_off else np.zeros_like(per_micro_batch)
+        self.defers_weight_gradients = rows.schedule_record.defers_weight_gradients
+        self.deferred = self._deferred() if self.defers_weight_gradients else np.zeros_like(per_micro_batch)
         # the first stage has no input to differentiate by, W does it all
-        self.split = self.puts_off & ((lay.shown.stage > 0)[:, None] | (np.arange(stages.vpp) > 0))
-        self.layers_behind = layers_behind(rows)
+        self.split = self.defers_weight_gradients & ((lay.shown.stage > 0)[:, None] | (np.arange(stages.vpp) > 0))
+        self.layers_behind = layers_behind_last_by_mode(rows)
         params = rows.params.sum(axis=0)
         self.share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
         in_rounds = stages.vpp > 1 and rows.schedule_record.in_rounds
@@ -200,7 +200,7 @@ class InFlight:
     def _deferred(self) -> ArrayN:
         """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
         rows, lay, stages = self.rows, self.rows.layout, self.rows.layout.stages
-        plain, full = rows.gather(self.of_layers(lambda costs: costs.between_halves))
+        plain, full = rows.of_base_and_full(self.of_layers(lambda costs: costs.between_halves))
         deferred = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
         for kind in range(len(stages.kinds) if lay.any_full else 0):
             deferred = deferred + lay.full_by_chunk[:, kind][lay.choice] * (full - plain)[:, kind, None, None]
@@ -222,9 +222,9 @@ class InFlight:
         """What is alive in the backward by inputs of a kind of layer more than in its block, of ``backward`` by mode,
         combination and kind: the last stage's output, and of a backward that is split what weights need and all that
         was saved; and what the layer has at its end, in each chunk. (n, R, vpp) [B]"""
-        if not self.puts_off:
+        if not self.defers_weight_gradients:
             return self.output, np.zeros((1, 1, 1))
-        before, between_halves = (self.rows.gather(grid)[recomputed][:, kind] for grid in (
+        before, between_halves = (self.rows.of_base_and_full(grid)[recomputed][:, kind] for grid in (
             self.of_layers(lambda costs: costs.before) - backward, self.of_layers(lambda costs: costs.between_halves),
         ))  # fmt: skip
         alone = between_halves + self.saved[recomputed][:, kind]
@@ -256,7 +256,7 @@ class InFlight:
             lambda costs: costs.kinds.T,
         ))  # fmt: skip
         between_halves, before_last = (
-            self.rows.gather(grid)[recomputed][:, kind, None, None]
+            self.rows.of_base_and_full(grid)[recomputed][:, kind, None, None]
             for grid in (self.of_layers(lambda costs: costs.between_halves), peak - of_last)
         )
         alone = self.saved[recomputed][:, kind, None, None] + between_halves - self._more_left(left, kind, recomputed)
@@ -277,7 +277,12 @@ class InFlight:
         behind = self.layers_behind[:, :, :, kind, recomputed][lay.choice]
         of = np.stack([counts - recomputed_layers, recomputed_layers], axis=2) - behind
         of[:, kind, recomputed] -= 1
-        more = [a - b - c for a, b, c in zip(rows.gather(left), rows.gather(between_halves), self.saved, strict=True)]
+        more = [
+            a - b - c
+            for a, b, c in zip(
+                rows.of_base_and_full(left), rows.of_base_and_full(between_halves), self.saved, strict=True
+            )
+        ]
         return np.asarray(np.einsum("nkorc,nko->nrc", np.maximum(of, 0.0), np.stack(more, axis=2)))
 
     def _ends(self, kind: int, recomputed: int) -> NDArray[np.bool_]:

@@ -70,10 +70,10 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: 
       once mapped stay, those of the parameters that Megatron copied too.
     """
     lay, c, static = rows.layout, rows.costs, rows.static
-    slack = rows.over_layers(rows.layers.slack, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+    slack = rows.sum_over_layers(rows.layers.slack, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
-    slack = slack + np.maximum(ends, rows.most_of_layers(rows.layers.pools))
+    slack = slack + np.maximum(ends, rows.largest_layer_by_stage(rows.layers.pools))
     shards = shards_params(rows)
     if shards and not rows.mode.pipelined:
         slack = slack + (1.0 - candidates.grads_at(which)) * candidates.grads

@@ -63,9 +63,9 @@ class PeakCandidates:
         self.grads = static.grads[rows.grid]
         self.buffers = static.buffers[rows.grid] + pipeline_buffer_bytes(rows) + persistent_buffer_bytes(rows)
         self.fixed = (static.params + static.states)[rows.grid] + self.buffers
-        self.saved_plain, self.saved_full = rows.gather(rows.layers.saved)
+        self.saved_plain, self.saved_full = rows.of_base_and_full(rows.layers.saved)
         self.ends_saved = ends_saved_bytes(rows)
-        of_layers = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+        of_layers = rows.sum_over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         self.activations = of_layers + self.ends_saved
         self.retention = Retention(rows)
         self.shelved, self.let_go = shelved_bytes(rows), let_go_input_bytes(rows)
@@ -140,7 +140,7 @@ class PeakCandidates:
         # autocast's cache holds the weight copies of recomputed layers until the loss is there
         cached: ArrayN | float = 0.0
         if np.any(rows.layers.autocast_cached_bytes):
-            cached = rows.over_stages(rows.layers.autocast_cached_bytes)
+            cached = rows.sum_layers_by_stage(rows.layers.autocast_cached_bytes)
         if rows.framework.traits.has_pytorch_modules and rows.layout.stages.pp > 1:
             in_flight = InFlight(rows, self.grads)
             self._pipelined_layers(in_flight)
@@ -342,7 +342,7 @@ class PeakCandidates:
         """What the layers of the chunk whose backward ends keep for one micro-batch. (n, R)"""
         lay = self.rows.layout
         vpp = lay.stages.vpp
-        of_layers = self.rows.over_stages(self.rows.layers.saved)
+        of_layers = self.rows.sum_layers_by_stage(self.rows.layers.saved)
         ends = self.ends_saved / np.maximum(lay.last_in_flight, 1.0)
         return np.asarray(np.minimum(of_layers / vpp + ends, self.activations))
 

@@ -21,6 +21,6 @@ def persistent_buffer_bytes(rows: Rows) -> ArrayN:
     Where layers are a library's only the head's products are PyTorch's, which work in memory of PyTorch's.
     """
     tables = rotation_tables(rows)
-    of_tables = tables.number * (tables.nbytes[:, None] + sum(tables.built))
+    of_tables = tables.number * (tables.nbytes[:, None] + sum(tables.from_start))
     with_products = rows.is_head if rows.framework.library else 1.0
     return np.asarray(kept_bytes(rows) + of_tables + 2.0 * PYTORCH_WORKSPACE * with_products)

@@ -84,13 +84,13 @@ def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
       :func:`_unsharded`.
     """
     bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_first
-    late_states, widest = _late_states(rows), rows.most_of_layers(rows.layers.largest)
+    late_states, widest = _late_states(rows), rows.largest_layer_by_stage(rows.layers.largest)
     if gathers_whole(rows):
         return _unsharded(rows, alive, late_states, bulk)
     if not has_flat_buffers(rows):
         ahead = alive.forward - late_states
         return np.maximum(np.maximum(alive.most, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
-    made = weights_made(rows)
+    made = start_bytes_of_weights(rows)
     lost, pieces = holes_bytes(rows, made, alive.most)
     most, ahead = _beside_holes(rows, made, alive.buffers)
     ahead, late_freed = np.maximum(alive.forward - late_states, ahead), late_ring_bytes(rows)
@@ -128,7 +128,7 @@ def _with_loss(
     return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
 
 
-def holes_bytes(rows: Rows, made: WeightsMade, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
+def holes_bytes(rows: Rows, made: StartBytesOfWeights, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What Megatron's start leaves, and what of it nothing can use: whole holes, or pieces of them. (n, R) each [B]
 
     Parameters are made one by one, copied into one buffer and let go: their segments, 2 bytes a parameter, are there
@@ -146,20 +146,20 @@ def holes_bytes(rows: Rows, made: WeightsMade, allocated: ArrayN) -> tuple[Array
     lay, costs, static, grid = rows.layout, rows.costs, rows.static, rows.grid
     start = _start(made, 1.0 + rows.workload.optimizer.traits.num_moments)
     saved, peak = rows.layers.large_saved[..., 0], rows.layers.large_peak[..., 0]
-    large = rows.over_layers(saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+    large = rows.sum_over_layers(saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     head = costs.head.memory
     peak = np.maximum(
-        rows.most_of_layers(peak), (head.large_saved[0] + head.large_peak[0])[rows.k][:, None] * rows.is_head
+        rows.largest_layer_by_stage(peak), (head.large_saved[0] + head.large_peak[0])[rows.k][:, None] * rows.is_head
     )
     # what is neither a buffer nor a small state may lie in the holes
     others = allocated - (static.params + static.grads + start.small - start.waste)[grid]
     more = np.maximum(large + peak + (start.large + start.holes)[grid] - others, 0.0)
     # pieces of holes that no tensor takes
-    pieces = rows.most_of_layers(rows.layers.forward_peak)
+    pieces = rows.largest_layer_by_stage(rows.layers.forward_peak)
     return start.waste[grid] + more, np.minimum(pieces, start.holes[grid])
 
 
-def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
+def _beside_holes(rows: Rows, made: StartBytesOfWeights, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What Megatron reserves at least, and before its first loss, for tensors that no hole takes. (n, R) each [B]
 
     For each of the sizes that most parameters are in: holes of up to this size are there, and so is what is larger and
@@ -173,17 +173,17 @@ def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[Array
     ends = [(end.large_saved + end.large_peak, there) for end, there in
             ((rows.costs.head.memory, rows.is_head), (rows.costs.embedding.memory, rows.is_first))]  # fmt: skip
     for i, (holes, states, copies) in enumerate(_by_size(rows, made), start=1):
-        saved = rows.over_layers(layers.large_saved[..., i], lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
-        peak = rows.most_of_layers(layers.large_peak[..., i])
+        saved = rows.sum_over_layers(layers.large_saved[..., i], lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+        peak = rows.largest_layer_by_stage(layers.large_peak[..., i])
         for large, there in ends:
             peak = np.maximum(peak, large[i, rows.k][:, None] * there)
         beside = fixed + (holes + copies)[grid] + saved
         most = np.maximum(most, beside + num_states * states[grid] + peak)
-        ahead = np.maximum(ahead, beside + states[grid] + rows.most_of_layers(layers.large_forward[..., i]))
+        ahead = np.maximum(ahead, beside + states[grid] + rows.largest_layer_by_stage(layers.large_forward[..., i]))
     return most, ahead
 
 
-def _by_size(rows: Rows, made: WeightsMade) -> Iterator[tuple[ArrayN, ArrayN, ArrayN]]:
+def _by_size(rows: Rows, made: StartBytesOfWeights) -> Iterator[tuple[ArrayN, ArrayN, ArrayN]]:
     """For each of the sizes that most parameters are in, holes of up to it, and states of one kind and fp8 copies of
     weights that are larger. (g, R) each [B]"""
     states = made.owned * made.taken
@@ -198,7 +198,7 @@ def _by_size(rows: Rows, made: WeightsMade) -> Iterator[tuple[ArrayN, ArrayN, Ar
 
 
 @dataclass(frozen=True)
-class WeightsMade:
+class StartBytesOfWeights:
     """What Megatron's start makes of each weight, of each grid of ranks. (weights, g) each [B]"""
 
     layers: ArrayN
@@ -222,7 +222,7 @@ class WeightsMade:
         return np.asarray(of_kinds.T @ self.layers)
 
 
-def weights_made(rows: Rows) -> WeightsMade:
+def start_bytes_of_weights(rows: Rows) -> StartBytesOfWeights:
     """What the start makes of the weights of every grid of ranks."""
     weights, ranks, counts = rows.costs.weights, rows.shards, rows.layout.stages.counts[:, rows.layout.shown.stage]
     layers = np.concatenate([counts.sum(axis=2), rows.is_first[None], rows.is_head[None]])
@@ -238,7 +238,7 @@ def weights_made(rows: Rows) -> WeightsMade:
     state = each * np.minimum(hole, 2.0 * buffer / shared)
     owned = number * each * hole / shared / np.maximum(state, 1.0)
     room = number * bytes_taken_of_segments(hole) * (hole > SMALL)
-    return WeightsMade(layers, weights.kind, number, hole, room, owned, state, bytes_taken_of_segments(state))
+    return StartBytesOfWeights(layers, weights.kind, number, hole, room, owned, state, bytes_taken_of_segments(state))
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class _Start:
     """Larger states, that find a hole and that find none."""
 
 
-def _start(made: WeightsMade, num_states: float) -> _Start:
+def _start(made: StartBytesOfWeights, num_states: float) -> _Start:
     """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids.
 
     ``num_states`` counts main copy and moments. [-]
@@ -302,7 +302,7 @@ def _unsharded(rows: Rows, alive: LivePeaks, late_states: ArrayN, bulk: ArrayN) 
     pools = np.where(first | head, ends, 4.0 * layer) + source
     pools = pools + rows.shards.sharded(rows.framework.grads_bytes_per_param)[grid]
     largest, loss = (c.memory.largest[rows.k][:, None] for c in (costs.embedding, costs.head))
-    widest = rows.most_of_layers(rows.layers.largest)
+    widest = rows.largest_layer_by_stage(rows.layers.largest)
     embedding_grads = whole_embedding_gradient(rows.workload, rows.framework, "mixed", True, table.tp, rows.is_first)[
         grid
     ]

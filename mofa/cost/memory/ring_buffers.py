@@ -32,8 +32,8 @@ def late_ring_bytes(rows: Rows) -> ArrayN:
     if not any_true(rows.costs.context.cp_ring & (rows.costs.context.cp > 1)):
         return np.zeros((len(rows.k), len(lay.shown.stage)))
 
-    def summed(grid: ArrayN) -> ArrayN:
-        return rows.over_layers(grid, lay.plain, lay.full, "nkr,nk->nr")
+    def summed(by_mode: ArrayN) -> ArrayN:
+        return rows.sum_over_layers(by_mode, lay.plain, lay.full, "nkr,nk->nr")
 
     sent_and_launched, layers = rows.layers.sent_and_launched, rows.layers
     sent_f, sent_b, launched_f, launched_b = (summed(sent_and_launched[..., i]) for i in range(4))

@@ -20,7 +20,7 @@ def ends_saved_bytes(rows: Rows) -> ArrayN:
     micro-batch at hand comes apart.
     """
     out = np.zeros((len(rows.table), len(rows.layout.shown.stage)))
-    saved = rows.of_mtp("saved")
+    saved = rows.of_mtp_layer("saved")
     if saved is not None:
         depth = rows.workload.model.num_mtp_layers
         out += depth * saved[:, None] * rows.is_prediction * rows.layout.last_in_flight
@@ -50,7 +50,7 @@ def saved_by_kind(rows: Rows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]
         in_flight[KINDS.index("activation")] += (sent_part_bytes(rows) * lay.last_in_flight)[rows_at, stage]
     if root_holds_ends(rows):
         in_flight = in_flight + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
-    mtp_kinds = rows.of_mtp("saved_kinds")
+    mtp_kinds = rows.of_mtp_layer("saved_kinds")
     if mtp_kinds is not None:
         weight = rows.workload.model.num_mtp_layers * rows.is_prediction[stage] * lay.last_in_flight[rows_at, stage]
         in_flight = in_flight + weight * mtp_kinds[rows_at].T

@@ -63,5 +63,5 @@ def _received(rows: Rows) -> ArrayN:
     lay = rows.layout
     ways = (lay.receives.astype(float) + lay.sends + lay.feeds_own_chunk).sum(axis=1)
     if rows.schedule_record.defers_weight_gradients:
-        ways = ways + lay.stages.vpp - lay.has_embedding
+        ways = ways + lay.stages.vpp - lay.stages_with_embedding
     return np.asarray(ways)

@@ -23,8 +23,8 @@ def shelved_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     if not any_true(layers.shelved > 0):
         return 0.0, 0.0
 
-    def summed(grid: ArrayN) -> ArrayN:
-        return rows.over_layers(grid, lay.plain, lay.full, "nkr,nk->nr")
+    def summed(by_mode: ArrayN) -> ArrayN:
+        return rows.sum_over_layers(by_mode, lay.plain, lay.full, "nkr,nk->nr")
 
     forward, backward = (summed(layers.shelved[..., i]) for i in range(2))
     (device_f, host_f), (device_b, host_b) = (

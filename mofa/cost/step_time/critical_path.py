@@ -78,7 +78,7 @@ class Durations:
             host,
         )
 
-    def level_table(self, schedule: str) -> ArrayN:
+    def seconds_by_level_node(self, schedule: str) -> ArrayN:
         """All of them, in the order that :class:`DependencyLevels` has them; n last. [s]"""
         kinds = [self.forward_s, self.backward_s]
         if SCHEDULES[schedule].defers_weight_gradients:
@@ -149,7 +149,7 @@ def critical_path_s(
     blocks = np.arange(2 * len(SCHEDULES[schedule].computations) + 3)
     place = (blocks[:, None, None] * shown + like[:, None]) * vpp + np.arange(vpp)
     rows = np.concatenate([[0], 1 + place.ravel()])
-    durations = given.level_table(schedule)
+    durations = given.seconds_by_level_node(schedule)
     host = given.host_tables(durations)
     total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)

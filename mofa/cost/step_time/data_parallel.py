@@ -17,7 +17,7 @@ from mofa.cost.rank_rules import (
     DDP_BUCKET_BYTES,
     ddp_width,
     first_bucket_params,
-    gathered_width,
+    gathered_bytes_per_param,
     gradient_sharing,
     reduced_bytes_per_param,
     scatters_gradients,
@@ -31,7 +31,7 @@ ArrayN = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class OutsideBlocks:
+class CommunicationOutsideBlocks:
     """Exposed and hidden seconds of a step, and what holds up each stage's first forward. (n,), (n,), (n, R) [s]
 
     ``once`` is what the pipeline's own path goes through, ``on_path`` about how much of it is exposed there; through
@@ -53,33 +53,33 @@ def _of_chunks(group: Group) -> Group:
     return Group(*(of[:, None, None] for of in (group.size, group.ranks_per_domain, group.ranks_per_node)))
 
 
-def outside_blocks(
-    rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, host_bound: HostBound | None = None
-) -> OutsideBlocks:
+def communication_outside_blocks(
+    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, host_bound: HostBound | None = None
+) -> CommunicationOutsideBlocks:
     """Gathers and reductions outside the tapes, and how much of them computing hides.
 
     Parameters
     ----------
     fwd, bwd
         Of one micro-batch on each stage. (n, R) [s]
-    m
+    num_micro_batches
         Micro-batches. (n,)
     host_bound
         The rows whose host is late.
     """
-    zero = np.zeros_like(m)
-    none = OutsideBlocks(zero, zero, np.zeros_like(fwd))
+    zero = np.zeros_like(num_micro_batches)
+    none = CommunicationOutsideBlocks(zero, zero, np.zeros_like(forward_s))
     sharing = gradient_sharing(rows)
     if sharing == "Megatron":
-        return _megatron(rows, fwd, bwd)
+        return _megatron(rows, forward_s, backward_s)
     if sharing == "DDP":
-        return _ddp(rows, bwd, m, none)
+        return _ddp(rows, backward_s, num_micro_batches, none)
     if sharing == "none":
         return none
     if sharing == "FSDP by step":
-        return _pipelined_fsdp(rows, fwd, bwd, host_bound)
-    exposed, hidden = _replicas(rows, bwd)
-    return replace(none, exposed=m * exposed, hidden=m * hidden, each_s=exposed)
+        return _pipelined_fsdp(rows, forward_s, backward_s, host_bound)
+    exposed, hidden = _replicas(rows, backward_s)
+    return replace(none, exposed=num_micro_batches * exposed, hidden=num_micro_batches * hidden, each_s=exposed)
 
 
 def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
@@ -92,8 +92,8 @@ def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
 
 def _slowdown(rows: Rows) -> ArrayN:
     """What a stage loses per second of communication beside it: nothing while it waits for another's. (n, R) [-]"""
-    computing = rows.over_stages(rows.layers.computing_s)
-    total = np.maximum(rows.over_stages(rows.layers.exposed_s), 1e-12)
+    computing = rows.sum_layers_by_stage(rows.layers.computing_s)
+    total = np.maximum(rows.sum_layers_by_stage(rows.layers.exposed_s), 1e-12)
     return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * computing / total)
 
 
@@ -115,7 +115,7 @@ def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp:
     return np.asarray(np.maximum(left_s - drain_s, 0.0))
 
 
-def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> OutsideBlocks:
+def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> CommunicationOutsideBlocks:
     """Megatron's buffers, in buckets on the first rank's first chunk, whole elsewhere.
 
     Gradients are reduced behind a chunk's last backward, bucket by bucket inside it on the first rank (not under
@@ -127,7 +127,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> OutsideBlocks:
     pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
     slow = _slowdown(rows)
     shards, scatters = (of_grids[:, None, None] for of_grids in (shards_states(rows), scatters_gradients(rows)))
-    each = gathered_width(rows)
+    each = gathered_bytes_per_param(rows)
     reduces, gathers = _over(rows, ("reduce_scatter", width), ("all_gather", each))
     if not scatters.all():
         reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
@@ -135,26 +135,26 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> OutsideBlocks:
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     parts = np.maximum((s.dense + s.expert)[:, 0] / vpp / first_bucket_params(rows), 1.0)
     buckets = _at_once(rows, parts)[rows.grid]
-    before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
-    fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
-    before_forward = np.zeros_like(fwd)
-    exposed, hidden, on_path, in_passing = np.zeros((4, len(fwd)))
+    before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
+    forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
+    before_forward = np.zeros_like(forward_s)
+    exposed, hidden, on_path, in_passing = np.zeros((4, len(forward_s)))
     worst = row_max(reduce)
     if fw.overlap_grad_reduce:
-        left_s = _after_last(reduce, bwd / vpp, before_b / vpp, pp, vpp)
+        left_s = _after_last(reduce, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
-            left_s[:, 0] = np.maximum(reduce[:, 0] / buckets, reduce[:, 0] - bwd[:, 0])
+            left_s[:, 0] = np.maximum(reduce[:, 0] / buckets, reduce[:, 0] - backward_s[:, 0])
         worst = row_max(left_s)
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
         lost = slow[:, 0] * beside
         if vpp > 1:  # the last chunk's is beside nothing
-            lost, beside = _lost(reduce[:, 0] - reduces[:, 0, 0], (vpp - 1) * pp * bwd[:, 0] / vpp, slow[:, 0])
+            lost, beside = _lost(reduce[:, 0] - reduces[:, 0, 0], (vpp - 1) * pp * backward_s[:, 0] / vpp, slow[:, 0])
         exposed, hidden, in_passing = exposed + lost, hidden + beside, in_passing + lost
     if fw.overlap_grad_reduce and vpp > 1:
         on_path = on_path + worst
     else:
         exposed = exposed + worst
-    first = np.maximum(gather[:, 0] / vpp / buckets, gather[:, 0] / vpp - fwd[:, 0] / vpp)
+    first = np.maximum(gather[:, 0] / vpp / buckets, gather[:, 0] / vpp - forward_s[:, 0] / vpp)
     if not fw.overlap_param_gather:
         exposed = exposed + row_max(gather * gathers_per_step(rows)[rows.grid])
     elif vpp == 1:
@@ -163,10 +163,10 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> OutsideBlocks:
         hidden = hidden + np.maximum(gather[:, 0] - first, 0.0)
         exposed = exposed + slow[:, 0] * np.maximum(gather[:, 0] - first, 0.0)
     else:
-        left_s = np.maximum(gather / vpp, gather - (vpp - 1) * pp * fwd / vpp)
-        left_s[:, 0] = np.maximum(first, gather[:, 0] - (vpp - 1) * pp * fwd[:, 0] / vpp)
+        left_s = np.maximum(gather / vpp, gather - (vpp - 1) * pp * forward_s / vpp)
+        left_s[:, 0] = np.maximum(first, gather[:, 0] - (vpp - 1) * pp * forward_s[:, 0] / vpp)
         worst = row_max(np.maximum(left_s - before_f / vpp, 0.0))
-        lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * fwd[:, 0] / vpp, slow[:, 0])
+        lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * forward_s[:, 0] / vpp, slow[:, 0])
         exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
         in_passing = in_passing + lost
     exposed = exposed + tied_seconds(rows)
@@ -174,9 +174,9 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> OutsideBlocks:
     if vpp > 1:
         gathers = gathers * fw.overlap_param_gather
         starts = gathers.copy()
-        starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - fwd[:, 0] / vpp)
+        starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
         once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
-    return OutsideBlocks(exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0)
+    return CommunicationOutsideBlocks(exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0)
 
 
 def tied_seconds(rows: Rows) -> ArrayN:
@@ -209,7 +209,9 @@ def gathers_per_step(rows: Rows) -> ArrayN:
     return np.asarray(1.0 + (chained[:, None] & (rows.shards.expert > 0)))
 
 
-def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound | None) -> OutsideBlocks:
+def _pipelined_fsdp(
+    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBound | None
+) -> CommunicationOutsideBlocks:
     """FSDP under pipelines: gathered once, piece by piece ahead of the first forward; reduced behind the last backward.
 
     A later stage's host has the pipeline's fill to gather in; the runtime of several chunks gathers two ahead. Ahead of
@@ -218,13 +220,15 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound 
     """
     stages = rows.layout.stages
     pp, vpp = stages.pp, stages.vpp
-    each = _over(rows, ("all_gather", gathered_width(rows)), ("reduce_scatter", reduced_bytes_per_param(rows)))
+    each = _over(
+        rows, ("all_gather", gathered_bytes_per_param(rows)), ("reduce_scatter", reduced_bytes_per_param(rows))
+    )
     gather, reduce = (seconds.sum(axis=2)[rows.grid] for seconds in each)
-    before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
+    before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     pieces = np.maximum(rows.layout.layer_counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)
-    fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
-    chunk_f = fwd / vpp
+    forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
+    chunk_f = forward_s / vpp
     left_s = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     left_s = np.maximum(left_s, gather - (vpp - 1) * pp * chunk_f - chunk_f)
     gathered = row_max(np.maximum(left_s - before_f / vpp, 0.0))
@@ -236,13 +240,13 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, host_bound: HostBound 
         lead = np.maximum(ahead.device_s - ahead.woken_s, 0.0)[:, :, 0]
         first = np.where(rows.is_first > 0, 0.0, gather[index] / pieces[index])
         alone = waits * np.maximum(gather[index] - first - pieces[index] * lead, 0.0)
-        gathered[index] = np.maximum(gathered[index], rows.over_all(alone))
+        gathered[index] = np.maximum(gathered[index], rows.sum_over_stages(alone))
     written = np.maximum(reduce, _listing_s(rows)[rows.grid]) + _replicas_s(rows)
-    reduced = row_max(_after_last(written, bwd / vpp, before_b / vpp, pp, vpp))
+    reduced = row_max(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
     in_passing = gathered + slow[:, 0] * beside
-    return OutsideBlocks(in_passing + reduced, hidden, np.zeros_like(fwd), in_passing=in_passing)
+    return CommunicationOutsideBlocks(in_passing + reduced, hidden, np.zeros_like(forward_s), in_passing=in_passing)
 
 
 def _listing_s(rows: Rows) -> ArrayN:
@@ -252,7 +256,9 @@ def _listing_s(rows: Rows) -> ArrayN:
     return np.asarray(host * (rows.params / group.size).sum(axis=(0, 3)) / 2**20)
 
 
-def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: OutsideBlocks) -> OutsideBlocks:
+def _ddp(
+    rows: Rows, backward_s: ArrayN, num_micro_batches: ArrayN, none: CommunicationOutsideBlocks
+) -> CommunicationOutsideBlocks:
     """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
 
     The last to be reduced holds the embedding, whose gradient comes last and fills a bucket by itself. Every gradient
@@ -269,12 +275,14 @@ def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: OutsideBlocks) -> OutsideBloc
     last_s = once * np.minimum(1.0, last / np.maximum(params[:, 0] * width, 1.0))
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
     # beside it makes nothing later
-    room = np.maximum(bwd[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
+    room = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
     beside = np.minimum(once - last_s, room)
     left_s = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
     copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / stream_rate(rows.cluster.gpu, "copy"), 0.0)
     each = left_s + copies
-    return OutsideBlocks(m * each, m * np.minimum(once, room), none.before_forward, each_s=each)
+    return CommunicationOutsideBlocks(
+        num_micro_batches * each, num_micro_batches * np.minimum(once, room), none.before_forward, each_s=each
+    )
 
 
 def _replicas_s(rows: Rows) -> ArrayN:
@@ -287,8 +295,8 @@ def _replicas_s(rows: Rows) -> ArrayN:
     return collective_s("all_reduce", payload, group, rows.costs.machine.fabric)[rows.grid]
 
 
-def _replicas(rows: Rows, bwd: ArrayN) -> tuple[ArrayN, ArrayN]:
+def _replicas(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What replicas leave exposed of a backward on a single stage, block by block behind it, and what is hidden. [s]"""
     once = _replicas_s(rows)[:, 0]
-    left_s = np.maximum(once - bwd[:, 0], 0.0)
+    left_s = np.maximum(once - backward_s[:, 0], 0.0)
     return left_s + row_max(_slowdown(rows)) * (once - left_s), once - left_s

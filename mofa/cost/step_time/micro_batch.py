@@ -225,14 +225,14 @@ def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     """Something of the layers summed over each chunk, with that of the embedding and the heads. (n, R, vpp)"""
     stages, shown = rows.layout.stages, rows.layout.shown
     depth, lay = rows.workload.model.num_mtp_layers, rows.layout
-    plain, full = rows.gather(getattr(rows.layers, name))
+    plain, full = rows.of_base_and_full(getattr(rows.layers, name))
     chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
     for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
         num_full = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
         chunks += num_full * (full - plain)[:, kind, None, None]
     chunks[:, 0, 0] += first[rows.k]
     chunks[:, lay.head_position, -1] += (1 + depth) * head[rows.k]
-    mtp = rows.of_mtp(name)
+    mtp = rows.of_mtp_layer(name)
     if mtp is not None:
         chunks[:, lay.prediction_position, -1] += depth * mtp
     return np.asarray(chunks)
@@ -243,7 +243,9 @@ def _clocks_of(rows: Rows, index: IntA, direction: str) -> tuple[Clocks, Clocks]
     name, c = f"{direction}_clocks", rows.costs
     ends: list[PhaseTime] = [getattr(cost, direction) for cost in (c.embedding, c.head)]
     grid: ArrayN = getattr(rows.layers, name)
-    return _clocks(rows, index, grid, [end.clocks for end in ends], rows.of_mtp(name), forward=direction == "forward")
+    return _clocks(
+        rows, index, grid, [end.clocks for end in ends], rows.of_mtp_layer(name), forward=direction == "forward"
+    )
 
 
 def _split_layer_clocks(rows: Rows) -> tuple[ArrayN, ArrayN]:

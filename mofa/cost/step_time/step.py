@@ -23,7 +23,7 @@ from mofa.cost.rank_rules import waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.critical_path import Durations, critical_path_s
-from mofa.cost.step_time.data_parallel import OutsideBlocks, outside_blocks
+from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
 from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, hand_over_host_s, micro_batch_passes
 from mofa.specs.params import layer_tensors
 
@@ -62,14 +62,14 @@ def step_time(rows: Rows) -> StepTime:
     m = rows.num_micro_batches.astype(float)
     # the slowest stage's own micro-batches
     shares = lay.plain[rowsel, :, slowest], lay.full[rowsel, :, slowest]
-    per_batch = rows.over_layers(rows.layers.exposed, *shares, "nk,nkf->fn")
-    per_batch_hidden = rows.over_layers(rows.layers.hidden, *shares, "nk,nkf->fn")
+    per_batch = rows.sum_over_layers(rows.layers.exposed, *shares, "nk,nkf->fn")
+    per_batch_hidden = rows.sum_over_layers(rows.layers.hidden, *shares, "nk,nkf->fn")
     depth = rows.workload.model.num_mtp_layers
     for cost, there, times in ((c.embedding, rows.is_first, 1), (c.head, rows.is_head, 1 + depth)):
         index = np.flatnonzero(there[slowest])
         per_batch[:, index] += times * (cost.forward.exposed + cost.backward.exposed)[:, rows.k[index]]
         per_batch_hidden[:, index] += times * (cost.forward.hidden + cost.backward.hidden)[:, rows.k[index]]
-    mtp_exposed, mtp_hidden = rows.of_mtp("exposed"), rows.of_mtp("hidden")
+    mtp_exposed, mtp_hidden = rows.of_mtp_layer("exposed"), rows.of_mtp_layer("hidden")
     if mtp_exposed is not None and mtp_hidden is not None:
         there = rows.is_prediction[slowest]
         per_batch += there * depth * mtp_exposed.T
@@ -83,7 +83,7 @@ def step_time(rows: Rows) -> StepTime:
         exposed[_T["recompute"]] += np.where(again, extra_s, 0.0)
         exposed[_T["memory_bound"]] += np.where(again, 0.0, extra_s)
     hidden += m * per_batch_hidden
-    outside = outside_blocks(rows, fwd, bwd, m, each.host_bound)
+    outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     _pipeline(rows, exposed, hidden, each, slowest, m, outside)
@@ -111,9 +111,9 @@ def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
     """
     c = rows.costs
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
-    issue = rows.over_stages(rows.layers.issue_s) + rows.ends(
+    issue = rows.sum_layers_by_stage(rows.layers.issue_s) + rows.end_blocks_by_stage(
         c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
-        rows.of_mtp("issue_s"),
+        rows.of_mtp_layer("issue_s"),
     )  # fmt: skip
     lead = np.maximum(sum(each.of_stages()) - issue, 0.0)
     if each.host_bound is not None:
@@ -169,8 +169,8 @@ def _pipeline(
     hidden: ArrayN,
     each: MicroBatchPasses,
     slowest: NDArray[np.intp],
-    m: ArrayN,
-    outside: OutsideBlocks,
+    num_micro_batches: ArrayN,
+    outside: CommunicationOutsideBlocks,
 ) -> None:
     """Bubble and the hand-over of activations between stages."""
     stages, before = rows.layout.stages, outside.before_forward
@@ -180,8 +180,8 @@ def _pipeline(
     schedule = rows.schedule_record
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
     fwd, bwd = each.of_stages()
-    busy = m * (fwd + bwd)[np.arange(len(m)), slowest]
-    num_passes = 2.0 * m * stages.vpp
+    busy = num_micro_batches * (fwd + bwd)[np.arange(len(num_micro_batches)), slowest]
+    num_passes = 2.0 * num_micro_batches * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if schedule.placement == "v" else stages.pp))
     if not schedule.has_closed_form:
@@ -193,7 +193,9 @@ def _pipeline(
             index = each.host_bound.rows
             with_host = given.take(index, each.host_bound.kinds)
             until = critical_path_s(plan, with_host, rows.num_micro_batches[index], of=rows.layout.shown.of)
-            ahead = np.where(each.host_bound.waits, 0.0, np.broadcast_to(outside.in_passing, len(m))[index])
+            ahead = np.where(
+                each.host_bound.waits, 0.0, np.broadcast_to(outside.in_passing, len(num_micro_batches))[index]
+            )
             exposed[_T["host_idle"], index] += np.maximum(until - total[index] - ahead, 0.0)
         idle = np.maximum(total - busy, 0.0)
         for name, part in (("pp", sent), ("dp", outside.on_path)):
@@ -203,17 +205,17 @@ def _pipeline(
         exposed[_T["bubble"]] += idle
         hidden[_H["pp"]] += num_passes * hop
         return
-    fwd, bwd = rows.on_every_stage(fwd), rows.on_every_stage(bwd)
+    fwd, bwd = rows.spread_to_all_stages(fwd), rows.spread_to_all_stages(bwd)
     # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
-    rested = rows.on_every_stage(each.rested_s()) if each.host_bound is not None else None
+    rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else None
     if waits_at_exchanges(rows):
-        _exchanging(rows, exposed, (fwd, bwd, rested), busy, m, before, hop)
+        _exchanging(rows, exposed, (fwd, bwd, rested), busy, num_micro_batches, before, hop)
         return
-    alone = pipeline_s(schedule, fwd, bwd, m, rested_s=rested)
+    alone = pipeline_s(schedule, fwd, bwd, num_micro_batches, rested_s=rested)
     exposed[_T["bubble"]] += alone - busy
     if np.any(before):
-        before = rows.on_every_stage(before)
-        with_gathers = pipeline_s(schedule, fwd, bwd, m, before_s=before, rested_s=rested)
+        before = rows.spread_to_all_stages(before)
+        with_gathers = pipeline_s(schedule, fwd, bwd, num_micro_batches, before_s=before, rested_s=rested)
         exposed[_T["dp"]] += with_gathers - alone
     exposed[_T["pp"]] += fill * hop + (num_passes * hop if schedule.joins_exchanges else slow * num_passes * hop)
     if not schedule.joins_exchanges:
@@ -221,8 +223,8 @@ def _pipeline(
 
 
 def _exchanging(
-    rows: Rows, exposed: ArrayN, passes_s: tuple[ArrayN, ArrayN, ArrayN | None], busy: ArrayN, m: ArrayN,
-    before: ArrayN, hop: ArrayN,
+    rows: Rows, exposed: ArrayN, passes_s: tuple[ArrayN, ArrayN, ArrayN | None], busy: ArrayN,
+    num_micro_batches: ArrayN, before: ArrayN, hop: ArrayN,
 ) -> None:  # fmt: skip
     """Megatron's 1F1B: behind every pass an exchange, and behind it the host waits for the device
     (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for
@@ -232,26 +234,30 @@ def _exchanging(
     wait_s = rows.cluster.sync_s + hand_over_host_s(rows)[1]
     each = (hop + wait_s)[:, None]
     receives = [each * stages.receives[:, 0], each * stages.sends[:, -1]]
-    given = fwd + receives[0], bwd + receives[1], m
+    given = fwd + receives[0], bwd + receives[1], num_micro_batches
     waited = (fwd + bwd if rested is None else rested) + receives[0] + receives[1]
     total = one_f_one_b_s(*given, rested_s=waited)
     if np.any(before):
-        with_gathers = one_f_one_b_s(*given, before_s=rows.on_every_stage(before), rested_s=waited)
+        with_gathers = one_f_one_b_s(*given, before_s=rows.spread_to_all_stages(before), rested_s=waited)
         exposed[_T["dp"]] += with_gathers - total
     idle = total - busy
     share = hop / each[:, 0]
-    sent = np.minimum((m * (1.0 + (pp > 2)) + 2.0 * (pp - 2)) * each[:, 0], idle)
+    sent = np.minimum((num_micro_batches * (1.0 + (pp > 2)) + 2.0 * (pp - 2)) * each[:, 0], idle)
     exposed[_T["pp"]] += share * sent
     exposed[_T["host_idle"]] += (1.0 - share) * sent
     exposed[_T["bubble"]] += idle - sent
 
 
-def _catch_up(rows: Rows, exposed: ArrayN, host_bound: HostBound, m: ArrayN, outside: OutsideBlocks) -> None:
+def _catch_up(
+    rows: Rows, exposed: ArrayN, host_bound: HostBound, num_micro_batches: ArrayN, outside: CommunicationOutsideBlocks
+) -> None:
     """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
     gone, but whatever the device waits for meanwhile counts as well."""
     index = host_bound.rows
-    reduced = np.broadcast_to(outside.exposed - outside.in_passing, len(m))[index]
-    missing_s = host_bound.issued_s(rows.layout.shown.of, m[index]) + reduced - exposed[:, index].sum(axis=0)
+    reduced = np.broadcast_to(outside.exposed - outside.in_passing, len(num_micro_batches))[index]
+    missing_s = (
+        host_bound.issued_s(rows.layout.shown.of, num_micro_batches[index]) + reduced - exposed[:, index].sum(axis=0)
+    )
     exposed[_T["host_idle"], index] += np.where(host_bound.waits, 0.0, np.maximum(missing_s, 0.0))
 
 

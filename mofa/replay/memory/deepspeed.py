@@ -132,10 +132,10 @@ def gather_parts(state: RankState, sends: LateFrees, name: str, where: str) -> A
     size = state.rank.boundary_bytes
     if not state.rank.sent_bytes:
         return state.new(size, act)
-    sends.synchronized()
+    sends.deepspeed_waits()
     flat = state.new(size, act)
     output = state.new(size, off_tape_act(BUFFERS, "all-gather output", where))
-    sends.issued(3 + size // state.rank.sent_bytes)  # zeros, the gather, a copy for each part, the clone
+    sends.deepspeed_launches(3 + size // state.rank.sent_bytes)  # zeros, the gather, a copy for each part, the clone
     sends.drop_late(output)
     full = state.new(size, act)
     sends.drop_late(flat)

@@ -161,7 +161,7 @@ class StepExecutor:
                 self.state.drop(allocation)
             self.handed_on = {}
             if x is not None:
-                self.state.drop((x, off_tape_act(ACTIVATIONS, self.sends.name(c), "end of a trial forward")))
+                self.state.drop((x, off_tape_act(ACTIVATIONS, self.sends.output_name(c), "end of a trial forward")))
             if zeros is not None:
                 self.state.drop(zeros)
             start = self.state.events_and_allocated()
@@ -331,7 +331,7 @@ class StepExecutor:
         out = chunk_pass.out
         if not self.rank.preallocated:
             chunk_pass.out = None
-        return None if out is None else (out, off_tape_act(ACTIVATIONS, self.sends.name(c), "backward"))
+        return None if out is None else (out, off_tape_act(ACTIVATIONS, self.sends.output_name(c), "backward"))
 
     def received_gradient(self, c: int) -> Block | None:
         """The gradient of a chunk's output, where it is received in new memory."""
@@ -426,11 +426,11 @@ class StepExecutor:
                 if old is not None:
                     self.keep_gradient(old, instruction, slots, index, piece)
             elif old is not None:
-                self.leave_slot(kind, (old, instruction), code.holds.get(slot, ""))
+                self.hand_over_slot(kind, (old, instruction), code.holds.get(slot, ""))
                 slots[slot] = None
         for allocation in carried.values():
             self.state.drop(allocation)
-        self.sends.passed(phase, piece)
+        self.sends.after_block(phase, piece)
         self.state.note_peak_since(start)
 
     def take_or_let_go(
@@ -442,7 +442,7 @@ class StepExecutor:
         elif kind == LASTING:
             self.take_persistent(instruction, index)
         elif kind == REPLACED:
-            self.sends.replaced()
+            self.sends.drop_replaced_output()
             if self.state.notes is not None and self.rank.output_stays:  # another pass's output goes, if there is one
                 self.state.notes.clean = False
         elif kind == RENEW:
@@ -464,7 +464,7 @@ class StepExecutor:
                 self.state.drop(allocation)
         return later
 
-    def leave_slot(self, kind: int, allocation: Allocation, name: str) -> None:
+    def hand_over_slot(self, kind: int, allocation: Allocation, name: str) -> None:
         """Who has a tensor from here on that leaves its slot: the next block by a name, or who frees it later."""
         if kind == HOLD:
             self.handed_on[name] = allocation

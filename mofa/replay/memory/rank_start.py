@@ -58,7 +58,7 @@ def _parameter(state: RankState, w: Weight, n: int) -> Allocation:
         state.new(w.transposed, off_tape_act(BUFFERS, f"transposed {name_in_layer(w.name)}", WHERE))
     if wide is not None:
         state.drop(wide)
-    for behind, nbytes in state.rank.built:
+    for behind, nbytes in state.rank.taken_at_build:
         if behind == n:
             state.new(nbytes, off_tape_act(BUFFERS, "buffer kept for good", WHERE))
     return allocation

@@ -54,22 +54,22 @@ class LateFrees:
         self.gradient: Block | None = None
         self.launches = [launches_by_kind([piece.trace for piece in chunk]) for chunk in rank.chunks]
 
-    def begin(self, kind: str) -> None:
+    def before_computation(self, kind: str) -> None:
         """A computation begins.
 
         DeepSpeed's host waits for the device where a micro-batch is loaded: a copy to the device that is not
         ``non_blocking``.
         """
         if kind == "F":
-            self.synchronized()
-        self.before()
+            self.deepspeed_waits()
+        self.free_passed()
 
-    def synchronized(self) -> None:
+    def deepspeed_waits(self) -> None:
         """DeepSpeed's host waits for the device."""
         if self.reduces:
             self.wait()
 
-    def issued(self, launches: float) -> None:
+    def deepspeed_launches(self, launches: float) -> None:
         """DeepSpeed's host has launched as many kernels outside a block."""
         if self.reduces:
             self.launched += launches
@@ -77,15 +77,15 @@ class LateFrees:
     def wait(self) -> None:
         """The host waits for the device."""
         self.launched = float("inf")
-        self.before()
+        self.free_passed()
         self.launched = 0.0
 
-    def before(self) -> None:
+    def free_passed(self) -> None:
         """Give back what the device is through with."""
         while self.waiting and self.waiting[0][0] <= self.launched:
             self.state.a.merge_free(self.waiting.popleft()[1])
 
-    def after(self, kind: str, c: int, i: int) -> None:
+    def after_computation(self, kind: str, c: int, i: int) -> None:
         """End a computation."""
         state = self.state
         if not state.rank.preallocated:
@@ -93,7 +93,7 @@ class LateFrees:
         self.launched += self.launches[c].get(kind, 0.0)
         stays = state.rank.output_stays
         if kind == "F" and stays:
-            self.replaced()
+            self.drop_replaced_output()
             self.output = c, i
         if kind not in "BW":
             return
@@ -103,14 +103,14 @@ class LateFrees:
         if out is not None and stays and self.output == (c, i):
             self.finished_output = out
         elif out is not None:
-            self.let_go(out, self.name(c), sent=state.rank.sends[c])
+            self.free_output(out, self.output_name(c), sent=state.rank.sends[c])
         if stays:
             dy, self.gradient = self.gradient, dy
         if dy is not None:
-            self.let_go(dy, GRADIENT, sent=True)
+            self.free_output(dy, GRADIENT, sent=True)
 
-    def passed(self, phase: str, piece: RankBlock) -> None:
-        """A block is through, where something of its inside comes back late: as :meth:`before`."""
+    def after_block(self, phase: str, piece: RankBlock) -> None:
+        """A block is through, where something of its inside comes back late: as :meth:`free_passed`."""
         trace = piece.trace
         if not self.late_inside:
             return
@@ -125,7 +125,7 @@ class LateFrees:
                 self.state.a.merge_free(block)
         if self.reduces:
             self.launched += issued
-            self.before()
+            self.free_passed()
 
     @property
     def sent_late(self) -> bool:
@@ -172,17 +172,17 @@ class LateFrees:
         self.state.journal.new_sizes.append(-block.size)
         self.free_late(block, sent=sent)
 
-    def replaced(self) -> None:
+    def drop_replaced_output(self) -> None:
         """The schedule's variable has another output."""
         if self.finished_output is not None:
-            self.let_go(self.finished_output, self.name(0), sent=self.state.rank.sends[0])
+            self.free_output(self.finished_output, self.output_name(0), sent=self.state.rank.sends[0])
             self.finished_output = None
 
     def end(self) -> None:
         """The schedule's step is through, and the host waits for the gradients' norm."""
-        self.replaced()
+        self.drop_replaced_output()
         if self.gradient is not None:
-            self.let_go(self.gradient, GRADIENT, sent=True)
+            self.free_output(self.gradient, GRADIENT, sent=True)
             self.gradient = None
         self.output = None
         self.shelf.synchronized()
@@ -191,7 +191,7 @@ class LateFrees:
             self.state.a.merge_free(block)
         self.wait()
 
-    def let_go(self, block: Block, name: str, *, sent: bool) -> None:
+    def free_output(self, block: Block, name: str, *, sent: bool) -> None:
         """Free a block: at once, or once the device has sent it."""
         state = self.state
         state.journal.new_instructions.append(off_tape_act(ACTIVATIONS, name, "end of a backward"))
@@ -204,7 +204,7 @@ class LateFrees:
         block.state = WAITING
         self.waiting.append((self.launched + behind, block))
 
-    def name(self, c: int) -> str:
+    def output_name(self, c: int) -> str:
         """What the output of a chunk is called."""
         return self.state.rank.chunks[c][-1].trace.logits.split("#")[0] or INPUT
 
@@ -212,7 +212,7 @@ class LateFrees:
         """Launches that the host is ahead of its device. A first step's makes up no lead, which compiles and loads
         kernels; DeepSpeed's of 2022 does neither: CUDA before 11.7 loads them with the context."""
         leads = self.reduces or self.state.step > 1
-        return lead_in_launches(self.launched, self.state.rank.device_per_host) if leads else 0.0
+        return lead_in_launches(self.launched, self.state.rank.device_over_host_time) if leads else 0.0
 
     def shift_micro_batches(self, shift: int) -> None:
         """Shift the numbers of micro-batches by those that were left out."""

@@ -109,9 +109,9 @@ class SteadyStatePlayer:
             allocate_ddp_buckets(state)
         if kind == "F" and state.rank.unshards:
             copy_gathered(state, c)
-        self.sends.begin(kind)
+        self.sends.before_computation(kind)
         self._play(kind, c, i)
-        self.sends.after(kind, c, i)
+        self.sends.after_computation(kind, c, i)
 
     def _play(self, kind: str, c: int, i: int) -> None:
         state = self.state
@@ -184,7 +184,7 @@ class SteadyStatePlayer:
         """A piece is through in a computation that is repeated."""
         for slot in passed.sent:
             self.sends.send(blocks[slot])
-        self.sends.passed(passed.phase, self.pieces[c][passed.name])
+        self.sends.after_block(passed.phase, self.pieces[c][passed.name])
 
     def _note_down(self, which: Which, i: int) -> None:
         """Play a computation and record it; it can be repeated if it touched only its pass and what is retained."""

@@ -72,7 +72,7 @@ class Rank:
     """DeepSpeed's ZeRO 1: whose part of the optimizer's states this rank has."""
     output_stays: bool = False
     """Whether the schedule holds the latest output and input gradient of a stage (torch's Schedule1F1B)."""
-    device_per_host: float = 0.0
+    device_over_host_time: float = 0.0
     """What the device takes for a turn of all chunks, by what the host takes to issue it. [-]"""
     buckets: tuple[tuple[int, ...], ...] = ()
     """DDP's buckets of gradients per chunk, in the order in which they fill; one of all until the second forward. [B]
@@ -87,7 +87,7 @@ class Rank:
     """Whether Megatron's 1F1B holds what it received beyond a backward (:mod:`mofa.replay.memory.received_inputs`)."""
     inputs_at_end: int = 0
     """Tensors of the boundary's size that Megatron's chunks hold from a step's last backward to the next step. [-]"""
-    built: tuple[tuple[int, int], ...] = ()
+    taken_at_build: tuple[tuple[int, int], ...] = ()
     """What is taken for good while parameters are made: behind which of them, and so much. [B]"""
     moments: tuple[str, ...] = OPTIMIZERS["adamw"].moments
     """The optimizer's tensors of each weight beside its main copy, by name."""

@@ -9,7 +9,7 @@ from functools import partial
 from mofa.blocks.frameworks.megatron.persistent import buffers_at_first_use
 from mofa.cost.allocations.allocation_trace import gather_embedding_ahead, hold_head_gradient_for_embedding, trace_block
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.host_lead import block_paces, device_per_host, pace_of_fastest_peer
+from mofa.cost.allocations.host_lead import block_paces, device_over_host_time, pace_of_fastest_peer
 from mofa.cost.allocations.initialization import rotary_table_bytes
 from mofa.cost.allocations.parameter_tensors import Module, params_of
 from mofa.cost.allocations.sequential_experts import unroll_experts
@@ -69,7 +69,7 @@ def tokens_over_mean_by_rank(estimator: Estimator, r: int) -> tuple[float, ...]:
     if known is None:
         return ()
     routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
-    places = [routed.index(layer) for layer in estimator.rank_specs[r].layers if model.is_moe_layer(layer)]
+    places = [routed.index(layer) for layer in estimator.rank_specs[r].layer_numbers if model.is_moe_layer(layer)]
     return tuple(known[places].mean(axis=0).tolist()) if places else ()
 
 
@@ -103,9 +103,9 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
             block,
             autocast=part.mode.precision == "autocast",
             weight_first=by_autograd,
-            sums_apart=no_sums_in_place,
+            sums_out_of_place=no_sums_in_place,
             pipelined=pipelined,
-            puts_off=defers,
+            split_backward=defers,
             replicated=fw.shards_params and fw.dp_replicate > 1,
             persistent=buffers_at_first_use(ctx, block.name, block.forward.ops) if fw.library else None,
         )
@@ -145,7 +145,7 @@ def _rank(
     keeps_received = inputs.throughout > 0 and place.vpp == 1
     held_throughout = 0 if keeps_received else inputs.throughout
     # where weights' gradients are put off, or collectives' memory comes back late, two steps are played
-    defers, routers = spec.schedule.defers_weight_gradients, routed.routers(spec.layers, emptiest)
+    defers, routers = spec.schedule.defers_weight_gradients, routed.routers(spec.layer_numbers, emptiest)
     drift = RoutingDrift(routers, moving) if routers is not None and not (defers or ds) else None
     return Rank(
         weights=weights, chunks=chunks, computations=spec.computations,
@@ -154,8 +154,9 @@ def _rank(
         first_chunks=frozenset(c for c, chunk in enumerate(spec.chunks) if chunk.position == 0),
         boundary_bytes=boundary, rotations=rotary_table_bytes(rows),
         lazy_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
-        built=buffers_taken_at_build(fw, spec, weights), keeps_received=keeps_received, inputs_at_end=inputs.at_end,
-        grads_always=gradients.has_flat_buffers, flat_buffers=flat_buffers(fw, spec, params, weights),
+        taken_at_build=buffers_taken_at_build(fw, spec, weights), keeps_received=keeps_received,
+        inputs_at_end=inputs.at_end, grads_always=gradients.has_flat_buffers,
+        flat_buffers=flat_buffers(fw, spec, params, weights),
         preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers,
         round_length=place.pp * place.vpp, tied=gradients.ties_ends, stored_bytes=rows.costs.context.stored,
         gathered_params=_gathered_params(spec, chunks) if gradients.gathers_whole else None,
@@ -164,7 +165,7 @@ def _rank(
         norms_gradients=place.tensor_ranks == 1 or fw.norms_gradients,
         optimizer_rank=min(fw.optimizer_rank, place.dense_ranks - 1),
         output_stays=spec.schedule.keeps_last_output,
-        device_per_host=device_per_host([cost for cost in costs if cost is not None]),
+        device_over_host_time=device_over_host_time([cost for cost in costs if cost is not None]),
         buckets=ddp_buckets(
             [[p.trace for p in c] for c in chunks], int(spec.buffers.copies_bytes), gradients.bytes_in_bucket,
             tied=gradients.ties_ends,
@@ -182,7 +183,7 @@ def _chunks(
     rows: Rows, spec: RankSpec, traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool
 ) -> tuple[tuple[tuple[RankBlock, ...], ...], _Moves]:  # fmt: skip
     """The blocks of a rank's chunks with their traces, and what moves of them."""
-    trace_of = routed.of_rank(spec.layers, emptiest)
+    trace_of = routed.of_rank(spec.layer_numbers, emptiest)
 
     def trace(block: BlockSpec) -> BlockTrace:
         if block.role == "layer":

@@ -192,7 +192,8 @@ def block_program(trace: BlockTrace) -> BlockProgram:
         left, above = left - needed, trace.freed_above_last_weight()
         inputs = slots.instructions(op_traces, left, frozenset())
         weights, of_last = (
-            slots.instructions(trace.backward_by_weights(last=last), None, frozenset()) for last in (False, True)
+            slots.instructions(trace.backward_by_weights(no_weight_at_end=last), None, frozenset())
+            for last in (False, True)
         )
     dry = slots.instructions(trace.dry, None, frozenset())
 

@@ -57,7 +57,7 @@ class PipelineRank(Protocol):
     def wait_until(self, time: float, cause: str) -> None:
         """Compute nothing until then."""
 
-    def exchanged(self) -> None:
+    def end_awaited_exchange(self) -> None:
         """An exchange that the rank waited for is over."""
 
 
@@ -203,7 +203,12 @@ def _advancing(
 
     def advance(r: int) -> None:
         player, items = players[r], wiring.ranks[r]
-        compute, wait_until, is_ready, exchanged = player.compute, player.wait_until, player.ready, player.exchanged
+        compute, wait_until, is_ready, end_awaited_exchange = (
+            player.compute,
+            player.wait_until,
+            player.ready,
+            player.end_awaited_exchange,
+        )
         i, beside = position[r], launched_beside[r]
         for i in range(i, len(items)):  # noqa: B020
             action, n, blocking, cause = items[i]
@@ -225,7 +230,7 @@ def _advancing(
                     waited[n] = True
                     break
                 wait_until(at_end, cause)
-                exchanged()
+                end_awaited_exchange()
             else:
                 beside += 1
             launched[r] = False
@@ -259,7 +264,7 @@ class _FixedTimes:
             self.idle["fill" if not self.spans else cause] += time - self.now
             self.now = time
 
-    def exchanged(self) -> None:
+    def end_awaited_exchange(self) -> None:
         """There is no host to wait."""
 
 

@@ -186,7 +186,7 @@ class RankTimeline:
             clock.gaps.append((now, time))
             clock.compute = time
 
-    def exchanged(self) -> None:
+    def end_awaited_exchange(self) -> None:
         if self.plan.host_waits:
             self.clock.synchronise(self.ahead_s)
 
@@ -215,7 +215,7 @@ class RankTimeline:
         once = self.added.once.get(action)
         watched = (self.rank, action.micro_batch) in self.plan.watched
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
-            self.look_back()
+            self.restore_work_left_by_last()
         state = self.clock.relative_state(played_kind.longest if once is None else np.inf)
         ahead = self.clock.host - before
         if once is not None or watched or self.plan.cache is None:
@@ -305,7 +305,7 @@ class RankTimeline:
         if gaps or clock.gaps:
             clock.gaps = [(now + begin, now + end) for begin, end in gaps]
 
-    def look_back(self) -> None:
+    def restore_work_left_by_last(self) -> None:
         """What the last computation left that is over as well: for what may have been launched long ago."""
         left, now = self.last
         since = [gap for gap in self.clock.gaps if gap[1] > now]

@@ -157,7 +157,7 @@ def _finish(
     ends, tails = [], []
     for player in players:
         clock = player.clock
-        player.look_back()
+        player.restore_work_left_by_last()
         clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
         clock.play_steps(player.added.end)
         clock.drain(DP)

@@ -139,10 +139,12 @@ def balance_step(
             loads, table = RoutingLoads({}, {}, {ep: given}), replace(row, balancing=np.array([1]))
         else:
             loads, table = RoutingLoads({ep: ratio[scheme]}, {ep: memory_ratios["plain"]}), row
-        return Candidate(workload, cluster, framework, table, loads, "causal").in_closed_form(banded=False)
+        return Candidate(workload, cluster, framework, table, loads, "causal").plan_in_closed_form(banded=False)
 
     before, after, adaptive = step("plain"), step("micro_moe"), step("micro_moe_adaptive")
-    balanced = Candidate(workload, cluster, framework, row, RoutingLoads({}, {}), "causal").in_closed_form(banded=False)
+    balanced = Candidate(workload, cluster, framework, row, RoutingLoads({}, {}), "causal").plan_in_closed_form(
+        banded=False
+    )
     migration_s, gained_s = _migration_s(cluster, workload, setup, played, spec), after.step_s - adaptive.step_s
     result = StepBalance(
         strategy=strategy, before_s=before.step_s, after_s=after.step_s,

@@ -167,7 +167,7 @@ def _cost(
     load = {ep: ratio}
     estimator = Estimator(workload, cluster, framework, table, RoutingLoads(load, load))
     blocks = [estimator.parts[0].costs.blocks[mode] for mode in modes]
-    costed = estimator.rows(detail=True)
+    costed = estimator.breakdown(detail=True)
     assert costed.detail is not None
 
     def grid(pick: str) -> FloatA:

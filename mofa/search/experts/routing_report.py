@@ -11,7 +11,7 @@ from mofa.routing.capacity import drop_to_capacity, rerun_fraction
 from mofa.routing.counts import moe_layers
 from mofa.routing.fitting import fit_distributions
 from mofa.routing.rank_load import expert_shares
-from mofa.routing.statistics import QUANTILES, expert_loads_over_mean, rank_loads_over_mean, statistics
+from mofa.routing.statistics import QUANTILES, expert_loads_over_mean, load_statistics, rank_loads_over_mean
 from mofa.specs.base import Spec
 from mofa.specs.workload import WorkloadSpec
 
@@ -112,8 +112,8 @@ def describe_routing(workload: WorkloadSpec, ep: int, iterations: int | None = N
     )  # fmt: skip
 
 
-def _rows(ratios: NDArray[np.float64], by: str) -> tuple[GroupStatistics, ...]:
-    s = statistics(ratios, by)
+def _rows(ratios: NDArray[np.float64], group_by: str) -> tuple[GroupStatistics, ...]:
+    s = load_statistics(ratios, group_by)
     return tuple(
         GroupStatistics(
             group=int(s.group[i]), max_over_mean=float(s.max_over_mean[i]), largest=float(s.largest[i]),

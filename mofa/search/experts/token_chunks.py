@@ -233,7 +233,7 @@ def _costed(
     memory, stages, seconds = [], [], []
     for ratio in grid:
         load = {spec.ep: float(ratio)}
-        costed = Estimator(workload, cluster, framework, row, RoutingLoads(load, load)).rows(detail=True)
+        costed = Estimator(workload, cluster, framework, row, RoutingLoads(load, load)).breakdown(detail=True)
         assert costed.detail is not None
         memory.append(costed.detail.device_bytes[0])
         stages.append(costed.detail.time_s[0])

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mofa.cost.step_time.longest_paths import ComputationPath
-from mofa.search.layout_search.split_problem import ALL, FloatA, IntA, Split, SplitProblem
+from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, IntA, SplitProblem
 
 STEP_UNITS, RANK_UNITS, LIMIT_UNITS = 50_000, 4_000, 10_000
 """Units of the longest step of interest, of the heaviest rank that it allows, and of what a rank may hold: to what
@@ -28,7 +28,7 @@ which take turns; or the longest known path."""
 class ProgramSolution:
     """A split, its aim's value as the program knows it, and a lower bound of that. [s]"""
 
-    split: Split
+    split: ChunkLayers
     value_s: float
     bound_s: float
 
@@ -195,7 +195,7 @@ class LayoutProgram:
         if known is not None:
             return known
         problem, model = self.problem, self.model
-        unit_s = problem.heaviest_rank_s(problem.even_split()) / RANK_UNITS
+        unit_s = problem.heaviest_rank_micro_batch_s(problem.even_split()) / RANK_UNITS
         rank, number = problem.chunk_places
         chunk_s, layer_s, prediction_s = (
             of[: problem.pipeline.num_computations].sum(axis=0)
@@ -228,7 +228,7 @@ class LayoutProgram:
         variable, unit_s = self._aim(aim)
         self.model.add(variable <= round(value_s / unit_s))
 
-    def forbid_rank_contents(self, rank: int, split: Split) -> None:
+    def forbid_rank_contents(self, rank: int, split: ChunkLayers) -> None:
         """Forbid that a rank has all that it has in a split, and maybe more."""
         problem = self.problem
         less = []
@@ -244,7 +244,7 @@ class LayoutProgram:
                 less.append(~self._has_predictions[p])
         self.model.add_bool_or(less)
 
-    def exclude(self, split: Split) -> None:
+    def exclude(self, split: ChunkLayers) -> None:
         """Leave a split out, whose step is known."""
         model, differs = self.model, [~self._has_predictions[split.prediction_chunk]]
         places = [*zip(self._begins[1:-1], np.cumsum(split.layers[:-1]).tolist(), strict=True)]
@@ -256,7 +256,7 @@ class LayoutProgram:
             differs.append(other)
         model.add_bool_or(differs)
 
-    def solve(self, aim: Aim, hint: Split, seed: int, work: float) -> tuple[ProgramSolution | None, float]:
+    def solve(self, aim: Aim, hint: ChunkLayers, seed: int, work: float) -> tuple[ProgramSolution | None, float]:
         """A split that an aim is shortest for, None where none was found, and the work that it took.
 
         Parameters
@@ -285,6 +285,6 @@ class LayoutProgram:
         places = [solver.value(begin) for begin in self._begins]
         recomputed = self.problem.most_recomputed if self._recomputed is None else solver.value(self._recomputed)
         chunk = next(p for p, there in self._has_predictions.items() if solver.value(there))
-        split = Split(tuple(np.diff(places).tolist()), chunk, int(recomputed))
+        split = ChunkLayers(tuple(np.diff(places).tolist()), chunk, int(recomputed))
         value, bound = solver.objective_value * unit_s, solver.best_objective_bound * unit_s
         return ProgramSolution(split, float(value), float(bound)), spent

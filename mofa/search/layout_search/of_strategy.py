@@ -18,18 +18,18 @@ from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.cost.step_time.micro_batch import MicroBatchPasses, hand_over_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds
-from mofa.search.layout_search.split_problem import FloatA, IntA, ScheduleClock, Split, SplitProblem
+from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, ScheduleClock, SplitProblem
 from mofa.specs.params import layer_params, mtp_params
 
 MORE_RECOMPUTED = 2
 """Layers above those of an even chunk that may be recomputed of every chunk. [-]"""
 
 
-def split_of_strategy(estimator: Estimator) -> Split:
+def split_of_strategy(estimator: Estimator) -> ChunkLayers:
     """The split that a strategy has: the table's only row."""
     layout, row = estimator.stages().split.layout, estimator.composed_row
     recomputed = int(row.table.recompute_layers[0]) if _recomputes_whole(row) else 0
-    return Split(layout.layers_by_chunk, layout.prediction_chunk, recomputed)
+    return ChunkLayers(layout.layers_by_chunk, layout.prediction_chunk, recomputed)
 
 
 def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: bool = False) -> SplitProblem | None:
@@ -98,7 +98,7 @@ def _pipeline(rows: Rows) -> ScheduleClock:
     return LongestPaths(rows.schedule, runtime, stages.pp, stages.vpp, m, float(hop_seconds(rows)[0]), slowdown)
 
 
-def _seconds(rows: Rows, split: Split, counts: IntA, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA, FloatA]:
+def _seconds(rows: Rows, split: ChunkLayers, counts: IntA, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA, FloatA]:
     """What a layer takes on each chunk by kind of computation, what predictions do, and what a chunk does besides.
 
     A chunk between the ends is like others, whatever it holds: what it does besides is the mean of these.
@@ -172,9 +172,9 @@ def _layer_seconds(rows: Rows, layers: LayerArrays, each: MicroBatchPasses) -> F
     return np.stack([forward_s, backward_s, both_s])
 
 
-def _of_row(rows: Rows, grid: FloatA) -> FloatA:
+def _of_row(rows: Rows, by_mode: FloatA) -> FloatA:
     """A quantity of layers that are not recomputed whole and of those that are, of the only row. (kinds, 2)"""
-    return np.stack([of[0] for of in rows.gather(grid)], axis=-1)
+    return np.stack([of[0] for of in rows.of_base_and_full(by_mode)], axis=-1)
 
 
 def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:

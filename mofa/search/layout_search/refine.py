@@ -15,7 +15,7 @@ from mofa.plan.result import Plan
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.layout_search.of_strategy import split_of_strategy, split_problem
 from mofa.search.layout_search.shortest_split import WORK, shortest_split
-from mofa.search.layout_search.split_problem import FloatA, Split
+from mofa.search.layout_search.split_problem import ChunkLayers, FloatA
 from mofa.search.one_strategy import strategy_row
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.search_result import Search
@@ -204,19 +204,19 @@ def _refined(
     own = own or _costed(candidate, replay)
     assert own.layout is not None
     start, framework = split_of_strategy(estimator), candidate.job[2].name
-    known: dict[Split, Candidate] = {start: candidate}
+    known: dict[ChunkLayers, Candidate] = {start: candidate}
 
-    def with_layout(split: Split) -> Candidate:
+    def with_layout(split: ChunkLayers) -> Candidate:
         if split not in known:
             known[split] = candidate.with_layout(split.layout(problem.num_predictions).text, _layers(candidate, split))
         return known[split]
 
-    def over_bytes(split: Split) -> FloatA:
+    def over_bytes(split: ChunkLayers) -> FloatA:
         layout = split.layout(problem.num_predictions).text
         changed = estimator if split == start else estimator.with_layout(layout, _layers(candidate, split))
         return np.array(changed.stage_device_bytes()) - limit_bytes
 
-    def closed_s(split: Split) -> float:
+    def closed_s(split: ChunkLayers) -> float:
         return float(with_layout(split).estimator.component_seconds(every_stage=True)[0].sum())
 
     result = shortest_split(problem, start, over_bytes=over_bytes, work=work)
@@ -254,10 +254,10 @@ def _seconds_of_play(candidate: Candidate) -> float:
 
 
 def _costed(candidate: Candidate, replay: bool) -> Plan:
-    return candidate.plan(replay=True, explain=False) if replay else candidate.in_closed_form()
+    return candidate.plan(replay=True, explain=False) if replay else candidate.plan_in_closed_form()
 
 
-def _layers(candidate: Candidate, split: Split) -> int:
+def _layers(candidate: Candidate, split: ChunkLayers) -> int:
     """The number of recomputed layers of a strategy with a split, as its table says it."""
     own = int(candidate.job[3].recompute_layers[0])
     return own if own < 0 else split.recomputed

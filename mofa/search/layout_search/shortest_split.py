@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mofa.search.layout_search.layout_program import LayoutProgram
-from mofa.search.layout_search.split_problem import ALL, FloatA, Split, SplitProblem
+from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, SplitProblem
 
 TURNS = 40
 """Programs of the step that are solved at most. [-]"""
@@ -25,7 +25,7 @@ TURN_WORK = 0.05
 """The most of it for one program. [s]"""
 LINEAR_IS_OFF = 0.02
 """By how much memory that is linear in layers may be too high, as a share. [-]"""
-OverBytes = Callable[[Split], FloatA]
+OverBytes = Callable[[ChunkLayers], FloatA]
 """By how much each rank of a split passes its memory; negative where it fits. (pp,) [B]"""
 
 
@@ -36,7 +36,7 @@ class ShortestSplit:
     ``steps_s`` are the pipelines' own: computations and hand-overs. [s]
     """
 
-    splits: tuple[Split, ...]
+    splits: tuple[ChunkLayers, ...]
     steps_s: tuple[float, ...]
     bound_s: float
     work: float = field(compare=False)
@@ -51,15 +51,15 @@ class ShortestSplit:
 class _Search:
     """What is known of the splits of a problem, and what the solver has spent."""
 
-    def __init__(self, problem: SplitProblem, start: Split, over: OverBytes, over_limit: float) -> None:
+    def __init__(self, problem: SplitProblem, start: ChunkLayers, over: OverBytes, over_limit: float) -> None:
         self.problem, self.start, self.over, self.over_limit = problem, start, over, over_limit
-        self.steps_s: dict[Split, float] = {}
+        self.steps_s: dict[ChunkLayers, float] = {}
         """Of splits that fit; infinite of others. [s]"""
-        self.refused: list[tuple[int, Split]] = []
+        self.refused: list[tuple[int, ChunkLayers]] = []
         """Ranks that do not fit, and with which splits."""
         self.bound_s, self.spent = 0.0, 0.0
 
-    def learn(self, split: Split, program: LayoutProgram | None = None) -> bool:
+    def learn(self, split: ChunkLayers, program: LayoutProgram | None = None) -> bool:
         """Find out whether a split fits and what its step is; whether it was new."""
         if split in self.steps_s:
             return False
@@ -72,7 +72,7 @@ class _Search:
         return True
 
     @property
-    def best(self) -> Split:
+    def best(self) -> ChunkLayers:
         """The split with the shortest step that fits; where none does, the one to begin with."""
         best = min(self.steps_s, key=lambda split: (self.steps_s[split], split.layers))
         return best if self.steps_s[best] < math.inf else self.start
@@ -120,7 +120,7 @@ class _Search:
                 if self.learn(split, program):
                     self._teach(program, split)
 
-    def _teach(self, program: LayoutProgram, split: Split) -> None:
+    def _teach(self, program: LayoutProgram, split: ChunkLayers) -> None:
         """Let a program know the longest paths of a split, and leave that out from now on."""
         for path in self.problem.pipeline.paths(self.problem.seconds([split])[0]):
             program.add_path(path)
@@ -128,7 +128,7 @@ class _Search:
 
 
 def shortest_split(
-    problem: SplitProblem, start: Split, *, over_bytes: OverBytes | None = None, work: float = WORK, seed: int = 0
+    problem: SplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK, seed: int = 0
 ) -> ShortestSplit:
     """Search for the split with the shortest step.
 
@@ -161,7 +161,7 @@ def shortest_split(
     )
 
 
-def local_search(problem: SplitProblem, split: Split) -> Split:
+def local_search(problem: SplitProblem, split: ChunkLayers) -> ChunkLayers:
     """The split that moves of one layer lead to, each the one after which the step is shortest.
 
     Those that do not fit by memory that is linear in layers are not tried.
@@ -178,7 +178,7 @@ def local_search(problem: SplitProblem, split: Split) -> Split:
         split, step_s = moved[best], float(steps_s[best])
 
 
-def neighbours(problem: SplitProblem, split: Split) -> list[Split]:
+def neighbours(problem: SplitProblem, split: ChunkLayers) -> list[ChunkLayers]:
     """Splits with one layer on another chunk, predictions on another chunk, or one more or fewer recomputed layer."""
     out = []
     filled = [p for p, layers in enumerate(split.layers) if layers]
@@ -193,7 +193,7 @@ def neighbours(problem: SplitProblem, split: Split) -> list[Split]:
                 moved[source] -= 1
                 moved[target] += 1
                 chunk = max(split.prediction_chunk, last, target) if problem.num_predictions else split.prediction_chunk
-                out.append(Split(tuple(moved), chunk, split.recomputed))
+                out.append(ChunkLayers(tuple(moved), chunk, split.recomputed))
     if problem.num_predictions:
         chunks = range(max(filled[-1], problem.first_prediction_chunk), problem.num_chunks)
         out += [replace(split, prediction_chunk=p) for p in chunks if p != split.prediction_chunk]

@@ -40,7 +40,7 @@ class ScheduleClock(Protocol):
 
 
 @dataclass(frozen=True)
-class Split:
+class ChunkLayers:
     """Layers of each chunk along the model, the chunk with the multi-token-prediction layers, recomputed layers.
 
     ``recomputed`` first layers of every chunk are recomputed whole; all of them where it is :data:`ALL`.
@@ -55,7 +55,7 @@ class Split:
 
         Examples
         --------
-        >>> Split((2, 1, 0), 1).layout(1).text
+        >>> ChunkLayers((2, 1, 0), 1).layout(1).text
         'Ett|tm|L'
         """
         chunks = ["t" * layers for layers in self.layers]
@@ -155,7 +155,7 @@ class SplitProblem:
             seen[rank] = number[-1] + 1
         return np.array(self.ranks, dtype=np.int64), np.array(number, dtype=np.int64)
 
-    def layer_counts(self, splits: Sequence[Split]) -> IntA:
+    def layer_counts(self, splits: Sequence[ChunkLayers]) -> IntA:
         """Layers of each kind on each chunk, not recomputed whole and recomputed whole. (n, P, K, 2)"""
         ends = np.zeros((len(splits), self.num_chunks + 1), dtype=np.int64)
         ends[:, 1:] = np.cumsum([split.layers for split in splits], axis=1)
@@ -165,7 +165,7 @@ class SplitProblem:
         at_start, at_until, at_end = (self.kind_prefix_counts.T[place] for place in (start, until, end))
         return np.stack([at_end - at_until, at_until - at_start], axis=3)
 
-    def seconds(self, splits: Sequence[Split]) -> FloatA:
+    def seconds(self, splits: Sequence[ChunkLayers]) -> FloatA:
         """What each kind of computation of a micro-batch takes on each chunk of each rank. (n, C, pp, vpp) [s]"""
         of_chunks = self.chunk_s + np.einsum("cpkm,npkm->ncp", self.layer_s, self.layer_counts(splits))
         which, chunk = np.arange(len(splits)), np.array([split.prediction_chunk for split in splits])
@@ -175,16 +175,16 @@ class SplitProblem:
         out[:, :, rank, number] = of_chunks
         return out
 
-    def steps_s(self, splits: Sequence[Split]) -> FloatA:
+    def steps_s(self, splits: Sequence[ChunkLayers]) -> FloatA:
         """The pipeline's computations and hand-overs. (n,) [s]"""
         steps_s: FloatA = self.pipeline.steps_s(self.seconds(splits))
         return steps_s
 
-    def step_s(self, split: Split) -> float:
+    def step_s(self, split: ChunkLayers) -> float:
         """The same of one split. [s]"""
         return float(self.steps_s([split])[0])
 
-    def bytes_by_rank(self, splits: Sequence[Split]) -> FloatA:
+    def bytes_by_rank(self, splits: Sequence[ChunkLayers]) -> FloatA:
         """Memory of each rank. (n, pp) [B]"""
         of_chunks = np.einsum("pkm,npkm->np", self.layer_bytes, self.layer_counts(splits))
         chunk = np.array([split.prediction_chunk for split in splits])
@@ -200,18 +200,18 @@ class SplitProblem:
         """The chunks of a rank."""
         return [p for p, of in enumerate(self.ranks) if of == rank]
 
-    def heaviest_rank_s(self, split: Split) -> float:
+    def heaviest_rank_micro_batch_s(self, split: ChunkLayers) -> float:
         """Forward and backward of one micro-batch on the heaviest rank. [s]"""
         return float(self.seconds([split])[0, : self.pipeline.num_computations].sum(axis=(0, 2)).max())
 
-    def fitting(self, splits: Sequence[Split]) -> list[Split]:
+    def fitting(self, splits: Sequence[ChunkLayers]) -> list[ChunkLayers]:
         """Splits in which every rank holds something, and its memory, linear in its layers, is within the limit."""
         if not splits:
             return []
         fit = self._fill_ranks(splits) & np.all(self.bytes_by_rank(splits) <= self.limit_bytes, axis=1)
         return list(compress(splits, fit.tolist()))
 
-    def _fill_ranks(self, splits: Sequence[Split]) -> NDArray[np.bool_]:
+    def _fill_ranks(self, splits: Sequence[ChunkLayers]) -> NDArray[np.bool_]:
         """Whether every rank holds a layer, predictions or an end of the model. (n,)"""
         modules = np.array([split.layers for split in splits], dtype=float) @ self._is_on_rank
         modules[:, [self.ranks[0], self.ranks[-1]]] += 1.0
@@ -223,20 +223,20 @@ class SplitProblem:
         """Whether a rank has the embedding or the head."""
         return rank in (self.ranks[0], self.ranks[-1])
 
-    def even_split(self) -> Split:
+    def even_split(self) -> ChunkLayers:
         """As many layers on each chunk as on others, or one more on the first ones."""
         base, more = divmod(self.num_layers - sum(self.least_layers), self.num_chunks)
         layers = tuple(least + base + (p < more) for p, least in enumerate(self.least_layers))
-        return Split(layers, self.num_chunks - 1, self.most_recomputed)
+        return ChunkLayers(layers, self.num_chunks - 1, self.most_recomputed)
 
-    def splits(self) -> list[Split]:
+    def splits(self) -> list[ChunkLayers]:
         """All splits in which every rank holds something, to check a search on small problems."""
         out = []
         for layers in _compositions(self.num_layers, self.least_layers):
             last = max((p for p, number in enumerate(layers) if number), default=0)
             first = max(last, self.first_prediction_chunk) if self.num_predictions else self.num_chunks - 1
             numbers = range(self.least_recomputed, self.most_recomputed + 1)
-            out += [Split(layers, p, n) for p in range(first, self.num_chunks) for n in numbers]
+            out += [ChunkLayers(layers, p, n) for p in range(first, self.num_chunks) for n in numbers]
         return list(compress(out, self._fill_ranks(out).tolist()))
 
 

@@ -170,12 +170,12 @@ def _recompute(job: Job, t: StrategyTable) -> FloatN:
     chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
     chunk = np.where(has_own_split(t), chunk, job.workload.model.num_layers)
     none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
-    again = _puts_off(t) & np.array([_once_only(job, spec) for spec in t.recompute_modes])[t.recompute]
+    again = _defers_weight_gradients(t) & np.array([_once_only(job, spec) for spec in t.recompute_modes])[t.recompute]
     numbered = bad_numbered[t.recompute] & (t.recompute_layers >= 0)
     return np.asarray(bad[t.recompute] | numbered | (t.recompute_layers > chunk) | none | again, dtype=float)
 
 
-def _puts_off(t: StrategyTable) -> BoolN:
+def _defers_weight_gradients(t: StrategyTable) -> BoolN:
     """Where the schedule defers weight gradients.
 
     PyTorch then differentiates a block once for its input and once more for each weight
@@ -196,7 +196,7 @@ def _recompute_message(job: Job, t: StrategyTable) -> str:
     spec = t.recompute_modes[int(t.recompute[0])]
     if (why := _unsupported(job, spec.of_layers(int(t.recompute_layers[0])))) is not None:
         return why
-    if _puts_off(t)[0] and _once_only(job, spec):
+    if _defers_weight_gradients(t)[0] and _once_only(job, spec):
         schedule = SCHEDULE_NAMES[int(t.schedule[0])]
         if spec.kind == "ops":
             return (

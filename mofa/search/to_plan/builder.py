@@ -30,8 +30,8 @@ from mofa.search.to_plan.notes import alignment_note, balancing_note, copies_not
 from mofa.search.to_plan.replayed_memory import (
     RankRange,
     emptiest_and_fullest,
+    memory_with_replayed_stages,
     ranks_of_stage,
-    replayed_memory,
     replayed_stage,
 )
 from mofa.search.to_plan.replayed_time import DUST, stage_times
@@ -117,7 +117,7 @@ class Candidate:
     @cached_property
     def costed(self) -> Breakdown:
         """Its row, in closed form."""
-        return self.estimator.rows(detail=True)
+        return self.estimator.breakdown(detail=True)
 
     @cached_property
     def closed_form_row(self) -> Breakdown:
@@ -190,7 +190,7 @@ class Candidate:
         """The replayed memory of a rank, also over the time of a step where its computations' ``spans`` are given."""
         from mofa.replay.memory_curve import memory_curve
 
-        curve = memory_curve(self.replayer.rank(r).journal, spans) if spans else None
+        curve = memory_curve(self.replayer.rank_memory(r).journal, spans) if spans else None
         return replayed_stage(self.closed_form_memory.by_stage[r], self.replayer, curve)
 
     @cached_property
@@ -202,7 +202,7 @@ class Candidate:
         """The plan with replayed time and memory in closed form, without a band."""
         return self._plan(self.time, self.closed_form_memory, banded=False)
 
-    def in_closed_form(self, *, banded: bool = True) -> Plan:
+    def plan_in_closed_form(self, *, banded: bool = True) -> Plan:
         """The plan without any replay; its band costs two more estimates."""
         return self._plan(
             None,
@@ -215,11 +215,11 @@ class Candidate:
     ) -> Plan:
         """The plan by replay of the fullest rank; with ``explain`` of every rank, and with memory ``over_time``."""
         if not replay:
-            return self.in_closed_form()
+            return self.plan_in_closed_form()
         closed = self.closed_form_memory
         if not explain:
             self.lacking_bytes()
-            return self._plan(self.time, replayed_memory(closed, map(self.stage, self.replayer.played)))
+            return self._plan(self.time, memory_with_replayed_stages(closed, map(self.stage, self.replayer.played)))
         spans = self.replayer.time.spans
         self.time = replace(self.replayer.time, spans=())
         workers = workers_for([self], workers)
@@ -227,7 +227,7 @@ class Candidate:
         ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played, r))
         tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
         stages = workers.map(_stage, tasks, local=lambda task: self.stage(*task[1:]))
-        return self._plan(self.time, replayed_memory(closed, stages))
+        return self._plan(self.time, memory_with_replayed_stages(closed, stages))
 
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
         """The step in closed form on a cluster with another host. [s]"""

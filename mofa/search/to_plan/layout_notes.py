@@ -24,7 +24,7 @@ def layout_notes(stages: Stages, model: ModelSpec, framework: FrameworkSpec) -> 
         chunks = f"pp {stages.pp}" + (f" x vpp {stages.vpp}" if stages.vpp > 1 else "")
         needs = f" and needs a layout: {layout.launch}" if layout.launch else ", and no option says another split"
         notes.append(f"{framework.name} refuses {model.num_layers} layers over {chunks}{needs}")
-    if model.num_mtp_layers and stages.prediction_stage != stages.head_stage:
+    if model.num_mtp_layers and stages.rank_with_predictions != stages.rank_with_head:
         notes.append(
             "layout: what the multi-token-prediction layers hand on is counted as one residual stream, not "
             f"{1 + model.num_mtp_layers}, and shapes that are sent beside it are not"

@@ -33,7 +33,7 @@ class RankRange(NamedTuple):
 
 def replayed_stage(closed: StageMemory, replayer: Replayer, curve: MemoryOverTime | None = None) -> StageMemory:
     """The replayed memory of a pipeline rank, with its curve over time where given."""
-    rank = replayer.rank(closed.stage)
+    rank = replayer.rank_memory(closed.stage)
     parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
     parts["allocator_slack"] = float(rank.peak_reserved - rank.allocated)
     parts["cuda_context"] = replayer.context_bytes
@@ -96,7 +96,7 @@ def ranks_of_stage(stage: int, detail: StageDetail, span: RankRange) -> StageRan
     return None if few.allocated_bytes == many.allocated_bytes else StageRanks(emptiest=few, fullest=many)
 
 
-def replayed_memory(closed: Memory, played: Iterable[StageMemory]) -> Memory:
+def memory_with_replayed_stages(closed: Memory, played: Iterable[StageMemory]) -> Memory:
     """The memory of a plan, with replayed ranks in place of their closed form."""
     known = {stage.stage: stage for stage in played}
     stages = [known.get(stage.stage, stage) for stage in closed.by_stage]

@@ -59,7 +59,7 @@ def test_backward_begins_with_the_last_expert(layer: BlockTrace) -> None:
 def test_reserved_memory_is_as_measured() -> None:
     """One block for all four experts' rows made it 3.5 % too much."""
     run = load(RUN)
-    assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=0.005)
+    assert Replayer(run.estimator).rank_memory(0).peak_reserved == pytest.approx(run.reserved, rel=0.005)
 
 
 def test_gradients_of_slices_are_added_to_the_first() -> None:

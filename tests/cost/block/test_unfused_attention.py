@@ -39,4 +39,4 @@ def test_each_kernel_of_the_softmax_takes_its_own_rate() -> None:
 def test_steps_with_unfused_attention(name: str) -> None:
     """Of the fitting half; 2 to 3.7 % too fast where all kernels take one rate."""
     measured = read_record(MEASURED / f"{name}.yaml").measured.step_time_s
-    assert float(load(name).estimator.rows().step_s[0]) == pytest.approx(measured, rel=0.015)
+    assert float(load(name).estimator.breakdown().step_s[0]) == pytest.approx(measured, rel=0.015)

@@ -45,7 +45,7 @@ def estimator(
 
 
 def step_s(**given: Any) -> float:
-    return float(estimator(**given).rows().step_s[0])
+    return float(estimator(**given).breakdown().step_s[0])
 
 
 def unseen(**given: Any) -> float:

@@ -74,10 +74,10 @@ def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_n
     n = expected_loads(mixed)
     assert share == pytest.approx(1.0 - np.exp(-n))
     assert 0.2 < share < 0.6
-    step, drained = float(mixed.rows().step_s[0]), float(mixed.without_host_lead.rows().step_s[0])
+    step, drained = float(mixed.breakdown().step_s[0]), float(mixed.without_host_lead.breakdown().step_s[0])
     assert not mixed.without_host_lead.drains.any()
     mixed.drains = np.zeros(1)
-    kept = float(mixed.rows().step_s[0])
+    kept = float(mixed.breakdown().step_s[0])
     assert drained > 1.1 * kept
     assert step == pytest.approx((1.0 - share) * kept + share * drained)
     mixed.drains = np.array([share])

@@ -35,13 +35,13 @@ def test_a_device_that_waits_half_of_the_time_computes_at_full_clock() -> None:
     alone, power = 1475 / 1980, cluster(node="h200-hgx").gpu.curves.power_limit
     assert power is not None
     assert mixed_clock([1.0], [alone]) == pytest.approx(alone)
-    assert mixed_clock([power.busy_weight(0.52)], [alone]) == 1.0
-    assert alone < mixed_clock([power.busy_weight(0.2)], [alone]) < 1.0
+    assert mixed_clock([power.mix_weight_beside_idle(0.52)], [alone]) == 1.0
+    assert alone < mixed_clock([power.mix_weight_beside_idle(0.2)], [alone]) < 1.0
 
 
 def test_draws_of_work_and_of_waiting_add_up_to_the_limit() -> None:
     power = limit(draw=0.25)
-    clock = mixed_clock([power.busy_weight(0.2)], [0.7])
+    clock = mixed_clock([power.mix_weight_beside_idle(0.2)], [0.7])
     assert 0.8 * (float(clock) / 0.7) ** 2 + 0.2 * 0.25 == pytest.approx(1.0)
 
 
@@ -74,7 +74,7 @@ def test_short_steps_with_a_large_bubble_are_met_by_the_clock_that_rest_gives_ba
     errors = []
     for rests in (False, True):
         estimator, measured_s = of(name, rests=rests)
-        played, closed = replay_time(estimator, detail=False).step_s, float(estimator.rows().step_s[0])
+        played, closed = replay_time(estimator, detail=False).step_s, float(estimator.breakdown().step_s[0])
         assert closed == pytest.approx(played, rel=0.01)
         errors.append(played / measured_s - 1.0)
     assert errors[0] > 0.03
@@ -83,10 +83,10 @@ def test_short_steps_with_a_large_bubble_are_met_by_the_clock_that_rest_gives_ba
 
 def test_rows_lie_between_a_step_without_a_wait_and_one_that_rested() -> None:
     estimator, _ = of("tt2-pp2-yi9b-12l-2k", rests=True)
-    mixed, rested = (float(one.rows().step_s[0]) for one in (estimator, estimator.with_device_waits))
-    exact = float(estimator.at_own_clock.rows().step_s[0])
+    mixed, rested = (float(one.breakdown().step_s[0]) for one in (estimator, estimator.with_device_waits))
+    exact = float(estimator.at_own_clock.breakdown().step_s[0])
     estimator.rests = False
-    plain = float(estimator.rows().step_s[0])
+    plain = float(estimator.breakdown().step_s[0])
     assert rested < mixed < plain
     assert mixed == pytest.approx(exact, rel=0.003)
 

@@ -137,23 +137,23 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
     and are when a forward does, whose micro-batch the host waits to load; in the first step too."""
     toy = _toy("zero1", 2)
     block = replace(toy.chunks[0][0].trace, reduced=frozenset({"kept"}), launches=(10.0, 10.0, 0.0))
-    rank = replace(toy, chunks=((RankBlock("block 0", block),),), device_per_host=10.0)
+    rank = replace(toy, chunks=((RankBlock("block 0", block),),), device_over_host_time=10.0)
 
     def waits(rank: Rank, step: int) -> list[int]:
         state = RankState(rank, Allocator(None))
         state.step = step
         sends = LateFrees(state)
-        sends.passed("forward", rank.chunks[0][0])
+        sends.after_block("forward", rank.chunks[0][0])
         sends.free_late(state.new(30 * MIB, off_tape_act(GRADIENTS, "toy", "test"))[0])
         counts = [len(sends.waiting)]
-        sends.begin("B")
+        sends.before_computation("B")
         counts.append(len(sends.waiting))
-        sends.begin("F")
+        sends.before_computation("F")
         return [*counts, len(sends.waiting)]
 
     assert waits(rank, 2) == waits(rank, 1) == [1, 1, 0]
     assert waits(replace(rank, launch_blocking=True), 2) == [0, 0, 0]
-    assert waits(replace(rank, device_per_host=0.9), 2) == [0, 0, 0]
+    assert waits(replace(rank, device_over_host_time=0.9), 2) == [0, 0, 0]
     assert play_memory(rank).peak_reserved >= play_memory(replace(rank, launch_blocking=True)).peak_reserved
 
 

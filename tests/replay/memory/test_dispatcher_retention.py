@@ -161,8 +161,8 @@ def test_at_the_optimizers_step_all_of_it_is_there() -> None:
 def test_rows_without_anything_that_lingers_stay_as_they_are() -> None:
     """Beside one that has it in the same table: on two stages of two chunks."""
     which = ("selective", "selective:moe")
-    both = _estimator(2, 2, 8, *which, layers=8).rows().allocated_bytes
-    alone = [_estimator(2, 2, 8, one, layers=8).rows().allocated_bytes for one in which]
+    both = _estimator(2, 2, 8, *which, layers=8).breakdown().allocated_bytes
+    alone = [_estimator(2, 2, 8, one, layers=8).breakdown().allocated_bytes for one in which]
     assert both.tolist() == pytest.approx([float(one[0]) for one in alone], rel=1e-12)
 
 

@@ -49,7 +49,7 @@ def test_fp8_copies_come_in_front_of_their_product_and_are_each_layers_own() -> 
 def test_rotations_are_a_table_of_the_ranks_positions() -> None:
     """4096 positions of 128 fp32 numbers: 2 MiB."""
     found = rotary_tables(llama().parts[0].costs.context)
-    assert (float(found.table), found.built, found.of_layers) == (2.0 * MIB, (), False)
+    assert (float(found.table), found.from_start, found.of_layers) == (2.0 * MIB, (), False)
 
 
 def test_a_second_micro_batch_takes_nothing_for_good() -> None:
@@ -98,4 +98,4 @@ def test_pytorchs_workspaces_are_on_the_stage_with_the_head_alone() -> None:
 def test_a_hole_of_the_loss_is_cut_by_what_stays(name: str) -> None:
     """Taken all at once in front of the first forward, these reserved 8.0, 1.6 and 4.6 % too much."""
     run = load(name)
-    assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=0.005)
+    assert Replayer(run.estimator).rank_memory(0).peak_reserved == pytest.approx(run.reserved, rel=0.005)

@@ -38,4 +38,4 @@ def test_reserved_without_counts_is_as_measured(name: str, even: float) -> None:
     """Of even tokens it is 5 to 8 % short."""
     for balances_by, error in (("chance", 0.0), ("turn", even)):
         estimator, reserved = without_counts(name, balances_by)
-        assert Replayer(estimator).rank(0).peak_reserved / reserved - 1 == pytest.approx(error, abs=0.01)
+        assert Replayer(estimator).rank_memory(0).peak_reserved / reserved - 1 == pytest.approx(error, abs=0.01)

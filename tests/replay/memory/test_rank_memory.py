@@ -188,7 +188,7 @@ def test_a_micro_batch_leaves_but_its_receive_buffer(rank: int) -> None:
 def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
     """Until the device's queue is full each send comes back later than the one before, also where none waits just now.
     The output that the schedule has in its variable counts too, from the latest micro-batch."""
-    rank = replace(ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[0], device_per_host=1.01)
+    rank = replace(ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[0], device_over_host_time=1.01)
     state = RankState(rank, Allocator())
     sends, state.step = LateFrees(state), 2
     states = []

@@ -50,7 +50,7 @@ def test_a_block_that_was_sent_waits_for_the_device_by_hand() -> None:
         assert block.state == (WAITING if waits else FREE)
         assert not state.a.allocated
         for passed in range(1, 4):
-            sends.passed("forward", piece)
+            sends.after_block("forward", piece)
             assert block.state == (WAITING if waits and passed < 3 else FREE)
         sends.end()
 
@@ -100,7 +100,7 @@ def test_a_ring_takes_a_loss_anew(recompute: str) -> None:
     """Five layers' buffers wait over a micro-batch: what the next loss, of 4,008 MiB, would reuse they have taken from.
     A host that waits for each launch finds all of them free."""
     (rank,) = ranks_of(of("ring", recompute=recompute))
-    assert rank.device_per_host > 2.0
+    assert rank.device_over_host_time > 2.0
     late, at_once = play_memory(rank), play_memory(replace(rank, launch_blocking=True))
     assert late.allocated == at_once.allocated
     assert late.peak_reserved > at_once.peak_reserved
@@ -115,7 +115,7 @@ def test_the_closed_form_follows(batch: int, recompute: str) -> None:
     holes: by one block of the loss, of 4,008 MiB."""
     estimator = of("ring", batch, recompute=recompute)
     (reserved,) = [play_memory(rank).peak_reserved for rank in ranks_of(estimator)]
-    closed = float(estimator.rows().reserved_bytes[0])
+    closed = float(estimator.breakdown().reserved_bytes[0])
     assert abs(closed - reserved) <= 0.025 * reserved + (4008 * MIB if batch <= 2 else 0)
 
 

@@ -76,7 +76,7 @@ def test_long_steps_are_not_played_again(rank: Rank) -> None:
 def test_reserved_memory_is_as_measured() -> None:
     """Two equal steps made it 7.7 % too little: a segment more is taken by one of the later ones."""
     run = load("mc2-dp2-ep2-gptoss20b-3l-2k-skewed-again")
-    assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=0.02)
+    assert Replayer(run.estimator).rank_memory(0).peak_reserved == pytest.approx(run.reserved, rel=0.02)
 
 
 @pytest.mark.parametrize("balances_by", ["chance", "turn"])

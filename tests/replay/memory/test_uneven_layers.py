@@ -77,14 +77,14 @@ def test_layers_without_experts_stay() -> None:
 def test_layers_of_their_own_sizes_reserve_as_measured() -> None:
     """A run over two ranks of which one gets 1.41 to 1.43 of the mean, by layer: 54.9 GiB."""
     run = load("tt2-ep2-qwen30b-4l-skewed")
-    assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=0.002)
+    assert Replayer(run.estimator).rank_memory(0).peak_reserved == pytest.approx(run.reserved, rel=0.002)
 
 
 def test_the_replayer_keeps_what_reserves_most() -> None:
     rows = uneven(0.4, 1.25, 1.2, 1.15)
     one = estimator(rows)
     both = [play_memory(rank_maker(one, emptiest=way)(0)).peak_reserved for way in (False, True)]
-    assert Replayer(one).rank(0).peak_reserved == max(both)
+    assert Replayer(one).rank_memory(0).peak_reserved == max(both)
 
 
 def test_scheduled_tokens_have_no_layers_of_their_own() -> None:

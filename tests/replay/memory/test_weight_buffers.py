@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.allocations.parameter_tensors import BucketedBuffer, Param, _places, owned_fractions
+from mofa.cost.allocations.parameter_tensors import BucketedBuffer, ParameterTensor, _places, owned_fractions
 from mofa.replay.memory.fsdp_and_optimizer import weights_in_step_order
 from mofa.replay.memory.rank_memory import may_be_fullest, play_memory
 from mofa.replay.rank.description import Rank
@@ -53,7 +53,7 @@ def test_the_optimizer_steps_as_recorded(name: str, rank: int) -> None:
 
 def test_a_rank_owns_a_part_of_each_bucket() -> None:
     """Three tensors of 100 from the last to the first, 64 to a line: 0, 128 and 256; two ranks of 256 after padding."""
-    params = tuple(Param(f"w{i}", 100.0, 0) for i in range(3))
+    params = tuple(ParameterTensor(f"w{i}", 100.0, 0) for i in range(3))
     places, buckets = _places(list(params[::-1]), float("inf"), 2)
     assert places == ((0, 100), (128, 228), (256, 356))
     assert buckets == (0, 384)
@@ -73,7 +73,7 @@ def test_each_data_parallel_rank_has_another_part() -> None:
     for d, measured in enumerate(ranks):
         (rank,) = ranks_of(run.estimator, d)
         assert play_memory(rank, room=room).peak_reserved == pytest.approx(measured.peak_reserved_bytes, rel=3e-3)
-    assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=3e-3)
+    assert Replayer(run.estimator).rank_memory(0).peak_reserved == pytest.approx(run.reserved, rel=3e-3)
 
 
 def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
@@ -110,7 +110,7 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
         one = Replayer(estimator_of(job, nodes, megatron, strategy))
         one.context_bytes = capacity * share - one.communicator_bytes[14] - min(reserved)
         with mock.patch("mofa.replay.replayer.may_be_fullest", wrong):
-            assert one.rank(14).peak_reserved == found
+            assert one.rank_memory(14).peak_reserved == found
     assert min(reserved) < max(reserved) < min(reserved) + ENDS_DIFFER * capacity
 
 
@@ -120,7 +120,7 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
 def test_tensors_are_as_large_as_they_are(name: str) -> None:
     """A matrix of 12 MiB takes a segment of 12, with a norm's weight in it one of 14: reserved within 0.5 %."""
     run = load(name)
-    assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=5e-3)
+    assert Replayer(run.estimator).rank_memory(0).peak_reserved == pytest.approx(run.reserved, rel=5e-3)
 
 
 @pytest.mark.parametrize("pp", [1, 2])

@@ -149,7 +149,7 @@ def test_watching_ops_changes_nothing(case: tuple[str, str, int, str, str, int])
 def test_one_stage_is_its_micro_batches_and_the_optimizer() -> None:
     """One GPU: nothing to wait for, so the step is what the closed form adds up, but for the first op's issue."""
     case = ("llama3-8b", "h200-hgx", 1, "micro_batch=1 recompute=full", "megatron", 4)
-    played, closed = replay_time(estimator(case)), estimator(case).rows()
+    played, closed = replay_time(estimator(case)), estimator(case).breakdown()
     assert played.step_s == pytest.approx(float(closed.step_s[0]), rel=1e-3)
     for name in ("gemm", "attention", "memory_bound", "recompute", "optimizer"):
         assert played.exposed[name] == pytest.approx(float(closed.exposed_s[TIME_COMPONENTS.index(name), 0]), rel=1e-9)

@@ -10,7 +10,7 @@ from mofa.cost.estimate import Estimator
 from mofa.schedules import SCHEDULES
 from mofa.search.layout_search.of_strategy import split_of_strategy, split_problem
 from mofa.search.layout_search.shortest_split import shortest_split
-from mofa.search.layout_search.split_problem import Split
+from mofa.search.layout_search.split_problem import ChunkLayers
 from mofa.search.strategy_estimator import estimator_of
 from mofa.units import GIB
 
@@ -44,7 +44,7 @@ def test_other_layouts_take_and_keep_what_the_estimate_says(name: str) -> None:
     layers = list(own.layers)
     layers[1] -= 1
     layers[-2] += 1
-    other = Split(tuple(layers), own.prediction_chunk, own.recomputed)
+    other = ChunkLayers(tuple(layers), own.prediction_chunk, own.recomputed)
     changed = estimator.with_layout(other.layout(problem.num_predictions).text, other.recomputed)
     other_s = float(changed.component_seconds(every_stage=True)[0].sum())
     assert problem.step_s(other) - problem.step_s(own) == pytest.approx(other_s - own_s, abs=tolerance * own_s)
@@ -71,7 +71,7 @@ def test_search_of_a_small_model_equals_trying_every_layout() -> None:
     problem = split_problem(estimator, 70 * GIB)
     assert problem is not None
 
-    def step_s(split: Split) -> float:
+    def step_s(split: ChunkLayers) -> float:
         return float(estimator.with_layout(split.layout(0).text, 0).component_seconds(every_stage=True)[0].sum())
 
     found = shortest_split(problem, split_of_strategy(estimator))

@@ -10,7 +10,7 @@ import pytest
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.schedules.order import ranks_of_stages
 from mofa.search.layout_search.shortest_split import local_search, neighbours, shortest_split
-from mofa.search.layout_search.split_problem import ALL, Split, SplitProblem
+from mofa.search.layout_search.split_problem import ALL, ChunkLayers, SplitProblem
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 
 RECOMPUTED = {"none": (0, 0), "two at most": (0, 2), "all": (ALL, ALL)}
@@ -80,7 +80,7 @@ def test_contents_that_do_not_fit_are_learned() -> None:
     """Memory that is not linear in layers: a rank may hold no more than two layers, whatever the program knows."""
     problem = replace(random_problem(5, "interleaved", 2, 2, 6, num_layers=4), limit_bytes=1e9)
 
-    def over_bytes(split: Split) -> np.ndarray:
+    def over_bytes(split: ChunkLayers) -> np.ndarray:
         layers = np.bincount(problem.chunk_places[0], split.layers)
         return np.asarray(layers - 2.0)
 

@@ -27,19 +27,19 @@ def module_call(ctx: Context, module: Module, members: FloatK = 0.0, times: Floa
     return Call(module, "bf16" if ctx.fp8 is None else f"fp8-{ctx.fp8.name}", members, times)
 
 
-def mark_issued_by(b: TapeBuilder, since: int, by: Call | None) -> None:
+def mark_issued_by(b: TapeBuilder, since: int, call: Call | None) -> None:
     """Say of the ops added since that a module's call issues them, but of those that another one does."""
-    if by is None:
+    if call is None:
         return
     for i, op in enumerate(b.ops[since:], since):
         if op.call is None:
-            b.ops[i] = op._replace(call=by)
+            b.ops[i] = op._replace(call=call)
 
 
-def add_module_python(b: TapeBuilder, name: str, by: Call | None, present: BoolK = True) -> None:
+def add_module_python(b: TapeBuilder, name: str, call: Call | None, present: BoolK = True) -> None:
     """A module's own Python, where none of its kernels is its alone."""
-    if by is not None:
-        b.add(Op(name, "host", None, (), (), launches=0, present=present, call=by))
+    if call is not None:
+        b.add(Op(name, "host", None, (), (), launches=0, present=present, call=call))
 
 
 def linear_behind(b: TapeBuilder, ctx: Context, h: str) -> Call | None:

@@ -16,7 +16,7 @@ from mofa.blocks.frameworks.megatron import linear as base
 from mofa.blocks.frameworks.megatron import mlp as megatron_mlp
 from mofa.blocks.frameworks.megatron import moe as megatron_moe
 from mofa.blocks.frameworks.megatron import transformer_engine as te
-from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, router, sort, unpermute
+from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, reorder_chunks, router, unpermute
 from mofa.blocks.frameworks.megatron.rope import rotate, unfused_rope
 from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, ScratchSequence, TapeBuilder
 from mofa.blocks.parts import (
@@ -386,8 +386,8 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if any_true(ctx.etp > 1):
         received = megatron_moe.gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
-    received = sort(b, ctx, received, "sort", rows, memory_rows)
-    y = sort(b, ctx, experts(b, ctx, received, rows, memory_rows), "unsort", rows, memory_rows)
+    received = reorder_chunks(b, ctx, received, "sort", rows, memory_rows)
+    y = reorder_chunks(b, ctx, experts(b, ctx, received, rows, memory_rows), "unsort", rows, memory_rows)
     if any_true(ctx.etp > 1):
         y = megatron_moe.scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
     y = megatron_moe.exchange(b, ctx, y, "combine", copies * row)

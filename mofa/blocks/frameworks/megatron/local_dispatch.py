@@ -109,7 +109,7 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: Floa
     return out
 
 
-def sort(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, memory_rows: FloatK) -> str:
+def reorder_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, memory_rows: FloatK) -> str:
     """Split into chunks, one for each expert here and rank that sends to it, and concatenate in another order; nothing
     kept. On the way to the experts their probabilities as well (moe_utils.py, sort_chunks_by_idxs)."""
     row = float(ctx.model.hidden) * ctx.element

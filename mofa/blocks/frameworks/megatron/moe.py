@@ -23,7 +23,7 @@ from mofa.blocks.frameworks.megatron.permute import (
     permute,
     restore_sent_order,
     rows_sent,
-    sort,
+    sort_by_expert,
     unpermute,
     with_padded_rows,
 )
@@ -145,7 +145,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     if any_true(ctx.etp > 1):
         received = gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
         weights = gather_rows(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, memory_rows * WEIGHT)
-    received, weights = sort(b, ctx, received, weights, rows, memory_rows)
+    received, weights = sort_by_expert(b, ctx, received, weights, rows, memory_rows)
     hold_local(b, "routed experts", received)
     if not pads_router_map(ctx):
         _synchronise(b, ctx, on_host, "moe.end_sync", logical_not(split))

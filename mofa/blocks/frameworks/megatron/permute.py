@@ -157,7 +157,9 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str) -> str:
     )  # fmt: skip
 
 
-def sort(b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, memory_rows: ArrayK) -> tuple[str, str]:
+def sort_by_expert(
+    b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, memory_rows: ArrayK
+) -> tuple[str, str]:
     """Rows and probabilities in the order of the experts."""
     out = _by_chunks(b, ctx, x, "sort", "moe.sorted", rows, memory_rows)
     by_expert = b.tensor("moe.sorted_weights", memory_rows * WEIGHT)

@@ -94,10 +94,10 @@ def _in_streams(op: Op) -> bool:
 class RotaryTableBytes(NamedTuple):
     """Tables of rotations, each of a model chunk, or of a layer with latent attention. (K,) [B]
 
-    ``built`` are there from the start, cosines and sines; ``table`` comes with the first forward.
+    ``from_start`` are there from the start, cosines and sines; ``table`` comes with the first forward.
     """
 
-    built: tuple[int, ...]
+    from_start: tuple[int, ...]
     table: ArrayK
     of_layers: bool
 
@@ -112,5 +112,5 @@ def rotary_tables(ctx: Context) -> RotaryTableBytes:
     if ctx.model.positions != "rope":
         return RotaryTableBytes((), 0.0, of_layers=False)
     of_layers, width = ctx.model.attention_kind.megatron.rotates_by_yarn, int(a.d_rope)
-    built = (2 * YARN_POSITIONS * width,) * 2 if of_layers else ()
-    return RotaryTableBytes(built, 4.0 * ctx.seq_len * width / ctx.cp, of_layers=of_layers)
+    from_start = (2 * YARN_POSITIONS * width,) * 2 if of_layers else ()
+    return RotaryTableBytes(from_start, 4.0 * ctx.seq_len * width / ctx.cp, of_layers=of_layers)

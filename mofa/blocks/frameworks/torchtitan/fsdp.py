@@ -31,7 +31,7 @@ from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     all_reduce_partial_gradients,
     casts_linear_inputs,
-    compiled_op_marker,
+    compile_and_dtensor_marker,
 )
 from mofa.blocks.frameworks.torchtitan.root import ROOT, backward_of_end, root_holds_ends, wrap_end
 from mofa.blocks.op import Op, Tape, TapeBuilder
@@ -60,7 +60,7 @@ def call_python(ctx: Context) -> float:
 def begin_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
     """Gather the block's weights before it: by the host running ahead, or where ep is on by an explicit prefetch."""
     b.block = block
-    b.mark = compiled_op_marker(ctx, block)
+    b.mark = compile_and_dtensor_marker(ctx, block)
     if not gathers_for_each_use(ctx):
         return
     own, experts = group_params(ctx, dense_params, expert_params)
@@ -135,7 +135,7 @@ def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, ex
     """What becomes of weights and their gradients in the backward pass, by precision mode."""
     ops = [op if block == "head" else _without_forward_weights(op, tape) for op in tape.ops]
     p = FsdpOps(tensors=dict(tape.tensors))
-    mark = compiled_op_marker(ctx, block)
+    mark = compile_and_dtensor_marker(ctx, block)
     in_turn = ctx.framework.experts == "sequential" and block.startswith("moe")
     if in_turn:
         ops = with_full_size_expert_gradients(ops, p.tensors, ctx)

@@ -65,7 +65,7 @@ def llama_style(ctx: Context) -> bool:
     return ctx.model.attention_kind.torchtitan.has_local_heads and not ctx.model.attention.qk_norm
 
 
-def compiled_op_marker(ctx: Context, block: str) -> Callable[[Op], Op]:
+def compile_and_dtensor_marker(ctx: Context, block: str) -> Callable[[Op], Op]:
     """What says of an op of this block whether it is compiled, and where it works on distributed tensors."""
     compile_, grouped = ctx.framework.compile, ctx.framework.experts != "sequential"
     distributed: BoolK = ctx.has_tp
