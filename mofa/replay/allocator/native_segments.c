@@ -37,11 +37,17 @@ typedef struct { /* bins sorted by size: all that hold blocks, and some empty on
     int32_t count, capacity, bins_capacity, num_empty, num_free;
 } Pool;
 
+typedef struct { /* what the caller writes and reads: the size of a block that is asked for; of one that is given size
+                    and address; the numbers of blocks that were let go meanwhile */
+    int64_t size, address, num_freed, freed[];
+} Shared;
+
 typedef struct { /* pools by index: twice the stream, and one more where small */
     Block *blocks;
     int32_t *spare; /* numbers of blocks that neighbours took in */
     Pool *pools;
     Bin *bins;
+    Shared *shared;
     int32_t *table; /* where a bin is, by a hash of its size and pool */
     int32_t num_blocks, capacity, num_spare, spare_capacity, num_pools, num_bins, bins_capacity, table_size;
 } Segments;
@@ -65,9 +71,10 @@ static void *grown(void *items, int32_t *capacity, size_t size) {
     return items;
 }
 
-Segments *segments_new(void) {
+Segments *segments_new(Shared *shared) {
     Segments *s = calloc(1, sizeof(Segments));
     if (!s) abort();
+    s->shared = shared;
     return s;
 }
 
@@ -274,7 +281,7 @@ static int32_t cut(Segments *s, int32_t number, int64_t size) {
 }
 
 /* Make a block free; its free neighbours and it become one. */
-void join(Segments *s, int32_t number) {
+static void join(Segments *s, int32_t number) {
     Block *all = s->blocks, *b = all + number;
     int32_t after = b->following, before = b->previous, index = s->bins[b->bin].pool;
     int64_t size = b->size;
@@ -299,19 +306,27 @@ void join(Segments *s, int32_t number) {
     put(s, number);
 }
 
-/* A block's address and size, and its pool. */
-int32_t look(const Segments *s, int32_t number, int64_t address_and_size[2]) {
-    address_and_size[0] = s->blocks[number].address;
-    address_and_size[1] = s->blocks[number].size;
+/* A block's pool, and into what is shared its size and address. */
+int32_t look(Segments *s, int32_t number) {
+    s->shared->size = s->blocks[number].size;
+    s->shared->address = s->blocks[number].address;
     return s->bins[s->blocks[number].bin].pool;
 }
 
-/* Allocate, from a new segment where one is given: the block's number, its address and size; NONE where nothing fits. */
-int32_t take(Segments *s, int32_t pool, int64_t size, int32_t given, int64_t address_and_size[2]) {
-    int32_t number = given == NONE ? best_fit(s, pool, size) : given;
+/* Make the blocks free that were let go, in their order. */
+void settle(Segments *s) {
+    for (int64_t i = 0; i < s->shared->num_freed; i++) join(s, (int32_t)s->shared->freed[i]);
+    s->shared->num_freed = 0;
+}
+
+/* Allocate what is asked for, from a new segment where one is given: the block's number; NONE where nothing fits. */
+int32_t take(Segments *s, int32_t pool, int32_t given) {
+    Shared *shared = s->shared;
+    settle(s);
+    int32_t number = given == NONE ? best_fit(s, pool, shared->size) : given;
     if (number == NONE) return NONE;
-    number = cut(s, number, size);
-    look(s, number, address_and_size);
+    number = cut(s, number, shared->size);
+    look(s, number);
     return number;
 }
 
@@ -319,6 +334,7 @@ int32_t take(Segments *s, int32_t pool, int64_t size, int32_t given, int64_t add
    blocks. Returns the request for which memory must be asked of the device, or `num` at the end. Adds rests. */
 int32_t answer(Segments *s, const Request *requests, int32_t num, int32_t next, int32_t given, int32_t *slots,
                Rest *rests, int32_t *num_rests) {
+    settle(s);
     for (; next < num; next++) {
         Request r = requests[next];
         if (r.size == 0) join(s, slots[r.slot]);
@@ -340,6 +356,7 @@ int32_t answer(Segments *s, const Request *requests, int32_t num, int32_t next, 
 
 /* Give a pool's segments that are one free block back to the device; their number, and their bytes. */
 int32_t give_back(Segments *s, int32_t index, int64_t *bytes) {
+    settle(s);
     Pool *pool = s->pools + index;
     int32_t gone = 0;
     *bytes = 0;
@@ -358,9 +375,12 @@ int32_t give_back(Segments *s, int32_t index, int64_t *bytes) {
     return gone;
 }
 
-int32_t num_free(const Segments *s, int32_t pool) { return s->pools[pool].num_free; }
+int32_t num_free(Segments *s, int32_t pool) {
+    settle(s);
+    return s->pools[pool].num_free;
+}
 
-/* The sizes and addresses of a pool's free blocks, in their order. */
+/* The sizes and addresses of a pool's free blocks, in their order; nothing has been let go since they were counted. */
 void free_blocks(const Segments *s, int32_t pool, int64_t *sizes_and_addresses) {
     for (int32_t i = 0; i < s->pools[pool].count; i++) {
         const Bin *bin = s->bins + s->pools[pool].bins[i];
