@@ -153,7 +153,8 @@ class CompiledAllocator(Allocator):
         weakref.finalize(self, compiled.segments_delete, self._segments)
         self._two = array("q", (0, 0))
         self._at_two = self._two.buffer_info()[0]
-        self._larger = array("q")
+        self._larger, self._num_larger = array("q"), array("i", (0,))
+        self._at_num_larger = self._num_larger.buffer_info()[0]
 
     # -- requests
     def allocate_rounded(self, size: int, index: int) -> Block:
@@ -239,13 +240,14 @@ class CompiledAllocator(Allocator):
         int
             The request that nothing fits; ``end`` where all are answered.
         """
-        larger, num_larger = self._larger, array("i", (0,))
+        larger, num_larger = self._larger, self._num_larger
+        num_larger[0] = 0
         if len(larger) < 2 * (end - begin):
             larger.frombytes(bytes(16 * (end - begin)))
         number = given.number if isinstance(given, NumberedBlock) else NONE
         done: int = self._compiled.answer(
             self._segments, requests, end, begin, number, slots.numbers.buffer_info()[0], larger.buffer_info()[0],
-            num_larger.buffer_info()[0],
+            self._at_num_larger,
         )  # fmt: skip
         for i in range(0, 2 * num_larger[0], 2):
             rests[larger[i]] = larger[i + 1]

@@ -47,7 +47,7 @@ def repeat_recording(
     most, changed = before + recording.rise, 0
     if rests or recorded.rests:
         rests.update(recorded.rests)
-        most, changed = _add_rests(recording, rests, journal, start, before)
+        most, changed = _add_rests(recording, rests, journal, start, before, a.peak_allocated)
         recorded.rests = {slot: rest for slot, rest in rests.items() if slot not in recording.freed}
     recorded.last = recording
     a.allocated = before + recording.net + changed
@@ -62,13 +62,17 @@ def repeat_recording(
 
 
 def _add_rests(
-    recording: Recording, rests: dict[int, int], journal: Journal, start: int, before: int
+    recording: Recording, rests: dict[int, int], journal: Journal, start: int, before: int, peak: int
 ) -> tuple[int, int]:  # fmt: skip
-    """Write down that some blocks are larger than asked; the peak with them, and how much more is held at the end."""
+    """Write down that some blocks are larger than asked; the most with them, or at least that where it is no more than
+    the ``peak``, and how much more is held at the end."""
     journal.larger.append((start, recording.entries, rests))
-    items = rests.items()
-    changed = sum([recording.held_more.get(slot, 0) * rest for slot, rest in items])
-    if sum(rests.values()) >= NEAR:
+    items, held_more = rests.items(), recording.held_more
+    changed = sum([held_more[slot] * rest for slot, rest in items if slot in held_more])
+    all_rests = sum(rests.values())
+    if before + recording.rise + all_rests <= peak:
+        return before + recording.rise + all_rests, changed
+    if all_rests >= NEAR:
         sizes = list(recording.sizes)
         for slot, rest in items:
             for event, sign in recording.entries.get(slot, ()):
