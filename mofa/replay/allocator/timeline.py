@@ -222,13 +222,22 @@ class Journal:
             alive[live.group] += live.bytes
         return MemoryInstant(self.step_of(event), self.what_ran(event), sum(alive.values()), reserved, alive, tensors)
 
-    def by_group(self, start: int) -> NDArray[np.int64]:
-        """Bytes alive by group after every event from ``start`` on. (events, groups) [B]"""
+    def allocated_after(self, start: int) -> NDArray[np.int64]:
+        """Bytes alive after every event from ``start`` on. (events,) [B]"""
+        return np.asarray(np.cumsum(self._events().sizes)[start:])
+
+    def by_group(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bytes alive by group after each of some events. (chosen, groups) [B]"""
         events = self._events()
-        groups = np.array([act.group for act in events.instructions], dtype=np.int64)[events.numbers]
-        deltas = np.zeros((len(groups), len(GROUPS)), dtype=np.int64)
-        deltas[np.arange(len(groups)), groups] = events.sizes
-        return np.asarray(np.cumsum(deltas, axis=0)[start:])
+        marks, of_mark = np.unique(chosen, return_inverse=True)
+        end = int(marks[-1]) + 1
+        group_of = np.array([act.group for act in events.instructions], dtype=np.int64)
+        between = np.repeat(np.arange(len(marks)), np.diff(marks, prepend=-1))
+        cells = between * len(GROUPS) + group_of[events.numbers[:end]]
+        # sums stay far below 2**53, so that they are exact
+        added = np.bincount(cells, weights=events.sizes[:end], minlength=len(marks) * len(GROUPS))
+        alive = np.cumsum(added.reshape(len(marks), len(GROUPS)), axis=0).astype(np.int64)
+        return np.asarray(alive[of_mark.reshape(-1)])
 
     def spans(self, start: int) -> Iterator[tuple[int, int, str, int, int]]:
         """(first event, event after the last, kind, chunk, micro-batch) of each computation from an event on."""
