@@ -32,9 +32,11 @@ Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
 
 
 def repeat_recording(
-    recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow, passed: Passed
-) -> tuple[int, int, int]:
-    """Play a computation again for another pass, and write it down; ``passed`` is told of pieces that are through.
+    recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow,
+    passed: Passed | None,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Play a computation again for another pass, and write it down; ``passed`` is told of pieces that are through, None
+    where the recording has none.
 
     Returns
     -------
@@ -85,7 +87,8 @@ def _add_rests(
 
 
 def _answered(
-    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow, passed: Passed
+    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow,
+    passed: Passed | None,
 ) -> tuple[dict[int, int], list[tuple[int, int]]]:  # fmt: skip
     """Answer the requests. The rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where
     memory was asked of the device; ``a.allocated`` stays as it was."""
@@ -99,14 +102,19 @@ def _answered(
         blocks += [NOTHING] * num_new
     rests: dict[int, int] = {}
     grown: list[tuple[int, int]] = []
+    begin, end = 0, len(recording.orders)
+    if passed is None and isinstance(a, CompiledAllocator):
+        begin = _fitting_requests(recording, end, blocks, a, rests)
+        if begin == end:  # as nearly always
+            return rests, grown
     grow = partial(_grow, recording, recorded, a, start, overflow, rests, grown)
     answer = _compiled_requests if isinstance(a, CompiledAllocator) else _requests
-    begin = 0
     for piece_passed in recording.passed:
+        assert passed is not None
         answer(recording, begin, piece_passed.num_orders, blocks, a, rests, grow)
         passed(piece_passed, blocks)
         begin = piece_passed.num_orders
-    answer(recording, begin, len(recording.orders), blocks, a, rests, grow)
+    answer(recording, begin, end, blocks, a, rests, grow)
     return rests, grown
 
 
@@ -178,6 +186,15 @@ def _requests(
             peers.insert(0, free)
         else:
             insort(peers, free, key=address_of)
+
+
+def _fitting_requests(
+    recording: Recording, end: int, blocks: BlockSlots, a: CompiledAllocator, rests: dict[int, int]
+) -> int:  # fmt: skip
+    """Answer requests, compiled, until one fits no free block: its place, ``end`` where all fit."""
+    requests = recording.requests
+    assert isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
+    return a.answer(requests, 0, end, blocks, None, rests)
 
 
 def _compiled_requests(

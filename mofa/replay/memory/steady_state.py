@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from mofa.replay.allocator.pools import Block, BlockSlots
@@ -13,7 +13,7 @@ from mofa.replay.memory.pass_state import ChunkPass
 from mofa.replay.memory.recording import PassBlocks, PiecePassed, Recorder, Recording, Waiting
 from mofa.replay.memory.repeated import repeat_recording
 from mofa.replay.memory.shared_recordings import Which
-from mofa.replay.memory.skipped_rounds import LATER, LONG, RoundSkipper
+from mofa.replay.memory.skipped_rounds import LATER, LONG, LaterRounds, RoundSkipper
 
 if TYPE_CHECKING:
     from mofa.replay.memory.dispatcher_retention import RetainedBlocks
@@ -47,12 +47,17 @@ class SteadyStatePlayer:
         self.pieces = [{piece.name: piece for piece in chunk} for chunk in rank.chunks]
         self.lasts = {c: n for n, (_, c, _) in enumerate(rank.computations)}
 
+    @cached_property
+    def later(self) -> LaterRounds:
+        """Which rounds follow which: the same in every step."""
+        return LaterRounds(self.state.rank.computations, self.round_sizes)
+
     def compute(self) -> None:
         """All forwards and backwards, but for rounds that would only repeat others."""
         state = self.state
         computations, passes, begun = state.rank.computations, state.passes, state.begun
         num_chunks = len(state.rank.chunks)
-        steady_rounds = RoundSkipper(computations, self.round_sizes)
+        steady_rounds = RoundSkipper(computations, self.round_sizes, self.later)
         retries: dict[int, int] = {}
         n = 0
         while n < len(computations):
@@ -109,9 +114,11 @@ class SteadyStatePlayer:
             allocate_ddp_buckets(state)
         if kind == "F" and state.rank.unshards:
             copy_gathered(state, c)
-        self.sends.begin(kind)
+        if self.sends.possible:
+            self.sends.begin(kind)
         self._play(kind, c, i)
-        self.sends.after(kind, c, i)
+        if self.sends.possible:
+            self.sends.after(kind, c, i)
 
     def _play(self, kind: str, c: int, i: int) -> None:
         state = self.state
@@ -169,7 +176,7 @@ class SteadyStatePlayer:
         outside = self._blocks_outside(kind, c)
         if outside:
             recorded.await_(outside)
-        passed = partial(self._passed, c)
+        passed = partial(self._passed, c) if recording.passed else None
         start, before, end = repeat_recording(recording, recorded, state.a, state.journal, state.overflow, passed)
         if outside:
             self._leave(kind, c, [recorded.blocks[slot] if slot >= 0 else None for slot in recording.left])
