@@ -40,6 +40,7 @@ ARGUMENTS: dict[str, tuple[type | None, list[type] | None]] = {
     "take": (c_int32, None),
     "settle": (None, None),
     "look": (c_int32, None),
+    "prepare": (None, [c_void_p, c_void_p, c_int32]),
     "answer": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p]),
     "give_back": (c_int32, [c_void_p, c_int32, c_void_p]),
     "num_free": (c_int32, [c_void_p, c_int32]),
@@ -217,7 +218,9 @@ class CompiledAllocator(Allocator):
         """Requests as the compiled part reads them."""
         for index in {order[2] for order in orders}:
             self.pool(index)
-        return np.array([*orders], dtype=REQUEST).tobytes()
+        requests = np.array([*orders], dtype=REQUEST)
+        self._compiled.prepare(self._segments, requests.ctypes.data, len(requests))
+        return requests.tobytes()
 
     def empty_slots(self) -> NumberedBlocks:
         """Where their blocks will be."""

@@ -54,7 +54,7 @@ typedef struct { /* pools by index: twice the stream, and one more where small *
 
 typedef struct { /* size > 0: take so much into a slot; 0: free a slot; < 0: have room for as much, but take nothing */
     int64_t size;
-    int32_t slot, pool;
+    int32_t slot, bin; /* the bin for that size; first the pool, until `prepare` has been here */
 } Request;
 
 typedef struct { /* a slot's block is larger than what was asked for */
@@ -228,31 +228,36 @@ static void drop(Segments *s, int32_t number) {
     s->spare[s->num_spare++] = number;
 }
 
-/* A block that is neither free nor anyone's neighbour: a new segment. */
-int32_t new_block(Segments *s, int32_t pool, int64_t address, int64_t size) {
+/* A block that is neither free nor anyone's neighbour, of a bin's size. */
+static int32_t new_in_bin(Segments *s, int32_t bin, int64_t address) {
     int32_t number;
     if (s->num_spare) number = s->spare[--s->num_spare];
     else {
         if (s->num_blocks == s->capacity) s->blocks = grown(s->blocks, &s->capacity, sizeof(Block));
         number = s->num_blocks++;
     }
-    s->blocks[number] = (Block){address, size, NONE, NONE, bin_of(s, pool, size), 0};
+    s->blocks[number] = (Block){address, s->bins[bin].size, NONE, NONE, bin, 0};
     return number;
 }
 
-/* The bin of the smallest free blocks that fit; NONE where none do. */
-static int32_t best_bin(Segments *s, int32_t index, int64_t size) {
-    int32_t bin = bin_of(s, index, size);
-    if (s->bins[bin].count) return bin;
-    const Pool *pool = s->pools + index;
-    for (int32_t at = first(pool->sizes, pool->count, size); at < pool->count; at++)
+/* A new segment: a block by itself. */
+int32_t new_block(Segments *s, int32_t pool, int64_t address, int64_t size) {
+    return new_in_bin(s, bin_of(s, pool, size), address);
+}
+
+/* The bin of the smallest free blocks that are at least as large as those of an exact one; NONE where none are. */
+static int32_t best_bin(const Segments *s, int32_t exact) {
+    const Bin *bin = s->bins + exact;
+    if (bin->count) return exact;
+    const Pool *pool = s->pools + bin->pool;
+    for (int32_t at = first(pool->sizes, pool->count, bin->size); at < pool->count; at++)
         if (s->bins[pool->bins[at]].count) return pool->bins[at];
     return NONE;
 }
 
 /* Take the smallest free block that fits, the lowest of these, out of its bin; NONE where there is none. */
-static int32_t best_fit(Segments *s, int32_t index, int64_t size) {
-    int32_t number = best_bin(s, index, size);
+static int32_t best_fit(Segments *s, int32_t exact) {
+    int32_t number = best_bin(s, exact);
     if (number == NONE) return NONE;
     Bin *bin = s->bins + number;
     int32_t block = bin->free[bin->begin].block;
@@ -261,12 +266,12 @@ static int32_t best_fit(Segments *s, int32_t index, int64_t size) {
 }
 
 /* Allocate from the low end of a block that is in no bin; what is left is free where it is large enough. */
-static int32_t cut(Segments *s, int32_t number, int64_t size) {
-    int64_t rest = s->blocks[number].size - size;
-    int32_t index = s->bins[s->blocks[number].bin].pool;
+static int32_t cut(Segments *s, int32_t number, int32_t exact) {
+    int32_t index = s->bins[exact].pool;
+    int64_t size = s->bins[exact].size, rest = s->blocks[number].size - size;
     s->blocks[number].is_free = 0;
     if (rest <= (index & SMALL ? 0 : MOST_KEPT)) return number;
-    int32_t taken = new_block(s, index, s->blocks[number].address, size);
+    int32_t taken = new_in_bin(s, exact, s->blocks[number].address);
     Block *left = s->blocks + number, *b = s->blocks + taken;
     b->previous = left->previous;
     b->following = number;
@@ -323,11 +328,18 @@ void settle(Segments *s) {
 int32_t take(Segments *s, int32_t pool, int32_t given) {
     Shared *shared = s->shared;
     settle(s);
-    int32_t number = given == NONE ? best_fit(s, pool, shared->size) : given;
+    int32_t exact = bin_of(s, pool, shared->size);
+    int32_t number = given == NONE ? best_fit(s, exact) : given;
     if (number == NONE) return NONE;
-    number = cut(s, number, shared->size);
+    number = cut(s, number, exact);
     look(s, number);
     return number;
+}
+
+/* Put the bins into requests that will be made again and again, in place of their pools. */
+void prepare(Segments *s, Request *requests, int32_t num) {
+    for (int32_t i = 0; i < num; i++)
+        if (requests[i].size) requests[i].bin = bin_of(s, requests[i].bin, llabs(requests[i].size));
 }
 
 /* Answer requests from the one at `next` on, the first from a block in no bin where one is given; slots are numbers of
@@ -340,13 +352,13 @@ int32_t answer(Segments *s, const Request *requests, int32_t num, int32_t next, 
         if (r.size == 0) join(s, slots[r.slot]);
         else if (r.size < 0) {
             if (given != NONE) join(s, given);
-            else if (best_bin(s, r.pool, -r.size) == NONE) return next;
+            else if (best_bin(s, r.bin) == NONE) return next;
             given = NONE;
         } else {
-            int32_t number = given == NONE ? best_fit(s, r.pool, r.size) : given;
+            int32_t number = given == NONE ? best_fit(s, r.bin) : given;
             if (number == NONE) return next;
             given = NONE;
-            number = slots[r.slot] = cut(s, number, r.size);
+            number = slots[r.slot] = cut(s, number, r.bin);
             int64_t rest = s->blocks[number].size - r.size;
             if (rest) rests[(*num_rests)++] = (Rest){r.slot, rest};
         }
