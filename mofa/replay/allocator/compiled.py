@@ -117,9 +117,7 @@ class NumberedBlocks:
 
     def addresses(self, slots: array[int]) -> bytes:
         """The addresses of some, packed."""
-        addresses = bytearray(8 * len(slots))
-        self.a.write_addresses(self.numbers, slots, addresses)
-        return bytes(addresses)
+        return self.a.addresses(self.numbers, slots)
 
 
 class CompiledAllocator(Allocator):
@@ -262,12 +260,12 @@ class CompiledAllocator(Allocator):
         index = self._look(self._handle, number)
         return NumberedBlock(self._pools[index], self._shared[ADDRESS], self._shared[SIZE], number)
 
-    def write_addresses(self, numbers: array[int], slots: array[int], addresses: bytearray) -> None:
-        """The addresses of the blocks in some slots."""
-        into = (ctypes.c_char * len(addresses)).from_buffer(addresses)
-        self._compiled.places(
-            self._segments, numbers.buffer_info()[0], slots.buffer_info()[0], len(slots), ctypes.addressof(into)
-        )
+    def addresses(self, numbers: array[int], slots: array[int]) -> bytes:
+        """The addresses of the blocks in some slots, packed."""
+        addresses = array("q", bytes(8 * len(slots)))
+        places = numbers.buffer_info()[0], slots.buffer_info()[0], len(slots), addresses.buffer_info()[0]
+        self._compiled.places(self._segments, *places)
+        return addresses.tobytes()
 
     def free_bytes(self) -> dict[tuple[int, bool], int]:
         """Free bytes of the segments held, per stream and size class (small or not). [B]"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,9 +192,22 @@ class Journal:
             act = events.instructions[events.numbers[event]]
         if act.code == OUTSIDE:
             return act.op
-        passages = self.passages
-        _, phase, piece = passages[bisect_right(passages, (event, "~")) - 1]
+        _, phase, piece = self._passage_of(event)
         return f"{phase} of {piece}: {act.op}"
+
+    def _passage_of(self, event: int) -> Passage:
+        """The last that begins no later than an event; its own event is counted from where its repetition begins."""
+        i = bisect_right(self.noted, event, key=itemgetter(0))
+        behind = self.noted[i][1] if i < len(self.noted) else len(self.new_passages)
+        since = self.new_passages[self.noted[i - 1][1] if i else 0 : behind]
+        if number := bisect_right(since, (event, "~")):
+            return since[number - 1]
+        if i:
+            start, _, repeated = self.noted[i - 1]
+            if number := bisect_right(repeated, (event - start, "~")):
+                return repeated[number - 1]
+        passages = self.passages
+        return passages[bisect_right(passages, (event, "~")) - 1]
 
     def step_of(self, event: int) -> int:
         """The step that an event belongs to, 0 for the start."""

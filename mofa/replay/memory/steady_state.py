@@ -101,7 +101,8 @@ class SteadyStatePlayer:
         if state.turned or state.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
         passes = [
-            (c, i - last, chunk_pass.number_of_addresses(self.places)) for (c, i), chunk_pass in state.passes.items()
+            (c, i - last, place if (place := chunk_pass.place) >= 0 else chunk_pass.number_of_addresses(self.places))
+            for (c, i), chunk_pass in state.passes.items()
         ]
         gradients = tuple([block.address for block, _ in deepspeed.bf16_gradients(state) if block is not None])
         received = self.received_inputs.addresses()
@@ -156,7 +157,7 @@ class SteadyStatePlayer:
         left = [block for block in blocks if block is not None]
         if self.retained.possible:
             self.retained.replace(c, left)
-        elif kind == "B":
+        elif kind == "B" and self.state.rank.deepspeed:
             deepspeed.move_gradients(self.state, left)
 
     def _repeat(self, which: Which, recording: Recording, i: int) -> None:
