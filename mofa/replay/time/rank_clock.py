@@ -129,7 +129,8 @@ class RankTimeline:
         clock, plan = self.clock, self.plan
         start = clock.compute
         kind, stage, micro_batch = action
-        played_kind = self.ways.get((kind, stage, micro_batch % self.num_variants)) or self._new_kind(action)
+        variant = micro_batch % self.num_variants if self.num_variants > 1 else 0
+        played_kind = self.ways.get((kind, stage, variant)) or self._new_kind(action)
         if played_kind.phase is not None:
             before = clock.host
             if self.plain and action not in self.once:
@@ -284,11 +285,12 @@ class RankTimeline:
                 clock.streams, clock.ready, clock.flying, clock.gaps = {}, {}, [], []
         else:
             self._leave(left, now)
-        clock.compute = start + factor * result.seconds
-        use = self.uses.get(id(result))
+        clock.compute = now if factor == 1.0 else start + factor * result.seconds
+        key = id(result)
+        use = self.uses.get(key)
         if use is None:
-            self.uses[id(result)] = [factor, 1.0]
-            self.results[id(result)] = result
+            self.uses[key] = [factor, 1.0]
+            self.results[key] = result
         else:
             use[0] += factor
             use[1] += 1.0
