@@ -64,20 +64,24 @@ class Output:
     def show_report(self, report: PlanReport, table: Callable[[], pd.DataFrame]) -> None:
         """Write and print what a search found; ``table`` makes the table of all costed strategies."""
         from mofa.report.save import json_text, save_report
-        from mofa.report.text import print_report
+
+        def print_all(console: Console) -> None:
+            from mofa.report.text import print_report
+
+            print_report(report, console, quiet=self.quiet)
 
         self.show_result(
-            json_text(report) + "\n", report.to_frame, lambda out: save_report(report, out, table()),
-            lambda console: print_report(report, console, quiet=self.quiet),
-        )  # fmt: skip
+            json_text(report) + "\n", report.to_frame, lambda out: save_report(report, out, table()), print_all
+        )
 
     def show_estimates(self, estimates: Sequence[Estimate], steps: Callable[[], Sequence[TimeReplayed]]) -> None:
         """Write and print estimates: one as an object, several as a list; ``steps`` plays them for the figures."""
         from mofa.plan.result import plans_to_frame
         from mofa.report.save import estimates_json, save_estimates
-        from mofa.report.text import print_estimate
 
         def print_all(console: Console) -> None:
+            from mofa.report.text import print_estimate
+
             for estimate in estimates:
                 print_estimate(estimate, console, quiet=self.quiet)
 

@@ -218,6 +218,12 @@ class Estimator:
         other.rests = False
         return other
 
+    def on_hosts_of(self, cluster: ClusterSpec) -> Estimator:
+        """The same on a cluster whose hosts alone differ."""
+        other = self._costed_as(lambda costs: costs.on_hosts_of(cluster))
+        other.cluster = cluster
+        return other
+
     def with_layout(self, layout: str, recompute_layers: int) -> Estimator:
         """The same for its table's only row with another layout, and another number of recomputed layers."""
         table = replace(self.table, layouts=(layout,), layout=np.zeros(1, dtype=np.int64))

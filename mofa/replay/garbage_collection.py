@@ -9,13 +9,19 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Without Python's cycle collector, which looks through hundreds of thousands of objects that all stay."""
+    """Without Python's cycle collector, which looks through hundreds of thousands of objects that all stay.
+
+    What was made meanwhile counts as old afterwards: it is looked through when the collector next looks through all.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():  # nothing is frozen that would be thawed
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -41,8 +41,7 @@ def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int 
     those before them.
     """
     first = journal.steps[-1]
-    alive = journal.by_group(first)
-    total = alive.sum(axis=1)
+    total = journal.allocated_after(first)
     points: list[tuple[float, int]] = [(0.0, 0)]
     for start, end, begin_s, end_s in _passages(journal, spans):
         if end > start:
@@ -55,7 +54,9 @@ def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int 
     marks = np.array([event for event, _ in journal.grown])
     reserved_after = np.array([reserved for _, reserved in journal.grown])
     reserved = reserved_after[np.maximum(np.searchsorted(marks, events + first, side="right") - 1, 0)]
-    return MemoryOverTime(time_s, np.maximum(reserved, total[events]), alive[events], int(total[events].argmax()))
+    return MemoryOverTime(
+        time_s, np.maximum(reserved, total[events]), journal.by_group(events + first), int(total[events].argmax())
+    )
 
 
 def _passages(journal: Journal, spans: Sequence[Computation]) -> Iterator[tuple[int, int, float, float]]:

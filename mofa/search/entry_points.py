@@ -182,10 +182,14 @@ def find_plans(
         key = reject_for_hosts(objective, searched_rows)
         loads = loads_of(workload, searched_rows.space.degrees)
 
+        known: dict[int, Candidate] = {}  # what was played of a row is not played again
+
         def candidate(i: int) -> Candidate:
-            row, mode = costed.table.take(np.array([i])), int(costed.rows[i]) % len(space.recompute)
-            solved = space.recompute[mode][1] == SOLVED
-            return Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
+            if i not in known:
+                row, mode = costed.table.take(np.array([i])), int(costed.rows[i]) % len(space.recompute)
+                solved = space.recompute[mode][1] == SOLVED
+                known[i] = Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
+            return known[i]
 
         if replay:
             admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster), candidate, workers)
@@ -196,6 +200,7 @@ def find_plans(
                 {i: candidate_found.costed for i, candidate_found in fewer.items()}
             )
             costed = searched_rows.costed
+            known.update(fewer)
             best = _ranked_again(costed, best, judge)
         if replay:
             order = judge.plan_key if judge is not None else None
@@ -205,6 +210,7 @@ def find_plans(
             {i: candidate_found.costed for i, candidate_found in final.changed.items()}
         )
         costed = searched_rows.costed
+        known.update(final.changed)
         best = _ranked_again(costed, best, judge)
     for i, over in final.too_big.items():
         reason[costed.rows[i]], shortfall[costed.rows[i]] = MEMORY, over

@@ -22,19 +22,19 @@ ends the processes. The tasks of one that dies, perhaps out of memory, are done 
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from mofa.errors import SpecError
+
+if TYPE_CHECKING:  # one process needs none of these
+    from concurrent.futures import Future, ProcessPoolExecutor
+    from multiprocessing.process import BaseProcess
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -67,7 +67,7 @@ class Workers:
             raise SpecError(f"jobs ({jobs!r}) must be a whole number of at least 1; correct it")
         self.jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
-        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._processes: list[BaseProcess] = []
         self._asked = False
 
     def __enter__(self) -> Workers:
@@ -88,6 +88,9 @@ class Workers:
         """Start the processes without waiting for them; they import the modules that were named."""
         if self.jobs == 1 or self._pool is not None:
             return
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+
         before = set(multiprocessing.active_children())
         self._pool = ProcessPoolExecutor(
             self.jobs - 1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
@@ -162,6 +165,8 @@ class _Shared(Generic[Task, Result]):
 
     def feed(self) -> None:
         """Give tasks to the other processes, as many as they can take."""
+        from concurrent.futures.process import BrokenProcessPool
+
         with self.lock:
             while self.open and self.away < self.others * (
                 TASKS_AHEAD if len(self.open) > TASKS_AHEAD * self.others else 1
@@ -176,6 +181,8 @@ class _Shared(Generic[Task, Result]):
 
     def back(self, future: Future[Result]) -> None:
         """Handle the end of a task that another process had, or that process's death."""
+        from concurrent.futures.process import BrokenProcessPool
+
         with self.lock:
             self.away -= 1
         if not future.cancelled() and not isinstance(future.exception(), BrokenProcessPool):
@@ -184,6 +191,8 @@ class _Shared(Generic[Task, Result]):
 
 def _done(function: Callable[[Task], Result], task: Task) -> Future[Result]:
     """The outcome of a task done here; an error is raised at the task's turn."""
+    from concurrent.futures import Future
+
     future: Future[Result] = Future()
     try:
         future.set_result(function(task))
@@ -193,6 +202,8 @@ def _done(function: Callable[[Task], Result], task: Task) -> Future[Result]:
 
 
 def _result(future: Future[Result], function: Callable[[Task], Result], task: Task) -> Result:
+    from concurrent.futures.process import BrokenProcessPool
+
     try:
         return future.result()
     except BrokenProcessPool:
@@ -207,6 +218,9 @@ def _load(modules: Sequence[str]) -> None:
 
 def _begin() -> None:
     """In a worker process: end quietly at Ctrl-C, which reaches all of them, or when the parent process is gone."""
+    import multiprocessing
+    from multiprocessing.connection import wait
+
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None

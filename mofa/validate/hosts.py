@@ -74,8 +74,16 @@ def layer_pace(record: Record) -> LayerPace | None:
     """
     if is_paced(record):
         return layer_pace_of_slowest_host(record)
-    timed = [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
-    return max(map(_read_between_steps, timed), key=sum, default=None)
+    return max(map(_read_between_steps, _ranks_that_timed_a_layer(record)), key=sum, default=None)
+
+
+def has_layer_pace(record: Record) -> bool:
+    """Whether :func:`layer_pace` is known of a run."""
+    return is_paced(record) or bool(_ranks_that_timed_a_layer(record))
+
+
+def _ranks_that_timed_a_layer(record: Record) -> list[RankMemory]:
+    return [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
 
 
 def _read_between_steps(rank: RankMemory) -> LayerPace:

@@ -30,6 +30,7 @@ from mofa.specs.workload import WorkloadSpec
 from mofa.units import format_seconds
 from mofa.validate.hosts import (
     MachineHost,
+    has_layer_pace,
     host_op_s,
     layer_pace,
     machine_of,
@@ -184,7 +185,7 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
         return "memory only: the allocator emptied its cache in the middle of steps"
     beside = [other for other in repeats if machine_of(other) == machine_of(record) and not _emptied_its_cache(other)]
     spread, together = unexplained_spread(record), ""
-    if len(beside) > 1 and layer_pace(record) is None:  # with it, what machines do between starts is known
+    if len(beside) > 1 and not has_layer_pace(record):  # with it, what machines do between starts is known
         steps = [step_s for other in beside for step_s in other.measured.step_times_s]
         spread, together = interquartile_range_s(steps) / median(steps), f" over {len(beside)} runs"
     if spread > MAX_SPREAD:
@@ -205,7 +206,7 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
 def _host_readings(record: Record) -> int:
     """How much says how fast its host was: small ops among its steps, a layer's modules, ops within its steps."""
     within = all(rank.step_ops_s for rank in record.measured.ranks)
-    return bool(record.environment.host_issues_s) + (layer_pace(record) is not None) * (1 + within)
+    return bool(record.environment.host_issues_s) + has_layer_pace(record) * (1 + within)
 
 
 def _emptied_its_cache(record: Record) -> bool:

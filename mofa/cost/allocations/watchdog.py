@@ -61,18 +61,20 @@ class Shelf(Generic[T]):
 
     def issue_block(self, pace: Pace, launches: float) -> list[T]:
         """A block of so many launches is issued, as far as the device's queue takes them: what can be let go."""
-        device_s = max(self.device_s, self.host_s) + pace.device_s
-        self.host_s += pace.host_s
-        self.launched += launches
-        self.queued.append((self.launched, device_s))
-        while self.queued[0][0] <= self.launched - QUEUE:
-            self.host_s = max(self.host_s, self.queued.popleft()[1])
-        self.device_s = max(device_s, self.host_s)
-        self.waiting.extend((self.device_s + self.held_s, item) for item in self.fresh)
-        self.fresh.clear()
+        host_s, queued = self.host_s, self.queued
+        device_s = max(self.device_s, host_s) + pace.device_s
+        host_s += pace.host_s
+        launched = self.launched = self.launched + launches
+        queued.append((launched, device_s))
+        while queued[0][0] <= launched - QUEUE:
+            host_s = max(host_s, queued.popleft()[1])
+        self.host_s, self.device_s = host_s, max(device_s, host_s)
+        if self.fresh:
+            self.waiting.extend([(self.device_s + self.held_s, item) for item in self.fresh])
+            self.fresh.clear()
         if pace.waits:
             self.synchronized()
-        return self.pop_due()
+        return self.pop_due() if self.waiting else []
 
     def pop_due(self) -> list[T]:
         """What can be let go by now."""

@@ -19,6 +19,7 @@ from mofa.cost.block.host_clock import Clocks
 from mofa.cost.block.liveness import BlockMemory, block_memories, sent_and_launched, watchdog_held_bytes
 from mofa.cost.block.tape_clock import PhaseTime, scan, scan_halves
 from mofa.cost.kernels.topology import Group
+from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec
 
 ArrayK = NDArray[np.float64]
@@ -224,6 +225,10 @@ class BlockCosts:
     def with_device_waits(self, idle: float) -> BlockCosts:
         """The same on a device that waits for a share of the time besides: only times differ."""
         return self._on(self.machine.with_device_waits(idle))
+
+    def on_hosts_of(self, cluster: ClusterSpec) -> BlockCosts:
+        """The same on a cluster whose hosts alone differ: only times differ."""
+        return self._on(self.machine.on_hosts_of(cluster))
 
     def _on(self, machine: Machine) -> BlockCosts:
         phases = PhaseTimer(self.tapes, machine)

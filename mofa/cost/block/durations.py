@@ -58,6 +58,11 @@ class Machine:
         """The same, waiting for a share of the time besides what its tapes say."""
         return replace(self, idle=idle, known=TimedOps(works=self.known.works))
 
+    def on_hosts_of(self, cluster: ClusterSpec) -> Machine:
+        """The same GPUs, of a cluster whose hosts alone differ: devices take as long."""
+        of_device = {key: timed for key, timed in self.known.tapes.items() if key[0] == "device"}
+        return replace(self, cluster=cluster, known=TimedOps(self.known.works, of_device))
+
     @cached_property
     def fabric(self) -> Fabric:
         """The network as collectives see it."""

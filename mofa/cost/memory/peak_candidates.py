@@ -398,7 +398,7 @@ class PeakCandidates:
         out[place["optimizer_states"]] = rows.static.states[of, stage]
         out[place["buffers"]] = self.buffers[rows_at, stage]
         activations, in_flight = self.activations[rows_at, stage], saved_by_kind(rows, rows_at, stage)
-        for i in np.unique(instant).tolist():
+        for i in sorted(set(instant.tolist())):
             candidate, chosen = self.all[i], np.flatnonzero(instant == i)
             where = rows_at[chosen], stage[chosen]
             out[place["gradients"], chosen] *= _entries(candidate.grads, where)

@@ -24,6 +24,8 @@ IntN = NDArray[np.int64]
 
 ROUNDS = 3
 """Rounds of micro-batches that are walked at most; those behind take as long as the last of the steady state. [-]"""
+FEW_PLANS = 8
+"""Plans of which all durations are gathered at once. [-]"""
 _AT_ONCE = 1 << 21
 """Entries of the array of ends that are held at once, 16 MiB. [-]"""
 
@@ -198,27 +200,37 @@ def _walk(
 ) -> tuple[ArrayN, ArrayN]:
     """When the last computation ends, and the longest of all last rounds; durations are at ``place``. (n,) each [s]
 
-    Durations are gathered level by level: of all nodes together they would be written to memory and read back.
+    Durations of many plans are gathered level by level: of all nodes together they would be written to memory and read
+    back. Those of few are gathered at once, of one in arrays of one dimension: a level takes as long as its calls.
     """
-    done = np.empty((walk.size, durations.shape[1]))
+    num_plans = durations.shape[1]
+    if num_plans == 1:
+        durations = durations[:, 0]
+        hosts = None if hosts is None else tuple(table[:, 0] for table in hosts)
+    done = np.empty((walk.size, *durations.shape[1:]))
     done[0] = 0.0
     issued = np.zeros_like(done) if hosts is not None else done
-    rows = place.take(walk.which)
+    rows, hop_s = place.take(walk.which), durations[0]
+    at_once = num_plans <= FEW_PLANS
+    if at_once:
+        durations = durations.take(rows, axis=0)
+        hosts = None if hosts is None else tuple(table.take(rows, axis=0) for table in hosts)
     for nodes, waits, sent, before in walk.levels:
         latest = _latest(done, waits)
         if len(sent):
             handed = _latest(done, sent)
-            handed += durations[0]
+            handed += hop_s
             np.maximum(latest, handed, out=latest)
         ends, of_level = done[nodes], rows[nodes]
-        np.add(latest, durations.take(of_level, axis=0), out=ends)
+        np.add(latest, durations[nodes] if at_once else durations.take(of_level, axis=0), out=ends)
         if hosts is not None:
-            held_s, woken_s, host_s = (table.take(of_level, axis=0) for table in hosts)
+            held_s, woken_s, host_s = (t[nodes] if at_once else t.take(of_level, axis=0) for t in hosts)
             issued_before = issued.take(before, axis=0)
-            np.maximum(ends, np.add(issued_before, held_s, out=held_s), out=ends)
+            np.maximum(ends, np.add(issued_before, held_s), out=ends)
             np.add(latest, woken_s, out=latest)
-            np.maximum(latest, np.add(issued_before, host_s, out=host_s), out=issued[nodes])
-    return done[walk.ends].max(axis=0), (done[walk.last_steady] - done[walk.round_before]).max(axis=0)
+            np.maximum(latest, np.add(issued_before, host_s, out=issued_before), out=issued[nodes])
+    latest_end, round_s = done[walk.ends].max(axis=0), (done[walk.last_steady] - done[walk.round_before]).max(axis=0)
+    return np.atleast_1d(latest_end), np.atleast_1d(round_s)
 
 
 def _latest(done: ArrayN, waits: IntA) -> ArrayN:

@@ -27,22 +27,27 @@ LIBRARY = SOURCE.with_suffix(".so")
 NONE = -1
 REQUEST = np.dtype([("size", np.int64), ("slot", np.int32), ("pool", np.int32)])
 """As ``Request`` in the compiled part."""
-ARGUMENTS: dict[str, tuple[type | None, list[type]]] = {
+SIZE, ADDRESS, NUM_FREED = range(3)
+"""Places in what an allocator and its compiled part share; behind them blocks that were let go. As ``Shared`` there."""
+MANY_FREED = 64
+"""Blocks that are made free together at most. [-]"""
+ARGUMENTS: dict[str, tuple[type | None, list[type] | None]] = {
     "source": (c_char_p, []),
-    "segments_new": (c_void_p, []),
+    "segments_new": (c_void_p, [c_void_p]),
     "segments_delete": (None, [c_void_p]),
     "open_pool": (None, [c_void_p, c_int32]),
     "new_block": (c_int32, [c_void_p, c_int32, c_int64, c_int64]),
-    "take": (c_int32, [c_void_p, c_int32, c_int64, c_int32, c_void_p]),
-    "join": (None, [c_void_p, c_int32]),
-    "look": (c_int32, [c_void_p, c_int32, c_void_p]),
+    "take": (c_int32, None),
+    "settle": (None, None),
+    "look": (c_int32, None),
+    "prepare": (None, [c_void_p, c_void_p, c_int32]),
     "answer": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p]),
     "give_back": (c_int32, [c_void_p, c_int32, c_void_p]),
     "num_free": (c_int32, [c_void_p, c_int32]),
     "free_blocks": (None, [c_void_p, c_int32, c_void_p]),
     "places": (None, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p]),
 }
-"""What each function gives and takes."""
+"""What each function gives and takes; None for a handle and small numbers, which are not looked at: that is quicker."""
 
 
 def source_hash() -> str:
@@ -112,9 +117,7 @@ class NumberedBlocks:
 
     def addresses(self, slots: array[int]) -> bytes:
         """The addresses of some, packed."""
-        addresses = bytearray(8 * len(slots))
-        self.a.write_addresses(self.numbers, slots, addresses)
-        return bytes(addresses)
+        return self.a.addresses(self.numbers, slots)
 
 
 class CompiledAllocator(Allocator):
@@ -141,26 +144,33 @@ class CompiledAllocator(Allocator):
         compiled = library()
         if compiled is None:
             raise RuntimeError(f"{LIBRARY.name} is not compiled; use Allocator")
-        self._compiled, self._take, self._join = compiled, compiled.take, compiled.join
-        self._segments: int = compiled.segments_new()
+        self._compiled = compiled
+        self._take, self._look, self._settle = compiled.take, compiled.look, compiled.settle
+        self._shared = array("q", bytes(8 * (NUM_FREED + 1 + MANY_FREED)))
+        self._segments: int = compiled.segments_new(self._shared.buffer_info()[0])
+        self._handle = c_void_p(self._segments)
         weakref.finalize(self, compiled.segments_delete, self._segments)
         self._two = array("q", (0, 0))
         self._at_two = self._two.buffer_info()[0]
+        self._larger, self._num_larger = array("q"), array("i", (0,))
+        self._at_num_larger = self._num_larger.buffer_info()[0]
 
     # -- requests
     def allocate_rounded(self, size: int, index: int) -> Block:
         """A block of a rounded size from a pool."""
         pool = self._pools.get(index) or self.pool(index)
-        number = self._take(self._segments, index, size, NONE, self._at_two)
+        shared = self._shared
+        shared[SIZE] = size
+        number = self._take(self._handle, index, NONE)
         if number == NONE:
             given = self.grow(pool, size)
             assert isinstance(given, NumberedBlock)
-            number = self._take(self._segments, index, size, given.number, self._at_two)
-        address, size = self._two
+            number = self._take(self._handle, index, given.number)
+        size = shared[SIZE]
         allocated = self.allocated = self.allocated + size
         if allocated > self.peak_allocated:
             self.peak_allocated = allocated
-        return NumberedBlock(pool, address, size, number)
+        return NumberedBlock(pool, shared[ADDRESS], size, number)
 
     def pool(self, index: int) -> BlockPool:
         """The pool of an index; its free blocks are in the compiled part."""
@@ -178,9 +188,13 @@ class CompiledAllocator(Allocator):
         self.merge_free(block)
 
     def merge_free(self, block: Block) -> Block:
-        """Make a block free; it stands for the one that it is part of then."""
-        assert isinstance(block, NumberedBlock)
-        self._join(self._segments, block.number)
+        """Make a block free, before anything else is asked for; it stands for the one that it is part of then."""
+        assert type(block) is NumberedBlock
+        shared = self._shared
+        shared[NUM_FREED] = number = shared[NUM_FREED] + 1
+        shared[NUM_FREED + number] = block.number
+        if number == MANY_FREED:
+            self._settle(self._handle)
         return block
 
     def empty_cache(self) -> None:
@@ -202,7 +216,9 @@ class CompiledAllocator(Allocator):
         """Requests as the compiled part reads them."""
         for index in {order[2] for order in orders}:
             self.pool(index)
-        return np.array([*orders], dtype=REQUEST).tobytes()
+        requests = np.array([*orders], dtype=REQUEST)
+        self._compiled.prepare(self._segments, requests.ctypes.data, len(requests))
+        return requests.tobytes()
 
     def empty_slots(self) -> NumberedBlocks:
         """Where their blocks will be."""
@@ -225,11 +241,14 @@ class CompiledAllocator(Allocator):
         int
             The request that nothing fits; ``end`` where all are answered.
         """
-        larger, num_larger = array("q", bytes(16 * (end - begin))), array("i", (0,))
+        larger, num_larger = self._larger, self._num_larger
+        num_larger[0] = 0
+        if len(larger) < 2 * (end - begin):
+            larger.frombytes(bytes(16 * (end - begin)))
         number = given.number if isinstance(given, NumberedBlock) else NONE
         done: int = self._compiled.answer(
             self._segments, requests, end, begin, number, slots.numbers.buffer_info()[0], larger.buffer_info()[0],
-            num_larger.buffer_info()[0],
+            self._at_num_larger,
         )  # fmt: skip
         for i in range(0, 2 * num_larger[0], 2):
             rests[larger[i]] = larger[i + 1]
@@ -238,16 +257,15 @@ class CompiledAllocator(Allocator):
     # -- what is there
     def block(self, number: int) -> NumberedBlock:
         """An allocated block."""
-        index = self._compiled.look(self._segments, number, self._at_two)
-        address, size = self._two
-        return NumberedBlock(self._pools[index], address, size, number)
+        index = self._look(self._handle, number)
+        return NumberedBlock(self._pools[index], self._shared[ADDRESS], self._shared[SIZE], number)
 
-    def write_addresses(self, numbers: array[int], slots: array[int], addresses: bytearray) -> None:
-        """The addresses of the blocks in some slots."""
-        into = (ctypes.c_char * len(addresses)).from_buffer(addresses)
-        self._compiled.places(
-            self._segments, numbers.buffer_info()[0], slots.buffer_info()[0], len(slots), ctypes.addressof(into)
-        )
+    def addresses(self, numbers: array[int], slots: array[int]) -> bytes:
+        """The addresses of the blocks in some slots, packed."""
+        addresses = array("q", bytes(8 * len(slots)))
+        places = numbers.buffer_info()[0], slots.buffer_info()[0], len(slots), addresses.buffer_info()[0]
+        self._compiled.places(self._segments, *places)
+        return addresses.tobytes()
 
     def free_bytes(self) -> dict[tuple[int, bool], int]:
         """Free bytes of the segments held, per stream and size class (small or not). [B]"""

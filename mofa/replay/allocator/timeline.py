@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,9 +192,22 @@ class Journal:
             act = events.instructions[events.numbers[event]]
         if act.code == OUTSIDE:
             return act.op
-        passages = self.passages
-        _, phase, piece = passages[bisect_right(passages, (event, "~")) - 1]
+        _, phase, piece = self._passage_of(event)
         return f"{phase} of {piece}: {act.op}"
+
+    def _passage_of(self, event: int) -> Passage:
+        """The last that begins no later than an event; its own event is counted from where its repetition begins."""
+        i = bisect_right(self.noted, event, key=itemgetter(0))
+        behind = self.noted[i][1] if i < len(self.noted) else len(self.new_passages)
+        since = self.new_passages[self.noted[i - 1][1] if i else 0 : behind]
+        if number := bisect_right(since, (event, "~")):
+            return since[number - 1]
+        if i:
+            start, _, repeated = self.noted[i - 1]
+            if number := bisect_right(repeated, (event - start, "~")):
+                return repeated[number - 1]
+        passages = self.passages
+        return passages[bisect_right(passages, (event, "~")) - 1]
 
     def step_of(self, event: int) -> int:
         """The step that an event belongs to, 0 for the start."""
@@ -222,13 +236,22 @@ class Journal:
             alive[live.group] += live.bytes
         return MemoryInstant(self.step_of(event), self.what_ran(event), sum(alive.values()), reserved, alive, tensors)
 
-    def by_group(self, start: int) -> NDArray[np.int64]:
-        """Bytes alive by group after every event from ``start`` on. (events, groups) [B]"""
+    def allocated_after(self, start: int) -> NDArray[np.int64]:
+        """Bytes alive after every event from ``start`` on. (events,) [B]"""
+        return np.asarray(np.cumsum(self._events().sizes)[start:])
+
+    def by_group(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bytes alive by group after each of some events. (chosen, groups) [B]"""
         events = self._events()
-        groups = np.array([act.group for act in events.instructions], dtype=np.int64)[events.numbers]
-        deltas = np.zeros((len(groups), len(GROUPS)), dtype=np.int64)
-        deltas[np.arange(len(groups)), groups] = events.sizes
-        return np.asarray(np.cumsum(deltas, axis=0)[start:])
+        marks, of_mark = np.unique(chosen, return_inverse=True)
+        end = int(marks[-1]) + 1
+        group_of = np.array([act.group for act in events.instructions], dtype=np.int64)
+        between = np.repeat(np.arange(len(marks)), np.diff(marks, prepend=-1))
+        cells = between * len(GROUPS) + group_of[events.numbers[:end]]
+        # sums stay far below 2**53, so that they are exact
+        added = np.bincount(cells, weights=events.sizes[:end], minlength=len(marks) * len(GROUPS))
+        alive = np.cumsum(added.reshape(len(marks), len(GROUPS)), axis=0).astype(np.int64)
+        return np.asarray(alive[of_mark.reshape(-1)])
 
     def spans(self, start: int) -> Iterator[tuple[int, int, str, int, int]]:
         """(first event, event after the last, kind, chunk, micro-batch) of each computation from an event on."""

@@ -77,7 +77,9 @@ class RetainedBlocks:
 
     def addresses(self) -> tuple[tuple[int, ...], ...]:
         """The addresses of all retained blocks: equal for states from which all goes alike."""
-        return tuple(
-            (index, *(block.address for block, _ in allocations))
+        if not self._allocations:
+            return ()
+        return tuple([
+            (index, *[block.address for block, _ in allocations])
             for index, allocations in sorted(self._allocations.items())
-        )
+        ])  # fmt: skip

@@ -25,6 +25,8 @@ class ReceivedInputs:
 
     def __init__(self, state: RankState) -> None:
         self.state = state
+        self._keeps = state.rank.keeps_received
+        self._size = round_size(state.rank.boundary_bytes)
         self.input: Block | None = None
         self.gradient: Block | None = None
         self.under_way: Block | None = None
@@ -39,8 +41,7 @@ class ReceivedInputs:
 
     def waiting(self) -> list[Waiting]:
         """The input and its gradient, None where there is none, and their rounded size."""
-        size = round_size(self.state.rank.boundary_bytes)
-        return [(self.input, size), (self.gradient, size)] if self._keeps else []
+        return [(self.input, self._size), (self.gradient, self._size)] if self._keeps else []
 
     def replace(self, received: Block | None, gradient: Block | None) -> None:
         """They are these blocks now."""
@@ -49,10 +50,6 @@ class ReceivedInputs:
     def addresses(self) -> tuple[int, ...]:
         """Their addresses, -1 for none."""
         return tuple(-1 if block is None else block.address for block in (self.input, self.gradient))
-
-    @property
-    def _keeps(self) -> bool:
-        return self.state.rank.keeps_received
 
     def step_begins(self) -> None:
         """A step begins."""

@@ -32,9 +32,11 @@ Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
 
 
 def repeat_recording(
-    recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow, passed: Passed
-) -> tuple[int, int, int]:
-    """Play a computation again for another pass, and write it down; ``passed`` is told of pieces that are through.
+    recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow,
+    passed: Passed | None,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Play a computation again for another pass, and write it down; ``passed`` is told of pieces that are through, None
+    where the recording has none.
 
     Returns
     -------
@@ -47,7 +49,7 @@ def repeat_recording(
     most, changed = before + recording.rise, 0
     if rests or recorded.rests:
         rests.update(recorded.rests)
-        most, changed = _add_rests(recording, rests, journal, start, before)
+        most, changed = _add_rests(recording, rests, journal, start, before, a.peak_allocated)
         recorded.rests = {slot: rest for slot, rest in rests.items() if slot not in recording.freed}
     recorded.last = recording
     a.allocated = before + recording.net + changed
@@ -62,13 +64,17 @@ def repeat_recording(
 
 
 def _add_rests(
-    recording: Recording, rests: dict[int, int], journal: Journal, start: int, before: int
+    recording: Recording, rests: dict[int, int], journal: Journal, start: int, before: int, peak: int
 ) -> tuple[int, int]:  # fmt: skip
-    """Write down that some blocks are larger than asked; the peak with them, and how much more is held at the end."""
+    """Write down that some blocks are larger than asked; the most with them, or at least that where it is no more than
+    the ``peak``, and how much more is held at the end."""
     journal.larger.append((start, recording.entries, rests))
-    items = rests.items()
-    changed = sum([recording.held_more.get(slot, 0) * rest for slot, rest in items])
-    if sum(rests.values()) >= NEAR:
+    items, held_more = rests.items(), recording.held_more
+    changed = sum([held_more[slot] * rest for slot, rest in items if slot in held_more])
+    all_rests = sum(rests.values())
+    if before + recording.rise + all_rests <= peak:
+        return before + recording.rise + all_rests, changed
+    if all_rests >= NEAR:
         sizes = list(recording.sizes)
         for slot, rest in items:
             for event, sign in recording.entries.get(slot, ()):
@@ -81,7 +87,8 @@ def _add_rests(
 
 
 def _answered(
-    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow, passed: Passed
+    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow,
+    passed: Passed | None,
 ) -> tuple[dict[int, int], list[tuple[int, int]]]:  # fmt: skip
     """Answer the requests. The rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where
     memory was asked of the device; ``a.allocated`` stays as it was."""
@@ -95,14 +102,19 @@ def _answered(
         blocks += [NOTHING] * num_new
     rests: dict[int, int] = {}
     grown: list[tuple[int, int]] = []
+    begin, end = 0, len(recording.orders)
+    if passed is None and isinstance(a, CompiledAllocator):
+        begin = _fitting_requests(recording, end, blocks, a, rests)
+        if begin == end:  # as nearly always
+            return rests, grown
     grow = partial(_grow, recording, recorded, a, start, overflow, rests, grown)
     answer = _compiled_requests if isinstance(a, CompiledAllocator) else _requests
-    begin = 0
     for piece_passed in recording.passed:
+        assert passed is not None
         answer(recording, begin, piece_passed.num_orders, blocks, a, rests, grow)
         passed(piece_passed, blocks)
         begin = piece_passed.num_orders
-    answer(recording, begin, len(recording.orders), blocks, a, rests, grow)
+    answer(recording, begin, end, blocks, a, rests, grow)
     return rests, grown
 
 
@@ -174,6 +186,15 @@ def _requests(
             peers.insert(0, free)
         else:
             insort(peers, free, key=address_of)
+
+
+def _fitting_requests(
+    recording: Recording, end: int, blocks: BlockSlots, a: CompiledAllocator, rests: dict[int, int]
+) -> int:  # fmt: skip
+    """Answer requests, compiled, until one fits no free block: its place, ``end`` where all fit."""
+    requests = recording.requests
+    assert isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
+    return a.answer(requests, 0, end, blocks, None, rests)
 
 
 def _compiled_requests(

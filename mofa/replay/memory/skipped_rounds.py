@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 QUIET = 160
 """Forwards without more being asked of the device after which a first step counts as steady, where a rank has several
@@ -22,6 +26,53 @@ LONG = 1024
 """Forwards that are waited for in any step, where something lingers of several chunks. [-]"""
 
 
+class LaterRounds:
+    """By how many micro-batches rounds follow those before them, of the computations of a step.
+
+    Examples
+    --------
+    >>> order = (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("F", 0, 2), ("B", 0, 1), ("F", 0, 3), ("B", 0, 2))
+    >>> rounds = LaterRounds(order, (2,))
+    >>> [rounds.by(n, 2) for n in range(len(order))], rounds.size_of_round(3)
+    ([0, 0, 0, 1, 1, 1, 0], 2)
+    """
+
+    def __init__(self, computations: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...]) -> None:
+        self.computations = computations
+        self._by = {size: self._of_size(size) for size in sizes if 2 * size <= len(computations)}
+
+    def by(self, n: int, size: int) -> int:
+        """By how many micro-batches the ``size`` computations from ``n`` follow those before them; 0 where other."""
+        by = self._by.get(size)
+        return by[n] if by is not None and n < len(by) else 0
+
+    def size_of_round(self, n: int) -> int:
+        """The least of the sizes of which a round ends in front of ``n`` and another like it follows; 0 where none."""
+        for size, by in self._by.items():
+            if by[n]:
+                return size
+        return 0
+
+    def _of_size(self, size: int) -> list[int]:
+        computations = self.computations
+        what, micro_batch = self._numbers
+        same, shift = what[size:] == what[:-size], micro_batch[size:] - micro_batch[:-size]
+        # runs of computations that do the same as those a round ahead, so many micro-batches later
+        ends = np.flatnonzero(np.append(~same[1:] | (shift[1:] != shift[:-1]), True))
+        end = ends[np.searchsorted(ends, np.arange(len(same)))]
+        alike = same & (end - np.arange(len(same)) >= size - 1)
+        by = np.zeros(len(computations) + 1, dtype=np.int64)
+        by[size:-1] = np.where(alike, np.maximum(shift, 0), 0)
+        return by.tolist()
+
+    @cached_property
+    def _numbers(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """A number for what each computation does in which chunk, and its micro-batch. (n,) each"""
+        number_of: dict[tuple[str, int], int] = {}
+        what = [number_of.setdefault((kind, c), len(number_of)) for kind, c, _ in self.computations]
+        return np.array(what, dtype=np.int64), np.array([i for _, _, i in self.computations], dtype=np.int64)
+
+
 class RoundSkipper:
     """Finds rounds of a steady state that can be left out.
 
@@ -34,8 +85,10 @@ class RoundSkipper:
     for :data:`LATER`.
     """
 
-    def __init__(self, computations: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...]) -> None:
-        self.computations, self.sizes = computations, sizes
+    def __init__(
+        self, computations: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...], later: LaterRounds | None = None
+    ) -> None:
+        self.computations, self.later = computations, later or LaterRounds(computations, sizes)
         self.size = self.start = 0
         self.states: dict[object, dict[object, int]] = {}
         self.peaks: object = None
@@ -47,7 +100,7 @@ class RoundSkipper:
         """Whether a round ends in front of computation ``n`` and another like it follows."""
         if self.size and (n - self.start) % self.size:
             return False
-        size = next((size for size in self.sizes if self._like(n, size)), 0)
+        size = self.later.size_of_round(n)
         if size != self.size:
             self.size, self.start, self.states, self.peaks = size, n, {}, None
         return size > 0
@@ -56,17 +109,6 @@ class RoundSkipper:
         """Whether as much is in flight as a round ago: else nothing can have come back."""
         before, self.flying = self.flying, flying
         return before == flying
-
-    def _like(self, n: int, size: int) -> int:
-        """By how many micro-batches the ``size`` computations from ``n`` follow those before them; 0 where other."""
-        computations = self.computations
-        if n < size or n + size > len(computations):
-            return 0
-        shift = computations[n][2] - computations[n - size][2]
-        for (kind, c, i), (other, k, j) in zip(computations[n : n + size], computations[n - size : n], strict=True):
-            if kind != other or c != k or i - j != shift:
-                return 0
-        return max(shift, 0)
 
     def num_to_skip(self, n: int, places_held: object, free: Callable[[], object]) -> tuple[int, int]:
         """How many computations can be left out here as the state came back, and how many those are that repeat.
@@ -102,6 +144,6 @@ class RoundSkipper:
     def _following(self, n: int, period: int) -> int:
         """How many computations follow in whole periods of rounds like the last one."""
         like = 0
-        while self._like(n + like * self.size, self.size):
+        while self.later.by(n + like * self.size, self.size):
             like += 1
         return like * self.size // period * period

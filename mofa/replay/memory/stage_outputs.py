@@ -42,6 +42,8 @@ class LateFrees:
         """Whether blocks send what comes back late."""
         self.shelves = any(piece.trace.shelved for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
         """Whether blocks leave something to PyTorch's watchdog."""
+        self.possible = rank.preallocated or self.late_inside
+        """Whether anything comes back late, or is held beyond its backward."""
         self.shelf: Shelf[Allocation] = Shelf()
         self.ring: Shelf[Block] = Shelf(held_s=0.0)
         """What rings let go, until the device has passed its block."""
@@ -226,6 +228,8 @@ class LateFrees:
         The lag stands for ``launched``: it grows with each computation until the queue is full, so that two instants
         with equal ones have none or a full queue, and all later ones are equal too.
         """
+        if not self.possible:
+            return None
         blocks = tuple(block.address if block is not None else -1 for block in (self.finished_output, self.gradient))
         output = (self.output[0], self.output[1] - last) if self.output is not None else None
         shelved = tuple((at_s, allocation[0].address) for at_s, allocation in self.shelf.waiting_items())

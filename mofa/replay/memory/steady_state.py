@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from mofa.replay.allocator.pools import Block, BlockSlots
@@ -13,7 +13,7 @@ from mofa.replay.memory.pass_state import ChunkPass
 from mofa.replay.memory.recording import PassBlocks, PiecePassed, Recorder, Recording, Waiting
 from mofa.replay.memory.repeated import repeat_recording
 from mofa.replay.memory.shared_recordings import Which
-from mofa.replay.memory.skipped_rounds import LATER, LONG, RoundSkipper
+from mofa.replay.memory.skipped_rounds import LATER, LONG, LaterRounds, RoundSkipper
 
 if TYPE_CHECKING:
     from mofa.replay.memory.dispatcher_retention import RetainedBlocks
@@ -47,12 +47,17 @@ class SteadyStatePlayer:
         self.pieces = [{piece.name: piece for piece in chunk} for chunk in rank.chunks]
         self.lasts = {c: n for n, (_, c, _) in enumerate(rank.computations)}
 
+    @cached_property
+    def later(self) -> LaterRounds:
+        """Which rounds follow which: the same in every step."""
+        return LaterRounds(self.state.rank.computations, self.round_sizes)
+
     def compute(self) -> None:
         """All forwards and backwards, but for rounds that would only repeat others."""
         state = self.state
         computations, passes, begun = state.rank.computations, state.passes, state.begun
         num_chunks = len(state.rank.chunks)
-        steady_rounds = RoundSkipper(computations, self.round_sizes)
+        steady_rounds = RoundSkipper(computations, self.round_sizes, self.later)
         retries: dict[int, int] = {}
         n = 0
         while n < len(computations):
@@ -96,7 +101,8 @@ class SteadyStatePlayer:
         if state.turned or state.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
         passes = [
-            (c, i - last, chunk_pass.number_of_addresses(self.places)) for (c, i), chunk_pass in state.passes.items()
+            (c, i - last, place if (place := chunk_pass.place) >= 0 else chunk_pass.number_of_addresses(self.places))
+            for (c, i), chunk_pass in state.passes.items()
         ]
         gradients = tuple([block.address for block, _ in deepspeed.bf16_gradients(state) if block is not None])
         received = self.received_inputs.addresses()
@@ -109,9 +115,11 @@ class SteadyStatePlayer:
             allocate_ddp_buckets(state)
         if kind == "F" and state.rank.unshards:
             copy_gathered(state, c)
-        self.sends.before_computation(kind)
+        if self.sends.possible:
+            self.sends.before_computation(kind)
         self._play(kind, c, i)
-        self.sends.after_computation(kind, c, i)
+        if self.sends.possible:
+            self.sends.after_computation(kind, c, i)
 
     def _play(self, kind: str, c: int, i: int) -> None:
         state = self.state
@@ -149,7 +157,7 @@ class SteadyStatePlayer:
         left = [block for block in blocks if block is not None]
         if self.retained.possible:
             self.retained.replace(c, left)
-        elif kind == "B":
+        elif kind == "B" and self.state.rank.deepspeed:
             deepspeed.move_gradients(self.state, left)
 
     def _repeat(self, which: Which, recording: Recording, i: int) -> None:
@@ -169,7 +177,7 @@ class SteadyStatePlayer:
         outside = self._blocks_outside(kind, c)
         if outside:
             recorded.await_(outside)
-        passed = partial(self._passed, c)
+        passed = partial(self._passed, c) if recording.passed else None
         start, before, end = repeat_recording(recording, recorded, state.a, state.journal, state.overflow, passed)
         if outside:
             self._leave(kind, c, [recorded.blocks[slot] if slot >= 0 else None for slot in recording.left])

@@ -98,7 +98,7 @@ def _alike(rank: RankTimeline, round_s: float) -> bool:
     begin, *_, end = rank.marks
     if any(action in rank.added.once for action in rank.order.ranks[rank.rank][begin:end]):
         return False
-    times = np.array([(span.start_s, span.end_s) for span in rank.spans[begin:end]])
+    times = np.array([(start_s, end_s) for _, _, _, start_s, end_s in rank.spans[begin:end]])
     if len(times) % ALIKE or len({len(mark.state) for mark in rank.marks.values()}) > 1:
         return False
     later = np.diff(times.reshape(ALIKE, -1), axis=0) - round_s

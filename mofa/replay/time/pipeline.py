@@ -197,7 +197,8 @@ def _advancing(
         queue.append(n)
         if queue[0] == n:
             if (other := partner[n]) >= 0 and starts[other] == _NEVER:  # it only waits for the other side
-                starts[n] = max(ready[n], free[stream_of[n]])
+                since = free[stream_of[n]]
+                starts[n] = since if since > now else now
             else:
                 start(n)
 

@@ -19,7 +19,7 @@ from mofa.replay.time.data_parallel import DataParallelSteps, ExtraSteps, Shared
 from mofa.replay.time.kernel_runs import Sync
 from mofa.replay.time.pipeline import CAUSES
 from mofa.replay.time.stream_clocks import Relative, StreamClocks
-from mofa.replay.time.time_replayed import Computation, StreamOp
+from mofa.replay.time.time_replayed import ComputationFields, StreamOp
 from mofa.schedules import Action, Order
 
 _PLAIN = ExtraSteps()
@@ -96,7 +96,7 @@ class RankTimeline:
     """By kind of action, stage and variant."""
     last: tuple[LeftOnStreams, float] = NOTHING, 0.0
     """What the last computation left, and when it ended."""
-    spans: list[Computation] = field(default_factory=list)
+    spans: list[ComputationFields] = field(default_factory=list)
     ops: list[StreamOp] = field(default_factory=list)
     idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     pp_s: float = 0.0
@@ -129,7 +129,8 @@ class RankTimeline:
         clock, plan = self.clock, self.plan
         start = clock.compute
         kind, stage, micro_batch = action
-        played_kind = self.ways.get((kind, stage, micro_batch % self.num_variants)) or self._new_kind(action)
+        variant = micro_batch % self.num_variants if self.num_variants > 1 else 0
+        played_kind = self.ways.get((kind, stage, variant)) or self._new_kind(action)
         if played_kind.phase is not None:
             before = clock.host
             if self.plain and action not in self.once:
@@ -157,7 +158,7 @@ class RankTimeline:
             clock.compute += slow
         clock.host += self.handing_s
         spans = self.spans
-        spans.append(Computation(kind, played_kind.chunk, micro_batch, start, clock.compute))
+        spans.append((kind, played_kind.chunk, micro_batch, start, clock.compute))
         if self.marked and len(spans) in self.marked:
             self._mark()
 
@@ -284,11 +285,12 @@ class RankTimeline:
                 clock.streams, clock.ready, clock.flying, clock.gaps = {}, {}, [], []
         else:
             self._leave(left, now)
-        clock.compute = start + factor * result.seconds
-        use = self.uses.get(id(result))
+        clock.compute = now if factor == 1.0 else start + factor * result.seconds
+        key = id(result)
+        use = self.uses.get(key)
         if use is None:
-            self.uses[id(result)] = [factor, 1.0]
-            self.results[id(result)] = result
+            self.uses[key] = [factor, 1.0]
+            self.results[key] = result
         else:
             use[0] += factor
             use[1] += 1.0
@@ -356,6 +358,6 @@ class RankTimeline:
         return total
 
 
-def _later(spans: list[Computation], micro_batches: int, seconds: float) -> list[Computation]:
+def _later(spans: list[ComputationFields], micro_batches: int, seconds: float) -> list[ComputationFields]:
     """Computations so much later, of other micro-batches."""
-    return [Computation(kind, c, i + micro_batches, start + seconds, end + seconds) for kind, c, i, start, end in spans]
+    return [(kind, c, i + micro_batches, start + seconds, end + seconds) for kind, c, i, start, end in spans]

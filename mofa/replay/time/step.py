@@ -191,13 +191,14 @@ def _finish(
         for name in (*HIDDEN_COMPONENTS, "host_idle"):
             player.idle[name] = float(counts[2][FAMILY[name]])
         start = meet + amaxes + norm
-        player.spans.append(Computation("O", 0, 0, start, start + optimizer[r] + player.added.after_optimizer_s))
+        player.spans.append(("O", 0, 0, start, start + optimizer[r] + player.added.after_optimizer_s))
         assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
     slowest = min(range(len(players)), key=lambda r: (shown[r]["bubble"], r))
     step = sum(shown[slowest].values())
     return TimeReplayed(
         step, shown[slowest], hiddens[slowest], slowest, tuple(shown), tuple(p.idle for p in players),
-        tuple(tuple(p.spans) for p in players) if spans else (), _transfers(flights, len(players)),
+        tuple(tuple(map(Computation._make, p.spans)) for p in players) if spans else (),
+        _transfers(flights, len(players)),
         tuple(tuple(p.ops) for p in players),
     )  # fmt: skip
 

@@ -292,7 +292,10 @@ class StreamClocks:
         if host < now - longest:
             self.host = host = now - longest
         streams, ready, flying, gaps = self.streams, self.ready, self.flying, self.gaps
-        if not (streams or ready or flying or gaps):
+        over = not gaps or (not self.own_order and longest != inf and gaps[-1][1] <= now)
+        if over and not (streams or ready or flying):
+            if gaps:  # they come one behind the other
+                self.gaps = []
             return (_tenth_ns(host - now),)
         # nothing begins before now but what is launched once or on streams of their own order
         since = host if self.own_order or longest == inf else now

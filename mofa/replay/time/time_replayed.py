@@ -16,6 +16,10 @@ class Computation(NamedTuple):
     end_s: float
 
 
+ComputationFields = tuple[str, int, int, float, float]
+"""The fields of a :class:`Computation`: most clocks are played for their end alone."""
+
+
 class Transfer(NamedTuple):
     """A send or a receive of a rank: what, of which stage and micro-batch, from its start to its end. [s]"""
 

@@ -231,9 +231,8 @@ class Candidate:
 
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
         """The step in closed form on a cluster with another host. [s]"""
-        workload, own, framework, row = self.job
-        if cluster is not own:
-            exposed, _ = Estimator(workload, cluster, framework, row, self.loads).component_seconds()
+        if cluster is not self.job[1]:
+            exposed, _ = self.estimator.on_hosts_of(cluster).component_seconds()
         elif "costed" in self.__dict__:
             return float(self.costed.step_s[0])
         else:

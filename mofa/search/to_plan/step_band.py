@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import exp, expm1
+from typing import NamedTuple
 
 from mofa.cost.model_flops import routed_fraction
 from mofa.plan.step_band import Band
@@ -84,9 +85,30 @@ def _hosts_s(
     cluster: ClusterSpec, step_s: float, on_host: Callable[[ClusterSpec], float]
 ) -> tuple[float, float] | None:
     """The step on a fast and on a slow host, scaled as in closed form; None where the host is known. [s]"""
-    hosts, own_s = cluster.gpu.curves.hosts, cluster.gpu.curves.host.eager_op_s.value
-    if hosts is None:
+    others = _on_fast_and_slow_host(cluster)
+    if others is None:
         return None
     typical_s = on_host(cluster)
-    fast_s, slow_s = (on_host(cluster.at_host(times.value * own_s)) for times in (hosts.fast, hosts.slow))
+    fast_s, slow_s = map(on_host, others)
     return step_s * min(fast_s / typical_s, 1.0), step_s * max(slow_s / typical_s, 1.0)
+
+
+class _OtherHosts(NamedTuple):
+    """A cluster, and the same with fast and with slow hosts; None where its host is known."""
+
+    cluster: ClusterSpec
+    fast_and_slow: tuple[ClusterSpec, ClusterSpec] | None
+
+
+_last: list[_OtherHosts] = []
+"""Those of the last cluster asked for: all plans of a search have one."""
+
+
+def _on_fast_and_slow_host(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec] | None:
+    if not _last or _last[0].cluster is not cluster:
+        hosts, own_s = cluster.gpu.curves.hosts, cluster.gpu.curves.host.eager_op_s.value
+        fast_and_slow = None
+        if hosts is not None:
+            fast_and_slow = cluster.at_host(hosts.fast.value * own_s), cluster.at_host(hosts.slow.value * own_s)
+        _last[:] = [_OtherHosts(cluster, fast_and_slow)]
+    return _last[0].fast_and_slow
