@@ -111,6 +111,14 @@ def _sp(job: Job, t: StrategyTable) -> FloatN:
     return np.asarray((t.tp > 1) & ~t.sp, dtype=float)
 
 
+def _tp_overlap(job: Job, t: StrategyTable) -> FloatN:
+    """Megatron-Core turns the overlap off under latent attention, whose linears have no user buffers (megatron_core
+    0.16.1, extensions/transformer_engine.py)."""
+    if not job.framework.tp_overlap or job.workload.model.attention.kind != "mla":
+        return np.zeros(len(t))
+    return np.asarray(t.tp > 1, dtype=float)
+
+
 def _sequence(job: Job, t: StrategyTable) -> FloatN:
     seq = job.workload.batch.seq_len
     unit = np.where(t.cp > 1, 2 * t.cp, 1) * np.where(t.sp, t.tp, 1)
@@ -391,6 +399,8 @@ CHECKS: tuple[Check, ...] = (
         f"{'it needs ep above 1 and etp 1' if j.framework.traits.has_pytorch_modules else 'raise ep'}")),
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
         f"{j.framework.name}: {_what_wants_sp(j)}{degrees_text(t, 'tp')} needs sequence parallelism; set sp=true")),
+    Check("tp_overlap", "switch", _tp_overlap, lambda j, t: (
+        f"{j.framework.name}: tp_overlap with {degrees_text(t, 'tp')} is off under latent attention; leave it out")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
         f"{j.framework.name}: {degrees_text(t, 'cp')} {context_parallel_message(j.workload.model, j.framework, t)}")),
     Check("sequence", "tokens", _sequence, lambda j, t: (

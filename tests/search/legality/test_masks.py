@@ -105,6 +105,7 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("dispatcher", MOE, "torchtitan", {"tp": 2, "ep": 2, "etp": 2, "options": {"dispatcher": "deepep"}}),
         ("sequence_parallel", MOE, "megatron", {"tp": 2, "sp": False}),
         ("sequence_parallel", DENSE, "megatron", {"tp": 2, "sp": False, "options": {"tp_overlap": True}}),
+        ("tp_overlap", mla_moe(), "megatron", {"tp": 2, "ep": 2, "options": {"tp_overlap": True}}),
         ("context_parallel", DENSE, "megatron-local", {"cp": 2}),
         ("context_parallel", WINDOWED, "megatron", {"cp": 2}),
         ("context_parallel", WINDOWED, "torchtitan", {"cp": 2}),
