@@ -121,7 +121,19 @@ def _degrees(strategy: StrategySpec) -> str:
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
     if strategy.cp > 1:
         words.insert(words.index(f"cp{strategy.cp}") + 1, strategy.cp_kind)
-    return " ".join([*words, f"dp{strategy.dp}", f"mb{strategy.micro_batch}"])
+    options = [_option_word(name, value) for name, value in strategy.options.chosen.items()]
+    return " ".join([*words, f"dp{strategy.dp}", f"mb{strategy.micro_batch}", *options])
+
+
+def _option_word(name: str, value: bool | str | int) -> str:
+    """An option of the framework that a strategy chooses, in a word.
+
+    >>> _option_word("tp_overlap", True), _option_word("dispatcher", "deepep"), _option_word("dp_replicate", 4)
+    ('overlap', 'deepep', 'hsdp4')
+    """
+    if name == "tp_overlap":
+        return "overlap" if value else "no overlap"
+    return f"hsdp{value}" if name == "dp_replicate" else str(value)
 
 
 def quantity_text(value: float, unit: str) -> str:
