@@ -60,7 +60,7 @@ def communication_outside_blocks(
 
     Parameters
     ----------
-    fwd, bwd
+    forward_s, backward_s
         Of one micro-batch on each stage. (n, R) [s]
     num_micro_batches
         Micro-batches. (n,)
