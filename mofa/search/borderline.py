@@ -38,14 +38,19 @@ def borderline_rows(searched: CheckedSpace, key: FloatN) -> NDArray[np.intp]:
     Returns
     -------
     array
-        At most :data:`LOOKED_AT`, the least full by the estimate first: they are the likeliest to fit.
+        At most :data:`LOOKED_AT`: half of them the least full by the estimate, which are the likeliest to fit, then
+        those with the smallest keys of the others, which would gain most.
     """
     costed = searched.costed
     why = searched.reason[costed.rows]
     fitting = key[why < 0]
     last = np.partition(fitting, REPLAYED - 1)[REPLAYED - 1] if len(fitting) >= REPLAYED else np.inf
     rows = np.flatnonzero((why == MEMORY) & (key < last))  # a NaN is less than nothing
-    return rows[np.argsort(costed.device_bytes[rows], kind="stable")[:LOOKED_AT]]
+    least_full = rows[np.argsort(costed.device_bytes[rows], kind="stable")]
+    if len(rows) <= LOOKED_AT:
+        return least_full
+    first, others = least_full[: LOOKED_AT // 2], least_full[LOOKED_AT // 2 :]
+    return np.concatenate([first, others[np.argsort(key[others], kind="stable")][: LOOKED_AT - len(first)]])
 
 
 def admit_borderline_rows(
