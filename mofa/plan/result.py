@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from mofa.plan.job_facts import JobFacts
 from mofa.plan.launch_layout import LaunchLayout
 from mofa.plan.long_run import LongRunFields
 from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
@@ -28,7 +29,7 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.9"
+SCHEMA_VERSION: Final = "2.10"
 
 TimeComponent = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
@@ -333,11 +334,14 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.9"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.10"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")
+    job: JobFacts | None = Field(
+        default=None, description="The workload and the framework whole, from which mofa export writes a job."
+    )
     defaults: dict[str, str] = Field(default_factory=dict, description="What was not asked for and taken by default.")
 
     def to_row(self) -> dict[str, Any]:
@@ -372,10 +376,13 @@ class PlanReport(Spec):
     True
     """
 
-    schema_version: Literal["2.9"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.10"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")
+    job: JobFacts | None = Field(
+        default=None, description="The workload and the framework whole, from which mofa export writes a job."
+    )
     objective: str = Field(
         default="tokens_per_s_per_gpu", description="What is maximised; ties go to the smaller memory."
     )

@@ -1,0 +1,94 @@
+"""The frameworks that exported jobs are for, where their wheels or sources are: unpacked, never installed.
+
+``scripts/framework_wheels.py`` downloads the wheels without their dependencies, as ``scripts/check tests`` asks it to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.export.stand_ins import framework
+
+ARGUMENTS = Path(__file__).parent / "megatron_arguments.json"
+"""Megatron-LM's arguments as its own parser has them, written by ``python -m tests.export.frameworks FOLDER``."""
+CORE = tuple(
+    f"megatron.core.{name}"
+    for name in (
+        "model_parallel_config", "transformer.transformer_config", "transformer.enums",
+        "transformer.pipeline_parallel_layer_layout", "utils",
+    )
+)  # fmt: skip
+TRAINING = tuple(
+    f"megatron.training.{name}"
+    for name in ("arguments", "argument_utils", "training_config", "resilience_config", "common_config")
+)
+NOT_HERE = ("torch", "transformer_engine", "triton", "nvidia_resiliency_ext", "apex", "tyro", "torchao", "torchft")
+"""Packages that stand-ins take the place of."""
+
+
+def wheel(name: str) -> Path:
+    """The folder of an unpacked wheel, such as ``megatron_core-0.16.1``; the test is skipped, or fails, without.
+
+    ``MOFA_FRAMEWORK_WHEELS`` names the folder of all wheels, which ``scripts/check`` sets: then one that is missing is
+    a failure. By hand, without it, the tests are skipped and say why.
+    """
+    from scripts.framework_wheels import default_folder
+
+    folder = default_folder()
+    if (folder / name).is_dir():
+        return folder / name
+    why = f"{name} is not in {folder}: python scripts/framework_wheels.py downloads it"
+    if "MOFA_FRAMEWORK_WHEELS" in os.environ:
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+@contextlib.contextmanager
+def megatron_configs(folder: Path) -> Iterator[dict[str, Any]]:
+    """Megatron-Core's configuration classes by name."""
+    with framework(folder, CORE, NOT_HERE):
+        yield vars(importlib.import_module("megatron.core.transformer.transformer_config"))
+
+
+def arguments_of(folder: Path) -> dict[str, Any]:
+    """Megatron-LM's arguments by name, of a folder of its sources: how each is written, stored and its default."""
+    with framework(folder, (*CORE, *TRAINING), NOT_HERE):
+        configs = importlib.import_module("megatron.core.transformer.transformer_config")
+        transformer = sys.modules["megatron.core.transformer"]
+
+        for name in ("TransformerConfig", "MLATransformerConfig"):  # as the package itself would have them
+            setattr(transformer, name, getattr(configs, name))
+        arguments = importlib.import_module("megatron.training.arguments")
+        parser = arguments.add_megatron_arguments(ArgumentParser(allow_abbrev=False))
+        actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
+        return {name.lstrip("-"): _described(action) for action in actions for name in action.option_strings}
+
+
+def _described(action: Any) -> dict[str, Any]:
+    default = action.default
+    if hasattr(default, "name"):
+        default = default.name  # of an enum
+    plain = isinstance(default, str | int | float | bool | list | None.__class__)
+    choices = [getattr(choice, "name", choice) for choice in action.choices] if action.choices else None
+    return {
+        "action": type(action).__name__, "dest": action.dest, "default": default if plain else str(default),
+        "type": getattr(action.type, "__name__", None), "nargs": action.nargs, "choices": choices,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    from mofa.export.megatron import COMMIT
+
+    recorded = {"commit": COMMIT, "arguments": dict(sorted(arguments_of(Path(sys.argv[1])).items()))}
+    lines = ",\n".join(f'"{name}": {json.dumps(value)}' for name, value in recorded["arguments"].items())
+    ARGUMENTS.write_text(f'{{"commit": "{COMMIT}", "arguments": {{\n{lines}\n}}}}\n')
