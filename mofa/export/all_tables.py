@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from mofa.export.arguments import Table
 from mofa.export.megatron.megatron_table import MEGATRON
+from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
 
-TABLES: Mapping[str, Table] = {"megatron": MEGATRON}
+TABLES: Mapping[str, Table] = {"megatron": MEGATRON, "torchtitan": TORCHTITAN}
 """Each says every field of a job, by test."""

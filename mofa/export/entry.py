@@ -127,8 +127,9 @@ def export(
 def writers() -> dict[str, Callable[[Job], dict[str, str]]]:
     """What writes a job's files, by the name that ``--to`` takes."""
     from mofa.export.megatron.launch_script import write_megatron
+    from mofa.export.torchtitan.toml_files import write_torchtitan
 
-    return {"megatron": write_megatron}
+    return {"megatron": write_megatron, "torchtitan": write_torchtitan}
 
 
 def _parts(

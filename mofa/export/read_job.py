@@ -36,5 +36,6 @@ def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> R
 def readers() -> dict[str, Callable[[Path, int | None], ReadJob]]:
     """What reads a job's file, by the name that ``--from`` takes."""
     from mofa.export.megatron.read_megatron import read_megatron
+    from mofa.export.torchtitan.read_torchtitan import read_torchtitan
 
-    return {"megatron": read_megatron}
+    return {"megatron": read_megatron, "torchtitan": read_torchtitan}

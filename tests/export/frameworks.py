@@ -60,6 +60,18 @@ def megatron_configs(folder: Path) -> Iterator[dict[str, Any]]:
         yield vars(importlib.import_module("megatron.core.transformer.transformer_config"))
 
 
+@contextlib.contextmanager
+def torchtitan_configs(folder: Path) -> Iterator[dict[str, Any]]:
+    """torchtitan 0.2.2's modules of configuration and of models' arguments, by their last names."""
+    real = ["torchtitan", "torchtitan.config", "torchtitan.config.job_config", "torchtitan.config.manager",
+            "torchtitan.models.moe.moe"]  # fmt: skip
+    models = [f"torchtitan.models.{name}.model.args" for name in ("llama3", "qwen3", "deepseek_v3")]
+    with framework(folder, (*real, *models), NOT_HERE):
+        modules = {"job_config": "torchtitan.config.job_config", "moe": "torchtitan.models.moe.moe"}
+        modules |= {name.split(".")[2]: name for name in models}
+        yield {short: importlib.import_module(name) for short, name in modules.items()}
+
+
 def arguments_of(folder: Path) -> dict[str, Any]:
     """Megatron-LM's arguments by name, of a folder of its sources: how each is written, stored and its default."""
     with framework(folder, (*CORE, *TRAINING), NOT_HERE):

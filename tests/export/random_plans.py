@@ -54,7 +54,7 @@ def _of_job(framework: str) -> dict[str, list[Any]]:
             "precision.moments": ["fp32", "bf16"],
             "optimizer.clip_grad_norm": [True, False],
         }
-    return {"precision.params": ["fp32", "bf16"], "optimizer.clip_grad_norm": [True, False]}
+    return {"precision.params": ["fp32", "bf16"]}
 
 
 def _chosen(rng: random.Random, options: dict[str, list[Any]]) -> dict[str, Any]:

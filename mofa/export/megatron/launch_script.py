@@ -12,10 +12,9 @@ from mofa.export.job import Job
 from mofa.export.megatron import COMMIT, VERSION
 from mofa.export.megatron.megatron_table import ASSUMED, MEGATRON
 from mofa.export.megatron.model_rows import MODEL_ROWS, TOKENIZER
+from mofa.export.slurm import DEFAULT_STEPS, slurm_script
 
 SCRIPT, SLURM = "megatron.sh", "megatron.slurm"
-DEFAULT_STEPS = 50
-"""Where a workload says no tokens. [steps]"""
 _DATA = (TOKENIZER.name, "vocab-size")
 
 
@@ -77,27 +76,6 @@ def write_megatron(job: Job) -> dict[str, str]:
         ]
     )
     return {SCRIPT: script, SLURM: slurm_script(job, SCRIPT, "megatron")}
-
-
-def slurm_script(job: Job, script: str, name: str) -> str:
-    """A Slurm script that starts a shell script once on each node."""
-    return "\n".join(
-        [
-            "#!/usr/bin/env bash",
-            f"#SBATCH --job-name={name}",
-            f"#SBATCH --nodes={job.num_nodes}",
-            "#SBATCH --ntasks-per-node=1",
-            f"#SBATCH --gpus-per-node={job.gpus_per_node}",
-            "#SBATCH --exclusive",
-            f"# Starts {script}, which lies beside it, once on each node: sbatch {name}.slurm",
-            "set -euo pipefail",
-            'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
-            'export MASTER_PORT="${MASTER_PORT:-29500}"',
-            'export HERE="$SLURM_SUBMIT_DIR"',
-            f"srun bash -c 'NODE_RANK=$SLURM_NODEID bash \"$HERE/{script}\"'",
-            "",
-        ]
-    )
 
 
 def _array(name: str, values: Mapping[str, Any], more: Iterable[str] = ()) -> str:

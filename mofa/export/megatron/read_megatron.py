@@ -10,12 +10,12 @@ from typing import Any
 from mofa.errors import SpecError
 from mofa.export.arguments import Argument, Given
 from mofa.export.job_file import MAX_LOG_BYTES, ReadJob, assemble, text_of
+from mofa.export.launch import environment_of, gpus_of_launch
 from mofa.export.megatron.megatron_table import MEGATRON
 from mofa.export.shell import MAYBE, UNKNOWN, Script, ShellError, read_script
 
 _DUMPED = re.compile(r"^(?:\S{0,40}[:>]\s*)?\s*([A-Za-z_]\w*) \.+ (.*?)\s*$", re.MULTILINE)
 _PADDED = re.compile(r"padded vocab \(size: (\d+)\)")
-_SBATCH = re.compile(r"^#SBATCH\s+(--[a-z-]+|-[A-Za-z])[=\s]\s*(\S+)", re.MULTILINE)
 FEWEST_DUMPED = 50
 """Lines of a dump from which on a file is a log. [-]"""
 _ENVIRONMENT = tuple(argument for argument in MEGATRON.arguments.values() if argument.name.startswith("$"))
@@ -93,7 +93,7 @@ def _of_script(text: str, where: str) -> tuple[dict[str, Any], list[str], int | 
     try:
         script = read_script(text)
         launch, words = _launch(script)
-        environment = _environment(script)
+        environment = environment_of(script, _ENVIRONMENT)
     except ShellError as error:
         raise SpecError(f"{where}: {error}") from None
     values: dict[str, Any] = {}
@@ -113,7 +113,7 @@ def _of_script(text: str, where: str) -> tuple[dict[str, Any], list[str], int | 
         for name in (argument.name, *argument.aliases):
             if (value := environment.get(name[1:])) is not None:
                 values[argument.name] = _typed(argument, [value], where)
-    return values, unread, _gpus(launch, text)
+    return values, unread, gpus_of_launch(launch, text)
 
 
 def _launch(script: Script) -> tuple[list[str], list[str]]:
@@ -126,15 +126,6 @@ def _launch(script: Script) -> tuple[list[str], list[str]]:
     words = [text for entries in script.arrays.values() for word in entries for text in script.words(word)]
     words += [text for command in script.commands for word in command for text in script.words(word)]
     return words, words
-
-
-def _environment(script: Script) -> dict[str, str]:
-    out = {}
-    for argument in _ENVIRONMENT:
-        for name in (argument.name[1:], *(alias[1:] for alias in argument.aliases)):
-            if name in script.arrays:
-                out[name] = " ".join(text for word in script.arrays[name][:1] for text in script.words(word))
-    return out
 
 
 def _argument(name: str) -> Argument | None:
@@ -202,14 +193,3 @@ def _typed(argument: Argument, parts: list[str], where: str) -> Any:
     except ValueError:
         kind = "whole number" if argument.kind == "int" else "number"
         raise SpecError(f"{where}: {shown} ({parts[0][:40]}) is no {kind}; write one") from None
-
-
-def _gpus(launch: list[str], text: str) -> int | None:
-    """GPUs of a launch: processes of a node times nodes, as torchrun's words or Slurm's lines say."""
-    options = {name.replace("_", "-"): parts[0] for name, parts in _options(launch) if parts}
-    slurm = {name.lstrip("-"): value for name, value in _SBATCH.findall(text)}
-    per_node = options.get("nproc-per-node") or slurm.get("gpus-per-node") or slurm.get("ntasks-per-node")
-    nodes = options.get("nnodes") or slurm.get("nodes") or slurm.get("N") or "1"
-    if per_node is None or not per_node.isdigit() or not nodes.isdigit():
-        return None
-    return int(per_node) * int(nodes)
