@@ -11,7 +11,7 @@ from mofa.export.head import comment, head_lines
 from mofa.export.job import Job
 from mofa.export.megatron import COMMIT, VERSION
 from mofa.export.megatron.megatron_table import ASSUMED, MEGATRON
-from mofa.export.megatron.model_rows import MODEL_ROWS, TOKENIZER
+from mofa.export.megatron.model_arguments import MODEL_ROWS, TOKENIZER
 from mofa.export.slurm import DEFAULT_STEPS, slurm_script
 
 SCRIPT, SLURM = "megatron.sh", "megatron.slurm"

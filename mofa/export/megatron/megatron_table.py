@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mofa.export.arguments import Argument, Assumed, Fixed, Table, Unmodelled
 from mofa.export.environment import ONE_CONNECTION
-from mofa.export.megatron.job_rows import JOB_ROWS
-from mofa.export.megatron.model_rows import MODEL_ROWS
+from mofa.export.megatron.job_arguments import JOB_ROWS
+from mofa.export.megatron.model_arguments import MODEL_ROWS
 from mofa.export.no_argument import FREE, NOT_RELEASED, WHAT_IT_DOES
 
 _TORCHTITAN = "it is an option of torchtitan"

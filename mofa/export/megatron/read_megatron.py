@@ -10,7 +10,7 @@ from typing import Any
 from mofa.errors import SpecError
 from mofa.export.arguments import Argument, Given
 from mofa.export.job_file import MAX_LOG_BYTES, ReadJob, assemble, text_of
-from mofa.export.launch import environment_of, gpus_of_launch
+from mofa.export.launch_words import environment_of, gpus_of_launch
 from mofa.export.megatron.megatron_table import MEGATRON
 from mofa.export.shell import MAYBE, UNKNOWN, Script, ShellError, read_script
 

@@ -11,11 +11,11 @@ from typing import Any
 from mofa.errors import SpecError
 from mofa.export.arguments import Argument, Given
 from mofa.export.job_file import ReadJob, assemble, text_of
-from mofa.export.launch import environment_of, gpus_of_launch
+from mofa.export.launch_words import environment_of, gpus_of_launch
 from mofa.export.shell import UNKNOWN, ShellError, read_script
 from mofa.export.torchtitan.flavours import FLAVOURS
-from mofa.export.torchtitan.job_rows import gpus_of
-from mofa.export.torchtitan.model_rows import DEEPSEEK
+from mofa.export.torchtitan.job_settings import gpus_of
+from mofa.export.torchtitan.model_settings import DEEPSEEK
 from mofa.export.torchtitan.python_calls import (
     NotLiteral,
     PythonError,

@@ -11,7 +11,7 @@ from mofa.export.head import comment, head_lines
 from mofa.export.job import Job
 from mofa.export.slurm import DEFAULT_STEPS, slurm_script
 from mofa.export.torchtitan import VERSION
-from mofa.export.torchtitan.model_rows import DEEPSEEK, LLAMA3, MODEL, QWEN3
+from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3, MODEL, QWEN3
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
 
 TOML, MODULE, SCRIPT, SLURM = "torchtitan.toml", "mofa_model", "torchtitan.sh", "torchtitan.slurm"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from mofa.export.arguments import Argument, Assumed, Fixed, Table, Unmodelled
 from mofa.export.environment import CONNECTIONS
 from mofa.export.no_argument import FREE, NOT_RELEASED, WHAT_IT_DOES
-from mofa.export.torchtitan.job_rows import TOML_ROWS
-from mofa.export.torchtitan.model_rows import MODEL_ROWS
+from mofa.export.torchtitan.job_settings import TOML_ROWS
+from mofa.export.torchtitan.model_settings import MODEL_ROWS
 
 _MEGATRON = "it is an option of Megatron-Core"
 _SIZES = "torchtitan's models have no argument for it"

@@ -8,7 +8,7 @@ from typing import Any
 from mofa.export.arguments import Argument, Given, Row, only_with, same, words
 from mofa.export.environment import ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW
 from mofa.export.job import Job
-from mofa.export.torchtitan.model_rows import given_experts
+from mofa.export.torchtitan.model_settings import given_experts
 from mofa.schedules import SCHEDULES
 from mofa.specs.layouts.module_names import module_names
 from mofa.specs.layouts.pipeline_layout import parse_layout

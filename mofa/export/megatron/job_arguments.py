@@ -8,7 +8,7 @@ from typing import Any
 from mofa.export.arguments import Argument, Given, Row, only_with, same, switch, words
 from mofa.export.environment import ENVIRONMENT_ROWS
 from mofa.export.job import Job
-from mofa.export.megatron.model_rows import EXPERTS, LAYERS, read_positions
+from mofa.export.megatron.model_arguments import EXPERTS, LAYERS, read_positions
 from mofa.measure.megatron_te_job import AMAX_HISTORY, CP_COMM, FP8_FORMATS
 from mofa.schedules import default_schedule
 from mofa.specs.complete import default_zero
