@@ -72,6 +72,22 @@ def torchtitan_configs(folder: Path) -> Iterator[dict[str, Any]]:
         yield {short: importlib.import_module(name) for short, name in modules.items()}
 
 
+@contextlib.contextmanager
+def torchtitan_python(folder: Path) -> Iterator[None]:
+    """torchtitan 0.3.0's own modules, but for kernels and exchanges that register themselves with PyTorch."""
+    left_out = {"experiments", "minimal_async_ep", "deepep", "flex_shard", "flux", "ops", "overrides"}
+    files = [path.relative_to(folder) for path in (folder / "torchtitan").rglob("*.py")]
+    real = [".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files
+            if not left_out & set(file.parts)]  # fmt: skip
+    with framework(folder, real, (*NOT_HERE, *TITAN_NEEDS)):
+        yield
+
+
+TITAN_NEEDS = ("torchdata", "datasets", "tokenizers", "safetensors", "tensorboard", "wandb", "einops", "PIL",
+               "spmd_types", "torch_checkpointing", "transformers", "fsspec")  # fmt: skip
+"""What torchtitan 0.3.0 imports beside PyTorch."""
+
+
 def arguments_of(folder: Path) -> dict[str, Any]:
     """Megatron-LM's arguments by name, of a folder of its sources: how each is written, stored and its default."""
     with framework(folder, (*CORE, *TRAINING), NOT_HERE):

@@ -181,5 +181,6 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
 DERIVED: dict[str, tuple[str, ...]] = {
     "megatron": ("strategy.layout", "optimizer.name", "model.attention.kind"),
     "torchtitan": ("strategy.layout", "optimizer.name", "model.attention.kind", "routing.pad_to_capacity"),
+    "torchtitan-0.3": ("strategy.layout", "optimizer.name", "model.attention.kind", "routing.pad_to_capacity"),
 }
 """Fields that the plan's own layout says, that have one value, or that change with others alone."""

@@ -298,7 +298,7 @@ _OPTIMIZER_ROW = Row(
     (Argument("optimizer.name", "text", "AdamW"), Argument("optimizer.implementation", "text", "fused")),
     _write_optimizer, _read_optimizer,
 )  # fmt: skip
-_SHARED_ROWS: tuple[Row, ...] = (
+SHARED_ROWS: tuple[Row, ...] = (
     same("batch.seq_len", Argument("training.seq_len", "int", 2048)),
     Row(
         ("strategy.micro_batch", "batch.global_batch"), (LOCAL_BATCH, GLOBAL_BATCH, MICRO_BATCH), _write_batch,
@@ -323,7 +323,7 @@ _SHARED_ROWS: tuple[Row, ...] = (
     NVLS_ROW,
 )  # fmt: skip
 TOML_ROWS: tuple[Row, ...] = (
-    *_SHARED_ROWS,
+    *SHARED_ROWS,
     _OPTIMIZER_ROW,
     LOSS_ROW,
     words("strategy.cp_kind", Argument("parallelism.context_parallel_rotate_method", "text", "allgather"),
