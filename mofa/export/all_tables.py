@@ -10,6 +10,6 @@ from mofa.export.torchtitan.python_table import TORCHTITAN_PYTHON
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
 
 TABLES: Mapping[str, Table] = {
-    "megatron": MEGATRON, "torchtitan": TORCHTITAN, "torchtitan-0.3": TORCHTITAN_PYTHON,
+    "megatron": MEGATRON, "megatron-bridge": MEGATRON, "torchtitan": TORCHTITAN, "torchtitan-0.3": TORCHTITAN_PYTHON,
 }  # fmt: skip
 """Each says every field of a job, by test."""

@@ -126,11 +126,15 @@ def export(
 
 def writers() -> dict[str, Callable[[Job], dict[str, str]]]:
     """What writes a job's files, by the name that ``--to`` takes."""
+    from mofa.export.bridge.recipe import write_bridge
     from mofa.export.megatron.launch_script import write_megatron
     from mofa.export.torchtitan.python_file import write_torchtitan_python
     from mofa.export.torchtitan.toml_files import write_torchtitan
 
-    return {"megatron": write_megatron, "torchtitan": write_torchtitan, "torchtitan-0.3": write_torchtitan_python}
+    return {
+        "megatron": write_megatron, "megatron-bridge": write_bridge, "torchtitan": write_torchtitan,
+        "torchtitan-0.3": write_torchtitan_python,
+    }  # fmt: skip
 
 
 def _parts(
