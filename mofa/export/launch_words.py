@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from mofa.export.arguments import Argument
 from mofa.export.shell import Script
@@ -31,7 +32,7 @@ def gpus_of_launch(words: Sequence[str], text: str) -> int | None:
     16
     """
     options: dict[str, str] = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if match := _OPTION.fullmatch(word):
             options[match[1].replace("_", "-")] = following if match[2] is None else match[2]
     slurm = {name.lstrip("-"): value for name, value in _SBATCH.findall(text)}

@@ -82,6 +82,8 @@ class Script:
             raise ShellError("variables name each other in a circle; write the value itself")
         out: list[str] = []
         pending: str | None = None
+        if all(piece.every or piece == Piece("", quoted=True) for piece in word) and any(p.every for p in word):
+            word = tuple(piece for piece in word if piece.every)  # an array without entries is no word
         for piece in word:
             parts = self._parts(piece, depth)
             if piece.is_text:
@@ -313,6 +315,8 @@ class _Branches:
             elif first == "else" and self._open:
                 self._next_branch(True)
             elif first in _OPENING:
+                if first in ("for", "select") and len(words) > 1:
+                    script.undecided.add(_plain(words[1]))
                 self._open.append((_OPENING[first], None, None))
                 if first != "{":
                     return []
@@ -433,6 +437,8 @@ def _assign(script: Script, words: list[Word], undecided: bool) -> None:
             script.arrays[name] = [(*(before[0] if before else ()), *_settled(script, name, value))]
         if undecided and not (adds and entries is not None):
             script.undecided.add(name)
+        elif not adds and all(piece.name != name for piece in word):
+            script.undecided.discard(name)
 
 
 def _settled(script: Script, name: str, value: Word) -> Word:

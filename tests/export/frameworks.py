@@ -102,6 +102,33 @@ def arguments_of(folder: Path) -> dict[str, Any]:
         return {name.lstrip("-"): _described(action) for action in actions for name in action.option_strings}
 
 
+@contextlib.contextmanager
+def validated(folder: Path) -> Iterator[Any]:
+    """A function that has Megatron-LM's arguments.py parse and validate arguments, and make the configuration."""
+    with framework(folder, (*CORE, *TRAINING), NOT_HERE):
+        configs = importlib.import_module("megatron.core.transformer.transformer_config")
+        transformer = sys.modules["megatron.core.transformer"]
+        for name in ("TransformerConfig", "MLATransformerConfig"):
+            setattr(transformer, name, getattr(configs, name))
+        module: Any = importlib.import_module("megatron.training.arguments")
+        for name, stand_in in {
+            "is_torch_min_version": lambda *_, **__: True, "is_te_min_version": lambda *_, **__: True,
+            "get_device_arch_version": lambda: 9, "print_rank_0": lambda *_: None, "warn_rank_0": lambda *_: None,
+            "_print_args": lambda *_: None, "update_use_dist_ckpt": lambda args: setattr(args, "use_dist_ckpt", True),
+        }.items():  # fmt: skip
+            setattr(module, name, stand_in)
+        module.torch.cuda.get_device_capability = lambda *_: (9, 0)
+        module.torch.is_grad_enabled = lambda: True
+
+        def configured(words: list[str], num_gpus: int) -> Any:
+            args = module.add_megatron_arguments(ArgumentParser(allow_abbrev=False)).parse_args(words)
+            args.rank, args.world_size = 1, num_gpus
+            module.validate_args(args, {"tokenizer_type": "GPT2BPETokenizer"})
+            return module.core_transformer_config_from_args(args)
+
+        yield configured
+
+
 def _described(action: Any) -> dict[str, Any]:
     default = action.default
     if hasattr(default, "name"):

@@ -44,6 +44,10 @@ def drawn_plans(
             plan = plan_in_closed_form(workload, cluster, _strategy(rng, strategies), facts)
         except SpecError:
             continue
+        if facts.tp_overlap and not (plan.strategy.sp and plan.strategy.tp > 1):
+            continue  # Megatron-LM refuses it
+        if workload.model.max_positions is not None and workload.model.max_positions < seq_len:
+            continue  # and so does it this
         yield Drawn(workload, cluster, facts, plan)
 
 

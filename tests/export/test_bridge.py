@@ -124,8 +124,9 @@ def test_fields_say_what_the_arguments_say(plans: list[Drawn]) -> None:
 
 
 def test_positions_that_bridge_cannot_learn_are_refused() -> None:
-    drawn = drawn_plans("megatron", ["gpt3-175b"], OPTIONS, STRATEGIES, seed=1)
-    longer = next(plan for plan in drawn if plan.workload.batch.seq_len != plan.workload.model.max_positions)
+    drawn = next(drawn_plans("megatron", ["gpt3-175b"], OPTIONS, STRATEGIES, seed=1))
+    model = drawn.workload.model.model_copy(update={"max_positions": 4096})
+    longer = drawn._replace(workload=drawn.workload.model_copy(update={"model": model}))
     with pytest.raises(SpecError, match="max_positions"):
         write_bridge(job_of(longer, "megatron-bridge"))
 

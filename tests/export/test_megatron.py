@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ from mofa.errors import SpecError
 from mofa.export.megatron import COMMIT
 from mofa.export.megatron.launch_script import write_megatron
 from mofa.export.megatron.megatron_table import MEGATRON
+from mofa.export.megatron.read_megatron import launch_words
 from mofa.export.read_job import read_job
+from mofa.export.shell import read_script
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.megatron_te_job import megatron_te_job
 from mofa.search.entry_points import plan_in_closed_form
 from mofa.specs.run import RunBatch, RunSpec
-from tests.export.frameworks import ARGUMENTS, megatron_configs, wheel
+from tests.export.frameworks import ARGUMENTS, megatron_configs, validated, wheel
 from tests.export.jobs import job_of
 from tests.export.random_plans import Drawn, drawn_plans
 
@@ -256,3 +260,96 @@ def test_a_job_of_somebody_is_estimated(tmp_path: Path) -> None:
     assert "--lr" in job.notes[-1] and "--save" in job.notes[-1]
     assert mofa.estimate(job.workload, mofa.load_cluster("h100-hgx", 2), dict(job.strategy), framework=job.framework,
                          replay=False).step_s > 0  # fmt: skip
+
+
+FAKE_TORCHRUN = """#!/usr/bin/env bash
+printf '%s\\0' "$CUDA_DEVICE_MAX_CONNECTIONS" "$@" > "$WORDS"
+"""
+
+
+def _words_by_bash(script: Path, folder: Path) -> list[str]:
+    """What bash hands to torchrun, behind the variable that Megatron-LM asks for."""
+    (folder / "bin").mkdir(exist_ok=True)
+    fake, words = folder / "bin" / "torchrun", folder / "words"
+    fake.write_text(FAKE_TORCHRUN)
+    fake.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}", "WORDS": str(words)}
+    subprocess.run(["bash", str(script)], check=True, env=environment)
+    return words.read_text().split("\0")[:-1]
+
+
+def test_bash_reads_a_script_as_it_is_read_here(plans: list[Drawn], tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    for drawn in plans[:8]:
+        script.write_text(write_megatron(job_of(drawn, "megatron"))["megatron.sh"])
+        connections, *words = _words_by_bash(script, tmp_path)
+        launcher, arguments = launch_words(read_script(script.read_text()))
+        assert [*launcher[1:], words[len(launcher) - 1], *arguments] == words
+        assert connections == "1"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.skipif("MEGATRON_LM" not in os.environ, reason="MEGATRON_LM names no folder of Megatron-LM core_v0.16.1")
+def test_megatron_itself_validates_every_script(plans: list[Drawn], tmp_path: Path, monkeypatch: Any) -> None:
+    """Its parser reads what bash hands it, its checks pass, and its configuration is made of it."""
+    script = tmp_path / "job.sh"
+    with validated(Path(os.environ["MEGATRON_LM"])) as configured:
+        for drawn in plans:
+            script.write_text(write_megatron(job_of(drawn, "megatron"))["megatron.sh"])
+            connections, *words = _words_by_bash(script, tmp_path)
+            monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections)
+            first = next(i for i, word in enumerate(words) if word.endswith("pretrain_gpt.py"))
+            config = configured(words[first + 1 :], drawn.cluster.num_gpus)
+            assert (config.virtual_pipeline_model_parallel_size or 1) == drawn.plan.strategy.vpp
+
+
+CONDITIONAL = """#!/bin/bash
+DTYPE="fp8"
+EXTRA=()
+if [[ "$DTYPE" == "fp8" ]]; then
+  EXTRA+=("--fp8-format hybrid" "--fp8-recipe delayed")
+elif [[ "$DTYPE" == "fp4" ]]; then
+  EXTRA+=(--fp4-format e2m1)
+else
+  EXTRA+=(--fp16)
+fi
+if [ -n "$WANDB_API_KEY" ]; then
+  LOGS+=(--wandb-project x)
+fi
+N=$((2 * 4))
+cat <<EOF
+torchrun other.py --num-layers 1 '
+EOF
+"""
+
+
+def test_a_script_with_branches_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    body = BASE.removeprefix("#!/bin/bash\n").replace("--nproc_per_node=2", "--nproc_per_node $N")
+    file.write_text(CONDITIONAL + body + "${EXTRA[*]} ${LOGS[@]}\n")
+    job = read_job("megatron", file)
+    assert (job.workload.precision.gemm, job.num_gpus) == ("fp8-delayed", 8)
+    assert "--wandb-project" in job.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "branch", ['if [ "$1" = x ]; then TP=2; fi', "for TP in 1 2; do true; done; TP=$TP", "TP=$(nproc)", "f() { TP=2; }"]
+)
+def test_what_a_shell_would_find_out_is_no_guess(branch: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    file.write_text(f"{branch}\n{BASE} --tensor-model-parallel-size $TP\n")
+    with pytest.raises(SpecError, match=r"TP|nproc") as error:
+        read_job("megatron", file)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_too_large_or_no_job_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    for text, says in (("#" * 2**27, "bytes"), ("echo hello\n", "no arguments"), ("A='x\n", "quote"), ("", "no arg")):
+        file.write_text(text)
+        with pytest.raises(SpecError, match=says):
+            read_job("megatron", file)
+    with pytest.raises(SpecError, match="cannot be read"):
+        read_job("megatron", tmp_path / "none.sh")
+    with pytest.raises(SpecError, match="did you mean megatron"):
+        read_job("megatrn", file)

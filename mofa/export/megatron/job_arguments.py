@@ -313,6 +313,17 @@ def _write_capacity(job: Job) -> Mapping[str, Any]:
     return {"moe-expert-capacity-factor": routing.capacity_factor, **padded}
 
 
+def _write_tp_overlap(job: Job) -> Mapping[str, Any]:
+    s = job.strategy
+    if not job.framework.tp_overlap:
+        return {}
+    if s.tp == 1 or not s.sp:
+        raise job.refusal(
+            "framework.tp_overlap (true) without sequence parallelism", "Megatron-LM refuses it; leave it out"
+        )
+    return {"tp-comm-overlap": True}
+
+
 def _given_rotary(given: Given) -> bool:
     return bool(read_positions(given)["model.positions"] == "rope")
 
@@ -409,7 +420,10 @@ JOB_ROWS: tuple[Row, ...] = (
     ),
     switch("framework.fp8_params", Argument("fp8-param-gather", "flag", False)),
     Row(("framework.attention",), (Argument("attention-backend", "text", "auto"),), _write_attention, _read_attention),
-    switch("framework.tp_overlap", Argument("tp-comm-overlap", "flag", False)),
+    Row(
+        ("framework.tp_overlap",), (Argument("tp-comm-overlap", "flag", False),), _write_tp_overlap,
+        lambda given: {"framework.tp_overlap": bool(given["tp-comm-overlap"])},
+    ),
     Row(
         ("framework.cross_entropy_fusion",),
         (Argument("cross-entropy-loss-fusion", "flag", False), Argument("cross-entropy-fusion-impl", "text", "native")),

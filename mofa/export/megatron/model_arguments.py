@@ -59,6 +59,11 @@ def _write_positions(job: Job) -> Mapping[str, Any]:
     if model.positions == "alibi":
         raise job.refusal("model.positions (alibi)", "position-embedding-type has no ALiBi; use rope or learned")
     if model.positions == "learned":
+        seq_len = job.workload.batch.seq_len
+        if (model.max_positions or 0) < seq_len:
+            raise job.refusal(
+                f"model.max_positions ({model.max_positions})", f"Megatron-LM wants as many as seq_len ({seq_len})"
+            )
         return {"position-embedding-type": "learned_absolute", "max-position-embeddings": model.max_positions}
     rows = max(model.max_positions or 0, job.workload.batch.seq_len)
     return {"position-embedding-type": "rope", "max-position-embeddings": rows}

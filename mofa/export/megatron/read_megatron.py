@@ -92,7 +92,7 @@ def _of_script(text: str, where: str) -> tuple[dict[str, Any], list[str], int | 
     """Typed values of a script's arguments, names of those that are not read, and its GPUs."""
     try:
         script = read_script(text)
-        launch, words = _launch(script)
+        launch, words = launch_words(script)
         environment = environment_of(script, _ENVIRONMENT)
     except ShellError as error:
         raise SpecError(f"{where}: {error}") from None
@@ -116,7 +116,7 @@ def _of_script(text: str, where: str) -> tuple[dict[str, Any], list[str], int | 
     return values, unread, gpus_of_launch(launch, text)
 
 
-def _launch(script: Script) -> tuple[list[str], list[str]]:
+def launch_words(script: Script) -> tuple[list[str], list[str]]:
     """The words of the launcher, and the arguments: of the command that runs a Python file, else of all arrays."""
     for command in script.commands:
         words = [text for word in command for text in script.words(word)]
