@@ -15,6 +15,8 @@ Search all strategies: ``find_plans`` by the step; ``find_long_runs`` by the who
 
 Search the layout of a pipeline: ``find_layout`` of one strategy, ``refine_layouts`` of the best plans of a search.
 
+Run a plan: ``export`` it as the job of a framework.
+
 Results: ``Search`` (a report, and the table behind it), ``PlanReport`` (what was found and what was rejected), ``Plan``
 (one strategy, costed), ``StrategySpec`` (the strategy).
 
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mofa.errors import MofaError, NothingFits, SpecError, StrategyError
+    from mofa.export.entry import export
     from mofa.plan.result import Plan, PlanReport
     from mofa.search.entry_points import estimate, find_plans
     from mofa.search.layout_search.refine import find_layout, refine_layouts
@@ -40,8 +43,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "MofaError", "NothingFits", "Plan", "PlanReport", "Search", "SpecError", "StrategyError", "StrategySpec",
-    "estimate", "estimate_long_run", "find_layout", "find_long_runs", "find_plans", "load_cluster", "load_faults",
-    "load_framework", "load_runs", "load_workload", "refine_layouts", "resolve_run",
+    "estimate", "estimate_long_run", "export", "find_layout", "find_long_runs", "find_plans", "load_cluster",
+    "load_faults", "load_framework", "load_runs", "load_workload", "refine_layouts", "resolve_run",
 ]  # fmt: skip
 
 _HOME = {
@@ -59,10 +62,12 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``mofa --help`` stays quick."""
-    if name not in _HOME:
-        raise AttributeError(f"module mofa has no attribute {name!r}")
     import importlib
 
+    if name == "export":  # the package itself, which can be called: importing it sets this name anyway
+        return importlib.import_module("mofa.export")
+    if name not in _HOME:
+        raise AttributeError(f"module mofa has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -11,9 +11,10 @@ from tests.committed import ROOT, nodes_of
 
 ONE_SUBJECT = {
     "attribute", "balance", "calibrate", "chunked_layer", "chunks", "collectives", "data_parallel",
-    "deferred_weight_gradients", "dispatcher_retention", "estimate", "faults", "fp8", "goodput", "goodput_by_scale",
-    "hopper", "linear", "long_run", "loss", "measure", "megatron", "memory", "moe", "multi_stream", "plan", "record",
-    "routing", "schema", "sequential_experts", "step", "step_band", "te_fp8", "torchtitan", "validate",
+    "deferred_weight_gradients", "dispatcher_retention", "estimate", "export", "faults", "fp8", "goodput",
+    "goodput_by_scale", "hopper", "linear", "long_run", "loss", "measure", "megatron", "memory", "moe", "multi_stream",
+    "plan", "record", "routing", "schema", "sequential_experts", "step", "step_band", "te_fp8", "torchtitan",
+    "validate",
 }  # fmt: skip
 """Names that several modules have because they treat one subject at several levels, such as closed form and replay."""
 

@@ -137,8 +137,11 @@ def requests_from_options(
     workload: str, cluster: str | None = None, gpus: int | None = None, strategy: str | None = None,
     seq_len: int | None = None, global_batch: int | None = None, tokens: str | None = None,
     framework: str | None = None, set_: list[str] | None = None, host_issue: str | None = None,
+    job_of: str | None = None,
 ) -> Iterator[list[EstimateRequest]]:  # fmt: skip
     """The runs of a file where no cluster is named, else the one job that the options say.
+
+    With ``job_of``, of ``--from``, the workload is the file of a job on that framework.
 
     The record of a measured run is one as it ran: on its own host, with the tokens that its routers sent, which are in
     a file for as long as the context lasts.
@@ -153,6 +156,12 @@ def requests_from_options(
 
     overrides = parse_overrides(set_)
     host_issue_s = parse_host_issue(host_issue, overrides)
+    if job_of is not None:
+        given = {"--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch, "--tokens": tokens,
+                 "--framework": framework}  # fmt: skip
+        _refuse_beside_a_job(job_of, workload, cluster, [name for name, value in given.items() if value is not None])
+        yield [_job_of_framework(job_of, workload, str(cluster), gpus, overrides, host_issue_s)]
+        return
     if cluster is None:
         given = {"--gpus": gpus, "--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch,
                  "--tokens": tokens, "--framework": framework}  # fmt: skip
@@ -173,6 +182,43 @@ def requests_from_options(
         if fields.setdefault(name, value) != value:
             raise SpecError(f"--set strategy.{name}: is {value}, but --strategy says {fields[name]}; keep one")
     yield [EstimateRequest(None, job, machines, fields, facts, frozenset(fields))]
+
+
+def _refuse_beside_a_job(job_of: str, file: str, cluster: str | None, given: list[str]) -> None:
+    """Refuse options that a framework's job says itself, and a job without machines."""
+    from mofa.errors import SpecError
+
+    if given:
+        raise SpecError(f"{given[0]}: {file} says it, as --from {job_of} reads it; leave it out or use --set")
+    if cluster is None:
+        raise SpecError(
+            f"{file}: does not say on which machines it runs; name a node type after it, such as {file} h100-hgx"
+        )
+
+
+def _job_of_framework(
+    job_of: str, file: str, cluster: str, gpus: int | None, overrides: Overrides, host_issue_s: float | None
+) -> EstimateRequest:
+    """The job that a framework's file says, with the changes of ``--set``."""
+    from mofa.errors import SpecError
+    from mofa.export.read_job import read_job
+    from mofa.specs.load import build_spec, load_framework
+    from mofa.specs.overrides import with_overrides
+    from mofa.specs.workload import WorkloadSpec
+
+    job = read_job(job_of, file, gpus)
+    if job.num_gpus is None:
+        raise SpecError(f"{file}: does not say on how many GPUs it runs; give --gpus")
+    workload, facts = job.workload, job.framework
+    if overrides["workload"]:
+        raw = with_overrides(workload.model_dump(exclude_none=True), overrides["workload"], "--set workload")
+        workload = build_spec(WorkloadSpec, raw, "--set workload")
+    if overrides["framework"]:
+        options = {**facts.model_dump(exclude_none=True), "name": facts.name}
+        facts = load_framework(options, overrides["framework"])
+    machines = job.machines(read_machines(cluster, job.num_gpus, overrides, host_issue_s))
+    fields = {**job.strategy, **overrides["strategy"]}
+    return EstimateRequest(None, workload, machines, fields, facts, frozenset(fields), rests_on=job.notes)
 
 
 def _jobs_of_file(file: str, overrides: Overrides, scratch: Path, host_issue_s: float | None) -> list[EstimateRequest]:

@@ -25,6 +25,7 @@ from mofa.cli.commands.balance import balance
 from mofa.cli.commands.calibrate import calibrate
 from mofa.cli.commands.chunks import chunks
 from mofa.cli.commands.estimate import estimate
+from mofa.cli.commands.export import export
 from mofa.cli.commands.goodput import goodput
 from mofa.cli.commands.measure import measure
 from mofa.cli.commands.plan import plan
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(estimate)
+app.command()(export)
 app.command()(goodput)
 app.add_typer(show, name="show")
 app.command()(schema)

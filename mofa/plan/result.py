@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from mofa.plan.job_facts import JobFacts
 from mofa.plan.launch_layout import LaunchLayout
 from mofa.plan.long_run import LongRunFields
 from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
@@ -338,6 +339,9 @@ class Estimate(Plan):
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")
+    job: JobFacts | None = Field(
+        default=None, description="The workload and the framework whole, from which mofa export writes a job."
+    )
     defaults: dict[str, str] = Field(default_factory=dict, description="What was not asked for and taken by default.")
 
     def to_row(self) -> dict[str, Any]:
@@ -376,6 +380,9 @@ class PlanReport(Spec):
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")
+    job: JobFacts | None = Field(
+        default=None, description="The workload and the framework whole, from which mofa export writes a job."
+    )
     objective: str = Field(
         default="tokens_per_s_per_gpu", description="What is maximised; ties go to the smaller memory."
     )

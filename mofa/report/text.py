@@ -13,6 +13,7 @@ from mofa.report.long_run import print_long_runs
 from mofa.report.tables import print_table
 from mofa.report.words import component_name, equal_runs_text, quantity_text, strategy_text
 from mofa.schedules import SCHEDULES
+from mofa.specs.framework_traits import TRAITS
 from mofa.units import GIB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
     for plan in report.plans[:1]:
         _print_grounds(console, plan)
     _print_defaults(console, report.defaults)
+    if report.plans:
+        _print_export(console, "plan", report.framework.name)
 
 
 def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False) -> None:
@@ -108,6 +111,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     print_peak(console, estimate.memory)
     _print_grounds(console, estimate)
     _print_defaults(console, estimate.defaults)
+    _print_export(console, "estimate", estimate.framework.name)
 
 
 def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: bool = True) -> None:
@@ -351,6 +355,13 @@ def _print_search(console: Console, report: PlanReport) -> None:
 def _print_defaults(console: Console, defaults: Mapping[str, str]) -> None:
     if defaults:
         print_table(console, "Defaults", [("", "left"), ("", "left")], [[k, v] for k, v in defaults.items() if v])
+
+
+def _print_export(console: Console, command: str, framework: str) -> None:
+    """How to make a job of the plan, where a framework of today runs it."""
+    if targets := TRAITS[framework].exported_to:
+        to = " (or ".join(targets) + ")" * (len(targets) - 1)
+        _say(console, f"To run it: mofa {command} ... --json-file plan.json, then mofa export plan.json --to {to}.\n")
 
 
 def _print_min_gpus(console: Console, report: PlanReport) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.model_flops import FlopsConvention
 from mofa.errors import SpecError, StrategyError
+from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.replay.garbage_collection import no_collection
 from mofa.search import branch_and_bound
@@ -232,6 +233,7 @@ def find_plans(
         workload=WorkloadSummary.from_spec(workload),
         cluster=ClusterSummary.from_spec(cluster),
         framework=FrameworkSummary.from_spec(framework),
+        job=JobFacts.from_specs(workload, framework, cluster),
         space=len(searched_rows.space),
         searched=len(costed.rows),
         rejected=rejected,

@@ -58,6 +58,8 @@ class FrameworkTraits:
     """Tensor parallelism runs with sequence parallelism alone."""
     replicas_go_on: bool = False
     """Replicas go on where one fails (torchft)."""
+    exported_to: tuple[str, ...] = ()
+    """What ``mofa export --to`` takes for its plans."""
     has_one_shard_group: bool = False
     """All ranks are one group that shards everything: no other parallelism."""
 
@@ -91,7 +93,7 @@ TRAITS: Mapping[str, FrameworkTraits] = {
     "fsdp1": FrameworkTraits("pytorch", has_one_shard_group=True),
     "megatron": FrameworkTraits(
         "transformer-engine", is_megatron_core=True, has_fp8=True, has_narrow_moments=True, schedules_replicas=True,
-        reads_rows_by_index=True,
+        reads_rows_by_index=True, exported_to=("megatron", "megatron-bridge"),
     ),
     "megatron-2022": FrameworkTraits(
         "megatron", has_experts=False, has_windows=False, has_deepspeed=True, adds_gradients_in_place=False,
@@ -101,7 +103,7 @@ TRAITS: Mapping[str, FrameworkTraits] = {
     "torchtitan": FrameworkTraits(
         "pytorch", has_pytorch_pipelines=True, makes_weight_gradients_first=True, makes_rotation_tables=True,
         draws_weights_wide=True, leaves_lone_ranks_whole=True, gathers_for_ring=True, needs_sequence_parallel=True,
-        replicas_go_on=True,
+        replicas_go_on=True, exported_to=("torchtitan", "torchtitan-0.3"),
     ),
 }  # fmt: skip
 """By :data:`mofa.specs.framework.FRAMEWORK_NAMES`."""

@@ -55,7 +55,7 @@ class FakeApi:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     """The Python API, replaced; summaries too, because there are no real specs to summarise."""
-    from mofa.plan import result
+    from mofa.plan import job_facts, result
     from tests.report import fake as results
 
     api = FakeApi()
@@ -67,6 +67,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
         (result.FrameworkSummary, results.FRAMEWORK),
     ):
         monkeypatch.setattr(cls, "from_spec", classmethod(lambda cls, spec, summary=summary: summary))
+    facts = job_facts.JobFacts(workload={}, framework={}, nvls=False)
+    monkeypatch.setattr(job_facts.JobFacts, "from_specs", classmethod(lambda cls, *specs: facts))
     return api
 
 

@@ -26,6 +26,14 @@ def estimate(
     global_batch: opt.GlobalBatch = None,
     tokens: opt.Tokens = None,
     framework: opt.Framework = None,
+    job_of: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FRAMEWORK",
+            help="WORKLOAD is a job on this framework: megatron (script or log) or torchtitan (TOML, Python config).",
+        ),
+    ] = None,
     faults: long_run.Faults = None,
     storage: long_run.Storage = None,
     price: long_run.Price = None,
@@ -76,14 +84,14 @@ def estimate(
         changes,
     ).profile()
     with requests_from_options(
-        workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue
+        workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue, job_of
     ) as asked:
         if spares is not None:
             from mofa.search.long_run.spare_nodes import without_spares
 
             for job in asked:
                 without_spares(job.cluster, spares, "--spares")
-        estimates = [_estimate(job, convention, profile, replay, jobs or cores(), find_layout) for job in asked]
+        estimates = [estimate_of(job, convention, profile, replay, jobs or cores(), find_layout) for job in asked]
         if find_layout:
             asked = [job._replace(strategy=plan.strategy) for job, plan in zip(asked, estimates, strict=True)]
         output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])
@@ -102,7 +110,7 @@ def _step(job: EstimateRequest, faults: FaultSpec | None) -> TimeReplayed:
     return replay_time(estimator_of(job.workload, cluster, job.framework, job.strategy))
 
 
-def _estimate(
+def estimate_of(
     job: EstimateRequest,
     convention: FlopsConvention,
     faults: FaultSpec | None,
@@ -113,6 +121,7 @@ def _estimate(
     """Cost one strategy and say what it is for."""
     import mofa
     from mofa.errors import SpecError
+    from mofa.plan.job_facts import JobFacts
     from mofa.plan.result import ClusterSummary, Estimate, FrameworkSummary, Plan, WorkloadSummary
 
     workload, cluster, framework = job.workload, job.cluster, job.framework
@@ -140,6 +149,7 @@ def _estimate(
         workload=summary,
         cluster=ClusterSummary.from_spec(cluster),
         framework=FrameworkSummary.from_spec(framework),
+        job=JobFacts.from_specs(workload, framework, cluster),
         defaults=_defaults(plan, summary, job.named),
     )
 

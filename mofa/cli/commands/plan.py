@@ -8,9 +8,7 @@ import typer
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
-
-REFINE_SECONDS = 10.0
-"""How long the layouts of the best plans are searched by default. [s]"""
+from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
 
 
 def plan(
@@ -121,13 +119,7 @@ def plan(
             "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
         }
         if profile is None:
-            search = mofa.find_plans(job, machines, **options)
-            if refine_seconds and any(best.layout is not None for best in search.report.plans):
-                search = mofa.refine_layouts(
-                    search,
-                    refine_seconds,
-                    progress=lambda done, of: progress(done, of, "searching layouts of the best plans"),
-                )
+            search = search_plans(job, machines, options, refine_seconds, progress)
         else:
             search = mofa.find_long_runs(job, machines, profile, objective=objective.value, **options)
     report = search.report

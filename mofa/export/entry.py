@@ -1,0 +1,198 @@
+"""Export a plan: from a result of mofa, or from its JSON, to the files of a framework's job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from mofa.errors import SpecError
+from mofa.export.job import Job
+from mofa.plan.job_facts import JobFacts
+from mofa.plan.result import ClusterSummary, Estimate, Plan, PlanReport
+from mofa.specs.files import did_you_mean
+from mofa.specs.write_files import check_writable, write_atomic
+
+if TYPE_CHECKING:
+    from mofa.search.search_result import Search
+    from mofa.specs.framework import FrameworkSpec
+    from mofa.specs.hardware import ClusterSpec
+    from mofa.specs.workload import WorkloadSpec
+
+Target = Literal["megatron", "torchtitan", "torchtitan-0.3", "megatron-bridge"]
+MAX_PLAN_BYTES = 2**26
+"""Largest JSON of plans that is read. [B]"""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The files of an exported job.
+
+    Attributes
+    ----------
+    files
+        Their text by name.
+    """
+
+    files: Mapping[str, str]
+
+    def write(self, folder: str | Path) -> tuple[Path, ...]:
+        """Write the files to a folder, which is made where it is not there.
+
+        Returns
+        -------
+        tuple of pathlib.Path
+            What was written.
+
+        Raises
+        ------
+        SpecError
+            If the system refuses.
+        """
+        directory = Path(folder)
+        check_writable(directory, directory=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError(f"{directory}: cannot be made ({error.strerror}); name another folder") from error
+        for name, text in self.files.items():
+            write_atomic(directory / name, text.encode())
+        return tuple(directory / name for name in self.files)
+
+
+def export(
+    result: PlanReport | Search | Estimate | Plan,
+    *,
+    to: str,
+    number: int = 1,
+    out: str | Path | None = None,
+    workload: WorkloadSpec | None = None,
+    cluster: ClusterSpec | None = None,
+    framework: FrameworkSpec | None = None,
+) -> Exported:
+    """Write a plan as the files of a job that a framework runs.
+
+    Parameters
+    ----------
+    result
+        What a search or an estimate returned.
+    to
+        ``megatron`` (arguments of Megatron-LM's pretrain_gpt.py, Megatron-Core 0.16.1, with a Slurm script),
+        ``torchtitan`` (TOML of 0.2.2), ``torchtitan-0.3`` (Python config of 0.3.0) or ``megatron-bridge`` (a recipe in
+        Python, 0.3.1).
+    number
+        Which of a report's plans, 1 the best. [-]
+    out
+        The folder to write to; nothing is written where absent.
+    workload, cluster, framework
+        The job of a plan that :func:`~mofa.search.entry_points.estimate` returned; a report has its own.
+
+    Returns
+    -------
+    Exported
+        The files by name, whose heads say what was predicted.
+
+    Raises
+    ------
+    SpecError
+        If a choice of the plan cannot be said to the framework; the message names it and says why.
+
+    Notes
+    -----
+    Nothing is left to a default of the framework that would change what was predicted.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", replay=False)
+    >>> exported = mofa.export(plan, to="megatron", workload=job, cluster=machines)
+    >>> "--tensor-model-parallel-size 2" in exported.files["megatron.sh"]
+    True
+    """
+    plan, facts, machines = _parts(result, number, workload, cluster, framework)
+    writer = writers().get(to)
+    if writer is None:
+        raise SpecError(f"to ({to}): is no framework that plans are exported to; {did_you_mean(to, writers())}")
+    exported = Exported(writer(Job(facts.workload_spec(), facts.framework_spec(), plan, machines, facts.nvls, to)))
+    if out is not None:
+        exported.write(out)
+    return exported
+
+
+def writers() -> dict[str, Callable[[Job], dict[str, str]]]:
+    """What writes a job's files, by the name that ``--to`` takes."""
+    from mofa.export.bridge.recipe import write_bridge
+    from mofa.export.megatron.launch_script import write_megatron
+    from mofa.export.torchtitan.python_file import write_torchtitan_python
+    from mofa.export.torchtitan.toml_files import write_torchtitan
+
+    return {
+        "megatron": write_megatron, "megatron-bridge": write_bridge, "torchtitan": write_torchtitan,
+        "torchtitan-0.3": write_torchtitan_python,
+    }  # fmt: skip
+
+
+def _parts(
+    result: PlanReport | Search | Estimate | Plan, number: int, workload: WorkloadSpec | None,
+    cluster: ClusterSpec | None, framework: FrameworkSpec | None,
+) -> tuple[Plan, JobFacts, ClusterSummary]:  # fmt: skip
+    """The plan, the facts that it was predicted for, and the machines."""
+    result = getattr(result, "report", result)  # of a search
+    if isinstance(result, PlanReport):
+        if not 1 <= number <= len(result.plans):
+            raise SpecError(f"number ({number}): the report has {len(result.plans)} plans; name one, 1 the best")
+        plan: Plan = result.plans[number - 1]
+    elif isinstance(result, Plan):
+        plan = result
+    else:
+        raise SpecError(f"result ({type(result).__name__}): is no plan; give what find_plans or estimate returned")
+    facts = getattr(result, "job", None)
+    if workload is not None and cluster is not None:
+        from mofa.search.request import resolve_framework
+
+        facts = JobFacts.from_specs(workload, resolve_framework(workload, cluster, framework), cluster)
+        return plan, facts, ClusterSummary.from_spec(cluster)
+    machines = getattr(result, "cluster", None)
+    if facts is None or machines is None:
+        raise SpecError("a plan alone does not say its job; give workload, cluster and framework besides")
+    return plan, facts, machines
+
+
+def load_result(file: str | Path) -> PlanReport | Estimate:
+    """A result from the JSON that ``mofa plan --json`` or ``mofa estimate --json`` printed.
+
+    Raises
+    ------
+    SpecError
+        If it is no such JSON, or one of before plans said their job.
+    """
+    path = Path(file)
+    try:
+        if path.stat().st_size > MAX_PLAN_BYTES:
+            raise SpecError(f"{file}: is larger than {MAX_PLAN_BYTES >> 20} MiB; give the JSON of one search")
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{file}: cannot be read ({error.strerror}); name what mofa plan --json wrote") from None
+    except (ValueError, RecursionError):
+        raise SpecError(f"{file}: is no JSON; name what mofa plan --json or estimate --json wrote") from None
+    if isinstance(raw, list) and len(raw) == 1:
+        raw = raw[0]
+    if not isinstance(raw, dict) or "schema_version" not in raw:
+        raise SpecError(f"{file}: is no result of mofa; name what mofa plan --json or estimate --json wrote")
+    if raw.get("job") is None:
+        raise SpecError(
+            f"{file}: says no job (schema_version {raw['schema_version']}, needed is 2.10); run the plan again"
+        )
+    kind: Any = PlanReport if "plans" in raw else Estimate
+    try:
+        result: PlanReport | Estimate = kind.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"{file}: {place}: {first['msg']}; run the plan again with this version of mofa") from None
+    return result

@@ -1,0 +1,41 @@
+"""A job that somebody has, read as what mofa estimates, by its framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mofa.errors import SpecError
+from mofa.export.job_file import ReadJob
+from mofa.specs.files import did_you_mean
+
+
+def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> ReadJob:
+    """Read a job of a framework.
+
+    Parameters
+    ----------
+    framework
+        ``megatron`` or ``torchtitan``.
+    file
+        A shell script with arguments or a log with a dump of them; TOML, or a Python config.
+    num_gpus
+        GPUs of the job, in place of those that the file says. [-]
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read, or says something that matters and is not modelled.
+    """
+    reader = readers().get(framework)
+    if reader is None:
+        raise SpecError(f"--from {framework}: no such jobs are read; {did_you_mean(framework, readers())}")
+    return reader(Path(file), num_gpus)
+
+
+def readers() -> dict[str, Callable[[Path, int | None], ReadJob]]:
+    """What reads a job's file, by the name that ``--from`` takes."""
+    from mofa.export.megatron.read_megatron import read_megatron
+    from mofa.export.torchtitan.read_torchtitan import read_torchtitan
+
+    return {"megatron": read_megatron, "torchtitan": read_torchtitan}

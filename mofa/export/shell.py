@@ -1,0 +1,488 @@
+"""Shell scripts read for the words of a command: assignments, arrays, quotes, continuations. Nothing is run.
+
+What a shell would have to compute (``$(...)``, what comes from outside) has no value here: a word that needs it holds
+:data:`UNKNOWN` and the reason, so that whoever needs the word can refuse it. An ``if`` that
+compares what the script itself sets is followed. What is set in another one, or in a loop, is an error where it is
+used, not a guess; words that such a branch may add to an array begin with :data:`MAYBE`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+MAX_WORDS = 100_000
+"""Words of all commands together, expanded. [-]"""
+MAX_DEPTH = 20
+"""How deep variables may name variables. [-]"""
+UNKNOWN = "\0"
+"""Begins and ends, in a word, what a shell would have to compute."""
+MAYBE = "\1"
+"""Begins a word that a branch may add, or not."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
+_OPENING = {"for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}"}
+_CLOSING = {"fi", "done", "esac", "}"}
+_COMPARED = ("-eq", "-ne", "-gt", "-ge", "-lt", "-le")
+_WORDS = re.compile(r"\$?\{?\w+\}?|[*/+-]")
+
+
+class ShellError(ValueError):
+    """A script that cannot be read, or a word whose value a shell would have to compute."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a word: text, or a variable (``name``) with what stands for it where it is unset."""
+
+    text: str = ""
+    name: str | None = None
+    default: tuple[Piece, ...] | None = None
+    quoted: bool = False
+    every: bool = False
+    """All entries of an array, each a word: ``${NAME[@]}``."""
+    unknown: str = ""
+    """What a shell would have to run for it."""
+    calculation: str = ""
+    """What is inside of ``$((...))``."""
+
+    entries: tuple[tuple[Piece, ...], ...] | None = None
+    """Words of an array that is assigned."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is what it says."""
+        return self.name is None and not self.unknown and not self.calculation and self.entries is None
+
+
+Word = tuple[Piece, ...]
+
+
+@dataclass
+class Script:
+    """The commands of a script, and its variables by name as lists of words."""
+
+    commands: list[list[Word]] = field(default_factory=list)
+    arrays: dict[str, list[Word]] = field(default_factory=dict)
+    undecided: set[str] = field(default_factory=set)
+    """Variables that are set in an ``if``, a loop or a function."""
+    expanded: int = 0
+
+    def words(self, word: Word, depth: int = 0) -> list[str]:
+        """What a word becomes, unquoted variables split at blanks.
+
+        Raises
+        ------
+        ShellError
+            If it names what an ``if``, a loop or a function sets, or becomes too long.
+        """
+        if depth > MAX_DEPTH:
+            raise ShellError("variables name each other in a circle; write the value itself")
+        out: list[str] = []
+        pending: str | None = None
+        if all(piece.every or piece == Piece("", quoted=True) for piece in word) and any(p.every for p in word):
+            word = tuple(piece for piece in word if piece.every)  # an array without entries is no word
+        for piece in word:
+            parts = self._parts(piece, depth)
+            if piece.is_text:
+                pending = (pending or "") + piece.text
+                continue
+            for number, part in enumerate(parts):
+                if number and pending is not None:
+                    out.append(pending)
+                    pending = None
+                pending = (pending or "") + part
+        if pending is not None:
+            out.append(pending)
+        self.expanded += len(out)
+        if self.expanded > MAX_WORDS:
+            raise ShellError(f"it becomes more than {MAX_WORDS:,} words; shorten it")
+        return out
+
+    def _parts(self, piece: Piece, depth: int) -> list[str]:
+        """The words of one piece."""
+        if piece.unknown:
+            return [f"{UNKNOWN}{piece.unknown[:60]} would have to be run{UNKNOWN}"]
+        if piece.calculation:
+            return [self._calculated(piece.calculation, depth)]
+        if piece.name is None:
+            return [piece.text]
+        if piece.name == MAYBE:
+            assert piece.default is not None
+            return [f"{MAYBE}{text}" for text in self.words(piece.default, depth + 1)]
+        if piece.name in self.undecided:
+            raise ShellError(f"${piece.name} is set in an if, a loop or a function; write its value")
+        if piece.name not in self.arrays:
+            if piece.default is None:
+                return self._unset(piece)
+            values = self.words(piece.default, depth + 1)
+        else:
+            stored = self.arrays[piece.name]
+            values = [text for word in (stored if piece.every else stored[:1]) for text in self.words(word, depth + 1)]
+        if piece.quoted and not piece.every:
+            return [" ".join(values)]
+        return values if piece.quoted else [text for value in values for text in value.split()]
+
+    def _unset(self, piece: Piece) -> list[str]:
+        if piece.every or piece.name == "@":
+            return []
+        return [f"{UNKNOWN}${piece.name} is not set in the script{UNKNOWN}"]
+
+    def _calculated(self, text: str, depth: int) -> str:
+        names = {}
+        for name in set(_NAME.findall(text)) & (self.arrays.keys() - self.undecided):
+            names[name] = " ".join(self._parts(Piece(name=name, quoted=True), depth + 1))
+        number = number_of(text, names)
+        return f"{UNKNOWN}$(({text[:60]})) would have to be calculated{UNKNOWN}" if number is None else str(number)
+
+
+class _Scanner:
+    """One pass over a script's characters."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.place = text, 0
+
+    def end(self) -> bool:
+        return self.place >= len(self.text)
+
+    def peek(self, ahead: int = 0) -> str:
+        at_place = self.place + ahead
+        return self.text[at_place] if at_place < len(self.text) else ""
+
+    def word(self) -> Word:
+        """The word that begins here."""
+        pieces: list[Piece] = []
+        while not self.end() and self.peek() not in " \t\n;&|()<>":
+            character = self.peek()
+            if character == "'":
+                pieces.append(Piece(self._until_quote(), quoted=True))
+            elif character == '"':
+                pieces += self._double_quoted()
+            elif character == "\\":
+                pieces.append(Piece(self.peek(1), quoted=True))
+                self.place += 2
+            elif character == "`":
+                pieces.append(Piece(unknown=self._backticks()))
+            elif character == "$":
+                pieces.append(self._variable(quoted=False))
+            else:
+                pieces.append(Piece(character))
+                self.place += 1
+        return _joined(pieces)
+
+    def _until_quote(self) -> str:
+        end = self.text.find("'", self.place + 1)
+        if end < 0:
+            raise ShellError(f"line {self._line()}: a quote is not closed")
+        text, self.place = self.text[self.place + 1 : end], end + 1
+        return text
+
+    def _backticks(self) -> str:
+        end = self.text.find("`", self.place + 1)
+        if end < 0:
+            raise ShellError(f"line {self._line()}: a backtick is not closed")
+        text, self.place = self.text[self.place : end + 1], end + 1
+        return text
+
+    def _double_quoted(self) -> list[Piece]:
+        self.place += 1
+        pieces = [Piece("", quoted=True)]
+        while self.peek() != '"':
+            if self.end():
+                raise ShellError(f"line {self._line()}: a quote is not closed")
+            if self.peek() == "\\" and self.peek(1) in '"\\$`':
+                pieces.append(Piece(self.peek(1), quoted=True))
+                self.place += 2
+            elif self.peek() == "`":
+                pieces.append(Piece(unknown=self._backticks()))
+            elif self.peek() == "$":
+                pieces.append(self._variable(quoted=True))
+            else:
+                pieces.append(Piece(self.peek(), quoted=True))
+                self.place += 1
+        self.place += 1
+        return pieces
+
+    def _variable(self, quoted: bool) -> Piece:
+        """A variable, or what stands for one, at a dollar."""
+        start = self.place
+        self.place += 1
+        if self.peek() == "(":
+            text = self._balanced("(", ")")
+            if text.startswith("((") and text.endswith("))"):
+                return Piece(calculation=text[2:-2], quoted=quoted)
+            return Piece(unknown="$" + text)
+        if self.peek() == "{":
+            return self._braced(self._balanced("{", "}")[1:-1], quoted)
+        match = _NAME.match(self.text, self.place)
+        if match is not None:
+            self.place = match.end()
+            return Piece(name=match[0], quoted=quoted)
+        if self.peek() in "@*":
+            self.place += 1
+            return Piece(name="@", every=True, quoted=quoted)
+        if self.peek() and self.peek() in "#?$!0123456789-":
+            self.place += 1
+            return Piece(unknown=self.text[start : self.place])
+        return Piece("$", quoted=True)
+
+    def _braced(self, inside: str, quoted: bool) -> Piece:
+        match = re.fullmatch(r"([A-Za-z_]\w*|\d|@)(\[[@*]\])?(?::?[-=](.*))?", inside, re.DOTALL)
+        if match is None:
+            return Piece(unknown="${" + inside + "}")
+        default = None
+        if match[3] is not None:
+            scanner = _Scanner('"' + match[3].replace('"', "") + '"')
+            default = scanner.word()
+        return Piece(name=match[1], default=default, quoted=quoted, every=bool(match[2]) or match[1] == "@")
+
+    def _balanced(self, opening: str, closing: str) -> str:
+        depth, start = 0, self.place
+        while not self.end():
+            depth += (self.peek() == opening) - (self.peek() == closing)
+            self.place += 1
+            if depth == 0:
+                return self.text[start : self.place]
+        raise ShellError(f"line {self._line()}: {opening} is not closed")
+
+    def _line(self) -> int:
+        return self.text.count("\n", 0, self.place) + 1
+
+
+def _joined(pieces: list[Piece]) -> Word:
+    """Pieces of plain text put together."""
+    out: list[Piece] = []
+    for piece in pieces:
+        if piece.is_text and out and out[-1].is_text and out[-1].quoted == piece.quoted:
+            out[-1] = Piece(out[-1].text + piece.text, quoted=piece.quoted)
+        else:
+            out.append(piece)
+    return tuple(out)
+
+
+def read_script(text: str) -> Script:
+    """The commands and variables of a script.
+
+    Raises
+    ------
+    ShellError
+        If quotes or brackets are not closed.
+
+    Examples
+    --------
+    >>> script = read_script('N=2\\nARGS=(--tp $N\\n --sp)\\ntorchrun x.py "${ARGS[@]}"')
+    >>> [text for word in script.commands[-1] for text in script.words(word)]
+    ['torchrun', 'x.py', '--tp', '2', '--sp']
+    """
+    script, scanner = Script(), _Scanner(_without_heredocs(re.sub(r"\\\r?\n", " ", text.replace("\r\n", "\n"))))
+    branches = _Branches()
+    for command, separator in _commands(scanner):
+        words = branches.enter(script, command, separator)
+        if not words or branches.skipped:
+            continue
+        _assign(script, words, undecided=branches.undecided)
+        script.commands.append(words)
+    return script
+
+
+class _Branches:
+    """Which of the branches around a command are taken: yes, no, or not known."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str, bool | None, bool | None]] = []
+        """Of each: what ends it, whether it is taken, and whether one before it was."""
+
+    @property
+    def skipped(self) -> bool:
+        return any(taken is False for _, taken, _ in self._open)
+
+    @property
+    def undecided(self) -> bool:
+        return any(taken is None for _, taken, _ in self._open)
+
+    def enter(self, script: Script, command: list[Word], separator: str) -> list[Word]:
+        """The command without the words that open and close branches, which are followed."""
+        words = command
+        while words:
+            first = _plain(words[0])
+            if first in _CLOSING and self._open:
+                self._open.pop()
+            elif first in ("if", "elif"):
+                self._condition(script, words, first, separator)
+                return []
+            elif first == "else" and self._open:
+                self._next_branch(True)
+            elif first in _OPENING:
+                if first in ("for", "select") and len(words) > 1:
+                    script.undecided.add(_plain(words[1]))
+                self._open.append((_OPENING[first], None, None))
+                if first != "{":
+                    return []
+            elif first not in ("then", "do", "!", "time", "exec"):
+                return words
+            words = words[1:]
+        return words
+
+    def _condition(self, script: Script, words: list[Word], first: str, separator: str) -> None:
+        holds = None if self.skipped and first == "if" else _holds(script, words[1:])
+        if (separator == "|" and holds is not True) or (separator == "&" and holds is not False):
+            holds = None  # it depends on what follows
+        if first == "if":
+            self._open.append(("fi", holds, holds))
+        elif self._open:
+            self._next_branch(holds)
+
+    def _next_branch(self, holds: bool | None) -> None:
+        end, _, before = self._open.pop()
+        taken = False if before or holds is False else None if before is None else holds
+        past = True if before or holds else None if before is None or holds is None else False
+        self._open.append((end, taken, past))
+
+
+def _holds(script: Script, words: list[Word]) -> bool | None:
+    """Whether a comparison holds; None where a shell would have to find out."""
+    try:
+        parts = [script.words(word) or [""] for word in words]
+    except ShellError:
+        return None
+    texts = [" ".join(part) for part in parts]
+    if len(texts) < 3 or texts[0] not in ("[", "[[") or any(UNKNOWN in text for text in texts):
+        return None
+    inside = texts[1:-1]
+    if len(inside) == 2 and inside[0] in ("-n", "-z"):
+        return bool(inside[1]) == (inside[0] == "-n")
+    if len(inside) == 3 and inside[1] in ("=", "==", "!=") and "*" not in inside[2]:
+        return (inside[0] == inside[2]) == (inside[1] != "!=")
+    if len(inside) == 3 and inside[1] in _COMPARED and inside[0].isdigit() and inside[2].isdigit():
+        left, right = int(inside[0]), int(inside[2])
+        return {"-eq": left == right, "-ne": left != right, "-gt": left > right, "-ge": left >= right,
+                "-lt": left < right, "-le": left <= right}[inside[1]]  # fmt: skip
+    return None
+
+
+def _plain(word: Word) -> str:
+    """A word's text where it is nothing but text."""
+    return "".join(piece.text for piece in word) if all(piece.is_text for piece in word) else ""
+
+
+def _commands(scanner: _Scanner) -> Iterator[tuple[list[Word], str]]:
+    """Each command with the character that ends it."""
+    words: list[Word] = []
+    while not scanner.end():
+        character = scanner.peek()
+        if character in " \t":
+            scanner.place += 1
+        elif character == "#":
+            newline = scanner.text.find("\n", scanner.place)
+            scanner.place = len(scanner.text) if newline < 0 else newline
+        elif character in "\n;&|()":
+            scanner.place += 1
+            if words:
+                yield words, character
+            words = []
+        elif character in "<>":
+            scanner.place += 1
+        else:
+            word = scanner.word()
+            match = _ASSIGNED.fullmatch(_plain(word))
+            if match is not None and scanner.peek() == "(":
+                words.append((*word, Piece(entries=_array_entries(scanner, match[1]))))
+            else:
+                words.append(word)
+    if words:
+        yield words, ""
+
+
+def _array_entries(scanner: _Scanner, name: str) -> tuple[Word, ...]:
+    """The words of an array, which begins here."""
+    scanner.place += 1
+    entries: list[Word] = []
+    while scanner.peek() != ")":
+        if scanner.end():
+            raise ShellError(f"the array {name} is not closed")
+        if scanner.peek() in " \t\n":
+            scanner.place += 1
+        elif scanner.peek() == "#":
+            newline = scanner.text.find("\n", scanner.place)
+            scanner.place = len(scanner.text) if newline < 0 else newline
+        elif scanner.peek() in ";&|(<>":
+            raise ShellError(f"the array {name} has {scanner.peek()!r} in it, which is not read; write words alone")
+        else:
+            entries.append(scanner.word())
+    scanner.place += 1
+    return tuple(entries)
+
+
+def _assign(script: Script, words: list[Word], undecided: bool) -> None:
+    """Take the assignments that a command begins with, or that export and its like are followed by."""
+    declared = _plain(words[0]) in ("export", "declare", "local", "readonly", "typeset")
+    for word in words[1:] if declared else words:
+        match = _ASSIGNED.match(word[0].text) if word and word[0].is_text else None
+        if match is None:
+            if declared:
+                continue
+            return
+        name, adds = match[1], bool(match[2])
+        entries = word[-1].entries
+        before = script.arrays.get(name, []) if adds else []
+        if entries is not None:
+            added = [(Piece(name=MAYBE, default=entry, quoted=True, every=True),) if undecided and adds else entry
+                     for entry in entries]  # fmt: skip
+            script.arrays[name] = [*before, *added]
+        else:
+            rest = Piece(word[0].text[match.end() :], quoted=word[0].quoted)
+            value = tuple(piece for piece in (rest, *word[1:]) if piece != Piece(""))
+            script.arrays[name] = [(*(before[0] if before else ()), *_settled(script, name, value))]
+        if undecided and not (adds and entries is not None):
+            script.undecided.add(name)
+        elif not adds and all(piece.name != name for piece in word):
+            script.undecided.discard(name)
+
+
+def _settled(script: Script, name: str, value: Word) -> Word:
+    """A value that names its own variable with what that was before."""
+    out: list[Piece] = []
+    for piece in value:
+        if piece.name == name:
+            out += script.arrays.get(name, [piece.default or ()])[0]
+        else:
+            out.append(piece)
+    return tuple(out)
+
+
+def _without_heredocs(text: str) -> str:
+    """A script without the lines that are another program's input."""
+    out, end = [], ""
+    for line in text.split("\n"):
+        if end:
+            end = "" if line.strip() == end else end
+            continue
+        match = _HEREDOC.search(line)
+        if match is not None and not line.lstrip().startswith("#"):
+            end, line = match[2], line[: match.start()]
+        out.append(line)
+    return "\n".join(out)
+
+
+def number_of(text: str, names: Mapping[str, str]) -> int | None:
+    """The whole number that a text or a calculation says, of sums or of products; None where it says none.
+
+    >>> number_of("2 * N", {"N": "4"}), number_of("8", {}), number_of("x", {}), number_of("1 + 2 * 3", {})
+    (8, 8, None, None)
+    """
+    words = _WORDS.findall(text)
+    if "".join(words) != re.sub(r"\s", "", text) or len(words) % 2 == 0:
+        return None
+    values = [names.get(word.strip("${}"), word) for word in words[::2]]
+    operators = words[1::2]
+    if not all(value.isdigit() for value in values) or not (set(operators) <= set("+-") or set(operators) <= set("*/")):
+        return None
+    total = int(values[0])
+    for operator, value in zip(operators, values[1:], strict=True):
+        number = int(value)
+        if operator == "/" and not number:
+            return None
+        total = {"+": total + number, "-": total - number, "*": total * number, "/": total // max(number, 1)}[operator]
+    return total

@@ -1,0 +1,339 @@
+"""torchtitan's settings of how a job runs: batches, degrees, recomputation, numerics, compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mofa.export.arguments import Argument, Given, Row, only_with, same, words
+from mofa.export.environment import ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW
+from mofa.export.job import Job
+from mofa.export.torchtitan.model_settings import given_experts
+from mofa.schedules import SCHEDULES
+from mofa.specs.layouts.module_names import module_names
+from mofa.specs.layouts.pipeline_layout import parse_layout
+from mofa.specs.layouts.read import parse_text
+
+TP = Argument("parallelism.tensor_parallel_degree", "int", 1)
+PP = Argument("parallelism.pipeline_parallel_degree", "int", 1)
+CP = Argument("parallelism.context_parallel_degree", "int", 1)
+EP = Argument("parallelism.expert_parallel_degree", "int", 1)
+ETP = Argument("parallelism.expert_tensor_parallel_degree", "int", 1)
+REPLICAS = Argument("parallelism.data_parallel_replicate_degree", "int", 1)
+SHARDS = Argument("parallelism.data_parallel_shard_degree", "int", -1)
+RESHARD = Argument("parallelism.fsdp_reshard_after_forward", "text", "default")
+SCHEDULE = Argument("parallelism.pipeline_parallel_schedule", "text", "1F1B")
+PARTS = Argument("parallelism.module_fqns_per_model_part", "texts")
+MICRO_BATCH = Argument("parallelism.pipeline_parallel_microbatch_size", "int", 1)
+STAGE_LAYERS = Argument("parallelism.pipeline_parallel_layers_per_stage", "int")
+LESS_FIRST = Argument("parallelism.pipeline_parallel_first_stage_less_layers", "int", 1)
+LESS_LAST = Argument("parallelism.pipeline_parallel_last_stage_less_layers", "int", 1)
+LOCAL_BATCH = Argument("training.local_batch_size", "int", 8)
+GLOBAL_BATCH = Argument("training.global_batch_size", "int", -1)
+DTYPE = Argument("training.dtype", "text", "float32")
+AC_MODE = Argument("activation_checkpoint.mode", "text", "selective")
+AC_OPTION = Argument("activation_checkpoint.selective_ac_option", "text", "2")
+COMPILE = Argument("compile.enable", "flag", False)
+COMPONENTS = Argument("compile.components", "texts", ["model", "loss"])
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+# --- data parallelism
+
+
+def degrees(job: Job) -> tuple[int, int]:
+    """Replicas and shards of the data-parallel ranks.
+
+    Raises
+    ------
+    SpecError
+        If its kind does not fit the degrees.
+    """
+    s, framework = job.strategy, job.framework
+    kind, replicas = framework.data_parallel, framework.dp_replicate
+    if kind == "ddp":
+        if s.tp * s.cp * s.pp > 1:
+            raise job.refusal("framework.data_parallel (ddp) with tp, cp or pp", "replicas go alone; use fsdp")
+        return s.dp, 1
+    if kind == "hsdp":
+        if s.dp % replicas:
+            raise job.refusal(f"framework.dp_replicate ({replicas})", f"it must divide dp ({s.dp})")
+        return replicas, s.dp // replicas
+    if replicas != 1:
+        raise job.refusal(f"framework.dp_replicate ({replicas})", "fsdp has one shard group; use data_parallel: hsdp")
+    return 1, s.dp
+
+
+def _write_degrees(job: Job) -> Mapping[str, Any]:
+    replicas, shards = degrees(job)
+    return {REPLICAS.name: replicas, SHARDS.name: shards}
+
+
+def given_degrees(given: Given) -> tuple[int, int]:
+    """Replicas and shards of a job's data-parallel ranks.
+
+    Raises
+    ------
+    SpecError
+        If shards follow from GPUs that nothing says, or do not fit them.
+    """
+    replicas, shards = given[REPLICAS.name], given[SHARDS.name]
+    others = given[TP.name] * given[PP.name] * given[CP.name] * replicas
+    if shards < 0:
+        if given.num_gpus is None:
+            raise given.refusal(f"{SHARDS.name} is {shards}, what other degrees leave of the GPUs", "give --gpus")
+        shards = given.num_gpus // others
+    return replicas, max(shards, 1)
+
+
+def gpus_of(given: Given) -> int | None:
+    """GPUs that the degrees say; None where shards are what is left. [-]"""
+    if given[SHARDS.name] < 0:
+        return None
+    return int(given[REPLICAS.name] * given[SHARDS.name] * given[TP.name] * given[PP.name] * given[CP.name])
+
+
+def _read_degrees(given: Given) -> Mapping[str, Any]:
+    replicas, shards = given_degrees(given)
+    if replicas > 1 and shards * given[CP.name] * given[TP.name] * given[PP.name] == 1:
+        return {"framework.data_parallel": "ddp", "framework.dp_replicate": 1}
+    kind = "hsdp" if replicas > 1 else "fsdp"
+    return {"framework.data_parallel": kind, "framework.dp_replicate": replicas}
+
+
+def _write_reshard(job: Job) -> Mapping[str, Any]:
+    s = job.strategy
+    _, shards = degrees(job)
+    sharded = shards * s.cp > 1
+    if job.framework.data_parallel == "ddp" or not sharded:
+        if s.zero:
+            raise job.refusal(f"strategy.zero ({s.zero})", "nothing is sharded where a shard group is one rank; use 0")
+        return {}
+    if s.zero not in (2, 3):
+        raise job.refusal(f"strategy.zero ({s.zero})", "FSDP shards gradients too, 2, or all, 3; use one of them")
+    default = 3 if s.pp == 1 else 2
+    return {RESHARD.name: "default" if s.zero == default else "always" if s.zero == 3 else "never"}
+
+
+def _read_reshard(given: Given) -> Mapping[str, Any]:
+    _, shards = given_degrees(given)
+    if shards * given[CP.name] == 1:
+        return {"strategy.zero": 0}
+    stages = {"default": 3 if given[PP.name] == 1 else 2, "always": 3, "never": 2}
+    if given[RESHARD.name] not in stages:
+        raise given.refusal(f"{RESHARD.name} ({given[RESHARD.name]}) is unknown", f"use {', '.join(stages)}")
+    return {"strategy.zero": stages[given[RESHARD.name]]}
+
+
+def _write_dtype(job: Job) -> Mapping[str, Any]:
+    s = job.strategy
+    _, shards = degrees(job)
+    mixed = shards > 1 or s.cp > 1 or (s.tp == 1 and s.pp == 1)
+    params = job.workload.precision.params
+    if params == "fp32" and not mixed:
+        raise job.refusal("precision.params (fp32) with tp or pp and no FSDP", "products would be fp32; use bf16")
+    return {DTYPE.name: DTYPES[params or ("fp32" if mixed else "bf16")]}
+
+
+def _read_dtype(given: Given) -> Mapping[str, Any]:
+    own = {word: kind for kind, word in DTYPES.items()}
+    if (word := given[DTYPE.name]) not in own:
+        raise given.refusal(f"{DTYPE.name} ({word}) is unknown", f"use {' or '.join(own)}")
+    return {"precision.params": own[word]}
+
+
+# --- batches
+
+
+def _write_batch(job: Job) -> Mapping[str, Any]:
+    s = job.strategy
+    local = s.micro_batch * (job.num_micro_batches if s.pp > 1 else 1)
+    micro = {MICRO_BATCH.name: s.micro_batch} if s.pp > 1 else {}
+    return {LOCAL_BATCH.name: local, GLOBAL_BATCH.name: job.workload.batch.global_batch, **micro}
+
+
+def _read_batch(given: Given) -> Mapping[str, Any]:
+    local, batch = given[LOCAL_BATCH.name], given[GLOBAL_BATCH.name]
+    replicas, shards = given_degrees(given)
+    if batch < 0:
+        batch = local * replicas * shards
+    if given[PP.name] == 1:
+        return {"strategy.micro_batch": local, "batch.global_batch": batch}
+    if batch != local * replicas * shards:
+        raise given.refusal(
+            f"{GLOBAL_BATCH.name} ({batch}) over several pipelines' passes is not modelled",
+            f"what is: {LOCAL_BATCH.name} x dp = {local * replicas * shards}",
+        )
+    return {"strategy.micro_batch": given[MICRO_BATCH.name], "batch.global_batch": batch}
+
+
+# --- the pipeline
+
+
+def _write_schedule(job: Job) -> Mapping[str, Any]:
+    s = job.strategy
+    return {SCHEDULE.name: SCHEDULES[s.schedule].pytorch_name} if s.pp > 1 else {}
+
+
+def _read_schedule(given: Given) -> Mapping[str, Any]:
+    if given[PP.name] == 1:
+        return {"strategy.schedule": "1f1b"}
+    names = {schedule.pytorch_name.lower(): name for name, schedule in SCHEDULES.items()}
+    if (name := names.get(str(given[SCHEDULE.name]).lower())) is None:
+        known = ", ".join(schedule.pytorch_name for schedule in SCHEDULES.values())
+        raise given.refusal(f"{SCHEDULE.name} ({given[SCHEDULE.name]}) is not modelled", f"what is: {known}")
+    return {"strategy.schedule": name}
+
+
+def _write_layout(job: Job) -> Mapping[str, Any]:
+    s, layout = job.strategy, job.layout
+    own = s.vpp == (2 if SCHEDULES[s.schedule].has_several_chunks else 1)
+    if layout is None or (layout.by == "framework" and own):
+        return {}
+    return {PARTS.name: module_names(parse_layout(layout.text))}
+
+
+def _read_layout(given: Given) -> Mapping[str, Any]:
+    if given[PP.name] == 1:
+        return {"strategy.layout": "", "strategy.vpp": 1}
+    several = SCHEDULES[_read_schedule(given)["strategy.schedule"]].has_several_chunks
+    parts, pp = given[PARTS.name], given[PP.name]
+    if parts is not None:
+        if len(parts) % pp:
+            raise given.refusal(f"{PARTS.name} has {len(parts)} parts", f"{PP.name} is {pp}; write a multiple of it")
+        layout = parse_text(_json(parts))
+        return {"strategy.layout": getattr(layout, "text", ""), "strategy.vpp": len(parts) // pp}
+    first, last, each = given[LESS_FIRST.name], given[LESS_LAST.name], given[STAGE_LAYERS.name]
+    vpp = 2 if several else 1
+    if each is not None:
+        chunks = -(-(given.needed("args.n_layers") + first + last) // each)
+        if chunks % pp:
+            raise given.refusal(f"{STAGE_LAYERS.name} ({each}) makes {chunks} parts", f"{PP.name} is {pp}")
+        vpp = chunks // pp
+    options = {"pipeline-parallel-first-stage-less-layers": first, "pipeline-parallel-last-stage-less-layers": last}
+    layout_text = "+".join(f"{name}:{value}" for name, value in options.items() if value != 1)
+    return {"strategy.layout": layout_text, "strategy.vpp": vpp}
+
+
+def _json(parts: Any) -> str:
+    import json
+
+    return json.dumps(parts)
+
+
+# --- the rest
+
+
+def _write_sequence_parallel(job: Job) -> Mapping[str, Any]:
+    s = job.strategy
+    if s.tp > 1 and not s.sp:
+        raise job.refusal("strategy.sp (false) with tp", "its tensor parallelism splits the sequence; use true")
+    return {}
+
+
+def _write_recompute(job: Job) -> Mapping[str, Any]:
+    mode = job.recompute
+    if mode.kind == "full" and mode.layers is None:
+        return {AC_MODE.name: "full"}
+    if mode.kind == "ops":
+        return {AC_MODE.name: "selective", AC_OPTION.name: "op"}
+    if mode.kind == "every":
+        return {AC_MODE.name: "selective", AC_OPTION.name: str(mode.layers or 2)}
+    if mode.kind == "none":
+        return {AC_MODE.name: "none"}
+    raise job.refusal(f"strategy.recompute ({mode})", "torchtitan has none, full, ops and every:n; use one of them")
+
+
+def _read_recompute(given: Given) -> Mapping[str, Any]:
+    mode, option = given[AC_MODE.name], str(given[AC_OPTION.name])
+    if mode in ("none", "full"):
+        return {"strategy.recompute": mode}
+    if mode == "selective" and option == "op":
+        return {"strategy.recompute": "ops"}
+    if mode == "selective" and option.isdigit() and int(option):
+        return {"strategy.recompute": f"every:{option}"}
+    raise given.refusal(f"{AC_MODE.name} ({mode}, {option}) is not modelled", "what is: none, full, selective")
+
+
+def _write_compile(job: Job) -> Mapping[str, Any]:
+    framework = job.framework
+    if not framework.compile:
+        if not framework.compile_loss:
+            raise job.refusal("framework.compile_loss (false) without compile", "it changes nothing; leave it out")
+        return {COMPILE.name: False}
+    return {COMPILE.name: True, COMPONENTS.name: ["model", "loss"] if framework.compile_loss else ["model"]}
+
+
+def _read_compile(given: Given) -> Mapping[str, Any]:
+    parts = list(given[COMPONENTS.name])
+    if not given[COMPILE.name] or not parts:
+        return {"framework.compile": False}
+    if "model" not in parts:
+        words_ = ", ".join(parts)
+        raise given.refusal(f"{COMPONENTS.name} ({words_}) is not modelled", "what is: model, or model and loss")
+    return {"framework.compile": True, "framework.compile_loss": "loss" in parts}
+
+
+_LOSS_PARALLEL = Argument("parallelism.disable_loss_parallel", "flag", False)
+LOSS_ROW = Row(
+    ("framework.loss_parallel",), (_LOSS_PARALLEL,),
+    lambda job: {} if job.framework.loss_parallel else {_LOSS_PARALLEL.name: True},
+    lambda given: {"framework.loss_parallel": not given[_LOSS_PARALLEL.name]},
+)  # fmt: skip
+
+
+def _write_optimizer(job: Job) -> Mapping[str, Any]:
+    kernels = job.workload.optimizer.implementation or job.framework.optimizer
+    return {"optimizer.name": "AdamW", "optimizer.implementation": kernels}
+
+
+def _read_optimizer(given: Given) -> Mapping[str, Any]:
+    if given["optimizer.name"] != "AdamW":
+        raise given.refusal(f"optimizer.name ({given['optimizer.name']}) is not modelled", "what is: AdamW")
+    return {"optimizer.name": "adamw", "framework.optimizer": given["optimizer.implementation"]}
+
+
+_OPTIMIZER_ROW = Row(
+    ("optimizer.name", "optimizer.implementation", "framework.optimizer"),
+    (Argument("optimizer.name", "text", "AdamW"), Argument("optimizer.implementation", "text", "fused")),
+    _write_optimizer, _read_optimizer,
+)  # fmt: skip
+SHARED_ROWS: tuple[Row, ...] = (
+    same("batch.seq_len", Argument("training.seq_len", "int", 2048)),
+    Row(
+        ("strategy.micro_batch", "batch.global_batch"), (LOCAL_BATCH, GLOBAL_BATCH, MICRO_BATCH), _write_batch,
+        _read_batch,
+    ),
+    Row(("precision.params",), (DTYPE,), _write_dtype, _read_dtype),
+    Row(("framework.data_parallel", "framework.dp_replicate"), (REPLICAS, SHARDS), _write_degrees, _read_degrees),
+    Row(("strategy.zero",), (RESHARD,), _write_reshard, _read_reshard),
+    same("strategy.tp", TP),
+    Row(("strategy.sp",), (), _write_sequence_parallel, lambda given: {"strategy.sp": given[TP.name] > 1}),
+    same("strategy.pp", PP),
+    Row(("strategy.schedule",), (SCHEDULE,), _write_schedule, _read_schedule),
+    Row(
+        ("strategy.layout", "strategy.vpp"), (PARTS, STAGE_LAYERS, LESS_FIRST, LESS_LAST), _write_layout, _read_layout,
+    ),
+    same("strategy.cp", CP),
+    Row(
+        ("framework.compile", "framework.compile_loss"), (COMPILE, COMPONENTS), _write_compile, _read_compile,
+    ),
+    ALLOCATOR_ROW,
+    BLOCKING_ROW,
+    NVLS_ROW,
+)  # fmt: skip
+TOML_ROWS: tuple[Row, ...] = (
+    *SHARED_ROWS,
+    _OPTIMIZER_ROW,
+    LOSS_ROW,
+    words("strategy.cp_kind", Argument("parallelism.context_parallel_rotate_method", "text", "allgather"),
+          {"allgather": "allgather", "ring": "alltoall"}),
+    *only_with(lambda job: job.model.moe is not None, given_experts, (
+        same("strategy.ep", EP),
+        same("strategy.etp", ETP),
+        words("framework.dispatcher", Argument("parallelism.expert_parallel_comm_backend", "text", "standard"),
+              {"alltoall": "standard", "deepep": "deepep"}),
+    )),
+    Row(("strategy.recompute",), (AC_MODE, AC_OPTION), _write_recompute, _read_recompute),
+)  # fmt: skip
+"""Settings of a TOML."""

@@ -1,0 +1,47 @@
+"""The shell script beside a config that starts it: its GPUs and its environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mofa.errors import SpecError
+from mofa.export.environment import ENVIRONMENT_ROWS
+from mofa.export.job_file import text_of
+from mofa.export.launch_words import environment_of, gpus_of_launch
+from mofa.export.shell import UNKNOWN, ShellError, read_script
+
+MAX_SCRIPTS = 20
+"""Shell scripts beside a config that are looked at. [-]"""
+
+
+def launch_beside(file: Path, name: str) -> tuple[int | None, dict[str, Any]]:
+    """GPUs and environment of the one shell script beside a file that has this name in a command; nothing without.
+
+    Raises
+    ------
+    SpecError
+        If the script cannot be read, or a shell would have to compute a variable that matters.
+    """
+    scripts = sorted(file.parent.glob("*.sh"))[:MAX_SCRIPTS]
+    naming = [script for script in scripts if name in text_of(script)]
+    if len(naming) != 1:
+        return None, {}
+    text = text_of(naming[0])
+    variables = tuple(argument for row in ENVIRONMENT_ROWS for argument in row.arguments)
+    try:
+        script = read_script(text)
+        commands = [[text for word in command for text in script.words(word)] for command in script.commands]
+        words = next((command for command in commands if any(name in word for word in command)), [])
+        environment = environment_of(script, variables)
+    except ShellError as error:
+        raise SpecError(f"{naming[0]}: {error}") from None
+    out: dict[str, Any] = {}
+    for argument in variables:
+        for variable in (argument.name, *argument.aliases):
+            value = environment.get(variable[1:])
+            if value is not None and UNKNOWN in value:
+                raise SpecError(f"{naming[0]}: {variable[1:]}: {value.replace(UNKNOWN, '')}; write its value")
+            if value is not None:
+                out[argument.name] = value
+    return gpus_of_launch(words, text), out

@@ -1,0 +1,259 @@
+"""torchtitan's arguments of models: sizes of its llama3, qwen3 and deepseek_v3 models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mofa.export.arguments import Argument, Given, Row, only_with, same, words
+from mofa.export.job import Job
+
+MODEL = Argument("args.model", "text")
+"""Which of torchtitan's models it is: no argument of it, but which class of arguments it has."""
+LLAMA3, QWEN3, DEEPSEEK = "llama3", "qwen3", "deepseek_v3"
+MODELS = (LLAMA3, QWEN3, DEEPSEEK)
+_DIM = Argument("args.dim", "int")
+_HEADS = Argument("args.n_heads", "int")
+_KV_HEADS = Argument("args.n_kv_heads", "int")
+_LAYERS = Argument("args.n_layers", "int")
+_MULTIPLE = Argument("args.multiple_of", "int", 256)
+_MULTIPLIER = Argument("args.ffn_dim_multiplier", "float")
+_HIDDEN = Argument("args.hidden_dim", "int", 3072)
+_INTER = Argument("args.inter_dim", "int", 10944)
+_HEAD_DIM = Argument("args.head_dim", "int", 128)
+_QK_NORM = Argument("args.qk_norm", "flag", True)
+_TIED = Argument("args.enable_weight_tying", "flag", False)
+_HAS_EXPERTS = Argument("args.moe_enabled", "flag", False)
+_EXPERT_HIDDEN = Argument("args.moe_inter_dim", "int", 768)
+_SHARED = Argument("args.moe_args.num_shared_experts", "int", 1)
+_ROUTE_NORM = Argument("args.moe_args.route_norm", "flag", False)
+_EARLY = Argument("args.moe_args.score_before_experts", "flag", True)
+_BALANCE = Argument("args.moe_args.load_balance_coeff", "float", 1e-3)
+_GROUPS = Argument("args.moe_args.num_expert_groups", "int")
+_LIMITED = Argument("args.moe_args.num_limited_groups", "int")
+
+
+def model_of(job: Job) -> str:
+    """The name of the torchtitan model that has the job's attention and experts.
+
+    Raises
+    ------
+    SpecError
+        If none has its mix of parts.
+    """
+    model, a = job.model, job.model.attention
+    name = model.attention_kind.torchtitan.model(a, model.moe is not None)
+    if name == LLAMA3 and model.tied_embeddings:
+        raise job.refusal("model.tied_embeddings (true)", "its llama3 has none; untie them, or use qk_norm (qwen3)")
+    if name == LLAMA3 and a.d_qk * a.num_heads != model.hidden:
+        raise job.refusal(f"model.attention.head_dim ({a.d_qk})", "its llama3 has hidden / num_heads; use that")
+    if name == QWEN3 and model.moe is not None and (model.moe.first_k_dense or model.moe.shared_hidden):
+        raise job.refusal(
+            "model.moe.first_k_dense or shared_hidden of grouped-query attention", "its qwen3 has neither; use 0"
+        )
+    if name == DEEPSEEK and model.moe is None:
+        raise job.refusal("model.moe (none) of latent attention", "its deepseek_v3 has experts; use a model with moe")
+    if name == DEEPSEEK and model.tied_embeddings:
+        raise job.refusal("model.tied_embeddings (true)", "its deepseek_v3 has none; untie them")
+    return name
+
+
+def _is(*names: str) -> Any:
+    return lambda job: model_of(job) in names
+
+
+def _given_is(*names: str) -> Any:
+    return lambda given: given[MODEL.name] in names
+
+
+def _write_kind(job: Job) -> Mapping[str, Any]:
+    return {MODEL.name: model_of(job)}
+
+
+def _read_kind(given: Given) -> Mapping[str, Any]:
+    name = given.needed(MODEL.name)
+    if name not in MODELS:
+        raise given.refusal(f"model {name} is not modelled", f"what is: {', '.join(MODELS)}")
+    return {"model.attention.kind": "mla" if name == DEEPSEEK else "gqa"}
+
+
+# --- grouped-query attention
+
+
+def _read_kv_heads(given: Given) -> Mapping[str, Any]:
+    default = 8 if given[MODEL.name] == QWEN3 else given.needed(_HEADS.name)
+    return {"model.attention.num_kv_heads": given[_KV_HEADS.name] or default}
+
+
+def _write_head_dim(job: Job) -> Mapping[str, Any]:
+    return {_HEAD_DIM.name: job.model.attention.d_qk} if model_of(job) == QWEN3 else {}
+
+
+def _read_head_dim(given: Given) -> Mapping[str, Any]:
+    if given[MODEL.name] == QWEN3:
+        return {"model.attention.head_dim": given[_HEAD_DIM.name]}
+    return {"model.attention.head_dim": given.needed(_DIM.name) // given.needed(_HEADS.name)}
+
+
+def _write_qk_norm(job: Job) -> Mapping[str, Any]:
+    return {_QK_NORM.name: job.model.attention.qk_norm} if model_of(job) == QWEN3 else {}
+
+
+def _read_qk_norm(given: Given) -> Mapping[str, Any]:
+    return {"model.attention.qk_norm": given[MODEL.name] == QWEN3 and bool(given[_QK_NORM.name])}
+
+
+def _write_tied(job: Job) -> Mapping[str, Any]:
+    return {_TIED.name: job.model.tied_embeddings} if model_of(job) == QWEN3 else {}
+
+
+# --- dense layers
+
+
+def _write_dense(job: Job) -> Mapping[str, Any]:
+    model, name = job.model, model_of(job)
+    width = model.mlp.ffn_hidden or model.hidden  # where all layers have experts, nothing has this width
+    if name == LLAMA3:
+        # hidden = multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of): with these exactly the width
+        return {_MULTIPLE.name: width, _MULTIPLIER.name: 0.9 * width / (8 * model.hidden / 3)}
+    return {_HIDDEN.name if name == QWEN3 else _INTER.name: width}
+
+
+def _read_dense(given: Given) -> Mapping[str, Any]:
+    name = given[MODEL.name]
+    if name == QWEN3:
+        return {"model.mlp.ffn_hidden": None if given[_HAS_EXPERTS.name] else given[_HIDDEN.name]}
+    if name == DEEPSEEK:
+        return {"model.mlp.ffn_hidden": given[_INTER.name] if given["args.n_dense_layers"] else None}
+    width, multiple, multiplier = int(8 * given.needed(_DIM.name) / 3), given[_MULTIPLE.name], given[_MULTIPLIER.name]
+    if multiplier is not None:
+        width = int(multiplier * width)
+    return {"model.mlp.ffn_hidden": multiple * -(-width // multiple)}
+
+
+# --- experts
+
+
+def _has_experts(job: Job) -> bool:
+    return job.model.moe is not None
+
+
+def given_experts(given: Given) -> bool:
+    """Whether a job's model has experts."""
+    return given[MODEL.name] == DEEPSEEK or (given[MODEL.name] == QWEN3 and bool(given[_HAS_EXPERTS.name]))
+
+
+def _write_experts(job: Job) -> Mapping[str, Any]:
+    moe = job.model.moe
+    assert moe is not None
+    enabled = {_HAS_EXPERTS.name: True} if model_of(job) == QWEN3 else {}
+    return {**enabled, "args.moe_args.num_experts": moe.num_experts, _EXPERT_HIDDEN.name: moe.expert_hidden}
+
+
+def _read_experts(given: Given) -> Mapping[str, Any]:
+    width = given.values.get(_EXPERT_HIDDEN.name, 1408 if given[MODEL.name] == DEEPSEEK else _EXPERT_HIDDEN.default)
+    return {"model.moe.num_experts": given["args.moe_args.num_experts"], "model.moe.expert_hidden": width}
+
+
+def _write_shared(job: Job) -> Mapping[str, Any]:
+    moe = job.model.moe
+    assert moe is not None
+    number, rest = divmod(moe.shared_hidden, moe.expert_hidden)
+    if rest:
+        raise job.refusal(
+            f"model.moe.shared_hidden ({moe.shared_hidden})",
+            f"shared experts are as wide as others; use a multiple of {moe.expert_hidden}",
+        )
+    return {_SHARED.name: number}
+
+
+def _read_shared(given: Given) -> Mapping[str, Any]:
+    width = _read_experts(given)["model.moe.expert_hidden"]
+    return {"model.moe.shared_hidden": given[_SHARED.name] * width}
+
+
+def _write_places(job: Job) -> Mapping[str, Any]:
+    moe = job.model.moe
+    assert moe is not None
+    return {"args.n_dense_layers": moe.first_k_dense} if model_of(job) == DEEPSEEK else {}
+
+
+def _read_places(given: Given) -> Mapping[str, Any]:
+    return {"model.moe.first_k_dense": given["args.n_dense_layers"] if given[MODEL.name] == DEEPSEEK else 0}
+
+
+def _write_routing(job: Job) -> Mapping[str, Any]:
+    moe = job.model.moe
+    assert moe is not None
+    grouped = {_GROUPS.name: moe.num_groups, _LIMITED.name: moe.groups_per_token} if moe.num_groups > 1 else {}
+    return {
+        "args.moe_args.top_k": moe.top_k, "args.moe_args.score_func": moe.score, _ROUTE_NORM.name: True,
+        _EARLY.name: False, "args.moe_args.gate_bias": moe.router_bias,
+        _BALANCE.name: 1e-3 if moe.correction_bias else None, **grouped,
+    }  # fmt: skip
+
+
+def _read_routing(given: Given) -> Mapping[str, Any]:
+    if given[_EARLY.name]:
+        raise given.refusal(f"{_EARLY.name} (true) is not modelled", "what is: scores behind the experts, false")
+    return {
+        "model.moe.top_k": given["args.moe_args.top_k"], "model.moe.score": given["args.moe_args.score_func"],
+        "model.moe.router_bias": bool(given["args.moe_args.gate_bias"]),
+        "model.moe.correction_bias": given[_BALANCE.name] is not None,
+        "model.moe.num_groups": given[_GROUPS.name] or 1,
+        "model.moe.groups_per_token": given[_LIMITED.name] or 1,
+    }  # fmt: skip
+
+
+_GROUPED_ROWS = only_with(_is(LLAMA3, QWEN3), _given_is(LLAMA3, QWEN3), (
+    Row(
+        ("model.attention.num_kv_heads",), (_KV_HEADS,),
+        lambda job: {_KV_HEADS.name: job.model.attention.num_kv_heads}, _read_kv_heads,
+    ),
+    Row(("model.attention.head_dim",), (_HEAD_DIM,), _write_head_dim, _read_head_dim),
+    Row(("model.attention.qk_norm",), (_QK_NORM,), _write_qk_norm, _read_qk_norm),
+))  # fmt: skip
+_LATENT_ROWS = only_with(_is(DEEPSEEK), _given_is(DEEPSEEK), (
+    Row(
+        ("model.attention.q_lora_rank",), (Argument("args.q_lora_rank", "int", 0),),
+        lambda job: {"args.q_lora_rank": job.value("model.attention.q_lora_rank") or 0},
+        lambda given: {"model.attention.q_lora_rank": given["args.q_lora_rank"] or None},
+    ),
+    same("model.attention.kv_lora_rank", Argument("args.kv_lora_rank", "int", 512)),
+    same("model.attention.qk_nope_head_dim", Argument("args.qk_nope_head_dim", "int", 128)),
+    same("model.attention.qk_rope_head_dim", Argument("args.qk_rope_head_dim", "int", 64)),
+    same("model.attention.v_head_dim", Argument("args.v_head_dim", "int", 128)),
+))  # fmt: skip
+_EXPERT_ROWS = only_with(_has_experts, given_experts, (
+    Row(
+        ("model.moe.num_experts", "model.moe.expert_hidden"),
+        (_HAS_EXPERTS, Argument("args.moe_args.num_experts", "int", 8), _EXPERT_HIDDEN), _write_experts, _read_experts,
+    ),
+    Row(("model.moe.shared_hidden",), (_SHARED,), _write_shared, _read_shared),
+    Row(("model.moe.first_k_dense",), (Argument("args.n_dense_layers", "int", 1),), _write_places, _read_places),
+    Row(
+        ("model.moe.top_k", "model.moe.score", "model.moe.router_bias", "model.moe.correction_bias",
+         "model.moe.num_groups", "model.moe.groups_per_token"),
+        (Argument("args.moe_args.top_k", "int", 1), Argument("args.moe_args.score_func", "text", "sigmoid"),
+         Argument("args.moe_args.gate_bias", "flag", False), _ROUTE_NORM, _EARLY, _BALANCE, _GROUPS, _LIMITED),
+        _write_routing, _read_routing,
+    ),
+    words("framework.experts", Argument("args.moe_args.use_grouped_mm", "text", True),
+          {"grouped": True, "sequential": False}),
+))  # fmt: skip
+MODEL_ROWS: tuple[Row, ...] = (
+    Row(("model.attention.kind",), (MODEL,), _write_kind, _read_kind),
+    same("model.hidden", _DIM),
+    same("model.num_layers", _LAYERS),
+    same("model.attention.num_heads", _HEADS),
+    *_GROUPED_ROWS,
+    *_LATENT_ROWS,
+    same("model.vocab", Argument("args.vocab_size", "int")),
+    Row(
+        ("model.tied_embeddings",), (_TIED,), _write_tied,
+        lambda given: {"model.tied_embeddings": given[MODEL.name] == QWEN3 and bool(given[_TIED.name])},
+    ),
+    Row(("model.mlp.ffn_hidden",), (_HIDDEN, _INTER, _MULTIPLE, _MULTIPLIER), _write_dense, _read_dense),
+    *_EXPERT_ROWS,
+)  # fmt: skip
+"""What a model is made of."""

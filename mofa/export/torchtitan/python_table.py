@@ -1,0 +1,98 @@
+"""The table of torchtitan 0.3.0's settings, which its Python config is written and read by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mofa.export.arguments import Argument, Assumed, Fixed, Given, Row, Table, only_with, same, words
+from mofa.export.job import Job
+from mofa.export.torchtitan.job_settings import EP, SHARED_ROWS, TP
+from mofa.export.torchtitan.model_settings import MODEL_ROWS, QWEN3, given_experts, model_of
+from mofa.export.torchtitan.torchtitan_table import ASSUMED, FIXED, TORCHTITAN
+
+POLICY = Argument("activation_checkpoint", "text", "SelectiveAC.Config")
+"""The class of the policy, ``none`` for none."""
+IMPLEMENTATION = Argument("optimizer.implementation", "text", "fused")
+BACKEND = Argument("args.moe_comm_backend", "text", "standard")
+_POLICIES = {"none": "none", "full": "FullAC.Config", "ops": "SelectiveAC.Config"}
+
+
+def _write_recompute(job: Job) -> Mapping[str, Any]:
+    mode = job.recompute
+    if mode.kind not in _POLICIES or mode.layers is not None:
+        raise job.refusal(f"strategy.recompute ({mode})", "0.3.0 has none, full and ops; use one of them")
+    return {POLICY.name: _POLICIES[mode.kind]}
+
+
+def _read_recompute(given: Given) -> Mapping[str, Any]:
+    own = {word: kind for kind, word in _POLICIES.items()}
+    if (word := given[POLICY.name]) not in own:
+        raise given.refusal(f"activation_checkpoint ({word}) is not modelled", f"what is: {', '.join(own)}")
+    return {"strategy.recompute": own[word]}
+
+
+def _write_etp(job: Job) -> Mapping[str, Any]:
+    s = job.strategy
+    own = s.tp if s.ep == 1 else 1
+    if s.etp != own:
+        raise job.refusal(
+            f"strategy.etp ({s.etp}) with tp {s.tp} and ep {s.ep}",
+            f"0.3.0 splits experts over tp where ep is 1, and not where it is more; use {own}",
+        )
+    return {}
+
+
+def _read_etp(given: Given) -> Mapping[str, Any]:
+    return {"strategy.etp": given[TP.name] if given[EP.name] == 1 else 1}
+
+
+def _write_optimizer(job: Job) -> Mapping[str, Any]:
+    return {IMPLEMENTATION.name: job.workload.optimizer.implementation or job.framework.optimizer}
+
+
+def _check_head_norms(job: Job) -> Mapping[str, Any]:
+    if model_of(job) == QWEN3 and not job.model.attention.qk_norm:
+        raise job.refusal(
+            "model.attention.qk_norm (false) with experts", "qwen3 of 0.3.0 has norms over heads; use true"
+        )
+    return {}
+
+
+PYTHON_ROWS: tuple[Row, ...] = (
+    *(row for row in MODEL_ROWS if "framework.experts" not in row.fields),
+    Row((), (), _check_head_norms, lambda given: {}),
+    *SHARED_ROWS,
+    Row(
+        ("optimizer.name", "optimizer.implementation", "framework.optimizer"), (IMPLEMENTATION,), _write_optimizer,
+        lambda given: {"optimizer.name": "adamw", "framework.optimizer": given[IMPLEMENTATION.name]},
+    ),
+    Row(("strategy.recompute",), (POLICY,), _write_recompute, _read_recompute),
+    *only_with(lambda job: job.model.moe is not None, given_experts, (
+        same("strategy.ep", EP),
+        Row(("strategy.etp",), (), _write_etp, _read_etp),
+        words("framework.dispatcher", BACKEND, {"alltoall": "standard", "deepep": "deepep"}),
+    )),
+)  # fmt: skip
+_NOT_IN_0_3 = ("training.mixed_precision_reduce",)
+PYTHON_ASSUMED = (
+    *(rule for rule in ASSUMED if rule.argument.name not in _NOT_IN_0_3),
+    Assumed(Argument("training.disable_cuda_graphs", "flag", False), True, "the host issues every op"),
+    Assumed(
+        Argument("parallelism.spmd_backend", "text", "spmd_types"), "partial_dtensor",
+        "0.2.2, whose facts predictions rest on, had distributed tensors alone",
+    ),
+    Assumed(Argument("loss", "text", "BaseLoss.Config"), "CrossEntropyLoss.Config", "logits are there at once"),
+    Assumed(Argument("args.fuse_qkv", "flag", True), False, "queries, keys and values are products of their own"),
+)  # fmt: skip
+TORCHTITAN_PYTHON: Table = replace(
+    TORCHTITAN, rows=PYTHON_ROWS, assumed=PYTHON_ASSUMED,
+    fixed={
+        **FIXED,
+        "framework.experts": Fixed(("grouped",), "0.3.0 runs experts grouped alone"),
+        "framework.loss_parallel": Fixed((True,), "0.3.0 splits the loss wherever tp is above 1"),
+        "strategy.cp_kind": Fixed(("allgather",), "0.3.0 gathers keys"),
+    },
+)  # fmt: skip
+"""Settings of torchtitan 0.3.0."""

@@ -1,0 +1,122 @@
+"""Jobs on torchtitan read: a TOML with its model's module, or a Python config."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mofa.errors import SpecError
+from mofa.export.job_file import ReadJob, text_of
+from mofa.export.torchtitan.flavours import FLAVOURS
+from mofa.export.torchtitan.launch_beside import launch_beside
+from mofa.export.torchtitan.python_calls import PythonError, assignments, called_name, keywords, parse_python
+from mofa.export.torchtitan.read_python import read_python
+from mofa.export.torchtitan.settings import flavour_arguments, model_defaults, read_given, typed
+from mofa.export.torchtitan.toml_files import ARGUMENT_CLASSES
+from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
+
+_OF_MODEL = ("model.name", "model.flavor", "experimental.custom_import")
+"""Settings that say which model it is."""
+
+
+def read_torchtitan(file: Path, num_gpus: int | None) -> ReadJob:
+    """The job of a TOML or of a Python config.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be read, or says something that matters and is not modelled.
+    """
+    if file.suffix == ".py":
+        return read_python(file, num_gpus)
+    try:
+        raw = tomllib.loads(text_of(file))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SpecError(f"{file}: is no TOML ({error}); name a torchtitan config") from None
+    settings = _flat(raw)
+    values = _typed_settings(settings, str(file))
+    values |= {f"args.{name}": value for name, value in _model(settings, file).items()}
+    launched, environment = launch_beside(file, file.name)
+    values |= environment
+    known = {*TORCHTITAN.arguments, *TORCHTITAN.unmodelled}
+    unread = tuple(name for name in settings if name not in known and not name.startswith(_OF_MODEL))
+    return read_given(TORCHTITAN, values, file, unread, num_gpus if num_gpus is not None else launched)
+
+
+def _flat(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings as ``section.name``."""
+    out: dict[str, Any] = {}
+    for name, value in raw.items():
+        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return out
+
+
+def _typed_settings(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Settings that the table has, of their types, and those that matter and are not modelled."""
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        argument = TORCHTITAN.arguments.get(name)
+        if argument is not None:
+            values[name] = typed(argument, value, where)
+        elif name in TORCHTITAN.unmodelled:
+            values[name] = value
+    return values
+
+
+# --- the model
+
+
+def _model(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Arguments of the model that a TOML names, by name."""
+    name, flavour = settings.get("model.name", "llama3"), settings.get("model.flavor", "debugmodel")
+    module = settings.get("experimental.custom_import")
+    if name in FLAVOURS:
+        return flavour_arguments(str(name), str(flavour), str(file))
+    if not isinstance(module, str) or not module:
+        raise SpecError(
+            f"{file}: model.name ({name}) is none of torchtitan's models that mofa knows ({', '.join(FLAVOURS)}); name "
+            "its module by experimental.custom_import"
+        )
+    place = file.parent.joinpath(*module.split(".")).with_suffix(".py")
+    return module_arguments(place, str(flavour))
+
+
+def module_arguments(place: Path, flavour: str) -> dict[str, Any]:
+    """Arguments that a Python module gives a model, under the name of the flavour where it has several.
+
+    Raises
+    ------
+    SpecError
+        If it has none, or Python would have to compute them.
+    """
+    try:
+        tree = parse_python(text_of(place))
+    except PythonError as error:
+        raise SpecError(f"{place}: {error}; name a module of Python") from None
+    classes = {kind: name for name, kind in ARGUMENT_CLASSES.items()}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) in classes]
+    named = {
+        key.value: value
+        for node in ast.walk(tree) if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and value in calls
+    }  # fmt: skip
+    call = named.get(flavour) or (calls[0] if len(calls) == 1 else None)
+    if not isinstance(call, ast.Call):
+        raise SpecError(f"{place}: has no model arguments under {flavour!r}; write {', '.join(classes)}")
+    names = assignments(tree)
+    name = classes[called_name(call)]
+    values: dict[str, Any] = {"model": name, **model_defaults(name)}
+    for key, value in keywords(call, names).items():
+        if isinstance(value, ast.Call):
+            values |= {f"{key}.{inner}": v for inner, v in keywords(value, names).items()}
+        else:
+            values[key] = value
+    for key, value in values.items():
+        argument = TORCHTITAN.arguments.get(f"args.{key}")
+        if argument is not None:
+            typed(argument, value, str(place))
+    return values
