@@ -118,7 +118,8 @@ def export(
     writer = writers().get(to)
     if writer is None:
         raise SpecError(f"to ({to}): is no framework that plans are exported to; {did_you_mean(to, writers())}")
-    exported = Exported(writer(Job(facts.workload_spec(), facts.framework_spec(), plan, machines, facts.nvls, to)))
+    runs = facts.framework_spec().with_options(plan.strategy.options)
+    exported = Exported(writer(Job(facts.workload_spec(), runs, plan, machines, facts.nvls, to)))
     if out is not None:
         exported.write(out)
     return exported

@@ -24,6 +24,7 @@ class Job:
 
     workload: WorkloadSpec
     framework: FrameworkSpec
+    """With the options that the strategy chooses."""
     plan: Plan
     cluster: ClusterSummary
     nvls: bool
