@@ -70,7 +70,7 @@ def write_bridge(job: Job) -> dict[str, str]:
 
 def recipe_text(job: Job, fields: Mapping[str, Any]) -> str:
     """The recipe: a function that returns the container, and a call of ``pretrain``."""
-    provider = "MLAModelProvider" if job.model.attention.kind == "mla" else "GPTModelProvider"
+    provider = "MLAModelProvider" if job.has_latents else "GPTModelProvider"
     module = "mla_provider" if provider.startswith("MLA") else "gpt_provider"
     sections = "".join(
         f"        {section}={kind}(\n{_lines(fields, section, job)}        ),\n" for section, kind in _CLASSES.items()

@@ -7,6 +7,7 @@ from typing import Any
 
 from mofa.export.arguments import Argument, Given, Row, only_with, same, words
 from mofa.export.job import Job
+from mofa.specs.attention import ATTENTION_KINDS
 
 MODEL = Argument("args.model", "text")
 """Which of torchtitan's models it is: no argument of it, but which class of arguments it has."""
@@ -74,7 +75,8 @@ def _read_kind(given: Given) -> Mapping[str, Any]:
     name = given.needed(MODEL.name)
     if name not in MODELS:
         raise given.refusal(f"model {name} is not modelled", f"what is: {', '.join(MODELS)}")
-    return {"model.attention.kind": "mla" if name == DEEPSEEK else "gqa"}
+    kinds = (kind.name for kind in ATTENTION_KINDS.values() if kind.megatron.has_latents == (name == DEEPSEEK))
+    return {"model.attention.kind": next(kinds)}
 
 
 # --- grouped-query attention
