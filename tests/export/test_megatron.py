@@ -343,6 +343,29 @@ def test_what_a_shell_would_find_out_is_no_guess(branch: str, tmp_path: Path) ->
     assert "\n" not in str(error.value)
 
 
+ENDLESS = {
+    "doubled": "A=x\n" + "A=$A$A\n" * 60,
+    "chained": "\n".join(f"V{i + 1}=$V{i}$V{i}$V{i}$V{i}" for i in range(40)),
+    "long array": "A=(" + "x " * 110_000 + ")",
+    "long word": "A='" + "x" * 500_000 + "'\n" + "B=$A$A$A$A$A$A\n" * 9,
+    "many quotes": "'a'\"b\"" * 30_000,
+    "nested ifs": "if [ x = x ]\n" * 20_000,
+    "nested defaults": "${A:-" * 9_000,
+    "open brackets": "$(" * 100_000,
+    "empty lines": "\n" * 900_000,
+}
+
+
+@pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
+def test_a_script_that_would_take_for_ever_does_not(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    uses = " --num-layers $A --hidden-size ${A[@]} --seq-length $V40 $B"
+    file.write_text(f"{text}\ntorchrun pretrain_gpt.py{uses}\n"[: 2**20])
+    with pytest.raises(SpecError) as error:
+        read_job("megatron", file)
+    assert "\n" not in str(error.value)
+
+
 def test_files_that_are_too_large_or_no_job_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "job.sh"
     for text, says in (("#" * 2**27, "bytes"), ("echo hello\n", "no arguments"), ("A='x\n", "quote"), ("", "no arg")):
