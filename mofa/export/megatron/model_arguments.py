@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.arguments import Argument, Given, Row, only_with, same, switch, words
+from mofa.export.arguments import Argument, Given, Row, only_with, required, same, switch, words
 from mofa.export.job import Job
 from mofa.export.megatron.patterns import expert_layers, pattern_of, places_of_experts
 from mofa.specs.attention import ATTENTION_KINDS
@@ -301,9 +301,9 @@ _EXPERT_ROWS = only_with(_has_experts, _given_experts, (
     switch("model.moe.correction_bias", Argument("moe-router-enable-expert-bias", "flag", False)),
 ))  # fmt: skip
 MODEL_ROWS: tuple[Row, ...] = (
-    same("model.num_layers", LAYERS),
-    same("model.hidden", HIDDEN),
-    same("model.attention.num_heads", Argument("num-attention-heads", "int")),
+    required("model.num_layers", LAYERS),
+    required("model.hidden", HIDDEN),
+    required("model.attention.num_heads", Argument("num-attention-heads", "int")),
     Row(
         ("model.attention.kind",),
         (LATENT, Argument("qk-layernorm", "flag", False), Argument("rope-type", "text")), _write_latent, _read_latent,
@@ -339,6 +339,6 @@ MODEL_ROWS: tuple[Row, ...] = (
         lambda job: {"mtp-num-layers": job.model.num_mtp_layers} if job.model.num_mtp_layers else {},
         lambda given: {"model.num_mtp_layers": given["mtp-num-layers"] or 0},
     ),
-    same("batch.seq_len", SEQ_LENGTH),
+    required("batch.seq_len", SEQ_LENGTH),
 )  # fmt: skip
 """The model and the length of its sequences."""
