@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import importlib
 import inspect
 import re
+from typing import Any
 
 import pydantic
 import pytest
 
 import mofa
 
-FUNCTIONS = [name for name in mofa.__all__ if inspect.isfunction(getattr(mofa, name))]
-EXCEPTIONS = [name for name in mofa.__all__ if name not in FUNCTIONS and issubclass(getattr(mofa, name), Exception)]
+
+def public(name: str) -> Any:
+    """What a public name is; of a package that can be called, the function of its name."""
+    value = getattr(mofa, name)
+    return getattr(importlib.import_module(f"mofa.{name}.entry"), name) if inspect.ismodule(value) else value
+
+
+FUNCTIONS = [name for name in mofa.__all__ if inspect.isfunction(public(name))]
+EXCEPTIONS = [name for name in mofa.__all__ if name not in FUNCTIONS and issubclass(public(name), Exception)]
 RECORDS = [name for name in mofa.__all__ if name not in (*FUNCTIONS, *EXCEPTIONS)]
 NUMBER = re.compile(r"\b(int|float)\b")
 UNIT = re.compile(r"\[[^\]]+\]")
@@ -21,7 +30,7 @@ UNIT = re.compile(r"\[[^\]]+\]")
 
 def sections(name: str) -> dict[str, str]:
     """Titles of a docstring's sections to what is below each."""
-    doc = inspect.cleandoc(getattr(mofa, name).__doc__)
+    doc = inspect.cleandoc(public(name).__doc__)
     pieces = re.split(r"^(\w[\w ]*)\n-{3,}$", doc, flags=re.MULTILINE)
     return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
@@ -54,7 +63,7 @@ def without_unit(listed: dict[str, str], annotations: dict[str, str]) -> list[st
 
 @pytest.mark.parametrize("name", mofa.__all__)
 def test_it_has_a_summary_and_an_example(name: str) -> None:
-    summary = inspect.cleandoc(getattr(mofa, name).__doc__).split("\n\n")[0]
+    summary = inspect.cleandoc(public(name).__doc__).split("\n\n")[0]
     assert summary.endswith(".")
     assert "\n" not in summary
     assert ">>> " in sections(name)["Examples"]
@@ -62,7 +71,7 @@ def test_it_has_a_summary_and_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_says_what_it_takes_returns_and_raises(name: str) -> None:
-    parameters = inspect.signature(getattr(mofa, name)).parameters
+    parameters = inspect.signature(public(name)).parameters
     listed = entries(sections(name)["Parameters"])
     assert set(listed) == set(parameters)
     assert [text for text in listed.values() if not text.strip()] == []
@@ -75,7 +84,7 @@ def test_a_function_says_what_it_takes_returns_and_raises(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_says_what_its_fields_hold(name: str) -> None:
-    record = getattr(mofa, name)
+    record = public(name)
     listed = entries(sections(name)["Attributes"])
     assert set(listed) == set(annotated_fields(record))
     assert [text for text in listed.values() if not text.strip()] == []

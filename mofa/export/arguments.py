@@ -221,6 +221,14 @@ def same(path: str, argument: Argument) -> Row:
     return Row((path,), (argument,), write, lambda given: {path: given[argument.name]})
 
 
+def required(path: str, argument: Argument) -> Row:
+    """A field and an argument of the same values that a job cannot be without."""
+    return Row(
+        (path,), (argument,), lambda job: {argument.name: job.value(path)},
+        lambda given: {path: given.needed(argument.name)},
+    )  # fmt: skip
+
+
 def switch(path: str, argument: Argument) -> Row:
     """A truth and a switch, which is written where the truth is not its default."""
 

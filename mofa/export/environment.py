@@ -9,15 +9,15 @@ from mofa.export.arguments import Argument, Assumed, Given, Row
 from mofa.export.job import Job
 
 ALLOCATOR = Argument("$PYTORCH_CUDA_ALLOC_CONF", "text", "", aliases=("$PYTORCH_ALLOC_CONF",))
-EXPANDABLE = "expandable_segments:True"
+EXPANDABLE, NATIVE = "expandable_segments:True", "expandable_segments:False"
 BLOCKING = Argument("$CUDA_LAUNCH_BLOCKING", "text", "0")
 CONNECTIONS = Argument("$CUDA_DEVICE_MAX_CONNECTIONS", "text", "")
 NVLS = Argument("$NCCL_NVLS_ENABLE", "text", "2")
 
 
 def write_allocator(job: Job) -> Mapping[str, Any]:
-    """PyTorch's setting of the allocator, nothing for its own."""
-    return {ALLOCATOR.name: EXPANDABLE} if job.framework.allocator == "expandable" else {}
+    """PyTorch's setting of the allocator, which is said either way: an environment may have another."""
+    return {ALLOCATOR.name: EXPANDABLE if job.framework.allocator == "expandable" else NATIVE}
 
 
 def read_allocator(given: Given) -> Mapping[str, Any]:

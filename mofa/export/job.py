@@ -43,6 +43,11 @@ class Job:
         return self.workload.model
 
     @property
+    def has_latents(self) -> bool:
+        """Whether its attention is Megatron's multi-latent one."""
+        return self.model.attention_kind.megatron.has_latents
+
+    @property
     def layout(self) -> LaunchLayout | None:
         """The layout of the pipeline that was costed."""
         return self.plan.layout

@@ -9,55 +9,28 @@ used, not a guess; words that such a branch may add to an array begin with :data
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mofa.export.shell_words import ASSIGNED, Piece, ShellError, Word, commands_of, plain_text
+
 MAX_WORDS = 100_000
-"""Words of all commands together, expanded. [-]"""
+"""Words that are expanded, of all commands and variables together. [-]"""
+MAX_CHARACTERS = 2**24
+"""Of all expanded words together. [characters]"""
 MAX_DEPTH = 20
 """How deep variables may name variables. [-]"""
+MAX_NESTED = 100
+"""How deep branches and loops may be in each other. [-]"""
 UNKNOWN = "\0"
 """Begins and ends, in a word, what a shell would have to compute."""
 MAYBE = "\1"
 """Begins a word that a branch may add, or not."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 _OPENING = {"for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}"}
 _CLOSING = {"fi", "done", "esac", "}"}
 _COMPARED = ("-eq", "-ne", "-gt", "-ge", "-lt", "-le")
 _WORDS = re.compile(r"\$?\{?\w+\}?|[*/+-]")
-
-
-class ShellError(ValueError):
-    """A script that cannot be read, or a word whose value a shell would have to compute."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a word: text, or a variable (``name``) with what stands for it where it is unset."""
-
-    text: str = ""
-    name: str | None = None
-    default: tuple[Piece, ...] | None = None
-    quoted: bool = False
-    every: bool = False
-    """All entries of an array, each a word: ``${NAME[@]}``."""
-    unknown: str = ""
-    """What a shell would have to run for it."""
-    calculation: str = ""
-    """What is inside of ``$((...))``."""
-
-    entries: tuple[tuple[Piece, ...], ...] | None = None
-    """Words of an array that is assigned."""
-
-    @property
-    def is_text(self) -> bool:
-        """Whether it is what it says."""
-        return self.name is None and not self.unknown and not self.calculation and self.entries is None
-
-
-Word = tuple[Piece, ...]
 
 
 @dataclass
@@ -69,6 +42,7 @@ class Script:
     undecided: set[str] = field(default_factory=set)
     """Variables that are set in an ``if``, a loop or a function."""
     expanded: int = 0
+    characters: int = 0
 
     def words(self, word: Word, depth: int = 0) -> list[str]:
         """What a word becomes, unquoted variables split at blanks.
@@ -78,6 +52,9 @@ class Script:
         ShellError
             If it names what an ``if``, a loop or a function sets, or becomes too long.
         """
+        self.expanded += 1
+        if self.expanded > MAX_WORDS or self.characters > MAX_CHARACTERS:
+            raise ShellError(f"it becomes more than {MAX_WORDS:,} words or {MAX_CHARACTERS:,} characters; shorten it")
         if depth > MAX_DEPTH:
             raise ShellError("variables name each other in a circle; write the value itself")
         out: list[str] = []
@@ -97,8 +74,7 @@ class Script:
         if pending is not None:
             out.append(pending)
         self.expanded += len(out)
-        if self.expanded > MAX_WORDS:
-            raise ShellError(f"it becomes more than {MAX_WORDS:,} words; shorten it")
+        self.characters += sum(len(text) for text in out)
         return out
 
     def _parts(self, piece: Piece, depth: int) -> list[str]:
@@ -138,130 +114,6 @@ class Script:
         return f"{UNKNOWN}$(({text[:60]})) would have to be calculated{UNKNOWN}" if number is None else str(number)
 
 
-class _Scanner:
-    """One pass over a script's characters."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.place = text, 0
-
-    def end(self) -> bool:
-        return self.place >= len(self.text)
-
-    def peek(self, ahead: int = 0) -> str:
-        at_place = self.place + ahead
-        return self.text[at_place] if at_place < len(self.text) else ""
-
-    def word(self) -> Word:
-        """The word that begins here."""
-        pieces: list[Piece] = []
-        while not self.end() and self.peek() not in " \t\n;&|()<>":
-            character = self.peek()
-            if character == "'":
-                pieces.append(Piece(self._until_quote(), quoted=True))
-            elif character == '"':
-                pieces += self._double_quoted()
-            elif character == "\\":
-                pieces.append(Piece(self.peek(1), quoted=True))
-                self.place += 2
-            elif character == "`":
-                pieces.append(Piece(unknown=self._backticks()))
-            elif character == "$":
-                pieces.append(self._variable(quoted=False))
-            else:
-                pieces.append(Piece(character))
-                self.place += 1
-        return _joined(pieces)
-
-    def _until_quote(self) -> str:
-        end = self.text.find("'", self.place + 1)
-        if end < 0:
-            raise ShellError(f"line {self._line()}: a quote is not closed")
-        text, self.place = self.text[self.place + 1 : end], end + 1
-        return text
-
-    def _backticks(self) -> str:
-        end = self.text.find("`", self.place + 1)
-        if end < 0:
-            raise ShellError(f"line {self._line()}: a backtick is not closed")
-        text, self.place = self.text[self.place : end + 1], end + 1
-        return text
-
-    def _double_quoted(self) -> list[Piece]:
-        self.place += 1
-        pieces = [Piece("", quoted=True)]
-        while self.peek() != '"':
-            if self.end():
-                raise ShellError(f"line {self._line()}: a quote is not closed")
-            if self.peek() == "\\" and self.peek(1) in '"\\$`':
-                pieces.append(Piece(self.peek(1), quoted=True))
-                self.place += 2
-            elif self.peek() == "`":
-                pieces.append(Piece(unknown=self._backticks()))
-            elif self.peek() == "$":
-                pieces.append(self._variable(quoted=True))
-            else:
-                pieces.append(Piece(self.peek(), quoted=True))
-                self.place += 1
-        self.place += 1
-        return pieces
-
-    def _variable(self, quoted: bool) -> Piece:
-        """A variable, or what stands for one, at a dollar."""
-        start = self.place
-        self.place += 1
-        if self.peek() == "(":
-            text = self._balanced("(", ")")
-            if text.startswith("((") and text.endswith("))"):
-                return Piece(calculation=text[2:-2], quoted=quoted)
-            return Piece(unknown="$" + text)
-        if self.peek() == "{":
-            return self._braced(self._balanced("{", "}")[1:-1], quoted)
-        match = _NAME.match(self.text, self.place)
-        if match is not None:
-            self.place = match.end()
-            return Piece(name=match[0], quoted=quoted)
-        if self.peek() in "@*":
-            self.place += 1
-            return Piece(name="@", every=True, quoted=quoted)
-        if self.peek() and self.peek() in "#?$!0123456789-":
-            self.place += 1
-            return Piece(unknown=self.text[start : self.place])
-        return Piece("$", quoted=True)
-
-    def _braced(self, inside: str, quoted: bool) -> Piece:
-        match = re.fullmatch(r"([A-Za-z_]\w*|\d|@)(\[[@*]\])?(?::?[-=](.*))?", inside, re.DOTALL)
-        if match is None:
-            return Piece(unknown="${" + inside + "}")
-        default = None
-        if match[3] is not None:
-            scanner = _Scanner('"' + match[3].replace('"', "") + '"')
-            default = scanner.word()
-        return Piece(name=match[1], default=default, quoted=quoted, every=bool(match[2]) or match[1] == "@")
-
-    def _balanced(self, opening: str, closing: str) -> str:
-        depth, start = 0, self.place
-        while not self.end():
-            depth += (self.peek() == opening) - (self.peek() == closing)
-            self.place += 1
-            if depth == 0:
-                return self.text[start : self.place]
-        raise ShellError(f"line {self._line()}: {opening} is not closed")
-
-    def _line(self) -> int:
-        return self.text.count("\n", 0, self.place) + 1
-
-
-def _joined(pieces: list[Piece]) -> Word:
-    """Pieces of plain text put together."""
-    out: list[Piece] = []
-    for piece in pieces:
-        if piece.is_text and out and out[-1].is_text and out[-1].quoted == piece.quoted:
-            out[-1] = Piece(out[-1].text + piece.text, quoted=piece.quoted)
-        else:
-            out.append(piece)
-    return tuple(out)
-
-
 def read_script(text: str) -> Script:
     """The commands and variables of a script.
 
@@ -276,9 +128,8 @@ def read_script(text: str) -> Script:
     >>> [text for word in script.commands[-1] for text in script.words(word)]
     ['torchrun', 'x.py', '--tp', '2', '--sp']
     """
-    script, scanner = Script(), _Scanner(_without_heredocs(re.sub(r"\\\r?\n", " ", text.replace("\r\n", "\n"))))
-    branches = _Branches()
-    for command, separator in _commands(scanner):
+    script, branches = Script(), _Branches()
+    for command, separator in commands_of(text):
         words = branches.enter(script, command, separator)
         if not words or branches.skipped:
             continue
@@ -304,9 +155,11 @@ class _Branches:
 
     def enter(self, script: Script, command: list[Word], separator: str) -> list[Word]:
         """The command without the words that open and close branches, which are followed."""
+        if len(self._open) > MAX_NESTED:
+            raise ShellError(f"branches are in each other more than {MAX_NESTED} deep; write the values themselves")
         words = command
         while words:
-            first = _plain(words[0])
+            first = plain_text(words[0])
             if first in _CLOSING and self._open:
                 self._open.pop()
             elif first in ("if", "elif"):
@@ -316,7 +169,7 @@ class _Branches:
                 self._next_branch(True)
             elif first in _OPENING:
                 if first in ("for", "select") and len(words) > 1:
-                    script.undecided.add(_plain(words[1]))
+                    script.undecided.add(plain_text(words[1]))
                 self._open.append((_OPENING[first], None, None))
                 if first != "{":
                     return []
@@ -362,64 +215,11 @@ def _holds(script: Script, words: list[Word]) -> bool | None:
     return None
 
 
-def _plain(word: Word) -> str:
-    """A word's text where it is nothing but text."""
-    return "".join(piece.text for piece in word) if all(piece.is_text for piece in word) else ""
-
-
-def _commands(scanner: _Scanner) -> Iterator[tuple[list[Word], str]]:
-    """Each command with the character that ends it."""
-    words: list[Word] = []
-    while not scanner.end():
-        character = scanner.peek()
-        if character in " \t":
-            scanner.place += 1
-        elif character == "#":
-            newline = scanner.text.find("\n", scanner.place)
-            scanner.place = len(scanner.text) if newline < 0 else newline
-        elif character in "\n;&|()":
-            scanner.place += 1
-            if words:
-                yield words, character
-            words = []
-        elif character in "<>":
-            scanner.place += 1
-        else:
-            word = scanner.word()
-            match = _ASSIGNED.fullmatch(_plain(word))
-            if match is not None and scanner.peek() == "(":
-                words.append((*word, Piece(entries=_array_entries(scanner, match[1]))))
-            else:
-                words.append(word)
-    if words:
-        yield words, ""
-
-
-def _array_entries(scanner: _Scanner, name: str) -> tuple[Word, ...]:
-    """The words of an array, which begins here."""
-    scanner.place += 1
-    entries: list[Word] = []
-    while scanner.peek() != ")":
-        if scanner.end():
-            raise ShellError(f"the array {name} is not closed")
-        if scanner.peek() in " \t\n":
-            scanner.place += 1
-        elif scanner.peek() == "#":
-            newline = scanner.text.find("\n", scanner.place)
-            scanner.place = len(scanner.text) if newline < 0 else newline
-        elif scanner.peek() in ";&|(<>":
-            raise ShellError(f"the array {name} has {scanner.peek()!r} in it, which is not read; write words alone")
-        else:
-            entries.append(scanner.word())
-    scanner.place += 1
-    return tuple(entries)
-
-
 def _assign(script: Script, words: list[Word], undecided: bool) -> None:
     """Take the assignments that a command begins with, or that export and its like are followed by."""
-    declared = _plain(words[0]) in ("export", "declare", "local", "readonly", "typeset")
+    declared = plain_text(words[0]) in ("export", "declare", "local", "readonly", "typeset")
     for word in words[1:] if declared else words:
-        match = _ASSIGNED.match(word[0].text) if word and word[0].is_text else None
+        match = ASSIGNED.match(word[0].text) if word and word[0].is_text else None
         if match is None:
             if declared:
                 continue
@@ -434,7 +234,10 @@ def _assign(script: Script, words: list[Word], undecided: bool) -> None:
         else:
             rest = Piece(word[0].text[match.end() :], quoted=word[0].quoted)
             value = tuple(piece for piece in (rest, *word[1:]) if piece != Piece(""))
-            script.arrays[name] = [(*(before[0] if before else ()), *_settled(script, name, value))]
+            settled = (*(before[0] if before else ()), *_settled(script, name, value))
+            if len(settled) > MAX_WORDS:
+                raise ShellError(f"${name} becomes more than {MAX_WORDS:,} parts; shorten it")
+            script.arrays[name] = [settled]
         if undecided and not (adds and entries is not None):
             script.undecided.add(name)
         elif not adds and all(piece.name != name for piece in word):
@@ -450,20 +253,6 @@ def _settled(script: Script, name: str, value: Word) -> Word:
         else:
             out.append(piece)
     return tuple(out)
-
-
-def _without_heredocs(text: str) -> str:
-    """A script without the lines that are another program's input."""
-    out, end = [], ""
-    for line in text.split("\n"):
-        if end:
-            end = "" if line.strip() == end else end
-            continue
-        match = _HEREDOC.search(line)
-        if match is not None and not line.lstrip().startswith("#"):
-            end, line = match[2], line[: match.start()]
-        out.append(line)
-    return "\n".join(out)
 
 
 def number_of(text: str, names: Mapping[str, str]) -> int | None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from mofa.export.job import Job
 
-DEFAULT_STEPS = 50
-"""Steps of a job whose workload says no tokens. [-]"""
+FIRST_STEPS = 50
+"""Steps of a job as it is written, on random tokens. [-]"""
+
+
+def steps_text(job: Job) -> str:
+    """What a comment says of the steps: how many the workload's tokens take."""
+    return "" if job.num_steps is None else f"; the workload's tokens take {job.num_steps}"
 
 
 def slurm_script(job: Job, script: str, name: str) -> str:

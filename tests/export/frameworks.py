@@ -124,7 +124,7 @@ def validated(folder: Path) -> Iterator[Any]:
             args = module.add_megatron_arguments(ArgumentParser(allow_abbrev=False)).parse_args(words)
             args.rank, args.world_size = 1, num_gpus
             module.validate_args(args, {"tokenizer_type": "GPT2BPETokenizer"})
-            return module.core_transformer_config_from_args(args)
+            return args, module.core_transformer_config_from_args(args)
 
         yield configured
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.export.megatron import COMMIT
 from mofa.export.megatron.launch_script import write_megatron
-from mofa.export.megatron.megatron_table import MEGATRON
+from mofa.export.megatron.megatron_table import DUMPED_AS, MEGATRON
 from mofa.export.megatron.read_megatron import launch_words
 from mofa.export.read_job import read_job
 from mofa.export.shell import read_script
@@ -72,6 +73,11 @@ def test_arguments_are_megatrons_own() -> None:
 
 def test_arguments_that_are_not_modelled_are_megatrons_too() -> None:
     stored = {own["dest"].replace("_", "-") for own in RECORDED["arguments"].values()}
+    for dumped, name in DUMPED_AS.items():
+        assert RECORDED["arguments"][name]["dest"] == dumped
+    other = {name for name in MEGATRON.unmodelled if name in RECORDED["arguments"]}
+    other = {name for name in other if RECORDED["arguments"][name]["dest"] != name.replace("-", "_")}
+    assert other == set(DUMPED_AS.values())
     assert [
         name for name in MEGATRON.unmodelled if name not in {*RECORDED["arguments"], *stored, "use-custom-fsdp"}
     ] == []
@@ -299,8 +305,17 @@ def test_megatron_itself_validates_every_script(plans: list[Drawn], tmp_path: Pa
             connections, *words = _words_by_bash(script, tmp_path)
             monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections)
             first = next(i for i, word in enumerate(words) if word.endswith("pretrain_gpt.py"))
-            config = configured(words[first + 1 :], drawn.cluster.num_gpus)
+            arguments, config = configured(words[first + 1 :], drawn.cluster.num_gpus)
             assert (config.virtual_pipeline_model_parallel_size or 1) == drawn.plan.strategy.vpp
+            log = tmp_path / "run.log"  # as _print_args writes it
+            lines = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in vars(arguments).items()]
+            dump = "\n".join(f"[default0]:{line}" for line in sorted(lines))
+            log.write_text(re.sub(r"<class '(torch\.\w+)'>", r"\1", dump))  # a stand-in's name is its class's
+            job = read_job("megatron", log)
+            facts = job.framework.model_copy(update={"allocator": drawn.framework.allocator})
+            again = plan_in_closed_form(job.workload, drawn.cluster, dict(job.strategy), facts)
+            assert again.step_s == drawn.plan.step_s
+            assert again.memory.by_component == drawn.plan.memory.by_component
 
 
 CONDITIONAL = """#!/bin/bash
@@ -339,6 +354,29 @@ def test_what_a_shell_would_find_out_is_no_guess(branch: str, tmp_path: Path) ->
     file = tmp_path / "job.sh"
     file.write_text(f"{branch}\n{BASE} --tensor-model-parallel-size $TP\n")
     with pytest.raises(SpecError, match=r"TP|nproc") as error:
+        read_job("megatron", file)
+    assert "\n" not in str(error.value)
+
+
+ENDLESS = {
+    "doubled": "A=x\n" + "A=$A$A\n" * 60,
+    "chained": "\n".join(f"V{i + 1}=$V{i}$V{i}$V{i}$V{i}" for i in range(40)),
+    "long array": "A=(" + "x " * 110_000 + ")",
+    "long word": "A='" + "x" * 500_000 + "'\n" + "B=$A$A$A$A$A$A\n" * 9,
+    "many quotes": "'a'\"b\"" * 30_000,
+    "nested ifs": "if [ x = x ]\n" * 20_000,
+    "nested defaults": "${A:-" * 9_000,
+    "open brackets": "$(" * 100_000,
+    "empty lines": "\n" * 900_000,
+}
+
+
+@pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
+def test_a_script_that_would_take_for_ever_does_not(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    uses = " --num-layers $A --hidden-size ${A[@]} --seq-length $V40 $B"
+    file.write_text(f"{text}\ntorchrun pretrain_gpt.py{uses}\n"[: 2**20])
+    with pytest.raises(SpecError) as error:
         read_job("megatron", file)
     assert "\n" not in str(error.value)
 

@@ -102,7 +102,7 @@ def fields_of(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "pipeline-model-parallel-layout" in values and s.vpp > 1:
         out["model.virtual_pipeline_model_parallel_size"] = s.vpp
-    if model.attention.kind == "mla":
+    if job.has_latents:
         out.setdefault("model.rotary_scaling_factor", 1.0)  # Megatron-LM's default, 40 in the class
         out.setdefault("model.q_lora_rank", None)
     return out

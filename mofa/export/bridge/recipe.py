@@ -12,7 +12,7 @@ from mofa.export.head import comment, head_lines
 from mofa.export.job import Job
 from mofa.export.megatron import VERSION as CORE_VERSION
 from mofa.export.megatron.megatron_table import MEGATRON
-from mofa.export.slurm import DEFAULT_STEPS, slurm_script
+from mofa.export.slurm import FIRST_STEPS, slurm_script, steps_text
 
 RECIPE, SCRIPT, SLURM = "mofa_recipe.py", "megatron_bridge.sh", "megatron_bridge.slurm"
 _CLASSES = {
@@ -70,7 +70,7 @@ def write_bridge(job: Job) -> dict[str, str]:
 
 def recipe_text(job: Job, fields: Mapping[str, Any]) -> str:
     """The recipe: a function that returns the container, and a call of ``pretrain``."""
-    provider = "MLAModelProvider" if job.model.attention.kind == "mla" else "GPTModelProvider"
+    provider = "MLAModelProvider" if job.has_latents else "GPTModelProvider"
     module = "mla_provider" if provider.startswith("MLA") else "gpt_provider"
     sections = "".join(
         f"        {section}={kind}(\n{_lines(fields, section, job)}        ),\n" for section, kind in _CLASSES.items()
@@ -119,7 +119,11 @@ def _lines(fields: Mapping[str, Any], section: str, job: Job) -> str:
     lines = [f"            {name}={value!r}," for name, value in of_plan.items()]
     free = dict(FREE_FIELDS.get(section, {}))
     if "train_iters" in free:
-        free["train_iters"] = str(job.num_steps or DEFAULT_STEPS)
+        free["train_iters"] = str(FIRST_STEPS)
     if free:
-        lines += ["            # not of the plan", *(f"            {name}={text}," for name, text in free.items())]
+        says = f"to see how fast it is{steps_text(job)}" if "train_iters" in free else ""
+        lines += [
+            f"            # not of the plan {says}".rstrip(),
+            *(f"            {name}={text}," for name, text in free.items()),
+        ]
     return "\n".join(lines) + "\n"

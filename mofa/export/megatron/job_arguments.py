@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.arguments import Argument, Given, Row, only_with, same, switch, words
+from mofa.export.arguments import Argument, Given, Row, only_with, required, same, switch, words
 from mofa.export.environment import ENVIRONMENT_ROWS
 from mofa.export.job import Job
 from mofa.export.megatron.model_arguments import EXPERTS, LAYERS, read_positions
@@ -387,7 +387,7 @@ JOB_ROWS: tuple[Row, ...] = (
         lambda job: {"cp-comm-type": [CP_COMM[s.cp_kind]]} if (s := job.strategy).cp > 1 or s.cp_kind != "ring" else {},
         _read_cp_kind,
     ),
-    same("strategy.micro_batch", MICRO_BATCH),
+    required("strategy.micro_batch", MICRO_BATCH),
     Row(
         ("batch.global_batch",), (GLOBAL_BATCH,),
         lambda job: {GLOBAL_BATCH.name: job.workload.batch.global_batch}, _read_global_batch,

@@ -12,7 +12,7 @@ from mofa.export.job import Job
 from mofa.export.megatron import COMMIT, VERSION
 from mofa.export.megatron.megatron_table import ASSUMED, MEGATRON
 from mofa.export.megatron.model_arguments import MODEL_ROWS, TOKENIZER
-from mofa.export.slurm import DEFAULT_STEPS, slurm_script
+from mofa.export.slurm import FIRST_STEPS, slurm_script, steps_text
 
 SCRIPT, SLURM = "megatron.sh", "megatron.slurm"
 _DATA = (TOKENIZER.name, "vocab-size")
@@ -58,12 +58,13 @@ def write_megatron(job: Job) -> dict[str, str]:
             "# NullTokenizer has a token more than vocab-size says.",
             _array("DATA_ARGS", {name: given[name] for name in _DATA if name in given}, ["--mock-data"]),
             "TRAINING_ARGS=(",
-            f'  --train-iters "${{TRAIN_ITERS:-{job.num_steps or DEFAULT_STEPS}}}"',
+            f'  --train-iters "${{TRAIN_ITERS:-{FIRST_STEPS}}}" # to see how fast it is{steps_text(job)}',
             "  --lr 1e-4",
             "  --min-lr 1e-5",
             "  --weight-decay 0.1",
             "  --adam-beta2 0.95",
             "  --eval-iters 0",
+            "  --eval-interval 1000",
             "  --log-interval 1",
             "  --log-throughput",
             ")",

@@ -116,6 +116,12 @@ UNMODELLED: dict[str, Unmodelled] = {
     ),
 }  # fmt: skip
 """Arguments that change a step or its memory in ways that mofa does not know."""
+DUMPED_AS: dict[str, str] = {
+    "fp4": "fp4-format",
+    "fp4_param": "fp4-param-gather",
+    "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
+}
+"""Arguments of these by their names in a dump, where these are other ones."""
 MEGATRON = Table(
     "megatron", (*MODEL_ROWS, *JOB_ROWS), FIXED, WHAT_IT_DOES, FREE, ASSUMED, UNMODELLED,
 )  # fmt: skip

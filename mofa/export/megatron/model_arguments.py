@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.arguments import Argument, Given, Row, only_with, same, switch, words
+from mofa.export.arguments import Argument, Given, Row, only_with, required, same, switch, words
 from mofa.export.job import Job
 from mofa.export.megatron.patterns import expert_layers, pattern_of, places_of_experts
+from mofa.specs.attention import ATTENTION_KINDS
 
 LAYERS = Argument("num-layers", "int")
 HIDDEN = Argument("hidden-size", "int")
@@ -17,6 +18,11 @@ EXPERTS = Argument("num-experts", "int")
 LATENT = Argument("multi-latent-attention", "flag", False)
 BIASES = Argument("disable-bias-linear", "off", True, "add_bias_linear")
 TOKENIZER = Argument("tokenizer-type", "text")
+LATENT_KIND, GROUPED_KIND = (
+    next(name for name, kind in ATTENTION_KINDS.items() if kind.megatron.has_latents == has_latents)
+    for has_latents in (True, False)
+)
+"""Kinds of attention as a model's file has them, by Megatron's switch."""
 NULL_TOKENIZER = "NullTokenizer"
 """It has a token more than ``--vocab-size`` says (core/tokenizers/text/libraries/null_tokenizer.py)."""
 
@@ -30,7 +36,7 @@ def _given_experts(given: Given) -> bool:
 
 
 def _is_latent(job: Job) -> bool:
-    return job.model.attention.kind == "mla"
+    return job.has_latents
 
 
 def _given_latent(given: Given) -> bool:
@@ -126,12 +132,12 @@ def _write_latent(job: Job) -> Mapping[str, Any]:
 
 def _read_latent(given: Given) -> Mapping[str, Any]:
     if not _given_latent(given):
-        return {"model.attention.kind": "gqa"}
+        return {"model.attention.kind": GROUPED_KIND}
     if not given["qk-layernorm"]:
         raise given.refusal(
             "multi-latent-attention without qk-layernorm is not modelled", "what is: a norm behind each compression"
         )
-    return {"model.attention.kind": "mla"}
+    return {"model.attention.kind": LATENT_KIND}
 
 
 def _write_rope_scale(job: Job) -> Mapping[str, Any]:
@@ -295,9 +301,9 @@ _EXPERT_ROWS = only_with(_has_experts, _given_experts, (
     switch("model.moe.correction_bias", Argument("moe-router-enable-expert-bias", "flag", False)),
 ))  # fmt: skip
 MODEL_ROWS: tuple[Row, ...] = (
-    same("model.num_layers", LAYERS),
-    same("model.hidden", HIDDEN),
-    same("model.attention.num_heads", Argument("num-attention-heads", "int")),
+    required("model.num_layers", LAYERS),
+    required("model.hidden", HIDDEN),
+    required("model.attention.num_heads", Argument("num-attention-heads", "int")),
     Row(
         ("model.attention.kind",),
         (LATENT, Argument("qk-layernorm", "flag", False), Argument("rope-type", "text")), _write_latent, _read_latent,
@@ -333,6 +339,6 @@ MODEL_ROWS: tuple[Row, ...] = (
         lambda job: {"mtp-num-layers": job.model.num_mtp_layers} if job.model.num_mtp_layers else {},
         lambda given: {"model.num_mtp_layers": given["mtp-num-layers"] or 0},
     ),
-    same("batch.seq_len", SEQ_LENGTH),
+    required("batch.seq_len", SEQ_LENGTH),
 )  # fmt: skip
 """The model and the length of its sequences."""

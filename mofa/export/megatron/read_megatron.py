@@ -11,10 +11,11 @@ from mofa.errors import SpecError
 from mofa.export.arguments import Argument, Given
 from mofa.export.job_file import MAX_LOG_BYTES, ReadJob, assemble, text_of
 from mofa.export.launch_words import environment_of, gpus_of_launch
-from mofa.export.megatron.megatron_table import MEGATRON
-from mofa.export.shell import MAYBE, UNKNOWN, Script, ShellError, read_script
+from mofa.export.megatron.megatron_table import DUMPED_AS, MEGATRON
+from mofa.export.shell import MAYBE, UNKNOWN, Script, read_script
+from mofa.export.shell_words import ShellError
 
-_DUMPED = re.compile(r"^(?:\S{0,40}[:>]\s*)?\s*([A-Za-z_]\w*) \.+ (.*?)\s*$", re.MULTILINE)
+_DUMPED = re.compile(r"^(?:[^\s:>]{0,40}[:>])?[ \t]*([A-Za-z_]\w*) \.+ (.*)$", re.MULTILINE)
 _PADDED = re.compile(r"padded vocab \(size: (\d+)\)")
 FEWEST_DUMPED = 50
 """Lines of a dump from which on a file is a log. [-]"""
@@ -31,7 +32,7 @@ def read_megatron(file: Path, num_gpus: int | None) -> ReadJob:
         If it has no arguments, or some that matter and are not modelled.
     """
     text = text_of(file, MAX_LOG_BYTES)
-    dumped = dict(_DUMPED.findall(text))
+    dumped = {name: said.strip() for name, said in _DUMPED.findall(text)}
     if len(dumped) >= FEWEST_DUMPED:
         values, unread, gpus = _of_dump(dumped, text, str(file))
     else:
@@ -55,7 +56,7 @@ def _of_dump(dumped: Mapping[str, str], text: str, where: str) -> tuple[dict[str
             values[argument.name] = said == "True"
         elif argument is not None and said != "None":
             values[argument.name] = _typed(argument, _listed(said) if argument.kind == "texts" else [said], where)
-        elif argument is None and (known := name.replace("_", "-")) in MEGATRON.unmodelled:
+        elif argument is None and (known := DUMPED_AS.get(name, name.replace("_", "-"))) in MEGATRON.unmodelled:
             values[known] = _python_value(said)
     if (padded := _PADDED.search(text)) is not None:
         values |= {"vocab-size": int(padded[1]), "tokenizer-type": "as the log says"}

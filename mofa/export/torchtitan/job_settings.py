@@ -9,7 +9,7 @@ from mofa.export.arguments import Argument, Given, Row, only_with, same, words
 from mofa.export.environment import ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW
 from mofa.export.job import Job
 from mofa.export.torchtitan.model_settings import given_experts
-from mofa.schedules import SCHEDULES
+from mofa.schedules import SCHEDULES, default_schedule
 from mofa.specs.layouts.module_names import module_names
 from mofa.specs.layouts.pipeline_layout import parse_layout
 from mofa.specs.layouts.read import parse_text
@@ -177,7 +177,7 @@ def _write_schedule(job: Job) -> Mapping[str, Any]:
 
 def _read_schedule(given: Given) -> Mapping[str, Any]:
     if given[PP.name] == 1:
-        return {"strategy.schedule": "1f1b"}
+        return {"strategy.schedule": default_schedule(1)}
     names = {schedule.pytorch_name.lower(): name for name, schedule in SCHEDULES.items()}
     if (name := names.get(str(given[SCHEDULE.name]).lower())) is None:
         known = ", ".join(schedule.pytorch_name for schedule in SCHEDULES.values())

@@ -9,7 +9,8 @@ from mofa.errors import SpecError
 from mofa.export.environment import ENVIRONMENT_ROWS
 from mofa.export.job_file import text_of
 from mofa.export.launch_words import environment_of, gpus_of_launch
-from mofa.export.shell import UNKNOWN, ShellError, read_script
+from mofa.export.shell import UNKNOWN, read_script
+from mofa.export.shell_words import ShellError
 
 MAX_SCRIPTS = 20
 """Shell scripts beside a config that are looked at. [-]"""

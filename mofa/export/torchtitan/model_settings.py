@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.arguments import Argument, Given, Row, only_with, same, words
+from mofa.export.arguments import Argument, Given, Row, only_with, required, same, words
 from mofa.export.job import Job
+from mofa.specs.attention import ATTENTION_KINDS
 
 MODEL = Argument("args.model", "text")
 """Which of torchtitan's models it is: no argument of it, but which class of arguments it has."""
@@ -74,7 +75,8 @@ def _read_kind(given: Given) -> Mapping[str, Any]:
     name = given.needed(MODEL.name)
     if name not in MODELS:
         raise given.refusal(f"model {name} is not modelled", f"what is: {', '.join(MODELS)}")
-    return {"model.attention.kind": "mla" if name == DEEPSEEK else "gqa"}
+    kinds = (kind.name for kind in ATTENTION_KINDS.values() if kind.megatron.has_latents == (name == DEEPSEEK))
+    return {"model.attention.kind": next(kinds)}
 
 
 # --- grouped-query attention
@@ -243,12 +245,12 @@ _EXPERT_ROWS = only_with(_has_experts, given_experts, (
 ))  # fmt: skip
 MODEL_ROWS: tuple[Row, ...] = (
     Row(("model.attention.kind",), (MODEL,), _write_kind, _read_kind),
-    same("model.hidden", _DIM),
-    same("model.num_layers", _LAYERS),
-    same("model.attention.num_heads", _HEADS),
+    required("model.hidden", _DIM),
+    required("model.num_layers", _LAYERS),
+    required("model.attention.num_heads", _HEADS),
     *_GROUPED_ROWS,
     *_LATENT_ROWS,
-    same("model.vocab", Argument("args.vocab_size", "int")),
+    required("model.vocab", Argument("args.vocab_size", "int")),
     Row(
         ("model.tied_embeddings",), (_TIED,), _write_tied,
         lambda given: {"model.tied_embeddings": given[MODEL.name] == QWEN3 and bool(given[_TIED.name])},

@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.export.head import comment, head_lines
 from mofa.export.job import Job
-from mofa.export.slurm import DEFAULT_STEPS, slurm_script
+from mofa.export.slurm import FIRST_STEPS, slurm_script, steps_text
 from mofa.export.torchtitan import EXPERIMENTAL_VERSION, VERSION
 from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3, MODEL
 from mofa.export.torchtitan.python_table import BACKEND, IMPLEMENTATION, POLICY, TORCHTITAN_PYTHON
@@ -54,10 +54,11 @@ def write_torchtitan_python(job: Job) -> dict[str, str]:
 def _config_text(job: Job, values: Mapping[str, Any]) -> str:
     """The Python config: the model's sizes and its builder, a loader of random tokens, the settings."""
     name = values[MODEL.name]
-    steps = job.num_steps or DEFAULT_STEPS
     policy = values[POLICY.name]
     sections = {section: _section(values, section) for section in _CLASSES}
-    sections["training"] += f"            steps={steps},  # not of the plan\n"
+    sections["training"] += (
+        f"            steps={FIRST_STEPS},  # not of the plan: to see how fast it is{steps_text(job)}\n"
+    )
     settings = "".join(
         f"        {section}={kind}(\n{sections[section]}        ),\n" for section, kind in _CLASSES.items()
     )
@@ -148,7 +149,7 @@ def {FUNCTION}() -> Trainer.Config:
         # Not of the plan, and yours to choose: data, tokenizer, learning rate, checkpoints, logs
         dataloader=MockTokens.Config(),
         tokenizer=NoTokenizer.Config(),
-        lr_scheduler=LRSchedulersContainer.Config(warmup_steps={min(200, max(steps // 5, 1))}),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps={FIRST_STEPS // 5}),
         metrics=MetricsProcessor.Config(log_freq=1),
     )
 '''

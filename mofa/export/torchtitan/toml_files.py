@@ -9,7 +9,7 @@ from typing import Any
 
 from mofa.export.head import comment, head_lines
 from mofa.export.job import Job
-from mofa.export.slurm import DEFAULT_STEPS, slurm_script
+from mofa.export.slurm import FIRST_STEPS, slurm_script, steps_text
 from mofa.export.torchtitan import VERSION
 from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3, MODEL, QWEN3
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
@@ -33,14 +33,14 @@ def write_torchtitan(job: Job) -> dict[str, str]:
     head = comment(head_lines(job, f"torchtitan {VERSION}"))
     settings = {n: value for n, value in values.items() if not n.startswith(("$", "args.")) and value is not None}
     return {
-        TOML: head + toml_text(settings, job.num_steps or DEFAULT_STEPS),
+        TOML: head + toml_text(settings, steps_text(job)),
         f"{MODULE}.py": head + module_text(values),
         SCRIPT: launch_text(job, values, f'-m torchtitan.train --job.config_file "$HERE/{TOML}"', head),
         SLURM: slurm_script(job, SCRIPT, "torchtitan"),
     }
 
 
-def toml_text(settings: Mapping[str, Any], num_steps: int) -> str:
+def toml_text(settings: Mapping[str, Any], steps_take: str) -> str:
     """Settings by section, then what is no part of a plan."""
     sections: dict[str, list[str]] = {
         "job": ['dump_folder = "./outputs"'],
@@ -52,10 +52,10 @@ def toml_text(settings: Mapping[str, Any], num_steps: int) -> str:
     sections["training"] += [
         "# Not of the plan, and yours to choose: mock is random tokens, else a dataset of torchtitan with a tokenizer",
         'dataset = "mock"',
-        f"steps = {num_steps}",
+        f"steps = {FIRST_STEPS} # to see how fast it is{steps_take}",
     ]
     sections["optimizer"] += ["# Not of the plan", "lr = 3e-4"]
-    sections["lr_scheduler"] = ["# Not of the plan", f"warmup_steps = {min(200, max(num_steps // 5, 1))}"]
+    sections["lr_scheduler"] = ["# Not of the plan", f"warmup_steps = {FIRST_STEPS // 5}"]
     sections["metrics"] = ["# Not of the plan", "log_freq = 1"]
     sections["experimental"] = ["# Registers the model's sizes", f'custom_import = "{MODULE}"']
     return "\n" + "\n\n".join("\n".join([f"[{name}]", *lines]) for name, lines in sections.items()) + "\n"

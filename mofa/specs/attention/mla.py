@@ -121,7 +121,7 @@ MLA = AttentionKind(
     primitives=("mla",),
     megatron=InMegatron(
         fuses_qkv=False, norm_is_module=True, has_flash=False, has_unfused=False, has_eager_rotation=False,
-        has_biases=False, needs_rotation=True, rotates_by_yarn=True,
+        has_biases=False, needs_rotation=True, has_latents=True, rotates_by_yarn=True,
     ),
     torchtitan=InTorchtitan(
         _torchtitan_model, has_local_heads=False, keeps_exchanges=True, registers_norms_first=True,

@@ -41,6 +41,8 @@ class InMegatron:
     """Its linear layers can have biases."""
     needs_rotation: bool = False
     """It has no other positions than rotary ones."""
+    has_latents: bool = False
+    """It is Megatron's multi-latent attention, with arguments and a configuration class of its own."""
     rotates_by_yarn: bool = False
     """Rotations are YaRN's, of which each layer keeps tables of its own."""
 
