@@ -29,7 +29,7 @@ def head_lines(job: Job, runs_in: str) -> list[str]:
     strategy = " ".join(
         f"{name}={str(value).lower() if isinstance(value, bool) else value}"
         for name, value in plan.strategy.model_dump(exclude={"framework"}).items()
-        if value != ""
+        if value not in ("", None)
     )
     speed = f"{plan.tokens_per_s_per_gpu:,.1f} tokens/s/GPU, {plan.mfu:.1%} MFU"
     sizes = (("allocated", memory.allocated_bytes), ("reserved", memory.reserved_bytes),
