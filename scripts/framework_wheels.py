@@ -7,6 +7,7 @@ Nothing is installed: the tests read configuration classes and run them with sta
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,7 +48,8 @@ def download(requirement: str, folder: Path) -> None:
             archive.extractall(unpacked)
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{target.name}"
-        subprocess.run(["cp", "-r", str(unpacked), str(partial)], check=True)
+        shutil.rmtree(partial, ignore_errors=True)  # of a run that was cut off
+        shutil.copytree(unpacked, partial)
         partial.rename(target)
 
 

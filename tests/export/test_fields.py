@@ -10,14 +10,17 @@ from pydantic import BaseModel, ValidationError
 
 import mofa
 from mofa.errors import SpecError
+from mofa.export import bridge, megatron, torchtitan
 from mofa.export.all_tables import TABLES
 from mofa.export.arguments import Table
 from mofa.export.entry import writers
 from mofa.export.fields import job_fields
 from mofa.search.entry_points import plan_in_closed_form
 from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework_traits import TRAITS
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
+from scripts.framework_wheels import WHEELS
 from tests.export.jobs import job_of
 from tests.export.random_plans import Drawn
 
@@ -186,3 +189,16 @@ DERIVED: dict[str, tuple[str, ...]] = {
     "torchtitan-0.3": ("strategy.layout", "optimizer.name", "model.attention.kind", "routing.pad_to_capacity"),
 }
 """Fields that the plan's own layout says, that have one value, or that change with others alone."""
+
+
+def test_every_framework_says_what_it_is_exported_to() -> None:
+    """The hint under a plan names what ``--to`` takes; each has its table."""
+    assert {to for traits in TRAITS.values() for to in traits.exported_to} == set(writers()) == set(TABLES)
+
+
+def test_the_wheels_are_those_that_files_are_written_for() -> None:
+    versions = {
+        "megatron_core": megatron.VERSION, "torchtitan": torchtitan.VERSION, "megatron_bridge": bridge.VERSION,
+    }  # fmt: skip
+    asked = {tuple(wheel.split("==")) for wheel in WHEELS}
+    assert asked == {*versions.items(), ("torchtitan", torchtitan.EXPERIMENTAL_VERSION)}
