@@ -29,8 +29,9 @@ def test_chosen_options_go_out_and_come_back(
     assert said in exported.files[file]
     exported.write(tmp_path)
     back = read_job(framework, tmp_path / file)
-    assert plan.strategy.options.chosen.items() <= {
-        name: getattr(back.framework, name) for name in ("tp_overlap", "dispatcher", "dp_replicate")
-    }.items()
+    assert (
+        plan.strategy.options.chosen.items()
+        <= {name: getattr(back.framework, name) for name in ("tp_overlap", "dispatcher", "dp_replicate")}.items()
+    )
     again = mofa.estimate(back.workload, back.machines(machines), back.strategy, framework=back.framework, replay=False)
     assert (again.step_s, again.memory.device_bytes) == (plan.step_s, plan.memory.device_bytes)

@@ -92,7 +92,7 @@ def _predicted(
     """What a search finds, or the estimate of one strategy."""
     from mofa.cli.commands.estimate import estimate_of
     from mofa.cli.jobs import read_framework, read_machines, read_workload, requests_from_options
-    from mofa.cli.parse import parse_fixed, parse_host_issue, parse_degree_limits, parse_overrides, split_words
+    from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
     from mofa.search.workers import cores
@@ -116,7 +116,8 @@ def _predicted(
     with progress_bar(f"{job.name} on {options['--gpus']:,} GPUs", enabled=not quiet) as progress:
         search: dict[str, Any] = {
             "framework": read_framework(options["--framework"], job, overrides),
-            "fix": parse_fixed(options["--fix"], overrides["strategy"]), "maximum": parse_degree_limits(options["--max"]),
+            "fix": parse_fixed(options["--fix"], overrides["strategy"]),
+            "maximum": parse_degree_limits(options["--max"]),
             "with_": split_words(options["--with"]), "without": split_words(options["--without"]),
             "progress": progress, "replay": replay, "jobs": jobs or cores(),
         }  # fmt: skip
