@@ -149,6 +149,8 @@ def _parts(
             raise SpecError(f"number ({number}): the report has {len(result.plans)} plans; name one, 1 the best")
         plan: Plan = result.plans[number - 1]
     elif isinstance(result, Plan):
+        if number != 1:
+            raise SpecError(f"number ({number}): the result is one plan; leave it out")
         plan = result
     else:
         raise SpecError(f"result ({type(result).__name__}): is no plan; give what find_plans or estimate returned")

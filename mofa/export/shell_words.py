@@ -107,7 +107,7 @@ class _Scanner:
             elif self.peek() == "$":
                 pieces.append(self._variable(quoted=True))
             else:
-                pieces.append(Piece(self._run(_PLAIN_QUOTED) or self._one(), quoted=True))
+                pieces.append(Piece(self._run(_PLAIN_QUOTED) or self._character(), quoted=True))
         self.place += 1
         return pieces
 
@@ -117,7 +117,7 @@ class _Scanner:
         self.place = match.end() if match is not None else self.place
         return match[0] if match is not None else ""
 
-    def _one(self) -> str:
+    def _character(self) -> str:
         """The character here."""
         self.place += 1
         return self.text[self.place - 1]

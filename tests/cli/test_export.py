@@ -82,6 +82,8 @@ def test_from_python(tmp_path: Path) -> None:
         mofa.export(search, to="megatron", number=2)
     with pytest.raises(SpecError, match="give workload, cluster"):
         mofa.export(search.report.plans[0], to="megatron")
+    with pytest.raises(SpecError, match="is one plan"):
+        mofa.export(search.report.plans[0], to="megatron", number=2)
     with pytest.raises(SpecError, match="is no plan"):
         mofa.export("plan", to="megatron")  # type: ignore[arg-type]
 

@@ -46,6 +46,8 @@ def drawn_plans(
             continue
         if facts.tp_overlap and not (plan.strategy.sp and plan.strategy.tp > 1):
             continue  # Megatron-LM refuses it
+        if facts.data_parallel == "ddp" and facts.traits.leaves_lone_ranks_whole and gpus == 1:
+            continue  # torchtitan wraps no lone replica
         if workload.model.max_positions is not None and workload.model.max_positions < seq_len:
             continue  # and so does it this
         yield Drawn(workload, cluster, facts, plan)

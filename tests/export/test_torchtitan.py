@@ -33,6 +33,7 @@ OPTIONS: dict[str, list[Any]] = {
 STRATEGIES: dict[str, list[Any]] = {
     "tp": [1, 1, 2, 4], "pp": [1, 1, 2, 4], "cp": [1, 1, 2], "ep": [1, 2, 4], "sp": [True],
     "recompute": ["none", "full", "ops", "every:2", "every:3"],
+    "layout": ["", "", "pipeline-parallel-first-stage-less-layers:2"],
 }  # fmt: skip
 NUMBER = 50
 
@@ -163,7 +164,7 @@ def test_a_job_is_configured_as_mofas_own_runs_are(plans: list[Drawn]) -> None:
             if name != "rope_theta" and value is not None:
                 assert values[f"args.{name}"] == value, name
         compared += 1
-    assert compared >= 20
+    assert compared >= 12
 
 
 def _idle(name: str, drawn: Drawn) -> bool:

@@ -25,7 +25,7 @@ OPTIONS: dict[str, list[Any]] = {
 }  # fmt: skip
 STRATEGIES: dict[str, list[Any]] = {
     "tp": [1, 1, 2, 4], "pp": [1, 1, 2, 4], "cp": [1, 1, 2], "ep": [1, 2, 4], "sp": [True],
-    "recompute": ["none", "full", "ops"],
+    "recompute": ["none", "full", "ops"], "layout": ["", "", "pipeline-parallel-first-stage-less-layers:2"],
 }  # fmt: skip
 NUMBER = 50
 
@@ -58,6 +58,7 @@ POLICIES = {"none": "NoneType", "full": "FullAC.Config", "ops": "SelectiveAC.Con
 def test_torchtitans_own_classes_run_every_config(plans: list[Drawn]) -> None:
     """The file is run with torchtitan's own modules: builders of layers, configuration classes and their checks."""
     folder = wheel("torchtitan-0.3.0")
+    laid_out = 0
     with torchtitan_python(folder):
         for drawn in plans:
             text = write_torchtitan_python(job_of(drawn, "torchtitan-0.3"))["mofa_job.py"]
@@ -67,6 +68,11 @@ def test_torchtitans_own_classes_run_every_config(plans: list[Drawn]) -> None:
             assert config.parallelism.tensor_parallel_degree == s.tp
             assert config.parallelism.pipeline_parallel_degree == s.pp
             assert config.training.seq_len == drawn.workload.batch.seq_len
+            parts = config.parallelism.module_fqns_per_model_part
+            if parts is not None:
+                assert len(parts) == s.pp * s.vpp and parts[0][0] == "tok_embeddings" and parts[-1][-1] == "lm_head"
+                assert all(hasattr(config.model_spec.model, name.split(".")[0]) for part in parts for name in part)
+                laid_out += 1
             assert type(config.activation_checkpoint).__qualname__ == POLICIES[s.recompute]
             built = config.model_spec.model
             assert (built.dim, len(built.layers), built.vocab_size) == (model.hidden, model.num_layers, model.vocab)
@@ -81,6 +87,7 @@ def test_torchtitans_own_classes_run_every_config(plans: list[Drawn]) -> None:
                 assert (last.moe.shared_experts is not None) == (model.moe.shared_hidden > 0)
             else:
                 assert last.feed_forward.w1.out_features == model.mlp.ffn_hidden
+    assert laid_out
 
 
 def test_settings_have_torchtitans_names_and_defaults() -> None:

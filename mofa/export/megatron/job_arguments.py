@@ -108,7 +108,8 @@ def _write_overlaps(job: Job) -> Mapping[str, Any]:
         raise job.refusal(
             "framework.overlap_param_gather (true) without overlap_grad_reduce", "Megatron-LM asks for both; set both"
         )
-    shared = s.dp * s.cp > 1  # else no rank holds the same parameters, and nothing is reduced
+    of_experts = s.dp * s.cp * s.tp // (s.ep * s.etp) if job.model.moe is not None else 1
+    shared = max(s.dp * s.cp, of_experts) > 1  # else no ranks hold the same parameters, and nothing is reduced
     sharded = framework.data_parallel == "distributed-optimizer"
     return {
         **({OVERLAP_GRADS.name: True} if framework.overlap_grad_reduce and shared else {}),
@@ -117,8 +118,11 @@ def _write_overlaps(job: Job) -> Mapping[str, Any]:
 
 
 def _read_overlaps(given: Given) -> Mapping[str, Any]:
-    ranks = given[TP.name] * given[PP.name]
-    shared = given.num_gpus is None or given.num_gpus > ranks
+    alone = given[TP.name] * given[PP.name]
+    if _given_experts(given):
+        etp = given["expert-tensor-parallel-size"] or given[TP.name]
+        alone = min(alone, given["expert-model-parallel-size"] * etp * given[PP.name])
+    shared = given.num_gpus is None or given.num_gpus > alone
     return {
         "framework.overlap_grad_reduce": bool(given[OVERLAP_GRADS.name]) or not shared,
         "framework.overlap_param_gather": bool(given[OVERLAP_PARAMS.name]) or not (shared and given[SHARDED.name]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +11,8 @@ from mofa.export.environment import ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW
 from mofa.export.job import Job
 from mofa.export.torchtitan.model_settings import given_experts
 from mofa.schedules import SCHEDULES, default_schedule
-from mofa.specs.layouts.module_names import module_names
+from mofa.specs.layouts.module_names import OUTPUT, ModuleNamesError, module_names, parse_module_names
 from mofa.specs.layouts.pipeline_layout import parse_layout
-from mofa.specs.layouts.read import parse_text
 
 TP = Argument("parallelism.tensor_parallel_degree", "int", 1)
 PP = Argument("parallelism.pipeline_parallel_degree", "int", 1)
@@ -54,6 +54,8 @@ def degrees(job: Job) -> tuple[int, int]:
     if kind == "ddp":
         if s.tp * s.cp * s.pp > 1:
             raise job.refusal("framework.data_parallel (ddp) with tp, cp or pp", "replicas go alone; use fsdp")
+        if s.dp == 1:
+            raise job.refusal("framework.data_parallel (ddp) on one GPU", "torchtitan wraps no lone replica; use fsdp")
         return s.dp, 1
     if kind == "hsdp":
         if s.dp % replicas:
@@ -130,8 +132,6 @@ def _write_dtype(job: Job) -> Mapping[str, Any]:
     _, shards = degrees(job)
     mixed = shards > 1 or s.cp > 1 or (s.tp == 1 and s.pp == 1)
     params = job.workload.precision.params
-    if params == "fp32" and not mixed:
-        raise job.refusal("precision.params (fp32) with tp or pp and no FSDP", "products would be fp32; use bf16")
     return {DTYPE.name: DTYPES[params or ("fp32" if mixed else "bf16")]}
 
 
@@ -185,15 +185,16 @@ def _read_schedule(given: Given) -> Mapping[str, Any]:
     return {"strategy.schedule": name}
 
 
-def _write_layout(job: Job) -> Mapping[str, Any]:
+def _write_layout(job: Job, output: str) -> Mapping[str, Any]:
     s, layout = job.strategy, job.layout
     own = s.vpp == (2 if SCHEDULES[s.schedule].has_several_chunks else 1)
     if layout is None or (layout.by == "framework" and own):
         return {}
-    return {PARTS.name: module_names(parse_layout(layout.text))}
+    parts = module_names(parse_layout(layout.text))
+    return {PARTS.name: [[output if name == OUTPUT else name for name in part] for part in parts]}
 
 
-def _read_layout(given: Given) -> Mapping[str, Any]:
+def _read_layout(given: Given, output: str) -> Mapping[str, Any]:
     if given[PP.name] == 1:
         return {"strategy.layout": "", "strategy.vpp": 1}
     several = SCHEDULES[_read_schedule(given)["strategy.schedule"]].has_several_chunks
@@ -201,8 +202,12 @@ def _read_layout(given: Given) -> Mapping[str, Any]:
     if parts is not None:
         if len(parts) % pp:
             raise given.refusal(f"{PARTS.name} has {len(parts)} parts", f"{PP.name} is {pp}; write a multiple of it")
-        layout = parse_text(_json(parts))
-        return {"strategy.layout": getattr(layout, "text", ""), "strategy.vpp": len(parts) // pp}
+        try:
+            named = [[OUTPUT if name == output else name for name in part] for part in parts]
+            text = parse_module_names(json.dumps(named)).text
+        except (ModuleNamesError, TypeError) as error:
+            raise given.refusal(f"{PARTS.name} cannot be read", str(error)) from None
+        return {"strategy.layout": text, "strategy.vpp": len(parts) // pp}
     first, last, each = given[LESS_FIRST.name], given[LESS_LAST.name], given[STAGE_LAYERS.name]
     vpp = 2 if several else 1
     if each is not None:
@@ -215,10 +220,12 @@ def _read_layout(given: Given) -> Mapping[str, Any]:
     return {"strategy.layout": layout_text, "strategy.vpp": vpp}
 
 
-def _json(parts: Any) -> str:
-    import json
-
-    return json.dumps(parts)
+def layout_row(output: str) -> Row:
+    """The parts of a pipeline, where the model's output has this name."""
+    return Row(
+        ("strategy.layout", "strategy.vpp"), (PARTS, STAGE_LAYERS, LESS_FIRST, LESS_LAST),
+        lambda job: _write_layout(job, output), lambda given: _read_layout(given, output),
+    )  # fmt: skip
 
 
 # --- the rest
@@ -311,9 +318,6 @@ SHARED_ROWS: tuple[Row, ...] = (
     Row(("strategy.sp",), (), _write_sequence_parallel, lambda given: {"strategy.sp": given[TP.name] > 1}),
     same("strategy.pp", PP),
     Row(("strategy.schedule",), (SCHEDULE,), _write_schedule, _read_schedule),
-    Row(
-        ("strategy.layout", "strategy.vpp"), (PARTS, STAGE_LAYERS, LESS_FIRST, LESS_LAST), _write_layout, _read_layout,
-    ),
     same("strategy.cp", CP),
     Row(
         ("framework.compile", "framework.compile_loss"), (COMPILE, COMPONENTS), _write_compile, _read_compile,
@@ -324,6 +328,7 @@ SHARED_ROWS: tuple[Row, ...] = (
 )  # fmt: skip
 TOML_ROWS: tuple[Row, ...] = (
     *SHARED_ROWS,
+    layout_row(OUTPUT),
     _OPTIMIZER_ROW,
     LOSS_ROW,
     words("strategy.cp_kind", Argument("parallelism.context_parallel_rotate_method", "text", "allgather"),

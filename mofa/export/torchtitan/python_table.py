@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.export.arguments import Argument, Assumed, Fixed, Given, Row, Table, only_with, same, words
 from mofa.export.job import Job
-from mofa.export.torchtitan.job_settings import EP, SHARED_ROWS, TP
+from mofa.export.torchtitan.job_settings import EP, SHARED_ROWS, TP, layout_row
 from mofa.export.torchtitan.model_settings import MODEL_ROWS, QWEN3, given_experts, model_of
 from mofa.export.torchtitan.torchtitan_table import ASSUMED, FIXED, TORCHTITAN
 
@@ -16,6 +16,8 @@ POLICY = Argument("activation_checkpoint", "text", "SelectiveAC.Config")
 """The class of the policy, ``none`` for none."""
 IMPLEMENTATION = Argument("optimizer.implementation", "text", "fused")
 BACKEND = Argument("args.moe_comm_backend", "text", "standard")
+OUTPUT = "lm_head"
+"""The output's name among a model's modules (distributed/pipeline_parallel.py); 0.2.2 calls it output."""
 _POLICIES = {"none": "none", "full": "FullAC.Config", "ops": "SelectiveAC.Config"}
 
 
@@ -64,6 +66,7 @@ PYTHON_ROWS: tuple[Row, ...] = (
     *(row for row in MODEL_ROWS if "framework.experts" not in row.fields),
     Row((), (), _check_head_norms, lambda given: {}),
     *SHARED_ROWS,
+    layout_row(OUTPUT),
     Row(
         ("optimizer.name", "optimizer.implementation", "framework.optimizer"), (IMPLEMENTATION,), _write_optimizer,
         lambda given: {"optimizer.name": "adamw", "framework.optimizer": given[IMPLEMENTATION.name]},
