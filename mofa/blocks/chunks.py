@@ -16,13 +16,17 @@ FIRST: tuple[RoutingStep, ...] = ("count", "permute")
 """What a chunk begins with, the first of these that a layer has. It ends where rows are added to their tokens."""
 
 
+FRAMES = ("moe", "routed experts", "experts")
+"""Functions of a layer of experts whose local variables are marked."""
+
+
 def without_module_locals(forward: Tape) -> Tape:
     """A layer's forward tape without the marks of the local variables of the expert layer's functions.
 
     Such marks (:func:`mofa.blocks.parts.hold_local`) keep tensors alive until a function returns. In token chunks
-    another function moves the tokens, and nothing is held so long but by the experts themselves.
+    other functions move the tokens through the experts, as they were measured, and nothing is held so long.
     """
-    ops = tuple(op for op in forward.ops if op.frame not in ("moe", "routed experts"))
+    ops = tuple(op for op in forward.ops if op.frame not in FRAMES)
     return replace(forward, ops=ops)
 
 

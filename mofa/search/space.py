@@ -148,7 +148,8 @@ def searched_options(
     extensions/transformer_engine.py). DeepEP is searched on nodes whose profile has its rate.
     """
     overlaps: list[bool | None] = [None]
-    if framework.name == "megatron" and not framework.tp_overlap and workload.model.attention.kind != "mla":
+    has_latents = workload.model.attention_kind.megatron.has_latents
+    if framework.library is not None and not framework.tp_overlap and not has_latents:
         overlaps.append(True)
     dispatchers: list[DispatcherName | None] = [None]
     usual: DispatcherName = "alltoall"
@@ -158,7 +159,8 @@ def searched_options(
         has_deepep = cluster.node.intra.deepep_efficiency is not None
         dispatchers += [name for name in offered if name != usual and (name != "deepep" or has_deepep)]
     replicas: list[int | None] = [None]
-    if framework.name == "torchtitan" and framework.data_parallel == "fsdp" and framework.dp_replicate == 1:
+    replicates = "hsdp" in OFFERED[framework.name]["data_parallel"] and framework.data_parallel == "fsdp"
+    if replicates and framework.dp_replicate == 1:
         nodes = cluster.num_gpus // cluster.node.gpus_per_node
         replicas += [nodes // n for n in NODES_OF_SHARDS if nodes % n == 0 and nodes // n > 1]
     return tuple(FrameworkOptions(*chosen) for chosen in product(overlaps, dispatchers, replicas))

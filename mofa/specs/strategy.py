@@ -151,9 +151,12 @@ class StrategySpec(Spec):
     layout
         What each virtual chunk holds: Megatron's string, options of an uneven split or torchtitan's lists of module
         names (:mod:`mofa.specs.layouts`); empty for the framework's own split.
-    tp_overlap, dispatcher, dp_replicate
-        Options of the framework that the strategy chooses (:class:`mofa.specs.framework.FrameworkSpec`); None where
-        they are as the framework has them.
+    tp_overlap
+        Whether linears communicate beside their products; None where it is as the framework has it, as are the next.
+    dispatcher
+        How tokens are sent to experts: ``alltoall``, ``allgather`` or ``deepep``.
+    dp_replicate
+        Replicas of a shard group (HSDP), 1 for FSDP over all ranks. [-]
     framework
         Name of the framework that runs it.
 

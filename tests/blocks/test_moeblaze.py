@@ -170,7 +170,16 @@ def test_either_is_index_where_a_rank_holds_all_experts_and_copies_elsewhere() -
             assert one.memory.by_component == pytest.approx(other.memory.by_component)
     assert any("dispatch by index" in note for note in plan("either", alone).notes)
     assert not any("dispatch by index" in note for note in plan("either", shared).notes)
-    fix = {"pp": 4, "tp": 1, "cp": 1, "etp": 1, "micro_batch": 1, "vpp": 1, "recompute": "none"}
+    fix = {
+        "pp": 4,
+        "tp": 1,
+        "cp": 1,
+        "etp": 1,
+        "micro_batch": 1,
+        "vpp": 1,
+        "recompute": "none",
+        "dispatcher": "alltoall",
+    }
     found = mofa.find_plans(job, machines, fix=fix, with_=["moeblaze"], top=2, replay=False).report.plans
     assert {p.strategy.ep for p in found} == {1, 2}  # the search has both, costed in one table
     for p in found:

@@ -88,6 +88,11 @@ def _halves_backwards(case: Case) -> bool:
     return ("schedule", "interleaved-zb") in case.fix
 
 
+def _gathers_tokens(case: Case) -> bool:
+    """Of many small experts whose exchanges hide less: 0.78 by all-to-alls too."""
+    return ("dispatcher", "allgather") in case.fix
+
+
 @cache
 def sample(case: Case) -> Sample:
     return Sample(case)
@@ -101,7 +106,7 @@ def test_no_step_is_below_its_bound(case: Case) -> None:
     assert len(step_s) >= 10
     assert np.all(close <= step_s)
     assert np.all(rough <= close)
-    assert np.median(close / step_s) > (0.3 if _halves_backwards(case) else 0.8)
+    assert np.median(close / step_s) > (0.3 if _halves_backwards(case) else 0.7 if _gathers_tokens(case) else 0.8)
 
 
 @pytest.mark.parametrize("case", CASES, ids=_name)
@@ -116,7 +121,7 @@ def test_no_rank_computes_less_than_its_bound(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_no_memory_is_below_its_bound(case: Case) -> None:
     some = sample(case)
-    bound = memory_lower_bounds_bytes(some.workload, some.cluster, some.framework, some.table)
+    bound = memory_lower_bounds_bytes(some.workload, some.cluster, some.estimator.framework, some.table)
     weighed = some.estimator.memory_of_rows(np.arange(len(some.table)), some.layers)
     assert np.all(bound <= weighed.least_bytes * (1 + 1e-12))
     assert np.all(bound > 0.0)

@@ -76,12 +76,12 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
     whole = Estimator(job.workload, job.cluster, job.framework, table, loads)
     rows = sampled(table, seed=gpus)
     assert len(rows) >= min(SAMPLE, len(table))
-    together = whole.rows(np.array(rows))  # some of them late hosts' and others not, in one pass
+    together = whole.breakdown(np.array(rows))  # some of them late hosts' and others not, in one pass
     for at, i in enumerate(rows):
         one = Estimator(job.workload, job.cluster, job.framework, table.take(np.array([i])), loads).breakdown(
             detail=True
         )
-        row = whole.rows(np.array([i]), detail=True)
+        row = whole.breakdown(np.array([i]), detail=True)
         assert row.detail is not None
         assert one.detail is not None
         said = str(table.row(i, job.framework.name))
@@ -93,7 +93,7 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
         np.testing.assert_allclose(row.detail.components_bytes, one.detail.components_bytes, atol=byte, **close)  # type: ignore[call-overload]
         np.testing.assert_allclose(row.detail.time_s, one.detail.time_s, **close)  # type: ignore[call-overload]
         np.testing.assert_allclose(row.hardware_flops, one.hardware_flops, **close)  # type: ignore[call-overload]
-        alike = whole.rows(np.array([i]))  # of stages with the same layers the first alone
+        alike = whole.breakdown(np.array([i]))  # of stages with the same layers the first alone
         np.testing.assert_allclose(alike.exposed_s, row.exposed_s, atol=1e-12 * float(row.step_s[0]), **close)  # type: ignore[call-overload]
         np.testing.assert_allclose(alike.memory_bytes, row.memory_bytes, atol=1e-3, **close)  # type: ignore[call-overload]
         assert (alike.fullest_stage[0], alike.slowest_stage[0]) == (row.fullest_stage[0], row.slowest_stage[0])

@@ -46,7 +46,7 @@ def test_nothing_fits() -> None:
 def test_a_joint_choice_is_no_slower_than_one_for_all() -> None:
     """Between what keeping everything needs and what full recomputation in 8 chunks does, some layers can keep."""
     strategy = "pp=4 ep=8 micro_batch=1 recompute=full"
-    report = plan_chunks(UNEVEN, cluster(86), strategy, framework=MEGATRON, iterations=2, joint=True)
+    report = plan_chunks(UNEVEN, cluster(88), strategy, framework=MEGATRON, iterations=2, joint=True)
     found = report.joint
     assert found is not None and found.optimal
     assert found.uniform_step_s is not None

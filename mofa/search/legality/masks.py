@@ -114,7 +114,7 @@ def _sp(job: Job, t: StrategyTable) -> FloatN:
 def _tp_overlap(job: Job, t: StrategyTable) -> FloatN:
     """Megatron-Core turns the overlap off under latent attention, whose linears have no user buffers (megatron_core
     0.16.1, extensions/transformer_engine.py)."""
-    if not job.framework.tp_overlap or job.workload.model.attention.kind != "mla":
+    if not job.framework.tp_overlap or not job.workload.model.attention_kind.megatron.has_latents:
         return np.zeros(len(t))
     return np.asarray(t.tp > 1, dtype=float)
 

@@ -90,7 +90,7 @@ def test_memory_agrees_with_the_replay() -> None:
 
 
 def test_the_search_picks_chunks_where_nothing_else_fits() -> None:
-    fixed = {"tp": 1, "pp": 1, "cp": 1, "ep": 32, "micro_batch": 1, "recompute": "full"}
+    fixed = {"tp": 1, "pp": 1, "cp": 1, "ep": 32, "micro_batch": 1, "recompute": "full", "dispatcher": "alltoall"}
     without = mofa.find_plans(UNEVEN, cluster(86), fix=fixed, top=1, replay=False).report
     found = mofa.find_plans(UNEVEN, cluster(86), fix=fixed, with_=["token_chunks"], top=9, replay=False).report
     assert not without.plans
@@ -170,10 +170,10 @@ def test_dropping_bounds_the_load_that_is_chunked() -> None:
     strategy = "ep=32 micro_batch=1 recompute=full"
     dropping = UNEVEN.routing.model_copy(update={"capacity_factor": 1.0})
     bounded = plan_chunks(
-        UNEVEN.model_copy(update={"routing": dropping}), cluster(86), strategy, framework=MEGATRON, iterations=2
+        UNEVEN.model_copy(update={"routing": dropping}), cluster(88), strategy, framework=MEGATRON, iterations=2
     )
     assert {c for row in bounded.chunks for c in row} == {1}
-    plain = plan_chunks(UNEVEN, cluster(86), strategy, framework=MEGATRON, iterations=2)
+    plain = plan_chunks(UNEVEN, cluster(88), strategy, framework=MEGATRON, iterations=2)
     assert plain.policies[0].peak_bytes > bounded.policies[0].peak_bytes
 
 
