@@ -26,7 +26,14 @@ from mofa.plan.result import Plan, Time
 from mofa.search.recomputed_layers import fewest_recomputed_layers, next_num_recomputed
 from mofa.search.to_plan.borrowed_facts import borrowed_notes
 from mofa.search.to_plan.layout_notes import launch_layout, layout_notes
-from mofa.search.to_plan.notes import alignment_note, balancing_note, copies_note, general_notes, host_notes
+from mofa.search.to_plan.notes import (
+    alignment_note,
+    balancing_note,
+    copies_note,
+    general_notes,
+    host_notes,
+    options_notes,
+)
 from mofa.search.to_plan.replayed_memory import (
     RankRange,
     emptiest_and_fullest,
@@ -320,6 +327,7 @@ def _plan(
         flops_convention=convention,
         notes=general_notes(workload, cluster, framework, played is not None)
         + host_notes(cluster, step_s, exposed["host_idle"])
+        + options_notes(workload, cluster, framework, row)
         + copies_note(workload, framework, row)
         + balancing_note(workload, row),
     )

@@ -80,6 +80,23 @@ def copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyT
     )
 
 
+def options_notes(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable
+) -> tuple[str, ...]:
+    """Notes on options that no run of ours has shown."""
+    notes = []
+    if framework.tp_overlap and int(row.tp[0]) > 1:
+        notes.append(
+            "tp_overlap: as read in Transformer Engine's source, judged by published rows alone (docs/published.md); "
+            "its user buffers ask the launch for a set-up of their own; --without tp_overlap leaves it out"
+        )
+    if workload.model.moe is not None and framework.dispatcher == "deepep":
+        rate = cluster.node.intra.deepep_efficiency
+        said = "an all-to-all's of NCCL" if rate is None else f"{rate.provenance}: {rate.source}"
+        notes.append(f"dispatcher deepep: its rate inside a node is {said}; --without dispatcher leaves it out")
+    return tuple(notes)
+
+
 def alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
     """Note on matrix products whose sizes are slower on tensor cores than predicted."""
     if not sizes:

@@ -49,3 +49,16 @@ def test_sizes_that_tensor_cores_are_slow_on_are_named(
 @pytest.mark.parametrize("name", bundled("workloads"))
 def test_bundled_models_have_none_of_them(name: str) -> None:
     assert alignment(estimated(name)) == []
+
+
+def test_options_that_no_run_has_shown_say_so() -> None:
+    """Overlap under tensor parallelism, and DeepEP with the source of its rate; nothing without them."""
+    job, h800 = mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h800-hgx", 16)
+
+    def notes(strategy: str) -> list[str]:
+        found = mofa.estimate(job, h800, strategy, replay=False).notes
+        return [note for note in found if note.startswith(("tp_overlap", "dispatcher"))]
+
+    both = notes("tp=2 ep=8 tp_overlap=true dispatcher=deepep")
+    assert len(both) == 2 and "published rows" in both[0] and "DeepEP" in both[1]
+    assert notes("tp=1 ep=8 tp_overlap=true") == notes("tp=2 ep=8") == []
