@@ -16,6 +16,7 @@ from mofa.search.borderline import borderline_rows
 from mofa.search.costing import MEMORY, CheckedSpace
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import loads_of
+from mofa.search.space import OPTIONS
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
@@ -34,7 +35,7 @@ NEAR = 0.04
 def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) -> None:
     """Print what a search rejects by memory, and what playing says of rows in doubt and of a sample beyond them."""
     job, machines, asked = load_workload(workload), load_cluster(cluster, gpus), load_framework(framework)
-    search = find_plans(job, machines, framework=asked, replay=False, every_row=True)
+    search = find_plans(job, machines, framework=asked, without=OPTIONS, replay=False, every_row=True)
     facts, costed = (search.workload, search.cluster, search.framework), search.costed
     limit, loads = memory_limit_bytes(search.cluster), loads_of(search.workload, search.combinations.degrees)
 
