@@ -23,6 +23,7 @@ from mofa.search.costing import MEMORY, CheckedSpace, CostedRows, cost_rows
 from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
+from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
@@ -156,6 +157,7 @@ def find_plans(
     fix, maximum = dict(fix or {}), dict(maximum or {})
     check_constraints(fix, maximum, top, flops_convention)
     workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
+    refuse_idle_dispatcher(workload.model, fix.get("dispatcher"))
     job = Job(workload, cluster, framework)
     without = (*without, *_given_options(judge, fix))
     constrained = partial(constrain, fix=fix, maximum=maximum, with_=with_, without=without)

@@ -9,6 +9,7 @@ import numpy as np
 from mofa.errors import SpecError, StrategyError
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
+from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.specs.complete import complete_strategy, default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -40,6 +41,7 @@ def strategy_row(
         raise StrategyError(
             f"strategy: framework ({spec.framework}) differs from {framework.name}; give the framework once"
         )
+    refuse_idle_dispatcher(workload.model, spec.dispatcher)
     framework = framework.with_options(spec.options)
     mode = RecomputeSpec.parse(spec.recompute).model_copy(update={"token_chunks": spec.token_chunks})
     layers = -1

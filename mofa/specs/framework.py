@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from mofa.errors import StrategyError
 from mofa.specs.base import CountFact, Library, Provenance, Spec
@@ -384,26 +384,19 @@ class FrameworkSpec(Spec):
 @lru_cache(maxsize=256)
 def _with_options(framework: FrameworkSpec, options: FrameworkOptions) -> FrameworkSpec:
     """A framework's copy with other options: the same one each time, so that what is made of it is shared."""
-    if options.tp_overlap and framework.name != "megatron":
-        raise StrategyError(
-            "strategy: tp_overlap is an option of megatron's Transformer Engine layers, not of "
-            f"{framework.name}; leave it out"
-        )
-    offered = OFFERED[framework.name]
-    if options.dispatcher is not None and options.dispatcher not in offered["dispatcher"]:
-        raise StrategyError(
-            f"strategy: dispatcher ({options.dispatcher}) is not offered by {framework.name}; use one of "
-            f"{', '.join(offered['dispatcher'])}"
-        )
     changes: dict[str, object] = {**options.chosen}
-    if options.dp_replicate is not None and options.dp_replicate != framework.dp_replicate:
-        if framework.data_parallel not in ("fsdp", "hsdp"):
-            raise StrategyError(
-                f"strategy: dp_replicate ({options.dp_replicate}) needs data_parallel fsdp or hsdp, not "
-                f"{framework.data_parallel}; leave it out"
-            )
+    if options.dp_replicate is not None and framework.data_parallel in ("fsdp", "hsdp"):
         changes["data_parallel"] = "hsdp" if options.dp_replicate > 1 else "fsdp"
-    return framework.model_copy(update=changes)
+    try:
+        chosen = FrameworkSpec.model_validate(framework.model_dump() | changes)
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise StrategyError(f"strategy: {said}; choose another or leave it out") from None
+    if chosen.router_padding and chosen.dispatcher != "alltoall":
+        raise StrategyError(
+            f"strategy: dispatcher ({chosen.dispatcher}) is not modelled with router_padding; use alltoall"
+        )
+    return chosen
 
 
 MEGATRON: tuple[Family, ...] = ("megatron", *LOCAL_LAYERS)

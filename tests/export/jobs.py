@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from mofa.export.job import Job
+from mofa.export.job_file import ReadJob
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import ClusterSummary
+from mofa.search.entry_points import plan_in_closed_form
 from tests.export.random_plans import Drawn
+
+
+def assert_comes_back(job: ReadJob, drawn: Drawn) -> None:
+    """A plan that was exported and read, estimated anew: the same strategy, layout, step and memory."""
+    plan = drawn.plan
+    assert job.num_gpus == drawn.cluster.num_gpus
+    again = plan_in_closed_form(job.workload, job.machines(drawn.cluster), dict(job.strategy), job.framework)
+    assert again.strategy.model_dump(exclude={"layout"}) == plan.strategy.model_dump(exclude={"layout"})
+    assert (again.layout and again.layout.text) == (plan.layout and plan.layout.text)
+    assert again.step_s == plan.step_s
+    assert again.memory.by_component == plan.memory.by_component
+    assert job.workload.batch == drawn.workload.batch
 
 
 def job_of(drawn: Drawn, to: str) -> Job:

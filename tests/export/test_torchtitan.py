@@ -18,10 +18,9 @@ from mofa.export.torchtitan.toml_files import write_torchtitan
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.torchtitan_job import torchtitan_job
-from mofa.search.entry_points import plan_in_closed_form
 from mofa.specs.run import RunBatch, RunSpec
 from tests.export.frameworks import torchtitan_configs, wheel
-from tests.export.jobs import job_of
+from tests.export.jobs import assert_comes_back, job_of
 from tests.export.random_plans import Drawn, drawn_plans
 
 WORKLOADS = ["llama3-8b", "llama3-70b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v2-lite", "mixtral-8x7b"]
@@ -47,17 +46,10 @@ def plans() -> list[Drawn]:
 @pytest.mark.parametrize("number", range(NUMBER))
 def test_a_plan_comes_back_as_it_was(plans: list[Drawn], number: int, tmp_path: Path) -> None:
     """Exported, read and estimated anew: the same strategy, layout, step and memory."""
-    workload, cluster, _, plan = plans[number]
     for name, text in write_torchtitan(job_of(plans[number], "torchtitan")).items():
         (tmp_path / name).write_text(text)
     job = read_job("torchtitan", tmp_path / "torchtitan.toml")
-    assert job.num_gpus == cluster.num_gpus
-    again = plan_in_closed_form(job.workload, job.machines(cluster), dict(job.strategy), job.framework)
-    assert again.strategy.model_dump(exclude={"layout"}) == plan.strategy.model_dump(exclude={"layout"})
-    assert (again.layout and again.layout.text) == (plan.layout and plan.layout.text)
-    assert again.step_s == plan.step_s
-    assert again.memory.by_component == plan.memory.by_component
-    assert job.workload.batch == workload.batch
+    assert_comes_back(job, plans[number])
 
 
 def _set(config: Any, path: str, value: Any) -> None:

@@ -13,9 +13,8 @@ from mofa.errors import SpecError
 from mofa.export.read_job import read_job
 from mofa.export.torchtitan.python_file import write_torchtitan_python
 from mofa.export.torchtitan.python_table import TORCHTITAN_PYTHON
-from mofa.search.entry_points import plan_in_closed_form
 from tests.export.frameworks import torchtitan_python, wheel
-from tests.export.jobs import job_of
+from tests.export.jobs import assert_comes_back, job_of
 from tests.export.random_plans import Drawn, drawn_plans
 
 WORKLOADS = ["llama3-8b", "llama3-70b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v2-lite"]
@@ -39,17 +38,10 @@ def plans() -> list[Drawn]:
 @pytest.mark.parametrize("number", range(NUMBER))
 def test_a_plan_comes_back_as_it_was(plans: list[Drawn], number: int, tmp_path: Path) -> None:
     """Exported, read and estimated anew: the same strategy, layout, step and memory."""
-    workload, cluster, _, plan = plans[number]
     for name, text in write_torchtitan_python(job_of(plans[number], "torchtitan-0.3")).items():
         (tmp_path / name).write_text(text)
     job = read_job("torchtitan", tmp_path / "mofa_job.py")
-    assert job.num_gpus == cluster.num_gpus
-    again = plan_in_closed_form(job.workload, job.machines(cluster), dict(job.strategy), job.framework)
-    assert again.strategy.model_dump(exclude={"layout"}) == plan.strategy.model_dump(exclude={"layout"})
-    assert (again.layout and again.layout.text) == (plan.layout and plan.layout.text)
-    assert again.step_s == plan.step_s
-    assert again.memory.by_component == plan.memory.by_component
-    assert job.workload.batch == workload.batch
+    assert_comes_back(job, plans[number])
 
 
 POLICIES = {"none": "NoneType", "full": "FullAC.Config", "ops": "SelectiveAC.Config"}

@@ -52,3 +52,28 @@ def test_switches_with_something_to_act_on(workload: str, framework: str, switch
 def test_what_a_key_offers_is_told_without_the_empty_word() -> None:
     with pytest.raises(mofa.SpecError, match=r"must be fp32 or bf16; choose one"):
         mofa.load_framework({"name": "megatron", "grads": "fp16"})
+
+
+@pytest.mark.parametrize(
+    ("workload", "framework", "switches", "strategy", "word"),
+    [
+        ("llama3-8b", {"name": "megatron"}, {}, "dispatcher=allgather", "needs experts"),
+        ("llama3-8b", {"name": "torchtitan"}, {}, "tp=2 tp_overlap=true", "Transformer Engine"),
+        ("llama3-8b", {"name": "megatron"}, {}, "dp_replicate=2", "needs data_parallel: hsdp"),
+        ("qwen3-30b-a3b", {"name": "torchtitan"}, {}, "ep=2 dispatcher=allgather", "is not offered"),
+        (
+            "qwen3-30b-a3b",
+            {"name": "megatron", "router_padding": True},
+            FP8,
+            "ep=2 dispatcher=allgather",
+            "router_padding",
+        ),
+    ],
+)
+def test_options_that_a_strategy_cannot_choose(
+    workload: str, framework: dict[str, Any], switches: dict[str, Any], strategy: str, word: str
+) -> None:
+    job, machines = mofa.load_workload(workload, overrides=switches), mofa.load_cluster("h100-hgx", 8)
+    with pytest.raises(mofa.StrategyError, match=word) as refused:
+        mofa.estimate(job, machines, strategy, framework=mofa.load_framework(framework), replay=False)
+    assert "\n" not in str(refused.value)

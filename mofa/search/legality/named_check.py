@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.errors import StrategyError
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import FrameworkOptions, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -41,6 +43,20 @@ class Job:
     def with_options(self, options: FrameworkOptions) -> Job:
         """The job with the framework's options that some strategies choose."""
         return replace(self, framework=self.framework.with_options(options))
+
+
+def refuse_idle_dispatcher(model: ModelSpec, dispatcher: object) -> None:
+    """Refuse a dispatcher that a strategy chooses for a model without experts.
+
+    Raises
+    ------
+    StrategyError
+        If the model has none.
+    """
+    if dispatcher is not None and model.moe is None:
+        raise StrategyError(
+            f"strategy: dispatcher ({dispatcher}) needs experts, and {model.name} has none; leave it out"
+        )
 
 
 def remainder(value: FloatN | NDArray[np.int64] | int, divisor: NDArray[np.int64]) -> FloatN:
