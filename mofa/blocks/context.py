@@ -131,12 +131,7 @@ class Context:
 
     def attention_pairs(self, windowed: bool) -> ArrayK:
         """Query-key pairs of one head and sequence on one rank, causal, under cp balanced over ranks."""
-        window = self.model.attention.window if windowed else None
-        s = float(self.seq_len)
-        pairs = s * (s + 1) / 2
-        if window is not None and window < s:
-            pairs = window * (window + 1) / 2 + (s - window) * window
-        return pairs / self.cp
+        return self.model.attended_pairs(self.seq_len, windowed) / self.cp
 
 
 @dataclass(frozen=True)

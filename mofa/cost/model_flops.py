@@ -47,13 +47,10 @@ def attention_flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsC
     total = 0.0
     for i in range(model.num_layers + model.num_mtp_layers):
         windowed = model.is_windowed_layer(min(i, model.num_layers - 1))
-        window = a.window if windowed else None
-        if window is None or window >= seq_len:
-            positions = (seq_len + 1) / 2 if convention == "causal" else float(seq_len)
+        if convention == "causal":
+            positions = model.attended_pairs(seq_len, windowed) / seq_len
         else:
-            positions = (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
-            if convention == "full":
-                positions = float(window)
+            positions = float(min(a.window or seq_len, seq_len) if windowed else seq_len)
         total += per_position * positions
     return total
 

@@ -14,10 +14,23 @@ from mofa.specs.base import Count, Positive, Spec
 class MlpSpec(Spec):
     """The dense feed-forward layer, also the shape of one expert's activation function."""
 
-    activation: Literal["swiglu", "gelu"] = "swiglu"
+    activation: Literal["swiglu", "geglu", "gelu", "relu", "relu2"] = "swiglu"
+    """``swiglu`` and ``geglu`` multiply an activated half by the other half of a product twice as wide; ``relu2`` is
+    ReLU squared (So et al., arXiv 2109.08668)."""
     ffn_hidden: Positive | None = None
     """Intermediate width of a dense layer; absent where every layer is a mixture of experts."""
     bias: bool = False
+
+    @property
+    def gated(self) -> bool:
+        """Whether the first product has two halves, of which one gates the other.
+
+        Examples
+        --------
+        >>> [MlpSpec(activation=name, ffn_hidden=8).gated for name in ("swiglu", "geglu", "gelu", "relu2")]
+        [True, True, False, False]
+        """
+        return self.activation in ("swiglu", "geglu")
 
 
 class MoeSpec(Spec):
@@ -67,6 +80,15 @@ class ModelSpec(Spec):
     mlp: MlpSpec
     moe: MoeSpec | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_bias: bool = True
+    """Whether LayerNorms have a bias beside their weight; an RMSNorm has none."""
+    norm_placement: Literal["before", "after", "both"] = "before"
+    """Where attention and feed-forward have their norms: in front of them, behind them and ahead of the residual sum
+    (OLMo-2), or both (Gemma 2)."""
+    parallel_branches: bool = False
+    """Whether attention and feed-forward read one residual stream and are added to it at once (GPT-J)."""
+    shared_branch_norm: bool = False
+    """Whether parallel branches read one norm's output, and do not have one each."""
     positions: Literal["rope", "learned", "alibi"] = "rope"
     """``alibi`` adds a slope to the scores and has no embedding (Press et al., arXiv 2108.12409)."""
     max_positions: Positive | None = None
@@ -76,12 +98,31 @@ class ModelSpec(Spec):
     arXiv 2309.00071, section 3.4). [-]"""
     embedding_norm: bool = False
     """Whether a norm follows the token embedding (BLOOM)."""
+    head_bias: bool = False
+    """Whether the output layer has a bias, of one number a token of the vocabulary."""
+    logit_softcap: bool = False
+    """Whether logits go through a scaled tanh (Gemma 2, arXiv 2408.00118, section 2)."""
+    multipliers: tuple[Literal["embedding", "branches", "logits"], ...] = ()
+    """What is multiplied by a constant in an op of its own: embedded tokens, the results of attention and feed-forward,
+    logits (Granite 3). Factors of the scores are part of attention's own scale."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     num_mtp_layers: Count = 0
     """Multi-token-prediction layers (DeepSeek-V3, arXiv 2412.19437, section 2.2), counted apart."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not self.norm_bias and self.norm == "rmsnorm":
+            raise ValueError("norm_bias: false needs norm: layernorm, as an RMSNorm has none; leave it out")
+        if self.shared_branch_norm and not self.parallel_branches:
+            raise ValueError("shared_branch_norm: true needs parallel_branches: true; leave it out")
+        if self.parallel_branches and self.norm_placement != "before":
+            raise ValueError(
+                f"norm_placement ({self.norm_placement}): parallel branches have their norms before; leave it out"
+            )
+        if len(set(self.multipliers)) != len(self.multipliers):
+            raise ValueError(f"multipliers ({', '.join(self.multipliers)}) names one twice; leave it out")
+        if self.attention.nope_every and self.positions != "rope":
+            raise ValueError(f"attention.nope_every needs positions: rope, not {self.positions}; leave it out")
         if self.positions == "learned" and self.max_positions is None:
             raise ValueError("positions: learned needs max_positions, the rows of the position embedding")
         if self.moe is None and self.mlp.ffn_hidden is None:
@@ -112,13 +153,49 @@ class ModelSpec(Spec):
             return False
         return attention.window_every == 1 or layer % attention.window_every < attention.window_every - 1
 
+    def is_rotated_layer(self, layer: int) -> bool:
+        """Whether queries and keys of the layer with this index, from 0, are turned by their positions."""
+        if self.positions != "rope":
+            return False
+        every = self.attention.nope_every
+        return not every or (layer + 1) % every != 0
+
+    def attended_pairs(self, seq_len: int, windowed: bool) -> float:
+        """Query-key pairs of one head and sequence under the causal mask, within a windowed layer's windows. [pairs]
+
+        Examples
+        --------
+        >>> from mofa.specs.load import load_workload
+        >>> load_workload("llama3-8b").model.attended_pairs(4, windowed=False)
+        10.0
+        """
+        s, window = float(seq_len), self.attention.window if windowed else None
+        if window is None or window >= s:
+            return s * (s + 1) / 2
+        if self.attention.chunked:
+            rest = s % window
+            return s // window * (window * (window + 1) / 2) + rest * (rest + 1) / 2
+        return window * (window + 1) / 2 + (s - window) * window
+
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms over the hidden width in one layer, 1, 2 or 4."""
+        if self.norm_placement == "both":
+            return 4
+        return 1 if self.shared_branch_norm else 2
+
+    @property
+    def tensors_per_norm(self) -> int:
+        """Parameter tensors of a norm over the hidden width: its weight and, of a LayerNorm, its bias. [tensors]"""
+        return 2 if self.norm == "layernorm" and self.norm_bias else 1
+
     @property
     def gates_in_two_widths(self) -> bool:
         """Whether dense layers and shared experts are gated by the same function in two widths."""
         moe, mlp = self.moe, self.mlp
         if moe is None or not moe.shared_hidden or self.num_moe_layers == self.num_layers:
             return False
-        return mlp.activation == "swiglu" and mlp.ffn_hidden != moe.shared_hidden
+        return mlp.gated and mlp.ffn_hidden != moe.shared_hidden
 
     @property
     def num_moe_layers(self) -> int:

@@ -27,17 +27,16 @@ class LayerParams:
 
 
 def _mlp_matrices(model: ModelSpec, width: int) -> int:
-    return (3 if model.mlp.activation == "swiglu" else 2) * model.hidden * width
+    return (3 if model.mlp.gated else 2) * model.hidden * width
 
 
 def _norm(model: ModelSpec, width: int) -> int:
-    return width * (2 if model.norm == "layernorm" else 1)
+    return width * model.tensors_per_norm
 
 
 def attention_params(model: ModelSpec) -> tuple[int, int]:
-    """Parameters of one attention layer with its norm: split over tp, and replicated. [params]"""
-    split, replicated = model.attention_kind.params(model.attention, model.hidden, _norm(model, 1))
-    return split, replicated + _norm(model, model.hidden)
+    """Parameters of one attention layer without norms over the hidden width: split over tp, replicated. [params]"""
+    return model.attention_kind.params(model.attention, model.hidden, model.tensors_per_norm)
 
 
 @lru_cache(maxsize=64)
@@ -45,12 +44,12 @@ def layer_params(model: ModelSpec, moe: bool) -> LayerParams:
     """Parameters of one layer, dense or with experts. [params]"""
     split, replicated = attention_params(model)
     h = model.hidden
-    replicated += _norm(model, h)
+    replicated += model.norms_per_layer * _norm(model, h)
     if not moe:
         width = model.mlp.ffn_hidden or 0
         split += _mlp_matrices(model, width)
         if model.mlp.bias:
-            split += width * (2 if model.mlp.activation == "swiglu" else 1)
+            split += width * (2 if model.mlp.gated else 1)
             replicated += h
         return LayerParams(split, replicated, 0, 0)
     assert model.moe is not None
@@ -62,7 +61,7 @@ def layer_params(model: ModelSpec, moe: bool) -> LayerParams:
         replicated += m.num_experts
     one_expert = _mlp_matrices(model, m.expert_hidden)
     if m.expert_bias:
-        one_expert += m.expert_hidden * (2 if model.mlp.activation == "swiglu" else 1) + h
+        one_expert += m.expert_hidden * (2 if model.mlp.gated else 1) + h
     shared = _mlp_matrices(model, m.shared_hidden) + (h if m.shared_gate else 0)
     return LayerParams(split, replicated, m.num_experts * one_expert, shared)
 
@@ -82,10 +81,9 @@ def layer_tensors(model: ModelSpec, moe: bool, *, packed: bool) -> tuple[int, in
     >>> layer_tensors(llama, False, packed=True), layer_tensors(llama, False, packed=False)
     ((6, 0), (9, 0))
     """
-    gated = model.mlp.activation == "swiglu"
-    norm = 2 if model.norm == "layernorm" else 1
-    up = 2 if gated and not packed else 1
-    count = 2 * norm + model.attention_kind.num_tensors(model.attention, norm, packed)
+    norm = model.tensors_per_norm
+    up = 2 if model.mlp.gated and not packed else 1
+    count = model.norms_per_layer * norm + model.attention_kind.num_tensors(model.attention, norm, packed)
     if not moe:
         return count + up + 1 + (up + 1 if model.mlp.bias else 0), 0
     assert model.moe is not None
@@ -112,8 +110,8 @@ def embedding_params(model: ModelSpec) -> int:
 
 
 def head_params(model: ModelSpec) -> int:
-    """Parameters of the output layer, 0 where it is tied, without the final norm. [params]"""
-    return 0 if model.tied_embeddings else model.vocab * model.hidden
+    """Parameters of the output layer, of its bias alone where it is tied, without the final norm. [params]"""
+    return (0 if model.tied_embeddings else model.vocab * model.hidden) + (model.vocab if model.head_bias else 0)
 
 
 def num_params(model: ModelSpec) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, Self
 from pydantic import model_validator
 
 from mofa.specs.attention.record import AttentionKind, Heads, InMegatron, InTorchtitan
-from mofa.specs.base import Positive, Spec
+from mofa.specs.base import Count, Positive, Spec
 
 
 class GqaSpec(Spec):
@@ -17,20 +17,39 @@ class GqaSpec(Spec):
     num_heads: Positive
     num_kv_heads: Positive
     head_dim: Positive
+    v_head_dim: Positive | None = None
+    """Width of a value head where it is not that of queries and keys. [elements]"""
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    qk_norm_kind: Literal["head", "heads", "full", "unweighted"] = "head"
+    """What norms of queries and keys go over and weigh with: each head with one weight for all, each head with its own
+    weights (Command R+), all heads of a token at once (OLMo-2), each head without weights (Llama 4)."""
     sinks: bool = False
     """One learned logit per head that joins the softmax (gpt-oss)."""
     window: Positive | None = None
     """Sliding-window length of the windowed layers. [tokens]"""
     window_every: Positive = 1
     """Layer i is windowed where ``i % window_every < window_every - 1`` (2: alternating), all layers where 1."""
+    chunked: bool = False
+    """Whether windowed layers attend within chunks of the window's length, each token to its own chunk (Llama 4)."""
+    nope_every: Count = 0
+    """Every n-th layer has no rotary embedding (SmolLM3), 0 for none. [layers]"""
+    rotary_dim: Positive | None = None
+    """Elements of a head that are turned, where not all are. [elements]"""
+    softcap: bool = False
+    """Whether scores go through a scaled tanh (Gemma 2, arXiv 2408.00118, section 2)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
+        if self.chunked and self.window is None:
+            raise ValueError("chunked: true needs window, the length of a chunk; give it")
+        if self.qk_norm_kind != "head" and not self.qk_norm:
+            raise ValueError(f"qk_norm_kind ({self.qk_norm_kind}) needs qk_norm: true; give it")
+        if self.rotary_dim is not None and self.rotary_dim > self.head_dim:
+            raise ValueError(f"rotary_dim ({self.rotary_dim}) must be at most head_dim ({self.head_dim})")
         return self
 
     @property
@@ -39,11 +58,11 @@ class GqaSpec(Spec):
 
     @property
     def d_v(self) -> int:
-        return self.head_dim
+        return self.v_head_dim or self.head_dim
 
     @property
     def d_rope(self) -> int:
-        return self.head_dim
+        return self.rotary_dim or self.head_dim
 
 
 class Steps(Protocol):
@@ -60,18 +79,19 @@ class Steps(Protocol):
 
 
 def _params(a: GqaSpec, hidden: int, norm_tensors: int) -> tuple[int, int]:
-    q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    split = hidden * (q + 2 * kv) + q * hidden
+    q, k, v = a.num_heads * a.d_qk, a.num_kv_heads * a.d_qk, a.num_kv_heads * a.d_v
+    split = hidden * (q + k + v) + a.num_heads * a.d_v * hidden
     if a.qkv_bias:
-        split += q + 2 * kv
+        split += q + k + v
     if a.sinks:
         split += a.num_heads
-    return split, (hidden if a.out_bias else 0) + (2 * a.head_dim if a.qk_norm else 0)
+    weights = {"head": 2 * a.head_dim, "heads": q + k, "full": q + k, "unweighted": 0}[a.qk_norm_kind]
+    return split, (hidden if a.out_bias else 0) + (weights if a.qk_norm else 0)
 
 
 def _num_tensors(a: GqaSpec, norm_tensors: int, packed: bool) -> int:
     products = 1 if packed else 3
-    return (products + 1) + a.qkv_bias * products + a.out_bias + a.sinks + 2 * a.qk_norm
+    return (products + 1) + a.qkv_bias * products + a.out_bias + a.sinks + 2 * (a.qk_norm and a.qk_norm_kind != "unweighted")
 
 
 def _project(a: GqaSpec, steps: Steps, h: str) -> Heads:

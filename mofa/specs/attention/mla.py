@@ -17,6 +17,9 @@ class MlaSpec(Spec):
     sinks: ClassVar[bool] = False
     window: ClassVar[None] = None
     window_every: ClassVar[int] = 1
+    chunked: ClassVar[bool] = False
+    nope_every: ClassVar[int] = 0
+    softcap: ClassVar[bool] = False
 
     kind: Literal["mla"] = "mla"
     num_heads: Positive
