@@ -91,7 +91,13 @@ def _params(a: GqaSpec, hidden: int, norm_tensors: int) -> tuple[int, int]:
 
 def _num_tensors(a: GqaSpec, norm_tensors: int, packed: bool) -> int:
     products = 1 if packed else 3
-    return (products + 1) + a.qkv_bias * products + a.out_bias + a.sinks + 2 * (a.qk_norm and a.qk_norm_kind != "unweighted")
+    return (
+        (products + 1)
+        + a.qkv_bias * products
+        + a.out_bias
+        + a.sinks
+        + 2 * (a.qk_norm and a.qk_norm_kind != "unweighted")
+    )
 
 
 def _project(a: GqaSpec, steps: Steps, h: str) -> Heads:
