@@ -54,14 +54,14 @@ def torchtitan_steps(log: str, tokens_per_gpu: float) -> list[float]:
     return [tokens_per_gpu / float(tps.replace(",", "")) for tps in by_step.values()]
 
 
-def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, version: str) -> Record:
+def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, version: str, hardware: str) -> Record:
     """One job's record; GPUs are its ranks."""
     files = sorted(ranks.glob("rank*.json"))
     if not files:
         raise SpecError(f"{ranks}: holds no rank*.json; set MOFA_WATCHED to it where the job runs")
     found_ranks = [json.loads(file.read_text()) for file in files]
     read = read_job(framework, job, len(files))
-    run = expand_run(_run_spec(name, read, len(files)), ROOT)
+    run = expand_run(_run_spec(name, read, len(files), hardware), ROOT)
     text, batch = log.read_text(errors="replace"), run.run.batch
     times = megatron_steps(text) if framework == "megatron" else torchtitan_steps(
         text, batch.global_ * batch.seq_len / len(files))  # fmt: skip
@@ -85,7 +85,7 @@ def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, 
     )  # fmt: skip
 
 
-def _run_spec(name: str, read: Any, num_gpus: int) -> RunSpec:
+def _run_spec(name: str, read: Any, num_gpus: int, hardware: str) -> RunSpec:
     profile = load_framework(read.framework.name).model_dump()
     options = {key: value for key, value in read.framework.model_dump().items() if profile[key] != value}
     strategy = dict(read.strategy)
@@ -93,7 +93,7 @@ def _run_spec(name: str, read: Any, num_gpus: int) -> RunSpec:
     strategy.pop("dp", None)
     batch = read.workload.batch
     return RunSpec(
-        id=name, model=read.workload.model, framework={"name": read.framework.name, **options}, hardware="h100-hgx",
+        id=name, model=read.workload.model, framework={"name": read.framework.name, **options}, hardware=hardware,
         gpus=num_gpus, strategy=strategy, precision=read.workload.precision, optimizer=read.workload.optimizer,
         routing=read.workload.routing,
         batch=RunBatch.model_validate({"seq_len": batch.seq_len, "micro": micro, "global": batch.global_batch}),
@@ -107,9 +107,12 @@ def main() -> None:
     parser.add_argument("framework", choices=sorted(TRAINERS))
     for path in ("job", "log", "ranks"):
         parser.add_argument(path, type=Path)
+    parser.add_argument("--hardware", default="h100-hgx", help="the node type that it ran on")
     parser.add_argument("--version", required=True, help="the framework's version, in words")
     given = parser.parse_args()
-    record = record_of_job(given.name, given.framework, given.job, given.log, given.ranks, given.version)
+    record = record_of_job(
+        given.name, given.framework, given.job, given.log, given.ranks, given.version, given.hardware
+    )
     print(write_record(record, ROOT / "reference_runs" / "exported"))
 
 

@@ -28,11 +28,14 @@ def watch() -> None:
 
 
 class _Device:
-    """The most that was taken of a device: at a process's end its communicators are gone."""
+    """The most that was taken of a device and allocated: communicators are gone at a process's end, and a trainer may
+    reset the peaks after each step."""
 
     def __init__(self, index: int) -> None:
         self._index = index
+        self._keeps_peaks = False
         self.most_bytes = 0
+        self.most_allocated_bytes = 0
 
     def watch(self) -> None:
         """Look once a second, as long as the process lives."""
@@ -43,8 +46,21 @@ class _Device:
     def look(self) -> None:
         """What is taken now, once the process uses its device."""
         if (torch := _torch_in_use()) is not None:
+            self._keep_peaks(torch)
             free, total = torch.cuda.mem_get_info(self._index)
             self.most_bytes = max(self.most_bytes, total - free)
+
+    def _keep_peaks(self, torch: Any) -> None:
+        """Read the peak ahead of each reset from now on."""
+        if self._keeps_peaks:
+            return
+        self._keeps_peaks, reset = True, torch.cuda.reset_peak_memory_stats
+
+        def read_and_reset(*arguments: Any, **options: Any) -> None:
+            self.most_allocated_bytes = max(self.most_allocated_bytes, torch.cuda.max_memory_allocated(self._index))
+            reset(*arguments, **options)
+
+        torch.cuda.reset_peak_memory_stats = read_and_reset
 
 
 def _torch_in_use() -> Any:
@@ -60,7 +76,11 @@ def _write(folder: Path, rank: int, device: _Device) -> None:
     from mofa.measure.runners.common import environment, memory_now
 
     memory = memory_now()
-    memory |= {"device_bytes": device.most_bytes, "reserved_bytes": memory["peak_reserved_bytes"]}
+    most_allocated = max(device.most_allocated_bytes, memory["peak_allocated_bytes"])
+    memory |= {
+        "device_bytes": device.most_bytes, "reserved_bytes": memory["peak_reserved_bytes"],
+        "peak_allocated_bytes": most_allocated,
+    }  # fmt: skip
     result = {
         "rank": rank, "outcome": "ok", "memory": memory, "memory_whole": memory,
         "host_issues_s": [host_pace.small_op_s() for _ in range(3)],
