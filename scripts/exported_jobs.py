@@ -30,28 +30,31 @@ from mofa.specs.run import RunBatch, RunSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 4
-"""Steps that do not count, as in `mofa measure`."""
+"""Steps that do not count, as in `mofa measure`, with those of the same line of a log."""
+FEWEST = 4
+"""Lines of a log that say what steps take once they count."""
 TRAINERS = {"megatron": "Megatron-LM's pretrain_gpt.py", "torchtitan": "torchtitan's trainer"}
 
 
-def megatron_steps(log: str) -> list[float]:
-    """Seconds of each step of Megatron-LM's log.
+def megatron_steps(log: str) -> dict[int, float]:
+    """Seconds of a step by each line of Megatron-LM's log, with the number of the last step that it is about.
 
-    >>> megatron_steps(" iteration 1/14 | elapsed time per iteration (ms): 1093.5 | learning rate")
-    [1.0935]
+    >>> megatron_steps(" iteration       10/      50 | elapsed time per iteration (ms): 1093.5 | learning rate")
+    {10: 1.0935}
     """
-    return [float(ms) / 1e3 for ms in re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", log)]
+    lines = re.findall(r"iteration +(\d+)/.*?elapsed time per iteration \(ms\): ([\d.]+)", log)
+    return {int(step): float(ms) / 1e3 for step, ms in lines}
 
 
-def torchtitan_steps(log: str, tokens_per_gpu: float) -> list[float]:
-    """Seconds of each step of torchtitan's log, from its tokens per second and GPU.
+def torchtitan_steps(log: str, tokens_per_gpu: float) -> dict[int, float]:
+    """The same of torchtitan's log, from its tokens per second and GPU.
 
     >>> torchtitan_steps("step:  2  loss: 12.0  memory: 20.1GiB(25.4%)  tps: 4,000  tflops: 12", 8000)
-    [2.0]
+    {2: 2.0}
     """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
-    by_step = dict(re.findall(r"step:\s*(\d+) .*?tps: ([\d,]+)", plain))
-    return [tokens_per_gpu / float(tps.replace(",", "")) for tps in by_step.values()]
+    lines = re.findall(r"step:\s*(\d+) .*?tps: ([\d,]+)", plain)
+    return {int(step): tokens_per_gpu / float(tps.replace(",", "")) for step, tps in lines}
 
 
 def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, version: str, hardware: str) -> Record:
@@ -59,18 +62,20 @@ def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, 
     files = sorted(ranks.glob("rank*.json"))
     if not files:
         raise SpecError(f"{ranks}: holds no rank*.json; set MOFA_WATCHED to it where the job runs")
-    found_ranks = [json.loads(file.read_text()) for file in files]
+    ranks_left = [json.loads(file.read_text()) for file in files]
     read = read_job(framework, job, len(files))
     run = expand_run(_run_spec(name, read, len(files), hardware), ROOT)
     text, batch = log.read_text(errors="replace"), run.run.batch
-    times = megatron_steps(text) if framework == "megatron" else torchtitan_steps(
-        text, batch.global_ * batch.seq_len / len(files))  # fmt: skip
-    if len(times) < WARM_UP + 5:
-        raise SpecError(f"{log}: says {len(times)} steps, at least {WARM_UP + 5} are needed; let the job make more")
-    for rank in found_ranks:
-        rank |= {"warmup_times_s": times[:WARM_UP], "step_times_s": times[WARM_UP:]}
-    of_rank: dict[str, Any] = {**found_ranks[0]["environment"], "framework": version}
-    issues = max((rank["host_issues_s"] for rank in found_ranks), key=statistics.fmean)
+    tokens_per_gpu = batch.global_ * batch.seq_len / len(files)
+    by_step = megatron_steps(text) if framework == "megatron" else torchtitan_steps(text, tokens_per_gpu)
+    first = next((step for step in by_step if step >= WARM_UP), WARM_UP)
+    warm_up, times = ([s for step, s in by_step.items() if (step <= first) == early] for early in (True, False))
+    if len(times) < FEWEST:
+        raise SpecError(f"{log}: has {len(times)} lines of steps behind warm-up, {FEWEST} are needed; make more steps")
+    for rank in ranks_left:
+        rank |= {"warmup_times_s": warm_up, "step_times_s": times}
+    of_rank: dict[str, Any] = {**ranks_left[0]["environment"], "framework": version}
+    issues = max((rank["host_issues_s"] for rank in ranks_left), key=statistics.fmean)
     of_rank["host_issues_s"] = [round(s, 9) for s in issues]
     of_rank["host_issue_s"] = round(statistics.fmean(issues), 9)
     environment = Environment(num_gpus=len(files), **of_rank)
@@ -80,7 +85,7 @@ def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, 
         f"{version}, {datetime.now(tz=UTC):%Y-%m-%d}"
     )
     return Record(
-        run=run.spelled_out(), measured=measured_of(found_ranks), environment=environment, source=source,
+        run=run.spelled_out(), measured=measured_of(ranks_left), environment=environment, source=source,
         split="judging", trainer=trainer,
     )  # fmt: skip
 
