@@ -89,7 +89,7 @@ class ModelSpec(Spec):
     """Whether attention and feed-forward read one residual stream and are added to it at once (GPT-J)."""
     shared_branch_norm: bool = False
     """Whether parallel branches read one norm's output, and do not have one each."""
-    positions: Literal["rope", "learned", "alibi"] = "rope"
+    positions: Literal["rope", "learned", "alibi", "none"] = "rope"
     """``alibi`` adds a slope to the scores and has no embedding (Press et al., arXiv 2108.12409)."""
     max_positions: Positive | None = None
     """Rows of a learned position embedding; required with ``positions: learned``."""

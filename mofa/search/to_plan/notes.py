@@ -10,6 +10,7 @@ from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.step_band import HOST_BOUND
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.model import ModelSpec
 from mofa.specs.residuals import load_residuals
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
@@ -94,6 +95,30 @@ def options_notes(
         rate = cluster.node.intra.deepep_efficiency
         said = "an all-to-all's of NCCL" if rate is None else f"{rate.provenance}: {rate.source}"
         notes.append(f"dispatcher deepep: its rate inside a node is {said}; --without dispatcher leaves it out")
+    return tuple(notes)
+
+
+def model_notes(model: ModelSpec) -> tuple[str, ...]:
+    """Notes on facts of the model whose ops no run of ours has."""
+    attention = model.attention
+    facts = {
+        f"{model.mlp.activation} activations": model.mlp.activation not in ("swiglu", "gelu"),
+        f"norms {model.norm_placement} each branch": model.norm_placement == "after",
+        "norms before and behind each branch": model.norm_placement == "both",
+        "parallel branches": model.parallel_branches,
+        "soft caps of logits": model.logit_softcap,
+        f"multiplied {' and '.join(model.multipliers)}": bool(model.multipliers),
+        "norms of all heads at once": attention.qk_norm and attention.qk_norm_kind == "full",
+        "attention within chunks": attention.chunked,
+        "layers without a rotary embedding": bool(attention.nope_every),
+        "a bias of the output layer": model.head_bias,
+    }
+    names = [name for name, has in facts.items() if has]
+    notes = []
+    if names:
+        notes.append(f"{', '.join(names)}: costed by what their kernels move, not shown by a run of ours")
+    if attention.softcap:
+        notes.append("soft caps of scores: inside the attention kernel, taken to cost nothing there")
     return tuple(notes)
 
 

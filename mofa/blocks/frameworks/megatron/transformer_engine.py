@@ -27,10 +27,12 @@ from mofa.blocks.frameworks.megatron.mlp import mlp
 from mofa.blocks.frameworks.megatron.moe import moe
 from mofa.blocks.frameworks.megatron.persistent import workspace_bytes
 from mofa.blocks.frameworks.megatron.rope import unfused_rope
-from mofa.blocks.frameworks.megatron.tuned_norms import untuned_norm_slowdown
+from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
 from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.parts import (
+    HEAD,
     embedding_backward_scratch,
+    finish_logits,
     hold_local,
     leave_frame,
     linear,
@@ -49,17 +51,17 @@ from mofa.specs.attention.record import Heads
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """One product for q, k and v; fused attention copies v, a strided view, so that the whole is let go."""
     a = ctx.model.attention
-    q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
-    fused = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
+    q_width, k_width, v_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk, ctx.kv_heads * a.d_v
+    fused = column_linear(b, ctx, h, "qkv", q_width + k_width + v_width, ctx.model.hidden)
     t, e = ctx.tokens, ctx.element
     q = b.tensor("q", t * q_width * e)
-    k = b.tensor("k", t * kv_width * e)
-    v_part = b.tensor("v.part", t * kv_width * e)
+    k = b.tensor("k", t * k_width * e)
+    v_part = b.tensor("v.part", t * v_width * e)
     since = len(b.ops)
     # views forward; backward concatenates dq, dk and dv
     b.add(
         Op("qkv.split", "memory_bound", None, (fused,), (q, k, v_part), view=True, launches=0,
-           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
+           back=Back(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
     )  # fmt: skip
     q = query_copy(b, ctx, q, t * q_width * e)
     mark_issued_by(b, since, module_call(ctx, "self_attention"))
@@ -104,7 +106,9 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     )  # fmt: skip
     out = b.tensor(f"{name}.out", nbytes)
     scale = b.tensor(f"{name}.rstd", ctx.tokens * heads * 4.0, grad=False)
-    forward, backward = untuned_norm_slowdown(ctx, of_heads=True)
+    forward, backward = 1.0, 1.0
+    if head_dim <= HEAD or not has_tuned_norm(ctx, head_dim):
+        forward, backward = untuned_norm_slowdown(ctx, of_heads=head_dim <= HEAD)
     b.add(
         Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", forward * elements, head_dim), (x,),
            (out, scale), (x, scale), region=b.region,
@@ -245,6 +249,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
         regather=("output.all_gather",) if any_true(ctx.gathers) else (), purpose="output",
         **weight_grad_arguments(ctx),
     )  # fmt: skip
+    logits = finish_logits(b, ctx, logits, float(ctx.model.vocab))
     b.part = "loss"
     loss = cross_entropy(b, ctx, logits, ctx.tokens * v)
     b.part = ""
