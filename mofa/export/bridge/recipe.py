@@ -93,6 +93,7 @@ from megatron.bridge.training.config import (
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
 from megatron.bridge.training.pretrain import pretrain
+from megatron.core.activations import squared_relu
 from megatron.core.transformer.enums import AttnBackend
 from torch.nn import functional
 
