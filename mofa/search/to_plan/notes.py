@@ -112,6 +112,7 @@ def model_notes(model: ModelSpec) -> tuple[str, ...]:
         "attention within chunks": attention.chunked,
         "layers without a rotary embedding": bool(attention.nope_every),
         "a bias of the output layer": model.head_bias,
+        "heads of values of another width": "attention.v_head_dim" in model.uncommon_facts,
     }
     names = [name for name, has in facts.items() if has]
     notes = []

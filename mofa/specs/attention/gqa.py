@@ -117,6 +117,7 @@ def _megatron_config(a: GqaSpec) -> dict[str, Any]:
         "kv_channels": a.head_dim,
         "add_qkv_bias": a.qkv_bias,
         "qk_layernorm": a.qk_norm,
+        "qk_l2_norm": a.qk_norm and a.qk_norm_kind == "unweighted",
     }
 
 
@@ -132,4 +133,5 @@ GQA = AttentionKind(
     name="gqa", title="grouped-query attention", params=_params, num_tensors=_num_tensors, project=_project,
     primitives=("qkv", "head_norm", "rope"), megatron=InMegatron(fuses_qkv=True),
     torchtitan=InTorchtitan(_torchtitan_model), megatron_config=_megatron_config, torchtitan_args=_torchtitan_args,
+    one_head_width=True,
 )  # fmt: skip
