@@ -92,13 +92,8 @@ def _block_spec(config: Any, job: dict[str, Any], vp_stage: int | None) -> Any:
 
 def _config(options: dict[str, Any]) -> Any:
     values = dict(options)
-    functions = {
-        "silu": functional.silu,
-        "gelu": functional.gelu,
-        "relu": functional.relu,
-        "squared_relu": squared_relu,
-    }
-    values["activation_func"] = functions[values["activation_func"]]
+    functions = {function.__name__: function for function in (functional.silu, functional.gelu, functional.relu)}
+    values["activation_func"] = (functions | {"squared_relu": squared_relu})[values["activation_func"]]
     values["params_dtype"] = values["pipeline_dtype"] = torch.bfloat16
     if "window_size" in values:
         values["window_size"] = tuple(values["window_size"])
