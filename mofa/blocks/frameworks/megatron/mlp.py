@@ -53,8 +53,9 @@ def activation(
     if name == "experts" and ctx.framework.experts == "sequential":  # issued one expert after the other
         by = None
     work = Stream(passes * moved * ctx.element, like, counted, width)
+    saved = out if ctx.model.mlp.activation == "relu" else h  # PyTorch's ReLU keeps its result
     b.add(
-        Op(f"{name}.activation", "memory_bound", work, (h,), (out,), (h,),
+        Op(f"{name}.activation", "memory_bound", work, (h,), (out,), (saved,),
            region=region, launches=launches, back=back, call=by)
     )  # fmt: skip
     return out

@@ -25,7 +25,7 @@ from mofa.blocks.frameworks.megatron.linear import (
 from mofa.blocks.frameworks.megatron.loss import cross_entropy
 from mofa.blocks.frameworks.megatron.mlp import mlp
 from mofa.blocks.frameworks.megatron.moe import moe
-from mofa.blocks.frameworks.megatron.persistent import workspace_bytes
+from mofa.blocks.frameworks.megatron.persistent import weight_shape, workspace_bytes
 from mofa.blocks.frameworks.megatron.rope import unfused_rope
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
 from mofa.blocks.op import Back, Op, TapeBuilder
@@ -68,31 +68,46 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     return q, k, v_part
 
 
-def value_copy(b: TapeBuilder, ctx: Context, v: str) -> str:
-    """Values apart from queries and keys, as fused attention copies them behind a rotary embedding (te's utils.py,
-    ``get_qkv_layout``); without one, part of one interleaved tensor, which it takes as it is."""
-    if ctx.model.positions != "rope" or not ctx.model.attention_kind.megatron.fuses_qkv:
-        return v
-    nbytes = b.tensors[v].bytes
-    hold_local(b, "attention", v)
-    return memory_bound_op(
-        b, "v.copy", (v,), b.tensor("v", nbytes), bytes_=2 * nbytes, back_bytes=0.0, back_launches=0,
-        like="strided_copy",
-    )  # fmt: skip
+def copies_queries(ctx: Context) -> BoolK:
+    """Where queries of several groups are copied to adjacent heads."""
+    return (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
+
+
+def apart_from_qkv(b: TapeBuilder, ctx: Context, k: str, v: str) -> tuple[str, str]:
+    """Keys and values as fused attention takes them: copied where they are strided views of qkv and queries are not
+    (te's utils.py, ``get_qkv_layout``). It takes all three as they are where they are parts of one interleaved tensor.
+
+    A rotary embedding and norms of heads make queries and keys of their own.
+    """
+    if not ctx.model.attention_kind.megatron.fuses_qkv:
+        return k, v
+    fresh = ctx.model.positions == "rope" or ctx.model.attention.qk_norm
+    if not fresh:
+        k = _copied(b, ctx, "k", k, copies_queries(ctx))
+    return k, _copied(b, ctx, "v", v, True if fresh else copies_queries(ctx))
+
+
+def _copied(b: TapeBuilder, ctx: Context, name: str, x: str, present: BoolK) -> str:
+    if not any_true(present):
+        return x
+    nbytes = b.tensors[x].bytes
+    hold_local(b, "attention", x)
+    out = b.tensor(name if name not in b.tensors else f"{name}.apart", nbytes)
+    work = Stream(2 * nbytes, "strided_copy")
+    return b.add(Op(f"{name}.copy", "memory_bound", work, (x,), (out,), present=present, back=Back(0.0, 0)))
 
 
 def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
     """The reshape of the queries of several groups to heads copies: they are not adjacent (attention.py)."""
     out = b.tensor("q.heads", nbytes)
-    copies = (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
     work = Stream(2 * nbytes, "strided_copy")
-    return b.add(Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies, back=Back(0.0, 0)))
+    return b.add(Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies_queries(ctx), back=Back(0.0, 0)))
 
 
 def is_strided(ctx: Context, name: str) -> BoolK:
     """Whether what a norm over heads is given is a view of qkv: keys are, queries where no group's heads had to be
     copied to adjacent ones."""
-    return True if name == "k_norm" else logical_not((ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads))
+    return True if name == "k_norm" else logical_not(copies_queries(ctx))
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
@@ -185,7 +200,7 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     The module around it has what it is given until it returns, and itself the copy of the values.
     """
     since = len(b.ops)
-    v = value_copy(b, ctx, v)
+    k, v = apart_from_qkv(b, ctx, k, v)
     for x in (q, k):
         hold_local(b, "attention", x)
     hold_local(b, "core attention", v)
@@ -277,15 +292,15 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
     """
     ops = tuple(ops)
     total: ArrayK = workspace_bytes(ops)
-    seen: list[ArrayK] = []
+    seen: list[tuple[ArrayK, ArrayK]] = []
     for op in ops:
         if op.weight and not any_true(op.weight_bytes):
-            params_each = op.weight_params / op.num_weights
+            shape = weight_shape(op)
             new: BoolK = True
-            for other in seen:
-                new = new & (params_each != other)
-            seen.append(params_each)
-            total = total + where(new, 2.0 * params_each, 0.0)
+            for rows, columns in seen:
+                new = new & ((shape[0] != rows) | (shape[1] != columns))
+            seen.append(shape)
+            total = total + where(new, 2.0 * op.weight_params / op.num_weights, 0.0)
     total = total + user_buffer_bytes(ctx)
     return total + head_buffers(ctx) if with_head else total
 
