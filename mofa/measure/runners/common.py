@@ -49,6 +49,7 @@ class Training:
 
 
 def memory_now() -> dict[str, int]:
+    """What the allocator and the device hold now, and the peaks since they were reset. [B]"""
     free, total = torch.cuda.mem_get_info()
     stats = torch.cuda.memory_stats()
     return {
@@ -247,6 +248,7 @@ def _cudnn_version() -> int:
 
 
 def environment(framework_version: str) -> dict[str, Any]:
+    """Where this process runs: device, processor, versions and settings, as a record has them."""
     cpu = next(
         (
             line.split(":", 1)[1].strip()

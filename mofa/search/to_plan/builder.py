@@ -328,7 +328,7 @@ def _plan(
         flops_convention=convention,
         notes=general_notes(workload, cluster, framework, played is not None)
         + host_notes(cluster, step_s, exposed["host_idle"])
-        + model_notes(workload.model)
+        + model_notes(workload.model, framework)
         + options_notes(workload, cluster, framework, row)
         + copies_note(workload, framework, row)
         + balancing_note(workload, row),
