@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from mofa.specs.attention import ATTENTION_KINDS, AttentionSpec
 from mofa.specs.attention.record import AttentionKind
 from mofa.specs.base import Count, Positive, Spec
+from mofa.specs.layer_kinds import LayersSpec
 
 
 class MlpSpec(Spec):
@@ -108,6 +109,16 @@ class ModelSpec(Spec):
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     num_mtp_layers: Count = 0
     """Multi-token-prediction layers (DeepSeek-V3, arXiv 2412.19437, section 2.2), counted apart."""
+    layers: LayersSpec | None = None
+    """What layers hold where they are of several kinds, or hold more than ``attention`` and ``mlp`` or ``moe``. Their
+    parameters and states are counted; a step of them is not modelled yet."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent_layers(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        if self.layers is None:
+            fields.pop("layers", None)
+        return fields
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -125,6 +136,9 @@ class ModelSpec(Spec):
             raise ValueError(f"attention.nope_every needs positions: rope, not {self.positions}; leave it out")
         if self.positions == "learned" and self.max_positions is None:
             raise ValueError("positions: learned needs max_positions, the rows of the position embedding")
+        if self.layers is not None:
+            self._check_layers(self.layers)
+            return self
         if self.moe is None and self.mlp.ffn_hidden is None:
             raise ValueError("mlp.ffn_hidden is missing, and the model has no moe")
         if self.mlp.ffn_hidden is None and self.num_dense_layers:
@@ -135,6 +149,19 @@ class ModelSpec(Spec):
             )
         return self
 
+    def _check_layers(self, layers: LayersSpec) -> None:
+        ffns = [ffn for kind in layers.kinds for ffn in kind.ffns]
+        if self.num_layers % len(layers.pattern):
+            raise ValueError(
+                f"num_layers ({self.num_layers}) must be a multiple of the {len(layers.pattern)} names of layers.pattern"
+            )
+        if self.moe is None and any(ffn.has_experts for ffn in ffns):
+            raise ValueError("moe is missing, and a kind of layers has it")
+        if self.moe is not None and (self.moe.first_k_dense or self.moe.every != 1):
+            raise ValueError("moe.first_k_dense and moe.every: layers.pattern says where experts are; leave them out")
+        if self.mlp.ffn_hidden is None and any(ffn.kind == "mlp" and ffn.ffn_hidden is None for ffn in ffns):
+            raise ValueError("mlp.ffn_hidden is missing, and a kind of layers has mlp")
+
     @property
     def attention_kind(self) -> AttentionKind[Any, Any]:
         """What its attention does: the record of its kind."""
@@ -142,6 +169,8 @@ class ModelSpec(Spec):
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether the layer with this index, from 0, holds routed experts."""
+        if self.layers is not None:
+            return self.layers.kind_of(layer).num_experts_ffns > 0
         if self.moe is None or layer < self.moe.first_k_dense:
             return False
         return (layer - self.moe.first_k_dense + 1) % self.moe.every == 0
@@ -199,6 +228,8 @@ class ModelSpec(Spec):
 
     @property
     def num_moe_layers(self) -> int:
+        if self.layers is not None:
+            return sum(self.is_moe_layer(layer) for layer in range(self.num_layers))
         return 0 if self.moe is None else max(self.num_layers - self.moe.first_k_dense, 0) // self.moe.every
 
     @property
