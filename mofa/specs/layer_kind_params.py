@@ -45,9 +45,12 @@ class KindParams:
 def kind_params(model: ModelSpec, kind: LayerKind) -> KindParams:
     """Parameters of one layer of a kind. [params]
 
-    The hyper-connection of a branch reads all n residual streams, n h, and weighs each stream's input to the branch and
-    output of it, and each pair of streams: 2n + n^2 numbers with a bias each and three scales (Hugging Face transformers
-    5.24, ``models/deepseek_v4``, ``DeepseekV4HyperConnection``).
+    The hyper-connection of a branch reads all n residual streams, n h. It weighs each stream into the branch, the
+    branch into each stream, and each pair of streams: 2n + n^2 numbers with a bias each, and three scales.
+
+    References
+    ----------
+    Hugging Face transformers 5.24, ``models/deepseek_v4/modeling_deepseek_v4.py``, ``DeepseekV4HyperConnection``.
     """
     layers = _layers(model)
     mixers = sum(mixer.params(model.attention, model.hidden) for mixer in kind.mixers)

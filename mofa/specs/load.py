@@ -33,6 +33,7 @@ from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, r
 from mofa.specs.renamed import with_current_gpu_names, with_current_override_names
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
 from mofa.specs.workload import WorkloadSpec
+from mofa.specs.workload_template import refuse_unfilled
 
 __all__ = [
     "build_spec", "bundled", "complete_strategy", "data_dir", "load_cluster", "load_faults", "load_framework",
@@ -88,7 +89,9 @@ def load_workload(
         raw = _huggingface_workload(path, where, changes)
     else:
         raw = load_yaml(path, where)
-    spec = build_spec(WorkloadSpec, with_overrides(raw, changes, where), _changed(where, changes))
+    raw = with_overrides(raw, changes, where)
+    refuse_unfilled(raw, where)
+    spec = build_spec(WorkloadSpec, raw, _changed(where, changes))
     if spec.framework is not None and spec.framework not in FRAMEWORK_NAMES:
         raise SpecError(
             f"{where}: framework ({short(spec.framework)}) is unknown; {did_you_mean(spec.framework, FRAMEWORK_NAMES)}"

@@ -151,10 +151,9 @@ class ModelSpec(Spec):
 
     def _check_layers(self, layers: LayersSpec) -> None:
         ffns = [ffn for kind in layers.kinds for ffn in kind.ffns]
-        if self.num_layers % len(layers.pattern):
-            raise ValueError(
-                f"num_layers ({self.num_layers}) must be a multiple of the {len(layers.pattern)} names of layers.pattern"
-            )
+        names = len(layers.pattern)
+        if self.num_layers % names:
+            raise ValueError(f"num_layers ({self.num_layers}) must be a multiple of the {names} names in layers.pattern")
         if self.moe is None and any(ffn.has_experts for ffn in ffns):
             raise ValueError("moe is missing, and a kind of layers has it")
         if self.moe is not None and (self.moe.first_k_dense or self.moe.every != 1):

@@ -12,6 +12,8 @@ from mofa.cli import options as opt
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from mofa.specs.model_states import PartStates
+
 show = typer.Typer(help="Show bundled models and hardware, or every fact of one.", rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="A bundled name or a file.")]
@@ -85,9 +87,10 @@ def show_workload(
     set_: opt.Set = None,
     json: opt.Json = False,
 ) -> None:
-    """Show every field of a workload, and its parameters, counted."""
+    """Show every field of a workload, and its parameters, counted; layers of several kinds kind by kind."""
     from mofa.cli.parse import parse_overrides
     from mofa.specs.load import load_workload
+    from mofa.specs.model_states import model_states
     from mofa.specs.params import num_active_params, num_mtp_params, num_params
 
     changes = parse_overrides(set_)["workload"] or None
@@ -97,12 +100,34 @@ def show_workload(
         "num_active_params": num_active_params(workload.model),
         "num_mtp_params": num_mtp_params(workload.model),
     }
+    parts = model_states(workload)
+    by_part = {"parts": [part.model_dump() for part in parts]} if parts else {}
     if json:
-        _print_json({**workload.model_dump(mode="json"), **counted})
+        _print_json({**workload.model_dump(mode="json"), **counted, **by_part})
         return
     rows = [[path, str(value)] for path, value in _leaves(workload.model_dump(mode="json"))]
     rows += [[field, f"{count:,}"] for field, count in counted.items()]
     _print_table(workload.name, [("field", "left"), ("value", "left")], rows)
+    if parts:
+        _print_parts(parts)
+
+
+def _print_parts(parts: Sequence[PartStates]) -> None:
+    """A table of what each kind of layer holds, of all ranks together."""
+    from mofa.report.words import quantity_text
+
+    columns = [("kind", "left"), ("of", "left"), ("layers", "right"), ("parameters each", "right"),
+               ("parameters", "right"), ("bf16 weights", "right"), ("fp32 gradients", "right"),
+               ("optimizer states", "right"), ("recurrent state", "right")]  # fmt: skip
+    rows = [
+        [
+            p.name, p.contents, str(p.layers), f"{p.params:,}", f"{p.total_params:,}",
+            *(quantity_text(size, "B") for size in (p.weight_bytes, p.gradient_bytes, p.optimizer_bytes)),
+            quantity_text(p.recurrent_state_bytes, "B") if p.recurrent_state_bytes else "",
+        ]
+        for p in parts
+    ]  # fmt: skip
+    _print_table("By kind of layer, of all ranks; recurrent states of one layer and sequence, in fp32", columns, rows)
 
 
 @show.command("routing")
