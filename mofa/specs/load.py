@@ -28,7 +28,7 @@ from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied_facts
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.huggingface import model_from_config
+from mofa.specs.huggingface import read_config
 from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
 from mofa.specs.renamed import with_current_gpu_names, with_current_override_names
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
@@ -102,14 +102,14 @@ def load_workload(
 def _huggingface_workload(path: Path, where: str, changes: Mapping[str, object]) -> dict[str, Any]:
     folder = path.absolute().parent.name
     name = folder if path.name == "config.json" and folder else path.stem
-    model = model_from_config(load_json(path, where), where, name=name)
+    model, notes = read_config(load_json(path, where), where, name=name)
     options = {"batch.seq_len": "--seq-len", "batch.global_batch": "--global-batch"}
     batch = changes.get("batch")
     given = set(changes) | {f"batch.{key}" for key in (batch if isinstance(batch, Mapping) else {})}
     missing = [option for field, option in options.items() if field not in given]
     if missing:
         raise SpecError(f"{where}: a Hugging Face config does not say how to train; give {' and '.join(missing)}")
-    return {"name": name, "source": model.source, "model": model.model_dump()}
+    return {"name": name, "source": model.source, "model": model.model_dump(), "notes": notes or None}
 
 
 def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None = None) -> ClusterSpec:
