@@ -142,13 +142,14 @@ class LayersSpec(Spec):
     def unmodelled(self, num_layers: int) -> str:
         """What of these layers no step is modelled of, with the kinds that have it, as a sentence begins."""
         counts = self.counts(num_layers)
-        mixers = [(mixer, counts[kind.name]) for kind in self.kinds for mixer in kind.mixers]
-        subjects = {mixer.subject for mixer, _ in mixers}
+        mixers = [mixer for kind in self.kinds for mixer in kind.mixers]
+        subjects = {mixer.subject for mixer in mixers}
         subject = next((s for s in _BY_WEIGHT if s in subjects), "")
         if subject:
-            titles = sorted({mixer.title for mixer, _ in mixers if mixer.subject == subject})
+            titles = sorted({mixer.title for mixer in mixers if mixer.subject == subject} - {subject})
             layers = sum(n for name, n in counts.items() if subject in {m.subject for m in self.named(name).mixers})
-            return f"{subject} is not modelled yet ({', '.join(titles)} in {layers} of {num_layers} layers)"
+            where = f"{', '.join(titles)} in {layers} of {num_layers} layers".removeprefix(" ")
+            return f"{subject} is not modelled yet ({where})"
         if any(len(kind.mixers) > 1 for kind in self.kinds):
             return "several attentions in one layer are not modelled yet"
         bare = sum(n for name, n in counts.items() if not self.named(name).mixers)

@@ -46,7 +46,8 @@ class MoeSpec(Spec):
     first_k_dense: Count = 0
     every: Positive = 1
     """Of the layers after the first k dense ones, every n-th is a mixture of experts."""
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
+    """Of the router; ``sqrtsoftplus`` is the root of softplus (DeepSeek-V4), in models with ``layers`` alone."""
     num_groups: Positive = 1
     groups_per_token: Positive = 1
     """Experts come in groups, one a node; a token goes to at most this many groups (node-limited routing)."""
@@ -139,6 +140,8 @@ class ModelSpec(Spec):
         if self.layers is not None:
             self._check_layers(self.layers)
             return self
+        if self.moe is not None and self.moe.score == "sqrtsoftplus":
+            raise ValueError("moe.score (sqrtsoftplus) is of models with layers; use softmax or sigmoid")
         if self.moe is None and self.mlp.ffn_hidden is None:
             raise ValueError("mlp.ffn_hidden is missing, and the model has no moe")
         if self.mlp.ffn_hidden is None and self.num_dense_layers:
@@ -153,7 +156,9 @@ class ModelSpec(Spec):
         ffns = [ffn for kind in layers.kinds for ffn in kind.ffns]
         names = len(layers.pattern)
         if self.num_layers % names:
-            raise ValueError(f"num_layers ({self.num_layers}) must be a multiple of the {names} names in layers.pattern")
+            raise ValueError(
+                f"num_layers ({self.num_layers}) must be a multiple of the {names} names in layers.pattern"
+            )
         if self.moe is None and any(ffn.has_experts for ffn in ffns):
             raise ValueError("moe is missing, and a kind of layers has it")
         if self.moe is not None and (self.moe.first_k_dense or self.moe.every != 1):

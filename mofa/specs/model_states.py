@@ -74,9 +74,7 @@ def model_states(workload: WorkloadSpec) -> tuple[PartStates, ...]:
     parts.append(_part(workload, "head", output, 1, (head, 0, 0), 0))
     if model.num_mtp_layers:
         entry = num_mtp_params(model) // model.num_mtp_layers
-        parts.append(
-            _part(workload, "prediction", "multi-token prediction", model.num_mtp_layers, (entry, 0, 0), 0)
-        )
+        parts.append(_part(workload, "prediction", "multi-token prediction", model.num_mtp_layers, (entry, 0, 0), 0))
     return tuple(parts)
 
 

@@ -1,4 +1,4 @@
-"""Workloads to fill in: a YAML text with every field that a model of some kind needs, what it is and where it stands."""
+"""Workloads to fill in: a YAML text with every field of a kind of model, its unit and where to find it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HINTS: Mapping[str, Hint] = {
     "model.attention.qk_norm": Hint("norms over queries and keys; the modelling code"),
     "model.attention.qk_norm_kind": Hint("what these norms go over: head, heads, full or unweighted"),
     "model.attention.sinks": Hint("a learned logit a head that joins the softmax"),
-    "model.attention.window": Hint("length of the sliding window [tokens]; config.json, where it is used: sliding_window"),
+    "model.attention.window": Hint("length of the sliding window [tokens]; config.json, where used: sliding_window"),
     "model.attention.window_every": Hint("of so many layers the last has no window, 1: all have one [layers]"),
     "model.attention.chunked": Hint("windows are chunks of the sequence"),
     "model.attention.nope_every": Hint("every n-th layer has no rotary embedding, 0: none [layers]"),
@@ -118,7 +118,7 @@ def workload_template(like: str, config: Mapping[str, Any] | None = None, name: 
     if config is not None:
         names |= dict.fromkeys(("source", "model.source"), f"Hugging Face config.json of {name}")
     lines = [
-        f"# A workload like {like}: write a value in place of each {UNFILLED}; uncomment what differs from the default.",
+        f"# A workload like {like}: write a value in place of each {UNFILLED}, and uncomment what is not the default.",
         "# Check it by mofa show workload FILE, whose num_params is to equal the published count.",
         *_lines(WorkloadSpec, raw, "", like, {**_known(config or {}), **names}),
         f"# Defaults of precision, optimizer and routing: mofa show workload {like}.",
@@ -208,5 +208,5 @@ def _spec_of(annotation: Any, raw: object) -> type[Spec] | None:
         members = [m for m in get_args(annotation) if isinstance(m, type) and issubclass(m, Spec)]
         kind = raw.get("kind") if isinstance(raw, Mapping) else None
         tagged = [m for m in members if "kind" in m.model_fields and m.model_fields["kind"].default == kind]
-        return (tagged or members or [None])[0]
+        return next(iter(tagged or members), None)
     return annotation if isinstance(annotation, type) and issubclass(annotation, Spec) else None

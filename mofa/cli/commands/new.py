@@ -13,13 +13,16 @@ new = typer.Typer(help="Write files to fill in.", rich_markup_mode=None)
 @new.command("workload")
 def new_workload(
     like: Annotated[
-        str | None, typer.Option("--like", metavar="NAME", help="A bundled workload of the same kind (mofa show models).")
+        str | None,
+        typer.Option("--like", metavar="NAME", help="A bundled workload of the same kind (mofa show models)."),
     ] = None,
     from_config: Annotated[
         Path | None,
         typer.Option("--from-config", metavar="CONFIG.json", help="Fill in what mofa understands of this config.json."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; not over a file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; not over a file.")
+    ] = None,
 ) -> None:
     """Write a workload's YAML to fill in: each field with its unit and where to find it.
 
@@ -27,7 +30,8 @@ def new_workload(
     """
     from mofa.errors import SpecError
     from mofa.specs.files import bundled, did_you_mean
-    from mofa.specs.unknown_config import config_to_fill_in, nearest_workload
+    from mofa.specs.huggingface.keys import read_keys
+    from mofa.specs.huggingface.nearest import nearest_workload
     from mofa.specs.workload_template import workload_template
     from mofa.specs.write_files import check_writable, write_atomic
 
@@ -42,7 +46,7 @@ def new_workload(
     if from_config is None:
         text = workload_template(str(like))
     else:
-        config, name = config_to_fill_in(from_config)
+        config, name = read_keys(from_config)
         text = workload_template(like or nearest_workload(config), config, name)
     if out is None:
         typer.echo(text, nl=False)

@@ -20,7 +20,8 @@ from mofa.specs.huggingface.parts import (
 from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, entries, flag, size, text
 
 
-def _latent(c: Config) -> dict[str, Any]:
+def latent(c: Config) -> dict[str, Any]:
+    """Latent attention."""
     refuse(c, "attention_bias", False, "biases in latent attention")
     names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     return {"kind": MLA.name, "num_heads": c["num_attention_heads"], **{name: c[name] for name in names}}
@@ -62,15 +63,15 @@ def _by_method(c: Config) -> dict[str, Any]:
 
 
 def _deepseek(c: Config) -> dict[str, Any]:
-    return {"attention": _latent(c), **_by_method(c)}
+    return {"attention": latent(c), **_by_method(c)}
 
 
 def _glm4_moe_lite(c: Config) -> dict[str, Any]:
-    return {"attention": _latent(c), **many_experts(c, "sigmoid", grouped=True, correction=True)}
+    return {"attention": latent(c), **many_experts(c, "sigmoid", grouped=True, correction=True)}
 
 
 def _youtu(c: Config) -> dict[str, Any]:
-    return {"attention": _latent(c), "mlp": gated_mlp(c)}
+    return {"attention": latent(c), "mlp": gated_mlp(c)}
 
 
 def _deepseek_v1_moe(c: Config) -> dict[str, Any]:

@@ -31,14 +31,31 @@ def unknown_class(named: tuple[str, str], config: Mapping[str, Any], architectur
         The keys of its language model.
     architectures
         Those that are read.
+    file
+        The file, as the user named it.
     """
     reason = next((f" (it has {what}: {sign})" for signs, what in _REASONS for sign in signs if config.get(sign)), "")
     key, name = named
     near = _nearest(name, config, tuple(architectures))
     return (
         f"{key} ({short(name)}) is no model that mofa reads{reason}; nearest is {near}: where the layers are "
-        f'its own, set architectures to ["{near}"], or write a workload YAML'
+        f'its own, set architectures to ["{near}"]; else begin a workload YAML by mofa new workload --like '
+        f"{nearest_workload(config)} --from-config {file}"
     )
+
+
+def nearest_workload(config: Mapping[str, Any]) -> str:
+    """The bundled workload whose fields a model's are likest to: with latent attention, with experts, or dense.
+
+    Examples
+    --------
+    >>> nearest_workload({"num_experts": 64}), nearest_workload({"hidden_size": 64})
+    ('qwen3-30b-a3b', 'llama3-8b')
+    """
+    if config.get("kv_lora_rank"):
+        return "deepseek-v3"
+    keys = (key for key, value in config.items() if value and "expert" in key)
+    return "qwen3-30b-a3b" if any(True for _ in keys) else "llama3-8b"
 
 
 def _nearest(named: str, config: Mapping[str, Any], architectures: tuple[Architecture, ...]) -> str:

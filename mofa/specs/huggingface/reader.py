@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -65,7 +66,7 @@ def read_config(config: Mapping[str, Any], where: str, name: str | None = None) 
     Hugging Face transformers 5.24, ``src/transformers/models/*/configuration_*.py``; files published with the weights
     for classes that it has not.
     """
-    inner, prefix = _language_model(config, where)
+    inner, prefix = language_model(config, where)
     architecture = _architecture(inner, config, where, prefix)
     reading = _Reading(inner, f"{where}: {prefix}", architecture)
     try:
@@ -145,7 +146,8 @@ def _said(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _language_model(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
+def language_model(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
+    """The keys of a file's language model, and where in the file they are."""
     nested = config.get("text_config")
     if nested is None:
         return dict(config), ""
@@ -182,7 +184,7 @@ def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
     good, wanted = {
         "positive": (whole and value > 0, "a positive whole number"),
         "count": (whole and value >= 0, "a whole number, 0 or more"),
-        "number": (whole or isinstance(value, float), "a number"),
+        "number": (whole or (isinstance(value, float) and math.isfinite(value)), "a finite number"),
         "text": (isinstance(value, str), "text"),
         "truth": (isinstance(value, bool), "true or false"),
         "list": (isinstance(value, list), "a list"),
@@ -192,6 +194,7 @@ def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
             or (isinstance(value, list) and value and all(type(n) is int and n > 0 for n in value)),
             "a positive whole number, or a list of them",
         ),
+        "positive or auto": ((whole and value > 0) or value == "auto", "a positive whole number, or auto"),
     }[rule.type]
     if not good:
         raise SpecError(f"{where}{key} ({short(value)}) must be {wanted}; correct it")

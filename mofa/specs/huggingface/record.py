@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-KeyType = Literal["count", "positive", "number", "text", "truth", "list", "object", "positive or list"]
+KeyType = Literal[
+    "count", "positive", "number", "text", "truth", "list", "object", "positive or list", "positive or auto"
+]
 Config = Mapping[str, Any]
 """Checked values by the table's names of the keys."""
 Rule = Callable[[Config], Any]
@@ -60,6 +62,11 @@ def flag(default: Any, *names: str) -> Key:
 def text(default: Any, *names: str, nullable: bool = False) -> Key:
     """Text."""
     return Key("text", default, nullable or default is None, None, names)
+
+
+def size_or_auto(*names: str) -> Key:
+    """A positive whole number, or ``auto``, which is also what an absent key means: the class derives it."""
+    return Key("positive or auto", "auto", True, None, names)
 
 
 def per_layer(default: Any, *names: str) -> Key:

@@ -9,6 +9,7 @@ from mofa.specs.huggingface import (
     glm,
     gpt,
     granite,
+    hybrids,
     llama,
     mistral,
     olmo,
@@ -18,6 +19,6 @@ from mofa.specs.huggingface import (
 )
 from mofa.specs.huggingface.record import Architecture
 
-FAMILIES = (llama, mistral, qwen, deepseek, glm, gemma, granite, olmo, phi, gpt, experts, remote)
+FAMILIES = (llama, mistral, qwen, deepseek, glm, gemma, granite, olmo, phi, gpt, experts, remote, hybrids)
 
 ARCHITECTURES: tuple[Architecture, ...] = tuple(a for family in FAMILIES for a in family.ARCHITECTURES)
