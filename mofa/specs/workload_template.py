@@ -92,7 +92,7 @@ HINTS: Mapping[str, Hint] = {
     "model.num_mtp_layers": Hint("multi-token-prediction layers", ("num_nextn_predict_layers",)),
 }  # fmt: skip
 """Every field that a template may have, by its path."""
-LEFT_OUT = ("model.layers", "precision", "optimizer", "routing")
+LEFT_OUT = ("model.layers", "precision", "optimizer", "routing", "notes")
 """Parts that a template names at its end only: they describe other models, or have defaults of their own."""
 
 

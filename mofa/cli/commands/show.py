@@ -105,7 +105,7 @@ def show_workload(
     if json:
         _print_json({**workload.model_dump(mode="json"), **counted, **by_part})
         return
-    rows = [[path, str(value)] for path, value in _leaves(workload.model_dump(mode="json"))]
+    rows = [[path, _text(value)] for path, value in _leaves(workload.model_dump(mode="json"))]
     rows += [[field, f"{count:,}"] for field, count in counted.items()]
     _print_table(workload.name, [("field", "left"), ("value", "left")], rows)
     if parts:
@@ -260,13 +260,26 @@ def _facts(spec: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(raw: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested mappings with their dotted paths, without absent ones."""
+    """Leaves of nested mappings, and of those in lists, with their dotted paths, without absent ones."""
     for key, value in raw.items():
         key_path = f"{path}.{key}" if path else key
         if isinstance(value, dict):
             yield from _leaves(value, key_path)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for i, item in enumerate(value):
+                yield from _leaves(item, f"{key_path}[{i}]")
         elif value is not None:
             yield key_path, value
+
+
+def _text(value: object) -> str:
+    """A value on one line; of a long list how often each item stands in a row."""
+    from itertools import groupby
+
+    if not isinstance(value, list) or len(value) < 5 or not all(isinstance(item, str) for item in value):
+        return str(value)
+    runs = [(item, len(list(same))) for item, same in groupby(value)]
+    return ", ".join(f"{length} x {item}" if length > 1 else item for item, length in runs)
 
 
 def _print_json(value: object) -> None:

@@ -20,7 +20,9 @@ _REASONS = (
 """Keys that tell of layers that mofa lacks."""
 
 
-def unknown_class(named: tuple[str, str], config: Mapping[str, Any], architectures: Iterable[Architecture]) -> str:
+def unknown_class(
+    named: tuple[str, str], config: Mapping[str, Any], architectures: Iterable[Architecture], file: str
+) -> str:
     """The end of the error for a class or model type that is not read: the reason, the nearest one, what to do.
 
     Parameters
@@ -54,8 +56,8 @@ def nearest_workload(config: Mapping[str, Any]) -> str:
     """
     if config.get("kv_lora_rank"):
         return "deepseek-v3"
-    keys = (key for key, value in config.items() if value and "expert" in key)
-    return "qwen3-30b-a3b" if any(True for _ in keys) else "llama3-8b"
+    has_experts = any(value and "expert" in key for key, value in config.items())
+    return "qwen3-30b-a3b" if has_experts else "llama3-8b"
 
 
 def _nearest(named: str, config: Mapping[str, Any], architectures: tuple[Architecture, ...]) -> str:

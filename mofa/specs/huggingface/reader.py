@@ -173,7 +173,7 @@ def _architecture(config: Mapping[str, Any], outer: Mapping[str, Any], where: st
             return by_type[0]
         if names or isinstance(model_type, str):
             named = ("architectures", names[0]) if names else ("model_type", str(model_type))
-            raise SpecError(f"{where}: {place}{unknown_class(named, config, ARCHITECTURES)}")
+            raise SpecError(f"{where}: {place}{unknown_class(named, config, ARCHITECTURES, where)}")
     raise SpecError(f"{where}: {prefix}architectures and model_type are missing; is it a language model's config.json?")
 
 

@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mofa.specs.mixers.linear import GatedDeltaNetSpec, KimiDeltaSpec, LightningSpec
-from mofa.specs.mixers.mamba import Mamba1Spec, Mamba2Spec
-from mofa.specs.mixers.softmax import (
+from mofa.specs.mixers.linear_attention import GatedDeltaNetSpec, KimiDeltaSpec, LightningSpec
+from mofa.specs.mixers.state_space import Mamba1Spec, Mamba2Spec
+from mofa.specs.mixers.softmax_attention import (
     CompressedAttentionSpec,
     FactorizedAttentionSpec,
     GatedAttentionSpec,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from mofa.specs.huggingface.hybrids import linear, mamba, shapes, sparse
+from mofa.specs.huggingface.hybrids import linear_hybrids, mamba, several_shapes, sparse_attention
 
-ARCHITECTURES = tuple(a for family in (mamba, linear, sparse, shapes) for a in family.ARCHITECTURES)
+ARCHITECTURES = tuple(
+    a for family in (mamba, linear_hybrids, sparse_attention, several_shapes) for a in family.ARCHITECTURES
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mofa.specs.huggingface.hybrids.layers import ATTENTION, MAMBA_OR_FULL, MLP, MOE, kind, layers, listed
+from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, MAMBA_OR_FULL, MLP, MOE, kind, layers, listed
 from mofa.specs.huggingface.parts import (
     HEAD_DIM,
     KV_HEADS,

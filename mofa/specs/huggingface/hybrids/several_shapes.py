@@ -6,8 +6,8 @@ from typing import Any
 
 from mofa.specs.files import short
 from mofa.specs.huggingface.deepseek import latent, latent_sizes
-from mofa.specs.huggingface.hybrids.layers import ATTENTION, MLP, MOE, kind, layers, listed
-from mofa.specs.huggingface.parts import gated_mlp, gqa, moe, rotary, rotary_dim, sizes
+from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, MLP, MOE, kind, layers, listed
+from mofa.specs.huggingface.parts import experts_only, gated_mlp, gqa, moe, rotary, rotary_dim, sizes
 from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, entries, flag, size, text
 
 
@@ -91,9 +91,7 @@ def _decilm(c: Config) -> dict[str, Any]:
         name = "none" if kv is None else "attention" if kv == most else f"attention-{kv}"
         ffns = [] if width is None else [{**MLP, "ffn_hidden": width}]
         each.append(kind(f"{name}-{width or 'none'}", [] if kv is None else [own], ffns))
-    mlp = {key: value for key, value in gated_mlp({**c, "intermediate_size": 1}, bias=c["mlp_bias"]).items()}
-    del mlp["ffn_hidden"]
-    return {"attention": attention, "mlp": mlp, **layers(each)}
+    return {"attention": attention, "mlp": {**experts_only(c), "bias": c["mlp_bias"]}, **layers(each)}
 
 
 def _block(number: int, block: Any, heads: int, hidden: int) -> tuple[int | None, int | None]:
@@ -135,8 +133,8 @@ ARCHITECTURES = (
          "swa_v_head_dim": size(None), "add_swa_attention_sink_bias": flag(True),
          "add_full_attention_sink_bias": flag(False), "hybrid_layer_pattern": entries(), "layer_types": entries(),
          "moe_layer_freq": entries(), "mlp_layer_types": entries(), "n_routed_experts": size(256),
-         "num_experts_per_tok": size(8), "moe_intermediate_size": size(2048), "n_group": size(1), "topk_group": size(1)},
-        _mimo_v2,
+         "num_experts_per_tok": size(8), "moe_intermediate_size": size(2048), "n_group": size(1),
+         "topk_group": size(1)}, _mimo_v2,
     ),
     Architecture(
         "LongcatFlashConfig", ("LongcatFlashForCausalLM",), ("longcat_flash",),

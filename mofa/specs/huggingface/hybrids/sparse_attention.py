@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.specs.huggingface.deepseek import expert_sizes, latent, latent_sizes, many_experts
-from mofa.specs.huggingface.hybrids.layers import ATTENTION, MLP, MOE, kind, layers, listed
+from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, MLP, MOE, kind, layers, listed
 from mofa.specs.huggingface.parts import experts_only, gqa, moe, refuse, sizes
 from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, text
 

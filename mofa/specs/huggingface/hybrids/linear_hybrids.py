@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.specs.huggingface.deepseek import latent, latent_sizes
-from mofa.specs.huggingface.hybrids.layers import ATTENTION, GATED, LINEAR_OR_FULL, MLP, MOE, kind, layers, listed
+from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, GATED, LINEAR_OR_FULL, MLP, MOE, kind, layers, listed
 from mofa.specs.huggingface.parts import (
     HEAD_DIM,
     activation,
