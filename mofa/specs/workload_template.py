@@ -173,7 +173,8 @@ def _line(path: str, field: str, value: object, like: str, known: Mapping[str, A
     is_choice = isinstance(value, bool) or path in _CHOICES
     if is_choice:
         return f"{field}: {_scalar(value)}  # {_comment(path)}"
-    example = f"; {like}: {value}" if given and isinstance(value, (int, float)) else ""
+    has_example = given and (value is None or isinstance(value, (int, float)))
+    example = f"; {like}: {_scalar(value)}" if has_example else ""
     return f"{field}: {UNFILLED}  # {_comment(path)}{example}"
 
 
