@@ -12,6 +12,10 @@ from mofa.specs.base import Count, Positive, Spec
 from mofa.specs.layer_kinds import LayersSpec
 
 
+MAX_LAYERS = 10_000
+"""More layers than any model has; readers of lists of layers go no further. [layers]"""
+
+
 class MlpSpec(Spec):
     """The dense feed-forward layer, also the shape of one expert's activation function."""
 
@@ -74,7 +78,7 @@ class ModelSpec(Spec):
 
     name: str = Field(min_length=1, max_length=200)
     source: str = Field(min_length=3)
-    num_layers: Annotated[int, Field(ge=1, le=10_000, strict=True)]
+    num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS, strict=True)]
     hidden: Positive
     vocab: Positive
     tied_embeddings: bool = False

@@ -14,7 +14,8 @@ from tests.cli.conftest import Cli, one_line_of
 
 LLAMA = {
     "num_layers": 32, "hidden": 4096, "vocab": 128256, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128,
-    "ffn_hidden": 14336, "seq_len": 8192, "global_batch": 1024, "tokens": "15T", "name": "llama3-8b", "source": "a test",
+    "ffn_hidden": 14336, "seq_len": 8192, "global_batch": 1024, "tokens": "15T", "name": "llama3-8b",
+    "source": "a test",
 }  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def test_each_layer_has_the_parameters_of_transformers_own(config: str) -> None:
 PUBLISHED = [
     # Hugging Face, stepfun-ai/step3, model card: 316B of the language model, 38B a token
     ("stepfun-ai--step3", 316e9, 0.5e9, 38e9, 1e9),
-    # MiniMax-M1, arXiv 2506.13585, abstract: 456 billion parameters, 45.9 billion a token; embeddings counted here twice
+    # MiniMax-M1, arXiv 2506.13585, abstract: 456 billion parameters, 45.9 billion a token without the embeddings
     ("MiniMaxAI--MiniMax-M1-80k", 456e9, 0.5e9, 45.9e9, 2.6e9),
     # LongCat-Flash, arXiv 2509.01322, abstract: 560B, at most 31.3B a token without the embedding
     ("meituan-longcat--LongCat-Flash-Chat", 560e9, 1e9, 31.3e9, 1e9),

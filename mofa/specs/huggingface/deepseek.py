@@ -42,7 +42,7 @@ def many_experts(c: Config, score: str, *, grouped: bool, correction: bool) -> d
     """Routed experts with shared ones beside, behind dense layers: DeepSeekMoE."""
     groups = (c["n_group"], c["topk_group"])
     if grouped and None in groups:
-        raise ValueError(f"n_group and topk_group are null, but topk_method is {c['topk_method']}; give both")
+        raise ValueError(f"n_group and topk_group are null, but topk_method is {c.get('topk_method', 'noaux_tc')}; give both")
     fields = moe(
         c, num_experts="n_routed_experts", score=score, correction_bias=correction,
         shared_hidden=(c["n_shared_experts"] or 0) * c["moe_intermediate_size"], first_k_dense=_dense_layers(c),

@@ -14,7 +14,7 @@ from mofa.specs.huggingface.left_out import left_out_notes
 from mofa.specs.huggingface.nearest import unknown_class
 from mofa.specs.huggingface.record import REQUIRED, Architecture, Key
 from mofa.specs.huggingface.registry import ARCHITECTURES
-from mofa.specs.model import ModelSpec
+from mofa.specs.model import MAX_LAYERS, ModelSpec
 
 _ABSENT = object()
 
@@ -71,6 +71,9 @@ def read_config(config: Mapping[str, Any], where: str, name: str | None = None) 
     reading = _Reading(inner, f"{where}: {prefix}", architecture)
     try:
         values = reading.values()
+        layers = values["num_hidden_layers"]
+        if layers is not None and layers > MAX_LAYERS:
+            raise ValueError(f"num_hidden_layers ({layers}) must be at most {MAX_LAYERS}; correct it")
         raw = architecture.convert(values)
         notes = architecture.left_out(values)
     except SpecError:

@@ -12,7 +12,6 @@ from typing import Annotated
 from pydantic import Field
 
 from mofa.specs.mixers.linear_attention import GatedDeltaNetSpec, KimiDeltaSpec, LightningSpec
-from mofa.specs.mixers.state_space import Mamba1Spec, Mamba2Spec
 from mofa.specs.mixers.softmax_attention import (
     CompressedAttentionSpec,
     FactorizedAttentionSpec,
@@ -21,6 +20,7 @@ from mofa.specs.mixers.softmax_attention import (
     OtherAttentionSpec,
     SparseAttentionSpec,
 )
+from mofa.specs.mixers.state_space import Mamba1Spec, Mamba2Spec
 
 MixerSpec = Annotated[
     ModelAttentionSpec

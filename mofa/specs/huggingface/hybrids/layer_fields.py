@@ -58,12 +58,28 @@ def listed(c: Config, key: str, known: Mapping[Any, str], length: int | None = N
         If it has another length than the layers, or holds what is unknown.
     """
     given, wanted = c[key], c["num_hidden_layers"] if length is None else length
+    if given is None:
+        raise ValueError(f"{key} is null; list the kind of each layer")
     if len(given) != wanted:
         raise ValueError(f"{key} lists {len(given)} layers, there are {wanted}; correct one")
-    unknown = next((value for value in given if not isinstance(value, (str, int)) or value not in known), None)
-    if unknown is not None:
-        raise ValueError(f"{key} holds {short(unknown)!r}; mofa has {', '.join(map(str, known))}")
+    unknown = [value for value in given if not isinstance(value, (str, int)) or value not in known]
+    if unknown:
+        raise ValueError(f"{key} holds {short(unknown[0])!r}; mofa has {', '.join(map(str, known))}")
     return [known[value] for value in given]
+
+
+def numbers(c: Config, key: str) -> set[int]:
+    """Numbers of layers that a key lists, none where it is null.
+
+    Raises
+    ------
+    ValueError
+        If it holds anything else.
+    """
+    given = c[key] or ()
+    if not all(type(number) is int for number in given):
+        raise ValueError(f"{key} ({short(given)}) must list numbers of layers; correct it")
+    return set(given)
 
 
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.specs.huggingface.deepseek import latent, latent_sizes
-from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, GATED, LINEAR_OR_FULL, MLP, MOE, kind, layers, listed
+from mofa.specs.huggingface.hybrids.layer_fields import (
+    ATTENTION,
+    GATED,
+    LINEAR_OR_FULL,
+    MLP,
+    MOE,
+    kind,
+    layers,
+    listed,
+    numbers,
+)
 from mofa.specs.huggingface.parts import (
     HEAD_DIM,
     activation,
@@ -45,7 +55,7 @@ def _gated_delta_net(c: Config) -> dict[str, Any]:
 
 def _qwen3_next(c: Config) -> dict[str, Any]:
     """Layer i has experts where ``(i + 1) % decoder_sparse_step == 0`` and i is not in ``mlp_only_layers``."""
-    step, dense = c["decoder_sparse_step"], set(c["mlp_only_layers"] or ())
+    step, dense = c["decoder_sparse_step"], numbers(c, "mlp_only_layers")
     sparse = [(i + 1) % step == 0 and i not in dense and c["num_experts"] > 0 for i in range(c["num_hidden_layers"])]
     return _qwen(c, sparse)
 
@@ -89,7 +99,7 @@ def _kimi_linear(c: Config) -> dict[str, Any]:
     elif c["linear_attn_config.full_attn_layers"] is None:
         names = ["full" if i and i % 4 == 0 else "linear" for i in range(c["num_hidden_layers"])]
     else:  # counted from 1
-        full = set(c["linear_attn_config.full_attn_layers"])
+        full = numbers(c, "linear_attn_config.full_attn_layers")
         names = ["full" if i + 1 in full else "linear" for i in range(c["num_hidden_layers"])]
     if c["mlp_layer_types"] is None:
         first = c["first_k_dense_replace"]

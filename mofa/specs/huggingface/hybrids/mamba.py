@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, MAMBA_OR_FULL, MLP, MOE, kind, layers, listed
+from mofa.specs.huggingface.hybrids.layer_fields import (
+    ATTENTION,
+    MAMBA_OR_FULL,
+    MLP,
+    MOE,
+    kind,
+    layers,
+    listed,
+    numbers,
+)
 from mofa.specs.huggingface.parts import (
     HEAD_DIM,
     KV_HEADS,
@@ -69,7 +78,7 @@ def _falcon_h1(c: Config) -> dict[str, Any]:
 def _bamba(c: Config) -> dict[str, Any]:
     bias = c["attention_bias"]
     mamba = kind("mamba", [_mamba2(c, c["mamba_expand"] * c["hidden_size"])], [MLP])
-    full, places = kind("attention", [ATTENTION], [MLP]), set(c["attn_layer_indices"] or ())
+    full, places = kind("attention", [ATTENTION], [MLP]), numbers(c, "attn_layer_indices")
     each = [full if i in places else mamba for i in range(c["num_hidden_layers"])]
     attention = gqa(c, qkv_bias=bias, out_bias=bias)
     if attention["head_dim"] % 2 == 0:

@@ -76,6 +76,8 @@ def _numbers(given: Any) -> set[int]:
 def _decilm(c: Config) -> dict[str, Any]:
     """Each layer's block says its key-value heads and its feed-forward's width, or that it has none."""
     blocks, heads, hidden = c["block_configs"], c["num_attention_heads"], c["hidden_size"]
+    if blocks is None:
+        raise ValueError("block_configs is null; list a block for each layer")
     if len(blocks) != c["num_hidden_layers"]:
         raise ValueError(f"block_configs lists {len(blocks)} layers, num_hidden_layers is {c['num_hidden_layers']}")
     read = [_block(i, block, heads, hidden) for i, block in enumerate(blocks)]
