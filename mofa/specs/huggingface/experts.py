@@ -69,6 +69,7 @@ def _llama4(c: Config) -> dict[str, Any]:
 
 
 def _dbrx(c: Config) -> dict[str, Any]:
+    refuse(c, "tie_word_embeddings", False, "tied DBRX, as its class has none")
     act = c["ffn_config.ffn_act_fn"] or {}
     c = {**c, "hidden_act": act.get("name", "silu"), "num_experts_per_tok": c["ffn_config.moe_top_k"]}
     fields = moe(c, num_experts="ffn_config.moe_num_experts", width="ffn_config.ffn_hidden_size")

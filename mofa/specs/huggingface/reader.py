@@ -187,6 +187,7 @@ def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
         "truth": (isinstance(value, bool), "true or false"),
         "list": (isinstance(value, list), "a list"),
         "object": (isinstance(value, dict), "an object"),
+        "count or text": ((whole and value >= 0) or isinstance(value, str), "a whole number, 0 or more, or text"),
         "positive or list": (
             (whole and value > 0)
             or (isinstance(value, list) and value and all(type(n) is int and n > 0 for n in value)),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-KeyType = Literal["count", "positive", "number", "text", "truth", "list", "object", "positive or list"]
+KeyType = Literal["count", "positive", "number", "text", "truth", "list", "object", "positive or list", "count or text"]
 Config = Mapping[str, Any]
 """Checked values by the table's names of the keys."""
 Rule = Callable[[Config], Any]
@@ -65,6 +65,11 @@ def text(default: Any, *names: str, nullable: bool = False) -> Key:
 def per_layer(default: Any, *names: str) -> Key:
     """A positive whole number, or a list of one for each layer; null where its default is."""
     return Key("positive or list", default, default is None, None, names)
+
+
+def count_or_text(default: Any, *names: str) -> Key:
+    """A whole number of at least 0, text, or null."""
+    return Key("count or text", default, True, None, names)
 
 
 def entries(*names: str, default: Any = None) -> Key:
