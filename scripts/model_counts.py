@@ -39,6 +39,7 @@ COLUMNS = ("config", "class", "parameters", "correction_biases", "transformers",
 
 
 def main() -> None:
+    """Print the table of counts, or that of defaults."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, help="folder of config.json files")
     parser.add_argument("--defaults", nargs="+", metavar="MODEL_TYPE", help="print classes' defaults instead")

@@ -1,8 +1,8 @@
 """Parameters and defaults of every architecture that is read, against transformers' own models and classes.
 
-``model_counts.csv`` and ``class_defaults_*.json`` are the output of ``scripts/model_counts.py``, which says how they are
-made. The configs are public ones, shortened to what a reader of their class looks at, and one a class that names nothing
-but the class, then each of its switches.
+``model_counts.csv`` and ``class_defaults_*.json`` are the output of ``scripts/model_counts.py``, which says how they
+are made. The configs are public ones, shortened to what a reader of their class looks at, and one a class that names
+nothing but the class, then each of its switches.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from typing import Any
 
 from mofa.specs.attention.mla import MLA
 from mofa.specs.files import short
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, entries, flag, size, text
+from mofa.specs.huggingface.shared_keys import (
     KV_HEADS,
     dense_or_experts,
     gated_mlp,
@@ -17,7 +18,6 @@ from mofa.specs.huggingface.parts import (
     sizes,
     switched_window,
 )
-from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, entries, flag, size, text
 
 
 def _latent(c: Config) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import Architecture, Config, count, count_or_text, entries, flag, size
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
     WINDOW,
@@ -17,7 +18,6 @@ from mofa.specs.huggingface.parts import (
     plain_mlp,
     sizes,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, count_or_text, entries, flag, size
 
 _BIASES = {"attention_bias": flag(False), "mlp_bias": flag(False)}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.specs.files import short
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     WINDOW,
     dense_or_experts,
@@ -16,7 +17,6 @@ from mofa.specs.huggingface.parts import (
     sizes,
     switched_window,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
 
 
 def _qwen2(c: Config) -> dict[str, Any]:

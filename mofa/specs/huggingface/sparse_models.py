@@ -8,7 +8,8 @@ from typing import Any
 from mofa.specs.files import short
 from mofa.specs.huggingface.llama import unrotated_every
 from mofa.specs.huggingface.olmo import clipped
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, per_layer, size, table
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
     WINDOW,
@@ -24,7 +25,6 @@ from mofa.specs.huggingface.parts import (
     refuse,
     sizes,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, per_layer, size, table
 
 
 def _gpt_oss(c: Config) -> dict[str, Any]:
