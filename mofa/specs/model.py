@@ -11,7 +11,6 @@ from mofa.specs.attention.record import AttentionKind
 from mofa.specs.base import Count, Positive, Spec
 from mofa.specs.layer_kinds import LayersSpec
 
-
 MAX_LAYERS = 10_000
 """More layers than any model has; readers of lists of layers go no further. [layers]"""
 

@@ -132,3 +132,22 @@ def num_active_params(model: ModelSpec) -> int:
         return num_params(model)
     routed = routed_params(model) if model.layers else model.num_moe_layers * layer_params(model, moe=True).routed
     return num_params(model) - (routed - routed * model.moe.top_k // model.moe.num_experts)
+
+
+def num_active_params_without_embedding(model: ModelSpec) -> int:
+    """Parameters that one token uses, without the rows that its input is looked up in. [params]
+
+    A tied embedding stays, because the output layer multiplies with it; position embeddings and their norm go with the
+    lookup.
+
+    Examples
+    --------
+    A card that says 5.1 billion active parameters of gpt-oss-120b counts no input embedding.
+
+    >>> from mofa.specs.load import load_workload
+    >>> model = load_workload("gpt-oss-120b").model
+    >>> num_active_params(model), num_active_params_without_embedding(model)
+    (5711982912, 5132849472)
+    """
+    looked_up = embedding_params(model) - (model.vocab * model.hidden if model.tied_embeddings else 0)
+    return num_active_params(model) - looked_up

@@ -91,13 +91,19 @@ def show_workload(
     from mofa.cli.parse import parse_overrides
     from mofa.specs.load import load_workload
     from mofa.specs.model_states import model_states
-    from mofa.specs.params import num_active_params, num_mtp_params, num_params
+    from mofa.specs.params import (
+        num_active_params,
+        num_active_params_without_embedding,
+        num_mtp_params,
+        num_params,
+    )
 
     changes = parse_overrides(set_)["workload"] or None
     workload = load_workload(name, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=changes)
     counted = {
         "num_params": num_params(workload.model),
         "num_active_params": num_active_params(workload.model),
+        "num_active_params_without_embedding": num_active_params_without_embedding(workload.model),
         "num_mtp_params": num_mtp_params(workload.model),
     }
     parts = model_states(workload)
@@ -105,7 +111,10 @@ def show_workload(
     if json:
         _print_json({**workload.model_dump(mode="json"), **counted, **by_part})
         return
-    rows = [[path, _text(value)] for path, value in _leaves(workload.model_dump(mode="json"))]
+    facts = workload.model_dump(mode="json")
+    notes = facts.pop("notes") or []
+    rows = [[path, _text(value)] for path, value in _leaves(facts)]
+    rows += [["note", note] for note in notes]
     rows += [[field, f"{count:,}"] for field, count in counted.items()]
     _print_table(workload.name, [("field", "left"), ("value", "left")], rows)
     if parts:

@@ -6,7 +6,8 @@ from typing import Any
 
 from mofa.specs.attention.mla import MLA
 from mofa.specs.files import short
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, entries, flag, size, text
+from mofa.specs.huggingface.shared_keys import (
     KV_HEADS,
     dense_or_experts,
     gated_mlp,
@@ -17,7 +18,6 @@ from mofa.specs.huggingface.parts import (
     sizes,
     switched_window,
 )
-from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, entries, flag, size, text
 
 
 def latent(c: Config) -> dict[str, Any]:
@@ -42,7 +42,9 @@ def many_experts(c: Config, score: str, *, grouped: bool, correction: bool) -> d
     """Routed experts with shared ones beside, behind dense layers: DeepSeekMoE."""
     groups = (c["n_group"], c["topk_group"])
     if grouped and None in groups:
-        raise ValueError(f"n_group and topk_group are null, but topk_method is {c.get('topk_method', 'noaux_tc')}; give both")
+        raise ValueError(
+            f"n_group and topk_group are null, but topk_method is {c.get('topk_method', 'noaux_tc')}; give both"
+        )
     fields = moe(
         c, num_experts="n_routed_experts", score=score, correction_bias=correction,
         shared_hidden=(c["n_shared_experts"] or 0) * c["moe_intermediate_size"], first_k_dense=_dense_layers(c),

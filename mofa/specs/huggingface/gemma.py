@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.files import short
-from mofa.specs.huggingface.parts import gated_mlp, gqa, kv_heads, period_window, sizes
 from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, size, text
+from mofa.specs.huggingface.shared_keys import gated_mlp, gqa, kv_heads, period_window, sizes
 
 _SCALED = {"multipliers": ("embedding",)}
 
@@ -18,10 +17,8 @@ def _gemma(c: Config) -> dict[str, Any]:
 
 def _gemma2(c: Config, **more: Any) -> dict[str, Any]:
     bias = c["attention_bias"]
-    if c.get("use_bidirectional_attention"):
-        raise ValueError(
-            f"use_bidirectional_attention ({short(c['use_bidirectional_attention'])}); mofa's attention is causal"
-        )
+    if c["use_bidirectional_attention"]:
+        raise ValueError("use_bidirectional_attention is true; mofa's attention is causal")
     attention = gqa(
         c, qkv_bias=bias, out_bias=bias, softcap=c["attn_logit_softcapping"] is not None,
         **period_window(c, c.get("sliding_window_pattern", 2)), **more,
@@ -51,6 +48,7 @@ _GEMMA2 = {
     **sizes(2304, 26, 8, 9216, 256000, tied=True), "hidden_act": text("gelu_pytorch_tanh", "hidden_activation"),
     "num_key_value_heads": kv_heads(4), "head_dim": size(256), "attention_bias": flag(False),
     "sliding_window": count(4096, nullable=True), "layer_types": entries(), **_caps(50.0, 30.0),
+    "use_bidirectional_attention": flag(None),
 }  # fmt: skip
 
 ARCHITECTURES = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.specs.huggingface.deepseek import expert_sizes, many_experts
-from mofa.specs.huggingface.parts import HEAD_DIM, gated_mlp, gqa, head_dim, kv_heads, rotary, rotary_dim, sizes
 from mofa.specs.huggingface.record import Architecture, Config, count, flag, size
+from mofa.specs.huggingface.shared_keys import HEAD_DIM, gated_mlp, gqa, head_dim, kv_heads, rotary, rotary_dim, sizes
 
 
 def _glm(c: Config) -> dict[str, Any]:

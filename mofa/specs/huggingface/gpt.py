@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.specs.huggingface.olmo import clipped
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import Architecture, Config, count, flag, number, size, text
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
     all_heads,
@@ -19,7 +20,6 @@ from mofa.specs.huggingface.parts import (
     rotary_dim,
     sizes,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, flag, number, size, text
 
 _NORM = {"norm": "layernorm"}
 

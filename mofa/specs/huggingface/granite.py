@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
     dense_or_experts,
@@ -17,7 +18,6 @@ from mofa.specs.huggingface.parts import (
     rotary_dim,
     sizes,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
 
 _MULTIPLIERS = {"multipliers": ("embedding", "branches", "logits")}
 

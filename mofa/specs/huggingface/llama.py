@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import Architecture, Config, count, count_or_text, entries, flag, size
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
     WINDOW,
@@ -17,7 +18,6 @@ from mofa.specs.huggingface.parts import (
     plain_mlp,
     sizes,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
 
 _BIASES = {"attention_bias": flag(False), "mlp_bias": flag(False)}
 
@@ -46,7 +46,9 @@ def _seed_oss(c: Config) -> dict[str, Any]:
 
 
 def _helium(c: Config) -> dict[str, Any]:
-    """Helium's output projection never has a bias."""
+    """Helium's output projection has no bias, and is as wide as the model whatever the heads are."""
+    if c["head_dim"] * c["num_attention_heads"] != c["hidden_size"]:
+        raise ValueError(f"head_dim ({c['head_dim']}) must be hidden_size / num_attention_heads; correct it")
     return {"attention": gqa(c, qkv_bias=c["attention_bias"]), "mlp": gated_mlp(c, bias=c["mlp_bias"])}
 
 
@@ -135,6 +137,6 @@ ARCHITECTURES = (
         "Exaone4Config", ("Exaone4ForCausalLM",), ("exaone4",),
         {**sizes(4096, 32, 32, 16384, 102400), "num_key_value_heads": kv_heads(32), "head_dim": HEAD_DIM,
          "sliding_window": count(4096, nullable=True), "layer_types": entries(),
-         "sliding_window_pattern": count(4, nullable=True)}, _exaone4,
+         "sliding_window_pattern": count_or_text(4)}, _exaone4,
     ),
 )  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.parts import KV_HEADS, experts_only, gated_mlp, gqa, moe, period_window, sizes
 from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, size
+from mofa.specs.huggingface.shared_keys import KV_HEADS, experts_only, gated_mlp, gqa, moe, period_window, sizes
 
 _FULL = {"qk_norm": True, "qk_norm_kind": "full"}
 

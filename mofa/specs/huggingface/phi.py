@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import Architecture, Config, count, flag, size
+from mofa.specs.huggingface.shared_keys import (
     KV_HEADS,
     every_layer_window,
     experts_only,
@@ -19,7 +20,6 @@ from mofa.specs.huggingface.parts import (
     rotary_dim,
     sizes,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, flag, size
 
 
 def _phi(c: Config) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.specs.files import short
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     WINDOW,
     dense_or_experts,
@@ -16,7 +17,6 @@ from mofa.specs.huggingface.parts import (
     sizes,
     switched_window,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
 
 
 def _qwen2(c: Config) -> dict[str, Any]:
@@ -65,8 +65,9 @@ _QWEN3 = {"head_dim": size(128), "attention_bias": flag(False)}
 _NO_SWITCH = {"use_sliding_window": flag(False), "sliding_window": count(None)}
 
 _QWEN2 = {**sizes(4096, 32, 32, 22016, 151936), "num_key_value_heads": kv_heads(32), "head_dim": HEAD_DIM, **_SWITCH}
+# Qwen2-VL's class reads no head_dim.
 _QWEN2_VL = {
-    **sizes(8192, 80, 64, 29568, 152064), "num_key_value_heads": kv_heads(8), "head_dim": HEAD_DIM, **_SWITCH,
+    **sizes(8192, 80, 64, 29568, 152064), "num_key_value_heads": kv_heads(8), **_SWITCH,
     "max_window_layers": count(80),
 }  # fmt: skip
 

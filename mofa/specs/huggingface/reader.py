@@ -114,7 +114,7 @@ class _Reading:
 
     def _given(self, key: str, rule: Key) -> Any:
         names = rule.names or (key,)
-        seen = [(name, value) for name in names if (value := self._at(name)) is not _ABSENT]
+        seen = [(name, value) for name in names if (value := self._value_of(name)) is not _ABSENT]
         if len({json.dumps(value, sort_keys=True) for _, value in seen}) > 1:
             says = " and ".join(f"{name} {short(value)}" for name, value in seen)
             raise SpecError(f"{self.where}{says} are one key of this class; keep one")
@@ -127,7 +127,7 @@ class _Reading:
         self.absent[key] = names[0]
         return rule.default
 
-    def _at(self, name: str) -> Any:
+    def _value_of(self, name: str) -> Any:
         """Value of a dotted name, or ``_ABSENT``."""
         outer, _, last = name.rpartition(".")
         place: Any = self.config
@@ -183,21 +183,22 @@ def _architecture(config: Mapping[str, Any], outer: Mapping[str, Any], where: st
 def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
     if value is None and rule.nullable:
         return None
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    integer = isinstance(value, int) and not isinstance(value, bool)
     good, wanted = {
-        "positive": (whole and value > 0, "a positive whole number"),
-        "count": (whole and value >= 0, "a whole number, 0 or more"),
-        "number": (whole or (isinstance(value, float) and math.isfinite(value)), "a finite number"),
+        "positive": (integer and value > 0, "a positive whole number"),
+        "count": (integer and value >= 0, "a whole number, 0 or more"),
+        "number": (integer or (isinstance(value, float) and math.isfinite(value)), "a finite number"),
         "text": (isinstance(value, str), "text"),
         "truth": (isinstance(value, bool), "true or false"),
         "list": (isinstance(value, list), "a list"),
         "object": (isinstance(value, dict), "an object"),
+        "count or text": ((integer and value >= 0) or isinstance(value, str), "a whole number, 0 or more, or text"),
         "positive or list": (
-            (whole and value > 0)
+            (integer and value > 0)
             or (isinstance(value, list) and value and all(type(n) is int and n > 0 for n in value)),
             "a positive whole number, or a list of them",
         ),
-        "positive or auto": ((whole and value > 0) or value == "auto", "a positive whole number, or auto"),
+        "positive or auto": ((integer and value > 0) or value == "auto", "a positive whole number, or auto"),
     }[rule.type]
     if not good:
         raise SpecError(f"{where}{key} ({short(value)}) must be {wanted}; correct it")

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 KeyType = Literal[
-    "count", "positive", "number", "text", "truth", "list", "object", "positive or list", "positive or auto"
-]
+    "count", "positive", "number", "text", "truth", "list", "object", "positive or list", "count or text",
+    "positive or auto",
+]  # fmt: skip
 Config = Mapping[str, Any]
 """Checked values by the table's names of the keys."""
 Rule = Callable[[Config], Any]
@@ -72,6 +73,11 @@ def size_or_auto(*names: str) -> Key:
 def per_layer(default: Any, *names: str) -> Key:
     """A positive whole number, or a list of one for each layer; null where its default is."""
     return Key("positive or list", default, default is None, None, names)
+
+
+def count_or_text(default: Any, *names: str) -> Key:
+    """A whole number of at least 0, text, or null."""
+    return Key("count or text", default, True, None, names)
 
 
 def entries(*names: str, default: Any = None) -> Key:

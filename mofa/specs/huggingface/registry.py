@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mofa.specs.huggingface import (
     deepseek,
-    experts,
     gemma,
     glm,
     gpt,
@@ -16,9 +15,10 @@ from mofa.specs.huggingface import (
     phi,
     qwen,
     remote,
+    sparse_models,
 )
 from mofa.specs.huggingface.record import Architecture
 
-FAMILIES = (llama, mistral, qwen, deepseek, glm, gemma, granite, olmo, phi, gpt, experts, remote, hybrids)
+FAMILIES = (llama, mistral, qwen, deepseek, glm, gemma, granite, olmo, phi, gpt, sparse_models, remote, hybrids)
 
 ARCHITECTURES: tuple[Architecture, ...] = tuple(a for family in FAMILIES for a in family.ARCHITECTURES)

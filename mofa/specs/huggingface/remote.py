@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, flag, number, size, text
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
     REQUIRED_SIZES,
@@ -17,7 +18,6 @@ from mofa.specs.huggingface.parts import (
     rotary,
     rotary_dim,
 )
-from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, flag, number, size, text
 
 
 def _internlm2(c: Config) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from mofa.specs.huggingface.hybrids.layer_fields import (
     listed,
     numbers,
 )
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, Key, count, entries, flag, size
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     activation,
     experts_only,
@@ -29,7 +30,6 @@ from mofa.specs.huggingface.parts import (
     rotary_dim,
     sizes,
 )
-from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, Key, count, entries, flag, size
 
 
 def _full_or_linear(c: Config) -> list[str]:

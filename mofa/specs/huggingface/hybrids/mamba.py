@@ -15,7 +15,8 @@ from mofa.specs.huggingface.hybrids.layer_fields import (
     listed,
     numbers,
 )
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, size_or_auto, text
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
     experts_only,
@@ -27,7 +28,6 @@ from mofa.specs.huggingface.parts import (
     refuse,
     sizes,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, size_or_auto, text
 
 NO_ROTATION: dict[str, Any] = {"nope_every": 1}
 """No layer's queries and keys are turned by their positions."""

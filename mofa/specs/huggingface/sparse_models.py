@@ -8,7 +8,8 @@ from typing import Any
 from mofa.specs.files import short
 from mofa.specs.huggingface.llama import unrotated_every
 from mofa.specs.huggingface.olmo import clipped
-from mofa.specs.huggingface.parts import (
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, per_layer, size, table
+from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
     WINDOW,
@@ -24,7 +25,6 @@ from mofa.specs.huggingface.parts import (
     refuse,
     sizes,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, per_layer, size, table
 
 
 def _gpt_oss(c: Config) -> dict[str, Any]:
@@ -69,6 +69,7 @@ def _llama4(c: Config) -> dict[str, Any]:
 
 
 def _dbrx(c: Config) -> dict[str, Any]:
+    refuse(c, "tie_word_embeddings", False, "tied DBRX, as its class has none")
     act = c["ffn_config.ffn_act_fn"] or {}
     c = {**c, "hidden_act": act.get("name", "silu"), "num_experts_per_tok": c["ffn_config.moe_top_k"]}
     fields = moe(c, num_experts="ffn_config.moe_num_experts", width="ffn_config.ffn_hidden_size")
