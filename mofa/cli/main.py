@@ -28,6 +28,7 @@ from mofa.cli.commands.estimate import estimate
 from mofa.cli.commands.export import export
 from mofa.cli.commands.goodput import goodput
 from mofa.cli.commands.measure import measure
+from mofa.cli.commands.new import new
 from mofa.cli.commands.plan import plan
 from mofa.cli.commands.schema import schema
 from mofa.cli.commands.show import show
@@ -49,6 +50,7 @@ app.command()(estimate)
 app.command()(export)
 app.command()(goodput)
 app.add_typer(show, name="show")
+app.add_typer(new, name="new")
 app.command()(schema)
 app.add_typer(calibrate, name="calibrate")
 app.command()(trace)

@@ -12,6 +12,7 @@ from mofa.measure.records import configuration_hash
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import GpuSpec
+from mofa.specs.layer_kind_params import refuse_unmodelled
 from mofa.specs.model import ModelSpec
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
@@ -72,9 +73,10 @@ def expand_run(run: RunSpec, base_dir: Path | None = None) -> ExpandedRun:
     Raises
     ------
     SpecError
-        If something is missing or its degrees do not fit its GPUs and its batch.
+        If something is missing, its degrees do not fit its GPUs and its batch, or its layers are not modelled yet.
     """
     workload, cluster, framework, strategy = resolve_run(run, base_dir)
+    refuse_unmodelled(workload.model)
     micro_batches = run.batch.global_ // (strategy.dp * run.batch.micro)
     return ExpandedRun(run, workload.model, framework, strategy, micro_batches, cluster.gpu)
 

@@ -12,6 +12,7 @@ from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_scheduling
 from mofa.specs.framework import OFFERED, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.layer_kind_params import refuse_unmodelled
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, PrecisionSpec, WorkloadSpec
@@ -66,8 +67,9 @@ def with_numerics(
     Raises
     ------
     SpecError
-        If the GPU or the framework lacks what is named.
+        If the GPU or the framework lacks what is named, or the model's layers are not modelled yet.
     """
+    refuse_unmodelled(workload.model)
     precision = _asked_precision(workload.precision, words)
     _refuse_precision(precision, cluster, framework)
     _refuse_fp8_switches(precision, workload, framework, words)

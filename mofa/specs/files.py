@@ -235,7 +235,11 @@ def _any_yaml(text: str, where: str) -> Any:
 
 
 def load_json(path: str | Path, where: str | None = None) -> dict[str, Any]:
-    """Mapping that a JSON file of a user holds, with the guards of :func:`load_yaml`."""
+    """Mapping that a JSON file of a user holds, with the guards of :func:`load_yaml`.
+
+    An infinity is read as one: Nemotron-H's published files have it as a limit that mofa has no use for. Who reads a
+    number checks that it is finite.
+    """
     name = where or short(str(path), 200)
     text = read_text(path, name)
 
@@ -247,7 +251,9 @@ def load_json(path: str | Path, where: str | None = None) -> dict[str, Any]:
             out[key] = value
         return out
 
-    def constant(text: str) -> Any:
+    def constant(text: str) -> float:
+        if text != "NaN":
+            return float(text)
         raise SpecError(f"{name}: {text} is no finite number; write a number")
 
     try:

@@ -50,7 +50,7 @@ def build_spec(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
     ------
     SpecError
         One line ``where: field.path what, with values; what to do``, of the first thing that is wrong; misspelt keys
-        come first, because they make others missing.
+        come first, because they make others missing. Where a field is missing, all that are missing are named.
 
     Examples
     --------
@@ -64,7 +64,32 @@ def build_spec(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
     except ValidationError as error:
         problems = error.errors(include_url=False)
         first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
+        missing = [path for p in problems if p["type"] == "missing" for path in _missing(cls, p["loc"], prefix)]
+        if first["type"] == "missing" and len(missing) > 1:
+            raise SpecError(f"{where}: {', '.join(missing)} are missing; add them") from None
         raise SpecError(f"{where}: {_sentence(cls, first, prefix)}") from None
+
+
+def _missing(cls: type[BaseModel], loc: tuple[int | str, ...], prefix: str) -> Iterator[str]:
+    """A missing field, or the required fields of the mapping that is missing."""
+    path, owners = _locate(cls, loc)
+    field = owners[0].model_fields.get(str(loc[-1])) if len(owners) == 1 else None
+    inner = _flat(field.annotation) if field is not None else owners
+    yield from _required(prefix + path, inner)
+
+
+def _required(path: str, members: list[Any]) -> Iterator[str]:
+    """Paths of what a missing field must have: itself, or the required fields of the one spec that it holds."""
+    spec = members[0] if len(members) == 1 and isinstance(members[0], type) else None
+    required = (
+        [(name, f) for name, f in spec.model_fields.items() if f.is_required()]
+        if spec is not None and issubclass(spec, BaseModel)
+        else []
+    )
+    if not required:
+        yield path
+    for name, field in required:
+        yield from _required(f"{path}.{field.alias or name}", _flat(field.annotation))
 
 
 def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> str:

@@ -28,11 +28,12 @@ from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied_facts
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.huggingface import model_from_config
+from mofa.specs.huggingface import read_config
 from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
 from mofa.specs.renamed import with_current_gpu_names, with_current_override_names
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
 from mofa.specs.workload import WorkloadSpec
+from mofa.specs.workload_template import refuse_unfilled
 
 __all__ = [
     "build_spec", "bundled", "complete_strategy", "data_dir", "load_cluster", "load_faults", "load_framework",
@@ -88,7 +89,9 @@ def load_workload(
         raw = _huggingface_workload(path, where, changes)
     else:
         raw = load_yaml(path, where)
-    spec = build_spec(WorkloadSpec, with_overrides(raw, changes, where), _changed(where, changes))
+    raw = with_overrides(raw, changes, where)
+    refuse_unfilled(raw, where)
+    spec = build_spec(WorkloadSpec, raw, _changed(where, changes))
     if spec.framework is not None and spec.framework not in FRAMEWORK_NAMES:
         raise SpecError(
             f"{where}: framework ({short(spec.framework)}) is unknown; {did_you_mean(spec.framework, FRAMEWORK_NAMES)}"
@@ -99,14 +102,14 @@ def load_workload(
 def _huggingface_workload(path: Path, where: str, changes: Mapping[str, object]) -> dict[str, Any]:
     folder = path.absolute().parent.name
     name = folder if path.name == "config.json" and folder else path.stem
-    model = model_from_config(load_json(path, where), where, name=name)
+    model, notes = read_config(load_json(path, where), where, name=name)
     options = {"batch.seq_len": "--seq-len", "batch.global_batch": "--global-batch"}
     batch = changes.get("batch")
     given = set(changes) | {f"batch.{key}" for key in (batch if isinstance(batch, Mapping) else {})}
     missing = [option for field, option in options.items() if field not in given]
     if missing:
         raise SpecError(f"{where}: a Hugging Face config does not say how to train; give {' and '.join(missing)}")
-    return {"name": name, "source": model.source, "model": model.model_dump()}
+    return {"name": name, "source": model.source, "model": model.model_dump(), "notes": notes or None}
 
 
 def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None = None) -> ClusterSpec:

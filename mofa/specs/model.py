@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from mofa.specs.attention import ATTENTION_KINDS, AttentionSpec
 from mofa.specs.attention.record import AttentionKind
 from mofa.specs.base import Count, Positive, Spec
+from mofa.specs.layer_kinds import LayersSpec
+
+MAX_LAYERS = 10_000
+"""More layers than any model has; readers of lists of layers go no further. [layers]"""
 
 
 class MlpSpec(Spec):
@@ -45,7 +49,8 @@ class MoeSpec(Spec):
     first_k_dense: Count = 0
     every: Positive = 1
     """Of the layers after the first k dense ones, every n-th is a mixture of experts."""
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
+    """Of the router; ``sqrtsoftplus`` is the root of softplus (DeepSeek-V4), in models with ``layers`` alone."""
     num_groups: Positive = 1
     groups_per_token: Positive = 1
     """Experts come in groups, one a node; a token goes to at most this many groups (node-limited routing)."""
@@ -79,7 +84,7 @@ class ModelSpec(Spec):
 
     name: str = Field(min_length=1, max_length=200)
     source: str = Field(min_length=3)
-    num_layers: Annotated[int, Field(ge=1, le=10_000, strict=True)]
+    num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS, strict=True)]
     hidden: Positive
     vocab: Positive
     tied_embeddings: bool = False
@@ -115,6 +120,16 @@ class ModelSpec(Spec):
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     num_mtp_layers: Count = 0
     """Multi-token-prediction layers (DeepSeek-V3, arXiv 2412.19437, section 2.2), counted apart."""
+    layers: LayersSpec | None = None
+    """What layers hold where they are of several kinds, or hold more than ``attention`` and ``mlp`` or ``moe``. Their
+    parameters and states are counted; a step of them is not modelled yet."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent_layers(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        if self.layers is None:
+            fields.pop("layers", None)
+        return fields
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -132,6 +147,11 @@ class ModelSpec(Spec):
             raise ValueError(f"attention.nope_every needs positions: rope, not {self.positions}; leave it out")
         if self.positions == "learned" and self.max_positions is None:
             raise ValueError("positions: learned needs max_positions, the rows of the position embedding")
+        if self.layers is not None:
+            self._check_layers(self.layers)
+            return self
+        if self.moe is not None and self.moe.score == "sqrtsoftplus":
+            raise ValueError("moe.score (sqrtsoftplus) is of models with layers; use softmax or sigmoid")
         if self.moe is None and self.mlp.ffn_hidden is None:
             raise ValueError("mlp.ffn_hidden is missing, and the model has no moe")
         if self.mlp.ffn_hidden is None and self.num_dense_layers:
@@ -142,6 +162,20 @@ class ModelSpec(Spec):
             )
         return self
 
+    def _check_layers(self, layers: LayersSpec) -> None:
+        ffns = [ffn for kind in layers.kinds for ffn in kind.ffns]
+        names = len(layers.pattern)
+        if self.num_layers % names:
+            raise ValueError(
+                f"num_layers ({self.num_layers}) must be a multiple of the {names} names in layers.pattern"
+            )
+        if self.moe is None and any(ffn.has_experts for ffn in ffns):
+            raise ValueError("moe is missing, and a kind of layers has it")
+        if self.moe is not None and (self.moe.first_k_dense or self.moe.every != 1):
+            raise ValueError("moe.first_k_dense and moe.every: layers.pattern says where experts are; leave them out")
+        if self.mlp.ffn_hidden is None and any(ffn.kind == "mlp" and ffn.ffn_hidden is None for ffn in ffns):
+            raise ValueError("mlp.ffn_hidden is missing, and a kind of layers has mlp")
+
     @property
     def attention_kind(self) -> AttentionKind[Any, Any]:
         """What its attention does: the record of its kind."""
@@ -149,6 +183,8 @@ class ModelSpec(Spec):
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether the layer with this index, from 0, holds routed experts."""
+        if self.layers is not None:
+            return self.layers.kind_of(layer).num_experts_ffns > 0
         if self.moe is None or layer < self.moe.first_k_dense:
             return False
         return (layer - self.moe.first_k_dense + 1) % self.moe.every == 0
@@ -226,6 +262,8 @@ class ModelSpec(Spec):
 
     @property
     def num_moe_layers(self) -> int:
+        if self.layers is not None:
+            return sum(self.is_moe_layer(layer) for layer in range(self.num_layers))
         return 0 if self.moe is None else max(self.num_layers - self.moe.first_k_dense, 0) // self.moe.every
 
     @property

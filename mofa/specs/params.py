@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from mofa.specs.ffn_params import dense_params, experts_params
+from mofa.specs.layer_kind_params import (
+    layers_params,
+    prediction_params,
+    refuse_unmodelled,
+    routed_params,
+    streams_params,
+)
 from mofa.specs.model import ModelSpec
 
 
@@ -26,10 +34,6 @@ class LayerParams:
         return self.matrices_tp + self.replicated + self.routed + self.shared
 
 
-def _mlp_matrices(model: ModelSpec, width: int) -> int:
-    return (3 if model.mlp.gated else 2) * model.hidden * width
-
-
 def _norm(model: ModelSpec, width: int) -> int:
     return width * model.tensors_per_norm
 
@@ -41,29 +45,19 @@ def attention_params(model: ModelSpec) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def layer_params(model: ModelSpec, moe: bool) -> LayerParams:
-    """Parameters of one layer, dense or with experts. [params]"""
+    """Parameters of one layer, dense or with experts. [params]
+
+    Raises
+    ------
+    SpecError
+        If the model has layers of several kinds, which :mod:`mofa.specs.layer_kind_params` counts.
+    """
+    refuse_unmodelled(model)
     split, replicated = attention_params(model)
     h = model.hidden
     replicated += model.norms_per_layer * _norm(model, h)
-    if not moe:
-        width = model.mlp.ffn_hidden or 0
-        split += _mlp_matrices(model, width)
-        if model.mlp.bias:
-            split += width * (2 if model.mlp.gated else 1)
-            replicated += h
-        return LayerParams(split, replicated, 0, 0)
-    assert model.moe is not None
-    m = model.moe
-    replicated += h * m.num_experts
-    if m.router_bias:
-        replicated += m.num_experts
-    if m.correction_bias:
-        replicated += m.num_experts
-    one_expert = _mlp_matrices(model, m.expert_hidden)
-    if m.expert_bias:
-        one_expert += m.expert_hidden * (2 if model.mlp.gated else 1) + h
-    shared = _mlp_matrices(model, m.shared_hidden) + (h if m.shared_gate else 0)
-    return LayerParams(split, replicated, m.num_experts * one_expert, shared)
+    ffn = experts_params(model) if moe else dense_params(model, model.mlp.ffn_hidden or 0)
+    return LayerParams(split + ffn.matrices_tp, replicated + ffn.replicated, ffn.routed, ffn.shared)
 
 
 def layer_tensors(model: ModelSpec, moe: bool, *, packed: bool) -> tuple[int, int]:
@@ -116,21 +110,44 @@ def head_params(model: ModelSpec) -> int:
 
 def num_params(model: ModelSpec) -> int:
     """All parameters of the main model; multi-token-prediction layers are counted apart by :func:`num_mtp_params`."""
-    dense, moe = model.num_dense_layers, model.num_moe_layers
-    layers = dense * layer_params(model, moe=False).total if dense else 0
-    layers += moe * layer_params(model, moe=True).total if moe else 0
+    if model.layers is not None:
+        layers = layers_params(model) + streams_params(model)
+    else:
+        dense, moe = model.num_dense_layers, model.num_moe_layers
+        layers = dense * layer_params(model, moe=False).total if dense else 0
+        layers += moe * layer_params(model, moe=True).total if moe else 0
     return layers + embedding_params(model) + head_params(model) + _norm(model, model.hidden)
 
 
 def num_mtp_params(model: ModelSpec) -> int:
     """Parameters of the multi-token-prediction layers, embedding and head shared. [params]"""
-    return model.num_mtp_layers * mtp_params(model).total
+    if not model.num_mtp_layers:
+        return 0
+    return model.num_mtp_layers * (mtp_params(model).total if model.layers is None else prediction_params(model))
 
 
 def num_active_params(model: ModelSpec) -> int:
     """Parameters that one token uses: all but the routed experts it is not sent to; embeddings included. [params]"""
     if model.moe is None:
         return num_params(model)
-    routed = layer_params(model, moe=True).routed
-    idle = routed - routed * model.moe.top_k // model.moe.num_experts
-    return num_params(model) - model.num_moe_layers * idle
+    routed = routed_params(model) if model.layers else model.num_moe_layers * layer_params(model, moe=True).routed
+    return num_params(model) - (routed - routed * model.moe.top_k // model.moe.num_experts)
+
+
+def num_active_params_without_embedding(model: ModelSpec) -> int:
+    """Parameters that one token uses, without the rows that its input is looked up in. [params]
+
+    A tied embedding stays, because the output layer multiplies with it; position embeddings and their norm go with the
+    lookup.
+
+    Examples
+    --------
+    A card that says 5.1 billion active parameters of gpt-oss-120b counts no input embedding.
+
+    >>> from mofa.specs.load import load_workload
+    >>> model = load_workload("gpt-oss-120b").model
+    >>> num_active_params(model), num_active_params_without_embedding(model)
+    (5711982912, 5132849472)
+    """
+    looked_up = embedding_params(model) - (model.vocab * model.hidden if model.tied_embeddings else 0)
+    return num_active_params(model) - looked_up

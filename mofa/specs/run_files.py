@@ -125,15 +125,17 @@ def resolve_run(
     """
     where = f"run {run.id}"
     framework = load_framework(run.framework, where=f"{where}: framework")
+    model, notes = _run_model(run, base_dir, where)
     workload = WorkloadSpec(
         name=run.id,
         source=where,
-        model=_run_model(run, base_dir, where),
+        model=model,
         batch=build_spec(_BATCH, {"seq_len": run.batch.seq_len, "global_batch": run.batch.global_}, where),
         framework=framework.name,
         precision=run.precision,
         optimizer=run.optimizer,
         routing=run.routing,
+        notes=notes,
     )
     workload = with_routing_path(workload, base_dir)
     cluster = load_cluster(_relative(run.hardware, base_dir, "nodes"), run.gpus)
@@ -156,26 +158,28 @@ def resolve_run(
 _BATCH = cast("Any", WorkloadSpec.model_fields["batch"].annotation)
 
 
-def _run_model(run: RunSpec, base_dir: Path | None, where: str) -> ModelSpec:
+def _run_model(run: RunSpec, base_dir: Path | None, where: str) -> tuple[ModelSpec, tuple[str, ...] | None]:
+    """The model of a run, and what the file that it comes from assumed."""
     if isinstance(run.model, ModelSpec):
-        return run.model
+        return run.model, None
     if isinstance(run.model, str):
         return _base_model(run.model, base_dir)
     changes = dict(run.model)
     base = changes.pop("base", None)
     if base is None:
-        return build_spec(ModelSpec, changes, where, "model.")
+        return build_spec(ModelSpec, changes, where, "model."), None
     if not isinstance(base, str):
         raise SpecError(f"{where}: model.base ({short(base)}) must be text; name a workload")
-    model = _base_model(base, base_dir)
+    model, notes = _base_model(base, base_dir)
     if changes:
         changes = {"name": f"{model.name} (changed)"[:200], **changes}
-    return build_spec(ModelSpec, with_overrides(model.model_dump(), changes, where), where, "model.")
+    return build_spec(ModelSpec, with_overrides(model.model_dump(), changes, where), where, "model."), notes
 
 
-def _base_model(ref: str, base_dir: Path | None) -> ModelSpec:
+def _base_model(ref: str, base_dir: Path | None) -> tuple[ModelSpec, tuple[str, ...] | None]:
     # A run gives its own batch, so that a Hugging Face config needs none here.
-    return load_workload(_relative(ref, base_dir, "workloads"), seq_len=1, global_batch=1).model
+    workload = load_workload(_relative(ref, base_dir, "workloads"), seq_len=1, global_batch=1)
+    return workload.model, workload.notes
 
 
 def _relative(ref: str, base_dir: Path | None, kind: BundledKind) -> str | Path:

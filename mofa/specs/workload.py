@@ -82,3 +82,5 @@ class WorkloadSpec(Spec):
     precision: PrecisionSpec = PrecisionSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     routing: RoutingSpec = RoutingSpec()
+    notes: tuple[str, ...] | None = None
+    """What the facts rest on, in words that every result repeats: defaults that a file's reader took, say."""

@@ -12,6 +12,8 @@ from mofa.cli import options as opt
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from mofa.specs.model_states import PartStates
+
 show = typer.Typer(help="Show bundled models and hardware, or every fact of one.", rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="A bundled name or a file.")]
@@ -85,24 +87,56 @@ def show_workload(
     set_: opt.Set = None,
     json: opt.Json = False,
 ) -> None:
-    """Show every field of a workload, and its parameters, counted."""
+    """Show every field of a workload, and its parameters, counted; layers of several kinds kind by kind."""
     from mofa.cli.parse import parse_overrides
     from mofa.specs.load import load_workload
-    from mofa.specs.params import num_active_params, num_mtp_params, num_params
+    from mofa.specs.model_states import model_states
+    from mofa.specs.params import (
+        num_active_params,
+        num_active_params_without_embedding,
+        num_mtp_params,
+        num_params,
+    )
 
     changes = parse_overrides(set_)["workload"] or None
     workload = load_workload(name, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=changes)
     counted = {
         "num_params": num_params(workload.model),
         "num_active_params": num_active_params(workload.model),
+        "num_active_params_without_embedding": num_active_params_without_embedding(workload.model),
         "num_mtp_params": num_mtp_params(workload.model),
     }
+    parts = model_states(workload)
+    by_part = {"parts": [part.model_dump() for part in parts]} if parts else {}
     if json:
-        _print_json({**workload.model_dump(mode="json"), **counted})
+        _print_json({**workload.model_dump(mode="json"), **counted, **by_part})
         return
-    rows = [[path, str(value)] for path, value in _leaves(workload.model_dump(mode="json"))]
+    facts = workload.model_dump(mode="json")
+    notes = facts.pop("notes") or []
+    rows = [[path, _text(value)] for path, value in _leaves(facts)]
+    rows += [["note", note] for note in notes]
     rows += [[field, f"{count:,}"] for field, count in counted.items()]
     _print_table(workload.name, [("field", "left"), ("value", "left")], rows)
+    if parts:
+        _print_parts(parts)
+
+
+def _print_parts(parts: Sequence[PartStates]) -> None:
+    """A table of what each kind of layer holds, of all ranks together."""
+    from mofa.report.words import quantity_text
+
+    columns = [("kind", "left"), ("of", "left"), ("layers", "right"), ("parameters each", "right"),
+               ("parameters", "right"), ("bf16 weights", "right"), ("fp32 gradients", "right"),
+               ("optimizer states", "right"), ("recurrent state", "right")]  # fmt: skip
+    rows = [
+        [
+            p.name, p.contents, str(p.layers), f"{p.params:,}", f"{p.total_params:,}",
+            *(quantity_text(size, "B") for size in (p.weight_bytes, p.gradient_bytes, p.optimizer_bytes)),
+            quantity_text(p.recurrent_state_bytes, "B") if p.recurrent_state_bytes else "",
+        ]
+        for p in parts
+    ]  # fmt: skip
+    _print_table("By kind of layer, of all ranks; recurrent states of one layer and sequence, in fp32", columns, rows)
 
 
 @show.command("routing")
@@ -235,13 +269,26 @@ def _facts(spec: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(raw: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested mappings with their dotted paths, without absent ones."""
+    """Leaves of nested mappings, and of those in lists, with their dotted paths, without absent ones."""
     for key, value in raw.items():
         key_path = f"{path}.{key}" if path else key
         if isinstance(value, dict):
             yield from _leaves(value, key_path)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for i, item in enumerate(value):
+                yield from _leaves(item, f"{key_path}[{i}]")
         elif value is not None:
             yield key_path, value
+
+
+def _text(value: object) -> str:
+    """A value on one line; of a long list how often each item stands in a row."""
+    from itertools import groupby
+
+    if not isinstance(value, list) or len(value) < 5 or not all(isinstance(item, str) for item in value):
+        return str(value)
+    runs = [(item, len(list(same))) for item, same in groupby(value)]
+    return ", ".join(f"{length} x {item}" if length > 1 else item for item, length in runs)
 
 
 def _print_json(value: object) -> None:

@@ -1,0 +1,68 @@
+"""Gemma 1 to 3 and VaultGemma: gated GELU, tied embeddings that are scaled, windows and soft caps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, size, text
+from mofa.specs.huggingface.shared_keys import gated_mlp, gqa, kv_heads, period_window, sizes
+
+_SCALED = {"multipliers": ("embedding",)}
+
+
+def _gemma(c: Config) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(c), **_SCALED}
+
+
+def _gemma2(c: Config, **more: Any) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    if c["use_bidirectional_attention"]:
+        raise ValueError("use_bidirectional_attention is true; mofa's attention is causal")
+    attention = gqa(
+        c, qkv_bias=bias, out_bias=bias, softcap=c["attn_logit_softcapping"] is not None,
+        **period_window(c, c.get("sliding_window_pattern", 2)), **more,
+    )  # fmt: skip
+    softcap = c["final_logit_softcapping"] is not None
+    raw = {"attention": attention, "mlp": gated_mlp(c), "norm_placement": "both", "logit_softcap": softcap}
+    return {**raw, **_SCALED}
+
+
+def _gemma3(c: Config) -> dict[str, Any]:
+    return _gemma2(c, qk_norm=True)
+
+
+def _vaultgemma(c: Config) -> dict[str, Any]:
+    """VaultGemma has Gemma 2's layers without the norms behind their parts."""
+    return {**_gemma2(c), "norm_placement": "before"}
+
+
+def _caps(attention: float | None, logits: float | None) -> dict[str, Any]:
+    return {
+        "attn_logit_softcapping": number(attention, nullable=True),
+        "final_logit_softcapping": number(logits, nullable=True),
+    }
+
+
+_GEMMA2 = {
+    **sizes(2304, 26, 8, 9216, 256000, tied=True), "hidden_act": text("gelu_pytorch_tanh", "hidden_activation"),
+    "num_key_value_heads": kv_heads(4), "head_dim": size(256), "attention_bias": flag(False),
+    "sliding_window": count(4096, nullable=True), "layer_types": entries(), **_caps(50.0, 30.0),
+    "use_bidirectional_attention": flag(None),
+}  # fmt: skip
+
+ARCHITECTURES = (
+    Architecture(
+        "GemmaConfig", ("GemmaForCausalLM",), ("gemma",),
+        {**sizes(3072, 28, 16, 24576, 256000, tied=True),
+         "hidden_act": text("gelu_pytorch_tanh"), "num_key_value_heads": kv_heads(16),
+         "head_dim": size(256), "attention_bias": flag(False)}, _gemma,
+    ),
+    Architecture("Gemma2Config", ("Gemma2ForCausalLM",), ("gemma2",), _GEMMA2, _gemma2),
+    Architecture(
+        "Gemma3TextConfig", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), ("gemma3_text", "gemma3"),
+        {**_GEMMA2, "vocab_size": size(262208), **_caps(None, None),
+         "sliding_window_pattern": size(6, "sliding_window_pattern", "_sliding_window_pattern")}, _gemma3,
+    ),
+    Architecture("VaultGemmaConfig", ("VaultGemmaForCausalLM",), ("vaultgemma",), _GEMMA2, _vaultgemma),
+)  # fmt: skip

@@ -1,0 +1,46 @@
+"""GLM-4 and GLM-4.5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mofa.specs.huggingface.deepseek import expert_sizes, many_experts
+from mofa.specs.huggingface.record import Architecture, Config, count, flag, size
+from mofa.specs.huggingface.shared_keys import HEAD_DIM, gated_mlp, gqa, head_dim, kv_heads, rotary, rotary_dim, sizes
+
+
+def _glm(c: Config) -> dict[str, Any]:
+    return {"attention": gqa(c, qkv_bias=c["attention_bias"], **rotary_dim(c)), "mlp": gated_mlp(c)}
+
+
+def _glm4(c: Config) -> dict[str, Any]:
+    return {**_glm(c), "norm_placement": "both"}
+
+
+def _glm4_moe(c: Config) -> dict[str, Any]:
+    attention = gqa(c, qkv_bias=c["attention_bias"], qk_norm=c.get("use_qk_norm", False), **rotary_dim(c))
+    return {"attention": attention, **many_experts(c, "sigmoid", grouped=True, correction=True)}
+
+
+_GLM = {
+    **sizes(4096, 40, 32, 13696, 151552), "num_key_value_heads": kv_heads(2), "head_dim": head_dim(128),
+    "attention_bias": flag(True), **rotary(0.5),
+}  # fmt: skip
+_GLM_MOE = {
+    **sizes(4096, 46, 96, 10944, 151552), "num_key_value_heads": kv_heads(8), "head_dim": HEAD_DIM,
+    **rotary(0.5), **expert_sizes(128, 1, 8, 1408, 1),
+}  # fmt: skip
+
+ARCHITECTURES = (
+    Architecture("GlmConfig", ("GlmForCausalLM",), ("glm",), _GLM, _glm),
+    Architecture("Glm4Config", ("Glm4ForCausalLM",), ("glm4",), _GLM, _glm4),
+    Architecture(
+        "Glm4MoeConfig", ("Glm4MoeForCausalLM",), ("glm4_moe",),
+        {**_GLM_MOE, "attention_bias": flag(False), "use_qk_norm": flag(False),
+         "num_nextn_predict_layers": count(1, "num_nextn_predict_layers", "num_mtp_layers")}, _glm4_moe,
+    ),
+    Architecture(
+        "Glm4vMoeTextConfig", ("Glm4vMoeForConditionalGeneration",), ("glm4v_moe", "glm4v_moe_text"),
+        {**_GLM_MOE, "vocab_size": size(151424), "attention_bias": flag(True)}, _glm4_moe,
+    ),
+)  # fmt: skip

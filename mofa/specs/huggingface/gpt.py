@@ -1,0 +1,169 @@
+"""GPT-2, StarCoder, GPT-J, CodeGen, GPT-NeoX, OPT, BLOOM, MPT, Falcon and Nemotron-4: LayerNorm, plain feed-forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mofa.specs.huggingface.olmo import clipped
+from mofa.specs.huggingface.record import Architecture, Config, count, flag, number, size, text
+from mofa.specs.huggingface.shared_keys import (
+    HEAD_DIM,
+    KV_HEADS,
+    all_heads,
+    four_times_hidden,
+    gpt_sizes,
+    gqa,
+    hidden_over_heads,
+    plain_mlp,
+    refuse,
+    rotary,
+    rotary_dim,
+    sizes,
+)
+
+_NORM = {"norm": "layernorm"}
+
+
+def _gpt2(c: Config) -> dict[str, Any]:
+    raw = {"attention": gqa(c, qkv_bias=True, out_bias=True), "mlp": plain_mlp(c, bias=True), **_NORM}
+    return {**raw, "positions": "learned", "max_positions": c["max_position_embeddings"]}
+
+
+def _gpt_bigcode(c: Config) -> dict[str, Any]:
+    raw = _gpt2(c)
+    return {**raw, "attention": {**raw["attention"], "num_kv_heads": 1}} if c["multi_query"] else raw
+
+
+def _gptj(c: Config) -> dict[str, Any]:
+    width = hidden_over_heads(c)
+    turned = c["rotary_dim"] or width
+    rotation: dict[str, Any] = {} if turned == width else {"rotary_dim": turned}
+    raw = {"attention": gqa(c, **rotation), "mlp": plain_mlp(c, bias=True), **_NORM, "head_bias": True}
+    return {**raw, "parallel_branches": True, "shared_branch_norm": True}
+
+
+def _gpt_neox(c: Config) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, **rotary_dim({**c, "head_dim": hidden_over_heads(c)}))
+    raw = {"attention": attention, "mlp": plain_mlp(c, bias=True), **_NORM}
+    return {**raw, "parallel_branches": c["use_parallel_residual"]}
+
+
+def _opt(c: Config) -> dict[str, Any]:
+    """OPT keeps two rows of positions ahead of the first token's."""
+    refuse(c, "do_layer_norm_before", True, "norms behind the residual sum")
+    refuse(c, "layer_norm_elementwise_affine", True, "norms without weights")
+    refuse(c, "_remove_final_layer_norm", False, "model without a final norm")
+    if c["word_embed_proj_dim"] != c["hidden_size"]:
+        raise ValueError(
+            f"word_embed_proj_dim ({c['word_embed_proj_dim']}) is not hidden_size ({c['hidden_size']}); "
+            "mofa has no projection of embeddings"
+        )
+    bias = c["enable_bias"]
+    raw = {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": plain_mlp(c, bias=bias), **_NORM}
+    return {**raw, "positions": "learned", "max_positions": c["max_position_embeddings"] + 2}
+
+
+def _bloom(c: Config) -> dict[str, Any]:
+    refuse(c, "apply_residual_connection_post_layernorm", False, "residual behind a norm")
+    c = {**c, "hidden_act": "gelu", "intermediate_size": four_times_hidden(c)}
+    raw = {"attention": gqa(c, qkv_bias=True, out_bias=True), "mlp": plain_mlp(c, bias=True), **_NORM}
+    return {**raw, "positions": "alibi", "embedding_norm": True}
+
+
+def _mpt(c: Config) -> dict[str, Any]:
+    refuse(c, "no_bias", True, "such biases of its class")
+    refuse(c, "attn_config.qk_ln", False, "such norm of queries and keys")
+    refuse(c, "attn_config.alibi", True, "MPT without ALiBi")
+    c = {**c, "hidden_act": "gelu", "intermediate_size": 4 * c["hidden_size"]}
+    raw = {"attention": gqa(c), "mlp": plain_mlp(c, bias=False), **_NORM}
+    return {**raw, "norm_bias": False, "positions": "alibi"}
+
+
+def _falcon(c: Config) -> dict[str, Any]:
+    bias, new = c["bias"], c["new_decoder_architecture"]
+    kv_heads = c["num_kv_heads"] if new else 1 if c["multi_query"] else all_heads(c)
+    parallel = new or c["parallel_attn"]
+    one_norm = parallel and (not new or c["num_ln_in_parallel_attn"] == 1)
+    attention = {**gqa(c, qkv_bias=bias, out_bias=bias), "num_kv_heads": kv_heads}
+    return {
+        "attention": attention, "mlp": plain_mlp(c, bias=bias), **_NORM, "parallel_branches": parallel,
+        "shared_branch_norm": one_norm, "positions": "alibi" if c["alibi"] else "rope",
+    }  # fmt: skip
+
+
+def _nemotron(c: Config) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, **rotary_dim(c))
+    return {"attention": attention, "mlp": plain_mlp(c, bias=c["mlp_bias"]), **_NORM}
+
+
+def _clipped(c: Config) -> tuple[str, ...]:
+    return clipped({"clip_qkv": c["attn_config.clip_qkv"]})
+
+
+_POSITIONS = size(1024, "n_positions", "max_position_embeddings")
+
+ARCHITECTURES = (
+    Architecture(
+        "GPT2Config", ("GPT2LMHeadModel",), ("gpt2",),
+        {**gpt_sizes(768, 12, 12, 50257, "gelu_new", tied=True), "max_position_embeddings": _POSITIONS}, _gpt2,
+    ),
+    Architecture(
+        "GPTBigCodeConfig", ("GPTBigCodeForCausalLM",), ("gpt_bigcode",),
+        {**gpt_sizes(768, 12, 12, 50257, "gelu_pytorch_tanh", tied=True), "max_position_embeddings": _POSITIONS,
+         "multi_query": flag(True)}, _gpt_bigcode,
+    ),
+    Architecture(
+        "GPTJConfig", ("GPTJForCausalLM",), ("gptj",),
+        {**gpt_sizes(4096, 28, 16, 50400, "gelu_new", tied=False), "rotary_dim": size(64, nullable=True)}, _gptj,
+    ),
+    Architecture(
+        "CodeGenConfig", ("CodeGenForCausalLM",), ("codegen",),
+        {**gpt_sizes(4096, 28, 16, 50400, "gelu_new", tied=False), "rotary_dim": size(64, nullable=True)}, _gptj,
+    ),
+    Architecture(
+        "GPTNeoXConfig", ("GPTNeoXForCausalLM",), ("gpt_neox",),
+        {**sizes(6144, 44, 64, 24576, 50432, "gelu"), "use_parallel_residual": flag(True), "attention_bias": flag(True),
+         "partial_rotary_factor": number(0.25, "rotary_pct", "partial_rotary_factor",
+                                         "rope_parameters.partial_rotary_factor")}, _gpt_neox,
+    ),
+    Architecture(
+        "OPTConfig", ("OPTForCausalLM",), ("opt",),
+        {**sizes(768, 12, 12, None, 50272, tied=True), "intermediate_size": size(3072, "ffn_dim"),
+         "hidden_act": text("relu", "activation_function"), "max_position_embeddings": size(2048),
+         "do_layer_norm_before": flag(True), "_remove_final_layer_norm": flag(False),
+         "word_embed_proj_dim": size(None, rule=lambda c: c["hidden_size"]), "enable_bias": flag(True),
+         "layer_norm_elementwise_affine": flag(True)}, _opt,
+    ),
+    Architecture(
+        "BloomConfig", ("BloomForCausalLM",), ("bloom",),
+        {"hidden_size": size(64, "hidden_size", "n_embed"),
+         "num_hidden_layers": size(2, "n_layer", "num_hidden_layers"),
+         "num_attention_heads": size(8, "n_head", "num_attention_heads"), "vocab_size": size(250880),
+         "tie_word_embeddings": flag(True), "apply_residual_connection_post_layernorm": flag(False)}, _bloom,
+    ),
+    Architecture(
+        "MptConfig", ("MPTForCausalLM", "MptForCausalLM"), ("mpt",),
+        {"hidden_size": size(2048, "d_model", "hidden_size"),
+         "num_hidden_layers": size(24, "n_layers", "num_hidden_layers"),
+         "num_attention_heads": size(16, "n_heads", "num_attention_heads"), "vocab_size": size(50368),
+         "tie_word_embeddings": flag(True), "no_bias": flag(True), "attn_config.alibi": flag(True),
+         "attn_config.qk_ln": flag(False), "attn_config.clip_qkv": number(None)}, _mpt, left_out=_clipped,
+    ),
+    Architecture(
+        "FalconConfig", ("FalconForCausalLM", "RWForCausalLM"), ("falcon", "RefinedWeb", "RefinedWebModel"),
+        {**sizes(4544, 32, 71, None, 65024, tied=True), "hidden_size": size(4544, "hidden_size", "n_embed"),
+         "num_hidden_layers": size(32, "num_hidden_layers", "n_layer"),
+         "num_attention_heads": size(71, "num_attention_heads", "n_head"), "hidden_act": text("gelu", "activation"),
+         "intermediate_size": size(None, "ffn_hidden_size", rule=four_times_hidden),
+         "num_kv_heads": size(None, "num_kv_heads", "n_head_kv", rule=all_heads), "alibi": flag(False),
+         "new_decoder_architecture": flag(False), "multi_query": flag(True), "parallel_attn": flag(True),
+         "bias": flag(False), "num_ln_in_parallel_attn": count(None)}, _falcon,
+    ),
+    Architecture(
+        "NemotronConfig", ("NemotronForCausalLM",), ("nemotron",),
+        {**sizes(6144, 32, 48, 24576, 256000, "relu2"), "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+         **rotary(0.5), "attention_bias": flag(False), "mlp_bias": flag(False)}, _nemotron,
+    ),
+)  # fmt: skip

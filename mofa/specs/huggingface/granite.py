@@ -1,0 +1,113 @@
+"""Granite 3, Cohere's Command R, R+ and A, StableLM: scaled branches, parallel branches, norms over heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
+from mofa.specs.huggingface.shared_keys import (
+    HEAD_DIM,
+    KV_HEADS,
+    dense_or_experts,
+    gated_mlp,
+    gqa,
+    kv_heads,
+    moe,
+    period_window,
+    rotary,
+    rotary_dim,
+    sizes,
+)
+
+_MULTIPLIERS = {"multipliers": ("embedding", "branches", "logits")}
+
+
+def _attention(c: Config) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    return gqa(c, qkv_bias=bias, out_bias=bias)
+
+
+def _granite(c: Config) -> dict[str, Any]:
+    return {"attention": _attention(c), "mlp": gated_mlp(c, bias=c["mlp_bias"]), **_MULTIPLIERS}
+
+
+def _granite_moe(c: Config) -> dict[str, Any]:
+    shared = {"shared_hidden": c.get("shared_intermediate_size", 0)}
+    fields = moe(c, num_experts="num_local_experts", width="intermediate_size", **shared)
+    return {"attention": _attention(c), **dense_or_experts(c, fields), **_MULTIPLIERS}
+
+
+_COHERE = {
+    "norm": "layernorm", "norm_bias": False, "parallel_branches": True, "shared_branch_norm": True,
+    "multipliers": ("logits",),
+}  # fmt: skip
+
+
+def _cohere(c: Config) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    norm: dict[str, Any] = {"qk_norm": True, "qk_norm_kind": "heads"} if c["use_qk_norm"] else {}
+    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias, **norm), "mlp": gated_mlp(c), **_COHERE}
+
+
+def _cohere2(c: Config) -> dict[str, Any]:
+    """Layers without a window have no rotary embedding."""
+    bias = c["attention_bias"]
+    window = period_window(c, c["sliding_window_pattern"])
+    if "window" not in window:
+        raise ValueError("sliding_window is null, or no layer has it; a Cohere2 model without windows is not read")
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, nope_every=window.get("window_every", 0), **window)
+    return {"attention": attention, "mlp": gated_mlp(c), **_COHERE}
+
+
+def _stablelm(c: Config) -> dict[str, Any]:
+    parallel = c["use_parallel_residual"]
+    norm: dict[str, Any] = {"qk_norm": True, "qk_norm_kind": "heads"} if c["qk_layernorm"] else {}
+    c = {**c, "head_dim": c["hidden_size"] // c["num_attention_heads"]}
+    attention = gqa(c, qkv_bias=c["use_qkv_bias"], **norm, **rotary_dim(c))
+    raw = {"attention": attention, "mlp": gated_mlp(c), "norm": "layernorm"}
+    return {**raw, "parallel_branches": parallel, "shared_branch_norm": parallel}
+
+
+def _hyperclovax(c: Config) -> dict[str, Any]:
+    placement = {"norm_placement": "both"} if c["use_post_norm"] else {}
+    return {**_granite(c), **placement}
+
+
+_GRANITE = {
+    **sizes(4096, 32, 32, 11008, 32000), "num_key_value_heads": KV_HEADS, "attention_bias": flag(False),
+}  # fmt: skip
+_GRANITE_MOE = {
+    **_GRANITE, "num_local_experts": size(8), "num_experts_per_tok": size(2),
+}  # fmt: skip
+_COMMAND = {
+    **sizes(8192, 40, 64, 22528, 256000, tied=True), "num_key_value_heads": KV_HEADS, "attention_bias": flag(False),
+}  # fmt: skip
+
+ARCHITECTURES = (
+    Architecture(
+        "GraniteConfig", ("GraniteForCausalLM",), ("granite",), {**_GRANITE, "mlp_bias": flag(False)}, _granite
+    ),
+    Architecture("GraniteMoeConfig", ("GraniteMoeForCausalLM",), ("granitemoe",), _GRANITE_MOE, _granite_moe),
+    Architecture(
+        "GraniteMoeSharedConfig", ("GraniteMoeSharedForCausalLM",), ("granitemoeshared",),
+        {**_GRANITE_MOE, "shared_intermediate_size": count(0)}, _granite_moe,
+    ),
+    Architecture(
+        "HyperCLOVAXConfig", ("HyperCLOVAXForCausalLM",), ("hyperclovax",),
+        {**_GRANITE, "mlp_bias": flag(False), "head_dim": HEAD_DIM, "use_post_norm": flag(True)},
+        _hyperclovax,
+    ),
+    Architecture(
+        "CohereConfig", ("CohereForCausalLM",), ("cohere",), {**_COMMAND, "use_qk_norm": flag(False)}, _cohere
+    ),
+    Architecture(
+        "Cohere2Config", ("Cohere2ForCausalLM",), ("cohere2",),
+        {**_COMMAND, "sliding_window": count(4096, nullable=True), "layer_types": entries(),
+         "sliding_window_pattern": size(4)}, _cohere2,
+    ),
+    Architecture(
+        "StableLmConfig", ("StableLmForCausalLM",), ("stablelm",),
+        {**sizes(2560, 32, 32, 6912, 50304), "num_key_value_heads": kv_heads(32), **rotary(0.25),
+         "use_qkv_bias": flag(False), "qk_layernorm": flag(False), "use_parallel_residual": flag(False)}, _stablelm,
+    ),
+)  # fmt: skip

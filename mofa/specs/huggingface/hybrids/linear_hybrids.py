@@ -1,0 +1,194 @@
+"""Hybrids of attention and linear attention: Qwen3-Next, Qwen3.5, Kimi Linear, MiniMax-01 and M1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mofa.specs.huggingface.deepseek import latent, latent_sizes
+from mofa.specs.huggingface.hybrids.layer_fields import (
+    ATTENTION,
+    GATED,
+    LINEAR_OR_FULL,
+    MLP,
+    MOE,
+    kind,
+    layers,
+    listed,
+    numbers,
+)
+from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, Key, count, entries, flag, size
+from mofa.specs.huggingface.shared_keys import (
+    HEAD_DIM,
+    activation,
+    experts_only,
+    gated_mlp,
+    gqa,
+    kv_heads,
+    moe,
+    refuse,
+    rotary,
+    rotary_dim,
+    sizes,
+)
+
+
+def _full_or_linear(c: Config) -> list[str]:
+    """Each layer by its list, else every n-th is full."""
+    if c["layer_types"] is not None:
+        return listed(c, "layer_types", LINEAR_OR_FULL)
+    every = c["full_attention_interval"]
+    return ["linear" if (i + 1) % every else "full" for i in range(c["num_hidden_layers"])]
+
+
+def _qwen_attention(c: Config) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    return gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, **rotary_dim(c))
+
+
+def _gated_delta_net(c: Config) -> dict[str, Any]:
+    return {
+        "kind": "gated_delta_net", "num_key_heads": c["linear_num_key_heads"],
+        "num_value_heads": c["linear_num_value_heads"], "key_head_dim": c["linear_key_head_dim"],
+        "value_head_dim": c["linear_value_head_dim"], "conv_kernel": c["linear_conv_kernel_dim"],
+    }  # fmt: skip
+
+
+def _qwen3_next(c: Config) -> dict[str, Any]:
+    """Layer i has experts where ``(i + 1) % decoder_sparse_step == 0`` and i is not in ``mlp_only_layers``."""
+    step, dense = c["decoder_sparse_step"], numbers(c, "mlp_only_layers")
+    sparse = [(i + 1) % step == 0 and i not in dense and c["num_experts"] > 0 for i in range(c["num_hidden_layers"])]
+    return _qwen(c, sparse)
+
+
+def _qwen(c: Config, sparse: list[bool]) -> dict[str, Any]:
+    """Gated attention or gated delta nets, each with experts or a dense feed-forward."""
+    mixers = {"linear": _gated_delta_net(c), "full": GATED}
+    both = len(set(sparse)) > 1
+    each = []
+    for name, has_experts in zip(_full_or_linear(c), sparse, strict=True):
+        ffn = MOE if has_experts else MLP
+        each.append(kind(f"{name}-{ffn['kind']}" if both else name, [mixers[name]], [ffn]))
+    more: dict[str, Any] = {}
+    if c["mtp_num_hidden_layers"]:
+        ffn = MOE if sparse[-1] else MLP
+        more["prediction"] = [kind(f"full-{ffn['kind']}" if both else "full", [GATED], [ffn])]
+    raw = {"attention": _qwen_attention(c), "num_mtp_layers": c["mtp_num_hidden_layers"], **layers(each, **more)}
+    if not any(sparse):
+        return {**raw, "mlp": gated_mlp(c)}
+    fields = moe(c, shared_hidden=c["shared_expert_intermediate_size"], shared_gate=True)
+    mlp = experts_only(c) if all(sparse) else gated_mlp(c)
+    return {**raw, "mlp": mlp, "moe": fields}
+
+
+def _qwen3_5_moe(c: Config) -> dict[str, Any]:
+    return _qwen(c, [True] * c["num_hidden_layers"])
+
+
+def _qwen3_5(c: Config) -> dict[str, Any]:
+    return _qwen(c, [False] * c["num_hidden_layers"])
+
+
+def _kimi_linear(c: Config) -> dict[str, Any]:
+    """Kimi delta attention, and latent attention that is not rotated in every fourth layer or so."""
+    delta = {
+        "kind": "kimi_delta", "num_heads": c["linear_attn_config.num_heads"],
+        "head_dim": c["linear_attn_config.head_dim"], "conv_kernel": c["linear_attn_config.short_conv_kernel_size"],
+    }  # fmt: skip
+    if c["layer_types"] is not None:
+        names = listed(c, "layer_types", LINEAR_OR_FULL)
+    elif c["linear_attn_config.full_attn_layers"] is None:
+        names = ["full" if i and i % 4 == 0 else "linear" for i in range(c["num_hidden_layers"])]
+    else:  # counted from 1
+        full = numbers(c, "linear_attn_config.full_attn_layers")
+        names = ["full" if i + 1 in full else "linear" for i in range(c["num_hidden_layers"])]
+    if c["mlp_layer_types"] is None:
+        first = c["first_k_dense_replace"]
+        ffns = [MLP if i < first else MOE for i in range(len(names))]
+    else:
+        ffns = [{"kind": name} for name in listed(c, "mlp_layer_types", {"dense": "mlp", "sparse": "moe"})]
+    mixers = {"linear": delta, "full": ATTENTION}
+    each = [kind(f"{name}-{ffn['kind']}", [mixers[name]], [ffn]) for name, ffn in zip(names, ffns, strict=True)]
+    fields = moe(
+        c, score="sigmoid", correction_bias=True, shared_hidden=c["num_shared_experts"] * c["moe_intermediate_size"],
+        num_groups=c["num_expert_group"], groups_per_token=c["topk_group"],
+    )  # fmt: skip
+    return {"attention": latent(c), "mlp": gated_mlp(c), "moe": fields, **layers(each)}
+
+
+def _minimax(c: Config) -> dict[str, Any]:
+    if c["layer_types"] is not None:
+        names = listed(c, "layer_types", LINEAR_OR_FULL)
+    else:
+        names = ["linear" if (i + 1) % 2 == 0 else "full" for i in range(c["num_hidden_layers"])]
+    return _lightning(c, names)
+
+
+def _minimax_m1(c: Config) -> dict[str, Any]:
+    refuse(c, "shared_intermediate_size", 0, "shared expert of MiniMax's")
+    return _lightning(c, listed(c, "attn_type_list", {0: "linear", 1: "full"}))
+
+
+def _lightning(c: Config, names: list[str]) -> dict[str, Any]:
+    attention = gqa(c)
+    lightning = {"kind": "lightning", "num_heads": attention["num_heads"], "head_dim": attention["head_dim"]}
+    mixers = {"linear": lightning, "full": ATTENTION}
+    each = [kind(name, [mixers[name]], [MOE]) for name in names]
+    fields = moe(c, num_experts="num_local_experts", width="intermediate_size")
+    return {"attention": attention, "mlp": {"activation": activation(c, gated=True)}, "moe": fields, **layers(each)}
+
+
+def _qwen_keys(interval: int = 4) -> dict[str, Key]:
+    return {
+        **rotary(0.25), "attention_bias": flag(False), "head_dim": size(256), "layer_types": entries(),
+        "full_attention_interval": size(interval), "linear_conv_kernel_dim": size(4), "linear_key_head_dim": size(128),
+        "linear_value_head_dim": size(128), "linear_num_key_heads": size(16), "linear_num_value_heads": size(32),
+        "mtp_num_hidden_layers": count(0, "mtp_num_hidden_layers", "num_nextn_predict_layers"),
+    }  # fmt: skip
+
+
+_MINIMAX = {"num_key_value_heads": kv_heads(8), "head_dim": HEAD_DIM, "num_local_experts": size(8),
+            "num_experts_per_tok": size(2)}  # fmt: skip
+
+ARCHITECTURES = (
+    Architecture(
+        "Qwen3NextConfig", ("Qwen3NextForCausalLM",), ("qwen3_next",),
+        {**sizes(2048, 48, 16, 5632, 151936), "num_key_value_heads": kv_heads(2), **_qwen_keys(),
+         "decoder_sparse_step": size(1), "moe_intermediate_size": size(512),
+         "shared_expert_intermediate_size": size(512), "num_experts_per_tok": size(10), "num_experts": count(512),
+         "mlp_only_layers": entries()}, _qwen3_next,
+    ),
+    Architecture(
+        "Qwen3_5MoeTextConfig", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+        ("qwen3_5_moe_text", "qwen3_5_moe"),
+        {**sizes(2048, 40, 16, None, 248320), "num_key_value_heads": kv_heads(2), **_qwen_keys(),
+         "moe_intermediate_size": size(512), "shared_expert_intermediate_size": size(512),
+         "num_experts_per_tok": size(8), "num_experts": size(256)}, _qwen3_5_moe,
+    ),
+    Architecture(
+        "Qwen3_5TextConfig", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), ("qwen3_5_text", "qwen3_5"),
+        {**sizes(4096, 32, 16, 12288, 248320), "num_key_value_heads": kv_heads(4), **_qwen_keys()}, _qwen3_5,
+    ),
+    Architecture(
+        "KimiLinearConfig", ("KimiLinearForCausalLM",), ("kimi_linear",),
+        {**sizes(2304, 27, 32, 9216, 163840), **latent_sizes(None, 512, 128, 64, 128),
+         "first_k_dense_replace": count(1), "num_experts": size(256, "num_experts",
+         "num_local_experts"), "num_experts_per_tok": size(8, "num_experts_per_token", "num_experts_per_tok"),
+         "num_shared_experts": count(1, "num_shared_experts", "n_shared_experts"), "moe_intermediate_size": size(1024),
+         "num_expert_group": size(1, "num_expert_group", "n_group"), "topk_group": size(1), "layer_types": entries(),
+         "mlp_layer_types": entries(),
+         "linear_attn_config.full_attn_layers": entries("linear_attn_config.full_attn_layers"),
+         "linear_attn_config.num_heads": size(32, "linear_attn_config.num_heads", "linear_num_heads"),
+         "linear_attn_config.head_dim": size(128, "linear_attn_config.head_dim", "linear_head_dim"),
+         "linear_attn_config.short_conv_kernel_size":
+             size(4, "linear_attn_config.short_conv_kernel_size", "linear_conv_kernel_dim")}, _kimi_linear,
+    ),
+    Architecture(
+        "MiniMaxConfig", ("MiniMaxForCausalLM",), ("minimax",),
+        {**sizes(4096, 32, 32, 14336, 32000), **_MINIMAX, "layer_types": entries()}, _minimax,
+    ),
+    Architecture(
+        "MiniMaxM1Config", ("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM"), ("minimax_m1", "minimax_text_01"),
+        {**sizes(4096, 32, 32, 14336, 32000), **_MINIMAX, "attn_type_list": entries(default=REQUIRED),
+         "shared_intermediate_size": count(0)}, _minimax_m1, remote="MiniMaxAI/MiniMax-M1-80k",
+    ),
+)  # fmt: skip

@@ -1,0 +1,210 @@
+"""Hybrids of attention and state spaces: Jamba, Falcon-H1, Bamba, Granite 4.0 H, Nemotron-H, Nemotron 3."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mofa.specs.huggingface.hybrids.layer_fields import (
+    ATTENTION,
+    MAMBA_OR_FULL,
+    MLP,
+    MOE,
+    kind,
+    layers,
+    listed,
+    numbers,
+)
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, size_or_auto, text
+from mofa.specs.huggingface.shared_keys import (
+    HEAD_DIM,
+    KV_HEADS,
+    experts_only,
+    gated_mlp,
+    gqa,
+    kv_heads,
+    moe,
+    plain_mlp,
+    refuse,
+    sizes,
+)
+
+NO_ROTATION: dict[str, Any] = {"nope_every": 1}
+"""No layer's queries and keys are turned by their positions."""
+
+
+def _jamba(c: Config) -> dict[str, Any]:
+    inner = c["mamba_expand"] * c["hidden_size"]
+    rank = math.ceil(c["hidden_size"] / 16) if c["mamba_dt_rank"] in (None, "auto") else c["mamba_dt_rank"]
+    mamba = {
+        "kind": "mamba1", "inner": inner, "state_dim": c["mamba_d_state"], "dt_rank": rank, "norms": True,
+        "conv_kernel": c["mamba_d_conv"], "conv_bias": c["mamba_conv_bias"], "proj_bias": c["mamba_proj_bias"],
+    }  # fmt: skip
+    each = []
+    for i in range(c["num_hidden_layers"]):
+        full = i % c["attn_layer_period"] == c["attn_layer_offset"]
+        sparse = c["num_experts"] > 1 and i % c["expert_layer_period"] == c["expert_layer_offset"]
+        name = f"{'attention' if full else 'mamba'}-{'moe' if sparse else 'mlp'}"
+        each.append(kind(name, [ATTENTION if full else mamba], [MOE if sparse else MLP]))
+    has_experts = any(MOE in layer["ffns"] for layer in each)
+    experts = {"moe": moe(c, width="intermediate_size")} if has_experts else {}
+    return {"attention": gqa(c, **NO_ROTATION), "mlp": gated_mlp(c), **experts, **layers(each)}
+
+
+def _mamba2(c: Config, inner: int, **more: Any) -> dict[str, Any]:
+    """A Mamba-2 mixer by the keys that Bamba, Falcon-H1 and Granite share."""
+    heads, head_dim = c["mamba_n_heads"], c["mamba_d_head"]
+    if head_dim in (None, "auto"):
+        head_dim = inner // heads
+    if head_dim * heads != inner:
+        raise ValueError(f"mamba_n_heads ({heads}) x mamba_d_head ({head_dim}) must be the inner width ({inner})")
+    return {
+        "kind": "mamba2", "num_heads": heads, "head_dim": head_dim, "state_dim": c["mamba_d_state"],
+        "num_groups": c["mamba_n_groups"], "conv_kernel": c["mamba_d_conv"], "conv_bias": c["mamba_conv_bias"],
+        "proj_bias": c["mamba_proj_bias"], "out_bias": c["mamba_proj_bias"], **more,
+    }  # fmt: skip
+
+
+def _falcon_h1(c: Config) -> dict[str, Any]:
+    """Attention and state space read one norm's output side by side in every layer."""
+    bias, expand = c["attention_bias"], c["mamba_expand"] * c["hidden_size"]
+    inner = expand if c["mamba_d_ssm"] is None else c["mamba_d_ssm"]
+    mamba = _mamba2(c, inner, gated_norm=c["mamba_rms_norm"], out_bias=c["projectors_bias"])
+    both = kind("hybrid", [mamba, ATTENTION], [MLP])
+    attention = gqa(c, qkv_bias=bias, out_bias=bias)
+    return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"]), **layers([both] * c["num_hidden_layers"])}
+
+
+def _bamba(c: Config) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    mamba = kind("mamba", [_mamba2(c, c["mamba_expand"] * c["hidden_size"])], [MLP])
+    full, places = kind("attention", [ATTENTION], [MLP]), numbers(c, "attn_layer_indices")
+    each = [full if i in places else mamba for i in range(c["num_hidden_layers"])]
+    attention = gqa(c, qkv_bias=bias, out_bias=bias)
+    if attention["head_dim"] % 2 == 0:
+        attention["rotary_dim"] = attention["head_dim"] // 2
+    return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"]), **layers(each)}
+
+
+def _granite_hybrid(c: Config) -> dict[str, Any]:
+    """A shared feed-forward runs beside the experts, or alone where there are none."""
+    bias = c["attention_bias"]
+    rotation = {} if c["position_embedding_type"] == "rope" else NO_ROTATION
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, **rotation)
+    sparse = c["num_local_experts"] > 0
+    ffn, mixer = (MOE if sparse else MLP), _mamba2(c, c["mamba_expand"] * c["hidden_size"])
+    named = {"linear": kind("mamba", [mixer], [ffn]), "full": kind("attention", [ATTENTION], [ffn])}
+    if c["layer_types"] is None:
+        each = [named["linear"]] * c["num_hidden_layers"]
+    else:
+        each = [named[name] for name in listed(c, "layer_types", MAMBA_OR_FULL)]
+    shared = c["shared_intermediate_size"]
+    raw = {"attention": attention, "multipliers": ("embedding", "branches", "logits"), **layers(each)}
+    if not sparse:
+        return {**raw, "mlp": gated_mlp(c, width="shared_intermediate_size")}
+    fields = moe(c, num_experts="num_local_experts", width="intermediate_size", shared_hidden=shared)
+    return {**raw, "mlp": experts_only(c), "moe": fields}
+
+
+_OF_NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_NAMED_OF_NEMOTRON = {"linear_attention": "mamba", "full_attention": "attention",
+                      **{name: name for name in _OF_NEMOTRON.values()}}  # fmt: skip
+
+
+def _names_of_pattern(c: Config, pattern: str, by_name: str) -> list[str] | None:
+    """Each layer's kind by a list of names, or by a letter of the pattern each."""
+    if c[by_name] is not None:
+        return listed(c, by_name, _NAMED_OF_NEMOTRON, len(c[by_name]))
+    if c[pattern] is None:
+        return None
+    unknown = next((letter for letter in c[pattern] if letter not in _OF_NEMOTRON), None)
+    if unknown is not None:
+        raise ValueError(f"{pattern} holds {unknown!r}; mofa has {', '.join(_OF_NEMOTRON)}")
+    return [_OF_NEMOTRON[letter] for letter in c[pattern]]
+
+
+def _nemotron_h(c: Config) -> dict[str, Any]:
+    """A layer is a norm and one mixer: a state space, attention, a feed-forward or experts."""
+    names = _names_of_pattern(c, "hybrid_override_pattern", "layers_block_type")
+    if names is None:
+        raise ValueError("hybrid_override_pattern and layers_block_type are missing; add the pattern of the layers")
+    given = c["num_hidden_layers"]
+    if given is not None and given != len(names):
+        raise ValueError(f"num_hidden_layers ({given}) is not the {len(names)} layers of the pattern; correct one")
+    mamba = {
+        "kind": "mamba2", "num_heads": c["mamba_num_heads"], "head_dim": c["mamba_head_dim"],
+        "state_dim": c["ssm_state_size"], "num_groups": c["n_groups"], "conv_kernel": c["conv_kernel"],
+        "conv_bias": c["use_conv_bias"], "proj_bias": c["use_bias"], "out_bias": c["use_bias"],
+    }  # fmt: skip
+    named = {
+        "mamba": kind("mamba", [mamba]), "attention": kind("attention", [ATTENTION]),
+        "mlp": kind("mlp", ffns=[MLP]), "moe": kind("moe", ffns=[MOE]),
+    }  # fmt: skip
+    more: dict[str, Any] = {}
+    entry = _names_of_pattern(c, "mtp_hybrid_override_pattern", "mtp_layers_block_type") or ["attention", "moe"]
+    if c["num_nextn_predict_layers"]:
+        more["prediction"] = [named[name] for name in entry]
+    bias = c["attention_bias"]
+    raw = {
+        "attention": gqa(c, qkv_bias=bias, out_bias=bias, **NO_ROTATION), "num_layers": len(names),
+        "mlp": plain_mlp(c, bias=c["mlp_bias"]), "num_mtp_layers": c["num_nextn_predict_layers"],
+    }  # fmt: skip
+    if "moe" not in (*names, *(entry if more else ())):
+        return {**raw, **layers([named[name] for name in names], **more)}
+    refuse(c, "mlp_bias", False, "biases of Nemotron's experts")
+    fields = moe(
+        c, num_experts="n_routed_experts", score="sigmoid", correction_bias=True, num_groups=c["n_group"],
+        groups_per_token=c["topk_group"], shared_hidden=c["moe_shared_expert_intermediate_size"],
+    )  # fmt: skip
+    if c["moe_latent_size"] is not None:
+        more["expert_latent"] = c["moe_latent_size"]
+    return {**raw, "moe": fields, **layers([named[name] for name in names], **more)}
+
+
+_MAMBA2 = {
+    "mamba_n_heads": size(128), "mamba_d_head": size_or_auto(), "mamba_n_groups": size(1), "mamba_d_state": size(256),
+    "mamba_d_conv": size(4), "mamba_expand": size(2), "mamba_conv_bias": flag(True), "mamba_proj_bias": flag(False),
+    "attention_bias": flag(False),
+}  # fmt: skip
+
+ARCHITECTURES = (
+    Architecture(
+        "JambaConfig", ("JambaForCausalLM",), ("jamba",),
+        {**sizes(4096, 32, 32, 14336, 65536), "num_key_value_heads": kv_heads(8), "num_experts": size(16),
+         "num_experts_per_tok": size(2), "expert_layer_period": size(2), "expert_layer_offset": count(1),
+         "attn_layer_period": size(8), "attn_layer_offset": count(4), "mamba_d_state": size(16),
+         "mamba_d_conv": size(4), "mamba_expand": size(2), "mamba_dt_rank": size_or_auto(),
+         "mamba_conv_bias": flag(True), "mamba_proj_bias": flag(False)}, _jamba,
+    ),
+    Architecture(
+        "FalconH1Config", ("FalconH1ForCausalLM",), ("falcon_h1",),
+        {**sizes(4096, 32, 32, 14336, 128000), "num_key_value_heads": kv_heads(8), "head_dim": HEAD_DIM, **_MAMBA2,
+         "mamba_d_ssm": size(1024, nullable=True), "mamba_rms_norm": flag(False), "projectors_bias": flag(False),
+         "mlp_bias": flag(False)}, _falcon_h1,
+    ),
+    Architecture(
+        "BambaConfig", ("BambaForCausalLM",), ("bamba",),
+        {**sizes(4096, 32, 32, 14336, 128000), "num_key_value_heads": kv_heads(8), "head_dim": HEAD_DIM, **_MAMBA2,
+         "attn_layer_indices": entries(), "mlp_bias": flag(False)}, _bamba,
+    ),
+    Architecture(
+        "GraniteMoeHybridConfig", ("GraniteMoeHybridForCausalLM",), ("granitemoehybrid",),
+        {**sizes(4096, 32, 32, 11008, 32000), "num_key_value_heads": KV_HEADS, **_MAMBA2,
+         "num_local_experts": count(8), "num_experts_per_tok": count(2), "shared_intermediate_size": size(1024),
+         "position_embedding_type": text(None), "layer_types": entries("layer_types", "layers_block_type")},
+        _granite_hybrid,
+    ),
+    Architecture(
+        "NemotronHConfig", ("NemotronHForCausalLM",), ("nemotron_h",),
+        {**sizes(4096, None, 32, 21504, 131072), "hidden_act": text("relu2", "mlp_hidden_act"),
+         "num_key_value_heads": kv_heads(8), "head_dim": size(128, "head_dim", "attention_head_dim"),
+         "hybrid_override_pattern": text(None), "layers_block_type": entries("layers_block_type", "layer_types"),
+         "ssm_state_size": size(128), "mamba_num_heads": size(128), "mamba_head_dim": size(64), "n_groups": size(8),
+         "conv_kernel": size(4), "use_conv_bias": flag(True), "use_bias": flag(False), "mlp_bias": flag(False),
+         "attention_bias": flag(False), "n_routed_experts": size(8), "moe_intermediate_size": size(7688),
+         "moe_shared_expert_intermediate_size": size(7688), "moe_latent_size": size(None),
+         "num_experts_per_tok": size(2), "n_group": size(1), "topk_group": size(1),
+         "num_nextn_predict_layers": count(0), "mtp_hybrid_override_pattern": text(None),
+         "mtp_layers_block_type": entries()}, _nemotron_h,
+    ),
+)  # fmt: skip

@@ -1,0 +1,142 @@
+"""Llama and the classes whose layers are Llama's: a norm ahead of each part, gated feed-forward, rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mofa.specs.huggingface.record import Architecture, Config, count, count_or_text, entries, flag, size
+from mofa.specs.huggingface.shared_keys import (
+    HEAD_DIM,
+    KV_HEADS,
+    WINDOW,
+    gated_mlp,
+    gqa,
+    head_dim,
+    kv_heads,
+    layer_pattern,
+    period_window,
+    plain_mlp,
+    sizes,
+)
+
+_BIASES = {"attention_bias": flag(False), "mlp_bias": flag(False)}
+
+
+def _llama(c: Config) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+
+
+def _arcee(c: Config) -> dict[str, Any]:
+    return {**_llama_attention(c), "mlp": plain_mlp(c, bias=c["mlp_bias"])}
+
+
+def _llama_attention(c: Config) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias)}
+
+
+def _jais(c: Config) -> dict[str, Any]:
+    return {**_arcee(c), "norm": "layernorm"}
+
+
+def _seed_oss(c: Config) -> dict[str, Any]:
+    attention = gqa(c, qkv_bias=c["attention_bias"], out_bias=c["attention_out_bias"])
+    return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+
+
+def _helium(c: Config) -> dict[str, Any]:
+    """Helium's output projection has no bias, and is as wide as the model whatever the heads are."""
+    if c["head_dim"] * c["num_attention_heads"] != c["hidden_size"]:
+        raise ValueError(f"head_dim ({c['head_dim']}) must be hidden_size / num_attention_heads; correct it")
+    return {"attention": gqa(c, qkv_bias=c["attention_bias"]), "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+
+
+def _one_bias(c: Config) -> dict[str, Any]:
+    bias = c["use_bias"]
+    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(c, bias=bias)}
+
+
+def _smollm3(c: Config) -> dict[str, Any]:
+    every = unrotated_every(c)
+    bias = c["attention_bias"]
+    window: dict[str, Any] = {}
+    if c["use_sliding_window"] and c["sliding_window"]:
+        if c["layer_types"] is None:
+            raise ValueError("use_sliding_window is true, but layer_types is absent; say which layers have the window")
+        window = layer_pattern(c, c["layer_types"])
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, nope_every=every, **window)
+    return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+
+
+def unrotated_every(c: Config) -> int:
+    """Every how many layers one has no rotary embedding, 0 for none; a list of the layers must be so regular."""
+    listed, layers = c["no_rope_layers"], c["num_hidden_layers"]
+    if not listed:
+        return int(c["no_rope_layer_interval"])
+    if len(listed) != layers:
+        raise ValueError(f"no_rope_layers lists {len(listed)} layers, num_hidden_layers is {layers}; correct one")
+    if all(listed):
+        return 0
+    every = [bool(rotated) for rotated in listed].index(False) + 1
+    if [bool(rotated) for rotated in listed] != [(i + 1) % every != 0 for i in range(layers)]:
+        raise ValueError("no_rope_layers is no regular pattern of every n-th layer; mofa has no other")
+    return every
+
+
+def _exaone4(c: Config) -> dict[str, Any]:
+    """EXAONE 4.0: norms behind the parts; windowed layers are rotated, the others only where there are no windows."""
+    pattern = c["sliding_window_pattern"]
+    every = len(pattern) if isinstance(pattern, str) else pattern
+    window = period_window(c, every or 1) if c["sliding_window"] else {}
+    unrotated = window.get("window_every", 0)
+    attention = gqa(c, qk_norm=True, nope_every=unrotated, **window)
+    return {"attention": attention, "mlp": gated_mlp(c), "norm_placement": "after"}
+
+
+_ROPE_LISTS = {"no_rope_layers": entries(), "no_rope_layer_interval": size(4)}
+
+LLAMA = Architecture(
+    "LlamaConfig", ("LlamaForCausalLM",), ("llama",),
+    {**sizes(4096, 32, 32, 11008, 32000), "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, **_BIASES}, _llama,
+)  # fmt: skip
+
+ARCHITECTURES = (
+    LLAMA,
+    Architecture(
+        "ArceeConfig", ("ArceeForCausalLM",), ("arcee",),
+        {**sizes(2560, 32, 32, 18432, 32000, "relu2"), "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+         **_BIASES}, _arcee,
+    ),
+    Architecture(
+        "Jais2Config", ("Jais2ForCausalLM",), ("jais2",),
+        {**sizes(3328, 32, 26, 26624, 150272, "relu2"), "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+         "attention_bias": flag(True), "mlp_bias": flag(True)}, _jais,
+    ),
+    Architecture(
+        "SeedOssConfig", ("SeedOssForCausalLM",), ("seed_oss",),
+        {**sizes(4096, 64, 80, 27648, 155136), "num_key_value_heads": kv_heads(8), "head_dim": head_dim(128),
+         "attention_bias": flag(True), "attention_out_bias": flag(False), "mlp_bias": flag(False)}, _seed_oss,
+    ),
+    Architecture(
+        "HeliumConfig", ("HeliumForCausalLM",), ("helium",),
+        {**sizes(2560, 24, 20, 7040, 48000), "num_key_value_heads": kv_heads(20), "head_dim": head_dim(128),
+         **_BIASES}, _helium,
+    ),
+    Architecture(
+        "Ernie4_5Config", ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"), ("ernie4_5",),
+        {**sizes(1024, 18, 16, 3072, 103424, tied=True), "num_key_value_heads": kv_heads(2),
+         "head_dim": head_dim(128), "use_bias": flag(False)}, _one_bias,
+    ),
+    Architecture(
+        "SmolLM3Config", ("SmolLM3ForCausalLM",), ("smollm3",),
+        {**sizes(2048, 36, 16, 11008, 128256, tied=True), "num_key_value_heads": kv_heads(4), "head_dim": HEAD_DIM,
+         **_BIASES, **_ROPE_LISTS, **WINDOW, "use_sliding_window": flag(False)}, _smollm3,
+    ),
+    Architecture(
+        "Exaone4Config", ("Exaone4ForCausalLM",), ("exaone4",),
+        {**sizes(4096, 32, 32, 16384, 102400), "num_key_value_heads": kv_heads(32), "head_dim": HEAD_DIM,
+         "sliding_window": count(4096, nullable=True), "layer_types": entries(),
+         "sliding_window_pattern": count_or_text(4)}, _exaone4,
+    ),
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""What is said of a class that is not read: why, and which one is nearest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mofa.specs.files import short
+from mofa.specs.huggingface.record import Architecture
+
+_REASONS = (
+    (("mamba_d_state", "mamba_n_heads", "mamba_num_heads", "ssm_state_size", "state_size"), "state-space layers"),
+    (("linear_num_key_heads", "linear_attn_config", "full_attention_interval"), "linear attention"),
+    (("index_topk", "index_n_heads", "compress_ratios"), "sparse attention that picks keys"),
+    (("block_configs", "hybrid_layer_pattern", "hybrid_override_pattern"), "layers of several shapes"),
+    (("zero_expert_num",), "experts without weights"),
+    (("encoder_layers", "encoder_attention_heads"), "an encoder"),
+)
+"""Keys that tell of layers that mofa lacks."""
+
+
+def unknown_class(
+    named: tuple[str, str], config: Mapping[str, Any], architectures: Iterable[Architecture], file: str
+) -> str:
+    """The end of the error for a class or model type that is not read: the reason, the nearest one, what to do.
+
+    Parameters
+    ----------
+    named
+        The key and the class or model type that it holds.
+    config
+        The keys of its language model.
+    architectures
+        Those that are read.
+    file
+        The file, as the user named it.
+    """
+    reason = next((f" (it has {what}: {sign})" for signs, what in _REASONS for sign in signs if config.get(sign)), "")
+    key, name = named
+    near = _nearest(name, config, tuple(architectures))
+    return (
+        f"{key} ({short(name)}) is no model that mofa reads{reason}; nearest is {near}: where the layers are "
+        f'its own, set architectures to ["{near}"]; else begin a workload YAML by mofa new workload --like '
+        f"{nearest_workload(config)} --from-config {file}"
+    )
+
+
+def nearest_workload(config: Mapping[str, Any]) -> str:
+    """The bundled workload whose fields a model's are likest to: with latent attention, with experts, or dense.
+
+    Examples
+    --------
+    >>> nearest_workload({"num_experts": 64}), nearest_workload({"hidden_size": 64})
+    ('qwen3-30b-a3b', 'llama3-8b')
+    """
+    if config.get("kv_lora_rank"):
+        return "deepseek-v3"
+    has_experts = any(value and "expert" in key for key, value in config.items())
+    return "qwen3-30b-a3b" if has_experts else "llama3-8b"
+
+
+def _nearest(named: str, config: Mapping[str, Any], architectures: tuple[Architecture, ...]) -> str:
+    """By name where one is close, else by how many of a class's keys the file has."""
+    names = {name: a.classes[0] for a in architectures for name in (*a.classes, *a.model_types)}
+    close = difflib.get_close_matches(named, names, n=1, cutoff=0.8)
+    if close:
+        return names[close[0]]
+    given = {key for key, value in config.items() if value is not None}
+
+    def likeness(a: Architecture) -> tuple[int, int]:
+        keys = {name.partition(".")[0] for key, rule in a.keys.items() for name in (rule.names or (key,))}
+        return len(keys & given), -len(keys - given)
+
+    return max(architectures, key=likeness).classes[0]

@@ -1,0 +1,24 @@
+"""All architectures that are read, by family."""
+
+from __future__ import annotations
+
+from mofa.specs.huggingface import (
+    deepseek,
+    gemma,
+    glm,
+    gpt,
+    granite,
+    hybrids,
+    llama,
+    mistral,
+    olmo,
+    phi,
+    qwen,
+    remote,
+    sparse_models,
+)
+from mofa.specs.huggingface.record import Architecture
+
+FAMILIES = (llama, mistral, qwen, deepseek, glm, gemma, granite, olmo, phi, gpt, sparse_models, remote, hybrids)
+
+ARCHITECTURES: tuple[Architecture, ...] = tuple(a for family in FAMILIES for a in family.ARCHITECTURES)

@@ -1,0 +1,225 @@
+"""Keys that many architectures share, and the parts of a model that they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mofa.specs.attention.gqa import GQA
+from mofa.specs.files import short
+from mofa.specs.huggingface.record import REQUIRED, Config, Key, count, entries, flag, number, size, text
+
+
+def hidden_over_heads(c: Config) -> int:
+    """``hidden_size // num_attention_heads``, the classes' own rule."""
+    hidden, heads = c["hidden_size"], c["num_attention_heads"]
+    if hidden % heads:
+        raise ValueError(f"hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads}); correct one")
+    return int(hidden // heads)
+
+
+def all_heads(c: Config) -> int:
+    """One head of keys and values for each of queries."""
+    return int(c["num_attention_heads"])
+
+
+def four_times_hidden(c: Config) -> int:
+    """``4 * hidden_size``."""
+    return 4 * int(c["hidden_size"])
+
+
+HEAD_DIM = size(None, rule=hidden_over_heads)
+KV_HEADS = size(None, rule=all_heads)
+
+
+def head_dim(default: int) -> Key:
+    """Width of a head where an absent key is a number, and null the hidden width over the heads."""
+    return size(default, rule=hidden_over_heads)
+
+
+def kv_heads(default: int) -> Key:
+    """Heads of keys and values where an absent key is a number, and null as many as of queries."""
+    return size(default, rule=all_heads)
+
+
+def sizes(
+    hidden: Any, layers: Any, heads: Any, ffn: Any, vocab: Any, act: Any = "silu", tied: bool = False
+) -> dict[str, Key]:
+    """The keys that all have, with a class's defaults. The feed-forward's width is left out where None."""
+    keys = {
+        "hidden_size": size(hidden),
+        "num_hidden_layers": size(layers),
+        "num_attention_heads": size(heads),
+        "intermediate_size": size(ffn),
+        "vocab_size": size(vocab),
+        "hidden_act": text(act),
+        "tie_word_embeddings": flag(tied),
+    }
+    if ffn is None:
+        del keys["intermediate_size"]
+    return keys
+
+
+def gpt_sizes(hidden: int, layers: int, heads: int, vocab: int, act: str, tied: bool) -> dict[str, Key]:
+    """The keys that all have, by the names of GPT-2's files."""
+    return {
+        "hidden_size": size(hidden, "n_embd", "hidden_size"),
+        "num_hidden_layers": size(layers, "n_layer", "num_hidden_layers"),
+        "num_attention_heads": size(heads, "n_head", "num_attention_heads"),
+        "intermediate_size": size(None, "n_inner", rule=four_times_hidden),
+        "vocab_size": size(vocab),
+        "hidden_act": text(act, "activation_function"),
+        "tie_word_embeddings": flag(tied),
+    }
+
+
+REQUIRED_SIZES = sizes(REQUIRED, REQUIRED, REQUIRED, REQUIRED, REQUIRED)
+WINDOW: dict[str, Key] = {"sliding_window": count(None), "layer_types": entries()}
+NO_WINDOW = 0
+"""A window of no length is none: Qwen2-MoE's class sets it where the switch is off."""
+
+
+def rotary(default: float) -> dict[str, Key]:
+    """The rotated share of a head, which transformers 5 writes among the parameters of rotation."""
+    return {"partial_rotary_factor": number(default, "partial_rotary_factor", "rope_parameters.partial_rotary_factor")}
+
+
+def rotary_dim(c: Config) -> dict[str, Any]:
+    """Rotated elements of a head, by their share; nothing where they are all."""
+    share = c["partial_rotary_factor"]
+    if not 0 < share <= 1:
+        raise ValueError(f"partial_rotary_factor ({short(share)}) must be above 0 and at most 1; correct it")
+    turned = int(c["head_dim"] * share)
+    return {} if turned == c["head_dim"] else {"rotary_dim": turned}
+
+
+def gqa(c: Config, *, qkv_bias: bool = False, out_bias: bool = False, **more: Any) -> dict[str, Any]:
+    """Grouped-query attention; multi-head attention where the architecture has no key of its own for its heads."""
+    return {
+        "kind": GQA.name,
+        "num_heads": c["num_attention_heads"],
+        "num_kv_heads": c.get("num_key_value_heads", c["num_attention_heads"]),
+        "head_dim": c["head_dim"] if "head_dim" in c else hidden_over_heads(c),
+        "qkv_bias": qkv_bias,
+        "out_bias": out_bias,
+        **more,
+    }
+
+
+_GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
+_PLAIN = {"gelu": "gelu", "relu": "relu", "relu2": "relu2"}
+
+
+def activation(c: Config, *, gated: bool) -> str:
+    """mofa's name of the activation; the approximations of GELU are one."""
+    given = c["hidden_act"]
+    name = "gelu" if given.startswith("gelu") else given
+    known = _GATED if gated else _PLAIN
+    if name not in known:
+        shape = "gated" if gated else "plain"
+        raise ValueError(f"hidden_act ({short(given)}) is not {_listed(known)}; mofa has no other {shape} layer")
+    return known[name]
+
+
+def _listed(names: Any) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}"
+
+
+def gated_mlp(c: Config, *, bias: bool = False, width: str = "intermediate_size") -> dict[str, Any]:
+    """A gated feed-forward layer."""
+    return {"activation": activation(c, gated=True), "ffn_hidden": c[width], "bias": bias}
+
+
+def plain_mlp(c: Config, *, bias: bool) -> dict[str, Any]:
+    """A feed-forward layer of two products."""
+    return {"activation": activation(c, gated=False), "ffn_hidden": c["intermediate_size"], "bias": bias}
+
+
+def experts_only(c: Config) -> dict[str, Any]:
+    """The activation of a model of whose layers none is dense."""
+    return {"activation": activation(c, gated=True)}
+
+
+def moe(
+    c: Config, *, num_experts: str = "num_experts", width: str = "moe_intermediate_size", **more: Any
+) -> dict[str, Any]:
+    """Routed experts."""
+    return {"num_experts": c[num_experts], "top_k": c["num_experts_per_tok"], "expert_hidden": c[width], **more}
+
+
+def every_layer_window(c: Config) -> dict[str, Any]:
+    """The same window in all layers, or none."""
+    return {"window": c["sliding_window"]} if c["sliding_window"] else {}
+
+
+def layer_pattern(
+    c: Config, kinds: list[Any] | None, window: str = "sliding_window", kind: str = "sliding_attention"
+) -> dict[str, Any]:
+    """Window and its period from a list of each layer's attention; the window of every layer where there is none."""
+    length = c[window] or None
+    if kinds is None:
+        return {} if length is None else {"window": length}
+    layers = c["num_hidden_layers"]
+    if len(kinds) != layers:
+        raise ValueError(f"layer_types lists {len(kinds)} layers, num_hidden_layers is {layers}; correct one")
+    unknown = next((k for k in kinds if k not in (kind, "full_attention")), None)
+    if unknown is not None:
+        raise ValueError(f"layer_types holds {short(unknown)!r}; mofa has {kind} and full_attention")
+    windowed = [k == kind for k in kinds]
+    if not any(windowed):
+        return {}
+    if length is None:
+        raise ValueError(f"{window} is null, but layer_types has {kind}; give its length")
+    if all(windowed):
+        return {"window": length}
+    every = windowed.index(False) + 1
+    if every > 1 and windowed == [i % every < every - 1 for i in range(layers)]:
+        return {"window": length, "window_every": every}
+    raise ValueError("layer_types is no regular pattern of n - 1 sliding layers and a full one; mofa has no other")
+
+
+def period_window(c: Config, every: int) -> dict[str, Any]:
+    """A window in all but every n-th layer where the file lists none, by the file's list where it does."""
+    if c["layer_types"] is not None:
+        return layer_pattern(c, c["layer_types"])
+    if not c["sliding_window"] or every == 1:
+        return {}
+    return {"window": c["sliding_window"], "window_every": every}
+
+
+def switched_window(c: Config, switch: str = "use_sliding_window") -> dict[str, Any]:
+    """Qwen's window: only with its switch, and from layer ``max_window_layers`` on."""
+    if not c.get(switch, True) or not c["sliding_window"]:
+        return {}
+    if c["layer_types"] is not None:
+        return layer_pattern(c, c["layer_types"])
+    if c["max_window_layers"] >= c["num_hidden_layers"]:
+        return {}
+    if c["max_window_layers"] > 0:
+        raise ValueError(
+            f"max_window_layers ({c['max_window_layers']}): mofa has no window that begins at a later layer"
+        )
+    return layer_pattern(c, None)
+
+
+def first_dense(c: Config, key: str = "first_k_dense_replace") -> dict[str, Any]:
+    """Dense layers ahead of those with experts."""
+    return {"first_k_dense": c[key]}
+
+
+def dense_or_experts(c: Config, moe_fields: dict[str, Any]) -> dict[str, Any]:
+    """The feed-forward fields of a model with experts: a dense width where it has dense layers."""
+    has_dense = moe_fields.get("every", 1) > 1 or bool(moe_fields.get("first_k_dense"))
+    return {"mlp": gated_mlp(c) if has_dense else experts_only(c), "moe": moe_fields}
+
+
+def refuse(c: Config, key: str, wanted: Any, lacks: str) -> None:
+    """Refuse a key that has another value than the one that mofa holds.
+
+    Raises
+    ------
+    ValueError
+        If it has.
+    """
+    if c[key] != wanted:
+        raise ValueError(f"{key} ({short(c[key])}) is not {str(wanted).lower()}; mofa has no {lacks}")

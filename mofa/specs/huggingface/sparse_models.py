@@ -1,0 +1,167 @@
+"""gpt-oss, Llama 4, DBRX, ERNIE 4.5 and Hunyuan: models with experts that share no class's layers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mofa.specs.files import short
+from mofa.specs.huggingface.llama import unrotated_every
+from mofa.specs.huggingface.olmo import clipped
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, per_layer, size, table
+from mofa.specs.huggingface.shared_keys import (
+    HEAD_DIM,
+    KV_HEADS,
+    WINDOW,
+    activation,
+    dense_or_experts,
+    experts_only,
+    gated_mlp,
+    gqa,
+    head_dim,
+    kv_heads,
+    layer_pattern,
+    moe,
+    refuse,
+    sizes,
+)
+
+
+def _gpt_oss(c: Config) -> dict[str, Any]:
+    bias, layers = c["attention_bias"], c["num_hidden_layers"]
+    alternating = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
+    kinds = alternating if c["layer_types"] is None else c["layer_types"]
+    fields = moe(c, num_experts="num_local_experts", width="intermediate_size", router_bias=True, expert_bias=True)
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, sinks=True, **layer_pattern(c, kinds))
+    return {"attention": attention, "mlp": experts_only(c), "moe": fields, "rope_scale": _yarn_scale(c)}
+
+
+def _yarn_scale(c: Config) -> float:
+    """YaRN's factor of cosine and sine: 0.1 ln s + 1 for positions stretched s times; 1 without YaRN."""
+    scaling = c["rope_scaling"] or {}
+    if scaling.get("rope_type", scaling.get("type")) != "yarn":
+        return 1.0
+    factor = scaling.get("factor")
+    if not isinstance(factor, (int, float)) or not factor >= 1:
+        raise ValueError(f"rope_scaling.factor ({short(factor)}) is no factor of at least 1; correct it")
+    return round(0.1 * math.log(factor) + 1.0, 4)
+
+
+def _llama4(c: Config) -> dict[str, Any]:
+    """Rotated layers attend within chunks, the others to all; a list of sparse layers must be every n-th."""
+    bias, layers, step = c["attention_bias"], c["num_hidden_layers"], c["interleave_moe_layer_step"]
+    every = unrotated_every(c)
+    window = {}
+    if c["attention_chunk_size"] and every != 1:
+        rotated = [not every or (i + 1) % every for i in range(layers)]
+        kinds = c["layer_types"] or [("full_attention", "chunked_attention")[bool(turned)] for turned in rotated]
+        window = layer_pattern(c, kinds, "attention_chunk_size", "chunked_attention")
+    if c["moe_layers"] is not None and c["moe_layers"] != list(range(step - 1, layers, step)):
+        raise ValueError("moe_layers is not every interleave_moe_layer_step-th layer; mofa has no other pattern")
+    norm = {"qk_norm": True, "qk_norm_kind": "unweighted"} if c["use_qk_norm"] else {}
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, nope_every=every, chunked="window" in window, **norm, **window)
+    fields = moe(
+        c, num_experts="num_local_experts", width="intermediate_size", score="sigmoid",
+        shared_hidden=c["intermediate_size"], every=step,
+    )  # fmt: skip
+    mlp = gated_mlp(c, width="intermediate_size_mlp") if step > 1 else experts_only(c)
+    return {"attention": attention, "mlp": mlp, "moe": fields}
+
+
+def _dbrx(c: Config) -> dict[str, Any]:
+    refuse(c, "tie_word_embeddings", False, "tied DBRX, as its class has none")
+    act = c["ffn_config.ffn_act_fn"] or {}
+    c = {**c, "hidden_act": act.get("name", "silu"), "num_experts_per_tok": c["ffn_config.moe_top_k"]}
+    fields = moe(c, num_experts="ffn_config.moe_num_experts", width="ffn_config.ffn_hidden_size")
+    attention = {**gqa(c), "num_kv_heads": c["attn_config.kv_n_heads"]}
+    return {"attention": attention, "mlp": experts_only(c), "moe": fields, "norm": "layernorm", "norm_bias": False}
+
+
+def _dbrx_left_out(c: Config) -> tuple[str, ...]:
+    return clipped({"clip_qkv": c["attn_config.clip_qkv"]})
+
+
+def _ernie_moe(c: Config) -> dict[str, Any]:
+    refuse(c, "use_bias", False, "biases of ERNIE's experts")
+    first, last, layers = c["moe_layer_start_index"], c["moe_layer_end_index"], c["num_hidden_layers"]
+    if c["moe_layer_interval"] != 1 or (last is not None and last >= 0 and last < layers - 1):
+        raise ValueError(
+            f"moe_layer_interval ({c['moe_layer_interval']}) and moe_layer_end_index ({last}) must leave experts in "
+            "every layer after the first dense ones; mofa has no other pattern"
+        )
+    fields = moe(
+        c, num_experts="moe_num_experts", correction_bias=True, first_k_dense=first,
+        shared_hidden=c["moe_num_shared_experts"] * c["moe_intermediate_size"],
+    )  # fmt: skip
+    return {"attention": gqa(c), **dense_or_experts(c, fields)}
+
+
+def _hunyuan(c: Config) -> dict[str, Any]:
+    bias = c["attention_bias"]
+    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True), "mlp": gated_mlp(c)}
+
+
+def _one_for_all(c: Config, key: str) -> int:
+    """A number of each layer, which must be the same in all."""
+    given = c[key]
+    listed = given if isinstance(given, list) else [given]
+    if len(set(listed)) != 1:
+        raise ValueError(f"{key} lists other numbers for other layers; mofa has one for all")
+    return int(listed[0])
+
+
+def _hunyuan_moe(c: Config) -> dict[str, Any]:
+    """One shared expert as wide as a routed one; the class reads no key of its number."""
+    c = {**c, "num_experts": _one_for_all(c, "num_experts"), "num_experts_per_tok": _one_for_all(c, "moe_topk")}
+    bias = c["attention_bias"]
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True)
+    fields = moe(c, width="intermediate_size", shared_hidden=c["intermediate_size"])
+    return {"attention": attention, "mlp": {"activation": activation(c, gated=True)}, "moe": fields}
+
+
+ARCHITECTURES = (
+    Architecture(
+        "GptOssConfig", ("GptOssForCausalLM",), ("gpt_oss",),
+        {**sizes(2880, 36, 64, 2880, 201088), "num_key_value_heads": kv_heads(8), "head_dim": size(64), **WINDOW,
+         "sliding_window": count(128, nullable=True), "attention_bias": flag(True),
+         "num_local_experts": size(128, "num_local_experts", "num_experts"), "num_experts_per_tok": size(4),
+         "rope_scaling": table("rope_scaling", "rope_parameters", default={"rope_type": "yarn", "factor": 32.0})},
+        _gpt_oss,
+    ),
+    Architecture(
+        "Llama4TextConfig", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), ("llama4_text", "llama4"),
+        {**sizes(5120, 48, 40, 8192, 202048), "num_key_value_heads": kv_heads(8), "head_dim": head_dim(128),
+         "intermediate_size_mlp": size(16384), "attention_bias": flag(False), "num_local_experts": size(16),
+         "num_experts_per_tok": size(1), "interleave_moe_layer_step": size(1), "moe_layers": entries(),
+         "use_qk_norm": flag(True), "no_rope_layers": entries(), "no_rope_layer_interval": size(4),
+         "attention_chunk_size": count(8192, nullable=True), "layer_types": entries()}, _llama4,
+    ),
+    Architecture(
+        "DbrxConfig", ("DbrxForCausalLM",), ("dbrx",),
+        {"hidden_size": size(2048, "d_model", "hidden_size"),
+         "num_hidden_layers": size(24, "n_layers", "num_hidden_layers"),
+         "num_attention_heads": size(16, "n_heads", "num_attention_heads"), "vocab_size": size(32000),
+         "tie_word_embeddings": flag(False), "attn_config.kv_n_heads": size(1), "attn_config.clip_qkv": number(None),
+         "ffn_config.ffn_hidden_size": size(3584), "ffn_config.moe_num_experts": size(4),
+         "ffn_config.moe_top_k": size(1), "ffn_config.ffn_act_fn": table()}, _dbrx, left_out=_dbrx_left_out,
+    ),
+    Architecture(
+        "Ernie4_5_MoeConfig", ("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"), ("ernie4_5_moe",),
+        {**sizes(2560, 28, 20, 12288, 103424, tied=True), "num_key_value_heads": kv_heads(4), "use_bias": flag(False),
+         "moe_num_experts": size(64, "moe_num_experts", "num_experts"), "moe_intermediate_size": size(1536),
+         "num_experts_per_tok": size(6, "moe_k", "num_experts_per_tok"), "moe_num_shared_experts": count(2),
+         "moe_layer_start_index": count(1), "moe_layer_end_index": number(-1), "moe_layer_interval": size(1)},
+        _ernie_moe,
+    ),
+    Architecture(
+        "HunYuanDenseV1Config", ("HunYuanDenseV1ForCausalLM",), ("hunyuan_v1_dense",),
+        {**sizes(4096, 32, 32, 11008, 290943), "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+         "attention_bias": flag(False)}, _hunyuan,
+    ),
+    Architecture(
+        "HunYuanMoEV1Config", ("HunYuanMoEV1ForCausalLM",), ("hunyuan_v1_moe",),
+        {**sizes(4096, 32, 32, 11008, 290943), "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+         "attention_bias": flag(False), "num_experts": per_layer(1, "num_experts", "num_local_experts"),
+         "moe_topk": per_layer(1, "moe_topk", "num_experts_per_tok")}, _hunyuan_moe,
+    ),
+)  # fmt: skip

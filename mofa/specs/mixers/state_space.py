@@ -1,0 +1,108 @@
+"""Mamba's layers: selective state spaces of the first and of the second version."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from mofa.specs.attention import AttentionSpec
+from mofa.specs.base import Positive, Spec
+
+
+class Mamba1Spec(Spec):
+    """A selective state space (Mamba, Gu and Dao, arXiv 2312.00752, section 3.4).
+
+    References
+    ----------
+    Hugging Face transformers 5.24, ``models/jamba/modeling_jamba.py``, ``JambaMambaMixer``.
+    """
+
+    title: ClassVar[str] = "Mamba"
+    subject: ClassVar[str] = "linear attention"
+
+    kind: Literal["mamba1"] = "mamba1"
+    inner: Positive
+    """Width inside, usually twice the hidden width. [elements]"""
+    state_dim: Positive
+    """State of each inner element. [elements]"""
+    dt_rank: Positive
+    """Rank of the projection of the time step. [elements]"""
+    conv_kernel: Positive
+    """Length of the causal convolution. [tokens]"""
+    conv_bias: bool = True
+    proj_bias: bool = False
+    norms: bool = False
+    """Whether time step, input and output matrices have RMSNorms of their own (Jamba)."""
+
+    def params(self, attention: AttentionSpec, hidden: int) -> int:
+        """Parameters of one layer's mixer without the norm in front. [params]"""
+        projections = hidden * 2 * self.inner + self.inner * hidden
+        projections += self.inner * (self.dt_rank + 2 * self.state_dim) + (self.dt_rank + 1) * self.inner
+        if self.proj_bias:
+            projections += 2 * self.inner + hidden
+        norms = self.dt_rank + 2 * self.state_dim if self.norms else 0
+        return projections + self.inner * (self.conv_kernel + self.conv_bias + self.state_dim + 1) + norms
+
+    @property
+    def state_elements(self) -> int:
+        """Recurrent state of one layer and sequence. [elements]"""
+        return self.inner * self.state_dim
+
+    @property
+    def conv_state_elements(self) -> int:
+        """Inputs that the convolution remembers of one layer and sequence. [elements]"""
+        return self.inner * (self.conv_kernel - 1)
+
+
+class Mamba2Spec(Spec):
+    """A selective state space with a scalar decay a head (Mamba-2, Dao and Gu, arXiv 2405.21060, section 7.1).
+
+    References
+    ----------
+    Hugging Face transformers 5.24, ``models/mamba2/modeling_mamba2.py``, ``Mamba2Mixer``.
+    """
+
+    title: ClassVar[str] = "Mamba-2"
+    subject: ClassVar[str] = "linear attention"
+
+    kind: Literal["mamba2"] = "mamba2"
+    num_heads: Positive
+    head_dim: Positive
+    """Inner elements of a head. [elements]"""
+    state_dim: Positive
+    """State of each inner element. [elements]"""
+    num_groups: Positive
+    """Groups of heads that share input and output matrices. [-]"""
+    conv_kernel: Positive
+    """Length of the causal convolution. [tokens]"""
+    conv_bias: bool = True
+    proj_bias: bool = False
+    out_bias: bool = False
+    gated_norm: bool = True
+    """Whether a gated RMSNorm stands in front of the output projection."""
+
+    @property
+    def inner(self) -> int:
+        """Width inside. [elements]"""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the convolution. [elements]"""
+        return self.inner + 2 * self.num_groups * self.state_dim
+
+    def params(self, attention: AttentionSpec, hidden: int) -> int:
+        """Parameters of one layer's mixer without the norm in front. [params]"""
+        columns = self.inner + self.conv_width + self.num_heads
+        projections = columns * (hidden + self.proj_bias) + self.inner * hidden + hidden * self.out_bias
+        convolution = self.conv_width * (self.conv_kernel + self.conv_bias)
+        return projections + convolution + 3 * self.num_heads + (self.inner if self.gated_norm else 0)
+
+    @property
+    def state_elements(self) -> int:
+        """Recurrent state of one layer and sequence. [elements]"""
+        return self.inner * self.state_dim
+
+    @property
+    def conv_state_elements(self) -> int:
+        """Inputs that the convolution remembers of one layer and sequence. [elements]"""
+        return self.conv_width * (self.conv_kernel - 1)

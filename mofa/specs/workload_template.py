@@ -1,0 +1,213 @@
+"""Workloads to fill in: a YAML text with every field of a kind of model, its unit and where to find it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Union, get_args, get_origin
+
+import yaml
+
+from mofa.errors import SpecError
+from mofa.specs.base import Spec
+from mofa.specs.files import bundled_dir, load_yaml
+from mofa.specs.workload import WorkloadSpec
+
+UNFILLED = "???"
+"""Stands in a file for a value that is still to be written, as in OmegaConf."""
+
+
+class Hint(NamedTuple):
+    """What a field is, with its unit, and the keys of a Hugging Face ``config.json`` that say it as it is."""
+
+    meaning: str
+    keys: tuple[str, ...] = ()
+
+
+HINTS: Mapping[str, Hint] = {
+    "name": Hint("of the training job"),
+    "source": Hint("paper, section or file that these numbers are from"),
+    "tokens": Hint("to train on [tokens], such as 15T; leave it out where unknown"),
+    "framework": Hint("to train with where an option names none"),
+    "batch.seq_len": Hint("length of a training sequence [tokens]; the paper or the job, not in config.json"),
+    "batch.global_batch": Hint("sequences of an optimizer step [sequences]; the paper or the job"),
+    "model.name": Hint("of the model"),
+    "model.source": Hint("where its sizes are from, such as the address of its config.json"),
+    "model.num_layers": Hint("decoder layers", ("num_hidden_layers", "n_layer", "n_layers")),
+    "model.hidden": Hint("width of the residual stream [elements]", ("hidden_size", "n_embd", "d_model")),
+    "model.vocab": Hint("rows of the token embedding", ("vocab_size",)),
+    "model.tied_embeddings": Hint("whether embedding and output layer are one matrix", ("tie_word_embeddings",)),
+    "model.attention.kind": Hint("gqa: multi-head or grouped-query; mla: latent"),
+    "model.attention.num_heads": Hint("query heads", ("num_attention_heads", "n_head", "n_heads")),
+    "model.attention.num_kv_heads": Hint("heads of keys and values", ("num_key_value_heads",)),
+    "model.attention.head_dim": Hint("width of a head [elements]", ("head_dim",)),
+    "model.attention.q_lora_rank": Hint("rank of queries [elements]; leave it out without one", ("q_lora_rank",)),
+    "model.attention.kv_lora_rank": Hint("rank of keys and values [elements]", ("kv_lora_rank",)),
+    "model.attention.qk_nope_head_dim": Hint("part of a query head that is not turned [elements]",
+                                             ("qk_nope_head_dim",)),
+    "model.attention.qk_rope_head_dim": Hint("part of a query head that is turned [elements]", ("qk_rope_head_dim",)),
+    "model.attention.v_head_dim": Hint("width of a value head [elements]", ("v_head_dim",)),
+    "model.attention.qkv_bias": Hint("biases of queries, keys and values", ("attention_bias",)),
+    "model.attention.out_bias": Hint("a bias of the output projection"),
+    "model.attention.qk_norm": Hint("norms over queries and keys; the modelling code"),
+    "model.attention.qk_norm_kind": Hint("what these norms go over: head, heads, full or unweighted"),
+    "model.attention.sinks": Hint("a learned logit a head that joins the softmax"),
+    "model.attention.window": Hint("length of the sliding window [tokens]; config.json, where used: sliding_window"),
+    "model.attention.window_every": Hint("of so many layers the last has no window, 1: all have one [layers]"),
+    "model.attention.chunked": Hint("windows are chunks of the sequence"),
+    "model.attention.nope_every": Hint("every n-th layer has no rotary embedding, 0: none [layers]"),
+    "model.attention.rotary_dim": Hint("elements of a head that are turned, where not all are [elements]"),
+    "model.attention.softcap": Hint("scores go through a scaled tanh"),
+    "model.mlp.activation": Hint("swiglu, geglu, gelu, relu or relu2; config.json: hidden_act, silu is swiglu"),
+    "model.mlp.ffn_hidden": Hint("width inside a dense layer [elements]", ("intermediate_size", "n_inner")),
+    "model.mlp.bias": Hint("biases of dense layers", ("mlp_bias",)),
+    "model.moe.num_experts": Hint("routed experts of a layer",
+                                  ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")),
+    "model.moe.top_k": Hint("experts that a token goes to", ("num_experts_per_tok", "moe_top_k", "moe_topk")),
+    "model.moe.expert_hidden": Hint("width inside an expert [elements]", ("moe_intermediate_size",)),
+    "model.moe.shared_hidden": Hint("width inside all shared experts together, 0: none [elements]",
+                                    ("shared_expert_intermediate_size",)),
+    "model.moe.shared_gate": Hint("a gate in front of the shared experts"),
+    "model.moe.first_k_dense": Hint("first layers without experts [layers]", ("first_k_dense_replace",)),
+    "model.moe.every": Hint("of later layers every n-th has experts [layers]", ("decoder_sparse_step",)),
+    "model.moe.score": Hint("of the router: softmax or sigmoid", ("scoring_func",)),
+    "model.moe.num_groups": Hint("groups of experts, one a node", ("n_group",)),
+    "model.moe.groups_per_token": Hint("groups that a token goes to at most", ("topk_group",)),
+    "model.moe.correction_bias": Hint("a bias an expert that only steers the choice"),
+    "model.moe.router_bias": Hint("a bias of the router"),
+    "model.moe.expert_bias": Hint("biases of experts"),
+    "model.norm": Hint("rmsnorm or layernorm"),
+    "model.norm_bias": Hint("whether LayerNorms have a bias"),
+    "model.norm_placement": Hint("norms stand before attention and feed-forward, after, or both"),
+    "model.parallel_branches": Hint("attention and feed-forward read one stream side by side"),
+    "model.shared_branch_norm": Hint("both read one norm's output"),
+    "model.positions": Hint("rope, learned or alibi"),
+    "model.max_positions": Hint("rows of a learned position embedding; config.json: max_position_embeddings"),
+    "model.rope_scale": Hint("YaRN's factor of cosine and sine, 0.1 ln s + 1 for positions stretched s times"),
+    "model.embedding_norm": Hint("a norm behind the token embedding"),
+    "model.head_bias": Hint("a bias of the output layer"),
+    "model.logit_softcap": Hint("logits go through a scaled tanh"),
+    "model.multipliers": Hint("what is multiplied by a constant: embedding, branches, logits"),
+    "model.dropout": Hint("dropped share of activations"),
+    "model.num_mtp_layers": Hint("multi-token-prediction layers", ("num_nextn_predict_layers",)),
+}  # fmt: skip
+"""Every field that a template may have, by its path."""
+LEFT_OUT = ("model.layers", "precision", "optimizer", "routing", "notes")
+"""Parts that a template names at its end only: they describe other models, or have defaults of their own."""
+
+
+def workload_template(like: str, config: Mapping[str, Any] | None = None, name: str = UNFILLED) -> str:
+    """A workload's YAML text to fill in, with the fields of a bundled one.
+
+    Parameters
+    ----------
+    like
+        The bundled workload. Its choices of kinds stay; its numbers are left to be filled in, and stand in comments.
+    config
+        The language model's part of a Hugging Face ``config.json``, whose keys that mofa understands are filled in.
+    name
+        What to call the job and the model.
+
+    Returns
+    -------
+    str
+        A field a line, with what it is, its unit and where to find it; fields that have defaults are comments.
+    """
+    raw = load_yaml(bundled_dir("workloads") / f"{like}.yaml", f"workloads/{like}.yaml")
+    names = {} if name == UNFILLED else {"name": name, "model.name": name}
+    if config is not None:
+        names |= dict.fromkeys(("source", "model.source"), f"Hugging Face config.json of {name}")
+    lines = [
+        f"# A workload like {like}: write a value in place of each {UNFILLED}, and uncomment what is not the default.",
+        "# Check it by mofa show workload FILE, whose num_params is to equal the published count.",
+        *_lines(WorkloadSpec, raw, "", like, {**_known(config or {}), **names}),
+        f"# Defaults of precision, optimizer and routing: mofa show workload {like}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def refuse_unfilled(raw: Mapping[str, Any], where: str) -> None:
+    """Refuse a workload with values that are still to be written, all of them by name.
+
+    Raises
+    ------
+    SpecError
+        If a value is :data:`UNFILLED`.
+    """
+    paths = list(_unfilled(raw, ""))
+    if paths:
+        raise SpecError(f"{where}: {', '.join(paths)}: still {UNFILLED}; write the values, the comments say where from")
+
+
+def _unfilled(raw: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in raw.items():
+        if isinstance(value, Mapping):
+            yield from _unfilled(value, f"{prefix}{key}.")
+        elif value == UNFILLED:
+            yield f"{prefix}{key}"
+
+
+def _lines(cls: type[Spec], raw: Mapping[str, Any], prefix: str, like: str, known: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of one mapping and of those in it, in the order of its fields."""
+    indent = "  " * prefix.count(".")
+    for field, info in cls.model_fields.items():
+        path = f"{prefix}{field}"
+        inner = _spec_of(info.annotation, raw.get(field))
+        if path in LEFT_OUT or (inner is not None and field not in raw):
+            continue
+        if inner is not None:
+            yield f"{indent}{field}:"
+            yield from _lines(inner, raw[field], f"{path}.", like, known)
+        elif field in raw or info.is_required() or path in known:
+            yield f"{indent}{_line(path, field, raw.get(field, info.default), like, known, field in raw)}"
+        elif info.default is None:
+            yield f"{indent}# {field}:  # {_comment(path)}"
+        else:
+            yield f"{indent}# {field}: {_scalar(info.default)}  # {_comment(path)}"
+
+
+def _line(path: str, field: str, value: object, like: str, known: Mapping[str, Any], given: bool) -> str:
+    """One field: filled in where it is known, as the bundled workload has it where it is a choice."""
+    if path in known:
+        return f"{field}: {_scalar(known[path])}  # {_comment(path)}"
+    is_choice = isinstance(value, bool) or path in _CHOICES
+    if is_choice:
+        return f"{field}: {_scalar(value)}  # {_comment(path)}"
+    has_example = given and (value is None or isinstance(value, (int, float)))
+    example = f"; {like}: {_scalar(value)}" if has_example else ""
+    return f"{field}: {UNFILLED}  # {_comment(path)}{example}"
+
+
+_CHOICES = ("model.attention.kind", "model.attention.qk_norm_kind", "model.mlp.activation", "model.moe.score",
+            "model.norm", "model.norm_placement", "model.positions", "framework")  # fmt: skip
+
+
+def _comment(path: str) -> str:
+    hint = HINTS[path]
+    return f"{hint.meaning}; config.json: {', '.join(hint.keys)}" if hint.keys else hint.meaning
+
+
+def _scalar(value: object) -> str:
+    """A value as YAML writes it on one line."""
+    plain = list(value) if isinstance(value, tuple) else value
+    return str(yaml.safe_dump(plain, default_flow_style=True, width=10_000)).removesuffix("\n").removesuffix("\n...")
+
+
+def _known(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that keys of a config say as they are, by path."""
+    known = {}
+    for path, hint in HINTS.items():
+        value = next((config[key] for key in hint.keys if config.get(key) is not None), None)
+        if isinstance(value, (bool, int)) or (path == "model.moe.score" and value in ("softmax", "sigmoid")):
+            known[path] = value
+    return known
+
+
+def _spec_of(annotation: Any, raw: object) -> type[Spec] | None:
+    """The spec that a field holds: of several that of the file's ``kind``."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = [m for m in get_args(annotation) if isinstance(m, type) and issubclass(m, Spec)]
+        kind = raw.get("kind") if isinstance(raw, Mapping) else None
+        tagged = [m for m in members if "kind" in m.model_fields and m.model_fields["kind"].default == kind]
+        return next(iter(tagged or members), None)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Spec) else None
