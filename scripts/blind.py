@@ -21,6 +21,7 @@ python scripts/blind.py predict reference_runs/blind_te_four.csv reference_runs/
 python scripts/blind.py predict reference_runs/blind_te_traced_second.csv reference_runs/plans/te-traced-second.yaml
 python scripts/blind.py predict reference_runs/blind_te_four_second.csv reference_runs/plans/te-4gpu-second.yaml
 python scripts/blind.py predict reference_runs/blind_te_pp_fp8.csv reference_runs/plans/te-pp-fp8.yaml
+python scripts/blind.py predict reference_runs/blind_te_layers.csv reference_runs/plans/te-layers.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -72,6 +73,7 @@ SETS = (
     "blind_te_traced_second",
     "blind_te_four_second",
     "blind_te_pp_fp8",
+    "blind_te_layers",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from mofa.blocks.backward import backward
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.deferred_weight_gradients import SplitBackward, split_backward
+from mofa.blocks.elementwise import any_true
 from mofa.blocks.hooks import mark_saved_tensor_hooks
 from mofa.blocks.lifetimes import BlockLifetimes
 from mofa.blocks.moeblaze import dispatch_by_index
-from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
+from mofa.blocks.op import Back, Op, Tape, TapeBuilder, Tensor
 from mofa.blocks.parts import linear, memory_bound_op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.tp_overlap import with_tp_overlap
+from mofa.blocks.work import Collective
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
 from mofa.specs.model import ModelSpec
@@ -23,14 +25,20 @@ from mofa.specs.params import embedding_params, layer_params
 
 @dataclass(frozen=True)
 class BlockKind:
-    """One kind of layer: dense or with experts, full or windowed attention."""
+    """One kind of layer: dense or with experts, full or windowed attention, with the model's rotation or without."""
 
     moe: bool
     windowed: bool = False
+    unrotated: bool = False
+    """Whether it leaves out the rotary embedding that the model's other layers have."""
 
     @property
     def name(self) -> str:
-        return ("moe" if self.moe else "dense") + ("_windowed" if self.windowed else "")
+        return (
+            ("moe" if self.moe else "dense")
+            + ("_windowed" if self.windowed else "")
+            + ("_unrotated" if self.unrotated else "")
+        )
 
 
 @lru_cache(maxsize=64)
@@ -41,7 +49,8 @@ def block_kinds(model: ModelSpec) -> tuple[BlockKind, ...]:
 
 def layer_kind(model: ModelSpec, layer: int) -> BlockKind:
     """The kind of the layer with this index, from 0."""
-    return BlockKind(model.is_moe_layer(layer), model.is_windowed_layer(layer))
+    unrotated = model.positions == "rope" and not model.is_rotated_layer(layer)
+    return BlockKind(model.is_moe_layer(layer), model.is_windowed_layer(layer), unrotated)
 
 
 @dataclass(frozen=True)
@@ -84,11 +93,29 @@ class AttentionSteps:
         """Queries, keys and values of an input."""
         return self.p.qkv(self.b, self.ctx, h)
 
-    def norm_heads(self, q: str, k: str) -> tuple[str, str]:
-        """Queries and keys behind a norm over each head."""
-        ctx, d = self.ctx, self.ctx.model.attention.d_qk
-        q = self.p.head_norm(self.b, ctx, q, "q_norm", ctx.heads, d)
-        return q, self.p.head_norm(self.b, ctx, k, "k_norm", ctx.kv_heads, d)
+    def norm_heads(self, q: str, k: str, over_all: bool) -> tuple[str, str]:
+        """Queries and keys behind a norm over each head, or over all heads of a token at once."""
+        ctx, a = self.ctx, self.ctx.model.attention
+        if not over_all:
+            q = self.p.head_norm(self.b, ctx, q, "q_norm", ctx.heads, a.d_qk)
+            return q, self.p.head_norm(self.b, ctx, k, "k_norm", ctx.kv_heads, a.d_qk)
+        return (
+            self._norm_over_all(q, "q_norm", ctx.heads, a.num_heads),
+            self._norm_over_all(k, "k_norm", ctx.kv_heads, a.num_kv_heads),
+        )
+
+    def _norm_over_all(self, x: str, name: str, heads: ArrayK, num_heads: int) -> str:
+        """A norm of a row of all heads, of which a rank has its own: the ranks' sums of squares are added up."""
+        ctx, b = self.ctx, self.b
+        if any_true(ctx.has_tp):
+            row = b.tensors[x]
+            summed = b.tensor(f"{name}.summed", row.bytes)
+            work = Collective("all_reduce", "tp", 4.0 * ctx.tokens)
+            x = b.add(
+                Op(f"{name}.sum_squares", "tp", work, (x,), (summed,), present=ctx.has_tp, view=True, stream="tp",
+                   back=Back(work=work, family="tp", present=ctx.has_tp, view=True, stream="tp"))
+            )  # fmt: skip
+        return self.p.head_norm(b, ctx, x, name, heads / num_heads, float(num_heads * ctx.model.attention.d_qk))
 
     def rotate(self, q: str, k: str) -> tuple[str, str]:
         """Queries and keys turned by their positions, as they are where positions are no rotary ones."""
@@ -99,10 +126,10 @@ class AttentionSteps:
         return self.p.mla(self.b, self.ctx, a, h)
 
 
-def attention_half(b: TapeBuilder, ctx: Context, p: Primitives, x: str, windowed: bool) -> str:
-    """Norm, attention, residual."""
+def attention_half(b: TapeBuilder, ctx: Context, p: Primitives, x: str, windowed: bool) -> tuple[str, str]:
+    """Norm, attention, residual: the stream behind it, and what attention read."""
     a, hidden = ctx.model.attention, float(ctx.model.hidden)
-    h = p.norm(b, ctx, x, "attn_norm", hidden)
+    h = x if ctx.model.norm_placement == "after" else p.norm(b, ctx, x, "attn_norm", hidden)
     q, k, v = ctx.model.attention_kind.project(a, AttentionSteps(b, ctx, p), h)
     out = p.attend(b, ctx, q, k, v, windowed)
     since = len(b.ops)
@@ -110,7 +137,29 @@ def attention_half(b: TapeBuilder, ctx: Context, p: Primitives, x: str, windowed
     for i, op in enumerate(b.ops[since:], since):
         if op.weight:
             b.ops[i] = op._replace(purpose="attention_output")
-    return p.residual(b, ctx, x, y, "mid")
+    return p.residual(b, ctx, x, _finish_branch(b, ctx, p, y, "attn"), "mid"), h
+
+
+def _finish_branch(b: TapeBuilder, ctx: Context, p: Primitives, y: str, name: str) -> str:
+    """What attention or feed-forward made, behind its norm and its multiplier where the model has them."""
+    if ctx.model.norm_placement != "before":
+        y = p.norm(b, ctx, y, f"{name}_post_norm", float(ctx.model.hidden))
+    return _multiplied(b, ctx, y, name) if "branches" in ctx.model.multipliers else y
+
+
+def _multiplied(b: TapeBuilder, ctx: Context, x: str, name: str) -> str:
+    """A tensor times a constant, one kernel each way that keeps nothing."""
+    nbytes = b.tensors[x].bytes
+    out = b.tensor(f"{name}.multiplied", nbytes)
+    return memory_bound_op(
+        b, f"{name}.multiply", (x,), out, bytes_=2.0 * nbytes, back_bytes=2.0 * nbytes, like="silu", back_like="silu"
+    )
+
+
+def _embedded(b: TapeBuilder, ctx: Context, p: Primitives) -> str:
+    """Tokens' rows of the embedding, times their multiplier where the model has one."""
+    rows = p.embedding(b, ctx)
+    return _multiplied(b, ctx, rows, "embedding") if "embedding" in ctx.model.multipliers else rows
 
 
 def layer_tapes(
@@ -127,8 +176,9 @@ def layer_tapes(
     return BlockTapes(kind.name, with_tp_overlap(forward, ctx), with_tp_overlap(back, ctx), checkpointed)
 
 
-Halves = dict[bool, tuple[list[Op], dict[str, Tensor], str]]
-"""Attention halves that kinds of layer share: ops, tensors and the output, by whether attention is windowed."""
+Halves = dict[tuple[bool, bool], tuple[list[Op], dict[str, Tensor], str, str]]
+"""Attention halves that kinds of layer share: ops, tensors, the output and what attention read, by whether attention is
+windowed and whether it is unrotated."""
 
 
 def layer_forward_tape(ctx: Context, p: Primitives, kind: BlockKind, halves: Halves | None = None) -> Tape:
@@ -137,20 +187,29 @@ def layer_forward_tape(ctx: Context, p: Primitives, kind: BlockKind, halves: Hal
     ``halves`` keeps the attention half for the next kind of layer, where data parallelism does nothing ahead of it.
     """
     b = TapeBuilder()
+    ctx = _without_rotation(ctx) if kind.unrotated else ctx
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual, use="residual")
     p.begin_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
     shared = halves if halves is not None and not b.ops and b.mark is None else {}
-    if kind.windowed in shared:
-        ops, tensors, mid = shared[kind.windowed]
+    half = (kind.windowed, kind.unrotated)
+    if half in shared:
+        ops, tensors, mid, h = shared[half]
         b.ops, b.tensors = list(ops), dict(tensors)
     else:
-        mid = attention_half(b, ctx, p, x, kind.windowed)
-        shared[kind.windowed] = list(b.ops), dict(b.tensors), mid
-    h = p.norm(b, ctx, mid, "mlp_norm", hidden)
+        mid, h = attention_half(b, ctx, p, x, kind.windowed)
+        shared[half] = list(b.ops), dict(b.tensors), mid, h
+    if not ctx.model.shared_branch_norm:
+        source = x if ctx.model.parallel_branches else mid
+        h = source if ctx.model.norm_placement == "after" else p.norm(b, ctx, source, "mlp_norm", hidden)
     y = p.moe(b, ctx, h) if kind.moe else p.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
-    tape = b.tape((x,), (p.residual(b, ctx, mid, y, "out"),))
+    tape = b.tape((x,), (p.residual(b, ctx, mid, _finish_branch(b, ctx, p, y, "mlp"), "out"),))
     return tape if ctx.framework.routed_copies == "materialised" else dispatch_by_index(tape, ctx)
+
+
+def _without_rotation(ctx: Context) -> Context:
+    """The context of a layer that leaves the model's rotary embedding out."""
+    return replace(ctx, model=ctx.model.model_copy(update={"positions": "none"}))
 
 
 def _wrapped(tape: Tape, ctx: Context, p: Primitives, block: str, dense: ArrayK, experts: ArrayK) -> Tape:
@@ -166,7 +225,7 @@ def mtp_entry_tapes(ctx: Context, p: Primitives) -> BlockTapes:
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual, use="residual")
-    token = p.norm(b, ctx, p.embedding(b, ctx), "mtp.enorm", hidden)
+    token = p.norm(b, ctx, _embedded(b, ctx, p), "mtp.enorm", hidden)
     state = p.norm(b, ctx, x, "mtp.hnorm", hidden)
     joined = b.tensor("mtp.joined", 2 * ctx.shard_tokens * hidden * ctx.element)
     moved = 4 * ctx.shard_tokens * hidden * ctx.element
@@ -179,7 +238,7 @@ def mtp_entry_tapes(ctx: Context, p: Primitives) -> BlockTapes:
 def embedding_tapes(ctx: Context, p: Primitives) -> BlockTapes:
     """Token embedding, with the position embedding where it is learned."""
     b = TapeBuilder()
-    out = p.embedding(b, ctx)
+    out = _embedded(b, ctx, p)
     forward = b.tape((), (out,))
     params = embedding_params(ctx.model) / ctx.tp
     return BlockTapes("embedding", forward, _wrapped(backward(forward), ctx, p, "embedding", params, 0 * params))

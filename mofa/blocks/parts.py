@@ -193,6 +193,34 @@ def add_bias(b: TapeBuilder, x: str, name: str, width: float) -> str:
     )
 
 
+def finish_logits(b: TapeBuilder, ctx: Context, logits: str, vocab: float) -> str:
+    """Logits with the output layer's bias, multiplied by a constant and soft-capped, where the model does so.
+
+    A soft cap is three eager kernels each way, a quotient, tanh and a product; tanh's output is kept (Gemma 2's
+    ``final_logit_softcapping`` in transformers, modeling_gemma2.py).
+    """
+    model, nbytes = ctx.model, b.tensors[logits].bytes
+    if model.head_bias:
+        logits = add_bias(b, logits, "output", vocab)
+    if "logits" in model.multipliers:
+        out = b.tensor("logits.multiplied", nbytes)
+        logits = memory_bound_op(
+            b, "logits.multiply", (logits,), out, bytes_=2.0 * nbytes, back_bytes=2.0 * nbytes, like="silu",
+            back_like="silu",
+        )  # fmt: skip
+    return soft_capped(b, logits, "logits") if model.logit_softcap else logits
+
+
+def soft_capped(b: TapeBuilder, x: str, name: str) -> str:
+    """A quotient by a constant, tanh and a product with the constant, of which tanh's output is kept."""
+    nbytes = b.tensors[x].bytes
+    tanh, out = b.tensor(f"{name}.tanh", nbytes, grad=False), b.tensor(f"{name}.capped", nbytes)
+    return b.add(
+        Op(f"{name}.softcap", "memory_bound", Stream(6.0 * nbytes, "silu"), (x,), (out, tanh), (tanh,), scratch=nbytes,
+           launches=3, back=Back(7.0 * nbytes, 3, nbytes, like="gelu_bwd"))
+    )  # fmt: skip
+
+
 HEAD = 256.0
 """Longest row of a norm over heads; the measured norms over the model's width begin at 512. [-]"""
 SPLIT_ROWS = 65536.0

@@ -200,7 +200,7 @@ def _sent_together(workload: WorkloadSpec, tp: IntN | int) -> ArrayN:
     than half a bucket most are reduced where they are. (n, 1) [-]"""
     model, a = workload.model, workload.model.attention
     width = (model.mlp.ffn_hidden or 0) if model.mlp is not None else 0
-    up = width * (2 if model.mlp is not None and model.mlp.activation == "swiglu" else 1)
+    up = width * (2 if model.mlp is not None and model.mlp.gated else 1)
     query = a.num_heads * a.d_qk
     value = a.num_heads * a.d_v
     kv = (a.num_kv_heads or a.num_heads) * (a.d_qk + a.d_v)

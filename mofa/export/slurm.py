@@ -6,6 +6,8 @@ from mofa.export.job import Job
 
 FIRST_STEPS = 50
 """Steps of a job as it is written, on random tokens. [-]"""
+STEPS_A_LOG = 10
+"""Steps between lines of a job's log: each line waits for the device, and the next step's kernels for the host."""
 
 
 def steps_text(job: Job) -> str:

@@ -9,6 +9,46 @@ from mofa.measure.expand import ExpandedRun
 from mofa.schedules import default_schedule
 from mofa.specs.model import MoeSpec
 
+ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "gelu": "gelu", "relu": "relu", "relu2": "squared_relu"}
+"""A model's activation to the function of Megatron's ``activation_func``, by its name."""
+POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
+"""A model's positions to Megatron's ``position_embedding_type``; it has no ALiBi."""
+
+
+def _fuses_activation(run: ExpandedRun) -> bool:
+    """Whether Megatron's ``bias_activation_fusion`` is on: for gates unless they are asked to be unfused, and for GELU
+    with its bias alone, as the option is refused without (transformer_config.py); ReLU has no fused function."""
+    mlp = run.model.mlp
+    if mlp.gated:
+        experts_fuse = mlp.activation == "swiglu" or run.model.moe is None
+        return run.framework.fused_swiglu and experts_fuse
+    return mlp.activation == "gelu" and mlp.bias
+
+
+def _rotated_share(run: ExpandedRun) -> float:
+    """Share of a head that is rotated; latents have their own width for it. [-]"""
+    a = run.model.attention
+    return 1.0 if run.model.attention_kind.megatron.has_latents else a.d_rope / a.d_qk
+
+
+def refuse_other_layers(run: ExpandedRun) -> None:
+    """Refuse facts of layers that Megatron-Core's GPT model does not build.
+
+    Raises
+    ------
+    SpecError
+        With the first of them.
+    """
+    model, a = run.model, run.model.attention
+    said = {"attention.nope_every", "attention.rotary_dim"}
+    if a.qk_norm_kind == "unweighted":
+        said.add("attention.qk_norm_kind")
+    lacking = [name for name in model.uncommon_facts if name not in said]
+    if lacking:
+        raise run.refusal(lacking[0], "its GPT model has no such layers; leave it out")
+    if a.nope_every and model.num_layers % a.nope_every:
+        raise run.refusal(f"attention.nope_every: {a.nope_every}", f"use a divisor of {model.num_layers} layers")
+
 
 def attention_config(run: ExpandedRun) -> dict[str, Any]:
     """Fields of Megatron's configuration about attention.
@@ -138,6 +178,7 @@ def common_job(run: ExpandedRun) -> dict[str, Any]:
         If Megatron-Core cannot run it.
     """
     refuse_layout(run)
+    refuse_other_layers(run)
     s, model, batch, framework = run.strategy, run.model, run.run.batch, run.framework
     sharded = framework.data_parallel == "distributed-optimizer"
     several = s.dp * s.cp > 1  # ranks that hold the same parameters
@@ -148,14 +189,13 @@ def common_job(run: ExpandedRun) -> dict[str, Any]:
         "num_layers": model.num_layers,
         "hidden_size": model.hidden,
         "ffn_hidden_size": model.mlp.ffn_hidden or 4 * model.hidden,
-        "gated_linear_unit": model.mlp.activation == "swiglu",
-        "activation_func": "silu" if model.mlp.activation == "swiglu" else "gelu",
+        "gated_linear_unit": model.mlp.gated,
+        "activation_func": ACTIVATIONS[model.mlp.activation],
         "add_bias_linear": model.mlp.bias,
         "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         "hidden_dropout": model.dropout,
         "attention_dropout": model.dropout,
-        # Megatron fuses a GELU with its bias alone, and refuses the option where there is none
-        "bias_activation_fusion": model.mlp.activation == "swiglu" or model.mlp.bias,
+        "bias_activation_fusion": _fuses_activation(run),
         "bias_dropout_fusion": True,
         "masked_softmax_fusion": False,
         "persist_layer_norm": False,
@@ -171,6 +211,7 @@ def common_job(run: ExpandedRun) -> dict[str, Any]:
         "batch_p2p_comm": s.vpp == 1,
         "deallocate_pipeline_outputs": True,
         **attention_config(run),
+        "no_rope_freq": model.attention.nope_every or None,
         **(moe_config(run, model.moe) if model.moe is not None else {}),
         **_recompute(run),
     }
@@ -203,7 +244,8 @@ def common_job(run: ExpandedRun) -> dict[str, Any]:
         "vocab": model.vocab,
         "padded_vocab": -(-model.vocab // divisor) * divisor,
         "tied": model.tied_embeddings,
-        "positions": "rope" if model.positions == "rope" else "learned_absolute",
+        "positions": POSITIONS[model.positions],
+        "rotary_percent": _rotated_share(run),
         "seq_len": batch.seq_len,
         "max_positions": run.model.max_positions or batch.seq_len,
         "cp": s.cp,

@@ -162,6 +162,8 @@ class Record(Spec):
     environment: Environment
     source: str = Field(min_length=3)
     split: Split
+    trainer: str = ""
+    """Which program ran it as an exported job; empty of a run by `mofa measure`."""
 
     @property
     def is_dealt_by_model(self) -> bool:
@@ -172,6 +174,8 @@ class Record(Spec):
     def fitting_or_judging(self) -> Split:
         """What the record is for: facts are learned from the fitting half, of frameworks that are not halved by their
         model on H200 alone; all others judge."""
+        if self.trainer:
+            return "judging"
         learned = self.is_dealt_by_model or LEARNED_ON in self.environment.gpu.split()
         return self.split if learned else "judging"
 

@@ -100,6 +100,8 @@ def _model(run: ExpandedRun) -> tuple[str, dict[str, Any]]:
         raise run.refusal("multi-token prediction or dropout", "set num_mtp_layers and dropout to 0")
     if a.qkv_bias or a.out_bias or a.sinks or a.window is not None:
         raise run.refusal("attention with biases, sinks or a window", "use plain grouped-query attention")
+    if model.uncommon_facts:
+        raise run.refusal(model.uncommon_facts[0], "its models have no such layers; leave it out")
     name = model.attention_kind.torchtitan.model(a, model.moe is not None)
     return name, _MODELS[name](run, model)
 

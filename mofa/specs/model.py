@@ -72,6 +72,13 @@ class MoeSpec(Spec):
         return self
 
 
+_OF_LAYERS = (
+    "norm_bias", "norm_placement", "parallel_branches", "shared_branch_norm", "head_bias", "logit_softcap",
+    "multipliers",
+)  # fmt: skip
+_OF_ATTENTION = ("qk_norm_kind", "chunked", "nope_every", "rotary_dim", "softcap")
+
+
 class ModelSpec(Spec):
     """A decoder-only transformer language model."""
 
@@ -94,7 +101,7 @@ class ModelSpec(Spec):
     """Whether attention and feed-forward read one residual stream and are added to it at once (GPT-J)."""
     shared_branch_norm: bool = False
     """Whether parallel branches read one norm's output, and do not have one each."""
-    positions: Literal["rope", "learned", "alibi"] = "rope"
+    positions: Literal["rope", "learned", "alibi", "none"] = "rope"
     """``alibi`` adds a slope to the scores and has no embedding (Press et al., arXiv 2108.12409)."""
     max_positions: Positive | None = None
     """Rows of a learned position embedding; required with ``positions: learned``."""
@@ -195,6 +202,26 @@ class ModelSpec(Spec):
             return False
         every = self.attention.nope_every
         return not every or (layer + 1) % every != 0
+
+    @property
+    def uncommon_facts(self) -> tuple[str, ...]:
+        """Facts of its layers and head that a Llama does not have, by their names in a file, sizes aside.
+
+        Examples
+        --------
+        >>> from mofa.specs.load import load_workload
+        >>> llama = load_workload("llama3-8b").model
+        >>> llama.uncommon_facts, llama.model_copy(update={"logit_softcap": True}).uncommon_facts
+        ((), ('logit_softcap',))
+        """
+        own = [name for name in _OF_LAYERS if getattr(self, name) != type(self).model_fields[name].default]
+        fields = type(self.attention).model_fields
+        other = [
+            name for name in _OF_ATTENTION if name in fields and getattr(self.attention, name) != fields[name].default
+        ]
+        if self.attention_kind.one_head_width and self.attention.d_v != self.attention.d_qk:
+            other.append("v_head_dim")
+        return (*own, *(f"attention.{name}" for name in other))
 
     def attended_pairs(self, seq_len: int, windowed: bool) -> float:
         """Query-key pairs of one head and sequence under the causal mask, within a windowed layer's windows. [pairs]

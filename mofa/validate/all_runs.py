@@ -61,6 +61,9 @@ def reference_runs(
     if group in (None, "measured"):
         runs, out = measured_references(folder / "measured", scratch, spread=spread)
         usable, left_out = usable + runs, left_out + out
+        if (folder / "exported").is_dir():
+            runs, out = measured_references(folder / "exported", scratch, spread=spread)
+            usable, left_out = usable + runs, left_out + out
     if group in (None, "published"):
         runs, out = published_references(folder / "published")
         usable, left_out = usable + runs, left_out + out

@@ -310,11 +310,14 @@ def _differ(records: Sequence[Record], files: Sequence[Path]) -> None:
 def _group(record: Record) -> str:
     """``measured-h100`` of an ``NVIDIA H100 80GB HBM3``: facts are learned on H200s, so both halves only judge.
 
-    ``measured-te-judging`` and ``measured-te-fitting`` of frameworks that are halved by model, on whichever GPU.
+    ``measured-te-judging`` and ``measured-te-fitting`` of frameworks that are halved by model, on whichever GPU, and
+    ``measured-exported`` of exported jobs, which their own trainers ran.
     """
     words = [word for word in record.environment.gpu.split() if word.upper() != "NVIDIA"]
     if not words:
         raise SpecError(f"record {record.run.id}: environment.gpu ({record.environment.gpu!r}) names no GPU; name it")
+    if record.trainer:
+        return "measured-exported"
     if record.is_dealt_by_model:
         return f"measured-te-{record.split}"
     return f"measured-{record.split}" if LEARNED_ON in words else f"measured-{words[0].lower()}"

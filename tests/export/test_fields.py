@@ -47,7 +47,7 @@ def test_every_field_is_said_refused_or_has_a_reason(table: Table) -> None:
 OTHER_THAN_NOW: dict[str, list[Any]] = {
     "strategy.recompute": ["none", "full", "selective:mlp"], "strategy.layout": ["Et*5|t*43L", "Et*20|t*28L"],
     "strategy.micro_batch": [1, 2], "framework.python_functions": [], "framework.name": [],
-    "framework.compile": [False, True],
+    "framework.compile": [False, True], "model.multipliers": [["logits"]],
 }  # fmt: skip
 """Values to try where a field's type says too little."""
 
@@ -182,11 +182,13 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
     "torchtitan": {"qwen3-30b-a3b": {"model.moe.num_groups": 4, "model.moe.groups_per_token": 2}},
 }  # fmt: skip
 """Workloads with parts that change nothing alone."""
+ONLY_WITH_OTHERS = ("strategy.layout", "optimizer.name", "model.attention.kind", "model.shared_branch_norm")
+ONLY_WITH_REFUSED = ("routing.pad_to_capacity", "model.norm_bias", "model.attention.chunked")
 DERIVED: dict[str, tuple[str, ...]] = {
-    "megatron": ("strategy.layout", "optimizer.name", "model.attention.kind"),
-    "megatron-bridge": ("strategy.layout", "optimizer.name", "model.attention.kind"),
-    "torchtitan": ("strategy.layout", "optimizer.name", "model.attention.kind", "routing.pad_to_capacity"),
-    "torchtitan-0.3": ("strategy.layout", "optimizer.name", "model.attention.kind", "routing.pad_to_capacity"),
+    "megatron": ONLY_WITH_OTHERS,
+    "megatron-bridge": ONLY_WITH_OTHERS,
+    "torchtitan": (*ONLY_WITH_OTHERS, *ONLY_WITH_REFUSED),
+    "torchtitan-0.3": (*ONLY_WITH_OTHERS, *ONLY_WITH_REFUSED),
 }
 """Fields that the plan's own layout says, that have one value, or that change with others alone."""
 

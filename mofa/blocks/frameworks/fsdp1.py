@@ -21,12 +21,12 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     if not ctx.framework.fused_qkv:
         return torchtitan.qkv(b, ctx, h)
     a, t, e = ctx.model.attention, ctx.tokens, ctx.element
-    q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
-    fused = linear(b, ctx, h, "wqkv", m=t, n=q_width + 2 * kv_width, k=float(ctx.model.hidden), wide_input=True)
+    q_width, k_width, v_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk, ctx.kv_heads * a.d_v
+    fused = linear(b, ctx, h, "wqkv", m=t, n=q_width + k_width + v_width, k=float(ctx.model.hidden), wide_input=True)
     if a.qkv_bias:
-        fused = add_bias(b, fused, "wqkv", float((a.num_heads + 2 * a.num_kv_heads) * a.d_qk))
-    q, k, v = (b.tensor(name, t * width * e) for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)))
-    moved = 2 * t * (q_width + 2 * kv_width) * e
+        fused = add_bias(b, fused, "wqkv", float((a.num_heads + a.num_kv_heads) * a.d_qk + a.num_kv_heads * a.d_v))
+    q, k, v = (b.tensor(name, t * width * e) for name, width in (("q", q_width), ("k", k_width), ("v", v_width)))
+    moved = 2 * t * (q_width + k_width + v_width) * e
     b.add(Op("wqkv.chunk", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
              back=Back(moved, 1, like="copy")))  # fmt: skip
     return q, k, v
@@ -41,7 +41,7 @@ def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: Arr
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """Two products and a GELU where they have biases, else torchtitan's feed-forward layer."""
     spec = ctx.model.mlp
-    if spec is None or not spec.bias or spec.activation == "swiglu":
+    if spec is None or not spec.bias or spec.gated:
         return torchtitan.mlp(b, ctx, h, name, width)
     t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
     up = add_bias(b, linear(b, ctx, h, f"{name}.up", m=t, n=width, k=hidden, wide_input=True), f"{name}.up", width)

@@ -146,7 +146,7 @@ def _unseen(
     chunks = workload.batch.global_batch / (table.dp * table.micro_batch * table.pp)
     moe = workload.model.moe
     inner = (moe.expert_hidden if moe else 0) / table.etp
-    ends = float(workload.model.hidden), 2.0 if workload.model.mlp.activation == "swiglu" else 1.0
+    ends = float(workload.model.hidden), 2.0 if workload.model.mlp.gated else 1.0
     copies = np.broadcast_to(copies, (len(table),))
     return loads.kernel_selection_figures(table.ep.astype(float), copies, chunks, inner, ends, selection, multiple)
 

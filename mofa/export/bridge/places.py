@@ -50,8 +50,10 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "rerun-mode": ("rerun_state_machine.rerun_mode",),
 }
 """Fields of an argument that is no field of the model's provider under its own name."""
-SAID_OTHERWISE = ("swiglu", "no-bias-swiglu-fusion", "untie-embeddings-and-output-weights", "group-query-attention",
-                  "multi-latent-attention", "max-position-embeddings", "grad-reduce-in-bf16",
+ACTIVATIONS = {"swiglu": "functional.silu", "gelu": "functional.gelu", "relu2": "squared_relu"}
+"""Activations by their name in the recipe."""
+SAID_OTHERWISE = ("swiglu", "squared-relu", "no-bias-swiglu-fusion", "untie-embeddings-and-output-weights",
+                  "group-query-attention", "multi-latent-attention", "max-position-embeddings", "grad-reduce-in-bf16",
                   "no-create-attention-mask-in-dataloader")  # fmt: skip
 """Arguments that :func:`fields_of` says by fields of other meanings."""
 SWITCHES = ("sequence-parallel", "no-rope-fusion", "no-bias-dropout-fusion", "no-gradient-accumulation-fusion",
@@ -82,10 +84,10 @@ def fields_of(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
         raise job.refusal(
             f"model.max_positions ({model.max_positions})", "Bridge learns as many positions as a sequence has tokens"
         )
-    gated = model.mlp.activation == "swiglu"
+    gated = model.mlp.gated
     out |= {
         "model.gated_linear_unit": gated,
-        "model.activation_func": Code("functional.silu" if gated else "functional.gelu"),
+        "model.activation_func": Code(ACTIVATIONS[model.mlp.activation]),
         "model.bias_activation_fusion": job.framework.fused_swiglu if gated else model.mlp.bias,
         "model.share_embeddings_and_output_weights": model.tied_embeddings,
         "model.masked_softmax_fusion": True,

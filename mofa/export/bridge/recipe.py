@@ -12,7 +12,7 @@ from mofa.export.head import comment, head_lines
 from mofa.export.job import Job
 from mofa.export.megatron import VERSION as CORE_VERSION
 from mofa.export.megatron.megatron_table import MEGATRON
-from mofa.export.slurm import FIRST_STEPS, slurm_script, steps_text
+from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_text
 
 RECIPE, SCRIPT, SLURM = "mofa_recipe.py", "megatron_bridge.sh", "megatron_bridge.slurm"
 _CLASSES = {
@@ -93,6 +93,7 @@ from megatron.bridge.training.config import (
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
 from megatron.bridge.training.pretrain import pretrain
+from megatron.core.activations import squared_relu
 from megatron.core.transformer.enums import AttnBackend
 from torch.nn import functional
 
@@ -103,7 +104,7 @@ def recipe() -> ConfigContainer:
         model={provider}(
 {_lines(fields, "model", job)}        ),
 {sections}        scheduler=SchedulerConfig(lr_decay_style="cosine", lr_warmup_iters=0),
-        logger=LoggerConfig(log_interval=1),
+        logger=LoggerConfig(log_interval={STEPS_A_LOG}),
         checkpoint=CheckpointConfig(save=None, load=None),
     )
 

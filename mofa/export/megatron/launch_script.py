@@ -12,7 +12,7 @@ from mofa.export.job import Job
 from mofa.export.megatron import COMMIT, VERSION
 from mofa.export.megatron.megatron_table import ASSUMED, MEGATRON
 from mofa.export.megatron.model_arguments import MODEL_ROWS, TOKENIZER
-from mofa.export.slurm import FIRST_STEPS, slurm_script, steps_text
+from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_text
 
 SCRIPT, SLURM = "megatron.sh", "megatron.slurm"
 _DATA = (TOKENIZER.name, "vocab-size")
@@ -65,7 +65,7 @@ def write_megatron(job: Job) -> dict[str, str]:
             "  --adam-beta2 0.95",
             "  --eval-iters 0",
             "  --eval-interval 1000",
-            "  --log-interval 1",
+            f"  --log-interval {STEPS_A_LOG}",
             "  --log-throughput",
             ")",
             "",

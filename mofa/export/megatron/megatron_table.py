@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mofa.export.arguments import Argument, Assumed, Fixed, Table, Unmodelled
 from mofa.export.environment import ONE_CONNECTION
+from mofa.export.megatron import layer_arguments
 from mofa.export.megatron.job_arguments import JOB_ROWS
 from mofa.export.megatron.model_arguments import MODEL_ROWS
 from mofa.export.no_argument import FREE, NOT_RELEASED, WHAT_IT_DOES
@@ -29,6 +30,7 @@ FIXED: dict[str, Fixed] = {
     "framework.process_groups": Fixed(("lazy",), "Megatron-LM gives init_process_group no device"),
     "framework.overlap_input_grads": Fixed((True,), "Transformer Engine's linears have no switch for it"),
     "framework.loss_copies_logits": Fixed((True,), "Transformer Engine does so since 2.20.2, whatever is asked"),
+    **layer_arguments.FIXED,
     "model.embedding_norm": Fixed((False,), "pretrain_gpt.py puts no norm behind the embedding"),
     "routing.rank_capacity_factor": Fixed((None,), "Megatron-Core 0.16.1 has no moe-expert-rank-capacity-factor"),
 }
@@ -81,17 +83,13 @@ UNMODELLED: dict[str, Unmodelled] = {
     ),
     "moe-latent-size": _no("experts of a latent width are another model; leave it out"),
     "moe-router-force-load-balancing": Unmodelled((False, True), "balanced routing is what is predicted"),
-    **dict.fromkeys(
-        ("squared-relu", "quick-geglu", "openai-gelu"), _no("the activation is neither swiglu nor gelu")
-    ),
+    **dict.fromkeys(("quick-geglu", "openai-gelu"), _no("the activation is none that is modelled")),
     "activation-func-clamp-value": _no("the activation is clamped, which is not modelled"),
     **dict.fromkeys(
-        ("qk-l2-norm", "attention-output-gate", "qk-clip", "fp32-residual-connection",
+        ("attention-output-gate", "qk-clip", "fp32-residual-connection",
          "apply-residual-connection-post-layernorm", "apply-query-key-layer-scaling"),
         _no("layers are other ones than modelled; leave it out"),
     ),
-    "no-rope-freq": _no("layers without rotary embeddings are not modelled"),
-    "rotary-percent": _no("part of a head is rotated, which is not modelled; use 1.0", 1.0),
     "experimental-attention-variant": _no("linear and sparse attention are not modelled"),
     "linear-attention-freq": _no("linear attention is not modelled"),
     **dict.fromkeys(

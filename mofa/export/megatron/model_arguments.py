@@ -8,6 +8,7 @@ from typing import Any
 
 from mofa.export.arguments import Argument, Given, Row, only_with, required, same, switch, words
 from mofa.export.job import Job
+from mofa.export.megatron.layer_arguments import ACTIVATION_ROW, QK_NORM_ROW, ROTATION_ROW, write_head_dim
 from mofa.export.megatron.patterns import expert_layers, pattern_of, places_of_experts
 from mofa.specs.attention import ATTENTION_KINDS
 
@@ -254,10 +255,10 @@ _GROUPED_ROWS = only_with(lambda job: not _is_latent(job), lambda given: not _gi
         _write_grouped, _read_grouped,
     ),
     Row(
-        ("model.attention.head_dim",), (Argument("kv-channels", "int"),),
-        lambda job: {"kv-channels": job.model.attention.d_qk}, _read_head_dim,
+        ("model.attention.head_dim",), (Argument("kv-channels", "int"),), write_head_dim, _read_head_dim,
     ),
-    switch("model.attention.qk_norm", Argument("qk-layernorm", "flag", False)),
+    QK_NORM_ROW,
+    ROTATION_ROW,
     words("model.attention.sinks", Argument("softmax-type", "text", "vanilla"), {False: "vanilla", True: "learnable"}),
     Row(
         ("model.attention.window", "model.attention.window_every"),
@@ -312,7 +313,7 @@ MODEL_ROWS: tuple[Row, ...] = (
     *_LATENT_ROWS,
     Row(("model.rope_scale",), (Argument("rotary-scaling-factor", "float", 1.0),), _write_rope_scale, _read_rope_scale),
     Row(("model.mlp.ffn_hidden",), (Argument("ffn-hidden-size", "int"),), _write_dense, _read_dense),
-    words("model.mlp.activation", Argument("swiglu", "flag", False), {"swiglu": True, "gelu": False}),
+    ACTIVATION_ROW,
     Row(
         ("model.mlp.bias", "model.attention.qkv_bias", "model.attention.out_bias", "model.moe.expert_bias",
          "model.moe.router_bias"),

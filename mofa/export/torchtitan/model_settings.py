@@ -88,6 +88,9 @@ def _read_kv_heads(given: Given) -> Mapping[str, Any]:
 
 
 def _write_head_dim(job: Job) -> Mapping[str, Any]:
+    a = job.model.attention
+    if not job.has_latents and a.d_v != a.d_qk:
+        raise job.refusal(f"model.attention.v_head_dim ({a.d_v})", f"its value heads are as wide as others ({a.d_qk})")
     return {_HEAD_DIM.name: job.model.attention.d_qk} if model_of(job) == QWEN3 else {}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.export.head import comment, head_lines
 from mofa.export.job import Job
-from mofa.export.slurm import FIRST_STEPS, slurm_script, steps_text
+from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_text
 from mofa.export.torchtitan import EXPERIMENTAL_VERSION, VERSION
 from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3, MODEL
 from mofa.export.torchtitan.python_table import BACKEND, IMPLEMENTATION, POLICY, TORCHTITAN_PYTHON
@@ -150,7 +150,7 @@ def {FUNCTION}() -> Trainer.Config:
         dataloader=MockTokens.Config(),
         tokenizer=NoTokenizer.Config(),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps={FIRST_STEPS // 5}),
-        metrics=MetricsProcessor.Config(log_freq=1),
+        metrics=MetricsProcessor.Config(log_freq={STEPS_A_LOG}),
     )
 '''
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mofa.export.head import comment, head_lines
 from mofa.export.job import Job
-from mofa.export.slurm import FIRST_STEPS, slurm_script, steps_text
+from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_text
 from mofa.export.torchtitan import VERSION
 from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3, MODEL, QWEN3
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
@@ -56,7 +56,7 @@ def toml_text(settings: Mapping[str, Any], steps_take: str) -> str:
     ]
     sections["optimizer"] += ["# Not of the plan", "lr = 3e-4"]
     sections["lr_scheduler"] = ["# Not of the plan", f"warmup_steps = {FIRST_STEPS // 5}"]
-    sections["metrics"] = ["# Not of the plan", "log_freq = 1"]
+    sections["metrics"] = ["# Not of the plan", f"log_freq = {STEPS_A_LOG}"]
     sections["experimental"] = ["# Registers the model's sizes", f'custom_import = "{MODULE}"']
     return "\n" + "\n\n".join("\n".join([f"[{name}]", *lines]) for name, lines in sections.items()) + "\n"
 

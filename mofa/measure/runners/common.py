@@ -48,7 +48,8 @@ class Training:
     """Where the pace of the host is sampled within steps."""
 
 
-def _memory() -> dict[str, int]:
+def memory_now() -> dict[str, int]:
+    """What the allocator and the device hold now, and the peaks since they were reset. [B]"""
     free, total = torch.cuda.mem_get_info()
     stats = torch.cuda.memory_stats()
     return {
@@ -176,7 +177,7 @@ def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float
     """
     result["phase"] = "first step"
     times = _timed(training.step, 1)
-    result["memory_first_step"] = _memory()
+    result["memory_first_step"] = memory_now()
     result["phase"] = "warm-up"
     times += _timed(training.step, job["warmup_steps"] - 1)
     while len(times) < job["max_warmup_steps"] and _agree(max(times[-2:]) / min(times[1:])) > job["settled"]:
@@ -185,9 +186,9 @@ def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float
 
 
 def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path, rank: int) -> None:
-    result["memory_ready"] = _memory()
+    result["memory_ready"] = memory_now()
     warmup = _warm_up(training, job, result)
-    whole_run = _memory()
+    whole_run = memory_now()
     per_step = _agree(min(warmup[1:]))
     num_steps = int(min(max(job["seconds"] / per_step, job["min_steps"]), job["max_steps"]))
     paces = _Paces(training)
@@ -196,7 +197,7 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     num_rounds = job["rounds"] if per_step < job["slow_step_s"] else 2
     timed = _in_rounds(training.step, num_steps, num_rounds, paces)
     result["warmup_times_s"] = warmup
-    steady = _memory()
+    steady = memory_now()
     steady["device_bytes"] -= paces.outside_bytes
     result["memory"] = steady
     result["memory_whole"] = {
@@ -246,7 +247,8 @@ def _cudnn_version() -> int:
     return 10_000 * int(major) + 100 * int(minor) + int(patch)
 
 
-def _environment(framework_version: str) -> dict[str, Any]:
+def environment(framework_version: str) -> dict[str, Any]:
+    """Where this process runs: device, processor, versions and settings, as a record has them."""
     cpu = next(
         (
             line.split(":", 1)[1].strip()
@@ -302,10 +304,10 @@ def main(build: Callable[[Job], Training], framework_version: str) -> None:
         result["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:500]
         if memory:
             result["tried_bytes"] = _tried_bytes(str(error))
-            result["memory"] = _memory()
+            result["memory"] = memory_now()
         else:
             traceback.print_exc()
-    result["environment"] = _environment(framework_version)
+    result["environment"] = environment(framework_version)
     result["phase_of_end"] = result.pop("phase")
     temporary = folder / f"rank{rank}.json.tmp"
     temporary.write_text(json.dumps(result))

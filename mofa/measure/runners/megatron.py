@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.activations import squared_relu
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -91,7 +92,8 @@ def _block_spec(config: Any, job: dict[str, Any], vp_stage: int | None) -> Any:
 
 def _config(options: dict[str, Any]) -> Any:
     values = dict(options)
-    values["activation_func"] = {"silu": functional.silu, "gelu": functional.gelu}[values["activation_func"]]
+    functions = {function.__name__: function for function in (functional.silu, functional.gelu, functional.relu)}
+    values["activation_func"] = (functions | {"squared_relu": squared_relu})[values["activation_func"]]
     values["params_dtype"] = values["pipeline_dtype"] = torch.bfloat16
     if "window_size" in values:
         values["window_size"] = tuple(values["window_size"])
@@ -121,6 +123,7 @@ def _chunks(config: Any, job: dict[str, Any]) -> list[Any]:
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
             share_embeddings_and_output_weights=job["tied"],
             position_embedding_type=job["positions"],
+            rotary_percent=job["rotary_percent"],
             rotary_base=500000,
             vp_stage=vp_stage,
         )

@@ -254,7 +254,7 @@ def _migration_s(
     if not played.moved:
         return None
     assert model.moe is not None
-    matrices = 3 if model.mlp.activation == "swiglu" else 2
+    matrices = 3 if model.mlp.gated else 2
     params = matrices * model.hidden * model.moe.expert_hidden / spec.etp
     moment_bytes = 2.0 if workload.precision.moments == "bf16" else 4.0
     states_bytes = workload.optimizer.traits.main_and_moments_bytes(moment_bytes)

@@ -32,6 +32,7 @@ from mofa.search.to_plan.notes import (
     copies_note,
     general_notes,
     host_notes,
+    model_notes,
     options_notes,
 )
 from mofa.search.to_plan.replayed_memory import (
@@ -327,6 +328,7 @@ def _plan(
         flops_convention=convention,
         notes=general_notes(workload, cluster, framework, played is not None)
         + host_notes(cluster, step_s, exposed["host_idle"])
+        + model_notes(workload.model, framework)
         + options_notes(workload, cluster, framework, row)
         + copies_note(workload, framework, row)
         + balancing_note(workload, row),

@@ -10,6 +10,7 @@ from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.step_band import HOST_BOUND
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.model import ModelSpec
 from mofa.specs.residuals import load_residuals
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
@@ -94,6 +95,32 @@ def options_notes(
         rate = cluster.node.intra.deepep_efficiency
         said = "an all-to-all's of NCCL" if rate is None else f"{rate.provenance}: {rate.source}"
         notes.append(f"dispatcher deepep: its rate inside a node is {said}; --without dispatcher leaves it out")
+    return tuple(notes)
+
+
+def model_notes(model: ModelSpec, framework: FrameworkSpec) -> tuple[str, ...]:
+    """Notes on facts of the model whose ops no run of ours has; runs te1-* have some on Transformer Engine."""
+    a, is_measured = model.attention, framework.library is not None
+    facts = {
+        f"{model.mlp.activation} activations": model.mlp.activation not in ("swiglu", "gelu") and not is_measured,
+        "norms behind each branch": model.norm_placement == "after",
+        "norms before and behind each branch": model.norm_placement == "both",
+        "parallel branches": model.parallel_branches,
+        "soft caps of logits": model.logit_softcap,
+        f"multiplied {' and '.join(model.multipliers)}": bool(model.multipliers),
+        "norms of all heads at once": a.qk_norm and a.qk_norm_kind == "full",
+        "norms of heads without weights": a.qk_norm and a.qk_norm_kind == "unweighted" and not is_measured,
+        "attention within chunks": a.chunked,
+        "layers without a rotary embedding": bool(a.nope_every) and not is_measured,
+        "a bias of the output layer": model.head_bias,
+        "heads of values of another width": "attention.v_head_dim" in model.uncommon_facts,
+    }
+    names = [name for name, has in facts.items() if has]
+    notes = []
+    if names:
+        notes.append(f"{', '.join(names)}: costed by what their kernels move, not shown by a run of ours")
+    if a.softcap:
+        notes.append("soft caps of scores: inside the attention kernel, taken to cost nothing there")
     return tuple(notes)
 
 

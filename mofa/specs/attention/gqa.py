@@ -71,8 +71,8 @@ class Steps(Protocol):
     def qkv(self, h: str) -> Heads:
         """Queries, keys and values of an input."""
 
-    def norm_heads(self, q: str, k: str) -> tuple[str, str]:
-        """Queries and keys behind a norm over each head."""
+    def norm_heads(self, q: str, k: str, over_all: bool) -> tuple[str, str]:
+        """Queries and keys behind a norm over each head, or over all heads of a token at once."""
 
     def rotate(self, q: str, k: str) -> tuple[str, str]:
         """Queries and keys turned by their positions, as they are where positions are no rotary ones."""
@@ -85,8 +85,10 @@ def _params(a: GqaSpec, hidden: int, norm_tensors: int) -> tuple[int, int]:
         split += q + k + v
     if a.sinks:
         split += a.num_heads
-    weights = {"head": 2 * a.head_dim, "heads": q + k, "full": q + k, "unweighted": 0}[a.qk_norm_kind]
-    return split, (hidden if a.out_bias else 0) + (weights if a.qk_norm else 0)
+    if a.qk_norm and a.qk_norm_kind in ("heads", "full"):
+        split += q + k
+    shared = 2 * a.head_dim if a.qk_norm and a.qk_norm_kind == "head" else 0
+    return split, (hidden if a.out_bias else 0) + shared
 
 
 def _num_tensors(a: GqaSpec, norm_tensors: int, packed: bool) -> int:
@@ -103,7 +105,7 @@ def _num_tensors(a: GqaSpec, norm_tensors: int, packed: bool) -> int:
 def _project(a: GqaSpec, steps: Steps, h: str) -> Heads:
     q, k, v = steps.qkv(h)
     if a.qk_norm:
-        q, k = steps.norm_heads(q, k)
+        q, k = steps.norm_heads(q, k, a.qk_norm_kind == "full")
     q, k = steps.rotate(q, k)
     return q, k, v
 
@@ -115,6 +117,7 @@ def _megatron_config(a: GqaSpec) -> dict[str, Any]:
         "kv_channels": a.head_dim,
         "add_qkv_bias": a.qkv_bias,
         "qk_layernorm": a.qk_norm,
+        "qk_l2_norm": a.qk_norm and a.qk_norm_kind == "unweighted",
     }
 
 
@@ -130,4 +133,5 @@ GQA = AttentionKind(
     name="gqa", title="grouped-query attention", params=_params, num_tensors=_num_tensors, project=_project,
     primitives=("qkv", "head_norm", "rope"), megatron=InMegatron(fuses_qkv=True),
     torchtitan=InTorchtitan(_torchtitan_model), megatron_config=_megatron_config, torchtitan_args=_torchtitan_args,
+    one_head_width=True,
 )  # fmt: skip

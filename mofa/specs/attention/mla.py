@@ -14,6 +14,7 @@ class MlaSpec(Spec):
     qkv_bias: ClassVar[bool] = False
     out_bias: ClassVar[bool] = False
     qk_norm: ClassVar[bool] = False
+    qk_norm_kind: ClassVar[str] = "head"
     sinks: ClassVar[bool] = False
     window: ClassVar[None] = None
     window_every: ClassVar[int] = 1

@@ -102,6 +102,8 @@ class AttentionKind(Generic[Sizes, Steps]):
     """Fields of Megatron-Core's configuration about it."""
     torchtitan_args: Callable[[Sizes], dict[str, Any]]
     """Arguments of torchtitan's model about it."""
+    one_head_width: bool = False
+    """Heads of values are as wide as those of queries, unless its spec says otherwise."""
     recompute_modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Modules of Megatron-Core that recomputation may name for it alone, by the regions whose outputs it discards."""
     low_rank_widths: Callable[[Sizes], tuple[LowRankWidth, ...]] = _no_widths

@@ -190,7 +190,7 @@ def norm_op(
     b.add(
         Op(name, "memory_bound", Stream(moved, f"{like}_fwd", forward * elements, width), (x,), (out, scale),
            (saved_input or x, scale), region=region, back=back,
-           weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
+           weight_params=width * ctx.model.tensors_per_norm,
            accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="norm")
     )  # fmt: skip
     return out

@@ -25,6 +25,7 @@ from mofa.blocks.parts import (
     leave_frame,
     linear,
     memory_bound_op,
+    soft_capped,
     tp_copy,
     tp_reduce,
 )
@@ -70,17 +71,17 @@ def add_bias(b: TapeBuilder, x: str, name: str) -> str:
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """One product for q, k and v and views of it; queries of several groups are copied to adjacent heads."""
     a = ctx.model.attention
-    q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
-    fused = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
+    q_width, k_width, v_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk, ctx.kv_heads * a.d_v
+    fused = column_linear(b, ctx, h, "qkv", q_width + k_width + v_width, ctx.model.hidden)
     if a.qkv_bias:
         fused = add_bias(b, fused, "qkv")
     t, e = ctx.tokens, ctx.element
-    q, k = b.tensor("q", t * q_width * e), b.tensor("k", t * kv_width * e)
-    v = b.tensor("v", t * kv_width * e)
+    q, k = b.tensor("q", t * q_width * e), b.tensor("k", t * k_width * e)
+    v = b.tensor("v", t * v_width * e)
     # views forward; backward concatenates dq, dk and dv
     b.add(
         Op("qkv.split", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
-           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
+           back=Back(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
     )  # fmt: skip
     return te.query_copy(b, ctx, q, t * q_width * e), k, v
 
@@ -274,6 +275,8 @@ def unfused_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> s
         scores = b.add(
             Op("attn.slopes", "memory_bound", slopes, (scores,), (sloped,), view=True, back=Back(0.0, 0, view=True))
         )
+    if a.softcap:
+        scores = soft_capped(b, scores, "attn")
     for local in (k, v, scores):
         hold_local(b, "core attention", local)
     probs = _softmax(b, ctx, scores, scores_num, s)
@@ -329,7 +332,7 @@ def activation(
     b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
 ) -> str:
     """SwiGLU or GELU, fused unless SwiGLU is a kernel for each step."""
-    if ctx.framework.fused_swiglu or ctx.model.mlp.activation != "swiglu":
+    if not ctx.model.mlp.gated or megatron_mlp.fuses_activation(ctx, name):
         since = len(b.ops)
         out = megatron_mlp.activation(b, ctx, h, name, elements, moved, region, launches)
         # an autograd.Function around a function that is compiled by itself (fused_bias_swiglu.py)
@@ -341,7 +344,7 @@ def activation(
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """Dense feed-forward: gate and up in one product."""
     f = width / ctx.tp
-    n = 2 * f if ctx.model.mlp.activation == "swiglu" else f
+    n = 2 * f if ctx.model.mlp.gated else f
     b.region = "mlp" if name == "mlp" else b.region
     fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden)
     if ctx.model.mlp.bias and not ctx.framework.fused_swiglu:

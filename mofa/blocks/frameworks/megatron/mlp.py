@@ -17,7 +17,9 @@ from mofa.blocks.work import Stream
 def activation(
     b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
 ) -> str:
-    """Fused SwiGLU or bias-GELU: one kernel each way, the first linear's output kept. ``elements`` of the output.
+    """A fused gate, or an activation without one: one kernel each way, the first linear's output kept.
+
+    ``elements`` are those of the output.
 
     SwiGLU's backward makes both halves of one gradient in one kernel, which reads gradient and input for each half
     (fused_bias_swiglu.py, ``swiglu_back``); the kernels of a dense layer were measured. Experts take 8 passes over the
@@ -28,8 +30,8 @@ def activation(
     divide each element's index by a width that they read, once forward and once back. They take
     ``any_width_swiglu_*_passes`` of the GPU's ``layer_kernels``, on the curves of the compiled one.
     """
-    gated = ctx.model.mlp.activation == "swiglu"
-    if gated and not ctx.framework.fused_swiglu:
+    gated = ctx.model.mlp.gated
+    if gated and not fuses_activation(ctx, name):
         return unfused_swiglu(b, ctx, h, name, elements, moved, region, launches)
     out = b.tensor(f"{name}.act", elements * ctx.element)
     wide = 2.0 if gated else 1.0
@@ -51,11 +53,20 @@ def activation(
     if name == "experts" and ctx.framework.experts == "sequential":  # issued one expert after the other
         by = None
     work = Stream(passes * moved * ctx.element, like, counted, width)
+    saved = out if ctx.model.mlp.activation == "relu" else h  # PyTorch's ReLU keeps its result
     b.add(
-        Op(f"{name}.activation", "memory_bound", work, (h,), (out,), (h,),
+        Op(f"{name}.activation", "memory_bound", work, (h,), (out,), (saved,),
            region=region, launches=launches, back=back, call=by)
     )  # fmt: skip
     return out
+
+
+def fuses_activation(ctx: Context, name: str) -> bool:
+    """Whether a gate is one function with what it gates: GeGLU's is in a dense layer alone (moe/experts.py, which
+    fuses SwiGLU and the quick GELU)."""
+    if not ctx.model.mlp.gated or not ctx.framework.fused_swiglu:
+        return False
+    return name != "experts" or ctx.model.mlp.activation == "swiglu"
 
 
 def unfused_swiglu(
@@ -103,7 +114,7 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     row that autograd sums (fused_bias_gelu.py), and with the residual.
     """
     f, bias = width / ctx.tp, ctx.model.mlp.bias
-    n = 2 * f if ctx.model.mlp.activation == "swiglu" else f
+    n = 2 * f if ctx.model.mlp.gated else f
     b.region = "mlp" if name == "mlp" else b.region
     # the router keeps the shared experts' input as well (moe/shared_experts.py)
     fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden, kept_anyway=name == "shared")

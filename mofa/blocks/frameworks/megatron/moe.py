@@ -15,7 +15,7 @@ from mofa.blocks.frameworks.megatron import fp8
 from mofa.blocks.frameworks.megatron.calls import add_module_python, mark_issued_by, module_call
 from mofa.blocks.frameworks.megatron.linear import weight_grad_arguments
 from mofa.blocks.frameworks.megatron.micro_moe import schedule_replicas
-from mofa.blocks.frameworks.megatron.mlp import activation, mlp, times_shared_gate
+from mofa.blocks.frameworks.megatron.mlp import activation, fuses_activation, mlp, times_shared_gate
 from mofa.blocks.frameworks.megatron.permute import (
     WEIGHT,
     pad_map,
@@ -257,8 +257,7 @@ def experts(
     assert spec is not None
     e, hidden, local = ctx.element, float(ctx.model.hidden), ctx.local_experts
     f = spec.expert_hidden / ctx.etp
-    gated = ctx.model.mlp.activation == "swiglu"
-    n = 2 * f if gated else f
+    n = 2 * f if ctx.model.mlp.gated else f
     sequential = ctx.framework.experts == "sequential"
     launches = local if sequential else 1
     actual, pads = (rows, memory_rows), ctx.fp8 is not None and not pads_router_map(ctx)
@@ -276,7 +275,7 @@ def experts(
     mark_issued_by(b, since, grouped_linear_call(ctx))
     hold_local(b, "experts", fc1)
     act = activate(b, ctx, fc1, "experts", memory_rows * f, rows * f, "moe.moe_act", launches)
-    fused = gated and ctx.framework.fused_swiglu
+    fused = fuses_activation(ctx, "experts")
     if not fused:
         act = _by_probability(b, act, memory_rows * f * e, rows * f * e, launches)
     if weights:

@@ -13,7 +13,7 @@ from mofa.blocks.elementwise import any_true, value_at
 from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.op import Op
 from mofa.blocks.roles import Role
-from mofa.blocks.work import Grouped
+from mofa.blocks.work import Gemm, Grouped
 
 WORKSPACE = 32 * 2**20 + 1024
 """Of cuBLAS, that Transformer Engine hands to each of its products (2.20.2, cpp_extensions/gemm.py,
@@ -77,9 +77,17 @@ def buffers_at_first_use(
         if of_forward:
             buffers[op.name, ""] = tuple(of_forward)
         if ctx.framework.fuses_wgrad_accumulation:
-            dummy = PersistentBuffer(f"dummy gradient of {round(params)}", int(2 * params), each=False, behind=True)
+            rows, columns = (round(value_at(width, k)) for width in weight_shape(op))
+            name = f"dummy gradient of {rows} x {columns}"
+            dummy = PersistentBuffer(name, int(2 * params), each=False, behind=True)
             buffers[op.name, "wgrad"] = (dummy,)
     return buffers
+
+
+def weight_shape(op: Op) -> tuple[ArrayK, ArrayK]:
+    """Rows and columns of a product's weight, of one expert's where it has several. (K,) each [elements]"""
+    assert isinstance(op.work, (Gemm, Grouped)), op.name
+    return op.work.n, op.work.k
 
 
 def workspace_bytes(ops: Iterable[Op]) -> float:

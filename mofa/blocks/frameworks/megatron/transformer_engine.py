@@ -25,12 +25,14 @@ from mofa.blocks.frameworks.megatron.linear import (
 from mofa.blocks.frameworks.megatron.loss import cross_entropy
 from mofa.blocks.frameworks.megatron.mlp import mlp
 from mofa.blocks.frameworks.megatron.moe import moe
-from mofa.blocks.frameworks.megatron.persistent import workspace_bytes
+from mofa.blocks.frameworks.megatron.persistent import weight_shape, workspace_bytes
 from mofa.blocks.frameworks.megatron.rope import unfused_rope
-from mofa.blocks.frameworks.megatron.tuned_norms import untuned_norm_slowdown
+from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
 from mofa.blocks.op import Back, Op, TapeBuilder
 from mofa.blocks.parts import (
+    HEAD,
     embedding_backward_scratch,
+    finish_logits,
     hold_local,
     leave_frame,
     linear,
@@ -49,48 +51,63 @@ from mofa.specs.attention.record import Heads
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """One product for q, k and v; fused attention copies v, a strided view, so that the whole is let go."""
     a = ctx.model.attention
-    q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
-    fused = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
+    q_width, k_width, v_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk, ctx.kv_heads * a.d_v
+    fused = column_linear(b, ctx, h, "qkv", q_width + k_width + v_width, ctx.model.hidden)
     t, e = ctx.tokens, ctx.element
     q = b.tensor("q", t * q_width * e)
-    k = b.tensor("k", t * kv_width * e)
-    v_part = b.tensor("v.part", t * kv_width * e)
+    k = b.tensor("k", t * k_width * e)
+    v_part = b.tensor("v.part", t * v_width * e)
     since = len(b.ops)
     # views forward; backward concatenates dq, dk and dv
     b.add(
         Op("qkv.split", "memory_bound", None, (fused,), (q, k, v_part), view=True, launches=0,
-           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
+           back=Back(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
     )  # fmt: skip
     q = query_copy(b, ctx, q, t * q_width * e)
     mark_issued_by(b, since, module_call(ctx, "self_attention"))
     return q, k, v_part
 
 
-def value_copy(b: TapeBuilder, ctx: Context, v: str) -> str:
-    """Values apart from queries and keys, as fused attention copies them behind a rotary embedding (te's utils.py,
-    ``get_qkv_layout``); without one, part of one interleaved tensor, which it takes as it is."""
-    if ctx.model.positions != "rope" or not ctx.model.attention_kind.megatron.fuses_qkv:
-        return v
-    nbytes = b.tensors[v].bytes
-    hold_local(b, "attention", v)
-    return memory_bound_op(
-        b, "v.copy", (v,), b.tensor("v", nbytes), bytes_=2 * nbytes, back_bytes=0.0, back_launches=0,
-        like="strided_copy",
-    )  # fmt: skip
+def copies_queries(ctx: Context) -> BoolK:
+    """Where queries of several groups are copied to adjacent heads."""
+    return (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
+
+
+def apart_from_qkv(b: TapeBuilder, ctx: Context, k: str, v: str) -> tuple[str, str]:
+    """Keys and values as fused attention takes them: copied where they are strided views of qkv and queries are not
+    (te's utils.py, ``get_qkv_layout``). It takes all three as they are where they are parts of one interleaved tensor.
+
+    A rotary embedding and norms of heads make queries and keys of their own.
+    """
+    if not ctx.model.attention_kind.megatron.fuses_qkv:
+        return k, v
+    fresh = ctx.model.positions == "rope" or ctx.model.attention.qk_norm
+    if not fresh:
+        k = _copied(b, ctx, "k", k, copies_queries(ctx))
+    return k, _copied(b, ctx, "v", v, True if fresh else copies_queries(ctx))
+
+
+def _copied(b: TapeBuilder, ctx: Context, name: str, x: str, present: BoolK) -> str:
+    if not any_true(present):
+        return x
+    nbytes = b.tensors[x].bytes
+    hold_local(b, "attention", x)
+    out = b.tensor(name if name not in b.tensors else f"{name}.apart", nbytes)
+    work = Stream(2 * nbytes, "strided_copy")
+    return b.add(Op(f"{name}.copy", "memory_bound", work, (x,), (out,), present=present, back=Back(0.0, 0)))
 
 
 def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
     """The reshape of the queries of several groups to heads copies: they are not adjacent (attention.py)."""
     out = b.tensor("q.heads", nbytes)
-    copies = (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
     work = Stream(2 * nbytes, "strided_copy")
-    return b.add(Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies, back=Back(0.0, 0)))
+    return b.add(Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies_queries(ctx), back=Back(0.0, 0)))
 
 
 def is_strided(ctx: Context, name: str) -> BoolK:
     """Whether what a norm over heads is given is a view of qkv: keys are, queries where no group's heads had to be
     copied to adjacent ones."""
-    return True if name == "k_norm" else logical_not((ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads))
+    return True if name == "k_norm" else logical_not(copies_queries(ctx))
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
@@ -104,7 +121,9 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     )  # fmt: skip
     out = b.tensor(f"{name}.out", nbytes)
     scale = b.tensor(f"{name}.rstd", ctx.tokens * heads * 4.0, grad=False)
-    forward, backward = untuned_norm_slowdown(ctx, of_heads=True)
+    forward, backward = 1.0, 1.0
+    if head_dim <= HEAD or not has_tuned_norm(ctx, head_dim):
+        forward, backward = untuned_norm_slowdown(ctx, of_heads=head_dim <= HEAD)
     b.add(
         Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", forward * elements, head_dim), (x,),
            (out, scale), (x, scale), region=b.region,
@@ -181,7 +200,7 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     The module around it has what it is given until it returns, and itself the copy of the values.
     """
     since = len(b.ops)
-    v = value_copy(b, ctx, v)
+    k, v = apart_from_qkv(b, ctx, k, v)
     for x in (q, k):
         hold_local(b, "attention", x)
     hold_local(b, "core attention", v)
@@ -245,6 +264,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
         regather=("output.all_gather",) if any_true(ctx.gathers) else (), purpose="output",
         **weight_grad_arguments(ctx),
     )  # fmt: skip
+    logits = finish_logits(b, ctx, logits, float(ctx.model.vocab))
     b.part = "loss"
     loss = cross_entropy(b, ctx, logits, ctx.tokens * v)
     b.part = ""
@@ -272,15 +292,15 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
     """
     ops = tuple(ops)
     total: ArrayK = workspace_bytes(ops)
-    seen: list[ArrayK] = []
+    seen: list[tuple[ArrayK, ArrayK]] = []
     for op in ops:
         if op.weight and not any_true(op.weight_bytes):
-            params_each = op.weight_params / op.num_weights
+            shape = weight_shape(op)
             new: BoolK = True
-            for other in seen:
-                new = new & (params_each != other)
-            seen.append(params_each)
-            total = total + where(new, 2.0 * params_each, 0.0)
+            for rows, columns in seen:
+                new = new & ((shape[0] != rows) | (shape[1] != columns))
+            seen.append(shape)
+            total = total + where(new, 2.0 * op.weight_params / op.num_weights, 0.0)
     total = total + user_buffer_bytes(ctx)
     return total + head_buffers(ctx) if with_head else total
 

@@ -46,9 +46,10 @@ def gated_activation(
 ) -> str:  # fmt: skip
     """The activation between the products: eager keeps w1 out, silu out, w3 out, the product; fused not silu out."""
     first = up("w1")
-    if ctx.model.mlp.activation != "swiglu":
+    if not ctx.model.mlp.gated:
         out = b.tensor(f"{name}.gelu", memory_elements * e)
-        b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "gelu_fwd"), (first,), (out,), (first,),
+        saved = out if ctx.model.mlp.activation == "relu" else first  # PyTorch's ReLU keeps its result
+        b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "gelu_fwd"), (first,), (out,), (saved,),
                  step=step, back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
         return out
     product = b.tensor(f"{name}.product", memory_elements * e)

@@ -112,10 +112,10 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """Three linears on one gathered input; under autocast each keeps a copy of its own, unless compiled."""
     a, hidden = ctx.model.attention, float(ctx.model.hidden)
     full, wide = cast_once(b, ctx, gather_sequence(b, ctx, h, "attn", hidden), "attn", ctx.tokens * hidden)
-    widths = (("wq", ctx.heads), ("wk", ctx.kv_heads), ("wv", ctx.kv_heads))
+    widths = (("wq", ctx.heads * a.d_qk), ("wk", ctx.kv_heads * a.d_qk), ("wv", ctx.kv_heads * a.d_v))
     q, k, v = (
-        linear(b, ctx, full, name, m=ctx.tokens, n=heads * a.d_qk, k=hidden, wide_input=wide, step="folded_product")
-        for name, heads in widths
+        linear(b, ctx, full, name, m=ctx.tokens, n=width, k=hidden, wide_input=wide, step="folded_product")
+        for name, width in widths
     )
     return q, k, v
 
@@ -342,7 +342,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
         y = promoted
     total = b.tensor(name, count * wide, use="residual")
     weights = fsdp.release_weights(b) if name == "out" else ()
-    inside = compiled and name == "mid"
+    inside = compiled and name == "mid" and ctx.model.norm_placement != "after"
     b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"),
              (y, x) if inside else (x, y, *weights), (total,), launches=0 if inside else 1, view=inside,
              functions=fsdp.call_python(ctx) if name == "out" else 0.0, step="residual",
@@ -418,6 +418,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
             Op("logits.all_gather", "tp", work, (logits,), (all_logits,), present=ctx.has_tp, stream="tp")
         )  # fmt: skip
         vocab = 1.0 * ctx.model.vocab
+    logits = parts.finish_logits(b, ctx, logits, float(ctx.model.vocab))
     b.part = "loss"
     loss = cross_entropy(b, ctx, logits, ctx.tokens * vocab)
     b.part = ""
