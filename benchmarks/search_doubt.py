@@ -34,8 +34,8 @@ NEAR = 0.04
 
 def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) -> None:
     """Print what a search rejects by memory, and what playing says of rows in doubt and of a sample beyond them."""
-    job, machines, asked = load_workload(workload), load_cluster(cluster, gpus), load_framework(framework)
-    search = find_plans(job, machines, framework=asked, without=OPTIONS, replay=False, every_row=True)
+    job, machines, profile = load_workload(workload), load_cluster(cluster, gpus), load_framework(framework)
+    search = find_plans(job, machines, framework=profile, without=OPTIONS, replay=False, every_row=True)
     facts, costed = (search.workload, search.cluster, search.framework), search.costed
     limit, loads = memory_limit_bytes(search.cluster), loads_of(search.workload, search.combinations.degrees)
 

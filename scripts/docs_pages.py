@@ -45,7 +45,10 @@ def public_names() -> dict[str, str]:
     tree = ast.parse((ROOT / "mofa" / "__init__.py").read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {
-        alias.name: node.module for node in imports if (node.module or "").startswith("mofa.") for alias in node.names
+        alias.name: node.module
+        for node in imports
+        if node.module is not None and node.module.startswith("mofa.")
+        for alias in node.names
     }
 
 

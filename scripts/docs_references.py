@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import partial
 from typing import Any
 
 import griffe
@@ -28,7 +29,10 @@ GROUP = re.compile(r"^(\w+(?:, \w+)+)\n((?: .*(?:\n|$)|\n(?= ))+)", re.MULTILINE
 def target_of(name: str, where: griffe.Object) -> str:
     """The whole dotted name of what ``name`` means in the docstring of ``where``; ``name`` where nothing has it."""
     if name.startswith("."):
-        return f"{where.package.path if where.is_module and where.is_init_module else where.module.parent.path}{name}"
+        parent = where.module.parent
+        if parent is None or (where.is_module and where.is_init_module):
+            return f"{where.package.path}{name}"
+        return f"{parent.path}{name}"
     head, _, rest = name.partition(".")
     if head == where.package.path:
         return name
@@ -125,6 +129,6 @@ class SiteDocstrings(griffe.Extension):
             if isinstance(where, griffe.Attribute):
                 describe_field(where)
             if where.docstring is not None:
-                text = ROLE.sub(lambda role, where=where: link(role, where), where.docstring.value)
+                text = ROLE.sub(partial(link, where=where), where.docstring.value)
                 where.docstring.value = one_entry_each(fenced_examples(text))
-            pending += [member for member in where.members.values() if not member.is_alias]
+            pending += [member for member in where.members.values() if isinstance(member, griffe.Object)]

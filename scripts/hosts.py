@@ -99,7 +99,7 @@ def by_runs(records: list[Record]) -> dict[tuple[Machine, int], list[float]]:
     for record in records:
         environment = record.environment
         if environment.host and environment.host_issue_s is not None and not environment.host_issues_s:
-            found[machine_of(record), record.run.gpus].append(record.environment.host_issue_s)
+            found[machine_of(record), record.run.gpus].append(environment.host_issue_s)
     return {where: values for where, values in found.items() if len(values) >= FEWEST}
 
 

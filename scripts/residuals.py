@@ -33,7 +33,7 @@ def fitting_runs(processes: int | None = None) -> list[RunScore]:
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
         found, _ = reference_runs(ROOT / "reference_runs", Path(scratch), spread=spread)
         runs, _ = score_references([reference for reference in found if reference.split == "fitting"], spread=spread)
-    return [run for run in runs if not run.traced]
+    return [run for run in runs if not run.is_traced]
 
 
 def device_memory(runs: list[RunScore]) -> dict[str, object]:
