@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import transformers
-from model_counts import CORRECTION, language_config
+from model_counts import CORRECTION, experts_without_weights, language_config
 from transformers import AutoModelForCausalLM
 
 COLUMNS = ("config", "layers", "parameters", "correction_biases", "without_weights", "transformers")
@@ -36,6 +36,7 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def main() -> None:
+    """Print the table of counts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="folder of config.json files")
     transformers.logging.set_verbosity_error()
@@ -64,8 +65,7 @@ def rows_of(model: Any) -> Iterator[dict[str, Any]]:
         if (place := LAYER.search(name)) is not None and name.endswith(CORRECTION):
             biases[int(place[1])] += tensor.numel()
     for name, module in model.named_modules():
-        place = LAYER.search(f"{name}.")
-        if place is not None and hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, torch.Tensor):
+        if (place := LAYER.search(f"{name}.")) is not None:
             unused[int(place[1])] += experts_without_weights(module)
     rows = defaultdict(list)
     for layer in sorted(parameters):
@@ -74,12 +74,6 @@ def rows_of(model: Any) -> Iterator[dict[str, Any]]:
         yield {
             "layers": spans(layers), "parameters": total, "correction_biases": bias, "without_weights": idle,
         }  # fmt: skip
-
-
-def experts_without_weights(module: Any) -> int:
-    """Elements of experts that have a first product and no second: LongCat's zero experts, which no file has."""
-    gate_up, down = module.gate_up_proj, module.down_proj
-    return int((gate_up.shape[0] - down.shape[0]) * gate_up[0].numel())
 
 
 def spans(layers: list[int]) -> str:

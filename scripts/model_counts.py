@@ -84,7 +84,16 @@ def counted(raw: dict[str, Any]) -> dict[str, Any]:
             head = 0 if tied else config.vocab_size * config.hidden_size
     biases = sum(tensor.numel() for name, tensor in model.named_buffers() if name.endswith(CORRECTION))
     total = sum(tensor.numel() for tensor in model.parameters()) + head
+    total -= sum(map(experts_without_weights, model.modules()))
     return {"class": type(model).__name__, "parameters": total, "correction_biases": biases}
+
+
+def experts_without_weights(module: Any) -> int:
+    """Elements of experts that have a first product and no second: LongCat's zero experts, which no file has."""
+    if not all(isinstance(getattr(module, name, None), torch.Tensor) for name in ("gate_up_proj", "down_proj")):
+        return 0
+    gate_up, down = module.gate_up_proj, module.down_proj
+    return int((gate_up.shape[0] - down.shape[0]) * gate_up[0].numel())
 
 
 def language_config(raw: dict[str, Any]) -> Any:

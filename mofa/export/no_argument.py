@@ -9,6 +9,18 @@ from mofa.export.arguments import Fixed
 FREE: Mapping[str, str] = {
     "name": "a name of mofa's, in the head of the files",
     "source": "where the workload's facts come from",
+    "notes": "what a config.json left out or left to defaults, said beside the plan",
+    **dict.fromkeys(
+        (
+            "model.layers.kinds",
+            "model.layers.pattern",
+            "model.layers.prediction",
+            "model.layers.residual_streams",
+            "model.layers.zero_experts",
+            "model.layers.expert_latent",
+        ),
+        "a model with layers of several kinds has no plan yet: each command refuses its step",
+    ),
     "tokens": "how long a job trains is no part of a step; the script says it in steps",
     "framework": "the workload's usual framework; the plan's is framework.name",
     "model.name": "a name of mofa's, in the head of the files",

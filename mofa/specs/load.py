@@ -28,7 +28,6 @@ from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied_facts
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.huggingface import read_config
 from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
 from mofa.specs.renamed import with_current_gpu_names, with_current_override_names
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
@@ -100,6 +99,8 @@ def load_workload(
 
 
 def _huggingface_workload(path: Path, where: str, changes: Mapping[str, object]) -> dict[str, Any]:
+    from mofa.specs.huggingface import read_config  # records of all architectures, which no other file needs
+
     folder = path.absolute().parent.name
     name = folder if path.name == "config.json" and folder else path.stem
     model, notes = read_config(load_json(path, where), where, name=name)

@@ -163,6 +163,12 @@ def test_a_hugging_face_config_is_planned(cli: Cli, tmp_path: Path) -> None:
     assert report["plans"][0]["days_without_failures"] > 0
     estimate = cli("estimate", "./my-hf-model", "h100-hgx", "--gpus", "512", "--strategy", "tp=2", *options)
     assert json.loads(estimate.stdout)["workload"] == report["workload"]
+    said = "absent keys as transformers' LlamaConfig has them: head_dim 128"
+    assert said in report["plans"][0]["notes"]
+    assert said in json.loads(estimate.stdout)["notes"]
+    shown = cli("show", "workload", "./my-hf-model", *options[:4])
+    assert said in " ".join(shown.stdout.split())
+    assert json.loads(cli("show", "workload", "./my-hf-model", *options[:4], "--json").stdout)["notes"] == [said]
     without = cli("plan", "./my-hf-model/config.json", "h100-hgx", "--gpus", "512")
     assert without.returncode == 2
     assert "--seq-len" in one_line_of(without.stderr)
@@ -385,7 +391,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("binary.yaml", "\x00\x01\x02", "YAML"),
         ("other.json", json.dumps({"architectures": ["BertForMaskedLM"], "model_type": "bert"}), "bert"),
         ("text.json", json.dumps({**HF_LLAMA, "hidden_size": "wide"}), "hidden_size"),
-        ("missing.json", json.dumps({k: v for k, v in HF_LLAMA.items() if k != "vocab_size"}), "vocab_size"),
+        ("missing.json", json.dumps({"architectures": ["InternLM2ForCausalLM"]}), "hidden_size is missing"),
     ],
 )
 def test_a_bad_file_is_one_line_and_status_2(cli: Cli, tmp_path: Path, name: str, content: str, says: str) -> None:
@@ -444,6 +450,7 @@ def test_show_workload_counts_its_parameters(cli: Cli) -> None:
     workload = json.loads(cli("show", "workload", "deepseek-v3", "--json").stdout)
     assert workload["num_params"] == pytest.approx(671.03e9, rel=1e-3)
     assert workload["num_active_params"] == pytest.approx(37.55e9, rel=1e-3)
+    assert workload["num_active_params_without_embedding"] == pytest.approx(36.63e9, rel=1e-3)
     assert "model.attention.kv_lora_rank" in cli("show", "workload", "deepseek-v3").stdout
 
 

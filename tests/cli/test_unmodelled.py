@@ -26,7 +26,7 @@ REFUSED = {
     "nvidia--Nemotron-H-56B-Base-8K": "linear attention is not modelled yet (Mamba-2 in 54 of 118 layers)",
     "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "linear attention is not modelled yet (Mamba-2 in 23 of 52 layers)",
     "tiiuae--Falcon-H1-34B-Base": "linear attention is not modelled yet (Mamba-2 in 72 of 72 layers)",
-    "ibm-granite--granite-4.0-h-small": "linear attention is not modelled yet (Mamba-2 in 39 of 40 layers)",
+    "ibm-granite--granite-4.0-h-small": "linear attention is not modelled yet (Mamba-2 in 36 of 40 layers)",
     "ibm-ai-platform--Bamba-9B-v1": "linear attention is not modelled yet (Mamba-2 in 29 of 32 layers)",
     "moonshotai--Kimi-Linear-48B-A3B-Base":
         "linear attention is not modelled yet (Kimi delta attention in 20 of 27 layers)",

@@ -179,11 +179,12 @@ def test_a_file_that_names_only_its_class_is_that_classs_default() -> None:
     ("config", "message"),
     [
         (
-            {"architectures": ["FalconH1ForCausalLM"], "mamba_d_state": 256},
-            r'layers: mamba_d_state\); nearest is FalconForCausalLM: .* set architectures to \["FalconForC',
+            {"architectures": ["FalconH2ForCausalLM"], "mamba_d_state": 256},
+            r'layers: mamba_d_state\); nearest is FalconH1ForCausalLM: .* set architectures to \["FalconH1ForC',
         ),
-        ({"model_type": "qwen3_5_moe_text", "linear_num_key_heads": 16}, r"model_type \(qwen3_5_moe_text\) .* linear"),
-        ({"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 2048}, "nearest is DeepseekV3ForCausalLM"),
+        ({"model_type": "olmo_hybrid", "linear_num_key_heads": 16}, r"model_type \(olmo_hybrid\) .* linear"),
+        ({"architectures": ["DeepseekV33ForCausalLM"], "index_topk": 2048}, "nearest is DeepseekV32ForCausalLM"),
+        ({"architectures": ["DeepseekV31ForCausalLM"]}, "nearest is DeepseekV3ForCausalLM"),
         (
             {"architectures": ["Unheard"], "kv_lora_rank": 512, "q_lora_rank": 1536, "v_head_dim": 128,
              "n_routed_experts": 8, "topk_method": "noaux_tc", "moe_layer_freq": 1},

@@ -17,7 +17,7 @@ _REASONS = (
     (("zero_expert_num",), "experts without weights"),
     (("encoder_layers", "encoder_attention_heads"), "an encoder"),
 )
-"""Keys that tell of layers that mofa lacks."""
+"""Keys that tell of layers that are not plain: a class that has one is nearest to others that have it."""
 
 
 def unknown_class(
@@ -36,9 +36,12 @@ def unknown_class(
     file
         The file, as the user named it.
     """
-    reason = next((f" (it has {what}: {sign})" for signs, what in _REASONS for sign in signs if config.get(sign)), "")
+    signs = [(sign, what) for signs, what in _REASONS for sign in signs if config.get(sign)]
+    reason = f" (it has {signs[0][1]}: {signs[0][0]})" if signs else ""
     key, name = named
-    near = _nearest(name, config, tuple(architectures))
+    known = tuple(architectures)
+    alike = tuple(a for a in known if any(sign in _names_of_keys(a) for sign, _ in signs))
+    near = _nearest(name, config, alike or known)
     return (
         f"{key} ({short(name)}) is no model that mofa reads{reason}; nearest is {near}: where the layers are "
         f'its own, set architectures to ["{near}"]; else begin a workload YAML by mofa new workload --like '
@@ -60,6 +63,10 @@ def nearest_workload(config: Mapping[str, Any]) -> str:
     return "qwen3-30b-a3b" if has_experts else "llama3-8b"
 
 
+def _names_of_keys(architecture: Architecture) -> set[str]:
+    return {name.partition(".")[0] for key, rule in architecture.keys.items() for name in (rule.names or (key,))}
+
+
 def _nearest(named: str, config: Mapping[str, Any], architectures: tuple[Architecture, ...]) -> str:
     """By name where one is close, else by how many of a class's keys the file has."""
     names = {name: a.classes[0] for a in architectures for name in (*a.classes, *a.model_types)}
@@ -69,7 +76,7 @@ def _nearest(named: str, config: Mapping[str, Any], architectures: tuple[Archite
     given = {key for key, value in config.items() if value is not None}
 
     def likeness(a: Architecture) -> tuple[int, int]:
-        keys = {name.partition(".")[0] for key, rule in a.keys.items() for name in (rule.names or (key,))}
+        keys = _names_of_keys(a)
         return len(keys & given), -len(keys - given)
 
     return max(architectures, key=likeness).classes[0]

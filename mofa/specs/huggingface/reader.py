@@ -187,7 +187,7 @@ def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
     good, wanted = {
         "positive": (integer and value > 0, "a positive whole number"),
         "count": (integer and value >= 0, "a whole number, 0 or more"),
-        "number": (integer or (isinstance(value, float) and math.isfinite(value)), "a finite number"),
+        "number": (integer or (isinstance(value, float) and math.isfinite(value)), "a number"),
         "text": (isinstance(value, str), "text"),
         "truth": (isinstance(value, bool), "true or false"),
         "list": (isinstance(value, list), "a list"),

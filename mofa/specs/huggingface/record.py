@@ -66,8 +66,8 @@ def text(default: Any, *names: str, nullable: bool = False) -> Key:
 
 
 def size_or_auto(*names: str) -> Key:
-    """A positive whole number, or ``auto``, which is also what an absent key means: the class derives it."""
-    return Key("positive or auto", "auto", True, None, names)
+    """A positive whole number, or ``auto``, as null or none: the class derives it."""
+    return Key("positive or auto", None, True, None, names)
 
 
 def per_layer(default: Any, *names: str) -> Key:

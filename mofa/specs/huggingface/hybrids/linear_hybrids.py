@@ -89,7 +89,7 @@ def _qwen3_5(c: Config) -> dict[str, Any]:
 
 
 def _kimi_linear(c: Config) -> dict[str, Any]:
-    """Kimi delta attention, and latent attention that is not rotated in every fourth layer or so."""
+    """Kimi delta attention, and latent attention in every fourth layer or so. The class ties nothing."""
     delta = {
         "kind": "kimi_delta", "num_heads": c["linear_attn_config.num_heads"],
         "head_dim": c["linear_attn_config.head_dim"], "conv_kernel": c["linear_attn_config.short_conv_kernel_size"],
@@ -112,7 +112,8 @@ def _kimi_linear(c: Config) -> dict[str, Any]:
         c, score="sigmoid", correction_bias=True, shared_hidden=c["num_shared_experts"] * c["moe_intermediate_size"],
         num_groups=c["num_expert_group"], groups_per_token=c["topk_group"],
     )  # fmt: skip
-    return {"attention": latent(c), "mlp": gated_mlp(c), "moe": fields, **layers(each)}
+    raw = {"attention": latent(c), "mlp": gated_mlp(c), "moe": fields, "tied_embeddings": False}
+    return {**raw, **layers(each)}
 
 
 def _minimax(c: Config) -> dict[str, Any]:

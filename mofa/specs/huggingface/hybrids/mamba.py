@@ -124,10 +124,9 @@ def _names_of_pattern(c: Config, pattern: str, by_name: str) -> list[str] | None
 
 
 def _nemotron_h(c: Config) -> dict[str, Any]:
-    """A layer is a norm and one mixer: a state space, attention, a feed-forward or experts."""
+    """A layer is a norm and one mixer: a state space, attention, a feed-forward or experts. The class ties nothing."""
     names = _names_of_pattern(c, "hybrid_override_pattern", "layers_block_type")
-    if names is None:
-        raise ValueError("hybrid_override_pattern and layers_block_type are missing; add the pattern of the layers")
+    names = ["mamba", "moe", "attention", "mlp"] if names is None else names
     given = c["num_hidden_layers"]
     if given is not None and given != len(names):
         raise ValueError(f"num_hidden_layers ({given}) is not the {len(names)} layers of the pattern; correct one")
@@ -147,7 +146,8 @@ def _nemotron_h(c: Config) -> dict[str, Any]:
     bias = c["attention_bias"]
     raw = {
         "attention": gqa(c, qkv_bias=bias, out_bias=bias, **NO_ROTATION), "num_layers": len(names),
-        "mlp": plain_mlp(c, bias=c["mlp_bias"]), "num_mtp_layers": c["num_nextn_predict_layers"],
+        "mlp": plain_mlp(c, bias=c["mlp_bias"]), "tied_embeddings": False,
+        "num_mtp_layers": c["num_nextn_predict_layers"],
     }  # fmt: skip
     if "moe" not in (*names, *(entry if more else ())):
         return {**raw, **layers([named[name] for name in names], **more)}

@@ -130,7 +130,7 @@ ARCHITECTURES = (
     Architecture(
         "MiMoV2FlashConfig", ("MiMoV2FlashForCausalLM",), ("mimo_v2_flash",),
         {**sizes(4096, 48, 64, 16384, 152576), "num_key_value_heads": size(4), "head_dim": size(192),
-         "v_head_dim": size(128), **rotary(0.334), "attention_bias": flag(False), "sliding_window": size(128),
+         "v_head_dim": size(128), **rotary(0.334), "attention_bias": flag(False), "sliding_window": size(129),
          "swa_num_attention_heads": size(None), "swa_num_key_value_heads": size(None), "swa_head_dim": size(None),
          "swa_v_head_dim": size(None), "add_swa_attention_sink_bias": flag(True),
          "add_full_attention_sink_bias": flag(False), "hybrid_layer_pattern": entries(), "layer_types": entries(),

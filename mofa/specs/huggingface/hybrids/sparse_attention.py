@@ -55,7 +55,8 @@ def _names_of_v4(c: Config) -> tuple[list[str], list[str]]:
     if c["layer_types"] is not None:
         return listed(c, "layer_types", _KINDS_OF_V4), ["window"] * predictions
     if c["compress_ratios"] is None:
-        raise ValueError("compress_ratios and layer_types are missing; add the attention of each layer")
+        alternating = ["sparse" if i % 2 else "compressed" for i in range(max(given - 2, 0))]
+        return ["compressed"] * min(given, 2) + alternating, ["window"] * predictions
     length = len(c["compress_ratios"])
     if length not in (given, given + predictions):
         raise ValueError(f"compress_ratios lists {length} layers, there are {given} and {predictions} predictions")
