@@ -13,11 +13,12 @@ from mofa.specs.huggingface import (
     olmo,
     phi,
     qwen,
+    recent,
     remote,
     sparse_models,
 )
 from mofa.specs.huggingface.record import Architecture
 
-FAMILIES = (llama, mistral, qwen, deepseek, glm, gemma, granite, olmo, phi, gpt, sparse_models, remote)
+FAMILIES = (llama, mistral, qwen, deepseek, glm, gemma, granite, olmo, phi, gpt, sparse_models, recent, remote)
 
 ARCHITECTURES: tuple[Architecture, ...] = tuple(a for family in FAMILIES for a in family.ARCHITECTURES)
