@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.attention.mla import MLA
 from mofa.specs.files import short
 from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, entries, flag, size, text
 from mofa.specs.huggingface.shared_keys import (
@@ -13,6 +12,7 @@ from mofa.specs.huggingface.shared_keys import (
     gated_mlp,
     gqa,
     kv_heads,
+    latent,
     moe,
     refuse,
     sizes,
@@ -20,14 +20,7 @@ from mofa.specs.huggingface.shared_keys import (
 )
 
 
-def latent(c: Config) -> dict[str, Any]:
-    """Latent attention."""
-    refuse(c, "attention_bias", False, "biases in latent attention")
-    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return {"kind": MLA.name, "num_heads": c["num_attention_heads"], **{name: c[name] for name in names}}
-
-
-def _dense_layers(c: Config) -> int:
+def dense_layers(c: Config) -> int:
     """Dense layers ahead of those with experts: a list of the layers' kinds wins over their number."""
     kinds = c.get("mlp_layer_types")
     if kinds is None:
@@ -47,7 +40,7 @@ def many_experts(c: Config, score: str, *, grouped: bool, correction: bool) -> d
         )
     fields = moe(
         c, num_experts="n_routed_experts", score=score, correction_bias=correction,
-        shared_hidden=(c["n_shared_experts"] or 0) * c["moe_intermediate_size"], first_k_dense=_dense_layers(c),
+        shared_hidden=(c["n_shared_experts"] or 0) * c["moe_intermediate_size"], first_k_dense=dense_layers(c),
         num_groups=groups[0] if grouped else 1, groups_per_token=groups[1] if grouped else 1,
     )  # fmt: skip
     raw = {"mlp": gated_mlp(c), "moe": fields} if c.get("intermediate_size") else dense_or_experts(c, fields)

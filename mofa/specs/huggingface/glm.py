@@ -13,7 +13,8 @@ def _glm(c: Config) -> dict[str, Any]:
     return {"attention": gqa(c, qkv_bias=c["attention_bias"], **rotary_dim(c)), "mlp": gated_mlp(c)}
 
 
-def _glm4(c: Config) -> dict[str, Any]:
+def glm4(c: Config) -> dict[str, Any]:
+    """GLM-4-0414: norms on either side of both parts."""
     return {**_glm(c), "norm_placement": "both"}
 
 
@@ -33,7 +34,7 @@ _GLM_MOE = {
 
 ARCHITECTURES = (
     Architecture("GlmConfig", ("GlmForCausalLM",), ("glm",), _GLM, _glm),
-    Architecture("Glm4Config", ("Glm4ForCausalLM",), ("glm4",), _GLM, _glm4),
+    Architecture("Glm4Config", ("Glm4ForCausalLM",), ("glm4",), _GLM, glm4),
     Architecture(
         "Glm4MoeConfig", ("Glm4MoeForCausalLM",), ("glm4_moe",),
         {**_GLM_MOE, "attention_bias": flag(False), "use_qk_norm": flag(False),

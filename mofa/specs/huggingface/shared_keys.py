@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.specs.attention.gqa import GQA
+from mofa.specs.attention.mla import MLA
 from mofa.specs.files import short
 from mofa.specs.huggingface.record import REQUIRED, Config, Key, count, entries, flag, number, size, text
 
@@ -103,6 +104,13 @@ def gqa(c: Config, *, qkv_bias: bool = False, out_bias: bool = False, **more: An
         "out_bias": out_bias,
         **more,
     }
+
+
+def latent(c: Config) -> dict[str, Any]:
+    """Multi-head latent attention."""
+    refuse(c, "attention_bias", False, "biases in latent attention")
+    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {"kind": MLA.name, "num_heads": c["num_attention_heads"], **{name: c[name] for name in names}}
 
 
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}

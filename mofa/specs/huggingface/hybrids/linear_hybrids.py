@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.deepseek import latent, latent_sizes
+from mofa.specs.huggingface.deepseek import latent_sizes
 from mofa.specs.huggingface.hybrids.layer_fields import (
     ATTENTION,
     GATED,
@@ -24,6 +24,7 @@ from mofa.specs.huggingface.shared_keys import (
     gated_mlp,
     gqa,
     kv_heads,
+    latent,
     moe,
     refuse,
     rotary,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.specs.files import short
-from mofa.specs.huggingface.deepseek import latent, latent_sizes
+from mofa.specs.huggingface.deepseek import latent_sizes
 from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, MLP, MOE, kind, layers, listed
 from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, entries, flag, size, text
-from mofa.specs.huggingface.shared_keys import experts_only, gated_mlp, gqa, moe, rotary, rotary_dim, sizes
+from mofa.specs.huggingface.shared_keys import experts_only, gated_mlp, gqa, latent, moe, rotary, rotary_dim, sizes
 
 
 def _mimo_v2(c: Config) -> dict[str, Any]:

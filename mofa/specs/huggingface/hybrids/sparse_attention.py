@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.deepseek import expert_sizes, latent, latent_sizes, many_experts
+from mofa.specs.huggingface.deepseek import expert_sizes, latent_sizes, many_experts
 from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, MLP, MOE, kind, layers, listed
 from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, text
-from mofa.specs.huggingface.shared_keys import experts_only, gqa, moe, refuse, sizes
+from mofa.specs.huggingface.shared_keys import experts_only, gqa, latent, moe, refuse, sizes
 
 
 def _indexed(c: Config, has_indexer: list[bool]) -> dict[str, Any]:
