@@ -8,7 +8,7 @@ and as many chunks' gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -54,10 +54,12 @@ class RankInFlight:
 
 @lru_cache(maxsize=MOST_ORDERS)
 def rank_in_flight(
-    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, kind: str, unshards: bool = False
+    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, kind: str, unshards: bool = False,
+    ranks: tuple[int, ...] | None = None,
 ) -> RankInFlight:  # fmt: skip
     """The moments of forwards (``kind`` F), of backwards (B), whole or by inputs, of backwards by weights (W), or of
-    reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one.
+    reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one; on some
+    ``ranks``, all where absent.
 
     Examples
     --------
@@ -67,8 +69,15 @@ def rank_in_flight(
     >>> backward.flying[0, :, 0], backward.begun[0, :, 0]
     (array([2., 2.]), array([0., 1.]))
     """
-    by_kind = _states_of_ranks(schedule, runtime, pp, vpp, num_micro_batches, unshards)
-    of_ranks = [states[kind] for states in by_kind]
+    known = _known_states(schedule, runtime, pp, vpp, num_micro_batches, unshards)
+    asked = range(pp) if ranks is None else ranks
+    if not known.keys() >= set(asked):
+        order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
+        for r in asked:
+            if r not in known:
+                computations = [(a.effective_kind or "", order.chunk_of(a.stage)) for a in order.ranks[r]]
+                known[r] = _states_of_rank(computations, vpp, unshards)
+    of_ranks = [known[r][kind] for r in asked]
     most = max(len(rank) for rank in of_ranks)
     full = np.array([
         [(chunk, *flying, *begun, *waiting, *away, *reduced, first, split)
@@ -87,18 +96,13 @@ are put off."""
 
 
 @lru_cache(maxsize=MOST_ORDERS)
-def _states_of_ranks(
-    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, unshards: bool
-) -> list[dict[str, list[_State]]]:  # fmt: skip
-    """The moments of each rank, by the kinds that :func:`rank_in_flight` is asked for."""
-    order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
-    return [
-        _of_rank([(a.effective_kind or "", order.chunk_of(a.stage)) for a in actions], vpp, unshards)
-        for actions in order.ranks
-    ]
+def _known_states(*order: object) -> dict[int, dict[str, list[_State]]]:
+    """The moments of an order's ranks that were asked for so far, by the kinds of :func:`rank_in_flight`."""
+    return {}
 
 
-def _of_rank(computations: list[tuple[str, int]], vpp: int, unshards: bool) -> dict[str, list[_State]]:
+def _states_of_rank(computations: Sequence[tuple[str, int]], vpp: int, unshards: bool) -> dict[str, list[_State]]:
+    """The moments of a rank, by kind."""
     flying, begun, waiting, reduced = [0] * vpp, [0] * vpp, [0] * vpp, [0] * vpp
     ahead = list(dict.fromkeys(chunk for _, chunk in computations))[:CHUNKS_AHEAD]
     away = [int(unshards and chunk not in ahead) for chunk in range(vpp)]
@@ -384,11 +388,13 @@ class InFlight:
 
     def _moments(self, kind: str, ended: bool, num_micro_batches: int, of_length: NDArray[np.intp]) -> _Moments:
         rows, lay = self.rows, self.rows.layout
-        (pp, vpp), stage = (lay.stages.pp, lay.stages.vpp), lay.shown.stage
-        runtime = rows.framework.traits.runtime
-        states = rank_in_flight(rows.schedule, runtime, pp, vpp, num_micro_batches, kind, self.unshards)
-        chunk, flying, begun = states.chunk[stage], states.flying[stage], states.begun[stage]
-        own, waiting, split = np.eye(vpp)[chunk], states.waiting[stage], states.split[stage][:, :, None]
+        vpp, ranks = lay.stages.vpp, tuple(lay.shown.stage.tolist())
+        states = rank_in_flight(
+            rows.schedule, rows.framework.traits.runtime, lay.stages.pp, vpp, num_micro_batches, kind, self.unshards,
+            ranks,
+        )  # fmt: skip
+        chunk, flying, begun = states.chunk, states.flying, states.begun
+        own, waiting, split = np.eye(vpp)[chunk], states.waiting, states.split[:, :, None]
         if ended:
             flying, begun = flying - own * ~split, np.maximum(begun, own * ~split)
             waiting = waiting + own * split
@@ -399,9 +405,9 @@ class InFlight:
             alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.deferred[of_length])
         share, reduced, away = self.share[of_length], None, None
         if self.unshards:
-            reduced = np.einsum("rsc,nrc->nrs", states.reduced[stage], share) * self.reduced[of_length][:, :, None]
-            away = np.einsum("rsc,nrc->nrs", states.away[stage], share) * self.copies[of_length][:, :, None]
+            reduced = np.einsum("rsc,nrc->nrs", states.reduced, share) * self.reduced[of_length][:, :, None]
+            away = np.einsum("rsc,nrc->nrs", states.away, share) * self.copies[of_length][:, :, None]
         return _Moments(
-            np.arange(len(stage))[:, None] * vpp + chunk, alive, np.einsum("rsc,nrc->nrs", begun, share),
-            states.first[stage] if ended or kind == "W" else None, reduced, away,
+            np.arange(len(ranks))[:, None] * vpp + chunk, alive, np.einsum("rsc,nrc->nrs", begun, share),
+            states.first if ended or kind == "W" else None, reduced, away,
         )  # fmt: skip
