@@ -205,9 +205,9 @@ def grouped_gemm_s(
 
     ``rows`` are those of the slowest rank; within it the experts are taken as equally popular, their counts scatter as
     those of tokens routed one by one. ``wgrad`` is the weight gradient, which reduces over the rows of an expert: it
-    takes the longer, the more they are ``uneven`` (their standard deviation over their mean [-]). Equal products are
-    timed once, as in :func:`gemm_s`. ``sequential`` runs one kernel per expert, ``kernel`` says how others run, ``added_bytes`` what a weight gradient moves beyond one
-    element (:class:`mofa.blocks.work.Grouped`). [s]
+    takes the longer, the more they are ``uneven`` (their standard deviation over their mean [-]). ``sequential`` runs
+    one kernel per expert, ``kernel`` says how others run, ``added_bytes`` what a weight gradient moves beyond one
+    element (:class:`mofa.blocks.work.Grouped`). Equal products are timed once. [s]
 
     Examples
     --------
