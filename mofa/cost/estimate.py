@@ -90,7 +90,7 @@ class Estimator:
         """Share of passes in which kernels that are loaded take the host's lead. (n,) [-]"""
         self.rests = True
         """Whether pipelines' waits give back some of the clock that the power limit takes."""
-        self.pieces: tuple[Piece, ...] = ()
+        self.shared_rows: tuple[SharedRows, ...] = ()
         """The estimators whose blocks the rows share, where these have none of their own."""
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
@@ -199,9 +199,9 @@ class Estimator:
     @cached_property
     def without_host_lead(self) -> Estimator:
         """The same where loads have taken the host's lead in all passes."""
-        if self.pieces:
-            return self.of_pieces(
-                self.table, [(of.without_host_lead, rows, places) for of, rows, places in self.pieces]
+        if self.shared_rows:
+            return self.of_shared_rows(
+                self.table, [(of.without_host_lead, rows, places) for of, rows, places in self.shared_rows]
             )
         other = self._costed_as(BlockCosts.without_host_lead)
         other.drains = np.zeros(len(self.table))
@@ -210,9 +210,9 @@ class Estimator:
     @cached_property
     def with_device_waits(self) -> Estimator:
         """The same where the slowest rank of each row waits for a share ``RESTED`` of its step."""
-        if self.pieces:
-            return self.of_pieces(
-                self.table, [(of.with_device_waits, rows, places) for of, rows, places in self.pieces]
+        if self.shared_rows:
+            return self.of_shared_rows(
+                self.table, [(of.with_device_waits, rows, places) for of, rows, places in self.shared_rows]
             )
         return self._rested_by(RESTED)
 
@@ -243,16 +243,16 @@ class Estimator:
         return other
 
     @staticmethod
-    def of_pieces(table: StrategyTable, pieces: Sequence[Piece]) -> Estimator:
-        """An estimator of a table that shares the blocks of other estimators, in pieces, which have all its rows."""
-        first, begin = pieces[0][0], 0
+    def of_shared_rows(table: StrategyTable, shared_rows: Sequence[SharedRows]) -> Estimator:
+        """An estimator of a table that shares the blocks of other estimators, some of each, all its rows in all."""
+        first, begin = shared_rows[0][0], 0
         other = first._copy()
-        other.table, other.pieces = table, tuple(pieces)
+        other.table, other.shared_rows = table, tuple(shared_rows)
         other.framework = first.framework.with_options(shared_options(table))
-        other.parts = [part for estimator, _, _ in pieces for part in estimator.parts]
+        other.parts = [part for estimator, _, _ in shared_rows for part in estimator.parts]
         other.of, other.place = np.empty(len(table), first.of.dtype), np.empty(len(table), first.place.dtype)
         other.drains = np.empty(len(table))
-        for estimator, rows, places in pieces:
+        for estimator, rows, places in shared_rows:
             other.of[places] = begin + estimator.of[rows]
             other.place[places], other.drains[places] = estimator.place[rows], estimator.drains[rows]
             begin += len(estimator.parts)
@@ -267,7 +267,7 @@ class Estimator:
     def _copy(self) -> Estimator:
         """The same without what follows from its table and its blocks."""
         other = copy.copy(self)
-        other.pieces = ()
+        other.shared_rows = ()
         for name in (
             "composed_row",
             "rank_specs",
@@ -364,7 +364,7 @@ class Estimator:
             )  # fmt: skip
 
 
-Piece = tuple[Estimator, NDArray[np.intp], NDArray[np.intp]]
+SharedRows = tuple[Estimator, NDArray[np.intp], NDArray[np.intp]]
 """An estimator, some rows of its table, and which rows they are of another table."""
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.block_cost import columns_of_blocks, layer_modes, unique_rows
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.estimate import Estimator, Piece, rows_by_precision_mode
+from mofa.cost.estimate import Estimator, SharedRows, rows_by_precision_mode
 from mofa.cost.option_sets import sharing_blocks
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -41,30 +41,30 @@ def estimators_sharing_blocks(
     out: dict[int, Estimator] = {}
     for some in sharing_blocks([table.common_options for table in tables]):
         own = [tables[i] for i in some]
-        whole, table_of = StrategyTable.concatenated(own), np.repeat(np.arange(len(own)), list(map(len, own)))
-        shares = _shares(workload, framework, whole, table_of)
-        shared = Estimator(workload, cluster, framework, whole.take(shares), loads) if shares.any() else None
+        joined, table_of = StrategyTable.concatenated(own), np.repeat(np.arange(len(own)), list(map(len, own)))
+        shares = _shares(workload, framework, joined, table_of)
+        shared = Estimator(workload, cluster, framework, joined.take(shares), loads) if shares.any() else None
         for n, i in enumerate(some):
-            pieces: list[Piece] = []
+            shared_rows: list[SharedRows] = []
             if shared is not None and len(places := np.flatnonzero(shares[table_of == n])):
-                pieces.append((shared, np.flatnonzero(table_of[shares] == n), places))
+                shared_rows.append((shared, np.flatnonzero(table_of[shares] == n), places))
             if len(places := np.flatnonzero(~shares[table_of == n])):
                 alone = Estimator(workload, cluster, framework, own[n].take(places), loads)
-                pieces.append((alone, np.arange(len(places)), places))
-            out[i] = Estimator.of_pieces(own[n], pieces)
+                shared_rows.append((alone, np.arange(len(places)), places))
+            out[i] = Estimator.of_shared_rows(own[n], shared_rows)
     return [out[i] for i in range(len(tables))]
 
 
 def _shares(
-    workload: WorkloadSpec, framework: FrameworkSpec, whole: StrategyTable, table_of: NDArray[np.intp]
+    workload: WorkloadSpec, framework: FrameworkSpec, joined: StrategyTable, table_of: NDArray[np.intp]
 ) -> NDArray[np.bool_]:
     """Which rows of several tables share their blocks with other tables' rows. (n,)"""
-    shares = np.ones(len(whole), dtype=bool)
-    for rows, _ in rows_by_precision_mode(workload, framework, whole):
-        modes, tables = layer_modes(whole.take(rows)), np.unique(table_of[rows]).tolist()
+    shares = np.ones(len(joined), dtype=bool)
+    for rows, _ in rows_by_precision_mode(workload, framework, joined):
+        modes, tables = layer_modes(joined.take(rows)), np.unique(table_of[rows]).tolist()
         for number in tables:
             own_rows = rows[table_of[rows] == number]
-            own = whole.take(own_rows)
+            own = joined.take(own_rows)
             first, _ = unique_rows(columns_of_blocks(workload, framework, own))
             shares[own_rows] = len(tables) > 1 and len(first) > 1 and layer_modes(own) == modes
     return shares
