@@ -235,6 +235,13 @@ class Estimator:
         other.cluster = cluster
         return other
 
+    def with_recompute_layers(self, number: int) -> Estimator:
+        """The same for its table's only row with another number of recomputed layers: some, in both."""
+        assert number > 0 < int(self.table.recompute_layers[0]), "all or none recomputed: other modes"
+        other = self._costed_as(lambda costs: costs)
+        other.table = replace(self.table, recompute_layers=np.array([number], dtype=np.int64))
+        return other
+
     def with_layout(self, layout: str, recompute_layers: int) -> Estimator:
         """The same for its table's only row with another layout, and another number of recomputed layers."""
         table = replace(self.table, layouts=(layout,), layout=np.zeros(1, dtype=np.int64))
