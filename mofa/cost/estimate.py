@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,15 +15,16 @@ from mofa.blocks.elementwise import first_largest, per_combination, row_max
 from mofa.cost.block.block_cost import Mode, block_costs, recomputes_layers_whole, unique_rows
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
-from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
-from mofa.cost.checkpoint import rank_bytes
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS, Breakdown
+from mofa.cost.collector import Collector, saved_bytes
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
-from mofa.cost.memory.peak import Peak, StageBytes, fullest_of, stage_bytes, stage_peaks
+from mofa.cost.memory.peak import StageBytes, fullest_of, stage_bytes
+from mofa.cost.option_sets import dp_replicate, shared_options
 from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
-from mofa.cost.step_time.step import StepTime, step_time
+from mofa.cost.step_time.step import step_time
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -47,7 +48,7 @@ def rows_by_precision_mode(
     rows = np.arange(len(table))
     if not framework.traits.has_pytorch_modules:
         return [(rows, Mode())]
-    shard = table.dp // np.maximum(np.minimum(framework.dp_replicate, table.dp), 1)
+    shard = table.dp // np.maximum(np.minimum(dp_replicate(framework, table), table.dp), 1)
     if framework.data_parallel == "ddp":
         shard = np.ones_like(shard)
     mixed = shard * table.cp > 1
@@ -71,7 +72,7 @@ class Estimator:
     Parameters
     ----------
     table
-        Candidates that the framework can run, with one set of its options; (n,).
+        Candidates that the framework can run, with sets of its options that share blocks; (n,).
     loads
         How unevenly experts are loaded.
     drop
@@ -82,13 +83,15 @@ class Estimator:
         self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
         loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
-        framework = framework.with_options(table.common_options)
+        framework = framework.with_options(shared_options(table))
         self.workload, self.cluster, self.framework, self.table = workload, cluster, framework, table
         self.loads, self.drop = loads, drop
         self.drains = np.zeros(len(table))
         """Share of passes in which kernels that are loaded take the host's lead. (n,) [-]"""
         self.rests = True
         """Whether pipelines' waits give back some of the clock that the power limit takes."""
+        self.shared_rows: tuple[SharedRows, ...] = ()
+        """The estimators whose blocks the rows share, where these have none of their own."""
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
         self.parts: list[ModeGroup] = []
@@ -129,7 +132,7 @@ class Estimator:
         which = np.arange(len(self.table)) if which is None else which
         layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
         table = replace(self.table.take(which), recompute_layers=layers)
-        out = _Collector(table, len(table), detail)
+        out = Collector(table, len(table), detail)
         done = 0
         for chosen, rows in self._composed(which, layers, every_stage=detail):
             out.put(chosen, rows)
@@ -196,6 +199,10 @@ class Estimator:
     @cached_property
     def without_host_lead(self) -> Estimator:
         """The same where loads have taken the host's lead in all passes."""
+        if self.shared_rows:
+            return self.of_shared_rows(
+                self.table, [(of.without_host_lead, rows, places) for of, rows, places in self.shared_rows]
+            )
         other = self._costed_as(BlockCosts.without_host_lead)
         other.drains = np.zeros(len(self.table))
         return other
@@ -203,6 +210,10 @@ class Estimator:
     @cached_property
     def with_device_waits(self) -> Estimator:
         """The same where the slowest rank of each row waits for a share ``RESTED`` of its step."""
+        if self.shared_rows:
+            return self.of_shared_rows(
+                self.table, [(of.with_device_waits, rows, places) for of, rows, places in self.shared_rows]
+            )
         return self._rested_by(RESTED)
 
     @cached_property
@@ -224,6 +235,13 @@ class Estimator:
         other.cluster = cluster
         return other
 
+    def with_recompute_layers(self, number: int) -> Estimator:
+        """The same for its table's only row with another number of recomputed layers: some, in both."""
+        assert number > 0 < int(self.table.recompute_layers[0]), "all or none recomputed: other modes"
+        other = self._costed_as(lambda costs: costs)
+        other.table = replace(self.table, recompute_layers=np.array([number], dtype=np.int64))
+        return other
+
     def with_layout(self, layout: str, recompute_layers: int) -> Estimator:
         """The same for its table's only row with another layout, and another number of recomputed layers."""
         table = replace(self.table, layouts=(layout,), layout=np.zeros(1, dtype=np.int64))
@@ -231,9 +249,32 @@ class Estimator:
         other.table = replace(table, recompute_layers=np.array([recompute_layers], dtype=np.int64))
         return other
 
+    @staticmethod
+    def of_shared_rows(table: StrategyTable, shared_rows: Sequence[SharedRows]) -> Estimator:
+        """An estimator of a table that shares the blocks of other estimators, some of each, all its rows in all."""
+        first, begin = shared_rows[0][0], 0
+        other = first._copy()
+        other.table, other.shared_rows = table, tuple(shared_rows)
+        other.framework = first.framework.with_options(shared_options(table))
+        other.parts = [part for estimator, _, _ in shared_rows for part in estimator.parts]
+        other.of, other.place = np.empty(len(table), first.of.dtype), np.empty(len(table), first.place.dtype)
+        other.drains = np.empty(len(table))
+        for estimator, rows, places in shared_rows:
+            other.of[places] = begin + estimator.of[rows]
+            other.place[places], other.drains[places] = estimator.place[rows], estimator.drains[rows]
+            begin += len(estimator.parts)
+        return other
+
     def _costed_as(self, changed: Callable[[BlockCosts], BlockCosts]) -> Estimator:
         """The same with other times of its blocks."""
+        other = self._copy()
+        other.parts = [ModeGroup.from_costs(part.mode, changed(part.costs)) for part in self.parts]
+        return other
+
+    def _copy(self) -> Estimator:
+        """The same without what follows from its table and its blocks."""
         other = copy.copy(self)
+        other.shared_rows = ()
         for name in (
             "composed_row",
             "rank_specs",
@@ -243,7 +284,6 @@ class Estimator:
             "at_own_clock",
         ):
             other.__dict__.pop(name, None)
-        other.parts = [ModeGroup.from_costs(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
     @cached_property
@@ -266,7 +306,7 @@ class Estimator:
     def memory_row(self) -> Breakdown:
         """The table's only row in detail, but for its time."""
         only = np.arange(1)
-        out = _Collector(self.table, 1, True)
+        out = Collector(self.table, 1, True)
         out.put_peak(only, self.composed_row, fullest_of(self._row_bytes), None)
         return out.breakdown()
 
@@ -323,11 +363,16 @@ class Estimator:
             table_rows = which[chosen]
             part = self.parts[int(self.of[table_rows[0]])]
             some = replace(self.table.take(table_rows), recompute_layers=layers[chosen])
-            stages = stages_of(self.workload, self.framework, some, 0)
+            framework = self.framework.with_options(some.common_options)
+            stages = stages_of(self.workload, framework, some, 0)
             yield chosen, make_rows(
-                self.workload, self.cluster, self.framework, some, part.costs, self.place[table_rows], stages, schedule,
+                self.workload, self.cluster, framework, some, part.costs, self.place[table_rows], stages, schedule,
                 part.mode, part.layers, part.mtp, part.modes, every_stage=every_stage,
             )  # fmt: skip
+
+
+SharedRows = tuple[Estimator, NDArray[np.intp], NDArray[np.intp]]
+"""An estimator, some rows of its table, and which rows they are of another table."""
 
 
 @dataclass(frozen=True)
@@ -374,8 +419,8 @@ def estimate_table(
 def _groups(
     table: StrategyTable, which: NDArray[np.intp], layers: NDArray[np.int64], part: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.intp], str]]:
-    """Positions of rows of one part, pp, vpp, schedule and layout that recompute no layer whole, all, or some, in
-    chunks."""
+    """Positions of rows of one part, pp, vpp, schedule, layout and set of options that recompute no layer whole, all,
+    or some, in chunks."""
     if len(which) == 0:
         return
     pp, schedule = table.pp[which], table.schedule[which]
@@ -383,7 +428,7 @@ def _groups(
         table.recompute[which]
     ]
     kind = np.where(recomputes_layers, np.where(layers < 0, 1, 2), 0)
-    _, code = unique_rows([part, pp, table.vpp[which], schedule, kind, table.layout[which]])
+    _, code = unique_rows([part, pp, table.vpp[which], schedule, kind, table.layout[which], table.options[which]])
     order = np.argsort(code.astype(np.int16) if code.max() < 2**15 else code, kind="stable")  # small ones by digits
     bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
     for begin, end in pairwise(bounds):
@@ -391,107 +436,3 @@ def _groups(
         size = max(1, CHUNK_STAGES // int(pp[rows[0]]))
         for start in range(0, len(rows), size):
             yield rows[start : start + size], SCHEDULE_NAMES[int(schedule[rows[0]])]
-
-
-class _Collector:
-    """Puts the results of groups of rows back into the order of the table."""
-
-    def __init__(self, table: StrategyTable, n: int, detail: bool) -> None:
-        self.table, self.n, self.keep = table, n, detail
-        self.exposed = np.zeros((len(TIME_COMPONENTS), n))
-        self.hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
-        self.memory = np.zeros((len(MEMORY_COMPONENTS), n))
-        self.allocated, self.reserved, self.device, self.flops, self.saved = (np.zeros(n) for _ in range(5))
-        self.instant = np.zeros(n, dtype=np.int64)
-        self.fullest = np.zeros(n, dtype=np.int64)
-        self.slowest = np.zeros(n, dtype=np.int64)
-        self.names: tuple[str, ...] = ()
-        self.detail: StageDetail | None = None
-
-    def put(self, places: NDArray[np.intp], rows: Rows) -> None:
-        time = step_time(rows)
-        self.put_peak(places, rows, stage_peaks(rows), time)
-
-    def put_peak(self, places: NDArray[np.intp], rows: Rows, peak: Peak, time: StepTime | None) -> None:
-        """Put what is known of rows; NaN for a time that is not."""
-        most, row_index = peak.stages, np.arange(len(places))
-        if time is None:
-            nothing = np.full((1, len(places)), np.nan)
-            time = StepTime(nothing, nothing, np.full(most.device.shape, np.nan), np.zeros(len(places), dtype=np.intp))
-        self.exposed[:, places], self.hidden[:, places] = time.exposed, time.hidden
-        self.allocated[places] = most.allocated[row_index, peak.fullest]
-        self.reserved[places] = most.reserved[row_index, peak.fullest]
-        self.device[places] = most.device[row_index, peak.fullest]
-        self.fullest[places], self.slowest[places] = rows.layout.shown.stage[peak.fullest], time.slowest
-        # what is alive on every stage, or on the fullest alone
-        pp = most.allocated.shape[1]
-        row, stage = (
-            (np.repeat(row_index, pp), np.tile(np.arange(pp), len(places))) if self.keep else (row_index, peak.fullest)
-        )
-        live = most.candidates.parts(row, most.instant[row, stage], stage)
-        of_fullest = live[:, row_index * pp + peak.fullest] if self.keep else live
-        communicators = most.communicators[row_index, peak.fullest]
-        self.memory[:, places] = _components(
-            rows, of_fullest, self.allocated[places], self.reserved[places], communicators
-        )
-        base = len(self.names)
-        self.names = (*self.names, *peak.names)
-        self.instant[places] = base + most.instant[row_index, peak.fullest]
-        self.flops[places] = hardware_flops(rows)
-        self.saved[places] = saved_bytes(rows)
-        if self.keep:
-            parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
-                                most.communicators[row, stage])  # fmt: skip
-            counts = rows.layout.layer_counts.sum(axis=1)
-            flight = rows.layout.plain_in_flight.sum(axis=1) + rows.layout.full_in_flight.sum(axis=1)
-            self._keep(places, StageDetail(
-                time.stage_s, most.allocated, most.reserved, most.device, parts.reshape(-1, len(places), pp),
-                base + most.instant, flight / np.maximum(counts, 1), counts.astype(np.int64),
-                rows.layout.full.sum(axis=1).astype(np.int64),
-            ))  # fmt: skip
-
-    def _keep(self, places: NDArray[np.intp], some: StageDetail) -> None:
-        """The stages of these rows beside those of others; all of one pp."""
-        if len(places) == self.n:
-            places = np.argsort(places)
-            self.detail = StageDetail(*(array[..., places, :] for array in vars(some).values()))
-            return
-        if self.detail is None:
-            shapes = ((array, (*array.shape[:-2], self.n, array.shape[-1])) for array in vars(some).values())
-            self.detail = StageDetail(*(np.zeros(shape, array.dtype) for array, shape in shapes))
-        for name, array in vars(some).items():
-            getattr(self.detail, name)[..., places, :] = array
-
-    def breakdown(self) -> Breakdown:
-        return Breakdown(
-            self.table, self.exposed.sum(axis=0), self.exposed, self.hidden, self.allocated, self.reserved,
-            self.device, self.memory, self.flops, self.instant, self.fullest, self.slowest, self.names, self.saved,
-            self.detail,
-        )  # fmt: skip
-
-
-def _components(
-    rows: Rows, live: NDArray[np.float64], allocated: NDArray[np.float64], reserved: NDArray[np.float64],
-    communicators: NDArray[np.float64],
-) -> NDArray[np.float64]:  # fmt: skip
-    """The parts of the device memory, in the order of MEMORY_COMPONENTS."""
-    total = live.sum(axis=0)
-    context = np.full(len(allocated), rows.cluster.gpu.context_bytes.value)
-    return np.concatenate(
-        [live * (allocated / total), (reserved - allocated)[None], context[None], communicators[None]]
-    )
-
-
-def saved_bytes(rows: Rows) -> NDArray[np.float64]:
-    """What a rank of the heaviest stage saves in a checkpoint. (n,) [B]"""
-    return rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid]
-
-
-def hardware_flops(rows: Rows) -> NDArray[np.float64]:
-    """FLOPs that all ranks run in one step, recomputation and padding included. (n,) [FLOP]"""
-    c, table = rows.costs, rows.table
-    per_rank = rows.sum_layers_by_stage(rows.layers.flops) + rows.end_blocks_by_stage(
-        c.embedding.forward_flops + c.embedding.backward_flops, c.head.forward_flops + c.head.backward_flops,
-        rows.of_mtp_layer("flops"),
-    )  # fmt: skip
-    return np.asarray(rows.sum_over_stages(per_rank) * rows.num_micro_batches * table.tp * table.cp * table.dp)

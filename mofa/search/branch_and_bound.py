@@ -17,6 +17,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
+from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.costing import (
     MEMORY,
     SLOWER,
@@ -25,7 +26,7 @@ from mofa.search.costing import (
     SpacePart,
     cost_part,
     cost_rows_of_part,
-    estimator_of_part,
+    estimators_of_parts,
     merge_part_costs,
     rows_of,
     space_part,
@@ -153,20 +154,18 @@ class _BranchAndBound:
 
     def _floor(self, degrees: Rows) -> FloatN:
         """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)"""
-        floor, place = np.empty(len(degrees)), np.full(len(self.legal), -1)
+        floor, place = np.full(len(degrees), np.inf), np.full(len(self.legal), -1)
         place[degrees] = np.arange(len(degrees))
-        for job, some in self._by_options(degrees):
-            floor[place[some]] = self._floor_of(job, some)
-        return floor
-
-    def _floor_of(self, job: Job, degrees: Rows) -> FloatN:
-        """The same of degrees that choose the same options."""
-        floors = []
+        sets = [some for _, some in self._by_options(degrees)]
         for number in sorted({mode.token_chunks for mode in self.space.degrees.recompute_modes}):
-            table = replace(self.space.degrees.take(degrees), recompute_modes=(RecomputeSpec(token_chunks=number),))
-            estimator = Estimator(job.workload, job.cluster, job.framework, table, self.loads)
-            floors.append(self._bound(estimator, np.zeros(len(degrees), dtype=bool), at_rest=False))
-        return np.asarray(np.minimum.reduce(floors))
+            modes = (RecomputeSpec(token_chunks=number),)
+            tables = [replace(self.space.degrees.take(some), recompute_modes=modes) for some in sets]
+            job = self.job
+            estimators = estimators_sharing_blocks(job.workload, job.cluster, job.framework, tables, self.loads)
+            for some, estimator in zip(sets, estimators, strict=True):
+                bound = self._bound(estimator, np.zeros(len(some), dtype=bool), at_rest=False)
+                floor[place[some]] = np.minimum(floor[place[some]], bound)
+        return floor
 
     def _bound(self, estimator: Estimator, is_open: NDArray[np.bool_], *, at_rest: bool) -> FloatN:
         """A number below the key of each row of an estimator. (n,)"""
@@ -178,13 +177,14 @@ class _BranchAndBound:
 
     def _cost(self, degrees: Rows) -> None:
         """Cost the rows of degrees that are not beaten."""
-        for _, some in self._by_options(degrees):
-            self._cost_same_options(np.sort(some))
+        sets = [np.sort(some) for _, some in self._by_options(degrees)]
+        parts = [self._part(some) for some in sets]
+        for some, part, estimator in zip(sets, parts, estimators_of_parts(self.job, parts), strict=True):
+            self._cost_same_options(some, part, estimator)
 
-    def _cost_same_options(self, degrees: Rows) -> None:
-        """The same of degrees that choose the same options, in order."""
-        part = self._part(degrees)
-        rows, of_space, estimator = np.flatnonzero(part.legal), self._rows_of(degrees), estimator_of_part(part)
+    def _cost_same_options(self, degrees: Rows, part: SpacePart, estimator: Estimator) -> None:
+        """The same of degrees that choose the same options, in order; of the part of their legal rows."""
+        rows, of_space = np.flatnonzero(part.legal), self._rows_of(degrees)
         is_open = part.space.recompute_layers[rows] == SOLVED
         bound = self._bound(estimator, is_open, at_rest=True)
         wanted = np.zeros(len(part.legal), dtype=bool)

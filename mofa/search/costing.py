@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
+from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.legality.masks import CHECKS, Job
 from mofa.search.recomputed_layers import solve_recomputed_layers
 from mofa.search.space import SOLVED, Combinations
@@ -256,6 +257,13 @@ def estimator_of_part(part: SpacePart) -> Estimator:
     """The blocks of a part's legal rows, in their order."""
     job, rows = part.job, np.flatnonzero(part.legal)
     return Estimator(job.workload, job.cluster, job.framework, part.space.take(rows), part.loads)
+
+
+def estimators_of_parts(job: Job, parts: Sequence[SpacePart]) -> list[Estimator]:
+    """The same of parts of one space that choose different options; ``job`` is as it is but for these."""
+    tables = [part.space.take(np.flatnonzero(part.legal)) for part in parts]
+    loads = [part.loads for part in parts[:1]]
+    return estimators_sharing_blocks(job.workload, job.cluster, job.framework, tables, *loads) if parts else []
 
 
 def cost_rows_of_part(

@@ -23,6 +23,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.kernels.collectives import token_spread
 from mofa.cost.kernels.topology import Group, process_groups
 from mofa.cost.optimizer import optimizer_dtype_bytes
+from mofa.cost.option_sets import dp_replicate
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.gpu_facts import KernelSelection
 from mofa.specs.hardware import ClusterSpec
@@ -74,7 +75,7 @@ def _numbered(code: NDArray[np.int64]) -> tuple[NDArray[np.intp], int]:
 
 def candidate_groups(cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable) -> dict[str, Group]:
     """The process groups of every row; those of ``fsdp`` and ``efsdp`` share a dense and an expert parameter."""
-    shard = table.dp // np.maximum(np.minimum(framework.dp_replicate, table.dp), 1)
+    shard = table.dp // np.maximum(np.minimum(dp_replicate(framework, table), table.dp), 1)
     groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node, shard)
     if np.any(table.balancing > 0):  # two expert-parallel groups exchange tokens as one
         merged = table.ep * np.where(table.balancing > 0, MERGED_GROUPS, 1)
@@ -156,6 +157,19 @@ def _plain(column: NDArray[Any]) -> Any:
     return column.item() if column.shape == (1,) else column
 
 
+def columns_of_blocks(
+    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable
+) -> list[NDArray[np.int64]]:  # fmt: skip
+    """What blocks depend on, of rows that share a :class:`Mode`. (n,) each"""
+    columns = [table.tp, table.sp.astype(np.int64), table.cp, table.cp_kind, table.ep, table.etp, table.micro_batch]
+    columns.append(table.balancing)
+    if framework.shards_params:
+        columns += [table.dp, table.pp, dp_replicate(framework, table)]
+    elif workload.model.gates_in_two_widths:
+        columns.append((table.pp > 1).astype(np.int64))
+    return columns
+
+
 def block_costs(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
     mode: Mode, drop: frozenset[str] = frozenset(),
@@ -164,13 +178,7 @@ def block_costs(
 
     ``drop`` leaves out the ops of these families, to show what they weigh.
     """
-    columns = [table.tp, table.sp.astype(np.int64), table.cp, table.cp_kind, table.ep, table.etp, table.micro_batch]
-    columns.append(table.balancing)
-    if framework.shards_params:
-        columns += [table.dp, table.pp]
-    elif workload.model.gates_in_two_widths:
-        columns.append((table.pp > 1).astype(np.int64))
-    first, index = unique_rows(columns)
+    first, index = unique_rows(columns_of_blocks(workload, framework, table))
     unique = table.take(first)
     ctx, groups = block_context(workload, cluster, framework, unique, loads, mode)
     spread, moe = None, workload.model.moe

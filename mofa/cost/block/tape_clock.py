@@ -8,6 +8,7 @@ candidate and an array for K (:mod:`mofa.blocks.elementwise`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,8 @@ EXPOSED = (
 COMPUTING = ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "optimizer")
 """What loses by communication beside it; the others wait."""
 HIDDEN = ("tp", "cp", "ep", "pp", "dp")
+HOST_AHEAD = -1e9
+"""The clock of a host that is ahead of all that a tape takes. [s]"""
 
 
 @dataclass(frozen=True)
@@ -89,35 +92,36 @@ def _scanned(
     tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: Machine, repeat: int
 ) -> PhaseTime:  # fmt: skip
     issued: FloatK = sum(issue, 0.0)
-    ops, watched = tape.ops, _watched(tape.ops)
+    ops = tape.ops
+    steps = _Steps.of(ops, seconds, issue, machine)
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
     device_s: FloatK | None = None
     queued: FloatK = 0.0
     synchronises = HostSync in {type(op.work) for op in ops}  # the host waits for the device
     if repeat > 1 and not synchronises and not _carries(ops):
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
-        state = Streams(-1e9)
-        exposed = _pass(ops, watched, seconds, issue, state, machine)
+        state = Streams(HOST_AHEAD)
+        exposed = _pass(steps, state, machine)
         regained, late_s = state.regained, state.late_s
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = Streams(0.0)
         queued = _queued(ops, seconds, machine) if repeat > 1 else 0.0
         for _ in range(repeat - 1):
-            exposed = _pass(ops, watched, seconds, issue, state, machine)
+            exposed = _pass(steps, state, machine)
         starts = [state.with_host_ahead(NO_WAIT), state.with_host_ahead(-NO_WAIT)] if synchronises else []
-        exposed = _pass(ops, watched, seconds, issue, state, machine)
+        exposed = _pass(steps, state, machine)
         regained = state.regained
         if starts:  # from a host far ahead and from one far behind
             begun = starts[0].compute, starts[1].host
             for start in starts:
-                _pass(ops, watched, seconds, issue, start, machine)
+                _pass(steps, start, machine)
             ends = [(start.compute - begin, start.host - begin) for start, begin in zip(starts, begun, strict=True)]
             clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
         else:  # what waits for a late launch is no device's time: nothing holds the host, let it run ahead
-            ahead = Streams(-1e9)
+            ahead = Streams(HOST_AHEAD)
             for _ in range(repeat):
-                rested = _pass(ops, watched, seconds, issue, ahead, machine)
+                rested = _pass(steps, ahead, machine)
             late_s = ahead.late_s
             sent = _beside(tape, seconds, machine)
             device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + load_idle_s(tape, seconds)
@@ -235,42 +239,85 @@ def _runs(op: Op) -> BoolK:
     return op.present if op.work is not None else False
 
 
-def _pass(
-    ops: tuple[Op, ...], watched: set[str], seconds: list[FloatK], issue: list[FloatK], state: Streams, machine: Machine
-) -> dict[str, FloatK]:
-    """Play a tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]"""
+class _Step(NamedTuple):
+    """An op of a tape, with what is the same whenever the tape is passed. (K,) or of all [s]
+
+    ``runs`` says where it takes time, ``issued_s`` is what has been issued with it and since the tape began, and
+    ``loss_s`` what computing would lose by communication beside it.
+    """
+
+    op: Op
+    took: FloatK
+    issue: FloatK
+    runs: BoolK
+    issued_s: FloatK
+    loss_s: FloatK
+    may_pass: bool
+    is_watched: bool
+
+
+class _Steps(NamedTuple):
+    """A tape's ops, the tensors of which other streams ask, and whether any op is on another stream."""
+
+    steps: list[_Step]
+    watched: set[str]
+    communicates: bool
+
+    @classmethod
+    def of(cls, ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: Machine) -> _Steps:
+        """Of ops with their device and host seconds."""
+        watched, share = _watched(ops), machine.cluster.gpu.curves.overlap_slowdown.value
+        issued_s: FloatK = 0.0
+        steps, communicates = [], False
+        for op, took, issued in zip(ops, seconds, issue, strict=True):
+            synchronises = type(op.work) is HostSync
+            runs: BoolK = took > 0.0
+            if isinstance(runs, np.ndarray) and (runs.all() or not runs.any()):
+                runs = bool(runs[0])
+            if not synchronises:
+                issued_s = issued_s + issued
+                communicates = communicates or op.stream != "compute"
+            is_watched = bool(watched) and not watched.isdisjoint(op.writes)
+            steps.append(_Step(op, took, issued, runs, issued_s, share * took, _may_pass(op), is_watched))
+        return cls(steps, watched, communicates)
+
+
+def _pass(tape: _Steps, state: Streams, machine: Machine) -> dict[str, FloatK]:
+    """Play a tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]
+
+    A host that began at :data:`HOST_AHEAD` stays there: nobody waits for it.
+    """
     exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
     state.regained, state.late_s = {}, 0.0
-    begun = state.compute
-    issued_s: FloatK = 0.0
-    ready, share = state.ready, machine.cluster.gpu.curves.overlap_slowdown.value
-    for op, took, issued in zip(ops, seconds, issue, strict=True):
+    begun, is_ahead, ready = state.compute, state.host is HOST_AHEAD, state.ready
+    for op, took, issue, runs, issued_s, loss_s, may_pass, is_watched in tape.steps:
         if type(op.work) is HostSync:
             sync_s = machine.cluster.sync_s + op.work.host_s
             state.host = where(op.present, maximum(state.host, _awaited(op, state)) + sync_s, state.host)
             continue
-        state.host = state.host + issued
-        issued_s = issued_s + issued
+        if not is_ahead:
+            state.host = state.host + issue
         if op.stream != "compute":
             state.send(op, took, machine)
             continue
         waits = ready and not ready.keys().isdisjoint(op.reads)
         if waits:
             _wait(op, state, exposed)
-        if not (type(took) is float and took == 0.0):  # a view takes nothing and awaits nobody
-            idle, runs = maximum(state.host - state.compute, 0.0), took > 0.0
-            if runs is not True:
-                idle = where(runs, idle, 0.0)
-            exposed["host_idle"] = exposed["host_idle"] + idle
-            late_s = maximum(state.late_s, issued_s - (state.compute + idle - begun))
-            state.late_s = late_s if runs is True else where(runs, late_s, state.late_s)
-            state.compute = state.compute + idle + took
-            state.loss = state.loss + share * took
+        if runs is not False:  # a view takes nothing and awaits nobody
+            start = state.compute
+            if not is_ahead:
+                idle = where(runs, maximum(state.host - start, 0.0), 0.0)
+                exposed["host_idle"] = exposed["host_idle"] + idle
+                start = start + idle
+            state.late_s = where(runs, maximum(state.late_s, issued_s - (start - begun)), state.late_s)
+            state.compute = start + took
+            if tape.communicates:
+                state.loss = state.loss + loss_s
             exposed[op.family] = exposed[op.family] + took
-        if waits and _may_pass(op):  # what it passes on from another stream is awaited by whoever reads it
+        if waits and may_pass:  # what it passes on from another stream is awaited by whoever reads it
             state.hand_on(op, _runs(op))
-        if watched and not watched.isdisjoint(op.writes):
-            _record(op, watched, state)
+        if is_watched:
+            _record(op, tape.watched, state)
     return exposed
 
 

@@ -207,7 +207,7 @@ def grouped_gemm_s(
     those of tokens routed one by one. ``wgrad`` is the weight gradient, which reduces over the rows of an expert: it
     takes the longer, the more they are ``uneven`` (their standard deviation over their mean [-]). ``sequential`` runs
     one kernel per expert, ``kernel`` says how others run, ``added_bytes`` what a weight gradient moves beyond one
-    element (:class:`mofa.blocks.work.Grouped`). [s]
+    element (:class:`mofa.blocks.work.Grouped`). Equal products are timed once. [s]
 
     Examples
     --------
@@ -217,7 +217,17 @@ def grouped_gemm_s(
     >>> float(grouped_gemm_s(0, 8, 4096, 4096, toy_gpu())[()])
     0.0
     """
-    rows, groups, n, k = (np.asarray(v, dtype=float) for v in (rows, groups, n, k))
+    shapes = np.array(_alike(rows, groups, n, k, uneven, added_bytes))
+    unique, inverse = _distinct(shapes.reshape(6, -1))
+    time_s = _different_grouped_gemm_s(unique, gpu, format_, wgrad=wgrad, sequential=sequential, kernel=kernel)
+    return np.asarray(time_s[inverse].reshape(shapes.shape[1:]))
+
+
+def _different_grouped_gemm_s(
+    shapes: FloatN, gpu: GpuSpec, format_: GemmFormat, *, wgrad: bool, sequential: bool, kernel: GroupedKernel
+) -> FloatN:
+    """As :func:`grouped_gemm_s`, of the columns of a matrix whose rows are its array arguments in order. (6, P) [s]"""
+    rows, groups, n, k, uneven, added_bytes = shapes
     if sequential:
         each = rows / groups
         expert_s = gemm_s(n, k, each, gpu, format_) if wgrad else gemm_s(each, n, k, gpu, format_)

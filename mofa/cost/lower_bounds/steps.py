@@ -131,7 +131,8 @@ def _parts(
 ) -> Iterator[tuple[IntN, _PartBounds]]:
     for number, part in enumerate(estimator.parts):
         rows = np.flatnonzero(estimator.of == number)
-        yield rows, _PartBounds(estimator, part, rows, is_open[rows], pick)
+        if len(rows):  # else other rows have these blocks
+            yield rows, _PartBounds(estimator, part, rows, is_open[rows], pick)
 
 
 class _PartBounds:

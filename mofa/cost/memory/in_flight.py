@@ -8,7 +8,7 @@ and as many chunks' gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -31,6 +31,8 @@ AT_ONCE = 64
 """Moments that are compared with all others in one call. [-]"""
 MOST_ORDERS = 1024
 """Orders of computations whose moments are kept: a search of 512 GPUs under FSDP passes through 600. [-]"""
+KINDS = ("F", "B", "W", "R")
+"""What moments are of: forwards, backwards whole or by inputs, backwards by weights, reductions."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,12 @@ class RankInFlight:
 
 @lru_cache(maxsize=MOST_ORDERS)
 def rank_in_flight(
-    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, kind: str, unshards: bool = False
+    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, kind: str, unshards: bool = False,
+    ranks: tuple[int, ...] | None = None,
 ) -> RankInFlight:  # fmt: skip
     """The moments of forwards (``kind`` F), of backwards (B), whole or by inputs, of backwards by weights (W), or of
-    reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one.
+    reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one; on some
+    ``ranks``, all where absent.
 
     Examples
     --------
@@ -65,11 +69,15 @@ def rank_in_flight(
     >>> backward.flying[0, :, 0], backward.begun[0, :, 0]
     (array([2., 2.]), array([0., 1.]))
     """
-    order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
-    of_ranks = [
-        _of_rank(tuple((a.effective_kind or "", order.chunk_of(a.stage)) for a in actions), vpp, kind, unshards)
-        for actions in order.ranks
-    ]
+    known = _known_states(schedule, runtime, pp, vpp, num_micro_batches, unshards)
+    asked = range(pp) if ranks is None else ranks
+    if not known.keys() >= set(asked):
+        order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
+        for r in asked:
+            if r not in known:
+                computations = [(a.effective_kind or "", order.chunk_of(a.stage)) for a in order.ranks[r]]
+                known[r] = _states_of_rank(computations, vpp, unshards)
+    of_ranks = [known[r][kind] for r in asked]
     most = max(len(rank) for rank in of_ranks)
     full = np.array([
         [(chunk, *flying, *begun, *waiting, *away, *reduced, first, split)
@@ -87,34 +95,45 @@ _State = tuple[int, _Each, _Each, _Each, _Each, _Each, bool, bool]
 are put off."""
 
 
-def _of_rank(computations: tuple[tuple[str, int], ...], vpp: int, of_kind: str, unshards: bool) -> list[_State]:
+@lru_cache(maxsize=MOST_ORDERS)
+def _known_states(*order: object) -> dict[int, dict[str, list[_State]]]:
+    """The moments of an order's ranks that were asked for so far, by the kinds of :func:`rank_in_flight`."""
+    return {}
+
+
+def _states_of_rank(computations: Sequence[tuple[str, int]], vpp: int, unshards: bool) -> dict[str, list[_State]]:
+    """The moments of a rank, by kind."""
     flying, begun, waiting, reduced = [0] * vpp, [0] * vpp, [0] * vpp, [0] * vpp
     ahead = list(dict.fromkeys(chunk for _, chunk in computations))[:CHUNKS_AHEAD]
     away = [int(unshards and chunk not in ahead) for chunk in range(vpp)]
     lasts = {chunk: n for n, (_, chunk) in enumerate(computations)} if unshards else {}
-    seen: dict[_State, None] = {}
+    seen: dict[str, dict[_State, None]] = {kind: {} for kind in KINDS}
 
-    def add_state(chunk: int, own: bool, split: bool) -> None:
+    def add_state(of_kind: str, chunk: int, own: bool, split: bool) -> None:
         of_each = tuple(flying), tuple(begun), tuple(waiting), tuple(away), tuple(reduced)
-        seen[chunk, *of_each, own, split] = None
+        seen[of_kind][chunk, *of_each, own, split] = None
 
     for n, (kind, chunk) in enumerate(computations):
         flying[chunk] += kind == "F"
         away[chunk] = 0
-        if kind and ("B" if kind == "I" else kind) == of_kind:
-            add_state(chunk, kind in ("B", "W") and not begun[chunk], kind == "I")
+        if kind:
+            add_state("B" if kind == "I" else kind, chunk, kind in ("B", "W") and not begun[chunk], kind == "I")
         waiting[chunk] += (kind == "I") - (kind == "W")
         if kind in ("B", "W"):
             flying[chunk] -= 1
             begun[chunk] = 1
         if lasts.get(chunk) == n:
-            if of_kind == "R":
-                add_state(chunk, False, False)
+            add_state("R", chunk, False, False)
             begun[chunk], away[chunk], reduced[chunk] = 0, 1, 1
+    return {kind: _uncovered(states) for kind, states in seen.items()}
+
+
+def _uncovered(seen: dict[_State, None]) -> list[_State]:
+    """The moments that no other one of the same chunk covers."""
     alike: dict[tuple[int, bool, bool], list[_State]] = {}
     for state in seen:
         alike.setdefault((state[0], state[6], state[7]), []).append(state)
-    covered = {state for ones in alike.values() for state in _covered(ones)}
+    covered = {state for states in alike.values() if len(states) > 1 for state in _covered(states)}
     return [state for state in seen if state not in covered]
 
 
@@ -160,6 +179,27 @@ class InFlightPeak(NamedTuple):
     copies: ArrayN
 
 
+class _Moments(NamedTuple):
+    """What candidates have at some moments of their ranks, whatever the op is that runs then.
+
+    ``place`` is the chunk that computes, among all of a rank's (R, moments); ``alive`` what is in flight or put off
+    [B], ``begun`` the part of the gradients of chunks that have some, ``first`` whether the chunk's own come now, where
+    that matters (R, moments); ``reduced`` and ``away`` the part of gradients and the bytes of weights that FSDP's
+    reductions take, where chunks have their own. (n, R, moments)
+    """
+
+    place: NDArray[np.intp]
+    alive: ArrayN
+    begun: ArrayN
+    first: NDArray[np.bool_] | None
+    reduced: ArrayN | None
+    away: ArrayN | None
+
+    def of_chunk(self, by_chunk: ArrayN) -> ArrayN:
+        """Of the chunk that computes, what is said of each. (n, R, vpp) -> (n, R, moments)"""
+        return by_chunk.reshape(len(by_chunk), -1).take(self.place, axis=1)
+
+
 class InFlight:
     """The moments of candidates of one pp x vpp, and what is alive at them."""
 
@@ -196,6 +236,10 @@ class InFlight:
         self.walked = rows.num_micro_batches
         if not rows.schedule_record.forwards_first:
             self.walked = np.minimum(self.walked, ROUNDS * each)
+        self.lengths = [(m, np.flatnonzero(self.walked == m)) for m in np.unique(self.walked).tolist()]
+        """Numbers of micro-batches whose orders are walked, and the candidates that have so many."""
+        self.moments: dict[tuple[str, bool], list[_Moments]] = {}
+        """What is alive at the moments of a kind, and whether behind a chunk's backward; of each of these lengths."""
 
     def _deferred(self) -> ArrayN:
         """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
@@ -318,44 +362,52 @@ class InFlight:
         beside
             What the op has of weights beside. (n, R, vpp) [B]
         """
-        rows, lay = self.rows, self.rows.layout
         kept_bytes, grads, copies = (np.zeros(self.grads.shape) for _ in range(3))
-        for m in np.unique(self.walked).tolist():
-            of_length = np.flatnonzero(self.walked == m)
-            pp, vpp = lay.stages.pp, lay.stages.vpp
-            states = rank_in_flight(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, kind, self.unshards)
-            stage = lay.shown.stage
-            chunk, flying, begun, first = (
-                states.chunk[stage],
-                states.flying[stage],
-                states.begun[stage],
-                states.first[stage],
-            )
-            own, waiting, split = np.eye(vpp)[chunk], states.waiting[stage], states.split[stage][:, :, None]
-            if ended:
-                flying, begun = flying - own * ~split, np.maximum(begun, own * ~split)
-                waiting = waiting + own * split
-            elif kind == "W":
-                begun = np.maximum(begun, own)
-            alive = np.einsum("rsc,nrc->nrs", flying, self.per_micro_batch[of_length])
-            if waiting.any():
-                alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.deferred[of_length])
-            share, shape = self.share[of_length], (len(of_length), *chunk.shape)
-            there = np.einsum("rsc,nrc->nrs", begun, share)
-            if ended or kind == "W":
-                there = there - first * np.broadcast_to(own_grads, self.grads.shape)[of_length][:, :, None]
-            left = alive - np.take_along_axis(gone[of_length], np.broadcast_to(chunk, shape), axis=2)
-            more = np.zeros(shape)
-            if self.unshards:
-                there = (
-                    there
-                    + np.einsum("rsc,nrc->nrs", states.reduced[stage], share) * self.reduced[of_length][:, :, None]
-                )
-                more -= np.einsum("rsc,nrc->nrs", states.away[stage], share) * self.copies[of_length][:, :, None]
+        for (_, of_length), moments in zip(self.lengths, self._moments_of(kind, ended), strict=True):
+            there, left = moments.begun, moments.alive - moments.of_chunk(gone[of_length])
+            if moments.first is not None:
+                own = np.broadcast_to(own_grads, self.grads.shape)[of_length]
+                there = there - moments.first * own[:, :, None]
+            more = np.zeros(left.shape)
+            if moments.reduced is not None and moments.away is not None:
+                there = there + moments.reduced
+                more -= moments.away
             if np.any(beside):
-                each = np.broadcast_to(beside, self.per_micro_batch.shape)[of_length]
-                more += np.take_along_axis(each, np.broadcast_to(chunk, shape), axis=2)
-            best = (left + there * self.grads[of_length][:, :, None] + more).argmax(axis=2)[:, :, None]
+                more += moments.of_chunk(np.broadcast_to(beside, self.per_micro_batch.shape)[of_length])
+            best = (left + there * self.grads[of_length][:, :, None] + more).argmax(axis=2)
+            place = np.arange(best.size) * left.shape[2] + best.reshape(-1)
             for out, of in ((kept_bytes, left), (grads, there), (copies, more)):
-                out[of_length] = np.take_along_axis(of, best, axis=2)[:, :, 0]
+                out[of_length] = of.reshape(-1)[place].reshape(best.shape)
         return InFlightPeak(kept_bytes, np.clip(grads, 0.0, 1.0), copies)
+
+    def _moments_of(self, kind: str, ended: bool) -> list[_Moments]:
+        """The moments of each length, made when they are first asked for."""
+        if (kind, ended) not in self.moments:
+            self.moments[kind, ended] = [self._moments(kind, ended, *length) for length in self.lengths]
+        return self.moments[kind, ended]
+
+    def _moments(self, kind: str, ended: bool, num_micro_batches: int, of_length: NDArray[np.intp]) -> _Moments:
+        rows, lay = self.rows, self.rows.layout
+        vpp, ranks = lay.stages.vpp, tuple(lay.shown.stage.tolist())
+        states = rank_in_flight(
+            rows.schedule, rows.framework.traits.runtime, lay.stages.pp, vpp, num_micro_batches, kind, self.unshards,
+            ranks,
+        )  # fmt: skip
+        chunk, flying, begun = states.chunk, states.flying, states.begun
+        own, waiting, split = np.eye(vpp)[chunk], states.waiting, states.split[:, :, None]
+        if ended:
+            flying, begun = flying - own * ~split, np.maximum(begun, own * ~split)
+            waiting = waiting + own * split
+        elif kind == "W":
+            begun = np.maximum(begun, own)
+        alive = np.einsum("rsc,nrc->nrs", flying, self.per_micro_batch[of_length])
+        if waiting.any():
+            alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.deferred[of_length])
+        share, reduced, away = self.share[of_length], None, None
+        if self.unshards:
+            reduced = np.einsum("rsc,nrc->nrs", states.reduced, share) * self.reduced[of_length][:, :, None]
+            away = np.einsum("rsc,nrc->nrs", states.away, share) * self.copies[of_length][:, :, None]
+        return _Moments(
+            np.arange(len(ranks))[:, None] * vpp + chunk, alive, np.einsum("rsc,nrc->nrs", begun, share),
+            states.first if ended or kind == "W" else None, reduced, away,
+        )  # fmt: skip

@@ -460,23 +460,39 @@ def check_strategies(job: Job, table: StrategyTable | Combinations, but: tuple[s
 
 def _check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...]) -> Verdict:
     """The checks of rows that choose the same options of the framework."""
-    if isinstance(table, StrategyTable):
-        degrees, in_modes = table, [table]
-    else:
-        degrees, in_modes = table.degrees, [table.in_mode(mode) for mode in range(len(table.recompute))]
-    reason = np.full((len(degrees), len(in_modes)), -1, dtype=np.int64)
-    shortfall = np.zeros(reason.shape)
+    num_modes = 1 if isinstance(table, StrategyTable) else len(table.recompute)
+    num = len(table) // num_modes
+    reason, shortfall = np.full((num, num_modes), -1, dtype=np.int64), np.zeros((num, num_modes))
+    open_rows = np.arange(num)
+    """Degrees that no check has rejected in all modes; what is known of them, in all modes alike or in each."""
+    own_reason, own_shortfall = np.full((num, 1), -1, dtype=np.int64), np.zeros((num, 1))
     for i, rule in enumerate(CHECKS):
         if rule.reason in but:
             continue
-        if rule.of_mode:
-            miss = np.stack([rule.shortfall(job, mode) for mode in in_modes], axis=1)
-        else:
-            miss = rule.shortfall(job, degrees)[:, None]
+        miss = _shortfall(rule, job, table)
         is_short = miss > 0
         if not np.count_nonzero(is_short):  # quicker than any() of one row
             continue
-        new = (reason < 0) & is_short
-        reason[new] = i
-        shortfall[new] = np.broadcast_to(miss, new.shape)[new]
+        if miss.shape[1] > own_reason.shape[1]:
+            own_reason = np.repeat(own_reason, num_modes, axis=1)
+            own_shortfall = np.repeat(own_shortfall, num_modes, axis=1)
+        new = (own_reason < 0) & is_short
+        own_reason[new] = i
+        own_shortfall[new] = np.broadcast_to(miss, new.shape)[new]
+        left = np.flatnonzero((own_reason < 0).any(axis=1))
+        if 2 * len(left) < len(own_reason):  # further checks need not see the others
+            reason[open_rows], shortfall[open_rows] = own_reason, own_shortfall
+            open_rows, own_reason, own_shortfall = open_rows[left], own_reason[left], own_shortfall[left]
+            table = table.take(left) if isinstance(table, StrategyTable) else table.of_degrees(left)
+    reason[open_rows], shortfall[open_rows] = own_reason, own_shortfall
     return Verdict(reason.reshape(-1), shortfall.reshape(-1))
+
+
+def _shortfall(rule: Check, job: Job, table: StrategyTable | Combinations) -> FloatN:
+    """By how much each row misses. (degrees, modes), or (degrees, 1) where modes do not matter"""
+    if isinstance(table, StrategyTable):
+        return rule.shortfall(job, table)[:, None]
+    if not rule.of_mode:
+        return rule.shortfall(job, table.degrees)[:, None]
+    modes = map(table.in_mode, range(len(table.recompute)))
+    return np.stack([rule.shortfall(job, mode) for mode in modes], axis=1)

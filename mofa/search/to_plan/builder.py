@@ -123,6 +123,11 @@ class Candidate:
         return Estimator(workload, cluster, framework, row, self.loads)
 
     @cached_property
+    def _with_other_layers(self) -> Candidate | None:
+        """The candidate with another number of recomputed layers that was asked for last."""
+        return None
+
+    @cached_property
     def costed(self) -> Breakdown:
         """Its row, in closed form."""
         return self.estimator.breakdown(detail=True)
@@ -183,10 +188,17 @@ class Candidate:
         return self.with_recompute_layers(number)
 
     def with_recompute_layers(self, layers: int) -> Candidate:
-        """The candidate with another number of recomputed layers."""
-        workload, cluster, framework, row = self.job
-        row = replace(row, recompute_layers=np.array([layers]))
-        return Candidate(workload, cluster, framework, row, self.loads, self.convention, solved=True)
+        """The candidate with another number of recomputed layers, some in both; the same one as last time if the number
+        is, with what was played of it."""
+        last = self._with_other_layers
+        if last is None or int(last.job[3].recompute_layers[0]) != layers:
+            workload, cluster, framework, row = self.job
+            row = replace(row, recompute_layers=np.array([layers]))
+            last = Candidate(workload, cluster, framework, row, self.loads, self.convention, solved=True)
+            if self.solved and "estimator" in self.__dict__:
+                last.estimator = self.estimator.with_recompute_layers(layers)
+            self._with_other_layers = last
+        return last
 
     def with_layout(self, layout: str, layers: int) -> Candidate:
         """The candidate with a layout, and a number of recomputed layers."""

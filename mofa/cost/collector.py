@@ -1,0 +1,117 @@
+"""What groups of rows cost, put back into the order of their table."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
+from mofa.cost.checkpoint import rank_bytes
+from mofa.cost.memory.peak import Peak, stage_peaks
+from mofa.cost.rows import Rows
+from mofa.cost.step_time.step import StepTime, step_time
+from mofa.specs.strategy import StrategyTable
+
+
+class Collector:
+    """Puts the results of groups of rows back into the order of the table."""
+
+    def __init__(self, table: StrategyTable, n: int, detail: bool) -> None:
+        self.table, self.n, self.keep = table, n, detail
+        self.exposed = np.zeros((len(TIME_COMPONENTS), n))
+        self.hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
+        self.memory = np.zeros((len(MEMORY_COMPONENTS), n))
+        self.allocated, self.reserved, self.device, self.flops, self.saved = (np.zeros(n) for _ in range(5))
+        self.instant = np.zeros(n, dtype=np.int64)
+        self.fullest = np.zeros(n, dtype=np.int64)
+        self.slowest = np.zeros(n, dtype=np.int64)
+        self.names: tuple[str, ...] = ()
+        self.detail: StageDetail | None = None
+
+    def put(self, places: NDArray[np.intp], rows: Rows) -> None:
+        time = step_time(rows)
+        self.put_peak(places, rows, stage_peaks(rows), time)
+
+    def put_peak(self, places: NDArray[np.intp], rows: Rows, peak: Peak, time: StepTime | None) -> None:
+        """Put what is known of rows; NaN for a time that is not."""
+        most, row_index = peak.stages, np.arange(len(places))
+        if time is None:
+            nothing = np.full((1, len(places)), np.nan)
+            time = StepTime(nothing, nothing, np.full(most.device.shape, np.nan), np.zeros(len(places), dtype=np.intp))
+        self.exposed[:, places], self.hidden[:, places] = time.exposed, time.hidden
+        self.allocated[places] = most.allocated[row_index, peak.fullest]
+        self.reserved[places] = most.reserved[row_index, peak.fullest]
+        self.device[places] = most.device[row_index, peak.fullest]
+        self.fullest[places], self.slowest[places] = rows.layout.shown.stage[peak.fullest], time.slowest
+        # what is alive on every stage, or on the fullest alone
+        pp = most.allocated.shape[1]
+        row, stage = (
+            (np.repeat(row_index, pp), np.tile(np.arange(pp), len(places))) if self.keep else (row_index, peak.fullest)
+        )
+        live = most.candidates.parts(row, most.instant[row, stage], stage)
+        of_fullest = live[:, row_index * pp + peak.fullest] if self.keep else live
+        communicators = most.communicators[row_index, peak.fullest]
+        self.memory[:, places] = _components(
+            rows, of_fullest, self.allocated[places], self.reserved[places], communicators
+        )
+        base = len(self.names)
+        self.names = (*self.names, *peak.names)
+        self.instant[places] = base + most.instant[row_index, peak.fullest]
+        self.flops[places] = hardware_flops(rows)
+        self.saved[places] = saved_bytes(rows)
+        if self.keep:
+            parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
+                                most.communicators[row, stage])  # fmt: skip
+            counts = rows.layout.layer_counts.sum(axis=1)
+            flight = rows.layout.plain_in_flight.sum(axis=1) + rows.layout.full_in_flight.sum(axis=1)
+            self._keep(places, StageDetail(
+                time.stage_s, most.allocated, most.reserved, most.device, parts.reshape(-1, len(places), pp),
+                base + most.instant, flight / np.maximum(counts, 1), counts.astype(np.int64),
+                rows.layout.full.sum(axis=1).astype(np.int64),
+            ))  # fmt: skip
+
+    def _keep(self, places: NDArray[np.intp], some: StageDetail) -> None:
+        """The stages of these rows beside those of others; all of one pp."""
+        if len(places) == self.n:
+            places = np.argsort(places)
+            self.detail = StageDetail(*(array[..., places, :] for array in vars(some).values()))
+            return
+        if self.detail is None:
+            shapes = ((array, (*array.shape[:-2], self.n, array.shape[-1])) for array in vars(some).values())
+            self.detail = StageDetail(*(np.zeros(shape, array.dtype) for array, shape in shapes))
+        for name, array in vars(some).items():
+            getattr(self.detail, name)[..., places, :] = array
+
+    def breakdown(self) -> Breakdown:
+        return Breakdown(
+            self.table, self.exposed.sum(axis=0), self.exposed, self.hidden, self.allocated, self.reserved,
+            self.device, self.memory, self.flops, self.instant, self.fullest, self.slowest, self.names, self.saved,
+            self.detail,
+        )  # fmt: skip
+
+
+def _components(
+    rows: Rows, live: NDArray[np.float64], allocated: NDArray[np.float64], reserved: NDArray[np.float64],
+    communicators: NDArray[np.float64],
+) -> NDArray[np.float64]:  # fmt: skip
+    """The parts of the device memory, in the order of MEMORY_COMPONENTS."""
+    total = live.sum(axis=0)
+    context = np.full(len(allocated), rows.cluster.gpu.context_bytes.value)
+    return np.concatenate(
+        [live * (allocated / total), (reserved - allocated)[None], context[None], communicators[None]]
+    )
+
+
+def saved_bytes(rows: Rows) -> NDArray[np.float64]:
+    """What a rank of the heaviest stage saves in a checkpoint. (n,) [B]"""
+    return rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid]
+
+
+def hardware_flops(rows: Rows) -> NDArray[np.float64]:
+    """FLOPs that all ranks run in one step, recomputation and padding included. (n,) [FLOP]"""
+    c, table = rows.costs, rows.table
+    per_rank = rows.sum_layers_by_stage(rows.layers.flops) + rows.end_blocks_by_stage(
+        c.embedding.forward_flops + c.embedding.backward_flops, c.head.forward_flops + c.head.backward_flops,
+        rows.of_mtp_layer("flops"),
+    )  # fmt: skip
+    return np.asarray(rows.sum_over_stages(per_rank) * rows.num_micro_batches * table.tp * table.cp * table.dp)

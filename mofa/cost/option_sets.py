@@ -1,0 +1,61 @@
+"""Which of the options that strategies choose their blocks read: strategies that differ in others share blocks.
+
+Replicas of a shard group (HSDP) are read through process groups alone, which are columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.strategy import FrameworkOptions, StrategyTable
+
+
+def read_by_blocks(options: FrameworkOptions) -> FrameworkOptions:
+    """The options without those that are columns to blocks.
+
+    Examples
+    --------
+    >>> read_by_blocks(FrameworkOptions(dispatcher="deepep", dp_replicate=4))
+    FrameworkOptions(tp_overlap=None, dispatcher='deepep', dp_replicate=None)
+    """
+    return options._replace(dp_replicate=None)
+
+
+def shared_options(table: StrategyTable) -> FrameworkOptions:
+    """The options that all rows choose; as the framework has them those in which rows may differ.
+
+    Raises
+    ------
+    ValueError
+        If rows differ in options that their blocks read.
+    """
+    sets = [table.option_sets[number] for number in np.unique(table.options).tolist()]
+    if len(sets) < 2:
+        return table.common_options
+    if len(set(map(read_by_blocks, sets))) > 1:
+        raise ValueError("rows differ in options that blocks read; cut the table by rows_by_options first")
+    return read_by_blocks(sets[0])
+
+
+def dp_replicate(framework: FrameworkSpec, table: StrategyTable) -> NDArray[np.int64]:
+    """Replicas of each row's shard group: its own choice, else the framework's. (n,) [-]"""
+    each = [framework.dp_replicate if n is None else n for n in (options.dp_replicate for options in table.option_sets)]
+    return np.array(each, dtype=np.int64)[table.options]
+
+
+def sharing_blocks(sets: Sequence[FrameworkOptions]) -> list[list[int]]:
+    """Positions of sets of options that share blocks, together.
+
+    Examples
+    --------
+    >>> sharing_blocks([FrameworkOptions(dp_replicate=2), FrameworkOptions(dispatcher="deepep"), FrameworkOptions()])
+    [[0, 2], [1]]
+    """
+    together: dict[FrameworkOptions, list[int]] = {}
+    for position, options in enumerate(sets):
+        together.setdefault(read_by_blocks(options), []).append(position)
+    return list(together.values())

@@ -1,0 +1,70 @@
+"""Estimators of tables that choose different options, which share the blocks that read none of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.block.block_cost import columns_of_blocks, layer_modes, unique_rows
+from mofa.cost.block.routing_loads import RoutingLoads
+from mofa.cost.estimate import Estimator, SharedRows, rows_by_precision_mode
+from mofa.cost.option_sets import sharing_blocks
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+
+def estimators_sharing_blocks(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, tables: Sequence[StrategyTable],
+    loads: RoutingLoads,
+) -> list[Estimator]:  # fmt: skip
+    """An estimator of each table.
+
+    Parameters
+    ----------
+    framework
+        As it is but for the options that strategies choose.
+    tables
+        Legal strategies; each has one set of options, all the same modes of recomputation and layouts.
+    loads
+        How unevenly experts are loaded.
+
+    Notes
+    -----
+    Each costs its rows to the last bit as an estimator of its table alone does. So a single combination of a table is
+    costed by itself, as sums of one come in another order than those of several, and so are layers of a table that has
+    not all the modes of the others.
+    """
+    out: dict[int, Estimator] = {}
+    for some in sharing_blocks([table.common_options for table in tables]):
+        own = [tables[i] for i in some]
+        joined, table_of = StrategyTable.concatenated(own), np.repeat(np.arange(len(own)), list(map(len, own)))
+        shares = _shares(workload, framework, joined, table_of)
+        shared = Estimator(workload, cluster, framework, joined.take(shares), loads) if shares.any() else None
+        for n, i in enumerate(some):
+            shared_rows: list[SharedRows] = []
+            if shared is not None and len(places := np.flatnonzero(shares[table_of == n])):
+                shared_rows.append((shared, np.flatnonzero(table_of[shares] == n), places))
+            if len(places := np.flatnonzero(~shares[table_of == n])):
+                alone = Estimator(workload, cluster, framework, own[n].take(places), loads)
+                shared_rows.append((alone, np.arange(len(places)), places))
+            out[i] = Estimator.of_shared_rows(own[n], shared_rows)
+    return [out[i] for i in range(len(tables))]
+
+
+def _shares(
+    workload: WorkloadSpec, framework: FrameworkSpec, joined: StrategyTable, table_of: NDArray[np.intp]
+) -> NDArray[np.bool_]:
+    """Which rows of several tables share their blocks with other tables' rows. (n,)"""
+    shares = np.ones(len(joined), dtype=bool)
+    for rows, _ in rows_by_precision_mode(workload, framework, joined):
+        modes, tables = layer_modes(joined.take(rows)), np.unique(table_of[rows]).tolist()
+        for number in tables:
+            own_rows = rows[table_of[rows] == number]
+            own = joined.take(own_rows)
+            first, _ = unique_rows(columns_of_blocks(workload, framework, own))
+            shares[own_rows] = len(tables) > 1 and len(first) > 1 and layer_modes(own) == modes
+    return shares
