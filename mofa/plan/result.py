@@ -29,7 +29,7 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.10"
+SCHEMA_VERSION: Final = "2.11"
 
 TimeComponent = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
@@ -234,6 +234,14 @@ class NearestMiss(Spec):
     unit: str = Field(min_length=1, description="Unit of short_by: B for memory, else the thing counted.")
 
 
+class NumericsOffer(Spec):
+    """What one word of ``--with`` would change of the best plan, its strategy as it is, in closed form."""
+
+    word: str = Field(description="The word of --with.")
+    step_change: float = Field(description="Step with it over step without, - 1. [-]")
+    device_bytes_change: float = Field(description="Memory of the fullest GPU with it less that without. [B]")
+
+
 class WorkloadSummary(Spec):
     """The training job that was planned for."""
 
@@ -334,7 +342,7 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.10"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.11"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -376,7 +384,7 @@ class PlanReport(Spec):
     True
     """
 
-    schema_version: Literal["2.10"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.11"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")
@@ -402,6 +410,9 @@ class PlanReport(Spec):
     min_gpus_note: str | None = Field(default=None, description="What min_gpus means here, or why there is none.")
     elapsed_s: float = Field(ge=0, description="Duration of the search, without imports and loading. [s]")
     plans: tuple[Plan, ...] = Field(default=(), description="The best plans that fit, best first.")
+    numerics_offers: tuple[NumericsOffer, ...] = Field(
+        default=(), description="What numerics that were not asked for would bring to the best plan."
+    )
     defaults: dict[str, str] = Field(default_factory=dict, description="What was not asked for and taken by default.")
 
     @model_validator(mode="after")

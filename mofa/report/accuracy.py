@@ -229,8 +229,8 @@ def runs_to_frame(report: ValidationReport) -> pd.DataFrame:
 
 README_GROUPS = (
     "measured-judging", "measured-fitting", "measured-h100", "measured-te-judging", "measured-te-fitting",
-    "measured-exported", "all-published-hopper-bf16", "published-hopper-te-dense-bf16", "published-hopper-te-dense-fp8", "published-korth",
-    "published-simumax", "all-published",
+    "measured-exported", "all-published-hopper-bf16", "published-hopper-te-dense-bf16",
+    "published-hopper-te-dense-fp8", "published-korth", "published-simumax", "all-published",
 )  # fmt: skip
 README_QUANTITIES = ("peak_allocated", "peak_reserved", "peak_device")
 README_COLUMNS: Columns = (

@@ -55,6 +55,8 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
             return
         if report.num_tied > 1:
             _say(console, ties_line(report))
+        if report.numerics_offers:
+            _say(console, offers_line(report))
         best = report.plans[0]
         _print_split(console, best, " of the best plan")
         _print_layouts(console, report.plans)
@@ -409,6 +411,15 @@ def ties_line(report: PlanReport) -> str:
     tied = f"Plans 1 to {report.num_tied}" if report.num_tied > 2 else "Plans 1 and 2"
     why = f"errors of two {band.circumstances.pace} runs of one model differ by {band.tie_margin:.1%} in the median"
     return f"{tied} are tied, mofa cannot tell which is best: {why}.\n"
+
+
+def offers_line(report: PlanReport) -> str:
+    """What other numerics would bring to the best plan, in words; there must be some."""
+    changes = ", ".join(
+        f"{offer.word} step {offer.step_change:+.1%}, memory {offer.device_bytes_change / GIB:+.1f} GiB"
+        for offer in report.numerics_offers
+    )
+    return f"Other numerics would bring the best plan's strategy, by --with: {changes}.\n"
 
 
 def band_lines(band: Band) -> list[str]:

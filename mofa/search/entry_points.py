@@ -25,6 +25,7 @@ from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
+from mofa.search.offers import numerics_offers
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
 from mofa.search.search_result import Search
@@ -245,6 +246,11 @@ def find_plans(
         min_gpus_note=note,
         elapsed_s=time.perf_counter() - started,
         plans=tuple(plans),
+        numerics_offers=(
+            numerics_offers(workload, cluster, framework, plans[0].strategy, flops_convention)
+            if plans and banded
+            else ()
+        ),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
     return Search(

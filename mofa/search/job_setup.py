@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from mofa.blocks.frameworks import primitives_of
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_scheduling
-from mofa.specs.framework import OFFERED, FrameworkSpec
+from mofa.specs.framework import OFFERED, FrameworkSpec, implied_facts
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.layer_kind_params import refuse_unmodelled
 from mofa.specs.model import ModelSpec
@@ -152,8 +154,21 @@ def _with_optimizer(workload: WorkloadSpec, framework: FrameworkSpec) -> Framewo
     return framework
 
 
+def _with_bf16_gradients(framework: FrameworkSpec) -> FrameworkSpec:
+    """The framework with gradients that are added up and reduced in bf16 (``--grad-reduce-in-bf16``)."""
+    options = {"grads": "bf16"}
+    try:
+        return FrameworkSpec.model_validate({**framework.model_dump(), **implied_facts(options), **options})
+    except ValidationError:
+        raise SpecError(
+            f"--with bf16_grads: is an option of Megatron's main gradients, and {framework.name} has none; leave it out"
+        ) from None
+
+
 def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]) -> FrameworkSpec:
-    """The framework with what ``--with`` names of dispatchers and routed copies."""
+    """The framework with what ``--with`` names of gradients, dispatchers and routed copies."""
+    if "bf16_grads" in words:
+        framework = _with_bf16_gradients(framework)
     needing = [word for word in OF_EXPERTS if word in words]
     if model.moe is None and needing:
         raise SpecError(f"--with {needing[0]}: needs experts, and {model.name} has none; leave it out")

@@ -1,0 +1,70 @@
+"""What other numerics would bring to a plan: its strategy costed with each word of ``--with`` that changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mofa.errors import SpecError
+from mofa.plan.result import FlopsConvention, NumericsOffer, Plan
+from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.one_strategy import strategy_row
+from mofa.search.to_plan.builder import Candidate
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import StrategySpec
+from mofa.specs.workload import FP8_RECIPES, WorkloadSpec
+
+BF16_MOMENTS, BF16_GRADS = "bf16_moments", "bf16_grads"
+
+
+def numerics_offers(
+    workload: WorkloadSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    strategy: StrategySpec,
+    convention: FlopsConvention = "causal",
+) -> tuple[NumericsOffer, ...]:
+    """A strategy with each of the numerics that the job does not have yet, beside itself, all in closed form.
+
+    Parameters
+    ----------
+    workload, cluster, framework
+        The job as it is searched.
+    strategy
+        That fits.
+    convention
+        How model FLOPs are counted; no offer depends on it.
+
+    Returns
+    -------
+    tuple[NumericsOffer, ...]
+        In the order of the words; numerics that the GPU, the framework or the sizes refuse are left out.
+    """
+
+    def plan_with(words: Sequence[str]) -> Plan:
+        job = with_numerics(workload, cluster, framework, words)
+        row = strategy_row(*job, strategy)
+        return Candidate(*job, row, loads_of(job[0], row), convention).plan_in_closed_form(banded=False)
+
+    now = plan_with(())
+    offers = []
+    for word in _not_yet(workload, framework):
+        try:
+            other = plan_with((word,))
+        except SpecError:
+            continue
+        offers.append(
+            NumericsOffer(
+                word=word,
+                step_change=other.step_s / now.step_s - 1.0,
+                device_bytes_change=other.memory.device_bytes - now.memory.device_bytes,
+            )
+        )
+    return tuple(offers)
+
+
+def _not_yet(workload: WorkloadSpec, framework: FrameworkSpec) -> tuple[str, ...]:
+    words: tuple[str, ...] = () if workload.precision.fp8_recipe else FP8_RECIPES
+    if workload.precision.moments != "bf16":
+        words += (BF16_MOMENTS,)
+    return words if framework.grads_bytes_per_param == 2.0 else (*words, BF16_GRADS)

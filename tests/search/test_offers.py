@@ -1,0 +1,59 @@
+"""What other numerics would bring to the best plan."""
+
+from __future__ import annotations
+
+import pytest
+
+import mofa
+from mofa.errors import SpecError
+from mofa.report.text import offers_line
+from mofa.search.entry_points import find_plans
+from mofa.search.offers import numerics_offers
+from mofa.specs.strategy import StrategySpec
+from mofa.specs.workload import FP8_RECIPES
+
+FIX = {"tp": 2, "pp": 2, "vpp": 1, "cp": 1}
+
+
+def test_offers_are_estimates_of_the_same_strategy() -> None:
+    job, machines = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
+    report = find_plans(job, machines, fix=FIX, top=1, replay=False).report
+    assert [offer.word for offer in report.numerics_offers] == [*FP8_RECIPES, "bf16_moments", "bf16_grads"]
+    strategy = report.plans[0].strategy
+    now = mofa.estimate(job, machines, strategy, replay=False)
+    settings = {
+        "fp8-blockwise": {"precision.gemm": "fp8-blockwise"}, "bf16_moments": {"precision.moments": "bf16"},
+    }  # fmt: skip
+    by_word = {offer.word: offer for offer in report.numerics_offers}
+    for word, overrides in settings.items():
+        other = mofa.estimate(
+            mofa.load_workload("llama3-8b", global_batch=64, overrides=overrides), machines, strategy, replay=False
+        )
+        assert by_word[word].step_change == pytest.approx(other.step_s / now.step_s - 1.0)
+        assert by_word[word].device_bytes_change == other.memory.device_bytes - now.memory.device_bytes
+    megatron = mofa.load_framework({"name": "megatron", "grads": "bf16"})
+    other = mofa.estimate(job, machines, strategy, framework=megatron, replay=False)
+    assert by_word["bf16_grads"].device_bytes_change == other.memory.device_bytes - now.memory.device_bytes < 0
+    assert "bf16_moments step" in offers_line(report)
+
+
+def test_what_the_job_has_is_not_offered() -> None:
+    job, machines = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
+    with_ = ("fp8-delayed", "bf16_moments", "bf16_grads")
+    search = find_plans(job, machines, fix=FIX, top=1, replay=False, with_=with_)
+    assert search.report.numerics_offers == ()
+    assert (search.framework.grads, search.framework.grads_bytes_per_param) == ("bf16", 2.0)
+
+
+def test_what_is_refused_is_not_offered() -> None:
+    """An A100 has no fp8 products; torchtitan neither, nor other moments or main gradients."""
+    job = mofa.load_workload("llama3-8b", global_batch=64)
+    a100 = find_plans(job, mofa.load_cluster("a100-hgx", 8), fix=FIX, top=1, replay=False).report
+    assert [offer.word for offer in a100.numerics_offers] == ["bf16_moments", "bf16_grads"]
+    titan = mofa.load_framework("torchtitan")
+    strategy = StrategySpec.model_validate(
+        mofa.estimate(job, mofa.load_cluster("h100-hgx", 8), "tp=1", framework=titan, replay=False).strategy
+    )
+    assert numerics_offers(job, mofa.load_cluster("h100-hgx", 8), titan, strategy) == ()
+    with pytest.raises(SpecError, match="--with bf16_grads: .*torchtitan has none"):
+        find_plans(job, mofa.load_cluster("h100-hgx", 8), framework=titan, with_=("bf16_grads",), replay=False)
