@@ -56,14 +56,15 @@ def test_a_second_micro_batch_takes_nothing_for_good() -> None:
     (rank,) = ranks_of(llama())
     player = StepExecutor(rank, Allocator(), skip_rounds=False)
     player.allocate_start()
-    assert (0, "dummy gradient of 25165824") not in player.taken
+    assert (0, "dummy gradient of 6144 x 4096") not in player.taken
     player.run_step()
     taken = set(player.taken)
     player.run_step()
     assert player.taken == taken
     assert {name for _, name in taken} == {
-        f"dummy gradient of {n * 2**20}" for n in (16, 24, 56, 112)
-    } | {"dummy gradient of 525336576"}  # fmt: skip
+        f"dummy gradient of {shape}"
+        for shape in ("6144 x 4096", "4096 x 4096", "28672 x 4096", "4096 x 14336", "128256 x 4096")
+    }
 
 
 @pytest.mark.parametrize(
