@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +26,21 @@ from mofa.specs.power import mixed_clock
 ArrayK = NDArray[np.float64]
 
 
+Known = dict[int, tuple[tuple[Op, ...], tuple[FloatK, ...]]]
+"""Seconds of tapes' ops, by the ``id`` of these, which stay, so that no others get it."""
+MOST_KEPT = 256
+"""Combinations of which what was timed is kept: one candidate is costed in closed form and played, few are costed at
+several clocks, and many would fill the memory. [-]"""
+
+
 @dataclass(frozen=True)
 class TimedOps:
-    """What was timed of one candidate, whose costs are both in closed form and played. Its ops stay, so that no others
-    get their ids."""
+    """What was timed of few combinations."""
 
     works: dict[Hashable, tuple[Op, FloatK]] = field(default_factory=dict)
     """By :func:`_work_key`. [s]"""
-    tapes: dict[tuple[str, int], tuple[tuple[Op, ...], tuple[FloatK, ...]]] = field(default_factory=dict)
-    """By the clock and the ``id`` of a tape's ops. [s]"""
+    device: Known = field(default_factory=dict)
+    host: Known = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,11 @@ class Machine:
 
     def with_device_waits(self, idle: float) -> Machine:
         """The same, waiting for a share of the time besides what its tapes say."""
-        return replace(self, idle=idle, known=TimedOps(works=self.known.works))
+        return replace(self, idle=idle, known=TimedOps(self.known.works, host=self.known.host))
 
     def on_hosts_of(self, cluster: ClusterSpec) -> Machine:
         """The same GPUs, of a cluster whose hosts alone differ: devices take as long."""
-        of_device = {key: timed for key, timed in self.known.tapes.items() if key[0] == "device"}
-        return replace(self, cluster=cluster, known=TimedOps(self.known.works, of_device))
+        return replace(self, cluster=cluster, known=TimedOps(self.known.works, self.known.device))
 
     @cached_property
     def fabric(self) -> Fabric:
@@ -92,14 +97,16 @@ class Machine:
         same = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
         return {name: bool(entries[0]) if self.num_k == 1 else entries for name, entries in same.items()}
 
-    def computed_once(self, clock: str, ops: tuple[Op, ...], compute: Callable[[], list[FloatK]]) -> list[FloatK]:
-        """What ``compute`` returns for the ops of a tape; called once where there is one candidate."""
-        if self.num_k > 1:
+    def computed_once(
+        self, clock: Literal["device", "host"], ops: tuple[Op, ...], compute: Callable[[], list[FloatK]]
+    ) -> list[FloatK]:
+        """What ``compute`` returns for the ops of a tape; called once where there are few combinations."""
+        if self.num_k > MOST_KEPT:
             return compute()
-        tapes = self.known.tapes
-        known = tapes.get((clock, id(ops)))
+        tapes = self.known.device if clock == "device" else self.known.host
+        known = tapes.get(id(ops))
         if known is None:
-            known = tapes[clock, id(ops)] = ops, tuple(compute())
+            known = tapes[id(ops)] = ops, tuple(compute())
         return list(known[1])
 
 
@@ -145,7 +152,7 @@ def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
 
     All works of a kind are timed by one call, so that an estimate of one candidate makes few.
     """
-    works = machine.known.works if machine.num_k == 1 else {}
+    works = machine.known.works if machine.num_k <= MOST_KEPT else {}
     kinds: dict[Any, dict[Hashable, Op]] = defaultdict(dict)
     keys: dict[int, Hashable] = {}
     met = set(works)

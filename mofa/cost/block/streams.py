@@ -97,7 +97,7 @@ class Streams:
         for ready_s, fixed in awaited:
             later = ready_s > start
             if later is not False:
-                start, since = where(later, ready_s, start), where(later, fixed, since)
+                start, since = maximum(start, ready_s), where(later, fixed, since)
         # where computing is later than it waits in the queue, it moves as well
         since = maximum(minimum(since, self.loss), self.loss - (start - launch))
         end = start + took

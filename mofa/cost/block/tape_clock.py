@@ -267,18 +267,18 @@ class _Steps(NamedTuple):
     def of(cls, ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: Machine) -> _Steps:
         """Of ops with their device and host seconds."""
         watched, share = _watched(ops), machine.cluster.gpu.curves.overlap_slowdown.value
+        communicates = any(op.stream != "compute" and type(op.work) is not HostSync for op in ops)
         issued_s: FloatK = 0.0
-        steps, communicates = [], False
+        steps = []
         for op, took, issued in zip(ops, seconds, issue, strict=True):
-            synchronises = type(op.work) is HostSync
             runs: BoolK = took > 0.0
             if isinstance(runs, np.ndarray) and (runs.all() or not runs.any()):
                 runs = bool(runs[0])
-            if not synchronises:
+            if type(op.work) is not HostSync:
                 issued_s = issued_s + issued
-                communicates = communicates or op.stream != "compute"
+            loss_s = share * took if communicates else 0.0
             is_watched = bool(watched) and not watched.isdisjoint(op.writes)
-            steps.append(_Step(op, took, issued, runs, issued_s, share * took, _may_pass(op), is_watched))
+            steps.append(_Step(op, took, issued, runs, issued_s, loss_s, _may_pass(op), is_watched))
         return cls(steps, watched, communicates)
 
 

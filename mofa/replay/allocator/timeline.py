@@ -264,7 +264,8 @@ def _read(stretches: Iterable[EventRun], larger: Sequence[Larger]) -> _Events:
     instructions: list[Instruction] = []
     number_of: dict[int, int] = {}
     known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-    sizes_read = []
+    numbers_read: list[NDArray[np.int64]] = []
+    sizes_read: list[NDArray[np.int64]] = []
     for some, sizes in stretches:
         if id(some) not in known:
             ids = list(map(id, some))
@@ -273,10 +274,16 @@ def _read(stretches: Iterable[EventRun], larger: Sequence[Larger]) -> _Events:
                     instructions.append(act)
             numbers = np.fromiter(map(number_of.__getitem__, ids), dtype=np.int64, count=len(some))
             known[id(some)] = numbers, np.array(sizes, dtype=np.int64)
-        sizes_read.append(known[id(some)])
-    numbers, all_sizes = (np.concatenate(parts) for parts in zip(*sizes_read, strict=True))
+        numbers, of_stretch = known[id(some)]
+        numbers_read.append(numbers)
+        sizes_read.append(of_stretch)
+    all_sizes = np.concatenate(sizes_read)
+    changed: list[int] = []
+    changes: list[int] = []
     for start, entries, rests in larger:
         for slot, rest in rests.items():
             for event, sign in entries.get(slot, ()):
-                all_sizes[start + event] += sign * rest
-    return _Events(instructions, numbers, all_sizes)
+                changed.append(start + event)
+                changes.append(sign * rest)
+    np.add.at(all_sizes, np.array(changed, dtype=np.intp), np.array(changes, dtype=np.int64))
+    return _Events(instructions, np.concatenate(numbers_read), all_sizes)

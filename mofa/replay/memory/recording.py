@@ -26,6 +26,8 @@ Places = tuple[tuple[int, ...], ...]
 """The slot of a routine behind each slot of a pass's pieces, and last behind its output; -1 for none."""
 Waiting = tuple[Block | None, int]
 """A block that lingers of a chunk, or None, and its rounded size as it was asked for. [B]"""
+OF_SLOTS = ("packed_live_slots", "held_more", "held_more_at_tops")
+"""What follows from a recording's slots."""
 NOTHING = Block(BlockPool(0, False), 0, 0, FREE)
 """In slots that nothing was taken for yet."""
 
@@ -76,7 +78,13 @@ class Recording:
 
     def for_allocator(self, a: Allocator) -> Recording:
         """The same with its requests to an allocator."""
-        return replace(self, requests=a.prepare_requests(self.orders))
+        return self._replaced(requests=a.prepare_requests(self.orders))
+
+    def _replaced(self, **changes: object) -> Recording:
+        """A copy that knows what follows from the slots, which are the same: it is worked out once for all copies."""
+        copy = replace(self, **changes)  # type: ignore[arg-type]
+        vars(copy).update({name: getattr(self, name) for name in OF_SLOTS})
+        return copy
 
     @cached_property
     def packed_live_slots(self) -> array[int]:
@@ -101,8 +109,7 @@ class Recording:
 
     def with_names(self, names: dict[str, str]) -> Recording:
         """The same of pieces of other ``names``."""
-        return replace(
-            self,
+        return self._replaced(
             passages=tuple((event, phase, names[name]) for event, phase, name in self.passages),
             passed=tuple(piece._replace(name=names[piece.name]) for piece in self.passed),
         )
