@@ -55,5 +55,5 @@ def test_what_is_refused_is_not_offered() -> None:
         mofa.estimate(job, mofa.load_cluster("h100-hgx", 8), "tp=1", framework=titan, replay=False).strategy
     )
     assert numerics_offers(job, mofa.load_cluster("h100-hgx", 8), titan, strategy) == ()
-    with pytest.raises(SpecError, match="--with bf16_grads: .*torchtitan has none"):
+    with pytest.raises(SpecError, match=r"--with bf16_grads: .*torchtitan has none"):
         find_plans(job, mofa.load_cluster("h100-hgx", 8), framework=titan, with_=("bf16_grads",), replay=False)
