@@ -197,6 +197,10 @@ def test_a_file_that_names_only_its_class_is_that_classs_default() -> None:
         ({"architectures": ["PhiForCausalLM"], "n_embd": 2560}, r"n_embd \(2560\) is no key of .* is hidden_size"),
         ({"architectures": ["LlamaForCausalLM"], "num_kv_heads": 8}, "whose name for it is num_key_value_heads"),
         ({"architectures": ["LlamaForCausalLM"], "hidden_size": "4096"}, r'hidden_size \("4096"\) must be a positive'),
+        (
+            {"tie_word_embeddings": False, "text_config": {"model_type": "llama", "tie_word_embeddings": True}},
+            r"tie_word_embeddings \(False\) and text_config.tie_word_embeddings \(True\) differ; keep one",
+        ),
         ({"architectures": ["A"], "text_config": {"llm_config": {}}}, "text_config holds another llm_config"),
         (
             {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2, "layer_types": [None, None]},

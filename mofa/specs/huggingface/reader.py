@@ -165,8 +165,12 @@ def language_model(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any
     if deeper is not None:
         raise SpecError(f"{where}: {place} holds another {deeper}; keep the one that is the language model's")
     inner = dict(nested)
-    if "tie_word_embeddings" not in inner and "tie_word_embeddings" in config:
-        inner["tie_word_embeddings"] = config["tie_word_embeddings"]
+    tied = [part["tie_word_embeddings"] for part in (config, inner) if "tie_word_embeddings" in part]
+    if len(tied) > 1 and tied[0] != tied[1]:
+        said = f"tie_word_embeddings ({_shown(tied[0])}) and {place}.tie_word_embeddings ({_shown(tied[1])})"
+        raise SpecError(f"{where}: {said} differ; keep one")
+    if tied:
+        inner["tie_word_embeddings"] = tied[0]
     return inner, f"{place}."
 
 
