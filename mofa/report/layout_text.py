@@ -46,6 +46,8 @@ def _outcome(search: LayoutSearch, step_s: float, is_own: bool) -> str:
     ...                       pipeline_s=1.5, bound_s=1.2)
     >>> _outcome(search, 1.6, False)
     'step 20.0 % shorter than with Ett|ttL; no pipeline takes less than 1.20 s, this one 1.50 s (gap 20.0 %)'
+    >>> _outcome(search.model_copy(update={"bound_s": 0.0}), 1.6, True)
+    'none that was tried is shorter; how short a pipeline can be is not known'
     """
     if is_own:
         outcome = "none is shorter"
@@ -53,5 +55,8 @@ def _outcome(search: LayoutSearch, step_s: float, is_own: bool) -> str:
         outcome = f"step {100.0 * (1.0 - step_s / search.before_step_s):.1f} % shorter than with {search.before}"
     else:
         outcome = f"{search.before} does not fit"
+    if search.bound_s <= 0.0:  # the search ended ahead of its first bound
+        outcome = "none that was tried is shorter" if is_own else outcome
+        return f"{outcome}; how short a pipeline can be is not known"
     least, takes = format_seconds(search.bound_s), format_seconds(search.pipeline_s)
     return f"{outcome}; no pipeline takes less than {least}, this one {takes} (gap {100.0 * search.gap_fraction:.1f} %)"

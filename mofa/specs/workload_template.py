@@ -156,7 +156,7 @@ def _lines(cls: type[Spec], raw: Mapping[str, Any], prefix: str, like: str, know
         if path in LEFT_OUT or (inner is not None and field not in raw):
             continue
         if inner is not None:
-            yield f"{indent}{field}:"
+            yield f"{indent}{field}:{_OF_BLOCKS.get(path, '')}"
             yield from _lines(inner, raw[field], f"{path}.", like, known)
         elif field in raw or info.is_required() or path in known:
             yield f"{indent}{_line(path, field, raw.get(field, info.default), like, known, field in raw)}"
@@ -180,6 +180,9 @@ def _line(path: str, field: str, value: object, like: str, known: Mapping[str, A
 
 _CHOICES = ("model.attention.kind", "model.attention.qk_norm_kind", "model.mlp.activation", "model.moe.score",
             "model.norm", "model.norm_placement", "model.positions", "framework")  # fmt: skip
+
+
+_OF_BLOCKS = {"model.moe": "  # leave these lines out where all layers are dense"}
 
 
 def _comment(path: str) -> str:

@@ -73,6 +73,7 @@ def test_it_begins_from_a_config_of_an_unknown_class(cli: Cli) -> None:
     assert f"begin a workload YAML by mofa {command}" in line
     done = cli(*command.split(), "--out", "nobody.yaml")
     assert done.returncode == 0, done.stderr
+    assert "  moe:  # leave these lines out where all layers are dense\n" in Path("nobody.yaml").read_text()
     assert cli("new", "workload", "--from-config", "nobody.json").stdout == Path("nobody.yaml").read_text()
     left = one_line_of(cli("show", "workload", "nobody.yaml").stderr)
     assert left.startswith(

@@ -190,6 +190,22 @@ def test_a_file_that_names_only_its_class_is_that_classs_default() -> None:
              "n_routed_experts": 8, "topk_method": "noaux_tc", "moe_layer_freq": 1},
             "nearest is DeepseekV2ForCausalLM",
         ),
+        ({"architectures": ["MiniCPMForCausalLM"]}, "mofa reads; where its layers are those of a class in docs/models"),
+        ({"architectures": ["ChatGLMModel"], "num_layers": 28, "ffn_hidden_size": 13696}, "reads; where its layers"),
+        ({"architectures": ["LLaMAForCausalLM"], "model_type": "llama"}, "nearest is LlamaForCausalLM"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "qwen2"}, r"model_type \(qwen2\) are of two"),
+        ({"architectures": ["PhiForCausalLM"], "n_embd": 2560}, r"n_embd \(2560\) is no key of .* is hidden_size"),
+        ({"architectures": ["LlamaForCausalLM"], "num_kv_heads": 8}, "whose name for it is num_key_value_heads"),
+        ({"architectures": ["LlamaForCausalLM"], "hidden_size": "4096"}, r'hidden_size \("4096"\) must be a positive'),
+        (
+            {"tie_word_embeddings": False, "text_config": {"model_type": "llama", "tie_word_embeddings": True}},
+            r"tie_word_embeddings \(False\) and text_config.tie_word_embeddings \(True\) differ; keep one",
+        ),
+        ({"architectures": ["A"], "text_config": {"llm_config": {}}}, "text_config holds another llm_config"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2, "layer_types": [None, None]},
+            "layer_types holds 'None'",
+        ),
         ({"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": "x"}, "must be a number"),
         ({"architectures": ["HunYuanMoEV1ForCausalLM"], "moe_topk": [2, 0]}, "a positive whole number, or a list"),
         ({"architectures": ["HunYuanMoEV1ForCausalLM"], "moe_topk": [1, 2], "head_dim": 128}, "other numbers for"),
@@ -213,3 +229,18 @@ def test_what_is_refused_says_where_what_and_what_to_do(config: dict[str, Any], 
         model_from_config(config, "c")
     assert str(caught.value).startswith("c: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["text_config", "llm_config", "language_config"])
+def test_a_language_model_is_read_from_where_files_of_images_hold_it(place: str) -> None:
+    inner = {"model_type": "llama", "num_hidden_layers": 30, "vocab_size": 102400}
+    read = read_config({"architectures": ["Unheard"], "vision_config": {}, place: inner}, "c")
+    assert (read.model.num_layers, read.model.vocab) == (30, 102_400)
+    assert "vision tower" in read.notes[-1]
+    with pytest.raises(SpecError, match=f"{place}.num_hidden_layers"):
+        read_config({place: {**inner, "num_hidden_layers": -1}}, "c")
+
+
+def test_a_null_of_another_classs_name_is_no_size() -> None:
+    read = read_config({"architectures": ["PhiForCausalLM"], "hidden_size": 2560, "n_embd": 9, "n_inner": None}, "c")
+    assert read.model.hidden == 2560

@@ -138,7 +138,7 @@ def test_nested_text_config_is_read_by_its_model_type() -> None:
     outer = {"architectures": ["KimiK25ForConditionalGeneration"], "tie_word_embeddings": False, "text_config": inner}
     assert num_params(model_from_config(outer, "c")) == 671_026_419_200
     inner["vocab_size"] = "129280"
-    with pytest.raises(SpecError, match=r"text_config\.vocab_size \(129280\) must be a positive whole number"):
+    with pytest.raises(SpecError, match=r'text_config\.vocab_size \("129280"\) must be a positive whole number'):
         model_from_config(outer, "c")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ _REASONS = (
     (("encoder_layers", "encoder_attention_heads"), "an encoder"),
 )
 """Keys that tell of layers that are not plain: a class that has one is nearest to others that have it."""
+_LATENT = ("kv_lora_rank",)
+"""Keys of latent attention, which is no reason to refuse a class."""
 
 
 def unknown_class(
@@ -40,12 +43,15 @@ def unknown_class(
     reason = f" (it has {signs[0][1]}: {signs[0][0]})" if signs else ""
     key, name = named
     known = tuple(architectures)
-    alike = tuple(a for a in known if any(sign in _names_of_keys(a) for sign, _ in signs))
-    near = _nearest(name, config, alike or known)
+    shapes = [sign for sign, _ in signs] or [sign for sign in _LATENT if config.get(sign)]
+    alike = tuple(a for a in known if any(sign in _names_of_keys(a) for sign in shapes))
+    near = _nearest(name, config, known, alike)
+    advice = "where its layers are those of a class in docs/models.md, set architectures to that"
+    if near:
+        advice = f'nearest is {near}: where the layers are its own, set architectures to ["{near}"]'
     return (
-        f"{key} ({short(name)}) is no model that mofa reads{reason}; nearest is {near}: where the layers are "
-        f'its own, set architectures to ["{near}"]; else begin a workload YAML by mofa new workload --like '
-        f"{nearest_workload(config)} --from-config {file}"
+        f"{key} ({short(name)}) is no model that mofa reads{reason}; {advice}; else begin a workload YAML by "
+        f"mofa new workload --like {nearest_workload(config)} --from-config {file}"
     )
 
 
@@ -67,10 +73,18 @@ def _names_of_keys(architecture: Architecture) -> set[str]:
     return {name.partition(".")[0] for key, rule in architecture.keys.items() for name in (rule.names or (key,))}
 
 
-def _nearest(named: str, config: Mapping[str, Any], architectures: tuple[Architecture, ...]) -> str:
-    """By name where one is close, else by how many of a class's keys the file has."""
-    names = {name: a.classes[0] for a in architectures for name in (*a.classes, *a.model_types)}
-    close = difflib.get_close_matches(named, names, n=1, cutoff=0.8)
+def _nearest(
+    named: str, config: Mapping[str, Any], known: tuple[Architecture, ...], alike: tuple[Architecture, ...]
+) -> str | None:
+    """The class of the model type, else one whose name is close, else that with most of the file's keys; or none.
+
+    Keys tell only among classes of unusual layers: those of plain ones are nearly all classes'.
+    """
+    by_type = [a.classes[0] for a in known if config.get("model_type") in a.model_types]
+    if by_type:
+        return by_type[0]
+    names = {_stem(name): a.classes[0] for a in alike or known for name in (*a.model_types, *a.classes)}
+    close = difflib.get_close_matches(_stem(named), names, n=1, cutoff=0.8)
     if close:
         return names[close[0]]
     given = {key for key, value in config.items() if value is not None}
@@ -79,4 +93,15 @@ def _nearest(named: str, config: Mapping[str, Any], architectures: tuple[Archite
         keys = _names_of_keys(a)
         return len(keys & given), -len(keys - given)
 
-    return max(architectures, key=likeness).classes[0]
+    return max(alike, key=likeness).classes[0] if alike else None
+
+
+def _stem(name: str) -> str:
+    """What tells a class from others: its name without what all have.
+
+    Examples
+    --------
+    >>> _stem("Qwen2ForCausalLM"), _stem("qwen2_vl_text"), _stem("GPT2LMHeadModel")
+    ('qwen2', 'qwen2vl', 'gpt2')
+    """
+    return re.sub(r"(For[A-Z]\w*|LMHeadModel|Model|_text)$", "", name).replace("_", "").lower()

@@ -11,12 +11,15 @@ from mofa.errors import SpecError
 from mofa.specs.files import short
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.huggingface.left_out import left_out_notes
+from mofa.specs.huggingface.misnamed import refuse_misnamed_sizes
 from mofa.specs.huggingface.nearest import unknown_class
 from mofa.specs.huggingface.record import REQUIRED, Architecture, Key
 from mofa.specs.huggingface.registry import ARCHITECTURES
 from mofa.specs.model import MAX_LAYERS, ModelSpec
 
 _ABSENT = object()
+_NESTED = ("text_config", "llm_config", "language_config")
+"""Where files of images or sound hold their language model."""
 
 
 class ReadConfig(NamedTuple):
@@ -33,7 +36,7 @@ def model_from_config(config: Mapping[str, Any], where: str, name: str | None = 
     Parameters
     ----------
     config
-        The file's object; where it nests the language model in ``text_config``, that is read.
+        The file's object; where it nests the language model (``text_config`` and the like), that is read.
     where
         The file, which begins error messages.
     name
@@ -105,6 +108,7 @@ class _Reading:
     def values(self) -> dict[str, Any]:
         """All keys of the table, with the class's defaults where the file has none."""
         keys = self.architecture.keys
+        refuse_misnamed_sizes(self.config, self.architecture, self.where)
         values = {key: self._given(key, rule) for key, rule in keys.items()}
         for key, rule in keys.items():
             if values[key] is None and rule.rule is not None:
@@ -116,7 +120,7 @@ class _Reading:
         names = rule.names or (key,)
         seen = [(name, value) for name in names if (value := self._value_of(name)) is not _ABSENT]
         if len({json.dumps(value, sort_keys=True) for _, value in seen}) > 1:
-            says = " and ".join(f"{name} {short(value)}" for name, value in seen)
+            says = " and ".join(f"{name} {_shown(value)}" for name, value in seen)
             raise SpecError(f"{self.where}{says} are one key of this class; keep one")
         if seen:
             return _checked(seen[0][1], seen[0][0], rule, self.where)
@@ -136,7 +140,7 @@ class _Reading:
             if place is None:
                 return _ABSENT
             if not isinstance(place, dict):
-                raise SpecError(f"{self.where}{outer} ({short(place)}) must be an object; correct it")
+                raise SpecError(f"{self.where}{outer} ({_shown(place)}) must be an object; correct it")
         return place.get(last, _ABSENT)
 
     def default_notes(self) -> tuple[str, ...]:
@@ -151,15 +155,23 @@ def _said(value: Any) -> str:
 
 def language_model(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
     """The keys of a file's language model, and where in the file they are."""
-    nested = config.get("text_config")
-    if nested is None:
+    place = next((name for name in _NESTED if config.get(name) is not None), None)
+    if place is None:
         return dict(config), ""
+    nested = config[place]
     if not isinstance(nested, dict):
-        raise SpecError(f"{where}: text_config ({short(nested)}) must be an object; correct it")
+        raise SpecError(f"{where}: {place} ({_shown(nested)}) must be an object; correct it")
+    deeper = next((name for name in _NESTED if nested.get(name) is not None), None)
+    if deeper is not None:
+        raise SpecError(f"{where}: {place} holds another {deeper}; keep the one that is the language model's")
     inner = dict(nested)
-    if "tie_word_embeddings" not in inner and "tie_word_embeddings" in config:
-        inner["tie_word_embeddings"] = config["tie_word_embeddings"]
-    return inner, "text_config."
+    tied = [part["tie_word_embeddings"] for part in (config, inner) if "tie_word_embeddings" in part]
+    if len(tied) > 1 and tied[0] != tied[1]:
+        said = f"tie_word_embeddings ({_shown(tied[0])}) and {place}.tie_word_embeddings ({_shown(tied[1])})"
+        raise SpecError(f"{where}: {said} differ; keep one")
+    if tied:
+        inner["tie_word_embeddings"] = tied[0]
+    return inner, f"{place}."
 
 
 def _architecture(config: Mapping[str, Any], outer: Mapping[str, Any], where: str, prefix: str) -> Architecture:
@@ -167,17 +179,27 @@ def _architecture(config: Mapping[str, Any], outer: Mapping[str, Any], where: st
     for part, place in ((config, prefix), (outer, "")):
         names, model_type = part.get("architectures"), part.get("model_type")
         if names is not None and not (isinstance(names, list) and all(isinstance(n, str) for n in names)):
-            raise SpecError(f"{where}: {place}architectures ({short(names)}) must be a list of names; correct it")
+            raise SpecError(f"{where}: {place}architectures ({_shown(names)}) must be a list of names; correct it")
+        by_type = [a for a in ARCHITECTURES if model_type in a.model_types]
         for architecture in ARCHITECTURES:
             if names and names[0] in architecture.classes:
+                _refuse_two_classes(architecture, by_type, f"{where}: {place}architectures ({names[0]})")
                 return architecture
-        by_type = [a for a in ARCHITECTURES if model_type in a.model_types]
         if by_type and not names:
             return by_type[0]
         if names or isinstance(model_type, str):
             named = ("architectures", names[0]) if names else ("model_type", str(model_type))
             raise SpecError(f"{where}: {place}{unknown_class(named, config, ARCHITECTURES, where)}")
     raise SpecError(f"{where}: {prefix}architectures and model_type are missing; is it a language model's config.json?")
+
+
+def _refuse_two_classes(by_class: Architecture, by_type: list[Architecture], said: str) -> None:
+    """Refuse a class and a model type of two classes of transformers, which goes by the type.
+
+    Classes whose code is published may name another's type, as Ling-mini-2.0 does.
+    """
+    if by_type and by_class not in by_type and not by_class.remote and not by_type[0].remote:
+        raise SpecError(f"{said} and model_type ({by_type[0].model_types[0]}) are of two classes; keep the model's own")
 
 
 def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
@@ -201,5 +223,10 @@ def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
         "positive or auto": ((integer and value > 0) or value == "auto", "a positive whole number, or auto"),
     }[rule.type]
     if not good:
-        raise SpecError(f"{where}{key} ({short(value)}) must be {wanted}; correct it")
+        raise SpecError(f"{where}{key} ({_shown(value)}) must be {wanted}; correct it")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: text in quotes, so that ``"4096"`` is seen to be no number."""
+    return short(json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value)

@@ -170,14 +170,14 @@ def layer_pattern(
     layers = c["num_hidden_layers"]
     if len(kinds) != layers:
         raise ValueError(f"layer_types lists {len(kinds)} layers, num_hidden_layers is {layers}; correct one")
-    unknown = next((k for k in kinds if k not in (kind, "full_attention")), None)
-    if unknown is not None:
-        raise ValueError(f"layer_types holds {short(unknown)!r}; mofa has {kind} and full_attention")
+    unknown = [k for k in kinds if k not in (kind, "full_attention")]
+    if unknown:
+        raise ValueError(f"layer_types holds {short(unknown[0])!r}; mofa has {kind} and full_attention")
     windowed = [k == kind for k in kinds]
     if not any(windowed):
         return {}
     if length is None:
-        raise ValueError(f"{window} is null, but layer_types has {kind}; give its length")
+        raise ValueError(f"{window} is null or 0, but layer_types has {kind}; give its length")
     if all(windowed):
         return {"window": length}
     every = windowed.index(False) + 1
