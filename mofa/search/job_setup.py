@@ -77,6 +77,7 @@ def with_numerics(
     _refuse_fp8_switches(precision, workload, framework, words)
     _refuse_idle_switches(workload.model, framework)
     _refuse_attention(workload.model, framework)
+    _refuse_unlearned_positions(workload)
     framework = _with_optimizer(workload, framework)
     framework = _with_words(workload.model, framework, words)
     return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
@@ -125,6 +126,16 @@ def _refuse_fp8_switches(
     if framework.router_padding and workload.routing.pad_to_capacity:
         raise SpecError(
             "router_padding: routing.pad_to_capacity gives every expert whole blocks of rows; leave one of them out"
+        )
+
+
+def _refuse_unlearned_positions(workload: WorkloadSpec) -> None:
+    """Refuse sequences that are longer than the positions that a model learns."""
+    rows, tokens = workload.model.max_positions, workload.batch.seq_len
+    if workload.model.positions == "learned" and rows is not None and tokens > rows:
+        raise SpecError(
+            f"{workload.model.name}: learns {rows:,} positions (model.max_positions), and a sequence has {tokens:,} "
+            "tokens; use shorter ones or give it more positions"
         )
 
 

@@ -77,3 +77,14 @@ def test_options_that_a_strategy_cannot_choose(
     with pytest.raises(mofa.StrategyError, match=word) as refused:
         mofa.estimate(job, machines, strategy, framework=mofa.load_framework(framework), replay=False)
     assert "\n" not in str(refused.value)
+
+
+def test_sequences_are_no_longer_than_what_is_learned() -> None:
+    """A model that learns 2,048 positions has none for more tokens; with more of them, or rotary ones, it has."""
+    machines, framework = mofa.load_cluster("h100-hgx", 8), mofa.load_framework("megatron")
+    job = mofa.load_workload("gpt3-175b", seq_len=4096)
+    with pytest.raises(mofa.SpecError, match=r"learns 2,048 positions .* 4,096 tokens"):
+        with_numerics(job, machines, framework, ())
+    with_numerics(mofa.load_workload("gpt3-175b", seq_len=2048), machines, framework, ())
+    longer = mofa.load_workload("gpt3-175b", seq_len=4096, overrides={"model.max_positions": 4096})
+    with_numerics(longer, machines, framework, ())

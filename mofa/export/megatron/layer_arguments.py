@@ -11,7 +11,7 @@ from mofa.export.job import Job
 GATED, SQUARED_RELU = Argument("swiglu", "flag", False), Argument("squared-relu", "flag", False)
 QK_NORM, L2_NORM = Argument("qk-layernorm", "flag", False), Argument("qk-l2-norm", "flag", False)
 NO_ROPE, ROTARY_SHARE = Argument("no-rope-freq", "text"), Argument("rotary-percent", "float", 1.0)
-_MODULES = "pretrain_gpt.py builds no such layers from arguments"
+_MODULES = "Megatron-Core's GPT model has no such layers"
 FIXED: Mapping[str, Fixed] = {
     "model.norm_bias": Fixed((True,), "its LayerNorms have a bias"),
     "model.norm_placement": Fixed(("before",), _MODULES),

@@ -483,6 +483,8 @@ def _check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...]) 
         if 2 * len(left) < len(own_reason):  # further checks need not see the others
             reason[open_rows], shortfall[open_rows] = own_reason, own_shortfall
             open_rows, own_reason, own_shortfall = open_rows[left], own_reason[left], own_shortfall[left]
+            if not len(left):
+                break
             table = table.take(left) if isinstance(table, StrategyTable) else table.of_degrees(left)
     reason[open_rows], shortfall[open_rows] = own_reason, own_shortfall
     return Verdict(reason.reshape(-1), shortfall.reshape(-1))

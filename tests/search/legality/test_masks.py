@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -258,6 +259,22 @@ def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) ->
         failed = [j for j, s in enumerate(shorts) if s[i] > 0]
         assert found.reason[i] == (failed[0] if failed else -1)
         assert found.shortfall[i] == (shorts[failed[0]][i] if failed else 0.0)
+
+
+def test_checks_end_where_no_row_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that one check rejects is seen by none behind it, so that none is asked about no rows."""
+    job = Job(workload(llama()), cluster(8), framework("megatron"))
+    row = strategy_row(job.workload, job.cluster, job.framework, "tp=8")
+    row = replace(row, tp=row.tp * 3)
+    rejected = int(check_strategies(job, row).reason[0])
+    assert rejected >= 0
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("asked about no rows")
+
+    behind = [replace(check, shortfall=never) if i > rejected else check for i, check in enumerate(CHECKS)]
+    monkeypatch.setattr("mofa.search.legality.masks.CHECKS", behind)
+    assert check_strategies(job, row).reason.tolist() == [rejected]
 
 
 def test_how_far_a_row_missed() -> None:
