@@ -155,7 +155,7 @@ def _said(value: Any) -> str:
 
 def language_model(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
     """The keys of a file's language model, and where in the file they are."""
-    place = next((name for name in _NESTED if config.get(name) is not None), None)
+    place = next((name for name in _NESTED if config.get(name) not in (None, {})), None)
     if place is None:
         return dict(config), ""
     nested = config[place]

@@ -31,6 +31,13 @@ def _baichuan(c: Config) -> dict[str, Any]:
     return {"attention": gqa(c), "mlp": gated_mlp(c), "positions": positions}
 
 
+def _qwen1(c: Config) -> dict[str, Any]:
+    """Gate and up are each half of ``intermediate_size`` wide; queries, keys and values alone have biases."""
+    refuse(c, "no_bias", True, "the first Qwen with biases beside those of queries, keys and values")
+    mlp = {"activation": "swiglu", "ffn_hidden": c["intermediate_size"] // 2}
+    return {"attention": gqa(c, qkv_bias=True), "mlp": mlp}
+
+
 def _bailing(c: Config) -> dict[str, Any]:
     attention = gqa(c, qkv_bias=c["use_qkv_bias"] or c["use_bias"], out_bias=c["use_bias"])
     fields = moe(
@@ -73,7 +80,13 @@ _BAILING = {
     "moe_intermediate_size": size(REQUIRED), "num_shared_experts": count(0), "first_k_dense_replace": count(0),
 }  # fmt: skip
 
+_QWEN1_SIZES = {name: key for name, key in REQUIRED_SIZES.items() if name != "hidden_act"}
+
 ARCHITECTURES = (
+    Architecture(
+        "QWenConfig", ("QWenLMHeadModel",), ("qwen",), {**_QWEN1_SIZES, "no_bias": flag(True)}, _qwen1,
+        remote="Qwen/Qwen-7B",
+    ),
     Architecture(
         "InternLM2Config", ("InternLM2ForCausalLM",), ("internlm2",),
         {**REQUIRED_SIZES, "num_key_value_heads": KV_HEADS, "bias": flag(True)}, _internlm2,
