@@ -108,12 +108,47 @@ FACTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", FACTS)
 def test_facts_beside_sizes(name: str) -> None:
-    model = _model(name)
-    for path, wanted in FACTS[name].items():
+    _assert_facts(_model(name), FACTS[name])
+
+
+def _assert_facts(model: ModelSpec, facts: dict[str, Any]) -> None:
+    for path, wanted in facts.items():
         value: Any = model
         for part in path.split("."):
             value = getattr(value, part)
         assert value == wanted, path
+
+
+ALL_FULL = ["full_attention"] * 4
+BY_TYPE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({"model_type": "biogpt"}, {"positions": "learned", "max_positions": 1026, "norm": "layernorm",
+                                "multipliers": ("embedding",), "attention.out_bias": True, "mlp.bias": True}),
+    ({"model_type": "biogpt", "scale_embedding": False}, {"multipliers": ()}),
+    ({"model_type": "cohere2_moe"}, {"norm": "layernorm", "norm_bias": False, "parallel_branches": True,
+                                     "shared_branch_norm": True, "multipliers": ("logits",), "attention.window": 4096,
+                                     "attention.window_every": 4, "attention.nope_every": 4, "moe.first_k_dense": 0}),
+    ({"model_type": "cohere2_moe", "rms_norm_eps": 1e-6, "num_shared_experts": 2, "expert_selection_fn": "sigmoid"},
+     {"norm": "rmsnorm", "moe.shared_hidden": 45056, "moe.score": "sigmoid"}),
+    ({"model_type": "cohere2_moe", "first_k_dense_replace": 4, "prefix_dense_sliding_window_pattern": 4,
+      "prefix_dense_intermediate_size": 30000},
+     {"moe.first_k_dense": 4, "mlp.ffn_hidden": 30000, "attention.window_every": 4}),
+    ({"model_type": "cohere2_moe", "num_hidden_layers": 4, "layer_types": ALL_FULL},
+     {"attention.window": None, "attention.nope_every": 1}),
+    ({"model_type": "cohere2_moe", "num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 4},
+     {"attention.window_every": 1, "attention.nope_every": 0}),
+    ({"model_type": "kolibri1"}, {"norm_placement": "both", "attention.qk_norm_kind": "head", "attention.window": 513,
+                                  "attention.window_every": 5, "attention.nope_every": 5, "moe.score": "sigmoid",
+                                  "moe.correction_bias": True, "moe.shared_hidden": 512}),
+    ({"model_type": "kolibri1", "num_hidden_layers": 4, "layer_types": ALL_FULL},
+     {"attention.window": None, "attention.nope_every": 1}),
+    ({"model_type": "kolibri1", "num_hidden_layers": 4, "layer_types": ALL_FULL, "sliding_window": None},
+     {"attention.nope_every": 0}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "facts"), BY_TYPE)
+def test_facts_of_classes_without_a_public_file(config: dict[str, Any], facts: dict[str, Any]) -> None:
+    _assert_facts(model_from_config(config, "c"), facts)
 
 
 def test_every_class_is_named_once_and_has_a_model_type() -> None:
@@ -222,6 +257,15 @@ def test_a_file_that_names_only_its_class_is_that_classs_default() -> None:
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "attention is causal"),
         ({"architectures": ["PhiForCausalLM"], "qk_layernorm": True}, r"qk_layernorm \(True\) is not false"),
         ({"architectures": ["Cohere2ForCausalLM"], "sliding_window": None}, "without windows is not read"),
+        ({"architectures": ["BioGptForCausalLM"], "layerdrop": 0.1}, r"layerdrop \(0.1\) is not 0; mofa has no layers"),
+        ({"architectures": ["Cohere2MoeForCausalLM"], "expert_selection_fn": "tanh"}, "must be softmax or sigmoid"),
+        ({"architectures": ["Cohere2MoeForCausalLM"], "first_k_dense_replace": 1}, "no regular pattern"),
+        (
+            {"architectures": ["Cohere2MoeForCausalLM"], "num_hidden_layers": 1, "layer_types": ["full_attention"],
+             "mlp_layer_types": ["dense"]},
+            "rotates dense layers without a window",
+        ),
+        ({"architectures": ["Kolibri1ForCausalLM"], "sliding_window": None}, "sliding_window is null or 0, but"),
         ({"architectures": ["HeliumForCausalLM"], "head_dim": 64}, "head_dim .64. must be hidden_size /"),
     ],
 )  # fmt: skip

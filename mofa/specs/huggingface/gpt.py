@@ -1,4 +1,4 @@
-"""GPT-2, StarCoder, GPT-J, CodeGen, GPT-NeoX, OPT, BLOOM, MPT, Falcon and Nemotron-4: LayerNorm, plain feed-forward."""
+"""GPT-2, BioGPT, StarCoder, GPT-J, CodeGen, GPT-NeoX, OPT, BLOOM, MPT, Falcon, Nemotron-4: LayerNorm, plain layers."""
 
 from __future__ import annotations
 
@@ -62,6 +62,14 @@ def _opt(c: Config) -> dict[str, Any]:
     bias = c["enable_bias"]
     raw = {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": plain_mlp(c, bias=bias), **_NORM}
     return {**raw, "positions": "learned", "max_positions": c["max_position_embeddings"] + 2}
+
+
+def _biogpt(c: Config) -> dict[str, Any]:
+    """BioGPT keeps two rows of positions ahead of the first token's, as OPT does."""
+    refuse(c, "layerdrop", 0, "layers that are skipped at random")
+    raw = {"attention": gqa(c, qkv_bias=True, out_bias=True), "mlp": plain_mlp(c, bias=True), **_NORM}
+    scaled = {"multipliers": ("embedding",)} if c["scale_embedding"] else {}
+    return {**raw, "positions": "learned", "max_positions": c["max_position_embeddings"] + 2, **scaled}
 
 
 def _bloom(c: Config) -> dict[str, Any]:
@@ -135,6 +143,11 @@ ARCHITECTURES = (
          "do_layer_norm_before": flag(True), "_remove_final_layer_norm": flag(False),
          "word_embed_proj_dim": size(None, rule=lambda c: c["hidden_size"]), "enable_bias": flag(True),
          "layer_norm_elementwise_affine": flag(True)}, _opt,
+    ),
+    Architecture(
+        "BioGptConfig", ("BioGptForCausalLM",), ("biogpt",),
+        {**sizes(1024, 24, 16, 4096, 42384, "gelu", tied=True), "max_position_embeddings": size(1024),
+         "scale_embedding": flag(True), "layerdrop": number(0.0)}, _biogpt,
     ),
     Architecture(
         "BloomConfig", ("BloomForCausalLM",), ("bloom",),

@@ -1,10 +1,12 @@
-"""Granite 3, Cohere's Command R, R+ and A, StableLM: scaled branches, parallel branches, norms over heads."""
+"""Granite 3, Cohere's Command R, R+, A and A+, StableLM: scaled branches, parallel branches, norms over heads."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
+from mofa.specs.files import short
+from mofa.specs.huggingface.deepseek import dense_layers
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, size, text
 from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
@@ -12,11 +14,13 @@ from mofa.specs.huggingface.shared_keys import (
     gated_mlp,
     gqa,
     kv_heads,
+    layer_pattern,
     moe,
     period_window,
     rotary,
     rotary_dim,
     sizes,
+    unrotated_where_full,
 )
 
 _MULTIPLIERS = {"multipliers": ("embedding", "branches", "logits")}
@@ -37,10 +41,8 @@ def _granite_moe(c: Config) -> dict[str, Any]:
     return {"attention": _attention(c), **dense_or_experts(c, fields), **_MULTIPLIERS}
 
 
-_COHERE = {
-    "norm": "layernorm", "norm_bias": False, "parallel_branches": True, "shared_branch_norm": True,
-    "multipliers": ("logits",),
-}  # fmt: skip
+_PARALLEL = {"parallel_branches": True, "shared_branch_norm": True, "multipliers": ("logits",)}
+_COHERE = {"norm": "layernorm", "norm_bias": False, **_PARALLEL}
 
 
 def _cohere(c: Config) -> dict[str, Any]:
@@ -57,6 +59,37 @@ def _cohere2(c: Config) -> dict[str, Any]:
         raise ValueError("sliding_window is null, or no layer has it; a Cohere2 model without windows is not read")
     attention = gqa(c, qkv_bias=bias, out_bias=bias, nope_every=window.get("window_every", 0), **window)
     return {"attention": attention, "mlp": gated_mlp(c), **_COHERE}
+
+
+def _cohere2_moe(c: Config) -> dict[str, Any]:
+    """Layers without a window have no rotary embedding; dense ones ahead have their own period of windows."""
+    score, dense = c["expert_selection_fn"], dense_layers(c)
+    if score not in ("softmax", "sigmoid"):
+        raise ValueError(f"expert_selection_fn ({short(score)}) must be softmax or sigmoid; correct it")
+    kinds = c["layer_types"]
+    if kinds is None:
+        first = min(c["first_k_dense_replace"], c["num_hidden_layers"])
+        ahead = _windowed(first, c["prefix_dense_sliding_window_pattern"])
+        kinds = ahead + _windowed(c["num_hidden_layers"] - first, c["sliding_window_pattern"])
+    window = layer_pattern(c, kinds)
+    if c["prefix_dense_sliding_window_pattern"] == 1 and "full_attention" in kinds[:dense]:
+        raise ValueError(
+            "prefix_dense_sliding_window_pattern (1) rotates dense layers without a window; mofa has none beside "
+            "others without rotation"
+        )
+    bias, width = c["attention_bias"], c["intermediate_size"]
+    fields = moe(
+        c, width="intermediate_size", score=score, shared_hidden=c["num_shared_experts"] * width, first_k_dense=dense
+    )
+    wide = {**c, "intermediate_size": c["prefix_dense_intermediate_size"] or width}
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, **window, **unrotated_where_full(window))
+    norm = {"norm": "layernorm", "norm_bias": False} if c["rms_norm_eps"] is None else {"norm": "rmsnorm"}
+    return {"attention": attention, **dense_or_experts(wide, fields), **_PARALLEL, **norm}
+
+
+def _windowed(layers: int, every: int) -> list[str]:
+    """Layers with a window, but every n-th."""
+    return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
 
 
 def _stablelm(c: Config) -> dict[str, Any]:
@@ -104,6 +137,14 @@ ARCHITECTURES = (
         "Cohere2Config", ("Cohere2ForCausalLM",), ("cohere2",),
         {**_COMMAND, "sliding_window": count(4096, nullable=True), "layer_types": entries(),
          "sliding_window_pattern": size(4)}, _cohere2,
+    ),
+    Architecture(
+        "Cohere2MoeConfig", ("Cohere2MoeForCausalLM",), ("cohere2_moe",),
+        {**_COMMAND, "head_dim": size(128), "sliding_window": count(4096, nullable=True), "layer_types": entries(),
+         "sliding_window_pattern": size(4), "prefix_dense_sliding_window_pattern": size(1),
+         "mlp_layer_types": entries(), "first_k_dense_replace": count(0), "prefix_dense_intermediate_size": size(None),
+         "num_experts": size(8), "num_experts_per_tok": size(2), "num_shared_experts": count(0),
+         "expert_selection_fn": text("softmax"), "rms_norm_eps": number(None)}, _cohere2_moe,
     ),
     Architecture(
         "StableLmConfig", ("StableLmForCausalLM",), ("stablelm",),

@@ -1,4 +1,4 @@
-"""Hunyuan 3, Solar Open, EXAONE-MoE, Mellum, MiniCPM3, and the text parts of Aria and GLM-4V."""
+"""Hunyuan 3, Solar Open, EXAONE-MoE, Mellum, MiniCPM3, Kolibri, and the text parts of Aria and GLM-4V."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from mofa.specs.huggingface.shared_keys import (
     period_window,
     refuse,
     sizes,
+    unrotated_where_full,
 )
 
 
@@ -64,6 +65,17 @@ def _mellum(c: Config) -> dict[str, Any]:
     attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, **window)
     fields = moe(c, first_k_dense=dense_layers({**c, "first_k_dense_replace": 0}))
     return {"attention": attention, **dense_or_experts(c, fields), "num_mtp_layers": c["num_mtp_layers"] or 0}
+
+
+def _kolibri1(c: Config) -> dict[str, Any]:
+    """Every fifth layer is full where none are listed; full layers are rotated only where there is no window."""
+    listed, layers = c["layer_types"], c["num_hidden_layers"]
+    kinds = listed or [("sliding_attention", "full_attention")[(i + 1) % 5 == 0] for i in range(layers)]
+    window = layer_pattern(c, kinds)
+    unrotated = {} if c["sliding_window"] is None else unrotated_where_full(window)
+    fields = moe(c, shared_hidden=c["shared_expert_intermediate_size"], **_CHOSEN)
+    raw = {"attention": gqa(c, qk_norm=True, **window, **unrotated), "mlp": experts_only(c), "moe": fields}
+    return {**raw, "norm_placement": "both"}
 
 
 def _minicpm3(c: Config) -> dict[str, Any]:
@@ -116,6 +128,13 @@ ARCHITECTURES = (
          "attention_bias": flag(False), **WINDOW, "sliding_window": count(1024, nullable=True), **_SPARSE,
          "moe_intermediate_size": size(896), "num_experts": size(64, "num_experts", "num_local_experts"),
          "num_experts_per_tok": size(8), "num_mtp_layers": count(None)}, _mellum,
+    ),
+    Architecture(
+        "Kolibri1Config", ("Kolibri1ForCausalLM",), ("kolibri1",),
+        {**sizes(2560, 50, 48, None, 128000), "num_key_value_heads": size(4), "head_dim": size(128),
+         "sliding_window": count(513, nullable=True), "layer_types": entries(),
+         "num_experts": size(384, "num_experts", "num_local_experts"), "num_experts_per_tok": size(6),
+         "moe_intermediate_size": size(512), "shared_expert_intermediate_size": size(512)}, _kolibri1,
     ),
     Architecture(
         "MiniCPM3Config", ("MiniCPM3ForCausalLM",), ("minicpm3",),

@@ -186,6 +186,11 @@ def layer_pattern(
     raise ValueError("layer_types is no regular pattern of n - 1 sliding layers and a full one; mofa has no other")
 
 
+def unrotated_where_full(window: dict[str, Any]) -> dict[str, Any]:
+    """Layers without rotation where those without a window have none, by the fields of the window."""
+    return {"nope_every": window.get("window_every", 0) if window else 1}
+
+
 def period_window(c: Config, every: int) -> dict[str, Any]:
     """A window in all but every n-th layer where the file lists none, by the file's list where it does."""
     if c["layer_types"] is not None:
