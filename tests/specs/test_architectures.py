@@ -12,6 +12,7 @@ import pytest
 from mofa.errors import SpecError
 from mofa.specs.attention.gqa import GqaSpec
 from mofa.specs.huggingface import model_from_config, read_config
+from mofa.specs.huggingface.record import Architecture
 from mofa.specs.huggingface.registry import ARCHITECTURES
 from mofa.specs.model import ModelSpec
 
@@ -136,6 +137,16 @@ BY_TYPE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
      {"attention.window": None, "attention.nope_every": 1}),
     ({"model_type": "cohere2_moe", "num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 4},
      {"attention.window_every": 1, "attention.nope_every": 0}),
+    ({"model_type": "internlm3", "qkv_bias": True, "bias": True},
+     {"attention.qkv_bias": True, "attention.out_bias": True, "mlp.bias": True, "attention.num_kv_heads": 2}),
+    ({"model_type": "exaone", "num_layers": 30, "activation_function": "gelu"},
+     {"num_layers": 30, "mlp.activation": "geglu", "attention.head_dim": 128}),
+    ({"model_type": "sarvam_mla", "num_shared_experts": 2, "num_experts": 64},
+     {"attention.kind": "mla", "attention.q_lora_rank": None, "moe.num_experts": 64, "moe.shared_hidden": 4096,
+      "moe.first_k_dense": 1, "moe.score": "sigmoid", "num_mtp_layers": 0}),
+    ({"model_type": "sarvam_moe", "use_qkv_bias": True},
+     {"attention.qk_norm": True, "attention.qkv_bias": True, "attention.out_bias": False, "attention.rotary_dim": None,
+      "attention.num_kv_heads": 4, "moe.correction_bias": True}),
     ({"model_type": "kolibri1"}, {"norm_placement": "both", "attention.qk_norm_kind": "head", "attention.window": 513,
                                   "attention.window_every": 5, "attention.nope_every": 5, "moe.score": "sigmoid",
                                   "moe.correction_bias": True, "moe.shared_hidden": 512}),
@@ -165,6 +176,16 @@ def test_the_page_of_models_lists_every_class() -> None:
     listed = [(set(re.findall(r"`([^`]+)`", a)), set(re.findall(r"`([^`]+)`", b)), c) for a, b, c in rows]
     for a in ARCHITECTURES:
         assert (set(a.classes), set(a.model_types), a.remote or "transformers") in listed, a.classes
+
+
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a.built_as], ids=lambda a: a.config_class)
+def test_a_type_without_a_class_of_its_own_is_read_whichever_class_is_named(architecture: Architecture) -> None:
+    """The class that transformers builds it as, which saved files name, its own published one, or none."""
+    (model_type,), (published,) = architecture.model_types, architecture.classes
+    config = {"model_type": model_type}
+    by_type = model_from_config(config, "c")
+    for named in (architecture.built_as, published):
+        assert model_from_config({"architectures": [named], **config}, "c") == by_type
 
 
 def test_gpt_2_names_and_standard_ones_are_one_key() -> None:
@@ -265,6 +286,8 @@ def test_a_file_that_names_only_its_class_is_that_classs_default() -> None:
              "mlp_layer_types": ["dense"]},
             "rotates dense layers without a window",
         ),
+        ({"architectures": ["InternLM3ForCausalLM"], "bias": True}, r"qkv_bias \(False\) and bias \(True\) differ"),
+        ({"model_type": "iquestcoder", "use_sliding_window": True}, r"use_sliding_window \(True\) is not false"),
         ({"architectures": ["Kolibri1ForCausalLM"], "sliding_window": None}, "sliding_window is null or 0, but"),
         ({"architectures": ["HeliumForCausalLM"], "head_dim": 64}, "head_dim .64. must be hidden_size /"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.record import Architecture, Config, count, count_or_text, entries, flag, size
+from mofa.specs.huggingface.record import Architecture, Config, count, count_or_text, entries, flag, size, text
 from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
@@ -16,6 +16,7 @@ from mofa.specs.huggingface.shared_keys import (
     layer_pattern,
     period_window,
     plain_mlp,
+    refuse,
     sizes,
 )
 
@@ -25,6 +26,15 @@ _BIASES = {"attention_bias": flag(False), "mlp_bias": flag(False)}
 def _llama(c: Config) -> dict[str, Any]:
     bias = c["attention_bias"]
     return {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+
+
+def _internlm3(c: Config) -> dict[str, Any]:
+    if c["attention_bias"] != c["mlp_bias"]:
+        raise ValueError(
+            f"qkv_bias ({c['attention_bias']}) and bias ({c['mlp_bias']}) differ; transformers builds no such model, "
+            "give both one value"
+        )
+    return _llama(c)
 
 
 def _arcee(c: Config) -> dict[str, Any]:
@@ -38,6 +48,11 @@ def _llama_attention(c: Config) -> dict[str, Any]:
 
 def _jais(c: Config) -> dict[str, Any]:
     return {**_arcee(c), "norm": "layernorm"}
+
+
+def _iquestcoder(c: Config) -> dict[str, Any]:
+    refuse(c, "use_sliding_window", False, "window of IQuest-Coder's, and nor has transformers")
+    return _llama(c)
 
 
 def _seed_oss(c: Config) -> dict[str, Any]:
@@ -103,6 +118,23 @@ LLAMA = Architecture(
 
 ARCHITECTURES = (
     LLAMA,
+    Architecture(
+        "InternLM3Config", ("InternLM3ForCausalLM",), ("internlm3",),
+        {**sizes(4096, 48, 32, 10240, 128512), "num_key_value_heads": kv_heads(2), "head_dim": head_dim(128),
+         "attention_bias": flag(False, "qkv_bias", "attention_bias"), "mlp_bias": flag(False, "bias", "mlp_bias")},
+        _internlm3, built_as="LlamaForCausalLM",
+    ),
+    Architecture(
+        "IQuestCoderConfig", ("IQuestCoderForCausalLM",), ("iquestcoder",),
+        {**sizes(5120, 80, 40, 27648, 76800), "num_key_value_heads": kv_heads(8), "head_dim": head_dim(128),
+         **_BIASES, "use_sliding_window": flag(False)}, _iquestcoder, built_as="LlamaForCausalLM",
+    ),
+    Architecture(
+        "ExaoneConfig", ("ExaoneForCausalLM",), ("exaone",),
+        {**sizes(4096, 32, 32, 14336, 102400), "num_key_value_heads": kv_heads(8), "head_dim": HEAD_DIM, **_BIASES,
+         "num_hidden_layers": size(32, "num_layers", "num_hidden_layers"),
+         "hidden_act": text("silu", "activation_function", "hidden_act")}, _llama, built_as="LlamaForCausalLM",
+    ),
     Architecture(
         "ArceeConfig", ("ArceeForCausalLM",), ("arcee",),
         {**sizes(2560, 32, 32, 18432, 32000, "relu2"), "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,

@@ -181,6 +181,8 @@ def _architecture(config: Mapping[str, Any], outer: Mapping[str, Any], where: st
         if names is not None and not (isinstance(names, list) and all(isinstance(n, str) for n in names)):
             raise SpecError(f"{where}: {place}architectures ({_shown(names)}) must be a list of names; correct it")
         by_type = [a for a in ARCHITECTURES if model_type in a.model_types]
+        if by_type and names and names[0] == by_type[0].built_as:
+            return by_type[0]
         for architecture in ARCHITECTURES:
             if names and names[0] in architecture.classes:
                 _refuse_two_classes(architecture, by_type, f"{where}: {place}architectures ({names[0]})")

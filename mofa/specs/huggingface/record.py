@@ -113,6 +113,8 @@ class Architecture:
     """
     remote: str = ""
     """Where the configuration class is published; empty for one of transformers."""
+    built_as: str = ""
+    """Class of transformers that builds its models where the type has none of its own; saved files name that one."""
     left_out: Callable[[Config], tuple[str, ...]] = nothing_said
     """What the file says and the model lacks, in words."""
 

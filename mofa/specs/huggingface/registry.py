@@ -16,12 +16,14 @@ from mofa.specs.huggingface import (
     qwen,
     recent,
     remote,
+    sarvam,
     sparse_models,
 )
 from mofa.specs.huggingface.record import Architecture
 
 FAMILIES = (
-    llama, mistral, qwen, deepseek, glm, gemma, granite, olmo, phi, gpt, sparse_models, recent, remote, hybrids,
+    llama, mistral, qwen, deepseek, glm, gemma, granite, olmo, phi, gpt, sarvam, sparse_models, recent, remote,
+    hybrids,
 )  # fmt: skip
 
 ARCHITECTURES: tuple[Architecture, ...] = tuple(a for family in FAMILIES for a in family.ARCHITECTURES)
