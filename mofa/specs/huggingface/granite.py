@@ -31,11 +31,13 @@ def _attention(c: Config) -> dict[str, Any]:
     return gqa(c, qkv_bias=bias, out_bias=bias)
 
 
-def _granite(c: Config) -> dict[str, Any]:
+def granite(c: Config) -> dict[str, Any]:
+    """Granite 3: multipliers of embedding, branches and logits."""
     return {"attention": _attention(c), "mlp": gated_mlp(c, bias=c["mlp_bias"]), **_MULTIPLIERS}
 
 
-def _granite_moe(c: Config) -> dict[str, Any]:
+def granite_moe(c: Config) -> dict[str, Any]:
+    """Granite 3's experts, with or without a shared one."""
     shared = {"shared_hidden": c.get("shared_intermediate_size", 0)}
     fields = moe(c, num_experts="num_local_experts", width="intermediate_size", **shared)
     return {"attention": _attention(c), **dense_or_experts(c, fields), **_MULTIPLIERS}
@@ -103,14 +105,14 @@ def _stablelm(c: Config) -> dict[str, Any]:
 
 def _hyperclovax(c: Config) -> dict[str, Any]:
     placement = {"norm_placement": "both"} if c["use_post_norm"] else {}
-    return {**_granite(c), **placement}
+    return {**granite(c), **placement}
 
 
-_GRANITE = {
+GRANITE = {
     **sizes(4096, 32, 32, 11008, 32000), "num_key_value_heads": KV_HEADS, "attention_bias": flag(False),
 }  # fmt: skip
-_GRANITE_MOE = {
-    **_GRANITE, "num_local_experts": size(8), "num_experts_per_tok": size(2),
+GRANITE_MOE = {
+    **GRANITE, "num_local_experts": size(8), "num_experts_per_tok": size(2),
 }  # fmt: skip
 _COMMAND = {
     **sizes(8192, 40, 64, 22528, 256000, tied=True), "num_key_value_heads": KV_HEADS, "attention_bias": flag(False),
@@ -118,16 +120,16 @@ _COMMAND = {
 
 ARCHITECTURES = (
     Architecture(
-        "GraniteConfig", ("GraniteForCausalLM",), ("granite",), {**_GRANITE, "mlp_bias": flag(False)}, _granite
+        "GraniteConfig", ("GraniteForCausalLM",), ("granite",), {**GRANITE, "mlp_bias": flag(False)}, granite
     ),
-    Architecture("GraniteMoeConfig", ("GraniteMoeForCausalLM",), ("granitemoe",), _GRANITE_MOE, _granite_moe),
+    Architecture("GraniteMoeConfig", ("GraniteMoeForCausalLM",), ("granitemoe",), GRANITE_MOE, granite_moe),
     Architecture(
         "GraniteMoeSharedConfig", ("GraniteMoeSharedForCausalLM",), ("granitemoeshared",),
-        {**_GRANITE_MOE, "shared_intermediate_size": count(0)}, _granite_moe,
+        {**GRANITE_MOE, "shared_intermediate_size": count(0)}, granite_moe,
     ),
     Architecture(
         "HyperCLOVAXConfig", ("HyperCLOVAXForCausalLM",), ("hyperclovax",),
-        {**_GRANITE, "mlp_bias": flag(False), "head_dim": HEAD_DIM, "use_post_norm": flag(True)},
+        {**GRANITE, "mlp_bias": flag(False), "head_dim": HEAD_DIM, "use_post_norm": flag(True)},
         _hyperclovax,
     ),
     Architecture(

@@ -46,7 +46,8 @@ def _qwen_attention(c: Config) -> dict[str, Any]:
     return gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, **rotary_dim(c))
 
 
-def _gated_delta_net(c: Config) -> dict[str, Any]:
+def gated_delta_net(c: Config) -> dict[str, Any]:
+    """A gated delta net of Qwen's keys."""
     return {
         "kind": "gated_delta_net", "num_key_heads": c["linear_num_key_heads"],
         "num_value_heads": c["linear_num_value_heads"], "key_head_dim": c["linear_key_head_dim"],
@@ -63,7 +64,7 @@ def _qwen3_next(c: Config) -> dict[str, Any]:
 
 def _qwen(c: Config, sparse: list[bool]) -> dict[str, Any]:
     """Gated attention or gated delta nets, each with experts or a dense feed-forward."""
-    mixers = {"linear": _gated_delta_net(c), "full": GATED}
+    mixers = {"linear": gated_delta_net(c), "full": GATED}
     both = len(set(sparse)) > 1
     each = []
     for name, has_experts in zip(_full_or_linear(c), sparse, strict=True):

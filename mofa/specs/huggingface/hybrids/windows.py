@@ -1,0 +1,198 @@
+"""Windows in no regular pattern, gated outputs, and norms of some layers alone: CWM, Granite 4 with windows, Flint,
+Lara Mini, AFMoE (Trinity) and A.X K1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mofa.specs.files import short
+from mofa.specs.huggingface.deepseek import latent_sizes
+from mofa.specs.huggingface.granite import GRANITE, GRANITE_MOE, granite, granite_moe
+from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, GATED, MLP, MOE, kind, layers, listed, numbers
+from mofa.specs.huggingface.hybrids.linear_hybrids import gated_delta_net
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
+from mofa.specs.huggingface.shared_keys import (
+    KV_HEADS,
+    experts_only,
+    gated_mlp,
+    gqa,
+    head_dim,
+    kv_heads,
+    latent,
+    layer_pattern,
+    moe,
+    refuse,
+    sizes,
+    unrotated_where_full,
+)
+
+_FULL_OR_WINDOWED = {"full_attention": "full", "sliding_attention": "windowed"}
+
+
+def _first_of_four(c: Config) -> list[str]:
+    """Each layer by its list, else the first of every four is full."""
+    if c["layer_types"] is None:
+        return ["windowed" if i % 4 else "full" for i in range(c["num_hidden_layers"])]
+    return listed(c, "layer_types", _FULL_OR_WINDOWED)
+
+
+def _mixers(c: Config, names: Sequence[str], attention: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The attention of each layer: the model's, or one of its own shape, which is rotated, where it has a window."""
+    if "windowed" in names and not c["sliding_window"]:
+        raise ValueError("sliding_window is null or 0, but layer_types has sliding_attention; give its length")
+    windowed = _other({**attention, "nope_every": 0, "window": c["sliding_window"]})
+    return [{"full": ATTENTION, "windowed": windowed}[name] for name in names]
+
+
+def _other(shape: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "other_attention", "shape": shape}
+
+
+def _cwm(c: Config) -> dict[str, Any]:
+    attention, names = gqa(c), _first_of_four(c)
+    each = [kind(name, [mixer], [MLP]) for name, mixer in zip(names, _mixers(c, names, attention), strict=True)]
+    return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"]), **layers(each)}
+
+
+def _granite_windows(c: Config, raw: dict[str, Any], ffn: dict[str, str]) -> dict[str, Any]:
+    """Sinks in all layers, a window in most, and a rotation where the layer's base is not 0."""
+    attention, names = {**raw["attention"], "sinks": True}, _first_of_four(c)
+    bases = [1.0] * len(names) if c["layer_rope_theta"] is None else c["layer_rope_theta"]
+    if len(bases) != len(names) or not all(type(base) in (int, float) and base >= 0 for base in bases):
+        raise ValueError(f"layer_rope_theta ({short(bases)}) must list {len(names)} bases of at least 0; correct it")
+    each = []
+    for name, mixer, base in zip(names, _mixers(c, names, attention), bases, strict=True):
+        if base:
+            each.append(kind(name, [mixer], [ffn]))
+        else:
+            shape = {**mixer.get("shape", attention), "nope_every": 1}
+            each.append(kind(f"{name}-unrotated", [_other(shape)], [ffn]))
+    return {**raw, "attention": attention, **layers(each)}
+
+
+def _granite_swa(c: Config) -> dict[str, Any]:
+    return _granite_windows(c, granite(c), MLP)
+
+
+def _granite_moe_swa(c: Config) -> dict[str, Any]:
+    return _granite_windows(c, granite_moe(c), MOE)
+
+
+def _flint(c: Config) -> dict[str, Any]:
+    """Full layers, which alone have no rotation, are the first two, every fourth and the last unless listed."""
+    total, step, bias = c["num_hidden_layers"], c["decoder_sparse_step"], c["attention_bias"]
+    if c["layer_types"] is None:
+        names = ["full" if i < 2 or i % 4 == 1 or i == total - 1 else "windowed" for i in range(total)]
+    else:
+        names = listed(c, "layer_types", _FULL_OR_WINDOWED)
+    dense = {0, 1} if c["mlp_only_layers"] is None else numbers(c, "mlp_only_layers")
+    sparse = [(i + 1) % step == 0 and i not in dense for i in range(total)]
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, sinks=True, nope_every=1)
+    each = []
+    for name, mixer, has_experts in zip(names, _mixers(c, names, attention), sparse, strict=True):
+        ffn = MOE if has_experts else MLP
+        each.append(kind(f"{name}-{ffn['kind']}", [mixer], [ffn]))
+    fields = moe(c, score="sigmoid", shared_hidden=c["shared_expert_intermediate_size"])
+    return {"attention": attention, "mlp": gated_mlp(c), "moe": fields, **layers(each)}
+
+
+def _lara_mini(c: Config) -> dict[str, Any]:
+    """Gated delta nets, windowed layers and full ones, which have no rotation, by turns."""
+    if c["layer_types"] is None:
+        period = ("linear", "windowed", "linear", "full", "windowed")
+        names = [period[i % len(period)] for i in range(c["num_hidden_layers"])]
+    else:
+        names = listed(c, "layer_types", {**_FULL_OR_WINDOWED, "linear_attention": "linear"})
+    bias = c["attention_bias"]
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, nope_every=1)
+    softmax = sorted(set(names) - {"linear"})
+    mixers = dict(zip(softmax, _mixers(c, softmax, attention), strict=True), linear=gated_delta_net(c))
+    fields = moe(c, shared_hidden=c["shared_expert_intermediate_size"])
+    each = [kind(name, [mixers[name]], [MOE]) for name in names]
+    return {"attention": attention, "mlp": experts_only(c), "moe": fields, **layers(each)}
+
+
+def _afmoe(c: Config) -> dict[str, Any]:
+    """Outputs of attention are gated, and norms are on either side of both parts."""
+    refuse(c, "attention_bias", False, "biases of gated attention beside a gate without one")
+    total, every = c["num_hidden_layers"], c["global_attn_every_n_layers"]
+    names = ("sliding_attention", "full_attention")
+    window = layer_pattern(c, c["layer_types"] or [names[(i + 1) % every == 0] for i in range(total)])
+    attention = gqa(c, qk_norm=True, **window, **unrotated_where_full(window))
+    kinds = [kind(ffn["kind"], [GATED], [ffn], norms=4) for ffn in (MLP, MOE)]
+    each = [kinds[i >= c["num_dense_layers"]] for i in range(total)]
+    shared = c["num_shared_experts"] * c["moe_intermediate_size"]
+    fields = moe(c, score="sigmoid", correction_bias=True, shared_hidden=shared)
+    scaled = {"multipliers": ("embedding",)} if c["mup_enabled"] else {}
+    return {"attention": attention, "mlp": gated_mlp(c), "moe": fields, "norm_placement": "both", **scaled,
+            **layers(each)}  # fmt: skip
+
+
+def _axk1(c: Config) -> dict[str, Any]:
+    """DeepSeek-V3's layers with a norm behind the experts, and none behind dense feed-forwards."""
+    if c["mlp_layer_types"] is None:
+        first, every = c["first_k_dense_replace"], c["moe_layer_freq"]
+        ffns = ["moe" if i >= first and i % every == 0 else "mlp" for i in range(c["num_hidden_layers"])]
+    else:
+        ffns = listed(c, "mlp_layer_types", {"dense": "mlp", "sparse": "moe"})
+    named = {ffn["kind"]: kind(ffn["kind"], [ATTENTION], [ffn], norms=norms)
+             for ffn, norms in ((MLP, 2), (MOE, 3))}  # fmt: skip
+    fields = moe(
+        c, num_experts="n_routed_experts", score="sigmoid", correction_bias=True,
+        shared_hidden=c["n_shared_experts"] * c["moe_intermediate_size"], num_groups=c["n_group"],
+        groups_per_token=c["topk_group"],
+    )  # fmt: skip
+    return {"attention": latent(c), "mlp": gated_mlp(c), "moe": fields, **layers([named[ffn] for ffn in ffns])}
+
+
+_LISTED = {"layer_types": entries()}
+_GRANITE_SWA = {"sliding_window": count(128, nullable=True), **_LISTED, "layer_rope_theta": entries()}
+
+ARCHITECTURES = (
+    Architecture(
+        "CwmConfig", ("CwmForCausalLM",), ("cwm",),
+        {**sizes(6144, 64, 48, 21504, 128256), "num_key_value_heads": kv_heads(8), "head_dim": head_dim(128),
+         "mlp_bias": flag(False), "sliding_window": count(8192, nullable=True), **_LISTED}, _cwm,
+    ),
+    Architecture(
+        "GraniteSWAConfig", ("GraniteSWAForCausalLM",), ("granite_swa",),
+        {**GRANITE, **sizes(2560, 24, 20, 8192, 100352, tied=True), "num_key_value_heads": kv_heads(4),
+         "mlp_bias": flag(False), **_GRANITE_SWA}, _granite_swa,
+    ),
+    Architecture(
+        "GraniteMoeSWAConfig", ("GraniteMoeSWAForCausalLM",), ("granitemoe_swa",),
+        {**GRANITE_MOE, "shared_intermediate_size": count(0), **_GRANITE_SWA}, _granite_moe_swa,
+    ),
+    Architecture(
+        "FlintConfig", ("FlintForCausalLM",), ("flint",),
+        {**sizes(2048, 49, 32, 6144, 150144), "num_key_value_heads": size(4), "head_dim": size(128),
+         "attention_bias": flag(False), "sliding_window": count(513), **_LISTED, "decoder_sparse_step": size(1),
+         "mlp_only_layers": entries(), "num_experts": size(256), "num_experts_per_tok": size(6),
+         "moe_intermediate_size": size(512), "shared_expert_intermediate_size": size(1024)}, _flint,
+    ),
+    Architecture(
+        "LaraMiniConfig", ("LaraMiniForCausalLM",), ("lara_mini",),
+        {**sizes(1024, 34, 16, None, 151936, tied=True), "num_key_value_heads": size(4), "head_dim": size(128),
+         "attention_bias": flag(False), "sliding_window": count(512), **_LISTED, "linear_conv_kernel_dim": size(4),
+         "linear_key_head_dim": size(128), "linear_value_head_dim": size(128), "linear_num_key_heads": size(8),
+         "linear_num_value_heads": size(16), "num_experts": size(128), "num_experts_per_tok": size(4),
+         "moe_intermediate_size": size(512), "shared_expert_intermediate_size": size(512)}, _lara_mini,
+    ),
+    Architecture(
+        "AfmoeConfig", ("AfmoeForCausalLM",), ("afmoe",),
+        {**sizes(2048, 32, 16, 6144, 200192), "num_key_value_heads": KV_HEADS, "head_dim": size(128),
+         "attention_bias": flag(False), "sliding_window": count(1024, nullable=True), **_LISTED,
+         "global_attn_every_n_layers": size(4), "num_dense_layers": count(1), "num_experts": size(64),
+         "num_experts_per_tok": size(6), "num_shared_experts": count(2), "moe_intermediate_size": size(1408),
+         "mup_enabled": flag(False)}, _afmoe,
+    ),
+    Architecture(
+        "AXK1Config", ("AXK1ForCausalLM",), ("axk1",),
+        {**sizes(7168, 61, 64, 18432, 163840), **latent_sizes(1536, 512, 128, 64, 128), "q_lora_rank": size(1536),
+         "mlp_layer_types": entries(), "first_k_dense_replace": count(1), "moe_layer_freq": size(1),
+         "n_routed_experts": size(192, "n_routed_experts", "num_local_experts"), "n_shared_experts": count(1),
+         "num_experts_per_tok": size(8), "moe_intermediate_size": size(2048), "n_group": size(8),
+         "topk_group": size(4)}, _axk1,
+    ),
+)  # fmt: skip
