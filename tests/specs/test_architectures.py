@@ -178,6 +178,15 @@ def test_the_page_of_models_lists_every_class() -> None:
         assert (set(a.classes), set(a.model_types), a.remote or "transformers") in listed, a.classes
 
 
+def test_no_class_that_the_page_says_is_not_read_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    section = page.partition("## Classes that are not read, and why")[2].partition("\n## ")[0]
+    listed = {name for line in section.splitlines() if line.startswith("| `")
+              for name in re.findall(r"`([^`]+)`", line.split("|")[1])}  # fmt: skip
+    assert len(listed) > 20
+    assert not listed & {name for a in ARCHITECTURES for name in a.model_types}
+
+
 @pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a.built_as], ids=lambda a: a.config_class)
 def test_a_type_without_a_class_of_its_own_is_read_whichever_class_is_named(architecture: Architecture) -> None:
     """The class that transformers builds it as, which saved files name, its own published one, or none."""

@@ -1,5 +1,5 @@
-"""Windows in no regular pattern, gated outputs, and norms of some layers alone: CWM, Granite 4 with windows, Flint,
-Lara Mini, AFMoE (Trinity) and A.X K1."""
+"""Windows in no regular pattern, gated outputs, and norms of some layers alone: GPT-Neo, CWM, Granite with windows,
+Flint, Lara Mini, AFMoE (Trinity) and A.X K1."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from mofa.specs.huggingface.deepseek import latent_sizes
 from mofa.specs.huggingface.granite import GRANITE, GRANITE_MOE, granite, granite_moe
 from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, GATED, MLP, MOE, kind, layers, listed, numbers
 from mofa.specs.huggingface.hybrids.linear_hybrids import gated_delta_net
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size
+from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, text
 from mofa.specs.huggingface.shared_keys import (
     KV_HEADS,
     experts_only,
+    four_times_hidden,
     gated_mlp,
     gqa,
     head_dim,
@@ -22,10 +23,12 @@ from mofa.specs.huggingface.shared_keys import (
     latent,
     layer_pattern,
     moe,
+    plain_mlp,
     refuse,
     sizes,
     unrotated_where_full,
 )
+from mofa.specs.model import MAX_LAYERS
 
 _FULL_OR_WINDOWED = {"full_attention": "full", "sliding_attention": "windowed"}
 
@@ -41,8 +44,12 @@ def _mixers(c: Config, names: Sequence[str], attention: Mapping[str, Any]) -> li
     """The attention of each layer: the model's, or one of its own shape, which is rotated, where it has a window."""
     if "windowed" in names and not c["sliding_window"]:
         raise ValueError("sliding_window is null or 0, but layer_types has sliding_attention; give its length")
-    windowed = _other({**attention, "nope_every": 0, "window": c["sliding_window"]})
+    windowed = _windowed(attention, c["sliding_window"])
     return [{"full": ATTENTION, "windowed": windowed}[name] for name in names]
+
+
+def _windowed(attention: Mapping[str, Any], length: int) -> dict[str, Any]:
+    return _other({**attention, "nope_every": 0, "window": length})
 
 
 def _other(shape: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +60,25 @@ def _cwm(c: Config) -> dict[str, Any]:
     attention, names = gqa(c), _first_of_four(c)
     each = [kind(name, [mixer], [MLP]) for name, mixer in zip(names, _mixers(c, names, attention), strict=True)]
     return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"]), **layers(each)}
+
+
+def _gpt_neo(c: Config) -> dict[str, Any]:
+    """Global and local layers by turns, listed as periods with the number of their repeats."""
+    names = [name for period in c["attention_types"] or [[["global", "local"], 12]] for name in _repeated(period)]
+    c = {**c, "attention_types": names}
+    listed_names = listed(c, "attention_types", {"global": "full", "local": "windowed"})
+    attention = gqa(c, out_bias=True)
+    mixers = {"full": ATTENTION, "windowed": _windowed(attention, c["window_size"])}
+    each = [kind(name, [mixers[name]], [MLP]) for name in listed_names]
+    raw = {"attention": attention, "mlp": plain_mlp(c, bias=True), "norm": "layernorm", **layers(each)}
+    return {**raw, "positions": "learned", "max_positions": c["max_position_embeddings"]}
+
+
+def _repeated(period: Any) -> list[Any]:
+    match period:
+        case [list(names), int(times)] if 0 <= times <= MAX_LAYERS and len(names) <= MAX_LAYERS:
+            return names * min(times, MAX_LAYERS // max(len(names), 1) + 1)
+    raise ValueError(f"attention_types holds {short(period)}; list periods as [[names of layers], repeats]")
 
 
 def _granite_windows(c: Config, raw: dict[str, Any], ffn: dict[str, str]) -> dict[str, Any]:
@@ -150,6 +176,14 @@ _LISTED = {"layer_types": entries()}
 _GRANITE_SWA = {"sliding_window": count(128, nullable=True), **_LISTED, "layer_rope_theta": entries()}
 
 ARCHITECTURES = (
+    Architecture(
+        "GPTNeoConfig", ("GPTNeoForCausalLM",), ("gpt_neo",),
+        {**sizes(2048, 24, 16, None, 50257, tied=True), "intermediate_size": size(None, rule=four_times_hidden),
+         "num_hidden_layers": size(24, "num_layers", "num_hidden_layers"),
+         "num_attention_heads": size(16, "num_heads", "num_attention_heads"),
+         "hidden_act": text("gelu_new", "activation_function"), "max_position_embeddings": size(2048),
+         "window_size": size(256), "attention_types": entries()}, _gpt_neo,
+    ),
     Architecture(
         "CwmConfig", ("CwmForCausalLM",), ("cwm",),
         {**sizes(6144, 64, 48, 21504, 128256), "num_key_value_heads": kv_heads(8), "head_dim": head_dim(128),
