@@ -3,8 +3,8 @@
 Its output is the table ``tests/specs/layer_counts.csv``, to which ``tests/specs/test_layer_counts.py`` holds mofa's
 layers of several kinds::
 
-    python -m venv /tmp/transformers && /tmp/transformers/bin/pip install torch 'transformers==5.24.0'
-    /tmp/transformers/bin/python scripts/layer_counts.py tests/specs/configs > tests/specs/layer_counts.csv
+    python -m venv transformers-venv && transformers-venv/bin/pip install torch 'transformers==5.24.0'
+    transformers-venv/bin/python scripts/layer_counts.py tests/specs/configs > tests/specs/layer_counts.csv
 
 A model of :data:`MODEL_TYPES` has a row for each number of parameters that some of its layers have.
 """

@@ -2,8 +2,8 @@
 
 Its output is the table ``tests/specs/model_counts.csv``, to which ``tests/specs/test_model_counts.py`` holds mofa::
 
-    python -m venv /tmp/transformers && /tmp/transformers/bin/pip install torch 'transformers==5.24.0'
-    /tmp/transformers/bin/python scripts/model_counts.py tests/specs/configs > tests/specs/model_counts.csv
+    python -m venv transformers-venv && transformers-venv/bin/pip install torch 'transformers==5.24.0'
+    transformers-venv/bin/python scripts/model_counts.py tests/specs/configs > tests/specs/model_counts.csv
 
 A folder's ``.json`` files hold one config each, its ``.jsonl`` files a name and a config in each line.
 
@@ -11,7 +11,7 @@ With ``--defaults`` it prints the defaults of configuration classes instead, as 
 ``tests/specs/class_defaults_*.json``, to which ``tests/specs/test_model_counts.py`` holds the records::
 
     python -c 'from mofa.specs.huggingface.registry import ARCHITECTURES as a; print(*(x.model_types[-1] for x in a))'
-    /tmp/transformers/bin/python scripts/model_counts.py --defaults llama ... > tests/specs/class_defaults_5.24.json
+    transformers-venv/bin/python scripts/model_counts.py --defaults llama ... > tests/specs/class_defaults_5.24.json
 
 Nothing is fetched: a class whose code is published with its weights has no counts, and the reason in their place.
 """
