@@ -62,7 +62,7 @@ def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, 
     files = sorted(ranks.glob("rank*.json"))
     if not files:
         raise SpecError(f"{ranks}: holds no rank*.json; set MOFA_WATCHED to it where the job runs")
-    ranks_left = [json.loads(file.read_text()) for file in files]
+    ranks_left = sorted((json.loads(file.read_text()) for file in files), key=lambda rank: int(rank["rank"]))
     read = read_job(framework, job, len(files))
     run = expand_run(_run_spec(name, read, len(files), hardware), ROOT)
     text, batch = log.read_text(errors="replace"), run.run.batch

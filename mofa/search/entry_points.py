@@ -246,11 +246,7 @@ def find_plans(
         min_gpus_note=note,
         elapsed_s=time.perf_counter() - started,
         plans=tuple(plans),
-        numerics_offers=(
-            numerics_offers(workload, cluster, framework, plans[0].strategy, flops_convention)
-            if plans and banded
-            else ()
-        ),
+        numerics_offers=(numerics_offers(workload, cluster, framework, plans[0].strategy) if plans and banded else ()),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
     return Search(

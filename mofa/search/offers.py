@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mofa.errors import SpecError
-from mofa.plan.result import FlopsConvention, NumericsOffer, Plan
+from mofa.plan.result import NumericsOffer, Plan
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.one_strategy import strategy_row
 from mofa.search.to_plan.builder import Candidate
@@ -22,7 +22,6 @@ def numerics_offers(
     cluster: ClusterSpec,
     framework: FrameworkSpec,
     strategy: StrategySpec,
-    convention: FlopsConvention = "causal",
 ) -> tuple[NumericsOffer, ...]:
     """A strategy with each of the numerics that the job does not have yet, beside itself, all in closed form.
 
@@ -32,8 +31,6 @@ def numerics_offers(
         The job as it is searched.
     strategy
         That fits.
-    convention
-        How model FLOPs are counted; no offer depends on it.
 
     Returns
     -------
@@ -44,7 +41,7 @@ def numerics_offers(
     def plan_with(words: Sequence[str]) -> Plan:
         job = with_numerics(workload, cluster, framework, words)
         row = strategy_row(*job, strategy)
-        return Candidate(*job, row, loads_of(job[0], row), convention).plan_in_closed_form(banded=False)
+        return Candidate(*job, row, loads_of(job[0], row), "causal").plan_in_closed_form(banded=False)
 
     now = plan_with(())
     offers = []

@@ -12,7 +12,7 @@ from mofa.blocks.build import BlockKind, BlockTapes, block_kinds, head_tapes, la
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.frameworks.megatron.transformer_engine import persistent_buffers
 from mofa.blocks.op import Tape
-from mofa.blocks.work import Collective
+from mofa.blocks.work import Collective, Stream
 from mofa.plan.result import Plan
 from mofa.search.entry_points import estimate
 from mofa.specs.model import ModelSpec
@@ -71,7 +71,8 @@ def test_gated_gelu_is_as_large_as_swiglu(name: str) -> None:
     assert kept(gated) == kept(swish)
     squared, relu = (layer(llama(mlp={"activation": a, "ffn_hidden": F}), name) for a in ("relu2", "relu"))
     width = TOKENS * F * 2
-    assert sum(kept(swish).values()) - sum(kept(squared).values()) in (width, 2 * width)
+    eager = {"torchtitan": 2, "fsdp1": 2}  # the activated half is kept as well, beside the other
+    assert sum(kept(swish).values()) - sum(kept(squared).values()) == eager.get(name, 1) * width
     assert sum(kept(squared).values()) - sum(kept(relu).values()) == width  # ReLU keeps its result, which w2 keeps too
 
 
@@ -122,7 +123,8 @@ def test_norms_of_all_heads_add_up_over_ranks(name: str, tp: int) -> None:
     for op in sums:
         assert isinstance(op.work, Collective) and op.work.kind == "all_reduce"
         assert float(np.asarray(op.work.payload).reshape(-1)[0]) == 4.0 * TOKENS
-    assert one(tape, "q_norm").step in ("", "norm")
+    widths = [op.work.width for op in tape.ops if op.name in ("q_norm", "k_norm") and isinstance(op.work, Stream)]
+    assert widths == [HEADS * D, KV * D]
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -153,7 +155,7 @@ def test_chunks_attend_to_themselves() -> None:
     assert model.attended_pairs(200, windowed=True) == 3 * 64 * 65 / 2 + 8 * 9 / 2
     sliding = llama(attention=attention(window=64))
     assert model.attended_pairs(200, windowed=True) < sliding.attended_pairs(200, windowed=True)
-    assert model.attended_pairs(200, windowed=False) == 200 * 201 / 2 == model.attended_pairs(200, False)
+    assert model.attended_pairs(200, windowed=False) == 200 * 201 / 2
 
 
 def test_a_dummy_gradient_is_kept_for_each_shape() -> None:
