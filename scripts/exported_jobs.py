@@ -22,7 +22,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.export.read_job import read_job
-from mofa.measure.expand import expand_run
+from mofa.measure.expand import copies_routed_per_step, expand_run
 from mofa.measure.records import Environment, Record, write_record
 from mofa.measure.results import measured_of
 from mofa.specs.load import load_framework
@@ -72,8 +72,13 @@ def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, 
     warm_up, times = ([s for step, s in by_step.items() if (step <= first) == early] for early in (True, False))
     if len(times) < FEWEST:
         raise SpecError(f"{log}: has {len(times)} lines of steps behind warm-up, {FEWEST} are needed; make more steps")
+    share = first / max(by_step)
     for rank in ranks_left:
         rank |= {"warmup_times_s": warm_up, "step_times_s": times}
+        if "routed" in rank:
+            rank["tokens_per_expert"] = tokens_in_a_step(rank.pop("routed"), share, copies_routed_per_step(run))
+    if any("tokens_per_expert" in rank for rank in ranks_left):
+        ranks_left[0]["facts"] = {"counted_step": (first + max(by_step)) // 2}
     of_rank: dict[str, Any] = {**ranks_left[0]["environment"], "framework": version}
     issues = max((rank["host_issues_s"] for rank in ranks_left), key=statistics.fmean)
     of_rank["host_issues_s"] = [round(s, 9) for s in issues]
@@ -88,6 +93,23 @@ def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, 
         run=run.spelled_out(), measured=measured_of(ranks_left), environment=environment, source=source,
         split="judging", trainer=trainer,
     )  # fmt: skip
+
+
+def tokens_in_a_step(routed: list[list[list[int]]], early_share: float, copies: int) -> list[list[int]]:
+    """Tokens to each expert in a mean step of those that count, by layer.
+
+    ``routed`` has one row for each pass of a layer's router, of which recomputation makes more; ``early_share`` of
+    them, at the beginning, do not count. ``copies`` is what one step routes in a layer.
+
+    >>> tokens_in_a_step([[[8, 0], [6, 2], [5, 3]]], 1 / 3, 16)
+    [[11, 5]]
+    """
+    by_layer = []
+    for passes in routed:
+        counted = passes[round(early_share * len(passes)) :]
+        totals = [sum(expert) for expert in zip(*counted, strict=True)]
+        by_layer.append([round(tokens * copies / sum(totals)) for tokens in totals])
+    return by_layer
 
 
 def _run_spec(name: str, read: Any, num_gpus: int, hardware: str) -> RunSpec:

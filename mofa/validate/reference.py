@@ -421,7 +421,10 @@ def with_counts(record: Record, scratch: Path) -> RunSpec:
 
 
 def _steps_before(record: Record) -> int:
-    """Steps of a run before the middle one of those that were measured."""
+    """Steps of a run before the middle one of those that were measured; a record may say which one it counted."""
+    counted: int | None = record.measured.facts.get("counted_step")
+    if counted is not None:
+        return counted
     return len(record.measured.warmup_times_s) + len(record.measured.step_times_s) // 2
 
 
@@ -432,7 +435,7 @@ def _counted(record: Record) -> Iterator[tuple[int, int, int, int, int]]:
     for rank, layers in enumerate(record.measured.tokens_per_expert or ()):
         own = (
             range(model.num_layers)
-            if layer_names is None
+            if layer_names is None or layer_names[rank] is None
             else [int(name) for chunk in layer_names[rank] for name in chunk]
         )
         moe = [layer for layer in own if model.is_moe_layer(layer)]

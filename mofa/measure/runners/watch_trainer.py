@@ -1,7 +1,8 @@
 """Watches a job that its own trainer runs, and leaves at its end what a runner of mofa's would.
 
 ``scripts/exported_jobs.py`` says how it gets into a job that is not edited. A rank's file has the peaks of the whole
-process and the pace of its host, read behind the last step. Step times are in the trainer's own log.
+process, the tokens that its routers sent to each expert, pass by pass, and the pace of its host, read behind the last
+step. Step times are in the trainer's own log.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from mofa.measure.runners.count_routed import RoutingCounter
 
 FOLDER = "MOFA_WATCHED"
 """Variable of the environment that names the folder for the ranks' files; nothing is watched without it."""
@@ -34,6 +37,7 @@ class _Device:
     def __init__(self, index: int) -> None:
         self._index = index
         self._keeps_peaks = False
+        self.routing = RoutingCounter()
         self.most_bytes = 0
         self.most_allocated_bytes = 0
 
@@ -46,6 +50,7 @@ class _Device:
     def look(self) -> None:
         """What is taken now, once the process uses its device."""
         if (torch := _torch_in_use()) is not None:
+            self.routing.watch()
             self._keep_peaks(torch)
             free, total = torch.cuda.mem_get_info(self._index)
             self.most_bytes = max(self.most_bytes, total - free)
@@ -93,5 +98,7 @@ def _write(folder: Path, rank: int, device: _Device) -> None:
         ahead, behind = zip(*(layer.seconds() for _ in range(3)), strict=True)
         result |= {"layer_issues_s": ahead, "layer_backs_s": behind}
     result["environment"] = environment("")
+    if routed := device.routing.by_router():
+        result["routed"] = routed
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
