@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -20,6 +21,7 @@ from mofa.specs.base import (
 )
 from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_max_uniform
 from mofa.specs.host import LayerPace
+from mofa.specs.peak_check import ReachedShare, passes_peak, reached_shares, slow_curves
 from mofa.units import format_bytes
 
 
@@ -55,7 +57,25 @@ class GpuSpec(Spec):
                 f"capacity_bytes ({format_bytes(capacity)}) must be at most memory_bytes ({format_bytes(memory)}); "
                 "correct one of them (the GB of a datasheet's memory are GiB)"
             )
+        passed = passes_peak(self.reached_shares())
+        if passed is not None:
+            raise ValueError(
+                f"{passed}; correct the fact, or write `like:` in place of curves, which rescales them (mofa new gpu)"
+            )
         return self
+
+    def reached_shares(self) -> Iterator[ReachedShare]:
+        """What each curve reaches, beside its peak."""
+        peaks = {format_: fact.value for format_, fact in self.peak_flops_per_s.items()}
+        return reached_shares(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Curves that reach less than a tenth of their peak, a sentence each."""
+        return tuple(
+            f"{share.sentence('less than a tenth of')}: check that both are of {self.name}"
+            for share in slow_curves(self.reached_shares())
+        )
 
 
 class LinkSpec(Spec):

@@ -148,6 +148,7 @@ def general_notes(
     notes = [
         f"memory margin of {margin.value:.1%} of the capacity, {margin.provenance}: {margin.source}",
         f"capacity {cluster.gpu.capacity_bytes.provenance}: {cluster.gpu.capacity_bytes.source}",
+        *cluster.gpu.doubts,
         f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
         reserved,
     ]
