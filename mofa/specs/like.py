@@ -124,6 +124,11 @@ def _as_facts(own: Mapping[str, Any], source: object, where: str, prefix: str) -
         path = f"{prefix}{key}"
         if isinstance(item, Mapping):
             made[key] = dict(item) if _is_whole(item) else _as_facts(item, source, where, f"{path}.")
+        elif isinstance(item, list):
+            made[key] = [
+                _as_facts(entry, source, where, f"{path}[{i}].") if isinstance(entry, Mapping) else entry
+                for i, entry in enumerate(item)
+            ]
         elif item is not None and (key in _fact_names() or prefix == "peak_flops_per_s."):
             if not isinstance(source, str) or len(source) < 3:
                 raise SpecError(

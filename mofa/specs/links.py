@@ -23,6 +23,9 @@ class LinkSpec(Spec):
     """The same of DeepEP's kernels, which run on a part of the multiprocessors; NCCL's all-to-all where absent."""
     relays: bool = True
     """Whether NCCL relays messages for another rail over it (PXN): over NVLink it does, over PCIe not."""
+    is_mesh: bool = False
+    """Whether the bandwidth is that of single links to each other GPU together, as xGMI's, and not a switch's: a group
+    has those links alone that join its members."""
 
 
 class BridgeSpec(LinkSpec):

@@ -53,6 +53,20 @@ def load_gpu(name_or_path: str | Path) -> GpuSpec:
     return build_spec(GpuSpec, profile_of_text(read_text(path, where), "gpus", where), where)
 
 
+def is_gpu_file(path: str | Path) -> bool:
+    """Whether a file is a GPU's: it has peaks, or is like a bundled GPU and no node.
+
+    Raises
+    ------
+    SpecError
+        If there is such a file and it is no YAML mapping.
+    """
+    if "\0" in str(path) or not Path(path).is_file():
+        return False
+    raw = yaml_mapping(read_text(path, str(path)), str(path))
+    return "peak_flops_per_s" in raw or ("gpu" not in raw and raw.get("like") in bundled("gpus"))
+
+
 def _bundled_text(name: object) -> str | None:
     """Text of the bundled GPU of this name, which is no copy of itself."""
     if not isinstance(name, str) or name not in bundled("gpus"):

@@ -16,6 +16,7 @@ from mofa.cost.kernels.compute import attention_s, gemm_s
 from mofa.specs.base import Fact, Spec
 from mofa.specs.curves import Curve
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
+from mofa.specs.like import expanded_profile
 from mofa.specs.load import load_cluster
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import scaled_stream_rate
@@ -35,12 +36,12 @@ def raw(kind: str, name: str) -> dict[str, Any]:
 
 @cache
 def gpu(name: str) -> GpuSpec:
-    return GpuSpec.model_validate(raw("gpus", name))
+    return GpuSpec.model_validate(expanded_profile("gpus", name))
 
 
 @cache
 def node(name: str) -> NodeSpec:
-    return NodeSpec.model_validate(raw("nodes", name))
+    return NodeSpec.model_validate(expanded_profile("nodes", name))
 
 
 def facts(value: object, path: str = "") -> Iterator[tuple[str, Fact]]:

@@ -21,6 +21,7 @@ from mofa.cost.kernels.shared_links import (
     bridge_of,
     bridged_ring_s,
     hop_shared_s,
+    mesh_share,
     node_levels,
     ring_shared_s,
     tier_levels,
@@ -60,6 +61,8 @@ class Fabric:
     above: tuple[SharedLevel, ...] = ()
     """Tiers of the network."""
     bridge: Bridge | None = None
+    mesh_gpus: int = 0
+    """GPUs of a domain whose every two have a link of their own; 0 where a switch joins them."""
     relays: bool = False
     """Whether messages to GPUs of another number are relayed inside the domain first."""
     measured: Mapping[str, Mapping[int, CollectiveForm]] = field(default_factory=dict)
@@ -85,6 +88,7 @@ class Fabric:
             in_node=node_levels(cluster.node),
             above=tier_levels(cluster.node, share),
             bridge=bridge_of(cluster.node),
+            mesh_gpus=cluster.node.gpus_per_domain if intra.is_mesh else 0,
             relays=bool(nic.rail_optimised) and intra.relays,
             measured=_measured_forms(cluster),
         )
@@ -241,7 +245,7 @@ def ring_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Collective
     """
     p = group.size
     sent = np.asarray(payload_bytes) * (p - 1) / p
-    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s, fabric)
+    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * mesh_share(group, fabric.mesh_gpus), fabric)
     crossings = group.num_domains - 1
     step_s: FloatK = fabric.intra_latency_s
     if fabric.bridge is not None:
@@ -274,7 +278,8 @@ def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Coll
     """
     p, k, g = group.size, group.ranks_per_domain, group.num_domains
     sent = 2.0 * np.asarray(payload_bytes) * (p - 1) / p
-    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * _in_switch(group, fabric), fabric)
+    rate = fabric.intra_bytes_per_s * _in_switch(group, fabric) * mesh_share(group, fabric.mesh_gpus)
+    intra, inter = _ring_loads(sent, group, rate, fabric)
     ring = 2 * ((g - 1) * fabric.inter_latency_s + (p - g) * fabric.intra_latency_s)
     tree = 2 * (np.ceil(np.log2(g)) * fabric.inter_latency_s + np.ceil(np.log2(k)) * fabric.intra_latency_s)
     return _called(payload_bytes, group, fabric.startup_s + np.minimum(ring, tree), intra, inter)
@@ -309,7 +314,9 @@ def all_to_all_time(payload_bytes: FloatK, group: Group, fabric: Fabric, imbalan
     p, k = group.size, group.ranks_per_domain
     part = np.asarray(payload_bytes) * imbalance / p
     relayed = part * (p - k) * (k - 1) / k if fabric.relays else 0.0
-    intra = (part * (k - 1) + relayed) / fabric.intra_all_to_all_bytes_per_s
+    intra = (part * (k - 1) + relayed) / (
+        fabric.intra_all_to_all_bytes_per_s * mesh_share(group, fabric.mesh_gpus)
+    )
     inter = part * (p - k) / fabric.inter_all_to_all_bytes_per_s
     intra = all_to_all_shared_s(intra, part, group, fabric.in_node, fabric.bridge)
     inter = all_to_all_shared_s(inter, part, group, fabric.above)
@@ -335,7 +342,8 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
     """
     payload = np.asarray(payload_bytes, dtype=np.float64)
     inside, spans = (group.size > 1) & ~group.crosses_domains, group.crosses_domains
-    intra = np.where(inside, payload / fabric.intra_bytes_per_s, 0.0)
+    one_link = fabric.intra_bytes_per_s / max(fabric.mesh_gpus - 1, 1)
+    intra = np.where(inside, payload / one_link, 0.0)
     inter = np.where(spans, payload / min(fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s), 0.0)
     intra, inter = hop_shared_s(intra, payload, group, fabric.in_node), hop_shared_s(inter, payload, group, fabric.above)
     near_s: FloatK = fabric.intra_latency_s

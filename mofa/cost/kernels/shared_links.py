@@ -115,6 +115,20 @@ def bridge_of(node: NodeSpec) -> Bridge | None:
     )  # fmt: skip
 
 
+def mesh_share(group: Group, mesh_gpus: int) -> FloatK:
+    """Share of its links that a GPU of a mesh uses in a group: those to the members in its domain. (K,) [-]
+
+    Examples
+    --------
+    >>> a = np.array
+    >>> mesh_share(Group(a([2, 8]), a([2, 8]), a([2, 8])), 8) * 7, mesh_share(Group(a([2]), a([2]), a([2])), 0)
+    (array([1., 7.]), 1.0)
+    """
+    if not mesh_gpus:
+        return 1.0
+    return np.maximum(group.ranks_per_domain - 1, 1) / max(mesh_gpus - 1, 1)
+
+
 def ring_shared_s(busy_s: ArrayK, sent_bytes: FloatK, group: Group, levels: tuple[SharedLevel, ...]) -> ArrayK:
     """Seconds that rings keep a path busy that has shared links in it: at least those of each link. (K,) [s]
 

@@ -131,7 +131,7 @@ def domain_of_job(world: IntK, node: HasNodeSizes) -> IntK:
     """
     domain = np.full(world.shape, node.gpus_per_domain, dtype=np.int64)
     fits = world <= node.gpus_per_domain
-    for gpus in range(node.gpus_per_domain // 2, node.gpus_per_domain + 1):
+    for gpus in range(max(node.gpus_per_domain // 2, 1), node.gpus_per_domain + 1):
         if gpus % node.gpus_per_node == 0:
             domain = np.where(~fits & (world % gpus == 0), gpus, domain)
     return domain
