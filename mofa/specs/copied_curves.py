@@ -51,7 +51,7 @@ def _owner(gpu: Mapping[str, Any]) -> str | None:
     curves = gpu.get("curves")
     if not isinstance(curves, Mapping):
         return None
-    own = {path: form for path, form in _forms(curves)}
+    own = dict(_forms(curves))
     shared = {
         name: sum(own.get(path) == form for path, form in _bundled_forms(name))
         for name in sorted(bundled("gpus"), key=lambda name: name != gpu.get("name"))

@@ -70,7 +70,7 @@ class GpuSpec(Spec):
 
     def reached_shares(self) -> Iterator[ReachedShare]:
         """What each curve reaches, beside its peak."""
-        peaks = {format_: fact.value for format_, fact in self.peak_flops_per_s.items()}
+        peaks: dict[str, float] = {format_: fact.value for format_, fact in self.peak_flops_per_s.items()}
         return reached_shares(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value)
 
     @property

@@ -21,6 +21,13 @@ FITTED: Mapping[Folder, str] = {"gpus": "curves", "nodes": "collectives"}
 """The field of each file that holds fitted forms, which are rescaled by its facts."""
 
 
+OF_DATASHEETS = (
+    "memory_bytes", "memory_bandwidth_bytes_per_s", "num_sms", "l2_bytes", "host_link_bytes_per_s", "tdp_w",
+    "bandwidth_bytes_per_s", "host_memory_bytes",
+)  # fmt: skip
+"""Facts that a datasheet says; a bare value of another one is assumed."""
+
+
 class LikeFacts(Spec):
     """What a file says that is like another's, beside the facts that differ."""
 
@@ -38,7 +45,7 @@ def expand_like(raw: Mapping[str, Any], folder: Folder, where: str) -> dict[str,
     ----------
     raw
         What the file holds: ``name``, ``like``, and facts that differ, each with value, provenance and source, or its
-        value alone, which is then of the datasheet that ``source`` names.
+        value alone. That is then of the datasheet that ``source`` names, or assumed where datasheets do not say it.
     folder
         Whether it is a GPU's or a node's.
     where
@@ -76,7 +83,7 @@ def expand_like(raw: Mapping[str, Any], folder: Folder, where: str) -> dict[str,
         formats = with_facts.get("peak_flops_per_s")
         if "peak_flops_per_s" in own and isinstance(formats, dict):
             with_facts["peak_flops_per_s"] = _peaks(own["peak_flops_per_s"], formats, said.like, where)
-        rates = {format_: fact.value for format_, fact in said.rates_over_like.items()}
+        rates: dict[str, float] = {format_: fact.value for format_, fact in said.rates_over_like.items()}
         scaled = {**with_facts, "curves": curves_by_ratios(with_facts, base, rates)}
     fitted = FITTED[folder]
     return {**scaled, fitted: _merged(scaled.get(fitted, {}), raw[fitted])} if fitted in raw else scaled
@@ -135,7 +142,8 @@ def _as_facts(own: Mapping[str, Any], source: object, where: str, prefix: str) -
                     f"{where}: {path} ({short(str(item))}) is a value alone; add a line source: with the datasheet "
                     "that such values are from"
                 )
-            made[key] = {"value": item, "provenance": "datasheet", "source": source}
+            provenance = "datasheet" if key in OF_DATASHEETS or prefix == "peak_flops_per_s." else "assumed"
+            made[key] = {"value": item, "provenance": provenance, "source": source}
         else:
             made[key] = item
     return made

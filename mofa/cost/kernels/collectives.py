@@ -314,9 +314,7 @@ def all_to_all_time(payload_bytes: FloatK, group: Group, fabric: Fabric, imbalan
     p, k = group.size, group.ranks_per_domain
     part = np.asarray(payload_bytes) * imbalance / p
     relayed = part * (p - k) * (k - 1) / k if fabric.relays else 0.0
-    intra = (part * (k - 1) + relayed) / (
-        fabric.intra_all_to_all_bytes_per_s * mesh_share(group, fabric.mesh_gpus)
-    )
+    intra = (part * (k - 1) + relayed) / (fabric.intra_all_to_all_bytes_per_s * mesh_share(group, fabric.mesh_gpus))
     inter = part * (p - k) / fabric.inter_all_to_all_bytes_per_s
     intra = all_to_all_shared_s(intra, part, group, fabric.in_node, fabric.bridge)
     inter = all_to_all_shared_s(inter, part, group, fabric.above)
@@ -345,7 +343,10 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
     one_link = fabric.intra_bytes_per_s / max(fabric.mesh_gpus - 1, 1)
     intra = np.where(inside, payload / one_link, 0.0)
     inter = np.where(spans, payload / min(fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s), 0.0)
-    intra, inter = hop_shared_s(intra, payload, group, fabric.in_node), hop_shared_s(inter, payload, group, fabric.above)
+    intra, inter = (
+        hop_shared_s(intra, payload, group, fabric.in_node),
+        hop_shared_s(inter, payload, group, fabric.above),
+    )
     near_s: FloatK = fabric.intra_latency_s
     if fabric.bridge is not None:
         intra = np.where(fabric.bridge.holds(group), payload / fabric.bridge.bytes_per_s, intra)

@@ -41,7 +41,8 @@ class SharedLevel:
     def beyond(self, group: Group) -> ArrayK:
         """Ranks outside of a rank's block to which it sends over this link. (K,)"""
         reached = group.ranks_per_node if self.in_node else group.size
-        return np.maximum(reached - self.ranks(group), 0).astype(np.float64)
+        beyond: ArrayK = np.maximum(reached - self.ranks(group), 0).astype(np.float64)
+        return beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,8 @@ def node_levels(node: NodeSpec) -> tuple[SharedLevel, ...]:
     for link in node.shared:
         share = link.bandwidth_bytes_per_s.value / link.gpus
         reached = link.bandwidth_bytes_per_s.value * intra.efficiency.value
-        levels.append(
-            SharedLevel(link.gpus, share * intra.efficiency.value, share * intra.all_to_all_efficiency.value, reached,
-                        in_node=True)  # fmt: skip
-        )
+        rings, all_to_all = share * intra.efficiency.value, share * intra.all_to_all_efficiency.value
+        levels.append(SharedLevel(link.gpus, rings, all_to_all, reached, in_node=True))
     return tuple(levels)
 
 
