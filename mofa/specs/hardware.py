@@ -20,7 +20,7 @@ from mofa.specs.base import (
     WattsFact,
 )
 from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_max_uniform
-from mofa.specs.host import LayerPace
+from mofa.specs.host import HostCurve, LayerPace
 from mofa.specs.links import BridgeSpec, NicSpec, SharedLinkSpec
 from mofa.specs.links import LinkSpec as LinkSpec
 from mofa.specs.peak_check import ReachedShare, passes_peak, reached_shares, slow_curves
@@ -185,15 +185,19 @@ class ClusterSpec(Spec):
             )
         return self
 
-    def at_host(self, op_s: float | None, source: str = "the run's host", layer: LayerPace | None = None) -> Self:
-        """The same GPUs under a host that issues one small eager op in ``op_s``; None leaves the profile's. [s]
+    def at_host(
+        self, op_s: float | HostCurve | None, source: str = "the run's host", layer: LayerPace | None = None
+    ) -> Self:
+        """The same GPUs under a host that issues one small eager op in ``op_s``, or a host's own profile; None leaves
+        that of the GPU. [s]
 
         Modules of Transformer Engine go by what a ``layer`` of it takes there, where that was timed.
         """
         if op_s is None:
             return self
         curves = self.gpu.curves
-        slower = curves.model_copy(update={"host": curves.host.scaled_to_speed(op_s, source, layer), "hosts": None})
+        host = op_s if isinstance(op_s, HostCurve) else curves.host.scaled_to_speed(op_s, source, layer)
+        slower = curves.model_copy(update={"host": host, "hosts": None})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
 
     def on_shared_hosts(self) -> Self:

@@ -10,6 +10,9 @@ from mofa.specs.products import FALLBACK
 
 DEPTH = 4096
 """Depth at which products are compared with their peak: a few overheads long. [elements]"""
+LONG, HEADS = 16384.0, 32
+"""Length of the sequences at which attention is compared with its peak, unless shorter ones were measured, and how many
+heads they have. [tokens, -]"""
 SLOW = 0.1
 """Share of its peak below which a curve is doubted. [-]"""
 CACHED = 2.0
@@ -42,7 +45,7 @@ def reached_shares(
 ) -> Iterator[ReachedShare]:
     """What each curve of a GPU reaches, beside its peak.
 
-    Products are taken :data:`DEPTH` deep with their tiles full, attention over long sequences without a mask,
+    Products are taken :data:`DEPTH` deep with their tiles full, attention over sequences of :data:`LONG` tokens,
     memory-bound ops by the bytes that their form counts. A curve whose format has no peak is left out.
     """
     for format_, gemm in curves.gemm.items():
@@ -86,12 +89,15 @@ def _is_slow_by_nature(path: str) -> bool:
 
 
 def _attention_rate(key: str, curve: AttentionCurve) -> float:
-    """FLOP/s of long sequences: a unit is ``block`` rows against 128 of the other side, in two products forward and
-    five back."""
+    """FLOP/s over the longest sequences that were measured, without a mask: a unit is ``block`` rows against 128 of the
+    other side, in two products forward and five back (:func:`mofa.cost.kernels.fitted_forms.attention_s`)."""
     _, direction, sizes = key.split()
     d_qk, d_v = (float(size) for size in sizes.split("/"))
     widths = d_qk + d_v if direction == "fwd" else 3 * d_qk + 2 * d_v
-    return 2.0 * curve.form.block * 128 * widths * curve.form.slots / curve.form.unit_s
+    length, form = min(curve.ranges.get("q", (LONG, LONG))[1], LONG), curve.form
+    units = HEADS * length / form.block
+    seconds = form.floor_s + form.unit_s * max(units / form.slots, 1.0) * length / 128
+    return 2.0 * units * form.block * length * widths / seconds
 
 
 def _peak_path(format_: str) -> str:

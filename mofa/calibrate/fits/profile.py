@@ -169,7 +169,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     if curves.memory_clock is not None:
         made["stream_clock"] = _fact(curves.memory_clock, f"{source}: from the clocks of products and "
                                      "attention alone and between memory-bound kernels")  # fmt: skip
-    made["host"] = _host(made["host"], curves, source)
+    made["host"] = host_facts(made["host"], curves, source)
     if made["host"]["eager_op_s"] != base["host"]["eager_op_s"]:
         made.pop("hosts", None)  # it is one machine's, no typical one's
     if curves.overlap_slowdown:
@@ -272,7 +272,7 @@ def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
     return made
 
 
-def _host(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
+def host_facts(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
     """Issue times. A backward node of a product has two products and one addition: the rest is autograd's engine.
 
     What was not timed is the base's, as much longer as a small op takes here.
