@@ -12,7 +12,7 @@ from mofa.calibrate.fits.fitted_curves import Curves
 from mofa.calibrate.fits.folder import bundled_gpu_and_node, fit_folder
 from mofa.calibrate.fits.profile import host_facts
 from mofa.calibrate.fits.te_host_facts import layer_facts
-from mofa.calibrate.run_cases import Progress, measure_cases
+from mofa.calibrate.run_cases import Progress, lacking_for_gpu, measure_cases
 from mofa.errors import SpecError
 from mofa.specs.copied import mark_transferred
 from mofa.specs.host import LayerPace, pace_factors
@@ -47,16 +47,12 @@ def measure_host(progress: Progress | None = None) -> dict[str, Any]:
 
 def refuse_without_gpu() -> None:
     """Refuse a machine on which no host's launches can be timed, and say what would do."""
-    needs = (
-        "one GPU of any kind is needed, since a host's work is to launch on it; run the same command on the GPU "
-        "machine, or say --host-issue where you know what a small op takes"
-    )
-    try:
-        import torch
-    except ImportError:
-        raise SpecError(f"{SOURCE}: torch is not installed, and {needs} (pip install 'mofa[gpu]')") from None
-    if not torch.cuda.is_available():
-        raise SpecError(f"{SOURCE}: torch finds no CUDA or ROCm device, and {needs}")
+    lacking = lacking_for_gpu()
+    if lacking is not None:
+        raise SpecError(
+            f"{SOURCE}: {lacking}, and one GPU of any kind is needed, since a host's work is to launch on it; run the "
+            "same command on the GPU machine, or say --host-issue where you know what a small op takes"
+        )
 
 
 def host_mapping(curves: Curves, cpu: str, layer: LayerPace | None = None) -> dict[str, Any]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import mofa
 from mofa.cost.kernels.collectives import Fabric, all_to_all_time, collective_s
 from mofa.cost.kernels.topology import Group, process_groups
+from mofa.errors import SpecError
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_cluster
 
@@ -100,3 +102,21 @@ def test_a_node_of_one_gpu_has_no_link_inside() -> None:
     cluster = load_cluster("gh200", 4)
     group = groups(cluster, 1)["dp"]
     assert int(group.ranks_per_domain) == 1 and bool(np.all(group.crosses_domains))
+
+
+@pytest.mark.parametrize(("node", "strategy"), [("a100-pcie-pairs", "tp=4 pp=2"), ("mi300x-oam", "tp=2 ep=4 etp=1")])
+def test_a_step_is_played_as_it_is_costed(node: str, strategy: str) -> None:
+    """Closed form and replay read one network."""
+    model = "llama3-8b" if "ep" not in strategy else "qwen3-30b-a3b"
+    job = mofa.load_workload(model, global_batch=32, overrides={"model.num_layers": 4})
+    steps = [
+        mofa.estimate(job, load_cluster(node, 16), f"{strategy} micro_batch=1", replay=replay).step_s
+        for replay in (False, True)
+    ]
+    assert steps[0] == pytest.approx(steps[1], rel=0.05)
+
+
+def test_what_does_not_run_on_rocm_is_refused_by_name() -> None:
+    job = mofa.load_workload("llama3-8b")
+    with pytest.raises(SpecError, match="mi300x: megatron-2022 does not run on ROCm; use one of fsdp1, megatron"):
+        mofa.estimate(job, load_cluster("mi300x-oam", 8), "tp=2", framework=mofa.load_framework("megatron-2022"))
