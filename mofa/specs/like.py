@@ -61,7 +61,8 @@ def expand_like(raw: Mapping[str, Any], folder: Folder, where: str) -> dict[str,
     Raises
     ------
     SpecError
-        If there is no such profile, a bare value has no source, or some formats' peaks are left unsaid.
+        If there is no such profile, a bare value has no source, or some formats' peaks, or the NICs of a node with
+        another number of GPUs, are left unsaid.
     """
     if "like" not in raw:
         return dict(raw)
@@ -78,7 +79,7 @@ def expand_like(raw: Mapping[str, Any], folder: Folder, where: str) -> dict[str,
     if "name" not in own:
         del with_facts["name"]  # to be missed by the check
     if folder == "nodes":
-        scaled = rescaled_node(with_facts, base)
+        scaled = rescaled_node({**with_facts, **_sizes(own, base, said.like, where)}, base)
     else:
         formats = with_facts.get("peak_flops_per_s")
         if "peak_flops_per_s" in own and isinstance(formats, dict):
@@ -111,6 +112,22 @@ def _peaks(own: Any, merged: Mapping[str, Any], like: str, where: str) -> dict[s
             "where the GPU has none"
         )
     return {format_: fact for format_, fact in merged.items() if fact is not None}
+
+
+def _sizes(own: Mapping[str, Any], base: Mapping[str, Any], like: str, where: str) -> dict[str, Any]:
+    """GPUs of a node's fast domain that go with the node's, which are another number than those of ``like``."""
+    gpus, before = own.get("gpus_per_node"), base.get("gpus_per_node")
+    if gpus is None or gpus == before:
+        return {}
+    nic = own.get("nic")
+    if not isinstance(nic, Mapping) or "num_per_node" not in nic:
+        raise SpecError(
+            f"{where}: nic.num_per_node: missing beside gpus_per_node ({short(str(gpus))}), and {like} has "
+            f"{base['nic']['num_per_node']} for {before} GPUs; write it"
+        )
+    if "gpus_per_domain" in own or base.get("gpus_per_domain") != before:
+        return {}
+    return {"gpus_per_domain": gpus}
 
 
 def _merged(base: Any, own: Any) -> Any:

@@ -10,9 +10,10 @@ from mofa.specs.products import FALLBACK
 
 DEPTH = 4096
 """Depth at which products are compared with their peak: a few overheads long. [elements]"""
-LONG, HEADS = 16384.0, 32
-"""Length of the sequences at which attention is compared with its peak, unless shorter ones were measured, and how many
-heads they have. [tokens, -]"""
+LONG = 16384.0
+"""Length of the sequences at which attention is compared with its peak, unless shorter ones were measured. [tokens]"""
+HEADS = 32
+"""Heads of those sequences."""
 SLOW = 0.1
 """Share of its peak below which a curve is doubted. [-]"""
 CACHED = 2.0

@@ -147,6 +147,12 @@ def test_a_nodes_collectives_go_by_its_link() -> None:
     assert slow["intra"]["latency_s"]["provenance"] == "transferred"
 
 
+def test_a_smaller_node_is_a_smaller_domain(tmp_path: Path) -> None:
+    said = {"like": "h100-hgx", "source": "a sheet", "gpus_per_node": 4, "nic": {"num_per_node": 4}}
+    node = load_cluster(written(tmp_path, "four", said), 8).node
+    assert (node.gpus_per_node, node.gpus_per_domain, node.nic.num_per_node) == (4, 4, 4)
+
+
 def test_a_gpu_beside_its_node_is_read(tmp_path: Path) -> None:
     written(tmp_path, "mine", {"like": "h100-sxm", "source": "a sheet", "memory_bytes": "96 GiB"})
     node = written(tmp_path, "node", {"like": "h100-hgx", "gpu": "mine"})
@@ -161,6 +167,7 @@ def test_a_gpu_beside_its_node_is_read(tmp_path: Path) -> None:
     [
         ({"nic": {"tiers": [{"name": "leaf", "gpus": 12, "oversubscription": 1}]}}, "nic.tiers[0].gpus (12) must be"),
         ({"shared": [{"name": "switch", "gpus": 3, "bandwidth_bytes_per_s": "9 GB/s"}]}, "of shared[0].gpus (3)"),
+        ({"gpus_per_node": 4}, "nic.num_per_node: missing beside gpus_per_node (4), and h100-hgx has 8 for 8 GPUs"),
         ({"nic": {"protocol": "token ring"}}, "must be infiniband, roce or ethernet"),
     ],
 )  # fmt: skip
