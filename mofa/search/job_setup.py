@@ -101,6 +101,10 @@ def _refuse_precision(precision: PrecisionSpec, cluster: ClusterSpec, framework:
     """Refuse number formats that the GPU or the framework does not have."""
     if precision.peak_format not in cluster.gpu.peak_flops_per_s:
         raise SpecError(f"{cluster.gpu.name}: has no {precision.peak_format} matrix products; use precision.gemm: bf16")
+    recipes = cluster.gpu.fp8_recipes
+    if precision.fp8_recipe and precision.fp8_recipe not in recipes:
+        offered = " or ".join(f"fp8-{recipe}" for recipe in recipes) or "bf16"
+        raise SpecError(f"{cluster.gpu.name}: Transformer Engine has no {precision.gemm} there; use {offered}")
     if precision.fp8_recipe and not framework.traits.has_fp8:
         raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
     if precision.params == "fp32" and not framework.traits.has_pytorch_modules:

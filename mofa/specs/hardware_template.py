@@ -34,6 +34,9 @@ GPU_HINTS: Mapping[str, FactHint] = {
     "tdp_w": FactHint("power limit [W]: nvidia-smi shows power.limit; it says how far products' clock falls"),
     "context_bytes": FactHint("memory of a CUDA context [B]: nvidia-smi of a process with one tensor", ""),
     "fp8_transposes": FactHint("whether fp8 products need transposed copies: below compute capability 10.0", "true"),
+    "fp8_recipes": FactHint(
+        "fp8 recipes of Transformer Engine: blockwise from capability 9.0 on", "[delayed, tensorwise, blockwise]"
+    ),
     "software": FactHint("cuda, or rocm of an AMD GPU", "cuda"),
 }
 """Every fact of a GPU, curves apart."""

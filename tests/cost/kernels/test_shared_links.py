@@ -120,3 +120,9 @@ def test_what_does_not_run_on_rocm_is_refused_by_name() -> None:
     job = mofa.load_workload("llama3-8b")
     with pytest.raises(SpecError, match="mi300x: megatron-2022 does not run on ROCm; use one of fsdp1, megatron"):
         mofa.estimate(job, load_cluster("mi300x-oam", 8), "tp=2", framework=mofa.load_framework("megatron-2022"))
+
+
+def test_fp8_by_blocks_is_refused_on_ada() -> None:
+    job = mofa.load_workload("llama3-8b", overrides={"precision.gemm": "fp8-blockwise"})
+    with pytest.raises(SpecError, match="l40s: Transformer Engine has no fp8-blockwise there; use fp8-delayed or"):
+        mofa.estimate(job, load_cluster("l40s-pcie", 8), "tp=2")
