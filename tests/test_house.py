@@ -157,7 +157,7 @@ def _numbers(value: Any, where: str) -> Iterator[str]:
         yield f"{where}: a bare quantity ({value})"
 
 
-STRUCTURE = ("gpus_per_node", "gpus_per_domain", "num_per_node", "runs", "families")
+STRUCTURE = ("gpus_per_node", "gpus_per_domain", "num_per_node", "gpus", "runs", "families")
 """What a hardware profile counts rather than claims."""
 
 

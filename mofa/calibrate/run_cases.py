@@ -209,6 +209,15 @@ def open_bench(device: str) -> Bench:
     return bench
 
 
+def lacking_for_gpu() -> str | None:
+    """What a machine lacks to time a GPU, in words; None where it lacks nothing."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed (pip install 'mofa[gpu]')"
+    return None if torch.cuda.is_available() else "torch finds no CUDA or ROCm device"
+
+
 def num_gpus(bench: Bench) -> int:
     """GPUs that this machine has."""
     count = bench.environment().get("num_gpus", 1)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from mofa.specs.framework import FrameworkSpec
     from mofa.specs.hardware import ClusterSpec
+    from mofa.specs.host import HostCurve
     from mofa.specs.run import RunSpec
     from mofa.specs.strategy import StrategySpec
     from mofa.specs.workload import WorkloadSpec
@@ -36,7 +37,9 @@ def read_workload(
 HOST_SAID = "as --host-issue says"
 
 
-def read_machines(name: str, gpus: int, overrides: Overrides, host_issue_s: float | None = None) -> ClusterSpec:
+def read_machines(
+    name: str, gpus: int, overrides: Overrides, host_issue_s: float | HostCurve | None = None
+) -> ClusterSpec:
     """So many GPUs of a node, with what ``--set`` and ``--host-issue`` say of them."""
     import mofa
 
@@ -137,7 +140,7 @@ def requests_from_options(
     workload: str, cluster: str | None = None, gpus: int | None = None, strategy: str | None = None,
     seq_len: int | None = None, global_batch: int | None = None, tokens: str | None = None,
     framework: str | None = None, set_: list[str] | None = None, host_issue: str | None = None,
-    job_of: str | None = None,
+    job_of: str | None = None, host: str | None = None,
 ) -> Iterator[list[EstimateRequest]]:  # fmt: skip
     """The runs of a file where no cluster is named, else the one job that the options say.
 
@@ -155,7 +158,7 @@ def requests_from_options(
     from mofa.errors import SpecError
 
     overrides = parse_overrides(set_)
-    host_issue_s = parse_host_issue(host_issue, overrides)
+    host_issue_s = parse_host_issue(host_issue, overrides, host)
     if job_of is not None:
         given = {"--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch, "--tokens": tokens,
                  "--framework": framework}  # fmt: skip
@@ -197,7 +200,7 @@ def _refuse_beside_a_job(job_of: str, file: str, cluster: str | None, given: lis
 
 
 def _job_of_framework(
-    job_of: str, file: str, cluster: str, gpus: int | None, overrides: Overrides, host_issue_s: float | None
+    job_of: str, file: str, cluster: str, gpus: int | None, overrides: Overrides, host_issue_s: float | HostCurve | None
 ) -> EstimateRequest:
     """The job that a framework's file says, with the changes of ``--set``."""
     from mofa.errors import SpecError
@@ -221,7 +224,9 @@ def _job_of_framework(
     return EstimateRequest(None, workload, machines, fields, facts, frozenset(fields), rests_on=job.notes)
 
 
-def _jobs_of_file(file: str, overrides: Overrides, scratch: Path, host_issue_s: float | None) -> list[EstimateRequest]:
+def _jobs_of_file(
+    file: str, overrides: Overrides, scratch: Path, host_issue_s: float | HostCurve | None
+) -> list[EstimateRequest]:
     """The runs of a file, or the measured one of a record."""
     from mofa.errors import SpecError
     from mofa.specs.run_files import load_runs
@@ -247,12 +252,15 @@ def _jobs_of_file(file: str, overrides: Overrides, scratch: Path, host_issue_s: 
     return jobs
 
 
-def _changed(record: Reference, asked: RunSpec, overrides: Overrides, host_issue_s: float | None) -> Reference:
+def _changed(
+    record: Reference, asked: RunSpec, overrides: Overrides, host_issue_s: float | HostCurve | None
+) -> Reference:
     """A measured run without what options change: its machine's speed, counts of another model's layers."""
     hardware, workload = overrides["hardware"], overrides["workload"]
     if host_issue_s is not None:
-        said = f"host: {host_issue_s * 1e6:.3g} us an op, {HOST_SAID}"
-        record = replace(record, host_op_s=host_issue_s, layer=None, rests_on=(said, *record.rests_on[1:]))
+        op_s = host_issue_s if isinstance(host_issue_s, float) else host_issue_s.eager_op_s.value
+        said = f"host: {op_s * 1e6:.3g} us an op, {HOST_SAID if op_s is host_issue_s else 'as --host says'}"
+        record = replace(record, host_op_s=op_s, layer=None, rests_on=(said, *record.rests_on[1:]))
     if any(path.startswith("gpu.curves.host.") for path in hardware):
         record = replace(record, host_op_s=None, layer=None, rests_on=("host: as --set says", *record.rests_on[1:]))
     if any(path.startswith("node.nvls_factor") for path in hardware):

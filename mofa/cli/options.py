@@ -65,6 +65,12 @@ HostIssue = Annotated[
         help="What a small op takes the host, such as 6.6us; else the profile's typical one, or a record's own.",
     ),
 ]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        "--host", metavar="NAME|FILE", help="The host's profile, as `mofa calibrate host` writes it, in full."
+    ),
+]
 Flops = Annotated[
     FlopsChoice,
     typer.Option("--flops-convention", help="Whether TFLOP/s and MFU halve causal attention or count it in full."),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mofa.errors import SpecError
 from mofa.specs.overrides import parse_set, parse_strategy
 from mofa.units import parse_quantity
+
+if TYPE_CHECKING:
+    from mofa.specs.host import HostCurve
 
 PLAUSIBLE_ISSUE_S = (1e-7, 1e-3)
 """Between which a host issues a small op: a launch alone takes 2 us, a debugger's host some hundred. [s]"""
@@ -61,19 +65,29 @@ def parse_overrides(items: Sequence[str] | None) -> dict[str, dict[str, object]]
     return parse_set(list(items or ()))
 
 
-def parse_host_issue(text: str | None, overrides: Mapping[str, Mapping[str, object]]) -> float | None:
-    """Time of one small op on the host, of ``--host-issue``; None where absent. [s]
+def parse_host_issue(
+    text: str | None, overrides: Mapping[str, Mapping[str, object]], host: str | None = None
+) -> float | HostCurve | None:
+    """Time of one small op on the host, of ``--host-issue``, or the profile of ``--host``; None where absent. [s]
 
     Raises
     ------
     SpecError
-        If it is no such time, or ``--set`` says what the host takes too.
+        If it is no such time or profile, or if two options say what the host takes.
 
     Examples
     --------
-    >>> round(parse_host_issue("6.6us", {}), 9), parse_host_issue(None, {})
+    >>> float(f"{parse_host_issue('6.6us', {}):.9f}"), parse_host_issue(None, {})
     (6.6e-06, None)
     """
+    also = next((path for path in overrides.get("hardware", {}) if path.startswith("gpu.curves.host.")), None)
+    if host is not None:
+        from mofa.specs.host_profiles import load_host
+
+        if text is not None or also is not None:
+            other = "--host-issue" if text is not None else f"--set hardware.{also}"
+            raise SpecError(f"--host: {other} sets the host too; keep one")
+        return load_host(host)
     if text is None:
         return None
     try:
@@ -86,7 +100,6 @@ def parse_host_issue(text: str | None, overrides: Mapping[str, Mapping[str, obje
             f"--host-issue: {text} is no time of one small op on a host ({low * 1e6:g} us to {high * 1e3:g} ms); "
             "`mofa calibrate run --families host` times yours"
         )
-    also = next((path for path in overrides.get("hardware", {}) if path.startswith("gpu.curves.host.")), None)
     if also is not None:
         raise SpecError(f"--host-issue: --set hardware.{also} sets the host too; keep one")
     return issue_s

@@ -161,8 +161,9 @@ def component_provenance(
     """
     curves, node = cluster.gpu.curves, cluster.node
     sizes_of = sizes or {}
-    outside = weakest_provenance(node.nic.efficiency, node.nic.latency_s)
-    outside_a2a = weakest_provenance(node.nic.all_to_all_efficiency, node.nic.latency_s)
+    tiers = [tier.oversubscription for tier in node.nic.tiers]
+    outside = weakest_provenance(node.nic.efficiency, node.nic.latency_s, *tiers)
+    outside_a2a = weakest_provenance(node.nic.all_to_all_efficiency, node.nic.latency_s, *tiers)
     stream = _of_streams(curves.stream, streams)
     kernels = [curve for key, curve in curves.attention.items() if key.split()[0] == backend]
     attention = _least(
@@ -193,6 +194,6 @@ def _inside(cluster: ClusterSpec, kind: str, ranks: int) -> Provenance:
     measured = {c.form.group: c for key, c in node.collectives.items() if key.split()[0] == kind}
     if not measured:
         share = node.intra.all_to_all_efficiency if kind == "all_to_all" else node.intra.efficiency
-        return weakest_provenance(share, node.intra.latency_s)
+        return weakest_provenance(share, node.intra.latency_s, *(link.bandwidth_bytes_per_s for link in node.shared))
     least = _least(*(provenance_of_curve(curve) for curve in measured.values()))
     return _least("extrapolated", least) if ranks > max(measured) and kind != "send_recv" else least

@@ -12,7 +12,8 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_scheduling
-from mofa.specs.framework import OFFERED, FrameworkSpec, implied_facts
+from mofa.specs.framework import FRAMEWORK_NAMES, OFFERED, FrameworkSpec, implied_facts
+from mofa.specs.framework_traits import TRAITS
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.layer_kind_params import refuse_unmodelled
 from mofa.specs.model import ModelSpec
@@ -75,6 +76,7 @@ def with_numerics(
     precision = _asked_precision(workload.precision, words)
     _refuse_precision(precision, cluster, framework)
     _refuse_fp8_switches(precision, workload, framework, words)
+    _refuse_software(cluster, framework)
     _refuse_idle_switches(workload.model, framework)
     _refuse_attention(workload.model, framework)
     _refuse_unlearned_positions(workload)
@@ -99,6 +101,10 @@ def _refuse_precision(precision: PrecisionSpec, cluster: ClusterSpec, framework:
     """Refuse number formats that the GPU or the framework does not have."""
     if precision.peak_format not in cluster.gpu.peak_flops_per_s:
         raise SpecError(f"{cluster.gpu.name}: has no {precision.peak_format} matrix products; use precision.gemm: bf16")
+    recipes = cluster.gpu.fp8_recipes
+    if precision.fp8_recipe and precision.fp8_recipe not in recipes:
+        offered = " or ".join(f"fp8-{recipe}" for recipe in recipes) or "bf16"
+        raise SpecError(f"{cluster.gpu.name}: Transformer Engine has no {precision.gemm} there; use {offered}")
     if precision.fp8_recipe and not framework.traits.has_fp8:
         raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
     if precision.params == "fp32" and not framework.traits.has_pytorch_modules:
@@ -152,6 +158,14 @@ def _refuse_attention(model: ModelSpec, framework: FrameworkSpec) -> None:
         )
     if not framework.traits.has_windows and model.attention.window is not None:
         raise SpecError(f"{framework.name}: its attention has no windows; leave model.attention.window out")
+
+
+def _refuse_software(cluster: ClusterSpec, framework: FrameworkSpec) -> None:
+    """Refuse a framework that does not run on the GPU's software."""
+    gpu = cluster.gpu
+    if gpu.software == "rocm" and not framework.traits.runs_on_rocm:
+        runs = ", ".join(name for name in FRAMEWORK_NAMES if TRAITS[name].runs_on_rocm)
+        raise SpecError(f"{gpu.name}: {framework.name} does not run on ROCm; use one of {runs}")
 
 
 def _with_optimizer(workload: WorkloadSpec, framework: FrameworkSpec) -> FrameworkSpec:

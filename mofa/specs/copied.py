@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from mofa.specs.files import bundled, bundled_dir, load_yaml
@@ -42,6 +42,27 @@ def mark_copied(facts: dict[str, Any], folder: Folder) -> dict[str, Any]:
     return marked
 
 
+@cache
+def bundled_profile(folder: Folder, name: str) -> dict[str, Any]:
+    """What is written in a bundled profile, read once; not to be changed."""
+    where = f"{folder}/{name}.yaml"
+    return load_yaml(bundled_dir(folder) / f"{name}.yaml", where)
+
+
+def mark_transferred(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A bundled profile as the base of another machine's: what was measured for it is transferred there.
+
+    Examples
+    --------
+    >>> mark_transferred({"a": {"value": 1, "provenance": "measured", "source": "a run"}, "b": "x"}, "h200-sxm")
+    {'a': {'value': 1, 'provenance': 'transferred', 'source': "h200-sxm's: a run"}, 'b': 'x'}
+    """
+    made = {key: mark_transferred(value, name) if isinstance(value, dict) else value for key, value in facts.items()}
+    if made.get("provenance") == "measured":
+        made |= {"provenance": "transferred", "source": f"{name}'s: {made.get('source', '')}"}
+    return made
+
+
 def _marked(value: Any, owners: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return [_marked(item, owners) for item in value]
@@ -59,7 +80,7 @@ def _measured_sources(folder: Folder) -> dict[str, str]:
     """The bundled profile that each source of a measured fact stands in, the first where several have it."""
     out: dict[str, str] = {}
     for name in bundled(folder):
-        for source in _sources(load_yaml(bundled_dir(folder) / f"{name}.yaml", f"{folder}/{name}.yaml")):
+        for source in _sources(bundled_profile(folder, name)):
             out.setdefault(source, name)
     return out
 

@@ -15,7 +15,9 @@ import yaml
 from mofa.errors import SpecError
 
 DataKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles"]
-BundledKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles", "gpus", "nodes"]
+BundledKind = Literal[
+    "workloads", "hardware_profiles", "framework_profiles", "fault_profiles", "gpus", "nodes", "hosts"
+]
 
 MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 32
@@ -351,7 +353,8 @@ def find_file(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]
         return path, short(text, 200)
     if "/" in text or path.suffix in (".yaml", ".yml", ".json"):
         raise SpecError(f"{short(text, 200)}: no such file; check the path")
-    noun = {"workloads": "workload", "fault_profiles": "fault profile"}.get(kind, "node")
+    nouns = {"workloads": "workload", "fault_profiles": "fault profile", "gpus": "GPU", "hosts": "host"}
+    noun = nouns.get(kind, "node")
     raise SpecError(
         f"{short(text) or 'empty name'}: no bundled {noun} and no file; {did_you_mean(text, bundled(kind))} ({hint})"
     )

@@ -58,6 +58,10 @@ class FrameworkTraits:
     """Tensor parallelism runs with sequence parallelism alone."""
     replicas_go_on: bool = False
     """Replicas go on where one fails (torchft)."""
+    runs_on_rocm: bool = True
+    """It runs on AMD's GPUs: Megatron-Core on ROCm's Transformer Engine and torchtitan are backends of AMD's Primus
+    (rocm.docs.amd.com, projects/primus), what is plain PyTorch runs too. Megatron of 2022 has CUDA kernels of its own.
+    """
     exported_to: tuple[str, ...] = ()
     """What ``mofa export --to`` takes for its plans."""
     has_one_shard_group: bool = False
@@ -97,7 +101,7 @@ TRAITS: Mapping[str, FrameworkTraits] = {
     ),
     "megatron-2022": FrameworkTraits(
         "megatron", has_experts=False, has_windows=False, has_deepspeed=True, adds_gradients_in_place=False,
-        chains_optimizers=False,
+        chains_optimizers=False, runs_on_rocm=False,
     ),
     "megatron-local": FrameworkTraits("megatron", is_megatron_core=True),
     "torchtitan": FrameworkTraits(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,13 +15,15 @@ from mofa.specs.base import (
     FlopsPerSFact,
     Positive,
     SecondsFact,
-    ShareFact,
     SizeFact,
     Spec,
     WattsFact,
 )
 from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_max_uniform
-from mofa.specs.host import LayerPace
+from mofa.specs.host import HostCurve, LayerPace
+from mofa.specs.links import BridgeSpec, NicSpec, SharedLinkSpec
+from mofa.specs.links import LinkSpec as LinkSpec
+from mofa.specs.peak_check import ReachedShare, passes_peak, reached_shares, slow_curves
 from mofa.units import format_bytes
 
 
@@ -45,6 +49,11 @@ class GpuSpec(Spec):
     """Whether fp8 products want the summed dimension innermost in both operands, for which Transformer Engine makes
     transposed copies; from compute capability 10.0 on they take any layout (its pytorch/csrc/extensions/util.cpp,
     ``non_tn_fp8_gemm_supported``)."""
+    fp8_recipes: tuple[Literal["delayed", "tensorwise", "blockwise"], ...] = ("delayed", "tensorwise", "blockwise")
+    """How Transformer Engine can scale fp8 products on it: by blocks from compute capability 9.0 on
+    (nvidia.github.io/TransformerEngine, support_matrix)."""
+    software: Literal["cuda", "rocm"] = "cuda"
+    """What frameworks run on: ROCm of AMD's GPUs, with RCCL in NCCL's place."""
     curves: GpuCurves
 
     @model_validator(mode="after")
@@ -55,39 +64,25 @@ class GpuSpec(Spec):
                 f"capacity_bytes ({format_bytes(capacity)}) must be at most memory_bytes ({format_bytes(memory)}); "
                 "correct one of them (the GB of a datasheet's memory are GiB)"
             )
+        passed = passes_peak(self.reached_shares())
+        if passed is not None:
+            raise ValueError(
+                f"{passed}; correct the fact, or write `like:` in place of curves, which rescales them (mofa new gpu)"
+            )
         return self
 
+    def reached_shares(self) -> Iterator[ReachedShare]:
+        """What each curve reaches, beside its peak."""
+        peaks: dict[str, float] = {format_: fact.value for format_, fact in self.peak_flops_per_s.items()}
+        return reached_shares(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value)
 
-class LinkSpec(Spec):
-    """One level of the network, as one GPU sees it, in one direction."""
-
-    name: str
-    bandwidth_bytes_per_s: BytesPerSFact
-    efficiency: ShareFact
-    """Share of the bandwidth that large collectives reach (nccl-tests' bus bandwidth over the link's)."""
-    all_to_all_efficiency: ShareFact
-    """The same of NCCL's all-to-all."""
-    latency_s: SecondsFact
-    """Added per step of a ring or per message. [s]"""
-    deepep_efficiency: ShareFact | None = None
-    """The same of DeepEP's kernels, which run on a part of the multiprocessors; NCCL's all-to-all where absent."""
-
-
-class NicSpec(Spec):
-    """The node's network interfaces; a GPU's share follows from how many there are."""
-
-    name: str
-    num_per_node: Positive
-    bandwidth_bytes_per_s: BytesPerSFact
-    """Of one NIC, per direction."""
-    efficiency: ShareFact
-    all_to_all_efficiency: ShareFact
-    latency_s: SecondsFact
-    oversubscription: CountFact
-    """Of the fabric above the NIC: 1 is non-blocking."""
-    communicator_bytes_per_s: BytesPerSFact | None = None
-    """The most that the rings of one communicator carry out of a fast domain, per direction: where NCCL finds no path
-    to several NICs and lays one ring. As many NICs as it has ranks there where absent."""
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Curves that reach less than a tenth of their peak, a sentence each."""
+        return tuple(
+            f"{share.sentence('less than a tenth of')}: check that both are of {self.name}"
+            for share in slow_curves(self.reached_shares())
+        )
 
 
 class CommunicatorSpec(Spec):
@@ -122,8 +117,13 @@ class NodeSpec(Spec):
     gpu: str
     gpus_per_node: Positive
     gpus_per_domain: Positive
-    """GPUs in one fast (NVLink) domain: the node's own, or 72 for an NVL72 rack."""
+    """GPUs that reach each other without the network between nodes: the node's own, or 72 for an NVL72 rack."""
     intra: LinkSpec
+    """The link between them: NVLink, xGMI, or PCIe where a node has no fast domain."""
+    bridge: BridgeSpec | None = None
+    """A faster link over pairs or fours of them, where ``intra`` is not it."""
+    shared: tuple[SharedLinkSpec, ...] = ()
+    """PCIe switches and sockets whose GPUs share a way to the others, from the smallest."""
     nic: NicSpec
     host_memory_bytes: BytesFact
     communicators: CommunicatorSpec
@@ -147,7 +147,27 @@ class NodeSpec(Spec):
             raise ValueError(
                 f"gpus_per_domain ({self.gpus_per_domain}) must be a multiple of gpus_per_node ({self.gpus_per_node})"
             )
+        inside = [(f"shared[{i}].gpus", link.gpus) for i, link in enumerate(self.shared)]
+        _check_nested([*inside, ("gpus_per_node", self.gpus_per_node)])
+        if self.bridge is not None:
+            _check_nested([("bridge.gpus", self.bridge.gpus), ("gpus_per_node", self.gpus_per_node)])
+        above = [(f"nic.tiers[{i}].gpus", tier.gpus) for i, tier in enumerate(self.nic.tiers)]
+        _check_nested([("gpus_per_domain", self.gpus_per_domain), *above])
         return self
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """GPUs of all blocks that share a link: bridges, switches, sockets, tiers."""
+        bridges = () if self.bridge is None else (self.bridge.gpus,)
+        sizes = (*bridges, *(link.gpus for link in self.shared), *(tier.gpus for tier in self.nic.tiers))
+        return tuple(sorted(set(sizes)))
+
+
+def _check_nested(blocks: Sequence[tuple[str, int]]) -> None:
+    """Refuse blocks of which one is not whole ones of the block before."""
+    for (inner, few), (outer, many) in pairwise(blocks):
+        if many % few or (many == few and outer != "gpus_per_node"):
+            raise ValueError(f"{outer} ({many}) must be a multiple of {inner} ({few}), so that they nest; correct one")
 
 
 class ClusterSpec(Spec):
@@ -168,15 +188,19 @@ class ClusterSpec(Spec):
             )
         return self
 
-    def at_host(self, op_s: float | None, source: str = "the run's host", layer: LayerPace | None = None) -> Self:
-        """The same GPUs under a host that issues one small eager op in ``op_s``; None leaves the profile's. [s]
+    def at_host(
+        self, op_s: float | HostCurve | None, source: str = "the run's host", layer: LayerPace | None = None
+    ) -> Self:
+        """The same GPUs under a host that issues one small eager op in ``op_s``, or a host's own profile; None leaves
+        that of the GPU. [s]
 
         Modules of Transformer Engine go by what a ``layer`` of it takes there, where that was timed.
         """
         if op_s is None:
             return self
         curves = self.gpu.curves
-        slower = curves.model_copy(update={"host": curves.host.scaled_to_speed(op_s, source, layer), "hosts": None})
+        host = op_s if isinstance(op_s, HostCurve) else curves.host.scaled_to_speed(op_s, source, layer)
+        slower = curves.model_copy(update={"host": host, "hosts": None})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
 
     def on_shared_hosts(self) -> Self:

@@ -10,7 +10,6 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.specs.complete import complete_strategy
-from mofa.specs.copied import mark_copied
 from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.files import (
     bundled,
@@ -22,14 +21,14 @@ from mofa.specs.files import (
     load_yaml,
     read_text,
     short,
-    yaml_mapping,
 )
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied_facts
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
-from mofa.specs.renamed import with_current_gpu_names, with_current_override_names
+from mofa.specs.profiles import profile_of_text
+from mofa.specs.renamed import with_current_override_names
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
 from mofa.specs.workload import WorkloadSpec
 from mofa.specs.workload_template import refuse_unfilled
@@ -170,11 +169,11 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     gpu_path = None if "/" in file or "\0" in file else next((p for p in candidates if p.is_file()), None)
     if gpu_path is None:
         raise SpecError(f"{where}: gpu ({short(name)}) is unknown; {did_you_mean(name, bundled('gpus'))}")
-    texts = node_text, read_text(gpu_path, f"gpus/{file}")
+    gpu_where = f"gpus/{file}" if gpu_path == candidates[2] else short(str(gpu_path), 200)
+    texts = node_text, read_text(gpu_path, gpu_where)
     if not overrides and type(num_gpus) is int:
-        return _as_written(where, f"gpus/{file}", *texts, num_gpus)
-    node = mark_copied(yaml_mapping(texts[0], where), "nodes")
-    gpu = mark_copied(with_current_gpu_names(yaml_mapping(texts[1], f"gpus/{file}")), "gpus")
+        return _as_written(where, gpu_where, *texts, num_gpus)
+    node, gpu = profile_of_text(texts[0], "nodes", where), profile_of_text(texts[1], "gpus", gpu_where)
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     changed = with_overrides(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
@@ -192,7 +191,7 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
 @lru_cache(maxsize=32)
 def _gpu_of(text: str, where: str) -> str:
     """The GPU that a node's file names."""
-    name = _mapping(text, where).get("gpu")
+    name = profile_of_text(text, "nodes", where).get("gpu")
     if not isinstance(name, str):
         raise SpecError(f"{where}: gpu is missing or no text; name a GPU, {did_you_mean('', bundled('gpus'))}")
     return name
@@ -201,16 +200,9 @@ def _gpu_of(text: str, where: str) -> str:
 @lru_cache(maxsize=64)
 def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_gpus: int) -> ClusterSpec:
     """A cluster with nothing changed; one text is parsed once, which takes longer than many estimates."""
-    node = mark_copied(_mapping(node_text, where), "nodes")
-    gpu = mark_copied(with_current_gpu_names(_mapping(gpu_text, gpu_where)), "gpus")
+    node, gpu = profile_of_text(node_text, "nodes", where), profile_of_text(gpu_text, "gpus", gpu_where)
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     return build_spec(ClusterSpec, with_overrides(raw, None, where), where)
-
-
-@lru_cache(maxsize=32)
-def _mapping(text: str, where: str) -> dict[str, Any]:
-    """What a text says, not to be changed: runs on other numbers of GPUs read the same two."""
-    return yaml_mapping(text, where)
 
 
 def load_framework(

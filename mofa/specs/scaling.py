@@ -80,8 +80,9 @@ def scaled_curve(curve: dict[str, Any], rate: float, bandwidth: float, sms: floa
         if name in form:
             form[name] = _digits(form[name] * rate)
     if "unit_s" in form:
-        form["unit_s"] = _digits(form["unit_s"] * sms / rate)
-        form["slots"] = max(1, round(form["slots"] * sms))
+        slots = form["slots"] * sms
+        form["unit_s"] = _digits(form["unit_s"] * sms / rate / min(slots, 1.0))  # one slot runs all that less would
+        form["slots"] = max(1, round(slots))
     for name in ("bytes_per_s", "missed_bytes_per_s", "added_bytes_per_s"):
         if name in form:
             form[name] = _digits(form[name] * bandwidth)

@@ -143,6 +143,9 @@ def _unfilled(raw: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for key, value in raw.items():
         if isinstance(value, Mapping):
             yield from _unfilled(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                yield from _unfilled({f"{key}[{i}]": item}, prefix)
         elif value == UNFILLED:
             yield f"{prefix}{key}"
 

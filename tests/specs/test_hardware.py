@@ -16,6 +16,7 @@ from mofa.cost.kernels.compute import attention_s, gemm_s
 from mofa.specs.base import Fact, Spec
 from mofa.specs.curves import Curve
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
+from mofa.specs.like import expanded_profile
 from mofa.specs.load import load_cluster
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import scaled_stream_rate
@@ -23,8 +24,17 @@ from mofa.units import GIB
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PROFILES = Path(__file__).parents[2] / "hardware_profiles"
-GPUS = ("a100-80gb", "h100-sxm", "h200-sxm", "h800", "h20", "b200", "gb200")
-NODES = ("a100-hgx", "h100-hgx", "h200-hgx", "h800-hgx", "h20-hgx", "b200-hgx", "gb200-nvl72")
+MEASURED_OR_SCALED = ("a100-80gb", "h100-sxm", "h200-sxm", "h800", "h20", "b200", "gb200")
+LIKE = (
+    "a100-40gb", "a100-pcie", "h100-pcie", "h100-nvl", "gh200", "l40s", "b300", "gb300", "mi300x", "mi325x", "mi355x",
+)  # fmt: skip
+"""GPUs whose files say what they are like."""
+GPUS = (*MEASURED_OR_SCALED, *LIKE)
+NODES = (
+    "a100-hgx", "h100-hgx", "h200-hgx", "h800-hgx", "h20-hgx", "b200-hgx", "gb200-nvl72", "a100-40gb-hgx",
+    "a100-pcie-pairs", "h100-pcie-pairs", "h100-nvl-pairs", "gh200", "l40s-pcie", "b300-hgx", "gb300-nvl72",
+    "mi300x-oam", "mi325x-oam", "mi355x-oam",
+)  # fmt: skip
 
 
 def raw(kind: str, name: str) -> dict[str, Any]:
@@ -35,12 +45,12 @@ def raw(kind: str, name: str) -> dict[str, Any]:
 
 @cache
 def gpu(name: str) -> GpuSpec:
-    return GpuSpec.model_validate(raw("gpus", name))
+    return GpuSpec.model_validate(expanded_profile("gpus", name))
 
 
 @cache
 def node(name: str) -> NodeSpec:
-    return NodeSpec.model_validate(raw("nodes", name))
+    return NodeSpec.model_validate(expanded_profile("nodes", name))
 
 
 def facts(value: object, path: str = "") -> Iterator[tuple[str, Fact]]:
@@ -106,6 +116,7 @@ def curves_of(spec: GpuSpec) -> Iterator[Curve]:
 
 def test_what_is_measured_and_the_same_processor_takes_the_curves_over() -> None:
     kinds = {name: {curve.provenance for curve in curves_of(gpu(name))} for name in GPUS}
+    assert all(kinds[name] == {"assumed"} for name in LIKE)
     # fp8 and fp32 experts are scaled, the first FlashAttention by the second's paper
     composed = {"extrapolated"}  # chains of kernels from each of them
     assert kinds["h200-sxm"] == {"measured", "interpolated", "assumed", "transferred"} | composed
@@ -217,6 +228,17 @@ def test_efficiencies_are_marked_assumed_until_measured(name: str) -> None:
         ("h20", 148, 296, 95.33),
         ("b200", 2250, 4500, 178.35),
         ("gb200", 2500, 5000, 184.31),
+        ("a100-40gb", 312, None, 39.49),
+        ("a100-pcie", 312, None, 79.25),
+        ("h100-pcie", 756.5, 1513, 79.10),
+        ("h100-nvl", 835.5, 1670.5, 93.10),
+        ("gh200", 989.4, 1978.9, 94.88),
+        ("l40s", 362.05, 733, 44.42),
+        ("b300", 2250, 4500, 267.69),
+        ("gb300", 2500, 5000, 276.4),
+        ("mi300x", 1307.4, 2614.9, 191.7),
+        ("mi325x", 1307.4, 2614.9, 255.6),
+        ("mi355x", 2516.6, 5033.2, 287.5),
     ],
 )
 def test_dense_peaks_and_capacity(name: str, bf16_tflops: float, fp8_tflops: float | None, capacity_gib: float) -> None:
@@ -246,6 +268,14 @@ def test_capacity_without_a_run_takes_the_h200s_ratio() -> None:
         ("h20-hgx", 450, 50, 8, 8),
         ("b200-hgx", 900, 50, 8, 8),
         ("gb200-nvl72", 900, 50, 4, 72),
+        ("a100-pcie-pairs", 32, 25, 2, 8),
+        ("h100-pcie-pairs", 64, 50, 2, 8),
+        ("l40s-pcie", 32, 25, 2, 8),
+        ("gh200", 450, 50, 1, 1),
+        ("b300-hgx", 900, 100, 8, 8),
+        ("gb300-nvl72", 900, 100, 4, 72),
+        ("mi300x-oam", 448, 50, 8, 8),
+        ("mi355x-oam", 537.6, 50, 8, 8),
     ],
 )
 def test_links_are_per_gpu_and_direction(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from mofa.calibrate.fits.fit import fit_curves
@@ -12,10 +13,17 @@ from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.load import load_cluster
 
-BASES = {"H200": ("h200-sxm", "h200-hgx"), "H100": ("h100-sxm", "h100-hgx"), "H800": ("h800", "h800-hgx"),
-         "A100": ("a100-80gb", "a100-hgx"), "H20": ("h20", "h20-hgx"), "GB200": ("gb200", "gb200-nvl72"),
-         "B200": ("b200", "b200-hgx")}  # fmt: skip
-"""Word in the device's name, and the bundled profiles that hold the datasheet facts no measurement gives."""
+BASES: Mapping[str, tuple[str, str]] = {
+    "H200": ("h200-sxm", "h200-hgx"), "GH200": ("gh200", "gh200"), "H100 PCIe": ("h100-pcie", "h100-pcie-pairs"),
+    "H100 NVL": ("h100-nvl", "h100-nvl-pairs"), "H100": ("h100-sxm", "h100-hgx"), "H800": ("h800", "h800-hgx"),
+    "A100 SXM4 40GB": ("a100-40gb", "a100-40gb-hgx"), "A100 PCIe": ("a100-pcie", "a100-pcie-pairs"),
+    "A100": ("a100-80gb", "a100-hgx"), "H20": ("h20", "h20-hgx"), "GB200": ("gb200", "gb200-nvl72"),
+    "B200": ("b200", "b200-hgx"), "GB300": ("gb300", "gb300-nvl72"), "B300": ("b300", "b300-hgx"),
+    "L40S": ("l40s", "l40s-pcie"), "MI300X": ("mi300x", "mi300x-oam"), "MI325X": ("mi325x", "mi325x-oam"),
+    "MI355X": ("mi355x", "mi355x-oam"),
+}  # fmt: skip
+"""Words in the device's name, and the bundled profiles that hold the datasheet facts no measurement gives; of several
+whose words are all there the first counts."""
 
 
 def fit_folder(folder: Path) -> tuple[list[Row], Curves]:
@@ -41,9 +49,10 @@ def bundled_gpu(gpu: str, folder: Path) -> GpuSpec:
 
 def bundled_gpu_and_node(gpu: str, folder: Path) -> tuple[str, str]:
     """The bundled GPU and node of a device's name, as the rows of a folder carry it."""
-    for word, names in BASES.items():
-        if word in gpu.replace("-", " ").split():
-            return names
+    words = {word.upper() for word in gpu.replace("-", " ").split()}
+    for name, profiles in BASES.items():
+        if words.issuperset(name.upper().split()):
+            return profiles
     raise SpecError(
         f"{folder}: no bundled profile knows {gpu!r}, and a profile needs datasheet facts; name the nearest with --base"
     )

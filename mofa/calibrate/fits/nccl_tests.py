@@ -22,6 +22,7 @@ from mofa.cost.kernels.topology import Group
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
 from mofa.specs.hardware import ClusterSpec, NodeSpec
+from mofa.specs.like import expand_like
 from mofa.specs.load import load_cluster
 
 if TYPE_CHECKING:
@@ -79,13 +80,13 @@ def import_nccl(file: Path, profile: Path | str) -> dict[str, Any]:
     key = "all_to_all_efficiency" if run.op == "all_to_all" else "efficiency"
     share = _share_of(run, group, cluster, level)
     if not 0 < share <= 1.5:
-        link = node[level]["bandwidth_bytes_per_s"]["value"]
+        link = getattr(cluster.node, level).bandwidth_bytes_per_s.value
         raise SpecError(
             f"{file}: bus bandwidth {run.bus_bytes_per_s / 1e9:.1f} GB/s would be {share:.2f} of the {level} link of "
-            f"{link} in {path.name}; is this the right profile?"
+            f"{link / 1e9:g} GB/s in {path.name}; is this the right profile?"
         )
     source = f"nccl-tests, {run.op} of {max(run.points)[0]} B on {run.group} GPUs of {run.hosts} host(s), {file.name}"
-    node[level][key] = {"value": float(f"{share:.4g}"), "provenance": "measured", "source": source}
+    node.setdefault(level, {})[key] = {"value": float(f"{share:.4g}"), "provenance": "measured", "source": source}
     curve = None
     if level == "intra":
         curve = _add_curve(file, run, node, cluster.node.nvls_factor.value, source)
@@ -100,7 +101,7 @@ def _read_profile(path: Path, run: NcclRun) -> tuple[dict[str, Any], ClusterSpec
     """The node as it is written, and as the planner reads it."""
     try:
         node = yaml.safe_load(path.read_text(encoding="utf-8"))
-        num_gpus = run.hosts * int(node["gpus_per_node"])
+        num_gpus = run.hosts * int(expand_like(node, "nodes", str(path))["gpus_per_node"])
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         raise SpecError(
             f"{path}: no node profile ({str(error).splitlines()[0]}); give one that `mofa plan` reads"
@@ -133,19 +134,17 @@ def _group_of(file: Path, run: NcclRun, node: NodeSpec) -> Group:
             "run as many ranks on every host"
         )
     hosts = min(run.hosts, node.gpus_per_domain // node.gpus_per_node)
-    return Group(np.array([run.group]), np.array([each * hosts]), np.array([each]))
+    n = node.gpus_per_node
+    blocks = {b: min(b, each) if b <= n else min(b // n * each, run.group) for b in node.block_sizes}
+    return Group(
+        np.array([run.group]), np.array([each * hosts]), np.array([each]),
+        {gpus: np.array([ranks]) for gpus, ranks in blocks.items()},
+    )  # fmt: skip
 
 
 def _share_of(run: NcclRun, group: Group, cluster: ClusterSpec, level: str) -> float:
     """Share of the link's bandwidth at which the planner's formula gives the measured time of the largest payload."""
-    fabric = Fabric.from_cluster(cluster)
-    link, nic = cluster.node.intra, cluster.node.nic
-    if level == "intra":
-        full = link.bandwidth_bytes_per_s.value
-        fabric = replace(fabric, intra_bytes_per_s=full, intra_all_to_all_bytes_per_s=full)
-    else:
-        full = cluster.nic_bandwidth_per_gpu_bytes_per_s / nic.oversubscription.value
-        fabric = replace(fabric, inter_bytes_per_s=full, inter_all_to_all_bytes_per_s=full)
+    fabric = Fabric.from_cluster(_at_full_rate(cluster, level))
     size, time_s = max(run.points)
     kind = cast("CollectiveKind", run.op)
     at_full = collective_time(kind, np.array([float(size)]), group, replace(fabric, measured={}))
@@ -153,6 +152,16 @@ def _share_of(run: NcclRun, group: Group, cluster: ClusterSpec, level: str) -> f
     other = max(float(np.ravel(at_full.intra_s)[0]), float(np.ravel(at_full.inter_s)[0]))
     latency = float(np.ravel(at_full.total_s)[0]) - other
     return busy / max(time_s - latency, 1e-12)
+
+
+def _at_full_rate(cluster: ClusterSpec, level: str) -> ClusterSpec:
+    """The cluster with collectives that reach all of a link's bandwidth, and of what is shared of it."""
+    link = getattr(cluster.node, level)
+    full = {
+        name: getattr(link, name).model_copy(update={"value": 1.0}) for name in ("efficiency", "all_to_all_efficiency")
+    }
+    node = cluster.node.model_copy(update={level: link.model_copy(update=full)})
+    return cluster.model_copy(update={"node": node})
 
 
 def _add_curve(file: Path, run: NcclRun, node: dict[str, Any], nvls: float, source: str) -> str | None:

@@ -18,8 +18,11 @@ from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte, collective_s
 from mofa.errors import SpecError
-from mofa.specs.files import bundled_dir
+from mofa.specs.copied import Folder
+from mofa.specs.copied import mark_transferred as mark_transferred
+from mofa.specs.files import bundled
 from mofa.specs.host import LayerPace
+from mofa.specs.like import expanded_profile
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host
 from mofa.units import parse_quantity
@@ -72,20 +75,6 @@ def fit_folders(
         path.write_text(yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None), encoding="utf-8")
         written[kind] = path
     return written
-
-
-def mark_transferred(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    """A bundled profile as the base of another machine's: what was measured for it is transferred there.
-
-    Examples
-    --------
-    >>> mark_transferred({"a": {"value": 1, "provenance": "measured", "source": "a run"}, "b": "x"}, "h200-sxm")
-    {'a': {'value': 1, 'provenance': 'transferred', 'source': "h200-sxm's: a run"}, 'b': 'x'}
-    """
-    made = {key: mark_transferred(value, name) if isinstance(value, dict) else value for key, value in facts.items()}
-    if made.get("provenance") == "measured":
-        made |= {"provenance": "transferred", "source": f"{name}'s: {made.get('source', '')}"}
-    return made
 
 
 def merge_curves(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
@@ -180,7 +169,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     if curves.memory_clock is not None:
         made["stream_clock"] = _fact(curves.memory_clock, f"{source}: from the clocks of products and "
                                      "attention alone and between memory-bound kernels")  # fmt: skip
-    made["host"] = _host(made["host"], curves, source)
+    made["host"] = host_facts(made["host"], curves, source)
     if made["host"]["eager_op_s"] != base["host"]["eager_op_s"]:
         made.pop("hosts", None)  # it is one machine's, no typical one's
     if curves.overlap_slowdown:
@@ -283,7 +272,7 @@ def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
     return made
 
 
-def _host(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
+def host_facts(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
     """Issue times. A backward node of a product has two products and one addition: the rest is autograd's engine.
 
     What was not timed is the base's, as much longer as a small op takes here.
@@ -370,15 +359,10 @@ def curves_as_plain_numbers(curves: Curves) -> dict[str, Any]:
     return curves_dict
 
 
-def _bundled(kind: Any, name: str) -> dict[str, Any]:
-    path = bundled_dir(kind) / f"{name}.yaml"
-    try:
-        profile: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise SpecError(
-            f"{name}: no such bundled profile of {kind}; choose one that `mofa show hardware` lists"
-        ) from None
-    return profile
+def _bundled(kind: Folder, name: str) -> dict[str, Any]:
+    if name not in bundled(kind):
+        raise SpecError(f"{name}: no such bundled profile of {kind}; choose one that `mofa show hardware` lists")
+    return expanded_profile(kind, name)
 
 
 def _fact(value: float | str, source: str) -> dict[str, Any]:

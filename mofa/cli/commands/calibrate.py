@@ -72,6 +72,28 @@ def calibrate_run(
     print(f"{out}: {summary}")
 
 
+@calibrate.command("host")
+def calibrate_host(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The host's profile, such as my-host.yaml.")],
+    quiet: opt.NoProgress = False,
+) -> None:
+    """Time this machine's host in a minute, on one GPU of any kind, and write a profile for --host.
+
+    Everything that a host takes to issue work is in it; what is not timed goes by a small op.
+    """
+    from mofa.calibrate.host_profile import host_text, measure_host, refuse_without_gpu
+    from mofa.cli.progress import progress_bar
+    from mofa.report.save import check_writable, write_atomic
+
+    check_writable(out)
+    refuse_without_gpu()
+    with progress_bar("timing the host", enabled=not quiet) as progress:
+        facts = measure_host(progress)
+    write_atomic(out, host_text(facts).encode())
+    print(f"wrote {out}: {facts['eager_op_s']['value']} a small op on {facts['cpu']}")
+    print(f"use it: mofa plan llama3-8b h100-hgx --gpus 8 --host {out}")
+
+
 @calibrate.command("fit")
 def calibrate_fit(
     folders: Folders,

@@ -46,6 +46,7 @@ def estimate(
     log_days: long_run.LogDays = None,
     set_: long_run.Set = None,
     host_issue: opt.HostIssue = None,
+    host: opt.Host = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
     find_layout: Annotated[
@@ -84,7 +85,18 @@ def estimate(
         changes,
     ).profile()
     with requests_from_options(
-        workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue, job_of
+        workload,
+        cluster,
+        gpus,
+        strategy,
+        seq_len,
+        global_batch,
+        tokens,
+        framework,
+        set_,
+        host_issue,
+        job_of,
+        host,
     ) as asked:
         if spares is not None:
             from mofa.search.long_run.spare_nodes import without_spares

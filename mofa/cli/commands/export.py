@@ -41,6 +41,7 @@ def export(
     without: Annotated[list[str] | None, typer.Option("--without", metavar="WORD", help="As in plan.")] = None,
     set_: opt.Set = None,
     host_issue: opt.HostIssue = None,
+    host: opt.Host = None,
     replay: opt.Replay = True,
     jobs: opt.Jobs = None,
     quiet: opt.Quiet = False,
@@ -64,6 +65,7 @@ def export(
         "--gpus": gpus, "--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch,
         "--tokens": tokens, "--framework": framework, "--fix": fix, "--max": maximum, "--with": with_,
         "--without": without, "--set": set_, "--host-issue": host_issue,
+        "--host": host,
     }  # fmt: skip
     given = [name for name, value in options.items() if value is not None]
     result: PlanReport | Estimate
@@ -104,13 +106,13 @@ def _predicted(
             raise SpecError(f"{searched[0]}: is of a search, but --strategy names the one strategy; leave one out")
         with requests_from_options(
             workload, cluster, options["--gpus"], options["--strategy"], framework=options["--framework"],
-            set_=options["--set"], host_issue=options["--host-issue"], **size,
+            set_=options["--set"], host_issue=options["--host-issue"], host=options["--host"], **size,
         ) as asked:  # fmt: skip
             return estimate_of(asked[0], "causal", None, replay, jobs or cores(), False)
     if options["--gpus"] is None:
         raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 64")
     overrides = parse_overrides(options["--set"])
-    host_issue_s = parse_host_issue(options["--host-issue"], overrides)
+    host_issue_s = parse_host_issue(options["--host-issue"], overrides, options["--host"])
     job = read_workload(workload, overrides, **size)
     machines = read_machines(cluster, options["--gpus"], overrides, host_issue_s)
     with progress_bar(f"{job.name} on {options['--gpus']:,} GPUs", enabled=not quiet) as progress:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 new = typer.Typer(help="Write files to fill in.", rich_markup_mode=None)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Names of GPUs: they become file names."""
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; not over a file.")]
 
 
 @new.command("workload")
@@ -20,9 +24,7 @@ def new_workload(
         Path | None,
         typer.Option("--from-config", metavar="CONFIG.json", help="Fill in what mofa understands of this config.json."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; not over a file.")
-    ] = None,
+    out: Out = None,
 ) -> None:
     """Write a workload's YAML to fill in: each field with its unit and where to find it.
 
@@ -33,21 +35,79 @@ def new_workload(
     from mofa.specs.huggingface.keys import read_keys
     from mofa.specs.huggingface.nearest import nearest_workload
     from mofa.specs.workload_template import workload_template
-    from mofa.specs.write_files import check_writable, write_atomic
 
     if like is None and from_config is None:
         raise SpecError("--like: is missing; name a bundled workload, such as --like qwen3-30b-a3b")
     if like is not None and like not in bundled("workloads"):
         raise SpecError(f"--like: {like} is no bundled workload; {did_you_mean(like, bundled('workloads'))}")
-    if out is not None:
-        check_writable(out)
-        if out.exists():
-            raise SpecError(f"{out}: exists; name another file, or remove it first")
+    _check_new(out)
     if from_config is None:
         text = workload_template(str(like))
     else:
         config, name = read_keys(from_config)
         text = workload_template(like or nearest_workload(config), config, name)
+    _write(text, out)
+
+
+@new.command("gpu")
+def new_gpu(
+    like: Annotated[str, typer.Option("--like", metavar="NAME", help="A bundled GPU (mofa show hardware).")],
+    out: Out = None,
+) -> None:
+    """Write a GPU's YAML to fill in: each fact with its unit and where to find it.
+
+    Curves of kernels are those of the GPU that it is like, rescaled by peaks, bandwidths and power, and assumed.
+    """
+    from mofa.specs.hardware_template import gpu_template
+
+    _check_like(like, "gpus")
+    _check_new(out)
+    _write(gpu_template(like), out)
+
+
+@new.command("node")
+def new_node(
+    like: Annotated[str, typer.Option("--like", metavar="NAME", help="A bundled node (mofa show hardware).")],
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="NAME", help="Its GPU: a bundled one, or a file beside it.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Write a node's YAML to fill in: its links, bridges, switches and network, each with its unit."""
+    from mofa.errors import SpecError
+    from mofa.specs.files import short
+    from mofa.specs.hardware_template import node_template
+
+    _check_like(like, "nodes")
+    if gpu is not None and not NAME.fullmatch(gpu):
+        raise SpecError(f"--gpu: {short(gpu)} is no name of a GPU; give that of its file, without .yaml")
+    _check_new(out)
+    _write(node_template(like, gpu), out)
+
+
+def _check_like(like: str, folder: Literal["gpus", "nodes"]) -> None:
+    from mofa.errors import SpecError
+    from mofa.specs.files import bundled, did_you_mean, short
+
+    if like not in bundled(folder):
+        what = "GPU" if folder == "gpus" else "node"
+        raise SpecError(f"--like: {short(like)} is no bundled {what}; {did_you_mean(like, bundled(folder))}")
+
+
+def _check_new(out: Path | None) -> None:
+    """Refuse a place that cannot be written, or that holds a file."""
+    from mofa.errors import SpecError
+    from mofa.specs.write_files import check_writable
+
+    if out is not None:
+        check_writable(out)
+        if out.exists():
+            raise SpecError(f"{out}: exists; name another file, or remove it first")
+
+
+def _write(text: str, out: Path | None) -> None:
+    from mofa.specs.write_files import write_atomic
+
     if out is None:
         typer.echo(text, nl=False)
     else:

@@ -46,6 +46,7 @@ def plan(
     objective: long_run.Objective = long_run.ObjectiveChoice.tokens,
     set_: long_run.Set = None,
     host_issue: opt.HostIssue = None,
+    host: opt.Host = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
     refine_seconds: Annotated[
@@ -92,7 +93,7 @@ def plan(
         changes,
     ).profile()
     overrides = parse_overrides(set_)
-    host_issue_s = parse_host_issue(host_issue, overrides)
+    host_issue_s = parse_host_issue(host_issue, overrides, host)
     if profile is None and objective is not long_run.ObjectiveChoice.tokens:
         raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_degree_limits(maximum)

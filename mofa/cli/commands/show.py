@@ -213,13 +213,12 @@ def _show_hardware(name: str, json: bool) -> None:
     from mofa.report.words import quantity_text, unit_of_field
     from mofa.specs.base import Fact
     from mofa.specs.curves import Curve
-    from mofa.specs.hardware import GpuSpec
-    from mofa.specs.load import build_spec, bundled, data_dir, load_cluster, load_yaml
+    from mofa.specs.load import bundled, load_cluster
+    from mofa.specs.profiles import is_gpu_file, load_gpu
 
     specs: dict[str, BaseModel]
-    if name in bundled("gpus"):
-        where = f"gpus/{name}.yaml"
-        specs = {"gpu": build_spec(GpuSpec, load_yaml(data_dir("hardware_profiles") / where, where), where)}
+    if name in bundled("gpus") or is_gpu_file(name):
+        specs = {"gpu": load_gpu(name)}
     else:
         cluster = load_cluster(name, 1)
         specs = {"node": cluster.node, "gpu": cluster.gpu}
@@ -261,6 +260,9 @@ def _facts(spec: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
         elif isinstance(value, dict):
             for key, item in value.items():
                 yield from walk(item, f"{path}.{key}")
+        elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+            for i, item in enumerate(value):
+                yield from walk(item, f"{path}[{i}]")
         else:
             yield path, value
 

@@ -43,6 +43,7 @@ def trace(
     framework: opt.Framework = None,
     set_: opt.Set = None,
     host_issue: opt.HostIssue = None,
+    host: opt.Host = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Play one strategy's step and write it as a trace: ranks, streams, hand-overs and memory over time.
@@ -53,7 +54,7 @@ def trace(
 
     check_writable(out)
     with requests_from_options(
-        workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue
+        workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue, host=host
     ) as jobs:
         num, text, note = _played(_single_job(jobs, run, workload), ranks, micro_batches, jitter, seed)
     write_atomic(out, text.encode())

@@ -14,6 +14,18 @@ from numpy.typing import NDArray
 from mofa.blocks.op import FloatK
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels import fitted_forms
+from mofa.cost.kernels.shared_links import (
+    Bridge,
+    SharedLevel,
+    all_to_all_shared_s,
+    bridge_of,
+    bridged_ring_s,
+    hop_shared_s,
+    mesh_share,
+    node_levels,
+    ring_shared_s,
+    tier_levels,
+)
 from mofa.cost.kernels.topology import Group
 from mofa.specs.curves import CollectiveForm
 from mofa.specs.hardware import ClusterSpec
@@ -44,6 +56,15 @@ class Fabric:
     """How much in-switch reduction speeds up all-reduce inside a domain. [-]"""
     intra_deepep_bytes_per_s: float | None = None
     """DeepEP's kernels inside a fast domain; as NCCL's all-to-all where it is not known. [B/s]"""
+    in_node: tuple[SharedLevel, ...] = ()
+    """Links that blocks of a node's GPUs share."""
+    above: tuple[SharedLevel, ...] = ()
+    """Tiers of the network."""
+    bridge: Bridge | None = None
+    mesh_gpus: int = 0
+    """GPUs of a domain whose every two have a link of their own; 0 where a switch joins them."""
+    relays: bool = False
+    """Whether messages to GPUs of another number are relayed inside the domain first."""
     measured: Mapping[str, Mapping[int, CollectiveForm]] = field(default_factory=dict)
     """Fitted forms of collectives inside a domain, by group size, measured without in-switch reduction."""
 
@@ -64,6 +85,11 @@ class Fabric:
             startup_s=cluster.node.collective_startup_s.value,
             nvls_factor=cluster.node.nvls_factor.value,
             intra_deepep_bytes_per_s=intra.bandwidth_bytes_per_s.value * deepep.value,
+            in_node=node_levels(cluster.node),
+            above=tier_levels(cluster.node, share),
+            bridge=bridge_of(cluster.node),
+            mesh_gpus=cluster.node.gpus_per_domain if intra.is_mesh else 0,
+            relays=bool(nic.rail_optimised) and intra.relays,
             measured=_measured_forms(cluster),
         )
 
@@ -219,9 +245,12 @@ def ring_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Collective
     """
     p = group.size
     sent = np.asarray(payload_bytes) * (p - 1) / p
-    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s, fabric)
+    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * mesh_share(group, fabric.mesh_gpus), fabric)
     crossings = group.num_domains - 1
-    latency = crossings * fabric.inter_latency_s + (p - 1 - crossings) * fabric.intra_latency_s
+    step_s: FloatK = fabric.intra_latency_s
+    if fabric.bridge is not None:
+        step_s = fabric.bridge.step_s(group, step_s)
+    latency = crossings * fabric.inter_latency_s + (p - 1 - crossings) * step_s
     return _called(payload_bytes, group, fabric.startup_s + latency, intra, inter)
 
 
@@ -249,7 +278,8 @@ def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Coll
     """
     p, k, g = group.size, group.ranks_per_domain, group.num_domains
     sent = 2.0 * np.asarray(payload_bytes) * (p - 1) / p
-    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * _in_switch(group, fabric), fabric)
+    rate = fabric.intra_bytes_per_s * _in_switch(group, fabric) * mesh_share(group, fabric.mesh_gpus)
+    intra, inter = _ring_loads(sent, group, rate, fabric)
     ring = 2 * ((g - 1) * fabric.inter_latency_s + (p - g) * fabric.intra_latency_s)
     tree = 2 * (np.ceil(np.log2(g)) * fabric.inter_latency_s + np.ceil(np.log2(k)) * fabric.intra_latency_s)
     return _called(payload_bytes, group, fabric.startup_s + np.minimum(ring, tree), intra, inter)
@@ -269,7 +299,8 @@ def all_to_all_time(payload_bytes: FloatK, group: Group, fabric: Fabric, imbalan
     Of the ``payload`` that a rank sends, ``1/p`` stays, ``(k-1)/p`` goes to its domain and ``(p-k)/p`` through its NIC
     share, at once: ``startup + max((k-1) * latency_intra + intra, (p-k) * latency_inter + inter)``. The busiest rank's
     bytes are ``imbalance`` times the mean, on both paths. Assumes uniform destinations otherwise, and no relay through
-    the domain (NCCL's PXN), which would join messages but send the same bytes.
+    the domain (NCCL's PXN), which would join messages but send the same bytes; on a rail-optimised fabric what goes to
+    GPUs of another number, ``(k-1)/k`` of what leaves, is relayed over the domain's link besides.
 
     Examples
     --------
@@ -282,8 +313,11 @@ def all_to_all_time(payload_bytes: FloatK, group: Group, fabric: Fabric, imbalan
     """
     p, k = group.size, group.ranks_per_domain
     part = np.asarray(payload_bytes) * imbalance / p
-    intra = part * (k - 1) / fabric.intra_all_to_all_bytes_per_s
+    relayed = part * (p - k) * (k - 1) / k if fabric.relays else 0.0
+    intra = (part * (k - 1) + relayed) / (fabric.intra_all_to_all_bytes_per_s * mesh_share(group, fabric.mesh_gpus))
     inter = part * (p - k) / fabric.inter_all_to_all_bytes_per_s
+    intra = all_to_all_shared_s(intra, part, group, fabric.in_node, fabric.bridge)
+    inter = all_to_all_shared_s(inter, part, group, fabric.above)
     near, far = (k - 1) * fabric.intra_latency_s + intra, (p - k) * fabric.inter_latency_s + inter
     latency = np.maximum(near, far) - np.maximum(intra, inter)
     return _called(payload_bytes, group, fabric.startup_s + latency, intra, inter)
@@ -306,9 +340,18 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
     """
     payload = np.asarray(payload_bytes, dtype=np.float64)
     inside, spans = (group.size > 1) & ~group.crosses_domains, group.crosses_domains
-    intra = np.where(inside, payload / fabric.intra_bytes_per_s, 0.0)
+    one_link = fabric.intra_bytes_per_s / max(fabric.mesh_gpus - 1, 1)
+    intra = np.where(inside, payload / one_link, 0.0)
     inter = np.where(spans, payload / min(fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s), 0.0)
-    latency = np.where(spans, fabric.inter_latency_s, fabric.intra_latency_s)
+    intra, inter = (
+        hop_shared_s(intra, payload, group, fabric.in_node),
+        hop_shared_s(inter, payload, group, fabric.above),
+    )
+    near_s: FloatK = fabric.intra_latency_s
+    if fabric.bridge is not None:
+        intra = np.where(fabric.bridge.holds(group), payload / fabric.bridge.bytes_per_s, intra)
+        near_s = fabric.bridge.step_s(group, fabric.intra_latency_s)
+    latency = np.where(spans, fabric.inter_latency_s, near_s)
     return _called(payload, group, fabric.startup_s + latency, intra, inter)
 
 
@@ -344,6 +387,8 @@ def deepep_time(
     rate = fabric.intra_deepep_bytes_per_s or fabric.intra_all_to_all_bytes_per_s
     intra = payload * spread.ranks * (k - 1) / k / rate
     inter = np.where(group.crosses_domains, payload * spread.remote_domains / fabric.inter_all_to_all_bytes_per_s, 0.0)
+    each = payload * spread.remote_domains / np.maximum(group.size - k, 1)  # what a rank beyond the domain gets
+    inter = all_to_all_shared_s(inter, each, group, fabric.above)
     latency = fabric.intra_latency_s + np.where(group.crosses_domains, fabric.inter_latency_s, 0.0)
     return _called(payload_bytes, group, fabric.startup_s + latency, intra, inter)
 
@@ -430,7 +475,11 @@ def _ring_loads(sent_bytes: ArrayK, group: Group, intra_bytes_per_s: FloatK, fab
     intra = sent_bytes * inside / intra_bytes_per_s
     rate = np.minimum(k * fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s)
     inter = np.where(group.crosses_domains, sent_bytes / rate, 0.0)
-    return intra, inter
+    if fabric.bridge is not None:
+        intra = bridged_ring_s(intra, sent_bytes, group, fabric.bridge)
+    return ring_shared_s(intra, sent_bytes, group, fabric.in_node), ring_shared_s(
+        inter, sent_bytes, group, fabric.above
+    )
 
 
 def _called(payload_bytes: FloatK, group: Group, start_s: ArrayK, intra_s: ArrayK, inter_s: ArrayK) -> CollectiveTime:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,12 +21,16 @@ class HasNodeSizes(Protocol):
     @property
     def gpus_per_domain(self) -> int: ...
 
+    @property
+    def block_sizes(self) -> tuple[int, ...]: ...
+
 
 class NodeSizes(NamedTuple):
-    """GPUs of a node and of its fast domain."""
+    """GPUs of a node and of its fast domain, and of blocks that share a link: a bridge, a switch, a tier."""
 
     gpus_per_node: int
     gpus_per_domain: int
+    block_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,17 @@ class Group:
     size: IntK
     ranks_per_domain: IntK
     ranks_per_node: IntK
+    ranks_per_block: Mapping[int, IntK] = field(default_factory=dict)
+    """The same of blocks of other sizes that share a link, by their GPUs; empty where the cluster has none."""
 
     def take(self, rows: NDArray[np.intp]) -> Group:
         """The group under these of the strategies."""
-        return Group(self.size[rows], self.ranks_per_domain[rows], self.ranks_per_node[rows])
+        return self.indexed(rows)
+
+    def indexed(self, index: Any) -> Group:
+        """The group with every array indexed, to choose rows or to add axes."""
+        blocks = {gpus: ranks[index] for gpus, ranks in self.ranks_per_block.items()}
+        return Group(self.size[index], self.ranks_per_domain[index], self.ranks_per_node[index], blocks)
 
     @property
     def num_domains(self) -> IntK:
@@ -61,6 +72,11 @@ def stacked_groups(groups: Sequence[Group]) -> Group:
     return Group(
         np.array([group.size for group in groups]), np.array([group.ranks_per_domain for group in groups]),
         np.array([group.ranks_per_node for group in groups]),
+        {
+            gpus: np.array([group.ranks_per_block[gpus] for group in groups])
+            for gpus in groups[0].ranks_per_block
+            if all(gpus in group.ranks_per_block for group in groups)
+        },
     )  # fmt: skip
 
 
@@ -115,7 +131,7 @@ def domain_of_job(world: IntK, node: HasNodeSizes) -> IntK:
     """
     domain = np.full(world.shape, node.gpus_per_domain, dtype=np.int64)
     fits = world <= node.gpus_per_domain
-    for gpus in range(node.gpus_per_domain // 2, node.gpus_per_domain + 1):
+    for gpus in range(max(node.gpus_per_domain // 2, 1), node.gpus_per_domain + 1):
         if gpus % node.gpus_per_node == 0:
             domain = np.where(~fits & (world % gpus == 0), gpus, domain)
     return domain
@@ -201,7 +217,13 @@ def process_groups(
     domain, own_node = domain_of_job(world, node), np.full_like(world, node.gpus_per_node)
     sizes, strides = (np.array([pair[i] for pair in ranges.values()]) for i in (0, 1))
     near, own = (fewest_ranks_per_block(sizes, strides, block, world) for block in (domain, own_node))
-    groups = {name: Group(*columns) for name, *columns in zip(ranges, sizes, near, own, strict=True)}
+    blocks = {
+        gpus: fewest_ranks_per_block(sizes, strides, np.full_like(world, gpus), world) for gpus in node.block_sizes
+    }
+    groups = {
+        name: Group(size, in_domain, in_node, {gpus: ranks[i] for gpus, ranks in blocks.items()})
+        for i, (name, size, in_domain, in_node) in enumerate(zip(ranges, sizes, near, own, strict=True))
+    }
     return {**groups, "mp": nested_group(groups["tp"], groups["pp"])}
 
 
@@ -218,4 +240,5 @@ def nested_group(inner: Group, outer: Group) -> Group:
         inner.size * outer.size,
         joined(inner.ranks_per_domain, outer.ranks_per_domain),
         joined(inner.ranks_per_node, outer.ranks_per_node),
+        {gpus: joined(ranks, outer.ranks_per_block[gpus]) for gpus, ranks in inner.ranks_per_block.items()},
     )

@@ -248,7 +248,8 @@ def _eager(groups: dict[str, Group], pipeline: PipelineLinks) -> list[_Used]:
     own = [groups[name] for name in ("world", "dp_cp", "dp", "cp", "mp", "tp", "pp")]
     own += [groups["tp_dp_cp"], joined[0], groups["tp_cp"]]
     own += [groups["ep"], groups["etp"], groups["etp_ep"], joined[1], groups["edp"], groups["world"]]
-    alone = Group(*(np.ones_like(column) for column in (groups["tp"].size,) * 3))
+    ones = np.ones_like(groups["tp"].size)
+    alone = Group(ones, ones, ones)
     made = [
         *((group, everywhere) for group in own), (groups["embd"], pipeline.is_end[None]),
         (alone, pipeline.is_first[None]),

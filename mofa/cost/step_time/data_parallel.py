@@ -50,7 +50,7 @@ class CommunicationOutsideBlocks:
 
 def _of_chunks(group: Group) -> Group:
     """The group with two trailing axes, to time payloads of shape (n, R, vpp)."""
-    return Group(*(of[:, None, None] for of in (group.size, group.ranks_per_domain, group.ranks_per_node)))
+    return group.indexed(np.s_[:, None, None])
 
 
 def communication_outside_blocks(
@@ -290,7 +290,7 @@ def _replicas_s(rows: Rows) -> ArrayN:
     if rows.framework.dp_replicate <= 1:
         return np.zeros((len(rows.table), len(rows.layout.shown.stage)))
     group = rows.groups["dp_replicate"]
-    group = Group(*(of[:, None] for of in (group.size, group.ranks_per_domain, group.ranks_per_node)))
+    group = group.indexed(np.s_[:, None])
     payload = rows.shards.sharded(rows.framework.reduced_bytes_per_param)
     return collective_s("all_reduce", payload, group, rows.costs.machine.fabric)[rows.grid]
 

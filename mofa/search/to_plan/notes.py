@@ -145,9 +145,12 @@ def general_notes(
     if played:
         reserved = "memory: every allocation of two steps played through PyTorch's caching allocator"
     margin = load_residuals().device_memory
+    rocm = "ROCm: collectives are RCCL's, by the node's links; kernels are those of the GPU that the profile is like"
     notes = [
         f"memory margin of {margin.value:.1%} of the capacity, {margin.provenance}: {margin.source}",
         f"capacity {cluster.gpu.capacity_bytes.provenance}: {cluster.gpu.capacity_bytes.source}",
+        *cluster.gpu.doubts,
+        *((rocm,) if cluster.gpu.software == "rocm" else ()),
         f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
         reserved,
     ]

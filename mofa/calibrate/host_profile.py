@@ -1,0 +1,108 @@
+"""`mofa calibrate host`: what this machine's host takes to issue work, as a profile that plans take with ``--host``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from mofa.calibrate.fits.fitted_curves import Curves
+from mofa.calibrate.fits.folder import bundled_gpu_and_node, fit_folder
+from mofa.calibrate.fits.profile import host_facts
+from mofa.calibrate.fits.te_host_facts import layer_facts
+from mofa.calibrate.run_cases import Progress, lacking_for_gpu, measure_cases
+from mofa.errors import SpecError
+from mofa.specs.copied import mark_transferred
+from mofa.specs.host import LayerPace, pace_factors
+from mofa.specs.like import expanded_profile
+from mofa.specs.scaling import slower_host
+from mofa.units import parse_quantity
+
+CPU_INFO = Path("/proc/cpuinfo")
+SOURCE = "mofa calibrate host"
+FALLBACK_GPU = "h100-sxm"
+"""Whose typical host gives what is not timed, on a GPU that no bundled profile knows."""
+
+
+def measure_host(progress: Progress | None = None) -> dict[str, Any]:
+    """Time this machine's host on one GPU, in about a minute: the mapping of a :class:`mofa.specs.host.HostCurve`.
+
+    What is not timed is the typical host's of the nearest bundled GPU, as much longer as a small op takes here. Modules
+    of Transformer Engine go by a small layer of it where it is installed.
+
+    Raises
+    ------
+    SpecError
+        Without torch or a GPU: nearly all that a host does in training is to launch work on one.
+    """
+    refuse_without_gpu()
+    with TemporaryDirectory(prefix="mofa-host-") as scratch:
+        folder = Path(scratch)
+        measure_cases(folder, families=["host"], device="cuda", gpus=1, progress=progress)
+        _, curves = fit_folder(folder)
+    return host_mapping(curves, processor_name(), _layer_pace())
+
+
+def refuse_without_gpu() -> None:
+    """Refuse a machine on which no host's launches can be timed, and say what would do."""
+    lacking = lacking_for_gpu()
+    if lacking is not None:
+        raise SpecError(
+            f"{SOURCE}: {lacking}, and one GPU of any kind is needed, since a host's work is to launch on it; run the "
+            "same command on the GPU machine, or say --host-issue where you know what a small op takes"
+        )
+
+
+def host_mapping(curves: Curves, cpu: str, layer: LayerPace | None = None) -> dict[str, Any]:
+    """A host's profile of what was timed.
+
+    Parameters
+    ----------
+    curves
+        Fitted rows of the family ``host``. [s]
+    cpu
+        Name of the processor.
+    layer
+        What a small layer of Transformer Engine takes, where that was timed. [s]
+    """
+    try:
+        gpu, _ = bundled_gpu_and_node(curves.gpu, Path(SOURCE))
+    except SpecError:
+        gpu = FALLBACK_GPU
+    base = mark_transferred(expanded_profile("gpus", gpu)["curves"]["host"], gpu)
+    source = f"{SOURCE}, on {curves.gpu}"
+    made = host_facts(base, curves, source)
+    if layer is not None:
+        ahead, back = (parse_quantity(base[name]["value"], "s") for name in ("layer_issue_s", "layer_back_s"))
+        by_name = pace_factors(layer.issue_s / ahead, layer.back_s / back)
+        modules = slower_host({"modules": base.get("modules", {})}, 1.0, f"as a small layer, {source}", by_name)
+        made = {**made, **modules, **layer_facts(layer, f"{source}: a small layer of Transformer Engine")}
+    return {**made, "cpu": cpu}
+
+
+def processor_name(info: Path = CPU_INFO) -> str:
+    """The processor's name as the system has it; ``unknown processor`` where it says none."""
+    try:
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next((name for name in names if name), "unknown processor")
+
+
+def host_text(facts: dict[str, Any]) -> str:
+    """A host's profile as YAML."""
+    head = "# What this host takes to issue work, by mofa calibrate host; mofa plan takes it with --host.\n"
+    return head + yaml.safe_dump(facts, sort_keys=False, width=140, default_flow_style=None)
+
+
+def _layer_pace() -> LayerPace | None:
+    """A small layer of Transformer Engine on this host; None where it is not installed."""
+    try:
+        from mofa.host_pace import EngineLayer
+
+        return LayerPace(*EngineLayer().seconds())
+    except ImportError:
+        return None

@@ -1,0 +1,98 @@
+"""docs/clusters.md: each cluster from nothing to a plan by the page's files and commands, and files to fill in."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mofa.specs.load import load_cluster
+from tests.cli.conftest import Cli, one_line_of
+
+PAGE = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^### ([^\n]*) \(\d minutes?\)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
+QUICK = ("--no-replay", "--refine-seconds", "0", "--top", "1", "--json")
+
+
+@pytest.mark.parametrize("cluster", SECTIONS)
+def test_a_cluster_of_the_page_comes_to_a_plan(cli: Cli, cluster: str) -> None:
+    plans = 0
+    for language, text in re.findall(r"```(yaml|bash)\n(.*?)```", SECTIONS[cluster], re.DOTALL):
+        if language == "yaml":
+            name, _, content = text.removeprefix("# ").partition("\n")
+            Path(name).write_text(content, encoding="utf-8")
+            continue
+        for line in text.splitlines():
+            words = shlex.split(line, comments=True)[1:]
+            done = cli(*words, *(QUICK if words[0] == "plan" else ()))
+            assert done.returncode == 0, done.stderr
+            if words[0] == "plan":
+                plans += 1
+                plan = json.loads(done.stdout)["plans"][0]
+                assert 0.2 < plan["mfu"] < 0.7
+    assert plans == 1
+
+
+def test_the_page_has_six_clusters() -> None:
+    assert len(SECTIONS) == 6
+
+
+@pytest.mark.parametrize("folder", ["gpu", "node"])
+def test_reading_a_file_to_fill_in_names_all_that_is_left(cli: Cli, folder: str) -> None:
+    like = {"gpu": "h100-sxm", "node": "h100-hgx"}[folder]
+    assert cli("new", folder, "--like", like, "--out", "mine.yaml").returncode == 0
+    line = one_line_of(cli("show", "hardware", "mine.yaml").stderr)
+    left = {
+        "gpu": ("name", "peak_flops_per_s.bf16", "tdp_w"),
+        "node": ("gpu", "intra.bandwidth_bytes_per_s", "nic.name"),
+    }
+    assert all(field in line for field in left[folder]) and "still ???" in line
+    again = cli("new", folder, "--like", like, "--out", "mine.yaml")
+    assert again.returncode == 2 and "exists" in one_line_of(again.stderr)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("gpu", "a100-80gb"), ("gpu", "l40s"), ("gpu", "mi300x"), ("node", "h100-hgx"), ("node", "a100-pcie-pairs")],
+)
+def test_filled_in_with_what_the_comments_say_it_is_the_profile_that_it_is_like(
+    cli: Cli, folder: str, name: str
+) -> None:
+    """Every fact that is asked for has its value in the comment; some names alone have none."""
+    text = cli("new", folder, "--like", name).stdout
+    filled = re.sub(rf"\?\?\?(.*; {re.escape(name)}: ([^\n]+))$", r"\2\1", text, flags=re.MULTILINE)
+    filled = re.sub(rf"\?\?\?(  # {re.escape(name)}: ([^\n]+))$", r"\2\1", filled, flags=re.MULTILINE)
+    filled = filled.replace("protocol: ???", "# protocol:").replace("name: ???", "name: mine", 1)
+    filled = filled.replace("source: ???", "source: a test")
+    assert "???" not in filled.split("\n", 1)[1]
+    Path("mine.yaml").write_text(filled, encoding="utf-8")
+    node = "mine.yaml" if folder == "node" else _node_of("mine")
+    own = load_cluster(node, 1)
+    like = load_cluster(name, 1) if folder == "node" else load_cluster(_node_of(name), 1)
+    assert own.gpu.curves.gemm["bf16"].form == like.gpu.curves.gemm["bf16"].form
+    assert own.gpu.peak_flops_per_s["bf16"].value == like.gpu.peak_flops_per_s["bf16"].value
+    assert own.node.nic.bandwidth_bytes_per_s.value == like.node.nic.bandwidth_bytes_per_s.value
+    assert own.node.intra.efficiency.value == like.node.intra.efficiency.value
+
+
+def _node_of(gpu: str) -> str:
+    Path(f"{gpu}-node.yaml").write_text(f"name: some-node\nlike: h100-hgx\ngpu: {gpu}\n", encoding="utf-8")
+    return f"{gpu}-node.yaml"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("new", "gpu", "--like", "h100"), "--like: h100 is no bundled GPU; did you mean"),
+        (("new", "node", "--like", "h100-sxm"), "--like: h100-sxm is no bundled node"),
+        (("new", "node", "--like", "h100-hgx", "--gpu", "../x"), "--gpu: ../x is no name of a GPU"),
+        (("calibrate", "host", "--out", "nowhere/x.yaml"), "does not exist"),
+        (("estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "tp=2", "--host", "x"), "no bundled host"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_status_2(cli: Cli, command: tuple[str, ...], says: str) -> None:
+    done = cli(*command)
+    assert done.returncode == 2 and says in one_line_of(done.stderr)
