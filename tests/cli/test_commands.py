@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.plan.result import TIME_COMPONENTS, Estimate, PlanReport
+from mofa.plan.result import Estimate, PlanReport
+from mofa.plan.step_time import TIME_COMPONENTS
 from tests.cli.conftest import Cli, one_line_of
 
 HF_LLAMA = {
