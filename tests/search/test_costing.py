@@ -52,11 +52,19 @@ def assert_same(one: Search, other: Search) -> None:
     np.testing.assert_allclose(one.short, other.short, rtol=1e-9)
 
 
-@pytest.mark.parametrize("parts", [2, 5])
 @pytest.mark.parametrize(
-    ("model", "name"), [("dense", "megatron"), ("moe", "megatron"), ("mla", "megatron"), ("moe", "torchtitan")]
+    ("model", "name", "parts"),
+    [
+        ("dense", "megatron", 2),
+        ("dense", "megatron", 5),
+        ("moe", "megatron", 5),  # in two below, by two processes
+        ("mla", "megatron", 2),
+        ("moe", "torchtitan", 5),
+    ],
 )
 def test_parts_cost_what_the_whole_does(model: str, name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both numbers of parts of the smallest space, one of the others: what a row costs does not depend on its part
+    (tests/cost/test_rows_alone.py), and every number of parts has each row once (below)."""
     whole = costed_whole(model, name)
     monkeypatch.setattr(costing, "MANY", 0)
     monkeypatch.setattr(costing, "PARTS", parts)
@@ -70,7 +78,7 @@ def test_another_process_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     assert_same(whole, search("moe", "megatron", jobs=2))
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 7])
 def test_parts_share_no_block_and_leave_nothing_out(parts: int) -> None:
     job = Job(workload(MODELS["moe"], seq_len=4096, global_batch=32), cluster(16), framework("megatron"))
     space = combinations(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
