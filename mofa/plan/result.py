@@ -18,10 +18,10 @@ from mofa.plan.launch_layout import LaunchLayout
 from mofa.plan.long_run import LongRunFields
 from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
 from mofa.plan.step_band import Band
-from mofa.plan.step_time import TIME_COMPONENTS as TIME_COMPONENTS
-from mofa.plan.step_time import StageTime as StageTime
-from mofa.plan.step_time import Time
-from mofa.plan.step_time import TimeComponent as TimeComponent
+from mofa.plan.step_parts import TIME_COMPONENTS as TIME_COMPONENTS
+from mofa.plan.step_parts import StageTime as StageTime
+from mofa.plan.step_parts import Time
+from mofa.plan.step_parts import TimeComponent as TimeComponent
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 from mofa.schedules import SCHEDULES
 from mofa.specs.base import Provenance, Spec

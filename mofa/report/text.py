@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mofa.plan.memory import LiveTensors, Memory
     from mofa.plan.result import Estimate, Plan, PlanReport
     from mofa.plan.step_band import Band
-    from mofa.plan.step_time import Time
+    from mofa.plan.step_parts import Time
     from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 
 MAX_STAGE_ROWS = 16

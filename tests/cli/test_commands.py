@@ -18,7 +18,7 @@ import pytest
 
 import mofa
 from mofa.plan.result import Estimate, PlanReport
-from mofa.plan.step_time import TIME_COMPONENTS
+from mofa.plan.step_parts import TIME_COMPONENTS
 from tests.cli.conftest import Cli, one_line_of
 
 HF_LLAMA = {

@@ -8,7 +8,7 @@ import pandas as pd
 
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Estimate, NearestMiss, Plan, PlanReport
-from mofa.plan.step_time import TIME_COMPONENTS, Time
+from mofa.plan.step_parts import TIME_COMPONENTS, Time
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 from mofa.specs.strategy import StrategySpec
 from mofa.units import GIB

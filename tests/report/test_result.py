@@ -12,7 +12,7 @@ from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, PlanReport, plans_to_frame
 from mofa.plan.schema import json_schema
 from mofa.plan.step_band import Band
-from mofa.plan.step_time import TIME_COMPONENTS
+from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.report.text import ties_line
 from mofa.specs.residuals import Circumstances
 from tests.report.fake import make_estimate, make_memory, make_plan, make_report

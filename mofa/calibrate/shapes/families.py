@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mofa.calibrate.cases import Case
-from mofa.calibrate.shapes.attention import attention_cases
+from mofa.calibrate.shapes.attention_kernels import attention_cases
 from mofa.calibrate.shapes.clock_speed import sustained_cases, throttled_cases
+from mofa.calibrate.shapes.gemms import gemm_cases, grouped_cases, unaligned_cases
 from mofa.calibrate.shapes.host_ops import autograd_cases, host_cases, sequence_cases
 from mofa.calibrate.shapes.memory_bound import compiled_cases, copy_cases, memory_cases
-from mofa.calibrate.shapes.products import gemm_cases, grouped_cases, unaligned_cases
 from mofa.calibrate.shapes.routed import routed_cases
 from mofa.calibrate.shapes.te_bf16 import (
     TE_BF16_FAMILIES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Item, split_cases
-from mofa.calibrate.shapes.products import linear_shapes
+from mofa.calibrate.shapes.gemms import linear_shapes
 
 ROW_OPS = ("rmsnorm_fwd", "rmsnorm_bwd", "layernorm_fwd", "layernorm_bwd", "swiglu_fwd", "swiglu_bwd", "gelu_fwd",
            "gelu_bwd", "silu", "mul", "residual_add", "dropout", "rope_complex", "rope_half", "cast_up", "cast_down",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import context_parallel_message, ranks_too_many
-from mofa.search.legality.experts import (
+from mofa.search.legality.expert_parallel import (
     balancing_shortfall,
     dispatcher_shortfall,
     etp_shortfall,
@@ -25,7 +25,7 @@ from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
 from mofa.search.legality.layers import layers_message, layers_shortfall, layout_message, layouts_refused
 from mofa.search.legality.named_check import Check, FloatN, degrees_text, remainder
 from mofa.search.legality.named_check import Job as Job
-from mofa.search.legality.recomputation import recompute_message, recompute_shortfall
+from mofa.search.legality.recompute_modes import recompute_message, recompute_shortfall
 from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
 from mofa.specs.strategy import MERGED_GROUPS, StrategyTable

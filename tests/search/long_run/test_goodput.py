@@ -16,7 +16,7 @@ from mofa.faults.spares import waiting_share
 from mofa.plan.goodput_by_scale import VariantPoint
 from mofa.plan.long_run import FIGURES, Days, Objective
 from mofa.plan.result import Plan, PlanReport
-from mofa.plan.step_time import TIME_COMPONENTS
+from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.search.goodput import ACTIVITIES, LongRunObjective, watts_of_steps
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
