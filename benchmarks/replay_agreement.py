@@ -31,7 +31,7 @@ from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import SOLVED, combinations_table, constrain, default_space, with_options_as_given
-from mofa.specs.framework import PYTORCH_MODULES
+from mofa.specs.framework_offers import PYTORCH_MODULES
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import StrategyTable
 

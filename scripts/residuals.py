@@ -20,8 +20,9 @@ from mofa.report.save import write_atomic
 from mofa.specs.residuals import FILE, STEPS_FILE
 from mofa.validate.all_runs import reference_runs
 from mofa.validate.bands import fit_step_residuals, residuals_csv, step_residual_of
-from mofa.validate.score import RunScore, score_references
+from mofa.validate.score import score_references
 from mofa.validate.spread import RunProcesses
+from mofa.validate.validation_report import RunScore
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"

@@ -7,6 +7,7 @@ by a whole run; with ``--fast`` it adds what is slow without the tests before it
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -17,12 +18,16 @@ import pytest
 
 LONGEST = ("tests/replay/test_agreement.py", "tests/replay/memory/test_rank_memory.py",
            "tests/search/long_run/test_goodput.py", "tests/cli/test_commands.py",
-           "tests/search/test_costing.py")  # fmt: skip
+           "tests/search/test_costing.py", "tests/search/test_entry_points.py")  # fmt: skip
 """Files whose tests take longest: they begin first, so that no process is left with a long one at the end."""
 MEASUREMENTS = Path(__file__).parents[1] / "measurements"
 SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 0.1
 """A test function is slow where it takes longer with any of its parameters, or one of its fixtures does. [s]"""
+MANY_BLOCKS = 3_000_000
+"""Of Python's memory, a few hundred megabytes. [-]"""
+_num_blocks = 0
+"""How many there were after the last look for cycles. [-]"""
 _took_s: dict[str, float] = defaultdict(float)
 _fitted: dict[Path, tuple[list[Any], Any]] = {}
 """Rows and curves of the folders of measurements that were fitted."""
@@ -47,10 +52,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: the collector of cycles need not look at them again and again."""
+    """Modules and tests stay to the end: the collector of cycles need not look at them again and again.
+
+    Nothing stays frozen: :func:`mofa.replay.garbage_collection.no_collection` would count it each time, 0.04 s, and
+    would leave to the collector as young what it else calls old.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.unfreeze()
+    gc.set_threshold(20_000, 20, 1_000_000)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, Any, Any]:
+    """Look for old cycles between tests alone, once there are a good deal more objects than after the last look."""
+    global _num_blocks
+    begun = time.perf_counter()
+    try:
+        return (yield)
+    finally:
+        if time.perf_counter() - begun > SLOW_S and sys.getallocatedblocks() > _num_blocks + MANY_BLOCKS:
+            gc.collect()
+            _num_blocks = sys.getallocatedblocks()
 
 
 @pytest.hookimpl(wrapper=True)

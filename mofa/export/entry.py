@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from mofa.errors import SpecError
 from mofa.export.job import Job
 from mofa.plan.job_facts import JobFacts
-from mofa.plan.result import ClusterSummary, Estimate, Plan, PlanReport
+from mofa.plan.result import Estimate, Plan, PlanReport
+from mofa.plan.summaries import ClusterSummary
 from mofa.specs.files import did_you_mean
 from mofa.specs.write_files import check_writable, write_atomic
 

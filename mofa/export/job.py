@@ -7,7 +7,8 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.plan.launch_layout import LaunchLayout
-from mofa.plan.result import ClusterSummary, Plan
+from mofa.plan.result import Plan
+from mofa.plan.summaries import ClusterSummary
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec, StrategySpec

@@ -7,7 +7,8 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from mofa.faults.ledger import Ledger
-from mofa.plan.result import SCHEMA_VERSION, FrameworkSummary, WorkloadSummary
+from mofa.plan.result import SCHEMA_VERSION
+from mofa.plan.summaries import FrameworkSummary, WorkloadSummary
 from mofa.specs.base import Spec
 from mofa.specs.faults import CheckpointMode, Recovery
 from mofa.specs.strategy import StrategySpec

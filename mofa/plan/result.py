@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,85 +18,21 @@ from mofa.plan.launch_layout import LaunchLayout
 from mofa.plan.long_run import LongRunFields
 from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
 from mofa.plan.step_band import Band
+from mofa.plan.step_parts import TIME_COMPONENTS as TIME_COMPONENTS
+from mofa.plan.step_parts import StageTime as StageTime
+from mofa.plan.step_parts import Time
+from mofa.plan.step_parts import TimeComponent as TimeComponent
+from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 from mofa.schedules import SCHEDULES
 from mofa.specs.base import Provenance, Spec
-from mofa.specs.framework import FrameworkSpec
-from mofa.specs.hardware import ClusterSpec
-from mofa.specs.params import num_active_params, num_mtp_params, num_params
 from mofa.specs.strategy import StrategySpec
-from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Final = "2.11"
 
-TimeComponent = Literal[
-    "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
-    "bubble", "optimizer",
-]  # fmt: skip
-TIME_COMPONENTS: tuple[TimeComponent, ...] = get_args(TimeComponent)
 FlopsConvention = Literal["causal", "full"]
-
-
-class StageTime(Spec):
-    """Where the step of one pipeline stage's rank goes."""
-
-    stage: int = Field(ge=0, description="Index of the pipeline stage.")
-    exposed: dict[TimeComponent, float] = Field(description="As the plan's; sums to step_s. [s]")
-    idle: dict[str, float] = Field(
-        description="Seconds in which the device computes nothing, by what it waits for: fill, forward input, backward "
-        "input, exchange and drain of the pipeline, communication of a group, host_idle. [s]"
-    )
-
-
-class Time(Spec):
-    """Where the step of the slowest rank goes."""
-
-    exposed: dict[TimeComponent, float] = Field(
-        description=f"Seconds that the step waits for each of {', '.join(TIME_COMPONENTS)}; sums to step_s. [s]"
-    )
-    hidden: dict[str, float] = Field(
-        default_factory=dict, description="Seconds of communication (tp, cp, ep, pp, dp) behind computing. [s]"
-    )
-    by_stage: tuple[StageTime, ...] = Field(
-        default=(), description="Each pipeline stage's rank, where the plan was played out; else empty."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if missing := [name for name in TIME_COMPONENTS if name not in self.exposed]:
-            raise ValueError(f"time.exposed lacks {', '.join(missing)}")
-        check_not_negative("time.exposed", self.exposed)
-        check_not_negative("time.hidden", self.hidden)
-        step_s = math.fsum(self.exposed.values())
-        for stage in self.by_stage:
-            if not math.isclose(math.fsum(stage.exposed.values()), step_s, rel_tol=REL_TOL):
-                raise ValueError(
-                    f"time.by_stage: the parts of stage {stage.stage} must sum to the step ({step_s:.9g} s)"
-                )
-        return self
-
-    def stages_to_frame(self) -> pd.DataFrame:
-        """One row per pipeline stage: columns ``<component>_s`` of the step, ``idle_<cause>_s`` of waiting."""
-        import pandas as pd
-
-        rows = [
-            {"stage": stage.stage, **{f"{name}_s": value for name, value in stage.exposed.items()},
-             **{f"idle_{cause.replace(' ', '_')}_s": value for cause, value in stage.idle.items()}}
-            for stage in self.by_stage
-        ]  # fmt: skip
-        return pd.DataFrame(rows)
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per component: component, exposed_s, hidden_s, fraction of the step that is exposed."""
-        import pandas as pd
-
-        step_s = math.fsum(self.exposed.values())
-        names = [*TIME_COMPONENTS, *(name for name in self.hidden if name not in TIME_COMPONENTS)]
-        exposed: dict[str, float] = {str(name): value for name, value in self.exposed.items()}
-        rows = [(n, exposed.get(n, 0.0), self.hidden.get(n, 0.0), exposed.get(n, 0.0) / step_s) for n in names]
-        return pd.DataFrame(rows, columns=["component", "exposed_s", "hidden_s", "fraction"])
 
 
 class Plan(LongRunFields):
@@ -240,93 +176,6 @@ class NumericsOffer(Spec):
     word: str = Field(description="The word of --with.")
     step_change: float = Field(description="Step with it over step without, - 1. [-]")
     device_bytes_change: float = Field(description="Memory of the fullest GPU with it less that without. [B]")
-
-
-class WorkloadSummary(Spec):
-    """The training job that was planned for."""
-
-    name: str = Field(description="Name of the workload.")
-    num_params: int = Field(gt=0, description="Parameters of the model without multi-token prediction. [params]")
-    num_active_params: int = Field(
-        gt=0, description="Parameters that one token uses: all but the routed experts it is not sent to. [params]"
-    )
-    num_mtp_params: int = Field(ge=0, description="Parameters of the multi-token-prediction layers. [params]")
-    num_layers: int = Field(gt=0, description="Transformer layers. [-]")
-    seq_len: int = Field(gt=0, description="Sequence length. [tokens]")
-    global_batch: int = Field(gt=0, description="Sequences per optimizer step. [-]")
-    tokens: float | None = Field(default=None, description="Tokens to train on; null where not given. [tokens]")
-    gemm_format: str = Field(description="Number format of the matrix products.")
-    moments_format: str = Field(description="Number format of the optimizer's moments.")
-    routing: str = Field(description="Distribution of tokens over experts.")
-
-    @classmethod
-    def from_spec(cls, workload: WorkloadSpec) -> Self:
-        """The summary of a workload."""
-        return cls(
-            name=workload.name,
-            num_params=num_params(workload.model),
-            num_active_params=num_active_params(workload.model),
-            num_mtp_params=num_mtp_params(workload.model),
-            num_layers=workload.model.num_layers,
-            seq_len=workload.batch.seq_len,
-            global_batch=workload.batch.global_batch,
-            tokens=workload.tokens,
-            gemm_format=workload.precision.gemm,
-            moments_format=workload.precision.moments,
-            routing=workload.routing.kind,
-        )
-
-
-class ClusterSummary(Spec):
-    """The cluster that was planned for."""
-
-    name: str = Field(description="Name of the cluster or its node type.")
-    gpu: str = Field(description="Name of the GPU.")
-    num_gpus: int = Field(gt=0, description="GPUs of the cluster. [-]")
-    gpus_per_node: int = Field(gt=0, description="GPUs of one node. [-]")
-    gpus_per_domain: int = Field(gt=0, description="GPUs of one fast (NVLink) domain. [-]")
-    capacity_bytes: float = Field(gt=0, description="Memory that CUDA reports for one GPU. [B]")
-    capacity_provenance: Provenance = Field(description="Where capacity_bytes comes from.")
-
-    @classmethod
-    def from_spec(cls, cluster: ClusterSpec) -> Self:
-        """The summary of a cluster."""
-        capacity = cluster.gpu.capacity_bytes
-        return cls(
-            name=cluster.name,
-            gpu=cluster.gpu.name,
-            num_gpus=cluster.num_gpus,
-            gpus_per_node=cluster.node.gpus_per_node,
-            gpus_per_domain=cluster.node.gpus_per_domain,
-            capacity_bytes=capacity.value,
-            capacity_provenance=capacity.provenance,
-        )
-
-
-class FrameworkSummary(Spec):
-    """The training framework that was planned for."""
-
-    name: str = Field(description="Name of the framework.")
-    version: str = Field(description="Version that its facts describe.")
-    compile: bool = Field(description="Whether blocks are compiled.")
-    allocator: str = Field(description="Memory allocator: native or expandable segments.")
-    dispatcher: str = Field(description="How tokens are sent to experts.")
-    experts: str = Field(description="grouped matrix products of all local experts, or sequential ones.")
-    routed_copies: str = Field(description="Whether experts read copies of their tokens or gather them by index.")
-    attention: str = Field(description="Attention kernels.")
-    data_parallel: str = Field(description="distributed-optimizer, fsdp, hsdp (in replicas) or ddp.")
-    dp_replicate: int = Field(ge=1, description="Replicas of a shard group under hsdp; 1 otherwise. [-]")
-    optimizer: str = Field(description="Optimizer kernels: fused, foreach, te (Transformer Engine's) or for-loop.")
-    provenance: Provenance = Field(description="read from its source, or measured: shown by a run.")
-    source: str = Field(description="Where its facts come from.")
-
-    @classmethod
-    def from_spec(cls, framework: FrameworkSpec) -> Self:
-        """The summary of a framework."""
-        facts = {name: getattr(framework, name) for name in cls.model_fields}
-        if framework.dp_replicate > 1:
-            facts["data_parallel"] = "hsdp"
-        return cls(**facts)
 
 
 def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSummary) -> None:

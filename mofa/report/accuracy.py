@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.validate.attribute import Attribution
-    from mofa.validate.score import Compared, Errors, RunScore, ValidationReport
+    from mofa.validate.validation_report import Compared, Errors, RunScore, ValidationReport
 
 RUN_COLUMNS: Columns = (
     ("run", "left"), ("GPUs", "right"), ("strategy", "left"), ("step", "right"), ("predicted", "right"),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.calibrate.chunked_check import LayerScore
-    from mofa.validate.score import LayerComparison
+    from mofa.validate.validation_report import LayerComparison
 
 QUANTITIES = (("peak_bytes", "peak allocated"), ("reserved_bytes", "reserved"), ("step", "step"),
               ("forward", "forward"), ("backward", "backward"))  # fmt: skip

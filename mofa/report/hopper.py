@@ -9,7 +9,7 @@ from mofa.report.tables import Columns, markdown_table
 from mofa.units import format_seconds
 
 if TYPE_CHECKING:
-    from mofa.validate.score import RunScore, ValidationReport
+    from mofa.validate.validation_report import RunScore, ValidationReport
 
 COLUMNS: Columns = (
     ("set", "left"), ("run", "left"), ("model", "left"), ("GPUs", "right"), ("precision", "left"),

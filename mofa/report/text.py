@@ -20,16 +20,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.plan.memory import LiveTensors, Memory
-    from mofa.plan.result import (
-        ClusterSummary,
-        Estimate,
-        FrameworkSummary,
-        Plan,
-        PlanReport,
-        Time,
-        WorkloadSummary,
-    )
+    from mofa.plan.result import Estimate, Plan, PlanReport
     from mofa.plan.step_band import Band
+    from mofa.plan.step_parts import Time
+    from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 
 MAX_STAGE_ROWS = 16
 

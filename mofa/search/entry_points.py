@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from mofa.cost.model_flops import FlopsConvention
 from mofa.errors import SpecError, StrategyError
 from mofa.plan.job_facts import JobFacts
-from mofa.plan.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
+from mofa.plan.result import NearestMiss, Plan, PlanReport
+from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 from mofa.replay.garbage_collection import no_collection
 from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, with_fewer_recomputed

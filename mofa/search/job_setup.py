@@ -12,9 +12,12 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_scheduling
-from mofa.specs.framework import FRAMEWORK_NAMES, OFFERED, FrameworkSpec, implied_facts
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework_names import FRAMEWORK_NAMES
+from mofa.specs.framework_offers import OFFERED
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.implied_facts import implied_facts
 from mofa.specs.layer_kind_params import refuse_unmodelled
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategyTable

@@ -14,7 +14,8 @@ from mofa.blocks.frameworks.recompute import selective_modes
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.specs.complete import default_zero
-from mofa.specs.framework import OFFERED, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework_offers import OFFERED
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import (
     AS_GIVEN,

@@ -5,9 +5,8 @@ The tape transforms in :mod:`mofa.blocks.frameworks` act on these facts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -15,44 +14,13 @@ from mofa.errors import StrategyError
 from mofa.specs.base import CountFact, Library, Provenance, Spec
 from mofa.specs.framework_names import FRAMEWORK_NAMES as FRAMEWORK_NAMES
 from mofa.specs.framework_names import Family as Family
+from mofa.specs.framework_offers import LOCAL_LAYERS as LOCAL_LAYERS
+from mofa.specs.framework_offers import MEGATRON, OFFERED, PYTORCH_MODULES, READ_BY
 from mofa.specs.framework_traits import TRAITS, FrameworkTraits, Layers
+from mofa.specs.implied_facts import DEEPSPEED, GRADIENTS, NOT_OTHERWISE
+from mofa.specs.implied_facts import implied_facts as implied_facts
 from mofa.specs.optimizers import STEP_KERNELS, Implementation, StepKernels
 from mofa.specs.strategy import FrameworkOptions
-
-LOCAL_LAYERS: tuple[Family, ...] = ("megatron-2022", "megatron-local")
-"""Frameworks of Megatron's own layers, without Transformer Engine."""
-PYTORCH_MODULES: tuple[Family, ...] = ("fsdp1", "torchtitan")
-"""Frameworks of plain PyTorch modules that PyTorch itself shards."""
-
-
-ZERO1: dict[str, Any] = {
-    "fuses_wgrad_accumulation": False, "overlap_input_grads": False, "grads_bytes_per_param": 2,
-    "accumulation_bytes_per_param": 6, "states_bytes_per_param": 16, "reduced_bytes_per_param": 2,
-}  # fmt: skip
-"""What follows from DeepSpeed's ZeRO stage 1: autograd adds 16-bit gradients (4 read, 2 written), of which a partition
-is turned into fp32 for the step: 4 bytes a parameter of the partition beside the 12 of the states, a block that the
-allocator keeps from initialize_optimizer_states on (deepspeed/runtime/zero/stage_1_and_2.py, step)."""
-DEEPSPEED: dict[str, dict[str, Any]] = {
-    "zero0": {**ZERO1, "data_parallel": "ddp"},
-    "zero1": ZERO1,
-    "bf16": {
-        "fuses_wgrad_accumulation": False, "overlap_input_grads": False, "grads_bytes_per_param": 6,
-        "accumulation_bytes_per_param": 18,
-    },
-}  # fmt: skip
-"""What follows from each of DeepSpeed's optimizers where a run says no other. BF16_Optimizer keeps fp32 gradients of
-all parameters beside the bf16 ones, which it clears at the next backward pass: 6 bytes a parameter. After each
-micro-batch it casts a gradient (2 read, 4 written) and adds it (8 read, 4 written):
-deepspeed/runtime/bf16_optimizer.py, update_hp_grads."""
-NOT_OTHERWISE = ("fuses_wgrad_accumulation", "grads_bytes_per_param", "states_bytes_per_param")
-"""Of these nothing else can be: no kernel adds to gradients that DeepSpeed holds in 16 bits, and Adam steps in fp32."""
-
-GRADIENTS: dict[str, dict[str, Any]] = {
-    "fp32": {"grads_bytes_per_param": 4, "reduced_bytes_per_param": 4, "accumulation_bytes_per_param": 10},
-    "bf16": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2, "accumulation_bytes_per_param": 6},
-}
-"""What follows from the number format of Megatron's main gradients, which are reduced as they are held: ``grad_dtype``
-of core/distributed/param_and_grad_buffer.py (Megatron-Core 0.16.1), fp32 with ``grad_reduce_in_fp32``."""
 
 
 class PythonFunctions(Spec):
@@ -397,87 +365,3 @@ def _with_options(framework: FrameworkSpec, options: FrameworkOptions) -> Framew
             f"strategy: dispatcher ({chosen.dispatcher}) is not modelled with router_padding; use alltoall"
         )
     return chosen
-
-
-MEGATRON: tuple[Family, ...] = ("megatron", *LOCAL_LAYERS)
-READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float]]] = {
-    "accumulation_bytes_per_param": (MEGATRON, {"fsdp1": 10.0, "torchtitan": 10.0}),
-    "chunk_overlap": (("megatron",), {}),
-    "clipped_steps": (MEGATRON, dict.fromkeys(PYTORCH_MODULES, 1.0)),
-    "compile_loss": (("fsdp1", "torchtitan"), dict.fromkeys(MEGATRON, True)),
-    "grouped_alignment": (("fsdp1", "torchtitan"), dict.fromkeys(MEGATRON, 1)),
-    "loss_parallel": (("torchtitan",), {"fsdp1": True, **dict.fromkeys(MEGATRON, True)}),
-    "reduced_bytes_per_param": (("fsdp1", *MEGATRON), {"torchtitan": 4.0}),  # mixed_precision_reduce: float32 alone
-    "fused_qkv": (("fsdp1",), {}),
-    "module_calls": (("megatron",), {}),
-    "loss_metrics": (("fsdp1",), {}),
-    "fused_softmax": (LOCAL_LAYERS, {}),
-    "fused_rope": (MEGATRON, {}),
-    "fused_swiglu": (MEGATRON, {}),
-    "permute_fusion": (("megatron",), dict.fromkeys((*PYTORCH_MODULES, *LOCAL_LAYERS), True)),
-    "router_padding": (("megatron",), {}),
-    "repeats_keys": (("torchtitan",), {}),
-    "shards_head_norms": (("torchtitan",), dict.fromkeys(("fsdp1", *MEGATRON), True)),
-    "scatters_pipeline_sends": (("megatron", *LOCAL_LAYERS), {}),
-}
-"""Which frameworks' layers read a fact, and what it is for those others where it is not false: set to anything else it
-would change nothing."""
-
-OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
-    "fsdp1": {
-        "data_parallel": ("fsdp", "hsdp"),
-        "attention": ("sdpa", "flash", "flash1"),
-        "optimizer": ("fused", "foreach", "for-loop"),
-        "experts": ("grouped",),
-        "dispatcher": ("alltoall",),
-        "cross_entropy_fusion": ("none", "native"),
-    },
-    "megatron": {
-        "data_parallel": ("distributed-optimizer", "ddp"),
-        "attention": ("fused", "flash"),
-        "optimizer": ("te", "fused", "foreach"),
-        "experts": ("grouped", "sequential"),
-        "dispatcher": ("alltoall", "allgather", "deepep"),
-        "cross_entropy_fusion": ("none", "native", "te"),
-    },
-    "megatron-2022": {
-        "data_parallel": ("distributed-optimizer", "ddp"),
-        "attention": ("unfused",),
-        "optimizer": ("fused", "foreach"),
-        "experts": ("sequential",),
-        "dispatcher": ("alltoall",),
-        "cross_entropy_fusion": ("none",),
-    },
-    "megatron-local": {
-        "data_parallel": ("distributed-optimizer", "ddp"),
-        "attention": ("sdpa", "unfused"),
-        "optimizer": ("foreach", "fused", "for-loop"),
-        "experts": ("sequential", "grouped"),
-        "dispatcher": ("alltoall", "allgather"),
-        "cross_entropy_fusion": ("none", "native"),
-    },
-    "torchtitan": {
-        "data_parallel": ("fsdp", "hsdp", "ddp"),
-        "attention": ("sdpa",),
-        "optimizer": ("fused", "foreach", "for-loop"),
-        "experts": ("grouped", "sequential"),
-        "dispatcher": ("alltoall", "deepep"),
-        "cross_entropy_fusion": ("none", "native"),
-    },
-}
-"""What each framework has of the options that are modelled."""
-
-
-def implied_facts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts that follow from a run's options where it doesn't say them itself; other facts are its profile's.
-
-    Examples
-    --------
-    >>> implied_facts({"deepspeed": "bf16"})["grads_bytes_per_param"], implied_facts({"compile": True})
-    (6, {})
-    >>> implied_facts({"grads": "bf16"})
-    {'grads_bytes_per_param': 2, 'reduced_bytes_per_param': 2, 'accumulation_bytes_per_param': 6}
-    """
-    engine, grads = options.get("deepspeed"), options.get("grads")
-    of_engine = dict(DEEPSPEED.get(engine, {})) if isinstance(engine, str) else {}
-    return {**of_engine, **(GRADIENTS.get(grads, {}) if isinstance(grads, str) else {})}

@@ -22,10 +22,11 @@ from mofa.specs.files import (
     read_text,
     short,
 )
-from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied_facts
+from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.implied_facts import implied_facts
 from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
 from mofa.specs.profiles import profile_of_text
 from mofa.specs.renamed import with_current_override_names

@@ -18,16 +18,9 @@ from mofa.validate.hopper import hopper_set
 from mofa.validate.hosts import host_op_s_by_machine
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
-from mofa.validate.score import (
-    GroupScore,
-    LayerComparison,
-    RunScore,
-    ValidationReport,
-    compared,
-    group_score,
-    score_references,
-)
+from mofa.validate.score import group_score, score_references
 from mofa.validate.spread import RunProcesses
+from mofa.validate.validation_report import GroupScore, LayerComparison, RunScore, ValidationReport, compared
 
 Group = Literal["measured", "published"]
 NEWEST_GPUS = ("h100", "h200")

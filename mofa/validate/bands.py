@@ -43,7 +43,7 @@ from mofa.specs.residuals import (
     path_text,
 )
 from mofa.validate.coverage import Coverage
-from mofa.validate.score import RunScore
+from mofa.validate.validation_report import RunScore
 
 OUTSIDE = 0.1
 """Share of steps below a band, and above it. [-]"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from mofa.validate.reference import Switch
-from mofa.validate.score import RunScore
+from mofa.validate.validation_report import RunScore
 
 Set = Literal["dense bf16", "dense fp8", "with experts"]
 SETS: tuple[Set, ...] = ("dense bf16", "dense fp8", "with experts")

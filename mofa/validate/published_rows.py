@@ -15,9 +15,9 @@ from mofa.errors import SpecError
 from mofa.measure.records import Split
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.files import load_yaml
-from mofa.specs.framework import DEEPSPEED
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build_spec
+from mofa.specs.implied_facts import DEEPSPEED
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.units import GIB, MIB

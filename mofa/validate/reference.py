@@ -5,8 +5,7 @@ Every rule reads the columns of a record and nothing that was predicted.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -14,15 +13,13 @@ from typing import Literal
 
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
-from mofa.measure.records import DRAWN, LEARNED_ON, Record, Split, read_record, record_files
+from mofa.measure.records import LEARNED_ON, Record, Split, read_record, record_files
 from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import LayerPace
-from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.specs.strategy import StrategySpec
@@ -37,6 +34,7 @@ from mofa.validate.hosts import (
     read_hosts,
     unexplained_spread,
 )
+from mofa.validate.routing_counts import _steps_before, with_counts
 from mofa.validate.spread import RunProcesses
 from mofa.validate.step_pace import is_paced
 
@@ -387,61 +385,6 @@ def _outcome(record: Record, step_s: float | None) -> MeasuredOutcome:
         device_bytes=max((float(d) for d in device if d is not None), default=None) if None not in device else None,
         ranks_allocated_bytes=tuple(float(rank.peak_allocated_bytes) for rank in ranks),
     )
-
-
-def with_counts(record: Record, scratch: Path) -> RunSpec:
-    """The run with the routing that its routers chose, as a file of counts; without counts as it is."""
-    if record.measured.tokens_per_expert is None:
-        return record.run
-    path = scratch / f"{record.run.id}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("iteration", "layer", "expert", "tokens", "source_rank"))
-        try:
-            writer.writerows(_counted(record))
-        except SpecError:  # of the run itself
-            raise
-        except (ValueError, IndexError, TypeError, KeyError):
-            raise SpecError(
-                f"record {record.run.id}: measured.tokens_per_expert and measured.facts.layers do not name layers of "
-                "this model, rank by rank; measure the run again"
-            ) from None
-    routing = build_spec(
-        RoutingSpec,
-        {
-            "kind": "counts",
-            "file": str(path),
-            "memory_quantile": record.run.routing.memory_quantile,
-            "steps_before": _steps_before(record),
-            "drifts": record.measured.facts.get("routed") != DRAWN,
-        },
-        f"run {record.run.id}",
-    )
-    return record.run.model_copy(update={"routing": routing})
-
-
-def _steps_before(record: Record) -> int:
-    """Steps of a run before the middle one of those that were measured; a record may say which one it counted."""
-    counted: int | None = record.measured.facts.get("counted_step")
-    if counted is not None:
-        return counted
-    return len(record.measured.warmup_times_s) + len(record.measured.step_times_s) // 2
-
-
-def _counted(record: Record) -> Iterator[tuple[int, int, int, int, int]]:
-    """Rows of the counts: iteration, layer of the model, expert, tokens, rank."""
-    model = resolve_run(record.run)[0].model
-    layer_names = record.measured.facts.get("layers")
-    for rank, layers in enumerate(record.measured.tokens_per_expert or ()):
-        own = (
-            range(model.num_layers)
-            if layer_names is None or layer_names[rank] is None
-            else [int(name) for chunk in layer_names[rank] for name in chunk]
-        )
-        moe = [layer for layer in own if model.is_moe_layer(layer)]
-        for layer, experts in zip(moe, layers, strict=True):
-            for expert, tokens in enumerate(experts):
-                yield 0, layer, expert, tokens, rank
 
 
 def reference_of_file(path: Path, scratch: Path) -> Reference | None:

@@ -17,7 +17,8 @@ from mofa.blocks.frameworks.megatron import transformer_engine as megatron
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Gemm, Grouped
-from mofa.specs.framework import FrameworkSpec, implied_facts
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.implied_facts import implied_facts
 from mofa.specs.model import ModelSpec
 
 PROFILES = Path(__file__).parents[2] / "framework_profiles"

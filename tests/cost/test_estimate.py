@@ -1,4 +1,7 @@
-"""Estimates of whole tables: every row as by itself, columns that add up, and what must cost more or less."""
+"""Estimates of whole tables: columns that add up, and what must cost more or less.
+
+That every row costs what it costs by itself is in test_rows.py and test_rows_alone.py.
+"""
 
 from __future__ import annotations
 
@@ -96,26 +99,6 @@ def time_of(found: Breakdown, name: str) -> np.ndarray[Any, Any]:
 
 def bytes_of(found: Breakdown, *names: str) -> np.ndarray[Any, Any]:
     return found.memory_bytes[[MEMORY_COMPONENTS.index(name) for name in names]].sum(axis=0)
-
-
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_vector_equals_scalar(name: str, kind: str) -> None:
-    """A row of a table costs what it costs as the only row."""
-    rows = some(name, kind, 15)
-    loads = UNEVEN if MODELS[kind].moe else BALANCED
-    together = costed(name, kind, rows, loads=loads)
-    for i in range(len(rows)):
-        alone = costed(name, kind, rows.take(np.array([i])), loads=loads)
-        label = str(rows.row(i, name))
-        np.testing.assert_allclose(together.step_s[i], alone.step_s[0], rtol=1e-9, err_msg=label)
-        scale = 1e-9 * float(alone.step_s[0])
-        np.testing.assert_allclose(
-            together.exposed_s[:, i], alone.exposed_s[:, 0], rtol=1e-9, atol=scale, err_msg=label
-        )
-        np.testing.assert_allclose(together.hidden_s[:, i], alone.hidden_s[:, 0], rtol=1e-9, atol=scale, err_msg=label)
-        np.testing.assert_allclose(together.device_bytes[i], alone.device_bytes[0], rtol=1e-9, err_msg=label)
-        np.testing.assert_allclose(together.memory_bytes[:, i].sum(), alone.device_bytes[0], rtol=1e-9, err_msg=label)
-        np.testing.assert_allclose(together.hardware_flops[i], alone.hardware_flops[0], rtol=1e-9, err_msg=label)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

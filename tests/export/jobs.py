@@ -5,7 +5,7 @@ from __future__ import annotations
 from mofa.export.job import Job
 from mofa.export.job_file import ReadJob
 from mofa.plan.job_facts import JobFacts
-from mofa.plan.result import ClusterSummary
+from mofa.plan.summaries import ClusterSummary
 from mofa.search.entry_points import plan_in_closed_form
 from tests.export.random_plans import Drawn
 

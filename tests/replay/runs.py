@@ -13,7 +13,7 @@ from mofa.measure.expand import configuration_of
 from mofa.search.job_setup import loads_of, with_numerics
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.run_files import resolve_run
-from mofa.validate.reference import with_counts
+from mofa.validate.routing_counts import with_counts
 from tests.committed import MEASURED, measured_record
 
 

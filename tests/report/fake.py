@@ -7,17 +7,9 @@ from typing import Any
 import pandas as pd
 
 from mofa.plan.memory import Memory, StageMemory
-from mofa.plan.result import (
-    TIME_COMPONENTS,
-    ClusterSummary,
-    Estimate,
-    FrameworkSummary,
-    NearestMiss,
-    Plan,
-    PlanReport,
-    Time,
-    WorkloadSummary,
-)
+from mofa.plan.result import Estimate, NearestMiss, Plan, PlanReport
+from mofa.plan.step_parts import TIME_COMPONENTS, Time
+from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 from mofa.specs.strategy import StrategySpec
 from mofa.units import GIB
 

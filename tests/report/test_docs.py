@@ -13,8 +13,8 @@ import pytest
 
 import mofa
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS
-from mofa.plan.result import TIME_COMPONENTS
 from mofa.plan.schema import json_schema
+from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.replay.time.pipeline import CAUSES
 from mofa.report.measured_runs import with_tables
 from tests.committed import measured_records

@@ -9,9 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from mofa.plan.memory import Memory, StageMemory
-from mofa.plan.result import TIME_COMPONENTS, Plan, PlanReport, plans_to_frame
+from mofa.plan.result import Plan, PlanReport, plans_to_frame
 from mofa.plan.schema import json_schema
 from mofa.plan.step_band import Band
+from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.report.text import ties_line
 from mofa.specs.residuals import Circumstances
 from tests.report.fake import make_estimate, make_memory, make_plan, make_report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -39,6 +40,27 @@ def costed_whole(name: str) -> Search:
     return search(name, 1, every_row=True)
 
 
+@cache
+def bounded_once(name: str, top: int) -> Search:
+    """A search that bounds, for all tests that look at nothing else."""
+    return search(name, top)
+
+
+def long_runs(objective: Objective, spares: int, *, every_row: bool = False) -> Search:
+    """The best long runs of Llama 3 8B on three nodes, of which so many stand by."""
+    price = {"value": 2.0, "provenance": "assumed", "source": "a bill"}
+    return mofa.find_long_runs(
+        mofa.load_workload("llama3-8b", tokens="1T"), mofa.load_cluster("h100-hgx", 24),
+        mofa.load_faults("llama3", {"spares": spares, "price.usd_per_gpu_hour": price}),
+        framework=mofa.load_framework("megatron"), top=10, replay=False, objective=objective, every_row=every_row,
+    )  # fmt: skip
+
+
+@cache
+def all_long_runs(spares: int) -> Search:
+    return long_runs("tokens", spares, every_row=True)
+
+
 def best(found: Search, wanted: int) -> tuple[list[int], list[float]]:
     """The best rows and their keys, as they are ranked."""
     key, _ = keys_of(found.objective, found.costed)
@@ -63,7 +85,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("wanted", [1, 60])
 @pytest.mark.parametrize("name", [name for name in JOBS if name != "nothing fits"])
 def test_the_best_rows_are_those_of_all(name: str, wanted: int) -> None:
-    bounded, whole = search(name, wanted), costed_whole(name)
+    bounded, whole = bounded_once(name, wanted), costed_whole(name)
     assert_same(best(bounded, wanted), best(whole, wanted))
     assert bounded.report.rejected["slower"] > 0
     assert bounded.report.searched < whole.report.searched
@@ -72,12 +94,12 @@ def test_the_best_rows_are_those_of_all(name: str, wanted: int) -> None:
 @pytest.mark.parametrize("name", list(JOBS))
 def test_what_is_costed_is_judged_as_ever(name: str) -> None:
     """Rows have the verdicts of a search that costs all, or are slower than the best."""
-    bounded, whole = search(name, 10), costed_whole(name)
+    bounded, whole = bounded_once(name, 60), costed_whole(name)
     slower = bounded.reasons == SLOWER
     memory = bounded.reasons == MEMORY
     assert np.array_equal(bounded.reasons[~slower], whole.reasons[~slower])
     assert np.all((whole.reasons[slower] < 0) | (whole.reasons[slower] >= NEEDLESS))
-    worst = best(bounded, 10)[1][-1] if bounded.report.plans else np.inf
+    worst = best(bounded, 60)[1][-1] if bounded.report.plans else np.inf
     fits = whole.reasons[whole.costed.rows] < 0
     cut = fits & slower[whole.costed.rows]
     assert np.all(whole.costed.step_s[cut] >= worst)
@@ -88,13 +110,13 @@ def test_what_is_costed_is_judged_as_ever(name: str) -> None:
 
 
 def test_nothing_fits_as_ever() -> None:
-    bounded = search("nothing fits", 10)
+    bounded = bounded_once("nothing fits", 60)
     assert not bounded.report.plans and "slower" not in bounded.report.rejected
     assert bounded.report.min_gpus == costed_whole("nothing fits").report.min_gpus
 
 
 def test_the_table_has_all_rows() -> None:
-    bounded, whole = search("solved layers", 10), costed_whole("solved layers")
+    bounded, whole = bounded_once("solved layers", 60), costed_whole("solved layers")
     np.testing.assert_array_equal(bounded.every_row.costed.rows, whole.costed.rows)
     for name in ("step_s", "device_bytes", "allocated_bytes"):
         one, other = getattr(bounded.every_row.costed, name), getattr(whole.costed, name)
@@ -106,7 +128,7 @@ def test_the_table_has_all_rows() -> None:
 @pytest.mark.parametrize("name", ["dense", "solved layers", "experts", "torchtitan"])
 def test_the_front_is_that_of_all(name: str) -> None:
     """Of rows that are all costed, by the definition."""
-    front, table = search(name, 1).front(), costed_whole(name).table()
+    front, table = bounded_once(name, 1).front(), costed_whole(name).table()
     fitting = table[table["fits"]]
     step_s, device = fitting["step_s"].to_numpy(), fitting["device_bytes"].to_numpy()
     front_s, front_bytes = front["step_s"].to_numpy(), front["device_bytes"].to_numpy()
@@ -119,7 +141,7 @@ def test_the_front_is_that_of_all(name: str) -> None:
 
 
 def test_other_processes_change_nothing() -> None:
-    one, two = (search("dense", 10, jobs=jobs) for jobs in (1, 2))
+    one, two = bounded_once("dense", 60), search("dense", 60, jobs=2)
     assert np.array_equal(one.reasons, two.reasons)
     assert np.array_equal(one.costed.rows, two.costed.rows)
     assert [plan.step_s for plan in one.report.plans] == [plan.step_s for plan in two.report.plans]
@@ -128,13 +150,9 @@ def test_other_processes_change_nothing() -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("spares", [0, 1])
 def test_the_best_long_runs_are_those_of_all(objective: Objective, spares: int) -> None:
-    job, machines = mofa.load_workload("llama3-8b", tokens="1T"), mofa.load_cluster("h100-hgx", 24)
-    price = {"value": 2.0, "provenance": "assumed", "source": "a bill"}
-    faults = mofa.load_faults("llama3", {"spares": spares, "price.usd_per_gpu_hour": price})
-    options: dict[str, Any] = {
-        "framework": mofa.load_framework("megatron"), "top": 10, "replay": False, "objective": objective,
-    }  # fmt: skip
-    bounded, whole = (mofa.find_long_runs(job, machines, faults, every_row=every, **options) for every in (False, True))
+    """Rows cost the same whatever they are judged by: all of them are costed once for all objectives."""
+    bounded = long_runs(objective, spares)
+    whole = replace(all_long_runs(spares), objective=bounded.objective)
     assert_same(best(bounded, 60), best(whole, 60))
     assert bounded.report.searched < whole.report.searched
     assert bounded.report.nearest_miss["slower"].unit == ("J" if objective == "kwh" else "s")

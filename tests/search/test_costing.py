@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 
@@ -12,31 +10,8 @@ from mofa.search.entry_points import find_plans
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.search_result import Search
 from mofa.search.space import combinations, default_space
-from mofa.specs.model import ModelSpec
-from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload
-
-HEADS = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
-BIG = {"hidden": 2048, "vocab": 32768, "mlp": {"ffn_hidden": 8192}, "attention": HEADS}
-MODELS: dict[str, ModelSpec] = {
-    "dense": llama(num_layers=16, **BIG),
-    "moe": moe_llama(num_layers=8, **BIG, moe={"num_experts": 8, "top_k": 2, "expert_hidden": 2048}),
-    "mla": mla_moe(num_layers=8),
-}
-GIB = {"dense": 12.0, "moe": 16.0, "mla": 8.0}
-
-
-def search(model: str, name: str, jobs: int = 1) -> Search:
-    job = workload(MODELS[model], seq_len=4096, global_batch=32)
-    machines = cluster(16, memory_gib=GIB[model])
-    return find_plans(
-        job, machines, framework=framework(name), replay=False, banded=False, jobs=jobs, every_row=True
-    )  # fmt: skip
-
-
-@cache
-def costed_whole(model: str, name: str) -> Search:
-    """The search in one part, here, for all that is held against it."""
-    return search(model, name)
+from tests.cost.toy import cluster, framework, workload
+from tests.search.toy_searches import MODELS, costed_whole, search_every_row
 
 
 def assert_same(one: Search, other: Search) -> None:
@@ -52,25 +27,33 @@ def assert_same(one: Search, other: Search) -> None:
     np.testing.assert_allclose(one.short, other.short, rtol=1e-9)
 
 
-@pytest.mark.parametrize("parts", [2, 5])
 @pytest.mark.parametrize(
-    ("model", "name"), [("dense", "megatron"), ("moe", "megatron"), ("mla", "megatron"), ("moe", "torchtitan")]
+    ("model", "name", "parts"),
+    [
+        ("dense", "megatron", 2),
+        ("dense", "megatron", 5),
+        ("moe", "megatron", 5),  # in two below, by two processes
+        ("mla", "megatron", 2),
+        ("moe", "torchtitan", 5),
+    ],
 )
 def test_parts_cost_what_the_whole_does(model: str, name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both numbers of parts of the smallest space, one of the others: what a row costs does not depend on its part
+    (tests/cost/test_rows_alone.py), and every number of parts has each row once (below)."""
     whole = costed_whole(model, name)
     monkeypatch.setattr(costing, "MANY", 0)
     monkeypatch.setattr(costing, "PARTS", parts)
-    assert_same(whole, search(model, name))
+    assert_same(whole, search_every_row(model, name))
 
 
 def test_another_process_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = costed_whole("moe", "megatron")
     monkeypatch.setattr(costing, "MANY", 0)
     monkeypatch.setattr(costing, "PARTS", 2)
-    assert_same(whole, search("moe", "megatron", jobs=2))
+    assert_same(whole, search_every_row("moe", "megatron", jobs=2))
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 7])
 def test_parts_share_no_block_and_leave_nothing_out(parts: int) -> None:
     job = Job(workload(MODELS["moe"], seq_len=4096, global_batch=32), cluster(16), framework("megatron"))
     space = combinations(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)

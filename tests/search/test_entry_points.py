@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,10 @@ from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.search_result import Search
 from mofa.search.space import SOLVED, combinations_table, default_space
 from mofa.search.to_plan.builder import margin_bytes
-from mofa.specs.model import ModelSpec
-from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload
+from tests.cost.toy import cluster, framework, llama, workload
+from tests.search.toy_searches import MODELS, costed_whole, search
 
-BIG = {"hidden": 2048, "vocab": 32768, "mlp": {"ffn_hidden": 8192}}
-HEADS = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
-DENSE = llama(num_layers=16, attention=HEADS, **BIG)
-MOE = moe_llama(num_layers=8, attention=HEADS, **BIG, moe={"num_experts": 8, "top_k": 2, "expert_hidden": 2048})
-GIB = {"dense": 12.0, "moe": 16.0, "mla": 8.0}
-MODELS: dict[str, ModelSpec] = {"dense": DENSE, "moe": MOE, "mla": mla_moe(num_layers=8)}
+DENSE = MODELS["dense"]
 CASES = [
     ("dense", "megatron"),
     ("moe", "megatron"),
@@ -34,13 +28,6 @@ CASES = [
     ("dense", "torchtitan"),
     ("moe", "torchtitan"),
 ]
-
-
-@cache
-def search(model: str = "dense", name: str = "megatron", top: int = 10, memory_gib: float | None = None) -> Search:
-    job = workload(MODELS[model], seq_len=4096, global_batch=32)
-    machines = cluster(16, memory_gib=memory_gib or GIB[model])
-    return find_plans(job, machines, framework=framework(name), top=top, replay=False)
 
 
 def enumerated(found: Search) -> Any:
@@ -68,9 +55,9 @@ def test_every_row_fits_or_has_one_reason(model: str, name: str) -> None:
 def test_fits_means_within_the_capacity_less_the_margin(model: str, name: str) -> None:
     found = search(model, name)
     limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster)
-    table = found.table()
+    table = costed_whole(model, name).table()  # what a search that bounds adds is test_branch_and_bound.py's
     assert np.array_equal(table["fits"], table["device_bytes"] <= limit)
-    assert len(table) == len(found.every_row.costed.rows) >= found.report.searched
+    assert len(table) >= found.report.searched
     for plan in found.report.plans:
         assert plan.memory.fits
         assert plan.memory.device_bytes + plan.memory.margin_bytes <= plan.memory.capacity_bytes
@@ -108,7 +95,7 @@ def test_plans_are_the_best_in_order(model: str, name: str) -> None:
     for a, b in itertools.pairwise(plans):
         if round(a.step_s, 12) == round(b.step_s, 12):
             assert a.memory.device_bytes <= b.memory.device_bytes
-    table = found.table()
+    table = costed_whole(model, name).table()
     best = table[table["fits"]]["step_s"].nsmallest(10)
     np.testing.assert_allclose(steps, best, rtol=1e-9)
     rates = [p.tokens_per_s_per_gpu for p in plans]

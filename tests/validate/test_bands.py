@@ -28,7 +28,7 @@ from mofa.validate.bands import (
     step_residual_of,
 )
 from mofa.validate.coverage import COVERED, HELD, chance_interval
-from mofa.validate.score import RunScore, ValidationReport, compared
+from mofa.validate.validation_report import RunScore, ValidationReport, compared
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = read_residuals((ROOT / "hardware_profiles" / STEPS_FILE).read_text())

@@ -13,7 +13,7 @@ from mofa.errors import StrategyError
 from mofa.replay.rank.of_plan import rows_of
 from mofa.search.job_setup import loads_of
 from mofa.search.one_strategy import strategy_row
-from mofa.specs.framework import PYTORCH_MODULES
+from mofa.specs.framework_offers import PYTORCH_MODULES
 from mofa.specs.params import num_params
 
 JOB = mofa.load_workload("llama3-8b", seq_len=4096, global_batch=32)

@@ -10,7 +10,8 @@ import pytest
 from mofa.report.hopper import hopper_section_lines
 from mofa.validate.hopper import hopper_set
 from mofa.validate.published import published_references
-from mofa.validate.score import NotScored, RunScore, ValidationReport, score_run
+from mofa.validate.score import score_run
+from mofa.validate.validation_report import NotScored, RunScore, ValidationReport
 
 PUBLISHED = Path(__file__).parents[2] / "reference_runs" / "published"
 

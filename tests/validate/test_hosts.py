@@ -12,7 +12,8 @@ from mofa.measure.records import Record, write_record
 from mofa.measure.results import interquartile_range_s
 from mofa.specs.load import load_cluster
 from mofa.validate.hosts import HOSTS, host_op_s, layer_pace, machine_of, read_hosts, unexplained_spread
-from mofa.validate.reference import measured_references, why_no_time, with_counts
+from mofa.validate.reference import measured_references, why_no_time
+from mofa.validate.routing_counts import with_counts
 from mofa.validate.score import score_run
 from tests.committed import MEASURED, measured_records
 

@@ -6,7 +6,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError, StrategyError
-from mofa.specs.framework import LOCAL_LAYERS
+from mofa.specs.framework_offers import LOCAL_LAYERS
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.workload import WorkloadSpec
 

@@ -12,7 +12,8 @@ from mofa.cli.jobs import requests_from_options
 
 if TYPE_CHECKING:
     from mofa.cli.jobs import EstimateRequest
-    from mofa.plan.result import Estimate, FlopsConvention, Plan, WorkloadSummary
+    from mofa.plan.result import Estimate, FlopsConvention, Plan
+    from mofa.plan.summaries import WorkloadSummary
     from mofa.replay.time.time_replayed import TimeReplayed
     from mofa.specs.faults import FaultSpec
 
@@ -134,7 +135,8 @@ def estimate_of(
     import mofa
     from mofa.errors import SpecError
     from mofa.plan.job_facts import JobFacts
-    from mofa.plan.result import ClusterSummary, Estimate, FrameworkSummary, Plan, WorkloadSummary
+    from mofa.plan.result import Estimate, Plan
+    from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 
     workload, cluster, framework = job.workload, job.cluster, job.framework
     if find_layout:

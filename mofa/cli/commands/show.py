@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="A bundled name or a file.")]
 @show.command("models")
 def show_models(json: opt.Json = False) -> None:
     """List the bundled workloads."""
-    from mofa.plan.result import WorkloadSummary
+    from mofa.plan.summaries import WorkloadSummary
     from mofa.specs.load import bundled, load_workload
     from mofa.units import format_count
 

@@ -12,7 +12,7 @@ from mofa.export.megatron.model_arguments import EXPERTS, LAYERS, read_positions
 from mofa.measure.megatron_te_job import AMAX_HISTORY, CP_COMM, FP8_FORMATS
 from mofa.schedules import default_schedule
 from mofa.specs.complete import default_zero
-from mofa.specs.framework import GRADIENTS
+from mofa.specs.implied_facts import GRADIENTS
 from mofa.specs.layouts.pipeline_layout import LayoutError, parse_layout
 from mofa.specs.strategy import RecomputeSpec
 from mofa.specs.workload import OLD_FP8

@@ -2,87 +2,35 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
-from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.allocator.pools import Block, OutOfDeviceMemory
-from mofa.replay.allocator.timeline import (
-    ACTIVATIONS,
-    BUFFERS,
-    GRADIENTS,
-    Instruction,
-    off_tape_act,
-)
+from mofa.replay.allocator.pools import Block
+from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, Instruction, off_tape_act
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.dispatcher_retention import BLOCKS, RetainedBlocks
+from mofa.replay.memory.block_executor import BlockExecutor
+from mofa.replay.memory.dispatcher_retention import BLOCKS
 from mofa.replay.memory.fsdp_and_optimizer import gather, gather_ahead, gather_ends, optimize, reduce
 from mofa.replay.memory.pass_state import Allocation, ChunkPass, Slots
 from mofa.replay.memory.rank_start import allocate_start
-from mofa.replay.memory.rank_state import RankState
-from mofa.replay.memory.received_inputs import ReceivedInputs
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.stage_outputs import LateFrees
 from mofa.replay.memory.steady_state import SteadyStatePlayer
-from mofa.replay.rank.description import Rank, RankBlock
-from mofa.replay.rank.program import (
-    CACHE,
-    CLAIM,
-    DROP_CARRIED,
-    FREE,
-    FREE_REDUCED,
-    FREE_SENT,
-    GRADIENT,
-    HOLD,
-    INPUT,
-    KEEP,
-    LASTING,
-    LATE,
-    NEW,
-    PRODUCT,
-    RENEW,
-    REPLACED,
-    SHELVE,
-    SUM,
-    BlockProgram,
-    Packed,
-)
+from mofa.replay.rank.description import Rank
+from mofa.replay.rank.program import GRADIENT, INPUT, BlockProgram
 from mofa.replay.rank.routing_drift import DrawnPrograms
 
-WITHOUT_SLOT = frozenset((PRODUCT, LASTING, REPLACED, RENEW))
-"""Instructions that do nothing to a slot of their block."""
 
-
-class StepExecutor:
+class StepExecutor(BlockExecutor):
     """Plays a rank's steps on an allocator and records them, as :mod:`mofa.replay.memory.rank_memory` asks."""
 
     def __init__(
         self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True, recordings: SharedRecordings | None = None
     ) -> None:
-        self.state = RankState(rank, allocator)
-        self.rank = rank
-        self.recordings = recordings or SharedRecordings()
-        self.handed_on: dict[str, Allocation] = {}
-        self.cache: list[Allocation] = []
-        self.first = True
-        self.taken: set[tuple[int, str]] = set()
-        self.lasts = False
-        self.received = 0
-        self.freed_at_end: list[Allocation] = []
+        super().__init__(rank, allocator, recordings)
         self.drawn: DrawnPrograms | None = None
-        self.retained = RetainedBlocks(lambda: self.programs)
-        self.sends = LateFrees(self.state)
-        self.received_inputs = ReceivedInputs(self.state)
         self.steady = self._steady(skip_rounds=skip_rounds)
 
     def _steady(self, *, skip_rounds: bool) -> SteadyStatePlayer:
         beside = self.sends, self.retained, self.received_inputs
         return SteadyStatePlayer(self.state, *beside, self.recordings, self.play_computation, skip_rounds=skip_rounds)
-
-    @cached_property
-    def programs(self) -> list[list[BlockProgram]]:
-        """The programs of the rank's blocks, per chunk."""
-        return self.recordings.programs(self.rank)
 
     def programs_of(self, c: int, i: int) -> list[BlockProgram]:
         """The programs of a chunk's blocks in a micro-batch."""
@@ -195,36 +143,6 @@ class StepExecutor:
             self.backward_weights(c, i)
         elif c not in self.rank.first_chunks:  # the first stage has no input to differentiate by: W does it all
             self.backward(c, i, hold=True)
-
-    # -- computations
-    def take_cublas_workspace(self, thread: str) -> None:
-        """cuBLAS takes a workspace for each thread that launches products, the main one and autograd's, at its first.
-
-        From torch's allocator since its pull request 86167 of autumn 2022, after the DeepSpeed that is played here.
-        """
-        if thread in self.state.threads:
-            return
-        self.state.threads.add(thread)
-        start = self.state.events_and_allocated()
-        if not self.rank.deepspeed:
-            self.state.new(
-                PYTORCH_WORKSPACE, off_tape_act(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS")
-            )
-            self.state.note_peak_since(start)
-
-    def take_persistent(self, act: Instruction, index: int) -> None:
-        """Take a buffer for good, where it is the first of its name on the rank, or of the block with this index."""
-        key = index if act.slot else -1, act.name
-        if key not in self.taken:
-            self.taken.add(key)
-            self.state.new(act.size, act)
-
-    def take_first_forward_buffers(self) -> None:
-        """Take what the first forward keeps for good."""
-        if self.state.step == 1 and not self.lasts:
-            self.lasts = True
-            for nbytes in self.rank.lazy_buffers:
-                self.state.new(nbytes, off_tape_act(BUFFERS, "buffer kept for good", "first forward"))
 
     def forward(self, c: int, i: int) -> None:
         r = self.rank
@@ -385,115 +303,3 @@ class StepExecutor:
             self.state.drop(sent)
             chunk_pass.out = None
         chunk_pass.place = -1
-
-    def run_block(
-        self, code: BlockProgram, instructions: Packed, slots: Slots, phase: str, piece: RankBlock, index: int = 0
-    ) -> None:
-        """Run a block's program. This is the innermost loop: what is rare is in functions of its own."""
-        start = self.state.journal.num_events, self.state.a.allocated
-        self.state.journal.new_passages.append((start[0], phase, piece.name))
-        take, free = self.state.allocate_rounded, self.state.free
-        did, sizes = self.state.journal.new_instructions.append, self.state.journal.new_sizes.append
-        carried, self.handed_on = self.handed_on, {}
-        for instruction, kind, slot, size, pool in instructions:
-            if kind == NEW:
-                try:
-                    block = take(size, pool)
-                except OutOfDeviceMemory as full:
-                    block = self.state.overflow(full, instruction, self.state.journal.num_events)
-                slots[slot] = block
-                did(instruction)
-                sizes(block.size)
-                continue
-            old = slots[slot]
-            if kind == FREE:
-                if old is not None:
-                    did(instruction)
-                    sizes(-old.size)
-                    free(old)
-                    slots[slot] = None
-            elif kind in WITHOUT_SLOT:
-                self.take_or_let_go(kind, instruction, phase, index, code)
-            elif kind == SUM:
-                if old is None and self.received:
-                    slots[slot], _ = self.state.new(self.received, instruction)
-                    self.received = 0
-            elif kind == CLAIM:
-                slots[slot] = self.claim(carried.pop(code.claims[slot], None), instruction, size)
-            elif kind == DROP_CARRIED:
-                carried = self.drop_carried(carried, code)
-            elif kind == KEEP:
-                if old is not None:
-                    self.keep_gradient(old, instruction, slots, index, piece)
-            elif old is not None:
-                self.hand_over_slot(kind, (old, instruction), code.holds.get(slot, ""))
-                slots[slot] = None
-        for allocation in carried.values():
-            self.state.drop(allocation)
-        self.sends.after_block(phase, piece)
-        self.state.note_peak_since(start)
-
-    def take_or_let_go(
-        self, kind: int, instruction: Instruction, phase: str, index: int, code: BlockProgram
-    ) -> None:  # fmt: skip
-        """What an instruction takes or lets go that is in none of the block's slots."""
-        if kind == PRODUCT:
-            self.take_cublas_workspace("backward" if phase.startswith("backward") else "forward")
-        elif kind == LASTING:
-            self.take_persistent(instruction, index)
-        elif kind == REPLACED:
-            self.sends.drop_replaced_output()
-            if self.state.notes is not None and self.rank.output_stays:  # another pass's output goes, if there is one
-                self.state.notes.clean = False
-        elif kind == RENEW:
-            received = code.x if phase == "forward" and index % BLOCKS == 0 else -1
-            for gone in self.retained.release_of_layer(index):
-                if gone[1].slot != received or not self.received_inputs.outlives(gone[0]):
-                    self.state.drop(gone)
-
-    def claim(self, carried: Allocation | None, instruction: Instruction, size: int) -> Block:
-        """What the block before handed on, by its new name; new memory where it did not."""
-        taken = self.state.new(size, instruction) if carried is None else self.state.rename(carried, instruction)
-        return taken[0]
-
-    def drop_carried(self, carried: dict[str, Allocation], code: BlockProgram) -> dict[str, Allocation]:
-        """Free what the block before handed on, but what this block takes over later: gradients being reduced."""
-        later = {name: allocation for name, allocation in carried.items() if name in code.claims.values()}
-        for name, allocation in carried.items():
-            if name not in later:
-                self.state.drop(allocation)
-        return later
-
-    def hand_over_slot(self, kind: int, allocation: Allocation, name: str) -> None:
-        """Who has a tensor from here on that leaves its slot: the next block by a name, or who frees it later."""
-        if kind == HOLD:
-            self.handed_on[name] = allocation
-        elif kind == CACHE:
-            self.cache.append(allocation)
-        elif kind == LATE:
-            self.freed_at_end.append(allocation)
-        elif kind == SHELVE:
-            self.sends.shelve(allocation)
-        elif kind in (FREE_REDUCED, FREE_SENT):
-            self.sends.drop_late(allocation, sent=kind == FREE_SENT)
-
-    def free_slots(self, instructions: tuple[Instruction, ...], slots: Slots) -> None:
-        """Free what is left in slots."""
-        for instruction in instructions:
-            block = slots[instruction.slot]
-            if block is not None:
-                self.state.drop((block, instruction))
-                slots[instruction.slot] = None
-
-    def keep_gradient(self, block: Block, instruction: Instruction, slots: Slots, index: int, piece: RankBlock) -> None:
-        """Keep the first micro-batch's gradient as the parameter's; under FSDP's pipelines as an fp32 copy."""
-        if self.rank.grads_always or not self.first:
-            return
-        as_gradient = instruction._replace(group=GRADIENTS)
-        if self.rank.gathered_params is not None:
-            self.state.accumulators.setdefault(index, []).append(
-                self.state.new(2 * (instruction.size or block.size), as_gradient)
-            )
-        elif not (self.rank.tied and piece.trace.name == "embedding"):
-            self.state.grads.append(self.state.rename((block, instruction), as_gradient))
-            slots[instruction.slot] = None

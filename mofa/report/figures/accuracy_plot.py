@@ -13,7 +13,7 @@ from mofa.units import GIB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.validate.score import RunScore
+    from mofa.validate.validation_report import RunScore
 
 GROUP_COLOURS = (
     "#08519c", "#cb181d", "#31a354", "#e6550d", "#807dba", "#636363", "#c7a16b", "#41b6c4", "#c994c7", "#525252",

@@ -17,7 +17,8 @@ from mofa.routing.rank_load import cap_and_redistribute_shares, expert_shares
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.experts.balance import BalanceReport, Progress, StepBalance, make_report
 from mofa.search.job_setup import with_numerics
-from mofa.search.legality.masks import Job, balancing_lacks
+from mofa.search.legality.expert_parallel import balancing_lacks
+from mofa.search.legality.masks import Job
 from mofa.search.one_strategy import strategy_row
 from mofa.search.to_plan.builder import Candidate
 from mofa.specs.complete import complete_strategy

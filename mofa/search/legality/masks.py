@@ -5,22 +5,30 @@ A row that several masks reject is counted under the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import why_unsupported
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import context_parallel_message, ranks_too_many
+from mofa.search.legality.expert_parallel import (
+    balancing_shortfall,
+    dispatcher_shortfall,
+    etp_shortfall,
+    expert_grid_shortfall,
+    experts_shortfall,
+    routed_copies_shortfall,
+    sharding_ranks,
+)
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
-from mofa.search.legality.layers import has_own_split, layers_message, layers_shortfall, layout_message, layouts_refused
-from mofa.search.legality.named_check import BoolN, Check, FloatN, degrees_text, remainder
+from mofa.search.legality.layers import layers_message, layers_shortfall, layout_message, layouts_refused
+from mofa.search.legality.named_check import Check, FloatN, degrees_text, remainder
 from mofa.search.legality.named_check import Job as Job
+from mofa.search.legality.recompute_modes import recompute_message, recompute_shortfall
 from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
-from mofa.specs.strategy import MERGED_GROUPS, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import MERGED_GROUPS, StrategyTable
 
 
 def _gpus(job: Job, t: StrategyTable) -> FloatN:
@@ -53,53 +61,6 @@ def _widths(job: Job, t: StrategyTable) -> FloatN:
     if job.framework.vocab_divisor == 1:
         shortfall = np.maximum(shortfall, remainder(model.vocab, t.tp))
     return shortfall
-
-
-def _experts(job: Job, t: StrategyTable) -> FloatN:
-    moe = job.workload.model.moe
-    if moe is None:
-        return np.asarray((t.ep - 1) + (t.etp - 1) * (t.etp != t.tp), dtype=float)
-    return np.where(t.ep > moe.num_experts, t.ep - moe.num_experts, remainder(moe.num_experts, t.ep))
-
-
-def _sharding(job: Job, t: StrategyTable) -> NDArray[np.int64]:
-    """The part of dp over which experts may be spread: each replica of torchtitan's holds all experts."""
-    if not job.framework.traits.has_pytorch_modules:
-        return t.dp
-    if job.framework.data_parallel == "ddp":
-        return np.ones_like(t.dp)
-    return np.asarray(t.dp // np.maximum(np.minimum(job.framework.dp_replicate, t.dp), 1))
-
-
-def _expert_grid(job: Job, t: StrategyTable) -> FloatN:
-    if job.workload.model.moe is None:
-        return np.zeros(len(t))
-    ranks = t.tp * t.cp * _sharding(job, t)
-    wanted = t.ep * t.etp
-    return np.asarray(np.where(wanted > ranks, wanted - ranks, remainder(ranks, wanted)))
-
-
-def _etp(job: Job, t: StrategyTable) -> FloatN:
-    moe = job.workload.model.moe
-    if moe is None:
-        return np.zeros(len(t))
-    if (
-        not job.framework.traits.has_pytorch_modules
-    ):  # transformer_config.py: "Bias in Moe is only supported when ETP==1"
-        return np.asarray((t.etp - 1) * moe.expert_bias, dtype=float)
-    ok = (t.etp == 1) | (t.etp == t.tp)
-    # without expert parallelism torchtitan splits experts over tp; with it experts need a sharded grid
-    ok &= (t.ep > 1) | (t.etp == t.tp)
-    return np.where(ok, 0.0, np.abs(t.etp - t.tp) + 0.0)
-
-
-def _dispatcher(job: Job, t: StrategyTable) -> FloatN:
-    """DeepEP: Megatron's needs etp x ep above 1 (token_dispatcher.py), torchtitan's ep above 1 and etp 1."""
-    if job.framework.dispatcher != "deepep" or job.workload.model.moe is None:
-        return np.zeros(len(t))
-    if job.framework.traits.has_pytorch_modules:
-        return np.asarray((t.ep == 1) + (t.etp - 1), dtype=float)
-    return np.asarray(t.ep * t.etp == 1, dtype=float)
 
 
 def _sp(job: Job, t: StrategyTable) -> FloatN:
@@ -165,68 +126,6 @@ def _schedule(job: Job, t: StrategyTable) -> FloatN:
     return np.asarray(~ok, dtype=float)
 
 
-def _unsupported(job: Job, spec: RecomputeSpec) -> str | None:
-    return why_unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
-
-
-def _recompute(job: Job, t: StrategyTable) -> FloatN:
-    def refused(specs: Iterable[RecomputeSpec]) -> BoolN:
-        return np.array([_unsupported(job, spec) is not None for spec in specs])
-
-    bad, bad_numbered = refused(t.recompute_modes), refused(spec.of_layers(1) for spec in t.recompute_modes)
-    every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
-    chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
-    chunk = np.where(has_own_split(t), chunk, job.workload.model.num_layers)
-    none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
-    again = _defers_weight_gradients(t) & np.array([_once_only(job, spec) for spec in t.recompute_modes])[t.recompute]
-    numbered = bad_numbered[t.recompute] & (t.recompute_layers >= 0)
-    return np.asarray(bad[t.recompute] | numbered | (t.recompute_layers > chunk) | none | again, dtype=float)
-
-
-def _defers_weight_gradients(t: StrategyTable) -> BoolN:
-    """Where the schedule defers weight gradients.
-
-    PyTorch then differentiates a block once for its input and once more for each weight
-    (:mod:`mofa.blocks.deferred_weight_gradients`). Checkpoints that keep some ops' outputs raise at the second
-    (utils/checkpoint.py: "Trying to backward an extra time"). A compiled block is one node: each differentiation runs
-    its whole backward. With a checkpoint that is not modelled.
-    """
-    return np.array([s.defers_weight_gradients for s in SCHEDULES.values()])[t.schedule]
-
-
-def _once_only(job: Job, spec: RecomputeSpec) -> bool:
-    """Whether a recomputation cannot be repeated for each deferred weight gradient, or is not known to be
-    repeatable."""
-    return spec.kind == "ops" or (spec.kind != "none" and job.framework.compile)
-
-
-def _recompute_message(job: Job, t: StrategyTable) -> str:
-    spec = t.recompute_modes[int(t.recompute[0])]
-    if (why := _unsupported(job, spec.of_layers(int(t.recompute_layers[0])))) is not None:
-        return why
-    if _defers_weight_gradients(t)[0] and _once_only(job, spec):
-        schedule = SCHEDULE_NAMES[int(t.schedule[0])]
-        if spec.kind == "ops":
-            return (
-                f"recompute {spec.text} with schedule {schedule}: PyTorch differentiates a block again for each weight "
-                'whose gradient is put off, which op-level checkpoints refuse ("Trying to backward an extra time"); '
-                "use recompute=none, full or schedule=interleaved"
-            )
-        return (
-            f"recompute {spec.text} with schedule {schedule} of compiled blocks is not modelled; use recompute=none, "
-            "compile=false or schedule=interleaved"
-        )
-    if spec.kind == "every":
-        return (
-            f"recompute {spec.text}: no stage of {degrees_text(t, 'pp')} has so many of the "
-            f"{job.workload.model.num_layers} layers, none would be recomputed; lower it or use recompute=none"
-        )
-    return (
-        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {degrees_text(t, 'pp', 'vpp')} "
-        "leaves a chunk; lower it"
-    )
-
-
 def _zero(job: Job, t: StrategyTable) -> FloatN:
     if job.framework.data_parallel == "ddp":
         ok = t.zero == 0
@@ -245,7 +144,7 @@ def _titan(job: Job, t: StrategyTable) -> FloatN:
     """torchtitan's expert parallelism needs a sharded grid (parallel_dims.py), its replicas must divide dp."""
     if not job.framework.traits.has_pytorch_modules:
         return np.zeros(len(t))
-    shortfall = np.where((t.ep > 1) & (_sharding(job, t) * t.cp == 1), 1.0, 0.0)
+    shortfall = np.where((t.ep > 1) & (sharding_ranks(job, t) * t.cp == 1), 1.0, 0.0)
     return np.maximum(shortfall, remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
 
 
@@ -254,48 +153,6 @@ def _fsdp1(job: Job, t: StrategyTable) -> FloatN:
     if not job.framework.traits.has_one_shard_group:
         return np.zeros(len(t))
     return np.asarray(np.maximum(t.tp * t.pp * t.cp * t.ep - 1, t.zero != 3), dtype=float)
-
-
-def _routed_copies(job: Job, t: StrategyTable) -> FloatN:
-    """Experts gather rows by index from the rank's own tokens alone."""
-    if job.framework.routed_copies != "index" or job.workload.model.moe is None:
-        return np.zeros(len(t))
-    return np.asarray((t.ep - 1) + (t.etp - 1), dtype=float)
-
-
-def _balancing(job: Job, t: StrategyTable) -> FloatN:
-    """MicroMoE: replicas need an even number of EP groups to merge, and two experts a GPU (section 3)."""
-    moe, fw = job.workload.model.moe, job.framework
-    if moe is None or not fw.traits.schedules_replicas or fw.dispatcher != "alltoall" or not np.any(t.balancing):
-        return np.asarray(t.balancing > 0, dtype=float)
-    groups = t.tp * t.cp * t.dp // np.maximum(t.ep * t.etp, 1)
-    shortfall = np.maximum(remainder(groups, np.full_like(groups, MERGED_GROUPS)), 2 * t.ep - moe.num_experts)
-    shortfall = np.where(t.ep < 2, np.maximum(shortfall, 1.0), shortfall)
-    return np.asarray(np.where(t.balancing > 0, np.maximum(shortfall, 0.0), 0.0))
-
-
-def balancing_lacks(job: Job, t: StrategyTable) -> str | None:
-    """Why replicas of a row's experts cannot be scheduled, with values and what to change; None where they can.
-
-    The row itself is without balancing; the words suit a user who did not ask for it by name.
-    """
-    moe, fw = job.workload.model.moe, job.framework
-    if not _balancing(job, replace(t, balancing=np.ones_like(t.balancing)))[0]:
-        return None
-    if moe is None or not fw.traits.schedules_replicas or fw.dispatcher != "alltoall":
-        return (
-            f"framework is {fw.name} with dispatcher {fw.dispatcher}, replicas are scheduled in megatron with "
-            "dispatcher alltoall; change the framework"
-        )
-    ep = int(t.ep[0])
-    if ep < 2 or 2 * ep > moe.num_experts:
-        return f"ep is {ep}, it takes at least 2 and at most half of the {moe.num_experts} experts; change ep"
-    groups = int(t.tp[0] * t.cp[0] * t.dp[0]) // (ep * int(t.etp[0]))
-    return (
-        f"{degrees_text(t, 'tp', 'cp', 'dp')} over {degrees_text(t, 'ep', 'etp')} makes {groups} "
-        f"expert-parallel group{'' if groups == 1 else 's'}, it takes a multiple of {MERGED_GROUPS}; change ep, etp or "
-        "pp, or add GPUs"
-    )
 
 
 def _mtp(job: Job, t: StrategyTable) -> FloatN:
@@ -379,14 +236,14 @@ CHECKS: tuple[Check, ...] = (
         f"{degrees_text(t, 'tp')} must divide the widths of the feed-forward layers{_unpadded(j)} and "
         f"{degrees_text(t, 'etp')} those of the experts; lower it")),
     Check("fp8_widths", "elements", fp8_shortfall, fp8_message),
-    Check("experts", "experts", _experts, lambda j, t: (
+    Check("experts", "experts", experts_shortfall, lambda j, t: (
         f"{degrees_text(t, 'ep')} must divide num_experts ({j.workload.model.moe.num_experts}); change ep"
         if j.workload.model.moe else
         f"{degrees_text(t, 'ep', 'etp')} needs experts, and {j.workload.model.name} has none; leave ep and etp out")),
-    Check("expert_grid", "GPUs", _expert_grid, lambda j, t: (
+    Check("expert_grid", "GPUs", expert_grid_shortfall, lambda j, t: (
         f"{degrees_text(t, 'tp', 'cp', 'dp')}{_of_replicas(j)} must be a multiple of {degrees_text(t, 'ep', 'etp')}; "
         "change ep or etp")),
-    Check("expert_tensor_parallel", "ranks", _etp, lambda j, t: (
+    Check("expert_tensor_parallel", "ranks", etp_shortfall, lambda j, t: (
         f"torchtitan: {degrees_text(t, 'etp')} must be 1 or {degrees_text(t, 'tp')}, and tp where ep is 1; change etp"
         if j.framework.traits.has_pytorch_modules else
         f"{j.framework.name}: experts with biases need etp 1, not {int(t.etp[0])}; set etp=1")),
@@ -394,7 +251,7 @@ CHECKS: tuple[Check, ...] = (
         f"torchtitan: {degrees_text(t, 'ep')} needs dp x cp{_of_replicas(j)} above 1, and dp_replicate "
         f"({j.framework.dp_replicate}) must divide "
         f"{degrees_text(t, 'dp')}; change ep or dp_replicate")),
-    Check("dispatcher", "ranks", _dispatcher, lambda j, t: (
+    Check("dispatcher", "ranks", dispatcher_shortfall, lambda j, t: (
         f"{j.framework.name}: dispatcher deepep does not run with {degrees_text(t, 'ep', 'etp')}; "
         f"{'it needs ep above 1 and etp 1' if j.framework.traits.has_pytorch_modules else 'raise ep'}")),
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
@@ -419,14 +276,14 @@ CHECKS: tuple[Check, ...] = (
     Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
         f"{degrees_text(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a "
         f"multiple of {_round_length(j, t)}; change vpp, pp or micro_batch")),
-    Check("recompute", "switch", _recompute, _recompute_message, of_mode=True),
+    Check("recompute", "switch", recompute_shortfall, recompute_message, of_mode=True),
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {degrees_text(t, 'zero')} "
         f"with {degrees_text(t, 'tp', 'pp', 'cp')}; {_what_of_zero(j, t)}")),
-    Check("routed_copies", "ranks", _routed_copies, lambda j, t: (
+    Check("routed_copies", "ranks", routed_copies_shortfall, lambda j, t: (
         f"routed_copies: index (MoEBlaze) gathers a rank's own tokens: {degrees_text(t, 'ep', 'etp')} must be 1; set "
         "them to 1 or leave it out")),
-    Check("balancing", "GPUs", _balancing, lambda j, t: (
+    Check("balancing", "GPUs", balancing_shortfall, lambda j, t: (
         f"balancing micro_moe needs experts, framework megatron with dispatcher alltoall, {degrees_text(t, 'ep')} of "
         f"at least 2 and at most half the experts, and an even number of EP groups: "
         f"{degrees_text(t, 'tp', 'cp', 'dp')} a multiple of {MERGED_GROUPS} x {degrees_text(t, 'ep', 'etp')}; "

@@ -10,7 +10,8 @@ import numpy as np
 from mofa.errors import NothingFits, SpecError, StrategyError
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, VariantPoint
-from mofa.plan.result import FrameworkSummary, Plan, WorkloadSummary
+from mofa.plan.result import Plan
+from mofa.plan.summaries import FrameworkSummary, WorkloadSummary
 from mofa.search.entry_points import find_plans, plan_in_closed_form
 from mofa.search.goodput import LongRunObjective
 from mofa.search.legality.masks import Job, check_strategies

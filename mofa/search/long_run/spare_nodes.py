@@ -10,7 +10,8 @@ import numpy as np
 
 from mofa.errors import SpecError
 from mofa.plan.long_run import FIGURES, OBJECTIVES, Objective
-from mofa.plan.result import ClusterSummary, FlopsConvention, Plan
+from mofa.plan.result import FlopsConvention, Plan
+from mofa.plan.summaries import ClusterSummary
 from mofa.search.entry_points import estimate, find_plans
 from mofa.search.goodput import LongRunObjective
 from mofa.search.search_result import Search

@@ -22,7 +22,8 @@ from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned_product_ops
 from mofa.cost.stages import Stages
 from mofa.plan.memory import Memory, StageMemory
-from mofa.plan.result import Plan, Time
+from mofa.plan.result import Plan
+from mofa.plan.step_parts import Time
 from mofa.search.recomputed_layers import fewest_recomputed_layers, next_num_recomputed
 from mofa.search.to_plan.borrowed_facts import borrowed_notes
 from mofa.search.to_plan.layout_notes import launch_layout, layout_notes

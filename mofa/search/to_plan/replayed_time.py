@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mofa.cost.breakdown import TIME_COMPONENTS
-from mofa.plan.result import StageTime
+from mofa.plan.step_parts import StageTime
 
 if TYPE_CHECKING:
     from mofa.replay.time.time_replayed import TimeReplayed

@@ -16,7 +16,7 @@ from mofa.replay.replayer import Replayer
 from mofa.search.job_setup import loads_of
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.run_files import resolve_run
-from mofa.validate.reference import with_counts
+from mofa.validate.routing_counts import with_counts
 from tests.blocks.roles import as_named
 
 RECORDS = Path(__file__).parents[3] / "reference_runs" / "measured"

@@ -22,7 +22,7 @@ from mofa.replay.memory.stage_outputs import LateFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.of_plan import ranks_of
 from mofa.search.one_strategy import strategy_row
-from mofa.specs.framework import DEEPSPEED
+from mofa.specs.implied_facts import DEEPSPEED
 
 MIB = 1 << 20
 

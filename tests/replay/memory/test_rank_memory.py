@@ -20,6 +20,7 @@ from mofa.cost.memory.peak import stage_bytes
 from mofa.measure.records import read_record
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import OutOfDeviceMemory
+from mofa.replay.garbage_collection import collected_at_the_end
 from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
@@ -95,21 +96,24 @@ def _all_ways(name: str) -> tuple[Ways, ...]:
 
     Steps with drawn tokens are played op by op from the state behind the others: they follow one such state alone.
     """
-    run, ways = load(name), []
-    for rank in ranks_of(run.estimator):
-        m, skipping_changes, noted = rank.num_micro_batches, False, list[str]()
-        playing = Playing(rank, expandable=run.expandable)
-        if m > 1:
-            whole = Playing(rank, expandable=run.expandable, skip_rounds=False)
-            skipping_changes = _said(playing.result()) != _said(whole.result()) or _left(playing) != _left(whole)
-            if m > 3:
-                with mock.patch.object(RoundSkipper, "end", return_value=False):
-                    from_notes = Playing(rank, expandable=run.expandable)
-                noted = _differences(from_notes.result(), whole.result())
-                noted += ["what is left"] if _left(from_notes) != _left(whole) else []
-        short = playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
-        ways.append(Ways(m, short.peak.allocated, short.peak_reserved, skipping_changes, noted))
-    return tuple(ways)
+    run = load(name)
+    with collected_at_the_end():
+        return tuple(_ways(run, rank) for rank in ranks_of(run.estimator))
+
+
+def _ways(run: Run, rank: Rank) -> Ways:
+    m, skipping_changes, noted = rank.num_micro_batches, False, list[str]()
+    playing = Playing(rank, expandable=run.expandable)
+    if m > 1:
+        whole = Playing(rank, expandable=run.expandable, skip_rounds=False)
+        skipping_changes = _said(playing.result()) != _said(whole.result()) or _left(playing) != _left(whole)
+        if m > 3:
+            with mock.patch.object(RoundSkipper, "end", return_value=False):
+                from_notes = Playing(rank, expandable=run.expandable)
+            noted = _differences(from_notes.result(), whole.result())
+            noted += ["what is left"] if _left(from_notes) != _left(whole) else []
+    short = playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
+    return Ways(m, short.peak.allocated, short.peak_reserved, skipping_changes, noted)
 
 
 def _left(playing: Playing) -> object:

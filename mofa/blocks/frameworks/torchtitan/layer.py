@@ -12,13 +12,7 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import any_true, where
 from mofa.blocks.frameworks.torchtitan import fsdp, registration
 from mofa.blocks.frameworks.torchtitan.ffn import feed_forward
-from mofa.blocks.frameworks.torchtitan.heads import (
-    gather_heads,
-    own_heads,
-    ranks_of_heads,
-    repeat_kv,
-    with_repeated_keys,
-)
+from mofa.blocks.frameworks.torchtitan.heads import gather_heads, ranks_of_heads, repeat_kv, with_repeated_keys
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     cast_once,
@@ -28,7 +22,6 @@ from mofa.blocks.frameworks.torchtitan.linear import (
     in_compiled_block,
     in_compiled_part,
     linear,
-    llama_style,
     scatter_sequence,
     split_by_ddp,
     sum_gradients,
@@ -37,8 +30,8 @@ from mofa.blocks.frameworks.torchtitan.linear import (
 from mofa.blocks.frameworks.torchtitan.loss import cross_entropy
 from mofa.blocks.frameworks.torchtitan.moe import moe
 from mofa.blocks.frameworks.torchtitan.ring import ring_attention
-from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, ScratchSequence, Tape, TapeBuilder
-from mofa.blocks.recomputation import OUTSIDE
+from mofa.blocks.frameworks.torchtitan.rotary import complex_rotation, rope
+from mofa.blocks.op import WRITES, Back, FloatK, Op, ScratchSequence, Tape, TapeBuilder
 from mofa.blocks.work import Attention, Collective, Gemm, HostSync, Stream
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
@@ -124,102 +117,6 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     """Norm over each head; keeps its input, the raw linear output; compiled, one kernel with the rotation behind it."""
     x = gather_heads(b, ctx, x, name, heads, head_dim)
     return row_norm(b, ctx, x, name, ctx.tokens * heads * ranks_of_heads(ctx), head_dim, ctx.element)
-
-
-def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
-    """Rotary embedding of q and k together; keeps nothing of their size.
-
-    By cosines (qwen3/model/model.py), in units of a tensor's bytes: times cosine 2, a half negated 1, the halves joined
-    2, times sine 2, their sum 3. Backward: two products 4; of the halves' gradients one negated and two copied 3, into
-    two zeroed tensors 2; the additions of what came by either half and by the cosine 6.
-    """
-    a = ctx.model.attention
-    ranks = ranks_of_heads(ctx) if a.qk_norm else 1.0
-    sizes = tuple((ctx.tokens * heads * a.d_qk * ranks) for heads in (ctx.heads, ctx.kv_heads))
-    out_q, out_k = (
-        b.tensor(f"{n}.rope", s * ctx.element) for n, s in zip("qk", sizes, strict=True)
-    )  # fmt: skip
-    total = sizes[0] + sizes[1]
-    order = None
-    if llama_style(ctx):
-        work, back, scratch, launches = complex_rotation(ctx, total, sizes[0])
-        positions = 4.0 * a.d_qk * ctx.seq_len / ctx.cp
-        if ctx.element == 2 and not (in_compiled_block(b, ctx) or in_compiled_part(b, ctx)):
-            back = back._replace(scratch=6.0 * sizes[0] + 2.0 * sizes[1] + positions,
-                                 order=complex_rotation_back_scratch(sizes[0], sizes[1], positions))  # fmt: skip
-        table = _table(b, ctx, ctx.tokens * a.d_qk * 4.0)
-        if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):
-            launches = 5
-    else:
-        table = _table(b, ctx, ctx.tokens * a.d_qk * 2.0 * ctx.element, table_elements=ctx.seq_len * 2.0 * a.d_qk)
-        e = ctx.element
-        if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):  # inside the head norms' kernels
-            work, back, scratch, launches = Stream(0.0 * total), Back(0.0, 0), 0.0 * total, 0
-        else:
-            each = (e * sizes[0], e * sizes[1])
-            work, back, scratch, launches = (
-                Stream(10.0 * e * total, "rope_heads_fwd"),
-                Back(15.0 * e * total, 18, 2.0 * each[0], like="rope_heads_bwd",
-                order=half_rotation_back_scratch(*each)), 2.0 * each[0], 10,
-            )  # fmt: skip
-            order = half_rotation_scratch(*each)
-    b.add(Op("rope", "memory_bound", work, (q, k, *table), (out_q, out_k), table, scratch=scratch, launches=launches,
-             back=back, order=order, step="rope"))  # fmt: skip
-    out_k = repeat_kv(b, ctx, out_k, "k", ranks, a.d_qk)
-    if any_true(ranks > 1.0):
-        key_heads = ctx.heads if ctx.framework.repeats_keys else ctx.kv_heads
-        out_q = own_heads(b, ctx, out_q, "q", ctx.heads, a.d_qk)
-        out_k = own_heads(b, ctx, out_k, "k", key_heads, a.d_qk)
-    return out_q, out_k
-
-
-def complex_rotation_back_scratch(q: FloatK, k: FloatK, positions: FloatK) -> ScratchSequence:
-    """Keys and queries in fp32, both times what turns them back, of which a conjugate is made each time, and cast."""
-    sizes = (4.0 * k, 4.0 * q, positions, 4.0 * k, positions, 4.0 * q)
-    return ScratchSequence(sizes, (0, READS + 1, 1, READS, 2, 3, ~2, ~0, 4, 5, ~4, ~1, WRITES + 1, ~3, WRITES, ~5))
-
-
-def half_rotation_scratch(q: FloatK, k: FloatK) -> ScratchSequence:
-    """Qwen3's rotation, of queries and then of keys: by cosine, halves turned, joined, by sine, their sum."""
-    sizes = (q, 0.5 * q, q, q, k, 0.5 * k, k, k)
-    return ScratchSequence(sizes, (0, 1, 2, ~1, 3, ~2, WRITES, ~0, ~3, 4, 5, 6, ~5, 7, ~6, WRITES + 1, ~4, ~7))
-
-
-def half_rotation_back_scratch(q: FloatK, k: FloatK) -> ScratchSequence:
-    """Keys first: the gradient by sine, its halves turned into their places, added in place; by cosine, added too."""
-    keys = (0, 1, WRITES + 1, ~1, 2, ~0, ~2, 3, READS + 1, ~3)
-    steps = (*keys, 4, 5, WRITES, ~5, 6, ~4, ~6, 7, READS, ~7)
-    return ScratchSequence((k, 0.5 * k, k, k, q, 0.5 * q, q, q), steps)
-
-
-def complex_rotation(ctx: Context, total: ArrayK, largest: ArrayK) -> tuple[Stream, Back, ArrayK, int]:
-    """Casts to fp32, complex products, casts back: work, backward, scratch forward, kernels for q and k."""
-    if ctx.element == 4:
-        return Stream(8.0 * total, "mul"), Back(8.0 * total, 4, like="mul"), 0.0 * total, 2
-    moved, like, width = (2.0 * CAST + 8.0) * total, "rope_complex", float(ctx.model.hidden)
-    back = Back(moved, 8, 8.0 * largest, like=like, elements=total, width=width)
-    return Stream(moved, like, total, width), back, 8.0 * total, 6
-
-
-def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, table_elements: float = 0.0) -> tuple[str, ...]:
-    """What the rotation keeps of its tables: rows picked for cp's positions; Qwen3's cast to the compute dtype.
-
-    FSDP casts the table that every block is called with, outside of the checkpoint; other modes cast it inside.
-    """
-    names = []
-    if table_elements and ctx.element == 2:
-        outside = ctx.precision_mode == "mixed"
-        name = b.tensor("rope_table", table_elements * 2.0, grad=False)
-        b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", Stream(CAST * table_elements), (),
-                 (name,), launches=1 if outside else 2, region=OUTSIDE if outside else "", step="rope",
-                 part="fsdp" if outside else ""))  # fmt: skip
-        names.append(name)
-    if any_true(ctx.cp > 1):
-        splits_rows = ctx.cp > 1
-        name = b.tensor("rope_rows", where(splits_rows, rows_bytes, 0.0), grad=False)
-        b.add(Op("rope_rows", "memory_bound", Stream(2.0 * rows_bytes), (), (name,), present=splits_rows, step="rope"))
-        names.append(name)
-    return tuple(names)
 
 
 def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:

@@ -1,0 +1,79 @@
+"""Which recomputation a framework runs, and under which schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from mofa.blocks.frameworks.recompute import why_unsupported
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
+from mofa.search.legality.layers import has_own_split
+from mofa.search.legality.named_check import BoolN, FloatN, degrees_text
+from mofa.search.legality.named_check import Job as Job
+from mofa.specs.strategy import RecomputeSpec, StrategyTable
+
+
+def _unsupported(job: Job, spec: RecomputeSpec) -> str | None:
+    return why_unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
+
+
+def recompute_shortfall(job: Job, t: StrategyTable) -> FloatN:
+    """Rows whose recomputation the framework refuses, or that recompute more layers than a chunk has. (n,)"""
+
+    def refused(specs: Iterable[RecomputeSpec]) -> BoolN:
+        return np.array([_unsupported(job, spec) is not None for spec in specs])
+
+    bad, bad_numbered = refused(t.recompute_modes), refused(spec.of_layers(1) for spec in t.recompute_modes)
+    every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
+    chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
+    chunk = np.where(has_own_split(t), chunk, job.workload.model.num_layers)
+    none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
+    again = _defers_weight_gradients(t) & np.array([_once_only(job, spec) for spec in t.recompute_modes])[t.recompute]
+    numbered = bad_numbered[t.recompute] & (t.recompute_layers >= 0)
+    return np.asarray(bad[t.recompute] | numbered | (t.recompute_layers > chunk) | none | again, dtype=float)
+
+
+def _defers_weight_gradients(t: StrategyTable) -> BoolN:
+    """Where the schedule defers weight gradients.
+
+    PyTorch then differentiates a block once for its input and once more for each weight
+    (:mod:`mofa.blocks.deferred_weight_gradients`). Checkpoints that keep some ops' outputs raise at the second
+    (utils/checkpoint.py: "Trying to backward an extra time"). A compiled block is one node: each differentiation runs
+    its whole backward. With a checkpoint that is not modelled.
+    """
+    return np.array([s.defers_weight_gradients for s in SCHEDULES.values()])[t.schedule]
+
+
+def _once_only(job: Job, spec: RecomputeSpec) -> bool:
+    """Whether a recomputation cannot be repeated for each deferred weight gradient, or is not known to be
+    repeatable."""
+    return spec.kind == "ops" or (spec.kind != "none" and job.framework.compile)
+
+
+def recompute_message(job: Job, t: StrategyTable) -> str:
+    """Why a row's recomputation is refused, and what to do."""
+    spec = t.recompute_modes[int(t.recompute[0])]
+    if (why := _unsupported(job, spec.of_layers(int(t.recompute_layers[0])))) is not None:
+        return why
+    if _defers_weight_gradients(t)[0] and _once_only(job, spec):
+        schedule = SCHEDULE_NAMES[int(t.schedule[0])]
+        if spec.kind == "ops":
+            return (
+                f"recompute {spec.text} with schedule {schedule}: PyTorch differentiates a block again for each weight "
+                'whose gradient is put off, which op-level checkpoints refuse ("Trying to backward an extra time"); '
+                "use recompute=none, full or schedule=interleaved"
+            )
+        return (
+            f"recompute {spec.text} with schedule {schedule} of compiled blocks is not modelled; use recompute=none, "
+            "compile=false or schedule=interleaved"
+        )
+    if spec.kind == "every":
+        return (
+            f"recompute {spec.text}: no stage of {degrees_text(t, 'pp')} has so many of the "
+            f"{job.workload.model.num_layers} layers, none would be recomputed; lower it or use recompute=none"
+        )
+    return (
+        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {degrees_text(t, 'pp', 'vpp')} "
+        "leaves a chunk; lower it"
+    )

@@ -1,0 +1,42 @@
+"""Searches over toy models on 16 GPUs, each made once for the tests of all files."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from mofa.search.entry_points import find_plans
+from mofa.search.search_result import Search
+from mofa.specs.model import ModelSpec
+from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload
+
+HEADS = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
+BIG = {"hidden": 2048, "vocab": 32768, "mlp": {"ffn_hidden": 8192}, "attention": HEADS}
+MODELS: dict[str, ModelSpec] = {
+    "dense": llama(num_layers=16, **BIG),
+    "moe": moe_llama(num_layers=8, **BIG, moe={"num_experts": 8, "top_k": 2, "expert_hidden": 2048}),
+    "mla": mla_moe(num_layers=8),
+}
+GIB = {"dense": 12.0, "moe": 16.0, "mla": 8.0}
+
+
+def search_every_row(model: str, name: str, jobs: int = 1) -> Search:
+    """A search that costs every legal row."""
+    job = workload(MODELS[model], seq_len=4096, global_batch=32)
+    machines = cluster(16, memory_gib=GIB[model])
+    return find_plans(
+        job, machines, framework=framework(name), replay=False, banded=False, jobs=jobs, every_row=True
+    )  # fmt: skip
+
+
+@cache
+def costed_whole(model: str, name: str) -> Search:
+    """The search in one part, in this process, for all that is held against it."""
+    return search_every_row(model, name)
+
+
+@cache
+def search(model: str = "dense", name: str = "megatron", top: int = 10, memory_gib: float | None = None) -> Search:
+    """A search as users make it, by closed forms."""
+    job = workload(MODELS[model], seq_len=4096, global_batch=32)
+    machines = cluster(16, memory_gib=memory_gib or GIB[model])
+    return find_plans(job, machines, framework=framework(name), top=top, replay=False)
