@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mofa
+from mofa import compiled_parts
 from mofa.replay.allocator import compiled
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import CompiledAllocator, fastest_allocator, library
@@ -31,7 +32,7 @@ def _compile(path: Path) -> Path | None:
     assert spec is not None and spec.loader is not None
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
-    made: Path | None = build.compile_in(ROOT, path)
+    made: Path | None = build.compile_in(ROOT, build.SEGMENTS, path)
     return made
 
 
@@ -140,9 +141,10 @@ def test_what_is_left_to_the_reference(monkeypatch: pytest.MonkeyPatch, tmp_path
     """Expandable segments are; and all, where nothing is compiled, or not of this source."""
     assert type(fastest_allocator()) is CompiledAllocator
     assert type(fastest_allocator(expandable=True)) is Allocator
-    for name, wrong in (("LIBRARY", tmp_path / "none.so"), ("source_hash", lambda: "of other text")):
+    none_there = compiled, "LIBRARY", tmp_path / "none.so"
+    for module, name, wrong in (none_there, (compiled_parts, "source_hash", lambda _: "of other text")):
         with monkeypatch.context() as patch:
-            patch.setattr(compiled, name, wrong)
+            patch.setattr(module, name, wrong)
             library.cache_clear()
             assert type(fastest_allocator()) is Allocator
             with pytest.raises(RuntimeError, match="not compiled"):
