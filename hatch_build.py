@@ -13,9 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-SEGMENTS = Path("mofa/replay/allocator/native_segments.c")
-LONGEST_PATH = Path("mofa/cost/step_time/native_longest_path.c")
-SOURCES = (SEGMENTS, LONGEST_PATH)
+SOURCES = (
+    Path("mofa/replay/allocator/native_segments.c"),
+    Path("mofa/cost/step_time/native_longest_path.c"),
+    Path("mofa/cost/block/native_clock.c"),
+)
 
 
 def compile_in(root: Path, of: Path, library: Path | None = None) -> Path | None:
@@ -27,7 +29,13 @@ def compile_in(root: Path, of: Path, library: Path | None = None) -> Path | None
     library = library or source.with_suffix(".so")
     made = library.with_suffix(".new")
     hash_ = sha256(source.read_bytes()).hexdigest()
-    command = [compiler, "-O2", "-fPIC", "-shared", f'-DSOURCE="{hash_}"', "-o", str(made), str(source)]
+    options = [
+        "-O2",
+        "-ffp-contract=off",
+        "-fPIC",
+        "-shared",
+    ]  # what is added and multiplied is rounded twice, as in Python
+    command = [compiler, *options, f'-DSOURCE="{hash_}"', "-o", str(made), str(source)]
     if subprocess.run(command, check=False).returncode:
         made.unlink(missing_ok=True)
         return None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,23 +12,13 @@ from mofa.cost.step_time import compiled_path
 from mofa.cost.step_time.compiled_path import BLOCK, library
 from mofa.cost.step_time.critical_path import Durations, OncePerStep, critical_path_s
 from mofa.schedules import SCHEDULES, Runtime
-
-ROOT = Path(__file__).parents[3]
+from tests.compile_part import compiled_anew
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The compiled part of this source, whatever is in place."""
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None and spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    made = build.compile_in(ROOT, build.LONGEST_PATH, tmp_path_factory.mktemp("compiled") / "longest_path.so")
-    if made is None:
-        pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_path, "LIBRARY", made)
-        library.cache_clear()
+        compiled_anew(compiled_path, tmp_path_factory.mktemp("compiled"), patch)
         yield
     library.cache_clear()
 
