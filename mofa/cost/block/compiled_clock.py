@@ -132,10 +132,10 @@ def _step(
             on_world = tape.masks.row_of(machine.shares_world(op.work.group))
     elif watched and not watched.isdisjoint(op.writes):
         flags += WATCHED
-    here = EVERYWHERE if op.present is True else tape.masks.row_of(op.present)
+    present = EVERYWHERE if op.present is True else tape.masks.row_of(op.present)
     num_reads = len(op.reads)
     return (
-        kind, flags, tape.number_of_family(op.family), stream, group, here, on_world, begin, num_reads,
+        kind, flags, tape.number_of_family(op.family), stream, group, present, on_world, begin, num_reads,
         begin + num_reads, len(op.writes),
     )  # fmt: skip
 
