@@ -7,8 +7,9 @@ candidate and an array for K (:mod:`mofa.blocks.elementwise`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, stack_rows
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import Collective, HostSync, Stream
+from mofa.cost.block.compiled_clock import MOST, CompiledStreams, CompiledTape, library
 from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.host_issue import host_seconds
@@ -36,6 +38,8 @@ EXPOSED = (
 COMPUTING = ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "optimizer")
 """What loses by communication beside it; the others wait."""
 HIDDEN = ("tp", "cp", "ep", "pp", "dp")
+MANY = 1000
+"""Candidates from which NumPy's loops over them are as fast as the compiled part's. [-]"""
 HOST_AHEAD = -1e9
 """The clock of a host that is ahead of all that a tape takes. [s]"""
 
@@ -93,35 +97,35 @@ def _scanned(
 ) -> PhaseTime:  # fmt: skip
     issued: FloatK = sum(issue, 0.0)
     ops = tape.ops
-    steps = _Steps.of(ops, seconds, issue, machine)
+    begin = _clocks(ops, seconds, issue, machine)
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
     device_s: FloatK | None = None
     queued: FloatK = 0.0
     synchronises = HostSync in {type(op.work) for op in ops}  # the host waits for the device
     if repeat > 1 and not synchronises and not _carries(ops):
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
-        state = Streams(HOST_AHEAD)
-        exposed = _pass(steps, state, machine)
+        state = begin(HOST_AHEAD)
+        exposed = state.play()
         regained, late_s = state.regained, state.late_s
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
-        state = Streams(0.0)
+        state = begin(0.0)
         queued = _queued(ops, seconds, machine) if repeat > 1 else 0.0
         for _ in range(repeat - 1):
-            exposed = _pass(steps, state, machine)
+            exposed = state.play()
         starts = [state.with_host_ahead(NO_WAIT), state.with_host_ahead(-NO_WAIT)] if synchronises else []
-        exposed = _pass(steps, state, machine)
+        exposed = state.play()
         regained = state.regained
         if starts:  # from a host far ahead and from one far behind
             begun = starts[0].compute, starts[1].host
             for start in starts:
-                _pass(steps, start, machine)
-            ends = [(start.compute - begin, start.host - begin) for start, begin in zip(starts, begun, strict=True)]
+                start.play()
+            ends = [(start.compute - since, start.host - since) for start, since in zip(starts, begun, strict=True)]
             clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
         else:  # what waits for a late launch is no device's time: nothing holds the host, let it run ahead
-            ahead = Streams(HOST_AHEAD)
+            ahead = begin(HOST_AHEAD)
             for _ in range(repeat):
-                rested = _pass(steps, ahead, machine)
+                rested = ahead.play()
             late_s = ahead.late_s
             sent = _beside(tape, seconds, machine)
             device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + load_idle_s(tape, seconds)
@@ -141,6 +145,64 @@ def _scanned(
     of_parts = stack_rows([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
     return PhaseTime(of_parts[:first], of_parts[first:second], of_parts[-2], of_parts[second:-2], of_parts[-1])
+
+
+class _Clocks(Protocol):
+    """What a tape is passed on; the clocks are those of :class:`mofa.cost.block.streams.Streams`."""
+
+    @property
+    def host(self) -> FloatK: ...
+    @property
+    def compute(self) -> FloatK: ...
+    @property
+    def late_s(self) -> FloatK: ...
+    @property
+    def regained(self) -> dict[str, FloatK]: ...
+    def with_host_ahead(self, ahead_s: float) -> _Clocks: ...
+    def play(self) -> dict[str, FloatK]: ...
+
+
+@dataclass(frozen=True)
+class _StepClocks:
+    """Those on which a tape is passed here."""
+
+    tape: _Steps
+    machine: Machine
+    streams: Streams
+
+    @property
+    def host(self) -> FloatK:
+        return self.streams.host
+
+    @property
+    def compute(self) -> FloatK:
+        return self.streams.compute
+
+    @property
+    def late_s(self) -> FloatK:
+        return self.streams.late_s
+
+    @property
+    def regained(self) -> dict[str, FloatK]:
+        return self.streams.regained
+
+    def with_host_ahead(self, ahead_s: float) -> _StepClocks:
+        return replace(self, streams=self.streams.with_host_ahead(ahead_s))
+
+    def play(self) -> dict[str, FloatK]:
+        return _pass(self.tape, self.streams, self.machine)
+
+
+def _clocks(
+    ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: Machine
+) -> Callable[[float], _Clocks]:
+    """Gives the clocks to pass a tape, by the host's clock at its beginning; of several candidates compiled ones."""
+    if 1 < machine.num_k <= MANY and (compiled := library()) is not None:
+        tape = CompiledTape(ops, seconds, issue, machine, EXPOSED, _watched(ops), _communicates(ops))
+        if tape.most <= MOST:
+            return lambda host_s: CompiledStreams(compiled, tape, host_s, is_ahead=host_s is HOST_AHEAD)
+    steps = _Steps.of(ops, seconds, issue, machine)
+    return lambda host_s: _StepClocks(steps, machine, Streams(host_s))
 
 
 def _with_loss(
@@ -229,6 +291,11 @@ def _watched(ops: tuple[Op, ...]) -> set[str]:
     return watched
 
 
+def _communicates(ops: tuple[Op, ...]) -> bool:
+    """Whether any op is on another stream."""
+    return any(op.stream != "compute" and type(op.work) is not HostSync for op in ops)
+
+
 def _may_pass(op: Op) -> bool:
     """Whether the op's output may be its input as it is: a view, or an op that some candidates don't have."""
     return bool(op.reads) and (op.work is None or op.present is not True)
@@ -267,7 +334,7 @@ class _Steps(NamedTuple):
     def of(cls, ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: Machine) -> _Steps:
         """Of ops with their device and host seconds."""
         watched, share = _watched(ops), machine.cluster.gpu.curves.overlap_slowdown.value
-        communicates = any(op.stream != "compute" and type(op.work) is not HostSync for op in ops)
+        communicates = _communicates(ops)
         issued_s: FloatK = 0.0
         steps = []
         for op, took, issued in zip(ops, seconds, issue, strict=True):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.step_time import compiled_path
 from mofa.cost.step_time.dependency_levels import DependencyLevels, levels_of
 from mofa.schedules import SCHEDULES, Runtime
 from mofa.schedules.interleaved import micro_batches_per_round
@@ -200,6 +201,19 @@ def _walk(
 ) -> tuple[ArrayN, ArrayN]:
     """When the last computation ends, and the longest of all last rounds; durations are at ``place``. (n,) each [s]
 
+    By the compiled part where there is one.
+    """
+    rows = place.take(walk.which)
+    if (compiled := compiled_path.library()) is not None:
+        return compiled_path.longest_path(compiled, walk, rows, durations, hosts)
+    return _walk_by_level(walk, rows, durations, hosts)
+
+
+def _walk_by_level(
+    walk: DependencyLevels, rows: IntA, durations: ArrayN, hosts: tuple[ArrayN, ...] | None
+) -> tuple[ArrayN, ArrayN]:
+    """The same without the compiled part; each node's durations are in one of the ``rows``.
+
     Durations of many plans are gathered level by level: of all nodes together they would be written to memory and read
     back. Those of few are gathered at once, of one in arrays of one dimension: a level takes as long as its calls.
     """
@@ -210,7 +224,7 @@ def _walk(
     done = np.empty((walk.size, *durations.shape[1:]))
     done[0] = 0.0
     issued = np.zeros_like(done) if hosts is not None else done
-    rows, hop_s = place.take(walk.which), durations[0]
+    hop_s = durations[0]
     at_once = num_plans <= FEW_PLANS
     if at_once:
         durations = durations.take(rows, axis=0)

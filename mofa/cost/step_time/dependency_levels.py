@@ -36,6 +36,12 @@ class DependencyLevels:
     """The last backward of each rank's steady state."""
     round_before: IntA
     """The backward one round before it."""
+    waits: tuple[IntA, IntA]
+    """What of ``levels`` each node waits for: where its nodes begin in the second array, (N + 1,), and these."""
+    sent: tuple[IntA, IntA]
+    """The same of what a hand-over follows."""
+    before: IntA
+    """The computation before each node on its rank, (N,)."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,8 @@ def levels_of(
     new = (np.diff(level[in_order]) > 0) | (handed[in_order][1:] != handed[in_order][:-1])
     firsts = 1 + np.flatnonzero(new)  # node 0 is a level of its own
     bounds = list(zip(firsts.tolist(), [*firsts[1:].tolist(), size], strict=True))
-    waits, sent = (_tables(place[pairs], bounds) for pairs in (graph.waits, graph.sent))
+    waits_of, sent_of = (_before_each(place[pairs], size) for pairs in (graph.waits, graph.sent))
+    waits, sent = (_tables(of_each, bounds) for of_each in (waits_of, sent_of))
     weight = graph.weight[in_order]
     before = np.zeros(size, dtype=np.intp)
     before[graph.computations[:, 1:]] = graph.computations[:, :-1]
@@ -116,17 +123,21 @@ def levels_of(
         round_before.append(nodes[max(last - 2 * each * vpp, 0)])
     return DependencyLevels(
         tuple((slice(a, b), w, s, before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), weight, size,
-        place[[*graph.computations[:, -1], *reduced]], place[last_steady], place[round_before],
+        place[[*graph.computations[:, -1], *reduced]], place[last_steady], place[round_before], waits_of, sent_of,
+        before,
     )  # fmt: skip
 
 
-def _tables(pairs: IntA, bounds: Sequence[tuple[int, int]]) -> list[IntA]:
-    """What the nodes of each level wait for, for fewer the last repeated; of none an empty table. (most, nodes) each"""
-    size = bounds[-1][1]
-    code = np.unique(pairs[:, 0] * size + pairs[:, 1])
-    node, before = np.divmod(code, size)
-    count = np.bincount(node, minlength=size)
-    start = np.concatenate([[0], np.cumsum(count)[:-1]])
+def _before_each(pairs: IntA, size: int) -> tuple[IntA, IntA]:
+    """What each node waits for: where its nodes begin in the second array, (N + 1,), and these."""
+    node, before = np.divmod(np.unique(pairs[:, 0] * size + pairs[:, 1]), size)
+    return np.concatenate([[0], np.cumsum(np.bincount(node, minlength=size))]), before
+
+
+def _tables(of_each: tuple[IntA, IntA], bounds: Sequence[tuple[int, int]]) -> list[IntA]:
+    """The same by level, for fewer the last repeated; of none an empty table. (most, nodes) each"""
+    first, before = of_each
+    start, count = first[:-1], np.diff(first)
     most = np.maximum.reduceat(count, [a for a, _ in bounds])
     out = []
     for (a, b), width in zip(bounds, most.tolist(), strict=True):

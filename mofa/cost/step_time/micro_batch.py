@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from operator import is_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -297,14 +298,18 @@ def _clocks(
         Clocks(*clocks.T[:, :, None, None]).repeated(count)
         for clocks, count in (pieces if forward else reversed(pieces))
     ]
-    ahead, queued = reduce(Clocks.then, passed), reduce(Clocks.then, [piece.through_queue() for piece in passed])
+    through_queue = [piece.through_queue() for piece in passed]
+    fits = all(map(is_, through_queue, passed))  # as nearly always
+    ahead = reduce(Clocks.then, passed)
+    queued = ahead if fits else reduce(Clocks.then, through_queue)
     behind_s, ahead_s = hand_over_host_s(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
     only_host = behind_s + (ahead_s if not rows.schedule_record.joins_exchanges else 0.0)
     if not only_host:
         return ahead, queued
     handed = Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))
-    return ahead.then(handed), queued.then(handed)
+    both = ahead.then(handed)
+    return both, both if fits else queued.then(handed)
 
 
 def hand_over_host_s(rows: Rows) -> tuple[float, float]:

@@ -13,12 +13,12 @@ from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from functools import lru_cache
-from hashlib import sha256
 from math import inf
 from pathlib import Path
 
 import numpy as np
 
+from mofa.compiled_parts import compiled_part
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import ALLOCATED, Block, BlockPool, Order
 
@@ -50,23 +50,10 @@ ARGUMENTS: dict[str, tuple[type | None, list[type] | None]] = {
 """What each function gives and takes; None for a handle and small numbers, which are not looked at: that is quicker."""
 
 
-def source_hash() -> str:
-    """What tells a library of other source text from one of this."""
-    return sha256(SOURCE.read_bytes()).hexdigest()
-
-
 @lru_cache(maxsize=1)
 def library() -> ctypes.PyDLL | None:
     """The compiled part; None where there is none of this source, for this machine."""
-    try:
-        compiled = ctypes.PyDLL(str(LIBRARY))
-        for name, (result, arguments) in ARGUMENTS.items():
-            function = getattr(compiled, name)
-            function.restype, function.argtypes = result, arguments
-        same = compiled.source() == source_hash().encode()
-    except (OSError, AttributeError):
-        return None
-    return compiled if same else None
+    return compiled_part(SOURCE, LIBRARY, ARGUMENTS)
 
 
 def fastest_allocator(room: int | None = None, *, expandable: bool = False, limit: float = inf) -> Allocator:

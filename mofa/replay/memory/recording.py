@@ -15,10 +15,13 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import NumberedBlocks
 from mofa.replay.allocator.pools import FREE, Block, BlockPool, BlockSlots, Order, Request
-from mofa.replay.allocator.timeline import Instruction, Journal
+from mofa.replay.allocator.timeline import Instruction, Journal, SlotEvents
 
 NEAR = 32 << 20
 """What blocks that are larger than asked take more, together, is less than this. [B]"""
@@ -90,6 +93,16 @@ class Recording:
     def packed_live_slots(self) -> array[int]:
         """The ``live_slots``, packed."""
         return array("i", self.live_slots)
+
+    @cached_property
+    def slot_events(self) -> SlotEvents:
+        """The ``entries`` as arrays."""
+        return SlotEvents.of(self.entries)
+
+    @cached_property
+    def sizes_array(self) -> NDArray[np.int64]:
+        """The ``sizes`` as an array. [B]"""
+        return np.array(self.sizes, dtype=np.int64)
 
     @cached_property
     def held_more(self) -> dict[int, int]:

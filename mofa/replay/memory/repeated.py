@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 
+import numpy as np
+
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import CompiledAllocator, NumberedBlocks
 from mofa.replay.allocator.expandable_segments import least_expandable
@@ -20,7 +22,7 @@ from mofa.replay.allocator.pools import (
     OutOfDeviceMemory,
     address_of,
 )
-from mofa.replay.allocator.timeline import Instruction, Journal
+from mofa.replay.allocator.timeline import MANY_RESTS, Instruction, Journal
 from mofa.replay.memory.recording import NEAR, NOTHING, PassBlocks, PiecePassed, Recording
 
 Passed = Callable[[PiecePassed, BlockSlots], None]
@@ -74,6 +76,10 @@ def _add_rests(
     all_rests = sum(rests.values())
     if before + recording.rise + all_rests <= peak:
         return before + recording.rise + all_rests, changed
+    if len(rests) >= MANY_RESTS:
+        sizes_then = recording.sizes_array.copy()
+        np.add.at(sizes_then, *recording.slot_events.changes(rests))
+        return before + max(int(np.cumsum(sizes_then).max(initial=0)), 0), changed
     if all_rests >= NEAR:
         sizes = list(recording.sizes)
         for slot, rest in items:

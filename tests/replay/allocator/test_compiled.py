@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import mofa
+from mofa import compiled_parts
 from mofa.replay.allocator import compiled
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import CompiledAllocator, fastest_allocator, library
@@ -20,30 +20,16 @@ from mofa.replay.memory.rank_memory import Playing
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import rank_maker
 from mofa.search.strategy_estimator import estimator_of
+from tests.compile_part import compiled_anew
 from tests.replay.allocator.test_caching import RECORDED, _load, answer_recorded
 
-ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
-
-
-def _compile(path: Path) -> Path | None:
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None and spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    made: Path | None = build.compile_in(ROOT, path)
-    return made
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The compiled part of this source, whatever is in place."""
-    made = _compile(tmp_path_factory.mktemp("compiled") / "native_segments.so")
-    if made is None:
-        pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "LIBRARY", made)
-        library.cache_clear()
+        compiled_anew(compiled, tmp_path_factory.mktemp("compiled"), patch)
         yield
     library.cache_clear()
 
@@ -140,9 +126,10 @@ def test_what_is_left_to_the_reference(monkeypatch: pytest.MonkeyPatch, tmp_path
     """Expandable segments are; and all, where nothing is compiled, or not of this source."""
     assert type(fastest_allocator()) is CompiledAllocator
     assert type(fastest_allocator(expandable=True)) is Allocator
-    for name, wrong in (("LIBRARY", tmp_path / "none.so"), ("source_hash", lambda: "of other text")):
+    none_there = compiled, "LIBRARY", tmp_path / "none.so"
+    for module, name, wrong in (none_there, (compiled_parts, "source_hash", lambda _: "of other text")):
         with monkeypatch.context() as patch:
-            patch.setattr(compiled, name, wrong)
+            patch.setattr(module, name, wrong)
             library.cache_clear()
             assert type(fastest_allocator()) is Allocator
             with pytest.raises(RuntimeError, match="not compiled"):

@@ -10,6 +10,7 @@ import pytest
 import mofa
 from mofa.plan.memory import MemoryCurve
 from mofa.plan.result import Plan
+from mofa.replay.allocator import timeline
 from mofa.replay.allocator.timeline import ACTIVATIONS, GROUPS, OUTSIDE, Instruction, Journal
 from mofa.report.figures.memory_over_time import plot_memory_over_time
 
@@ -122,3 +123,18 @@ def test_a_journal_by_hand() -> None:
 def test_curves_whose_arrays_differ_in_length_are_refused() -> None:
     with pytest.raises(ValueError, match="number of instants"):
         MemoryCurve(time_s=(0.0, 1.0), reserved_bytes=(1.0,), kinds={"activations": (1.0, 1.0)}, peak=0)
+
+
+def test_many_larger_blocks_change_events_as_few_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What blocks are larger than noted is added slot by slot where they are few, by arrays where they are many."""
+    rng = np.random.default_rng(0)
+    entries = {
+        int(slot): tuple((int(event), int(rng.choice([-1, 1]))) for event in rng.integers(0, 200, 3))
+        for slot in rng.permutation(90)[:80]
+    }
+    larger = [(200 * n, entries, {int(slot): int(rng.integers(1, 1 << 20)) for slot in range(100)}) for n in range(3)]
+    both = np.zeros((2, 600), dtype=np.int64)
+    timeline._add_larger(both[0], larger)
+    monkeypatch.setattr(timeline, "MANY_RESTS", 1000)
+    timeline._add_larger(both[1], larger)
+    assert both.any() and np.array_equal(*both)

@@ -1,0 +1,54 @@
+"""The compiled longest path against its reference, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.step_time import compiled_path
+from mofa.cost.step_time.compiled_path import BLOCK, library
+from mofa.cost.step_time.critical_path import Durations, OncePerStep, critical_path_s
+from mofa.schedules import SCHEDULES, Runtime
+from tests.compile_part import compiled_anew
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        compiled_anew(compiled_path, tmp_path_factory.mktemp("compiled"), patch)
+        yield
+    library.cache_clear()
+
+
+@pytest.mark.parametrize("has_host", [False, True])
+@pytest.mark.parametrize("num_plans", [1, 3, BLOCK, 2 * BLOCK + 1])
+@pytest.mark.parametrize(
+    ("schedule", "runtime", "pp", "vpp", "once"),
+    [("interleaved", "megatron", 4, 3, True), ("interleaved", "pytorch", 4, 2, False), ("zbv", "pytorch", 3, 2, False),
+     ("1f1b", "megatron", 3, 1, True)],
+)  # fmt: skip
+def test_as_by_level(
+    schedule: str, runtime: Runtime, pp: int, vpp: int, once: bool, num_plans: int, has_host: bool
+) -> None:
+    """Of random durations, with and without the host's clocks, gathers and rounds that are left out."""
+    assert library() is not None
+    rng, shape = np.random.default_rng(num_plans), (num_plans, pp, vpp)
+    forward_s, backward_s, weights_s = rng.uniform(1, 2, (3, *shape))
+    kinds = len(SCHEDULES[schedule].computations)
+    clocks = rng.uniform(0, 3, (kinds, 4, *shape))
+    clocks[:, 2][rng.random((kinds, *shape)) < 0.5] = NEVER
+    given = Durations(
+        forward_s, 2 * backward_s, weights_s, rng.uniform(0, 0.5, num_plans), 0.1,
+        OncePerStep(*rng.uniform(0, 1, (3, *shape))) if once else None,
+        tuple(Clocks(*of_kind) for of_kind in clocks) if has_host else None,
+    )  # fmt: skip
+    num_micro_batches = rng.choice([2 * pp, 8 * pp], num_plans)
+    plan = schedule, runtime, pp, vpp
+    compiled = critical_path_s(plan, given, num_micro_batches)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled_path, "library", lambda: None)
+        by_level = critical_path_s(plan, given, num_micro_batches)
+    assert np.array_equal(compiled, by_level)
