@@ -1,4 +1,4 @@
-"""Hybrids of attention and linear attention: Qwen3-Next, Qwen3.5, Kimi Linear, MiniMax-01 and M1."""
+"""Hybrids of attention and linear attention: Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear, MiniMax-01 and M1."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from mofa.specs.huggingface.hybrids.layer_fields import (
     listed,
     numbers,
 )
-from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, Key, count, entries, flag, size
+from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, Key, count, entries, flag, size, table
 from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
+    KV_HEADS,
     activation,
     experts_only,
     gated_mlp,
@@ -88,6 +89,36 @@ def _qwen3_5_moe(c: Config) -> dict[str, Any]:
 
 def _qwen3_5(c: Config) -> dict[str, Any]:
     return _qwen(c, [False] * c["num_hidden_layers"])
+
+
+def _heads(c: Config) -> int:
+    return int(c["num_attention_heads"])
+
+
+def _three_quarters_of_hidden(c: Config) -> int:
+    """Olmo Hybrid's width of a key head."""
+    return int(0.75 * c["hidden_size"] / c["linear_num_key_heads"])
+
+
+def _twice_key_head(c: Config) -> int:
+    return 2 * int(c["linear_key_head_dim"])
+
+
+def _olmo_hybrid(c: Config) -> dict[str, Any]:
+    """Gated delta nets with norms ahead of the parts, attention with norms behind them."""
+    total, bias = c["num_hidden_layers"], c["attention_bias"]
+    if c["layer_types"] is None:
+        names = ["full" if i % 4 == 3 else "linear" for i in range(total)]
+        names[-1] = names[-1] if "full" in names else "full"
+    else:
+        names = listed(c, "layer_types", LINEAR_OR_FULL)
+    if len(set(names)) < 2:
+        raise ValueError(f"layer_types has {names[0]} layers alone; transformers' class needs both kinds, give them")
+    bases = c["rope_parameters"]
+    unrotated = {} if bases is None or bases.get("rope_theta", 1) is not None else {"nope_every": 1}
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_kind="full", **unrotated)
+    mixers = {"linear": gated_delta_net(c), "full": ATTENTION}
+    return {"attention": attention, "mlp": gated_mlp(c), **layers([kind(n, [mixers[n]], [MLP]) for n in names])}
 
 
 def _kimi_linear(c: Config) -> dict[str, Any]:
@@ -170,6 +201,14 @@ ARCHITECTURES = (
     Architecture(
         "Qwen3_5TextConfig", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), ("qwen3_5_text", "qwen3_5"),
         {**sizes(4096, 32, 16, 12288, 248320), "num_key_value_heads": kv_heads(4), **_qwen_keys()}, _qwen3_5,
+    ),
+    Architecture(
+        "OlmoHybridConfig", ("OlmoHybridForCausalLM",), ("olmo_hybrid",),
+        {**sizes(3840, 32, 30, 11008, 100352), "num_key_value_heads": KV_HEADS, "attention_bias": flag(False),
+         "layer_types": entries(), "rope_parameters": table(), "linear_num_key_heads": size(None, rule=_heads),
+         "linear_num_value_heads": size(None, rule=_heads),
+         "linear_key_head_dim": size(None, rule=_three_quarters_of_hidden),
+         "linear_value_head_dim": size(None, rule=_twice_key_head), "linear_conv_kernel_dim": size(4)}, _olmo_hybrid,
     ),
     Architecture(
         "KimiLinearConfig", ("KimiLinearForCausalLM",), ("kimi_linear",),
