@@ -14,6 +14,7 @@ from mofa.specs.huggingface.hybrids.linear_hybrids import gated_delta_net
 from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, text
 from mofa.specs.huggingface.shared_keys import (
     KV_HEADS,
+    dense_or_experts,
     experts_only,
     four_times_hidden,
     gated_mlp,
@@ -56,9 +57,50 @@ def _other(shape: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "other_attention", "shape": shape}
 
 
+def _every_nth(flags: Sequence[bool]) -> int | None:
+    """Of which period the last layer is flagged: 0 where none is, 1 where all are, None where there is no period.
+
+    Examples
+    --------
+    >>> [_every_nth(flags) for flags in ([False, True] * 2, [True, False] * 2, [False], [True])]
+    [2, None, 0, 1]
+    """
+    if True not in flags:
+        return 0
+    every = list(flags).index(True) + 1
+    return every if all(flag == ((i + 1) % every == 0) for i, flag in enumerate(flags)) else None
+
+
+def _held(c: Config, names: Sequence[str], unrotated: Sequence[bool]) -> dict[str, Any] | None:
+    """Fields of attention where full layers and layers without a rotation are every n-th; None where they are not."""
+    full, nope = _every_nth([name == "full" for name in names]), _every_nth(unrotated)
+    if full is None or nope is None:
+        return None
+    if full == 1:
+        return {"nope_every": nope}
+    period = {"window_every": full} if full else {}
+    return {"nope_every": nope, "window": c["sliding_window"], **period}
+
+
+def _held_experts(sparse: Sequence[bool]) -> dict[str, Any] | None:
+    """Fields of experts where these are in every n-th layer behind the first ones; None where they are not."""
+    if True not in sparse:
+        return None
+    places = [i for i, has_experts in enumerate(sparse) if has_experts]
+    every = places[1] - places[0] if len(places) > 1 else len(sparse) - places[0]
+    first = places[0] - every + 1
+    if first < 0 or any(flag != (i >= first and (i - first + 1) % every == 0) for i, flag in enumerate(sparse)):
+        return None
+    return {"first_k_dense": first, "every": every}
+
+
 def _cwm(c: Config) -> dict[str, Any]:
     attention, names = gqa(c), _first_of_four(c)
-    each = [kind(name, [mixer], [MLP]) for name, mixer in zip(names, _mixers(c, names, attention), strict=True)]
+    mixers = _mixers(c, names, attention)
+    held = _held(c, names, [False] * len(names))
+    if held is not None:
+        return {"attention": {**attention, **held}, "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+    each = [kind(name, [mixer], [MLP]) for name, mixer in zip(names, mixers, strict=True)]
     return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"]), **layers(each)}
 
 
@@ -87,8 +129,12 @@ def _granite_windows(c: Config, raw: dict[str, Any], ffn: dict[str, str]) -> dic
     bases = [1.0] * len(names) if c["layer_rope_theta"] is None else c["layer_rope_theta"]
     if len(bases) != len(names) or not all(type(base) in (int, float) and base >= 0 for base in bases):
         raise ValueError(f"layer_rope_theta ({short(bases)}) must list {len(names)} bases of at least 0; correct it")
+    mixers = _mixers(c, names, attention)
+    held = _held(c, names, [not base for base in bases])
+    if held is not None:
+        return {**raw, "attention": {**attention, **held}}
     each = []
-    for name, mixer, base in zip(names, _mixers(c, names, attention), bases, strict=True):
+    for name, mixer, base in zip(names, mixers, bases, strict=True):
         if base:
             each.append(kind(name, [mixer], [ffn]))
         else:
@@ -115,11 +161,15 @@ def _flint(c: Config) -> dict[str, Any]:
     dense = {0, 1} if c["mlp_only_layers"] is None else numbers(c, "mlp_only_layers")
     sparse = [(i + 1) % step == 0 and i not in dense for i in range(total)]
     attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, sinks=True, nope_every=1)
+    fields = moe(c, score="sigmoid", shared_hidden=c["shared_expert_intermediate_size"])
+    mixers = _mixers(c, names, attention)
+    held, places = _held(c, names, [name == "full" for name in names]), _held_experts(sparse)
+    if held is not None and places is not None:
+        return {"attention": {**attention, **held}, **dense_or_experts(c, {**fields, **places})}
     each = []
-    for name, mixer, has_experts in zip(names, _mixers(c, names, attention), sparse, strict=True):
+    for name, mixer, has_experts in zip(names, mixers, sparse, strict=True):
         ffn = MOE if has_experts else MLP
         each.append(kind(f"{name}-{ffn['kind']}", [mixer], [ffn]))
-    fields = moe(c, score="sigmoid", shared_hidden=c["shared_expert_intermediate_size"])
     return {"attention": attention, "mlp": gated_mlp(c), "moe": fields, **layers(each)}
 
 
