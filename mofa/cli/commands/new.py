@@ -30,9 +30,9 @@ def new_workload(
     """
     from mofa.errors import SpecError
     from mofa.specs.files import bundled, did_you_mean
-    from mofa.specs.huggingface.keys import read_keys
+    from mofa.specs.huggingface.keys import model_of_class, read_keys
     from mofa.specs.huggingface.nearest import nearest_workload
-    from mofa.specs.workload_template import workload_template
+    from mofa.specs.workload_template import workload_like, workload_template
     from mofa.specs.write_files import check_writable, write_atomic
 
     if like is None and from_config is None:
@@ -47,7 +47,9 @@ def new_workload(
         text = workload_template(str(like))
     else:
         config, name = read_keys(from_config)
-        text = workload_template(like or nearest_workload(config), config, name)
+        model = model_of_class(from_config)
+        nearest = nearest_workload(config) if model is None else workload_like(model)
+        text = workload_template(like or nearest, config, name, model)
     if out is None:
         typer.echo(text, nl=False)
     else:
