@@ -146,7 +146,9 @@ def _write_rope_scale(job: Job) -> Mapping[str, Any]:
     if scale == 1.0:
         return {}
     if not _is_latent(job):
-        raise job.refusal(f"model.rope_scale ({scale:g})", "position-embedding-type has no YaRN but for latent attention; use 1")
+        raise job.refusal(
+            f"model.rope_scale ({scale:g})", "position-embedding-type has no YaRN but for latent attention; use 1"
+        )
     return {"rotary-scaling-factor": math.exp((scale - 1.0) / 0.1)}
 
 

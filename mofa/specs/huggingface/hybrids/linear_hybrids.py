@@ -7,10 +7,13 @@ from typing import Any
 from mofa.specs.huggingface.deepseek import latent_sizes
 from mofa.specs.huggingface.hybrids.layer_fields import (
     ATTENTION,
+    DENSE_OR_EXPERTS,
     GATED,
     LINEAR_OR_FULL,
     MLP,
     MOE,
+    delta_net_sizes,
+    gated_delta_net,
     kind,
     layers,
     listed,
@@ -21,6 +24,7 @@ from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
     activation,
+    all_heads,
     experts_only,
     gated_mlp,
     gqa,
@@ -45,15 +49,6 @@ def _full_or_linear(c: Config) -> list[str]:
 def _qwen_attention(c: Config) -> dict[str, Any]:
     bias = c["attention_bias"]
     return gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, **rotary_dim(c))
-
-
-def gated_delta_net(c: Config) -> dict[str, Any]:
-    """A gated delta net of Qwen's keys."""
-    return {
-        "kind": "gated_delta_net", "num_key_heads": c["linear_num_key_heads"],
-        "num_value_heads": c["linear_num_value_heads"], "key_head_dim": c["linear_key_head_dim"],
-        "value_head_dim": c["linear_value_head_dim"], "conv_kernel": c["linear_conv_kernel_dim"],
-    }  # fmt: skip
 
 
 def _qwen3_next(c: Config) -> dict[str, Any]:
@@ -91,8 +86,7 @@ def _qwen3_5(c: Config) -> dict[str, Any]:
     return _qwen(c, [False] * c["num_hidden_layers"])
 
 
-def _heads(c: Config) -> int:
-    return int(c["num_attention_heads"])
+_HEADS = size(None, rule=all_heads)
 
 
 def _three_quarters_of_hidden(c: Config) -> int:
@@ -138,7 +132,7 @@ def _kimi_linear(c: Config) -> dict[str, Any]:
         first = c["first_k_dense_replace"]
         ffns = [MLP if i < first else MOE for i in range(len(names))]
     else:
-        ffns = [{"kind": name} for name in listed(c, "mlp_layer_types", {"dense": "mlp", "sparse": "moe"})]
+        ffns = [{"kind": name} for name in listed(c, "mlp_layer_types", DENSE_OR_EXPERTS)]
     mixers = {"linear": delta, "full": ATTENTION}
     each = [kind(f"{name}-{ffn['kind']}", [mixers[name]], [ffn]) for name, ffn in zip(names, ffns, strict=True)]
     fields = moe(
@@ -174,8 +168,7 @@ def _lightning(c: Config, names: list[str]) -> dict[str, Any]:
 def _qwen_keys(interval: int = 4) -> dict[str, Key]:
     return {
         **rotary(0.25), "attention_bias": flag(False), "head_dim": size(256), "layer_types": entries(),
-        "full_attention_interval": size(interval), "linear_conv_kernel_dim": size(4), "linear_key_head_dim": size(128),
-        "linear_value_head_dim": size(128), "linear_num_key_heads": size(16), "linear_num_value_heads": size(32),
+        "full_attention_interval": size(interval), **delta_net_sizes(16, 32, 128, 128),
         "mtp_num_hidden_layers": count(0, "mtp_num_hidden_layers", "num_nextn_predict_layers"),
     }  # fmt: skip
 
@@ -205,10 +198,9 @@ ARCHITECTURES = (
     Architecture(
         "OlmoHybridConfig", ("OlmoHybridForCausalLM",), ("olmo_hybrid",),
         {**sizes(3840, 32, 30, 11008, 100352), "num_key_value_heads": KV_HEADS, "attention_bias": flag(False),
-         "layer_types": entries(), "rope_parameters": table(), "linear_num_key_heads": size(None, rule=_heads),
-         "linear_num_value_heads": size(None, rule=_heads),
-         "linear_key_head_dim": size(None, rule=_three_quarters_of_hidden),
-         "linear_value_head_dim": size(None, rule=_twice_key_head), "linear_conv_kernel_dim": size(4)}, _olmo_hybrid,
+         "layer_types": entries(), "rope_parameters": table(), **delta_net_sizes(
+             _HEADS, _HEADS, size(None, rule=_three_quarters_of_hidden), size(None, rule=_twice_key_head),
+         )}, _olmo_hybrid,
     ),
     Architecture(
         "KimiLinearConfig", ("KimiLinearForCausalLM",), ("kimi_linear",),

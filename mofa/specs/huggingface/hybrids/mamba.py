@@ -10,6 +10,7 @@ from mofa.specs.huggingface.hybrids.layer_fields import (
     MAMBA_OR_FULL,
     MLP,
     MOE,
+    grouped_experts,
     kind,
     layers,
     listed,
@@ -155,10 +156,7 @@ def _nemotron_h(c: Config) -> dict[str, Any]:
     if "moe" not in (*names, *(entry if more else ())):
         return {**raw, **layers([named[name] for name in names], **more)}
     refuse(c, "mlp_bias", False, "biases of Nemotron's experts")
-    fields = moe(
-        c, num_experts="n_routed_experts", score="sigmoid", correction_bias=True, num_groups=c["n_group"],
-        groups_per_token=c["topk_group"], shared_hidden=c["moe_shared_expert_intermediate_size"],
-    )  # fmt: skip
+    fields = grouped_experts(c, c["moe_shared_expert_intermediate_size"])
     if c["moe_latent_size"] is not None:
         more["expert_latent"] = c["moe_latent_size"]
     return {**raw, "moe": fields, **layers([named[name] for name in names], **more)}

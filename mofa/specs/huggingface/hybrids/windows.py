@@ -9,8 +9,21 @@ from typing import Any
 from mofa.specs.files import short
 from mofa.specs.huggingface.deepseek import latent_sizes
 from mofa.specs.huggingface.granite import GRANITE, GRANITE_MOE, granite, granite_moe
-from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, GATED, MLP, MOE, kind, layers, listed, numbers
-from mofa.specs.huggingface.hybrids.linear_hybrids import gated_delta_net
+from mofa.specs.huggingface.hybrids.layer_fields import (
+    ATTENTION,
+    DENSE_OR_EXPERTS,
+    FULL_OR_WINDOWED,
+    GATED,
+    MLP,
+    MOE,
+    delta_net_sizes,
+    gated_delta_net,
+    grouped_experts,
+    kind,
+    layers,
+    listed,
+    numbers,
+)
 from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, text
 from mofa.specs.huggingface.shared_keys import (
     KV_HEADS,
@@ -31,14 +44,12 @@ from mofa.specs.huggingface.shared_keys import (
 )
 from mofa.specs.model import MAX_LAYERS
 
-_FULL_OR_WINDOWED = {"full_attention": "full", "sliding_attention": "windowed"}
-
 
 def _first_of_four(c: Config) -> list[str]:
     """Each layer by its list, else the first of every four is full."""
     if c["layer_types"] is None:
         return ["windowed" if i % 4 else "full" for i in range(c["num_hidden_layers"])]
-    return listed(c, "layer_types", _FULL_OR_WINDOWED)
+    return listed(c, "layer_types", FULL_OR_WINDOWED)
 
 
 def _mixers(c: Config, names: Sequence[str], attention: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -157,7 +168,7 @@ def _flint(c: Config) -> dict[str, Any]:
     if c["layer_types"] is None:
         names = ["full" if i < 2 or i % 4 == 1 or i == total - 1 else "windowed" for i in range(total)]
     else:
-        names = listed(c, "layer_types", _FULL_OR_WINDOWED)
+        names = listed(c, "layer_types", FULL_OR_WINDOWED)
     dense = {0, 1} if c["mlp_only_layers"] is None else numbers(c, "mlp_only_layers")
     sparse = [(i + 1) % step == 0 and i not in dense for i in range(total)]
     attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, sinks=True, nope_every=1)
@@ -179,7 +190,7 @@ def _lara_mini(c: Config) -> dict[str, Any]:
         period = ("linear", "windowed", "linear", "full", "windowed")
         names = [period[i % len(period)] for i in range(c["num_hidden_layers"])]
     else:
-        names = listed(c, "layer_types", {**_FULL_OR_WINDOWED, "linear_attention": "linear"})
+        names = listed(c, "layer_types", {**FULL_OR_WINDOWED, "linear_attention": "linear"})
     bias = c["attention_bias"]
     attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, nope_every=1)
     softmax = sorted(set(names) - {"linear"})
@@ -211,14 +222,10 @@ def _axk1(c: Config) -> dict[str, Any]:
         first, every = c["first_k_dense_replace"], c["moe_layer_freq"]
         ffns = ["moe" if i >= first and i % every == 0 else "mlp" for i in range(c["num_hidden_layers"])]
     else:
-        ffns = listed(c, "mlp_layer_types", {"dense": "mlp", "sparse": "moe"})
+        ffns = listed(c, "mlp_layer_types", DENSE_OR_EXPERTS)
     named = {ffn["kind"]: kind(ffn["kind"], [ATTENTION], [ffn], norms=norms)
              for ffn, norms in ((MLP, 2), (MOE, 3))}  # fmt: skip
-    fields = moe(
-        c, num_experts="n_routed_experts", score="sigmoid", correction_bias=True,
-        shared_hidden=c["n_shared_experts"] * c["moe_intermediate_size"], num_groups=c["n_group"],
-        groups_per_token=c["topk_group"],
-    )  # fmt: skip
+    fields = grouped_experts(c, c["n_shared_experts"] * c["moe_intermediate_size"])
     return {"attention": latent(c), "mlp": gated_mlp(c), "moe": fields, **layers([named[ffn] for ffn in ffns])}
 
 
@@ -258,9 +265,8 @@ ARCHITECTURES = (
     Architecture(
         "LaraMiniConfig", ("LaraMiniForCausalLM",), ("lara_mini",),
         {**sizes(1024, 34, 16, None, 151936, tied=True), "num_key_value_heads": size(4), "head_dim": size(128),
-         "attention_bias": flag(False), "sliding_window": count(512), **_LISTED, "linear_conv_kernel_dim": size(4),
-         "linear_key_head_dim": size(128), "linear_value_head_dim": size(128), "linear_num_key_heads": size(8),
-         "linear_num_value_heads": size(16), "num_experts": size(128), "num_experts_per_tok": size(4),
+         "attention_bias": flag(False), "sliding_window": count(512), **_LISTED,
+         **delta_net_sizes(8, 16, 128, 128), "num_experts": size(128), "num_experts_per_tok": size(4),
          "moe_intermediate_size": size(512), "shared_expert_intermediate_size": size(512)}, _lara_mini,
     ),
     Architecture(
