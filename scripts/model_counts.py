@@ -13,6 +13,9 @@ With ``--defaults`` it prints the defaults of configuration classes instead, as 
     python -c 'from mofa.specs.huggingface.registry import ARCHITECTURES as a; print(*(x.model_types[-1] for x in a))'
     transformers-venv/bin/python scripts/model_counts.py --defaults llama ... > tests/specs/class_defaults_5.24.json
 
+With ``--types`` it prints the model types of which transformers has a causal language model, one a line: the table
+``tests/specs/causal_lm_types.txt``, each of which docs/models.md names.
+
 Nothing is fetched: a class whose code is published with its weights has no counts, and the reason in their place.
 """
 
@@ -30,9 +33,14 @@ import torch
 import transformers
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 SAME_LAYERS = {"kimi_k2": "deepseek_v3"}
 """Model types that transformers lacks, whose published code is another's."""
+WITHOUT_AUTO_CLASS = {"emu3_text_model": "Emu3ForCausalLM"}
+"""Model types of language models that transformers' auto classes do not build, by their class."""
+TOWERS = ".embed_tokens_extend."
+"""Part of names of the parameters of images and sound within a language model's class (Phi-4 multimodal)."""
 CORRECTION = "e_score_correction_bias"
 """A router's bias that transformers keeps as a buffer in some classes, as a parameter in others."""
 COLUMNS = ("config", "class", "parameters", "correction_biases", "transformers", "left_out")
@@ -43,7 +51,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, help="folder of config.json files")
     parser.add_argument("--defaults", nargs="+", metavar="MODEL_TYPE", help="print classes' defaults instead")
+    parser.add_argument("--types", action="store_true", help="print model types of causal language models instead")
     asked = parser.parse_args()
+    if asked.types:
+        print(*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, sep="\n")
+        return
     transformers.logging.set_verbosity_error()
     if asked.defaults:
         json.dump({name: class_defaults(name) for name in asked.defaults}, sys.stdout, indent=1, sort_keys=True)
@@ -75,15 +87,16 @@ def counted(raw: dict[str, Any]) -> dict[str, Any]:
     except KeyError as error:
         return {"left_out": f"transformers has no {error.args[0]}"}
     with torch.device("meta"):
+        own = WITHOUT_AUTO_CLASS.get(config.model_type)
         try:
-            model = AutoModelForCausalLM.from_config(config)
+            model = getattr(transformers, own)(config) if own else AutoModelForCausalLM.from_config(config)
             head = 0
         except ValueError:  # the text part of a vision model, which has a head only as a whole
             model = AutoModel.from_config(config)
             tied = raw.get("tie_word_embeddings", getattr(config, "tie_word_embeddings", False))
             head = 0 if tied else config.vocab_size * config.hidden_size
     biases = sum(tensor.numel() for name, tensor in model.named_buffers() if name.endswith(CORRECTION))
-    total = sum(tensor.numel() for tensor in model.parameters()) + head
+    total = sum(tensor.numel() for name, tensor in model.named_parameters() if TOWERS not in name) + head
     total -= sum(map(experts_without_weights, model.modules()))
     return {"class": type(model).__name__, "parameters": total, "correction_biases": biases}
 

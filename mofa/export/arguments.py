@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -154,28 +154,33 @@ class Table:
         Raises
         ------
         SpecError
-            If a choice of the job has no argument; it says which and why.
+            If choices of the job have no argument; it says which, all of them, and why.
         """
-        self._refuse_what_no_argument_says(job)
+        refusals = list(self._what_no_argument_says(job))
         values: dict[str, Any] = {}
         for row in self.rows:
-            values |= row.write(job)
+            try:
+                values |= row.write(job)
+            except SpecError as error:
+                refusals.append(error)
+        if refusals:
+            raise job.refusals(refusals)
         for given in self.assumed:
             if job.model.moe is not None or not given.of_experts:
                 values.setdefault(given.argument.name, given.value)
         return values
 
-    def _refuse_what_no_argument_says(self, job: Job) -> None:
+    def _what_no_argument_says(self, job: Job) -> Iterator[SpecError]:
         for name, fixed in self.fixed.items():
             value = job.value(name)
             if value not in fixed.allowed:
                 usual = " or ".join(_word(allowed) for allowed in fixed.allowed)
-                raise job.refusal(f"{name} ({_word(value)})", f"{fixed.why}; use {usual}")
+                yield job.refusal(f"{name} ({_word(value)})", f"{fixed.why}; use {usual}")
         profile = load_framework(job.framework.name)
         for name, why in self.facts.items():
             usual = getattr(profile, name.partition(".")[2])
             if (value := job.value(name)) != usual:
-                raise job.refusal(f"{name} ({_word(value)})", f"{why}; use {_word(usual)}, as the profile has it")
+                yield job.refusal(f"{name} ({_word(value)})", f"{why}; use {_word(usual)}, as the profile has it")
 
     def read(self, given: Given) -> dict[str, Any]:
         """Values of all fields that the arguments say.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,4 +104,19 @@ class Job:
 
     def refusal(self, what: str, why: str) -> SpecError:
         """The one line that says why this job cannot be exported."""
-        return SpecError(f"export to {self.to}: {what} cannot be said: {why}")
+        return SpecError(f"{self._place}{what} cannot be said: {why}")
+
+    def refusals(self, reasons: Sequence[SpecError]) -> SpecError:
+        """One line of all reasons why this job cannot be exported, each once.
+
+        Parameters
+        ----------
+        reasons
+            At least one, as :meth:`refusal` makes them.
+        """
+        lines = dict.fromkeys(str(reason).removeprefix(self._place) for reason in reasons)
+        return SpecError(self._place + "; ".join(lines))
+
+    @property
+    def _place(self) -> str:
+        return f"export to {self.to}: "

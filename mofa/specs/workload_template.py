@@ -11,6 +11,7 @@ import yaml
 from mofa.errors import SpecError
 from mofa.specs.base import Spec
 from mofa.specs.files import bundled_dir, load_yaml
+from mofa.specs.model import ModelSpec
 from mofa.specs.workload import WorkloadSpec
 
 UNFILLED = "???"
@@ -96,7 +97,9 @@ LEFT_OUT = ("model.layers", "precision", "optimizer", "routing", "notes")
 """Parts that a template names at its end only: they describe other models, or have defaults of their own."""
 
 
-def workload_template(like: str, config: Mapping[str, Any] | None = None, name: str = UNFILLED) -> str:
+def workload_template(
+    like: str, config: Mapping[str, Any] | None = None, name: str = UNFILLED, model: ModelSpec | None = None
+) -> str:
     """A workload's YAML text to fill in, with the fields of a bundled one.
 
     Parameters
@@ -107,20 +110,34 @@ def workload_template(like: str, config: Mapping[str, Any] | None = None, name: 
         The language model's part of a Hugging Face ``config.json``, whose keys that mofa understands are filled in.
     name
         What to call the job and the model.
+    model
+        What the file's class makes of its keys, where mofa reads it: all its fields are filled in. Keys of other
+        classes are taken by their names.
 
     Returns
     -------
     str
         A field a line, with what it is, its unit and where to find it; fields that have defaults are comments.
+
+    Raises
+    ------
+    SpecError
+        If the model has other kinds of layers than the bundled workload.
     """
     raw = load_yaml(bundled_dir("workloads") / f"{like}.yaml", f"workloads/{like}.yaml")
     names = {} if name == UNFILLED else {"name": name, "model.name": name}
     if config is not None:
         names |= dict.fromkeys(("source", "model.source"), f"Hugging Face config.json of {name}")
+    known = _known(config or {})
+    if model is not None:
+        known = _facts_of(model)
+        _refuse_other_kinds(raw["model"], model, like)
+        if model.moe is None:
+            raw["model"].pop("moe", None)
     lines = [
         f"# A workload like {like}: write a value in place of each {UNFILLED}, and uncomment what is not the default.",
         "# Check it by mofa show workload FILE, whose num_params is to equal the published count.",
-        *_lines(WorkloadSpec, raw, "", like, {**_known(config or {}), **names}),
+        *_lines(WorkloadSpec, raw, "", like, {**known, **names}),
         f"# Defaults of precision, optimizer and routing: mofa show workload {like}.",
     ]
     return "\n".join(lines) + "\n"
@@ -161,7 +178,7 @@ def _lines(cls: type[Spec], raw: Mapping[str, Any], prefix: str, like: str, know
         if inner is not None:
             yield f"{indent}{field}:{_OF_BLOCKS.get(path, '')}"
             yield from _lines(inner, raw[field], f"{path}.", like, known)
-        elif field in raw or info.is_required() or path in known:
+        elif field in raw or info.is_required() or known.get(path, info.default) != info.default:
             yield f"{indent}{_line(path, field, raw.get(field, info.default), like, known, field in raw)}"
         elif info.default is None:
             yield f"{indent}# {field}:  # {_comment(path)}"
@@ -207,6 +224,33 @@ def _known(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, (bool, int)) or (path == "model.moe.score" and value in ("softmax", "sigmoid")):
             known[path] = value
     return known
+
+
+def workload_like(model: ModelSpec) -> str:
+    """The bundled workload of a model's kinds of attention and layers."""
+    if model.attention.kind == "mla":
+        return "deepseek-v3"
+    return "llama3-8b" if model.moe is None else "qwen3-30b-a3b"
+
+
+def _facts_of(model: ModelSpec) -> dict[str, Any]:
+    """All facts of a model by path, but its name and source."""
+    facts: dict[str, Any] = {}
+    for field, value in model.model_dump().items():
+        if isinstance(value, dict):
+            facts |= {f"model.{field}.{inner}": fact for inner, fact in value.items()}
+        else:
+            facts[f"model.{field}"] = value
+    return {path: fact for path, fact in facts.items() if path in HINTS and path not in ("model.name", "model.source")}
+
+
+def _refuse_other_kinds(raw: Mapping[str, Any], model: ModelSpec, like: str) -> None:
+    """Refuse a bundled workload whose attention is of another kind, or that lacks the model's experts."""
+    kind, nearest = raw["attention"].get("kind"), workload_like(model)
+    if kind != model.attention.kind:
+        raise SpecError(f"--like {like}: has {kind} attention, the file's class {model.attention.kind}; use {nearest}")
+    if model.moe is not None and "moe" not in raw:
+        raise SpecError(f"--like {like}: has no experts, the file's class has; use {nearest}")
 
 
 def _spec_of(annotation: Any, raw: object) -> type[Spec] | None:

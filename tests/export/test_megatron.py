@@ -112,6 +112,48 @@ def test_megatrons_configuration_takes_every_plan(plans: list[Drawn]) -> None:
                 layout.validate_layer_layout(config.num_layers, config.mtp_num_layers)
 
 
+def _gpt_oss(rope_scale: float) -> Drawn:
+    """gpt-oss-120b on eight nodes: sinks, alternating windows, biases everywhere."""
+    workload = mofa.load_workload("gpt-oss-120b", global_batch=256, overrides={"model.rope_scale": rope_scale})
+    cluster, facts = mofa.load_cluster("h100-hgx", 64), mofa.load_framework("megatron")
+    strategy = {"tp": 1, "pp": 2, "ep": 8, "micro_batch": 1, "recompute": "full"}
+    return Drawn(workload, cluster, facts, plan_in_closed_form(workload, cluster, strategy, facts))
+
+
+def test_gpt_oss_is_exported_but_for_yarn(tmp_path: Path) -> None:
+    """Megatron-LM 0.16.1 has arguments for its sinks, windows and biases; YaRN it has for latent attention alone."""
+    drawn = _gpt_oss(1.0)
+    values = MEGATRON.write(job_of(drawn, "megatron"))
+    with megatron_configs(wheel("megatron_core-0.16.1")) as classes:
+        config = configuration(values, classes)
+    assert (config.softmax_type, config.window_size, config.window_attn_skip_freq) == ("learnable", (127, 0), 2)
+    assert config.add_bias_linear and not config.bias_dropout_fusion
+    file = tmp_path / "job.sh"
+    file.write_text(write_megatron(job_of(drawn, "megatron"))["megatron.sh"])
+    job = read_job("megatron", file)
+    assert_comes_back(job, drawn)
+    assert job.workload.model.model_copy(update={"name": "", "source": ""}) == drawn.workload.model.model_copy(
+        update={"name": "", "source": ""}
+    )
+    assert RECORDED["arguments"]["position-embedding-type"]["choices"].count("yarn") == 0
+    with pytest.raises(SpecError, match=r"rope_scale \(1.3466\) .* position-embedding-type has no YaRN"):
+        MEGATRON.write(job_of(_gpt_oss(1.3466), "megatron"))
+
+
+def test_all_that_no_argument_says_is_named_at_once() -> None:
+    workload = mofa.load_workload(
+        "llama3-8b", global_batch=64,
+        overrides={"model.parallel_branches": True, "model.logit_softcap": True, "model.mlp.activation": "geglu"},
+    )  # fmt: skip
+    cluster, facts = mofa.load_cluster("h100-hgx", 8), mofa.load_framework("megatron")
+    plan = plan_in_closed_form(workload, cluster, {"tp": 1, "pp": 1, "micro_batch": 1}, facts)
+    with pytest.raises(SpecError) as error:
+        MEGATRON.write(job_of(Drawn(workload, cluster, facts, plan), "megatron"))
+    line = str(error.value)
+    assert "\n" not in line and line.count("export to megatron") == 1
+    assert all(name in line for name in ("parallel_branches (true)", "logit_softcap (true)", "activation (geglu)"))
+
+
 def configuration(values: dict[str, Any], classes: dict[str, Any]) -> Any:
     """Megatron's configuration of arguments, put together as its arguments.py does."""
     known = RECORDED["arguments"]

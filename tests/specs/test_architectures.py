@@ -248,7 +248,7 @@ def test_a_file_that_names_only_its_class_is_that_classs_default() -> None:
             {"architectures": ["FalconH2ForCausalLM"], "mamba_d_state": 256},
             r'layers: mamba_d_state\); nearest is FalconH1ForCausalLM: .* set architectures to \["FalconH1ForC',
         ),
-        ({"model_type": "olmo_hybrid", "linear_num_key_heads": 16}, r"model_type \(olmo_hybrid\) .* linear"),
+        ({"model_type": "olmo_linear", "linear_num_key_heads": 16}, r"model_type \(olmo_linear\) .* linear"),
         ({"architectures": ["DeepseekV33ForCausalLM"], "index_topk": 2048}, "nearest is DeepseekV32ForCausalLM"),
         ({"architectures": ["DeepseekV31ForCausalLM"]}, "nearest is DeepseekV3ForCausalLM"),
         (
@@ -321,3 +321,11 @@ def test_a_language_model_is_read_from_where_files_of_images_hold_it(place: str)
 def test_a_null_of_another_classs_name_is_no_size() -> None:
     read = read_config({"architectures": ["PhiForCausalLM"], "hidden_size": 2560, "n_embd": 9, "n_inner": None}, "c")
     assert read.model.hidden == 2560
+
+
+def test_docs_name_every_causal_language_model_of_transformers() -> None:
+    here = Path(__file__).parent
+    page = (here.parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    types = (here / "causal_lm_types.txt").read_text(encoding="utf-8").split()
+    assert f"{len(types)} model types" in page
+    assert [name for name in types if f"`{name}`" not in page] == []

@@ -115,3 +115,32 @@ def test_what_is_refused_says_where_and_what(config: dict[str, Any], message: st
     with pytest.raises(SpecError, match=message) as caught:
         model_from_config(config, "c")
     assert str(caught.value).startswith("c: ") and "\n" not in str(caught.value)
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+REGULAR = [
+    ("cwm", {"layer_types": [SLIDING, SLIDING, SLIDING, FULL]}, (8192, 4, 0)),
+    ("cwm", {"layer_types": [FULL] * 4}, (None, 1, 0)),
+    ("granite_swa", {"layer_types": [SLIDING, FULL] * 2, "layer_rope_theta": [1e4, 0] * 2}, (128, 2, 2)),
+    ("granitemoe_swa", {"layer_types": [SLIDING] * 4}, (128, 1, 0)),
+    ("flint", {"layer_types": [SLIDING, SLIDING, SLIDING, FULL]}, (513, 4, 4)),
+]
+
+
+@pytest.mark.parametrize(("model_type", "changes", "attention"), REGULAR)
+def test_a_regular_pattern_is_read_with_its_step(
+    model_type: str, changes: dict[str, Any], attention: tuple[int | None, int, int]
+) -> None:
+    model = _model(model_type, num_hidden_layers=4, **changes)
+    refuse_unmodelled(model)
+    a = model.attention
+    assert (a.window, a.window_every, a.nope_every) == attention
+    assert [model.is_windowed_layer(i) for i in range(4)] == [kind == SLIDING for kind in changes["layer_types"]]
+
+
+def test_flints_experts_behind_its_dense_layers_are_regular() -> None:
+    model = _model("flint", num_hidden_layers=4, layer_types=[SLIDING] * 4)
+    assert model.moe is not None and (model.moe.first_k_dense, model.moe.every) == (2, 1)
+    assert [model.is_moe_layer(i) for i in range(4)] == [False, False, True, True]
+    irregular = _model("flint", num_hidden_layers=4, layer_types=[SLIDING] * 4, mlp_only_layers=[1])
+    assert irregular.layers is not None

@@ -32,9 +32,9 @@ def new_workload(
     """
     from mofa.errors import SpecError
     from mofa.specs.files import bundled, did_you_mean
-    from mofa.specs.huggingface.keys import read_keys
+    from mofa.specs.huggingface.keys import model_of_class, read_keys
     from mofa.specs.huggingface.nearest import nearest_workload
-    from mofa.specs.workload_template import workload_template
+    from mofa.specs.workload_template import workload_like, workload_template
 
     if like is None and from_config is None:
         raise SpecError("--like: is missing; name a bundled workload, such as --like qwen3-30b-a3b")
@@ -45,7 +45,9 @@ def new_workload(
         text = workload_template(str(like))
     else:
         config, name = read_keys(from_config)
-        text = workload_template(like or nearest_workload(config), config, name)
+        model = model_of_class(from_config)
+        nearest = nearest_workload(config) if model is None else workload_like(model)
+        text = workload_template(like or nearest, config, name, model)
     _write(text, out)
 
 

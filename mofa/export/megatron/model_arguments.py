@@ -146,7 +146,9 @@ def _write_rope_scale(job: Job) -> Mapping[str, Any]:
     if scale == 1.0:
         return {}
     if not _is_latent(job):
-        raise job.refusal(f"model.rope_scale ({scale:g})", "YaRN is an option of latent attention alone; use 1")
+        raise job.refusal(
+            f"model.rope_scale ({scale:g})", "position-embedding-type has no YaRN but for latent attention; use 1"
+        )
     return {"rotary-scaling-factor": math.exp((scale - 1.0) / 0.1)}
 
 
@@ -158,15 +160,17 @@ def _read_rope_scale(given: Given) -> Mapping[str, Any]:
 
 def _write_biases(job: Job) -> Mapping[str, Any]:
     model, a, moe = job.model, job.model.attention, job.model.moe
-    biased = model.mlp.bias
+    has_mlp = moe is None or bool(moe.shared_hidden) or model.num_dense_layers > 0
+    biased = model.mlp.bias if has_mlp else moe.expert_bias if moe is not None else False
+    linears = "model.mlp.bias" if has_mlp else "model.moe.expert_bias"
     if not _is_latent(job) and (a.out_bias != biased or (biased and not a.qkv_bias)):
         raise job.refusal(
-            f"model.attention.out_bias ({a.out_bias}) with qkv_bias ({a.qkv_bias}) and model.mlp.bias ({biased})",
+            f"model.attention.out_bias ({a.out_bias}) with qkv_bias ({a.qkv_bias}) and {linears} ({biased})",
             "one switch is for all linears, another for queries, keys and values; set them alike, or qkv_bias alone",
         )
     if moe is not None and (moe.expert_bias != biased or moe.router_bias != biased):
         raise job.refusal(
-            f"model.moe.expert_bias ({moe.expert_bias}) with router_bias ({moe.router_bias}) and model.mlp.bias "
+            f"model.moe.expert_bias ({moe.expert_bias}) with router_bias ({moe.router_bias}) and {linears} "
             f"({biased})", "one switch is for all linears, the router's too; set them alike",
         )  # fmt: skip
     unfused = {"no-bias-dropout-fusion": False} if biased and moe is not None else {}
@@ -184,6 +188,11 @@ def _read_biases(given: Given) -> Mapping[str, Any]:
         fields |= {"model.attention.qkv_bias": qkv, "model.attention.out_bias": biased}
     if _given_experts(given):
         fields |= {"model.moe.expert_bias": biased, "model.moe.router_bias": biased}
+        layers = given.needed(LAYERS.name)
+        if not given["moe-shared-expert-intermediate-size"] and all(
+            expert_layers(given["moe-layer-freq"], layers, given)
+        ):
+            fields["model.mlp.bias"] = False
     return fields
 
 

@@ -121,6 +121,11 @@ def model_notes(model: ModelSpec, framework: FrameworkSpec) -> tuple[str, ...]:
         notes.append(f"{', '.join(names)}: costed by what their kernels move, not shown by a run of ours")
     if a.softcap:
         notes.append("soft caps of scores: inside the attention kernel, taken to cost nothing there")
+    if framework.traits.has_pytorch_modules and model.moe is not None and model.moe.shared_gate:
+        notes.append(
+            f"{framework.name}'s models have no gate of shared experts: the step is predicted without it, and its "
+            "weights are counted"
+        )
     return tuple(notes)
 
 

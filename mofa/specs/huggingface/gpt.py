@@ -114,7 +114,7 @@ _POSITIONS = size(1024, "n_positions", "max_position_embeddings")
 
 ARCHITECTURES = (
     Architecture(
-        "GPT2Config", ("GPT2LMHeadModel",), ("gpt2",),
+        "GPT2Config", ("GPT2LMHeadModel",), ("gpt2", "gpt-sw3"),
         {**gpt_sizes(768, 12, 12, 50257, "gelu_new", tied=True), "max_position_embeddings": _POSITIONS}, _gpt2,
     ),
     Architecture(

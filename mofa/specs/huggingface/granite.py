@@ -6,7 +6,18 @@ from typing import Any
 
 from mofa.specs.files import short
 from mofa.specs.huggingface.deepseek import dense_layers
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, size, text
+from mofa.specs.huggingface.record import (
+    REQUIRED,
+    Architecture,
+    Config,
+    count,
+    entries,
+    flag,
+    number,
+    size,
+    table,
+    text,
+)
 from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
@@ -89,6 +100,25 @@ def _cohere2_moe(c: Config) -> dict[str, Any]:
     return {"attention": attention, **dense_or_experts(wide, fields), **_PARALLEL, **norm}
 
 
+def _cohere_compass(c: Config) -> dict[str, Any]:
+    """Rotations are given for each kind of attention, null for none."""
+    kinds = c["layer_types"] or ["full_attention"] * c["num_hidden_layers"]
+    window = layer_pattern(c, kinds)
+    bases = c["rope_parameters"] or {}
+    missing = next((name for name in kinds if name not in bases), None)
+    if missing is not None:
+        raise ValueError(f"rope_parameters has no {missing}; give each kind in layer_types its own, null for none")
+    if "window" in window and bases["sliding_attention"] is None and window.get("window_every", 1) > 1:
+        raise ValueError("rope_parameters.sliding_attention is null; mofa has no windowed layers alone unrotated")
+    unrotated: dict[str, Any] = {}
+    if all(bases[name] is None for name in kinds):
+        unrotated = {"nope_every": 1}
+    elif "full_attention" in kinds and bases["full_attention"] is None:
+        unrotated = unrotated_where_full(window)
+    bias = c["attention_bias"]
+    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias, **window, **unrotated), "mlp": gated_mlp(c), **_COHERE}
+
+
 def _windowed(layers: int, every: int) -> list[str]:
     """Layers with a window, but every n-th."""
     return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
@@ -139,6 +169,12 @@ ARCHITECTURES = (
         "Cohere2Config", ("Cohere2ForCausalLM",), ("cohere2",),
         {**_COMMAND, "sliding_window": count(4096, nullable=True), "layer_types": entries(),
          "sliding_window_pattern": size(4)}, _cohere2,
+    ),
+    Architecture(
+        "CohereCompassTextConfig", ("CohereCompassForCausalLM", "CohereCompassForConditionalGeneration"),
+        ("cohere_compass_text", "cohere_compass"),
+        {**_COMMAND, "sliding_window": count(4096, nullable=True), "layer_types": entries(),
+         "rope_parameters": table(default=REQUIRED)}, _cohere_compass,
     ),
     Architecture(
         "Cohere2MoeConfig", ("Cohere2MoeForCausalLM",), ("cohere2_moe",),

@@ -117,6 +117,11 @@ LLAMA = Architecture(
 )  # fmt: skip
 
 ARCHITECTURES = (
+    Architecture(
+        "Emu3TextConfig", ("Emu3ForCausalLM", "Emu3ForConditionalGeneration"), ("emu3_text_model", "emu3"),
+        {**sizes(4096, 32, 32, 14336, 184622), "num_key_value_heads": size(8), "head_dim": HEAD_DIM, **_BIASES},
+        _llama,
+    ),
     LLAMA,
     Architecture(
         "InternLM3Config", ("InternLM3ForCausalLM",), ("internlm3",),

@@ -57,6 +57,11 @@ ARCHITECTURES = (
          "sliding_window": count(None)}, _phi3,
     ),
     Architecture(
+        "Phi4MultimodalConfig", ("Phi4MultimodalForCausalLM",), ("phi4_multimodal",),
+        {**sizes(3072, 32, 32, 8192, 200064), "num_key_value_heads": kv_heads(8), **rotary(1.0),
+         "sliding_window": count(None)}, _phi3,
+    ),
+    Architecture(
         "PhimoeConfig", ("PhimoeForCausalLM", "PhiMoEForCausalLM"), ("phimoe",),
         {**sizes(4096, 32, 32, 6400, 32064), "num_key_value_heads": kv_heads(8), "sliding_window": count(None),
          "attention_bias": flag(False), "lm_head_bias": flag(False),

@@ -20,13 +20,14 @@ from mofa.specs.mixers.softmax_attention import (
     OtherAttentionSpec,
     SparseAttentionSpec,
 )
-from mofa.specs.mixers.state_space import Mamba1Spec, Mamba2Spec
+from mofa.specs.mixers.state_space import GatedRecurrentUnitSpec, Mamba1Spec, Mamba2Spec
 
 MixerSpec = Annotated[
     ModelAttentionSpec
     | OtherAttentionSpec
     | Mamba1Spec
     | Mamba2Spec
+    | GatedRecurrentUnitSpec
     | GatedDeltaNetSpec
     | KimiDeltaSpec
     | LightningSpec

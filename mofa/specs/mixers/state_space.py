@@ -1,8 +1,10 @@
-"""Mamba's layers: selective state spaces of the first and of the second version."""
+"""State spaces: Mamba of the first and of the second version, and Griffin's gated linear recurrence."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from mofa.specs.attention import AttentionSpec
 from mofa.specs.base import Positive, Spec
@@ -106,3 +108,50 @@ class Mamba2Spec(Spec):
     def conv_state_elements(self) -> int:
         """Inputs that the convolution remembers of one layer and sequence. [elements]"""
         return self.conv_width * (self.conv_kernel - 1)
+
+
+class GatedRecurrentUnitSpec(Spec):
+    """A gated linear recurrence, the real-gated linear recurrent unit (Griffin, arXiv 2402.19427, section 2.4).
+
+    References
+    ----------
+    Hugging Face transformers 5.24, ``models/recurrent_gemma/modeling_recurrent_gemma.py``,
+    ``RecurrentGemmaRecurrentBlock``.
+    """
+
+    title: ClassVar[str] = "RG-LRU"
+    subject: ClassVar[str] = "linear attention"
+
+    kind: Literal["rg_lru"] = "rg_lru"
+    inner: Positive
+    """Width of the recurrence. [elements]"""
+    num_blocks: Positive
+    """Blocks of the gates' block-diagonal products. [-]"""
+    conv_kernel: Positive
+    """Length of the causal convolution. [tokens]"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.inner % self.num_blocks:
+            raise ValueError(f"inner ({self.inner}) must be a multiple of num_blocks ({self.num_blocks})")
+        return self
+
+    def params(self, attention: AttentionSpec, hidden: int) -> int:
+        """Parameters of one layer's mixer without the norm in front. [params]
+
+        Two products into the inner width and one back, all with biases; a convolution with a bias; gates of input and
+        recurrence, a block a head with biases; and a decay an element.
+        """
+        projections = 2 * (hidden + 1) * self.inner + (self.inner + 1) * hidden
+        gates = 2 * self.inner * (self.inner // self.num_blocks + 1)
+        return projections + self.inner * (self.conv_kernel + 1) + gates + self.inner
+
+    @property
+    def state_elements(self) -> int:
+        """Recurrent state of one layer and sequence. [elements]"""
+        return self.inner
+
+    @property
+    def conv_state_elements(self) -> int:
+        """Inputs that the convolution remembers of one layer and sequence. [elements]"""
+        return self.inner * (self.conv_kernel - 1)

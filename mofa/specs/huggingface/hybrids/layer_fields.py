@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mofa.specs.files import short
-from mofa.specs.huggingface.record import Config
+from mofa.specs.huggingface.record import Config, Key, size
+from mofa.specs.huggingface.shared_keys import moe
 
 ATTENTION, GATED = {"kind": "attention"}, {"kind": "gated"}
 """Mixers that take all their sizes from the model's attention."""
@@ -85,3 +86,32 @@ def numbers(c: Config, key: str) -> set[int]:
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
 MAMBA_OR_FULL = {**LINEAR_OR_FULL, "mamba": "linear", "attention": "full"}
 """Names of layers in files of before transformers had its own."""
+FULL_OR_WINDOWED = {"full_attention": "full", "sliding_attention": "windowed"}
+DENSE_OR_EXPERTS = {"dense": "mlp", "sparse": "moe"}
+"""What ``mlp_layer_types`` lists, by the kinds of feed-forwards."""
+
+
+def delta_net_sizes(key_heads: Any, value_heads: Any, key_width: Any, value_width: Any) -> dict[str, Key]:
+    """Keys of a gated delta net with a class's defaults, each a number or a key of its own."""
+    given = {
+        "linear_num_key_heads": key_heads, "linear_num_value_heads": value_heads, "linear_key_head_dim": key_width,
+        "linear_value_head_dim": value_width, "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+    return {name: value if isinstance(value, Key) else size(value) for name, value in given.items()}
+
+
+def gated_delta_net(c: Config) -> dict[str, Any]:
+    """The mixer of these keys."""
+    return {
+        "kind": "gated_delta_net", "num_key_heads": c["linear_num_key_heads"],
+        "num_value_heads": c["linear_num_value_heads"], "key_head_dim": c["linear_key_head_dim"],
+        "value_head_dim": c["linear_value_head_dim"], "conv_kernel": c["linear_conv_kernel_dim"],
+    }  # fmt: skip
+
+
+def grouped_experts(c: Config, shared_hidden: int = 0) -> dict[str, Any]:
+    """Experts that sigmoids and a correction bias choose, in groups, by DeepSeek's keys."""
+    return moe(
+        c, num_experts="n_routed_experts", score="sigmoid", correction_bias=True, num_groups=c["n_group"],
+        groups_per_token=c["topk_group"], shared_hidden=shared_hidden,
+    )  # fmt: skip

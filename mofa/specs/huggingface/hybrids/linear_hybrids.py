@@ -1,4 +1,4 @@
-"""Hybrids of attention and linear attention: Qwen3-Next, Qwen3.5, Kimi Linear, MiniMax-01 and M1."""
+"""Hybrids of attention and linear attention: Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear, MiniMax-01 and M1."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from typing import Any
 from mofa.specs.huggingface.deepseek import latent_sizes
 from mofa.specs.huggingface.hybrids.layer_fields import (
     ATTENTION,
+    DENSE_OR_EXPERTS,
     GATED,
     LINEAR_OR_FULL,
     MLP,
     MOE,
+    delta_net_sizes,
+    gated_delta_net,
     kind,
     layers,
     listed,
     numbers,
 )
-from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, Key, count, entries, flag, size
+from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, Key, count, entries, flag, size, table
 from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
+    KV_HEADS,
     activation,
+    all_heads,
     experts_only,
     gated_mlp,
     gqa,
@@ -44,15 +49,6 @@ def _full_or_linear(c: Config) -> list[str]:
 def _qwen_attention(c: Config) -> dict[str, Any]:
     bias = c["attention_bias"]
     return gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, **rotary_dim(c))
-
-
-def gated_delta_net(c: Config) -> dict[str, Any]:
-    """A gated delta net of Qwen's keys."""
-    return {
-        "kind": "gated_delta_net", "num_key_heads": c["linear_num_key_heads"],
-        "num_value_heads": c["linear_num_value_heads"], "key_head_dim": c["linear_key_head_dim"],
-        "value_head_dim": c["linear_value_head_dim"], "conv_kernel": c["linear_conv_kernel_dim"],
-    }  # fmt: skip
 
 
 def _qwen3_next(c: Config) -> dict[str, Any]:
@@ -90,6 +86,35 @@ def _qwen3_5(c: Config) -> dict[str, Any]:
     return _qwen(c, [False] * c["num_hidden_layers"])
 
 
+_HEADS = size(None, rule=all_heads)
+
+
+def _three_quarters_of_hidden(c: Config) -> int:
+    """Olmo Hybrid's width of a key head."""
+    return int(0.75 * c["hidden_size"] / c["linear_num_key_heads"])
+
+
+def _twice_key_head(c: Config) -> int:
+    return 2 * int(c["linear_key_head_dim"])
+
+
+def _olmo_hybrid(c: Config) -> dict[str, Any]:
+    """Gated delta nets with norms ahead of the parts, attention with norms behind them."""
+    total, bias = c["num_hidden_layers"], c["attention_bias"]
+    if c["layer_types"] is None:
+        names = ["full" if i % 4 == 3 else "linear" for i in range(total)]
+        names[-1] = names[-1] if "full" in names else "full"
+    else:
+        names = listed(c, "layer_types", LINEAR_OR_FULL)
+    if len(set(names)) < 2:
+        raise ValueError(f"layer_types has {names[0]} layers alone; transformers' class needs both kinds, give them")
+    bases = c["rope_parameters"]
+    unrotated = {} if bases is None or bases.get("rope_theta", 1) is not None else {"nope_every": 1}
+    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_kind="full", **unrotated)
+    mixers = {"linear": gated_delta_net(c), "full": ATTENTION}
+    return {"attention": attention, "mlp": gated_mlp(c), **layers([kind(n, [mixers[n]], [MLP]) for n in names])}
+
+
 def _kimi_linear(c: Config) -> dict[str, Any]:
     """Kimi delta attention, and latent attention in every fourth layer or so. The class ties nothing."""
     delta = {
@@ -107,7 +132,7 @@ def _kimi_linear(c: Config) -> dict[str, Any]:
         first = c["first_k_dense_replace"]
         ffns = [MLP if i < first else MOE for i in range(len(names))]
     else:
-        ffns = [{"kind": name} for name in listed(c, "mlp_layer_types", {"dense": "mlp", "sparse": "moe"})]
+        ffns = [{"kind": name} for name in listed(c, "mlp_layer_types", DENSE_OR_EXPERTS)]
     mixers = {"linear": delta, "full": ATTENTION}
     each = [kind(f"{name}-{ffn['kind']}", [mixers[name]], [ffn]) for name, ffn in zip(names, ffns, strict=True)]
     fields = moe(
@@ -143,8 +168,7 @@ def _lightning(c: Config, names: list[str]) -> dict[str, Any]:
 def _qwen_keys(interval: int = 4) -> dict[str, Key]:
     return {
         **rotary(0.25), "attention_bias": flag(False), "head_dim": size(256), "layer_types": entries(),
-        "full_attention_interval": size(interval), "linear_conv_kernel_dim": size(4), "linear_key_head_dim": size(128),
-        "linear_value_head_dim": size(128), "linear_num_key_heads": size(16), "linear_num_value_heads": size(32),
+        "full_attention_interval": size(interval), **delta_net_sizes(16, 32, 128, 128),
         "mtp_num_hidden_layers": count(0, "mtp_num_hidden_layers", "num_nextn_predict_layers"),
     }  # fmt: skip
 
@@ -170,6 +194,13 @@ ARCHITECTURES = (
     Architecture(
         "Qwen3_5TextConfig", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), ("qwen3_5_text", "qwen3_5"),
         {**sizes(4096, 32, 16, 12288, 248320), "num_key_value_heads": kv_heads(4), **_qwen_keys()}, _qwen3_5,
+    ),
+    Architecture(
+        "OlmoHybridConfig", ("OlmoHybridForCausalLM",), ("olmo_hybrid",),
+        {**sizes(3840, 32, 30, 11008, 100352), "num_key_value_heads": KV_HEADS, "attention_bias": flag(False),
+         "layer_types": entries(), "rope_parameters": table(), **delta_net_sizes(
+             _HEADS, _HEADS, size(None, rule=_three_quarters_of_hidden), size(None, rule=_twice_key_head),
+         )}, _olmo_hybrid,
     ),
     Architecture(
         "KimiLinearConfig", ("KimiLinearForCausalLM",), ("kimi_linear",),

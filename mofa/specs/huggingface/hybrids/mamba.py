@@ -1,4 +1,4 @@
-"""Hybrids of attention and state spaces: Jamba, Falcon-H1, Bamba, Granite 4.0 H, Nemotron-H, Nemotron 3."""
+"""Hybrids of attention and state spaces: Jamba, Falcon-H1, Bamba, Granite 4.0 H, Nemotron-H and 3, RecurrentGemma."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mofa.specs.huggingface.hybrids.layer_fields import (
     MAMBA_OR_FULL,
     MLP,
     MOE,
+    grouped_experts,
     kind,
     layers,
     listed,
@@ -22,10 +23,13 @@ from mofa.specs.huggingface.shared_keys import (
     experts_only,
     gated_mlp,
     gqa,
+    hidden_over_heads,
     kv_heads,
     moe,
     plain_mlp,
     refuse,
+    rotary,
+    rotary_dim,
     sizes,
 )
 
@@ -152,13 +156,28 @@ def _nemotron_h(c: Config) -> dict[str, Any]:
     if "moe" not in (*names, *(entry if more else ())):
         return {**raw, **layers([named[name] for name in names], **more)}
     refuse(c, "mlp_bias", False, "biases of Nemotron's experts")
-    fields = moe(
-        c, num_experts="n_routed_experts", score="sigmoid", correction_bias=True, num_groups=c["n_group"],
-        groups_per_token=c["topk_group"], shared_hidden=c["moe_shared_expert_intermediate_size"],
-    )  # fmt: skip
+    fields = grouped_experts(c, c["moe_shared_expert_intermediate_size"])
     if c["moe_latent_size"] is not None:
         more["expert_latent"] = c["moe_latent_size"]
     return {**raw, "moe": fields, **layers([named[name] for name in names], **more)}
+
+
+def _recurrent_gemma(c: Config) -> dict[str, Any]:
+    """Gated linear recurrences and windowed attention, by a period of names that is cut off at the last layer."""
+    total = c["num_hidden_layers"]
+    c = {**c, "block_types": c["block_types"] or ["recurrent", "recurrent", "attention"]}
+    names = listed(c, "block_types", {name: name for name in ("recurrent", "attention")}, len(c["block_types"]))
+    unit = {
+        "kind": "rg_lru", "inner": c["lru_width"] or c["hidden_size"], "num_blocks": c["num_attention_heads"],
+        "conv_kernel": c["conv1d_width"],
+    }  # fmt: skip
+    named = {"recurrent": kind("recurrent", [unit], [MLP]), "attention": kind("attention", [ATTENTION], [MLP])}
+    each = [named[names[i % len(names)]] for i in range(total)]
+    share = rotary_dim({**c, "head_dim": hidden_over_heads(c)})
+    attention = gqa(c, qkv_bias=c["attention_bias"], out_bias=True, window=c["attention_window_size"], **share)
+    half = {**c, "intermediate_size": c["intermediate_size"] // 2}
+    return {"attention": attention, "mlp": gated_mlp(half, bias=True), "logit_softcap": True,
+            "multipliers": ("embedding",), **layers(each)}  # fmt: skip
 
 
 _MAMBA2 = {
@@ -206,5 +225,11 @@ ARCHITECTURES = (
          "num_experts_per_tok": size(2), "n_group": size(1), "topk_group": size(1),
          "num_nextn_predict_layers": count(0), "mtp_hybrid_override_pattern": text(None),
          "mtp_layers_block_type": entries()}, _nemotron_h,
+    ),
+    Architecture(
+        "RecurrentGemmaConfig", ("RecurrentGemmaForCausalLM",), ("recurrent_gemma",),
+        {**sizes(2560, 26, 10, 7680, 256000, tied=True), "hidden_act": text("gelu_pytorch_tanh", "hidden_activation"),
+         "num_key_value_heads": KV_HEADS, "attention_bias": flag(False), **rotary(0.5), "lru_width": size(None),
+         "attention_window_size": size(2048), "conv1d_width": size(4), "block_types": entries()}, _recurrent_gemma,
     ),
 )  # fmt: skip

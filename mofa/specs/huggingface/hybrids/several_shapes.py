@@ -6,7 +6,17 @@ from typing import Any
 
 from mofa.specs.files import short
 from mofa.specs.huggingface.deepseek import latent_sizes
-from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, MLP, MOE, kind, layers, listed
+from mofa.specs.huggingface.hybrids.layer_fields import (
+    ATTENTION,
+    DENSE_OR_EXPERTS,
+    FULL_OR_WINDOWED,
+    MLP,
+    MOE,
+    grouped_experts,
+    kind,
+    layers,
+    listed,
+)
 from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, entries, flag, size, text
 from mofa.specs.huggingface.shared_keys import experts_only, gated_mlp, gqa, latent, moe, rotary, rotary_dim, sizes
 
@@ -25,22 +35,19 @@ def _mimo_v2(c: Config) -> dict[str, Any]:
     mixers = {"full": ATTENTION, "windowed": {"kind": "other_attention", "shape": windowed}}
     given = c["num_hidden_layers"]
     if c["layer_types"] is not None:
-        names = listed(c, "layer_types", {"full_attention": "full", "sliding_attention": "windowed"})
+        names = listed(c, "layer_types", FULL_OR_WINDOWED)
     elif c["hybrid_layer_pattern"] is not None:
         names = listed(c, "hybrid_layer_pattern", {0: "full", 1: "windowed"})
     else:
         names = ["full" if i == 0 or (i + 1) % 6 == 0 else "windowed" for i in range(given)]
     if c["mlp_layer_types"] is not None:
-        ffns = listed(c, "mlp_layer_types", {"dense": "mlp", "sparse": "moe"})
+        ffns = listed(c, "mlp_layer_types", DENSE_OR_EXPERTS)
     elif c["moe_layer_freq"] is not None:
         ffns = listed(c, "moe_layer_freq", {0: "mlp", 1: "moe"})
     else:
         ffns = ["mlp", *["moe"] * (given - 1)]
     each = [kind(f"{name}-{ffn}", [mixers[name]], [{"kind": ffn}]) for name, ffn in zip(names, ffns, strict=True)]
-    fields = moe(
-        c, num_experts="n_routed_experts", score="sigmoid", correction_bias=True, num_groups=c["n_group"],
-        groups_per_token=c["topk_group"],
-    )  # fmt: skip
+    fields = grouped_experts(c)
     return {"attention": attention, "mlp": gated_mlp(c), "moe": fields, **layers(each)}
 
 

@@ -9,11 +9,25 @@ from typing import Any
 from mofa.specs.files import short
 from mofa.specs.huggingface.deepseek import latent_sizes
 from mofa.specs.huggingface.granite import GRANITE, GRANITE_MOE, granite, granite_moe
-from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, GATED, MLP, MOE, kind, layers, listed, numbers
-from mofa.specs.huggingface.hybrids.linear_hybrids import gated_delta_net
+from mofa.specs.huggingface.hybrids.layer_fields import (
+    ATTENTION,
+    DENSE_OR_EXPERTS,
+    FULL_OR_WINDOWED,
+    GATED,
+    MLP,
+    MOE,
+    delta_net_sizes,
+    gated_delta_net,
+    grouped_experts,
+    kind,
+    layers,
+    listed,
+    numbers,
+)
 from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, text
 from mofa.specs.huggingface.shared_keys import (
     KV_HEADS,
+    dense_or_experts,
     experts_only,
     four_times_hidden,
     gated_mlp,
@@ -30,14 +44,12 @@ from mofa.specs.huggingface.shared_keys import (
 )
 from mofa.specs.model import MAX_LAYERS
 
-_FULL_OR_WINDOWED = {"full_attention": "full", "sliding_attention": "windowed"}
-
 
 def _first_of_four(c: Config) -> list[str]:
     """Each layer by its list, else the first of every four is full."""
     if c["layer_types"] is None:
         return ["windowed" if i % 4 else "full" for i in range(c["num_hidden_layers"])]
-    return listed(c, "layer_types", _FULL_OR_WINDOWED)
+    return listed(c, "layer_types", FULL_OR_WINDOWED)
 
 
 def _mixers(c: Config, names: Sequence[str], attention: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -56,9 +68,50 @@ def _other(shape: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "other_attention", "shape": shape}
 
 
+def _every_nth(flags: Sequence[bool]) -> int | None:
+    """Of which period the last layer is flagged: 0 where none is, 1 where all are, None where there is no period.
+
+    Examples
+    --------
+    >>> [_every_nth(flags) for flags in ([False, True] * 2, [True, False] * 2, [False], [True])]
+    [2, None, 0, 1]
+    """
+    if True not in flags:
+        return 0
+    every = list(flags).index(True) + 1
+    return every if all(flag == ((i + 1) % every == 0) for i, flag in enumerate(flags)) else None
+
+
+def _held(c: Config, names: Sequence[str], unrotated: Sequence[bool]) -> dict[str, Any] | None:
+    """Fields of attention where full layers and layers without a rotation are every n-th; None where they are not."""
+    full, nope = _every_nth([name == "full" for name in names]), _every_nth(unrotated)
+    if full is None or nope is None:
+        return None
+    if full == 1:
+        return {"nope_every": nope}
+    period = {"window_every": full} if full else {}
+    return {"nope_every": nope, "window": c["sliding_window"], **period}
+
+
+def _held_experts(sparse: Sequence[bool]) -> dict[str, Any] | None:
+    """Fields of experts where these are in every n-th layer behind the first ones; None where they are not."""
+    if True not in sparse:
+        return None
+    places = [i for i, has_experts in enumerate(sparse) if has_experts]
+    every = places[1] - places[0] if len(places) > 1 else len(sparse) - places[0]
+    first = places[0] - every + 1
+    if first < 0 or any(flag != (i >= first and (i - first + 1) % every == 0) for i, flag in enumerate(sparse)):
+        return None
+    return {"first_k_dense": first, "every": every}
+
+
 def _cwm(c: Config) -> dict[str, Any]:
     attention, names = gqa(c), _first_of_four(c)
-    each = [kind(name, [mixer], [MLP]) for name, mixer in zip(names, _mixers(c, names, attention), strict=True)]
+    mixers = _mixers(c, names, attention)
+    held = _held(c, names, [False] * len(names))
+    if held is not None:
+        return {"attention": {**attention, **held}, "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+    each = [kind(name, [mixer], [MLP]) for name, mixer in zip(names, mixers, strict=True)]
     return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"]), **layers(each)}
 
 
@@ -87,8 +140,12 @@ def _granite_windows(c: Config, raw: dict[str, Any], ffn: dict[str, str]) -> dic
     bases = [1.0] * len(names) if c["layer_rope_theta"] is None else c["layer_rope_theta"]
     if len(bases) != len(names) or not all(type(base) in (int, float) and base >= 0 for base in bases):
         raise ValueError(f"layer_rope_theta ({short(bases)}) must list {len(names)} bases of at least 0; correct it")
+    mixers = _mixers(c, names, attention)
+    held = _held(c, names, [not base for base in bases])
+    if held is not None:
+        return {**raw, "attention": {**attention, **held}}
     each = []
-    for name, mixer, base in zip(names, _mixers(c, names, attention), bases, strict=True):
+    for name, mixer, base in zip(names, mixers, bases, strict=True):
         if base:
             each.append(kind(name, [mixer], [ffn]))
         else:
@@ -111,15 +168,19 @@ def _flint(c: Config) -> dict[str, Any]:
     if c["layer_types"] is None:
         names = ["full" if i < 2 or i % 4 == 1 or i == total - 1 else "windowed" for i in range(total)]
     else:
-        names = listed(c, "layer_types", _FULL_OR_WINDOWED)
+        names = listed(c, "layer_types", FULL_OR_WINDOWED)
     dense = {0, 1} if c["mlp_only_layers"] is None else numbers(c, "mlp_only_layers")
     sparse = [(i + 1) % step == 0 and i not in dense for i in range(total)]
     attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, sinks=True, nope_every=1)
+    fields = moe(c, score="sigmoid", shared_hidden=c["shared_expert_intermediate_size"])
+    mixers = _mixers(c, names, attention)
+    held, places = _held(c, names, [name == "full" for name in names]), _held_experts(sparse)
+    if held is not None and places is not None:
+        return {"attention": {**attention, **held}, **dense_or_experts(c, {**fields, **places})}
     each = []
-    for name, mixer, has_experts in zip(names, _mixers(c, names, attention), sparse, strict=True):
+    for name, mixer, has_experts in zip(names, mixers, sparse, strict=True):
         ffn = MOE if has_experts else MLP
         each.append(kind(f"{name}-{ffn['kind']}", [mixer], [ffn]))
-    fields = moe(c, score="sigmoid", shared_hidden=c["shared_expert_intermediate_size"])
     return {"attention": attention, "mlp": gated_mlp(c), "moe": fields, **layers(each)}
 
 
@@ -129,7 +190,7 @@ def _lara_mini(c: Config) -> dict[str, Any]:
         period = ("linear", "windowed", "linear", "full", "windowed")
         names = [period[i % len(period)] for i in range(c["num_hidden_layers"])]
     else:
-        names = listed(c, "layer_types", {**_FULL_OR_WINDOWED, "linear_attention": "linear"})
+        names = listed(c, "layer_types", {**FULL_OR_WINDOWED, "linear_attention": "linear"})
     bias = c["attention_bias"]
     attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, nope_every=1)
     softmax = sorted(set(names) - {"linear"})
@@ -161,14 +222,10 @@ def _axk1(c: Config) -> dict[str, Any]:
         first, every = c["first_k_dense_replace"], c["moe_layer_freq"]
         ffns = ["moe" if i >= first and i % every == 0 else "mlp" for i in range(c["num_hidden_layers"])]
     else:
-        ffns = listed(c, "mlp_layer_types", {"dense": "mlp", "sparse": "moe"})
+        ffns = listed(c, "mlp_layer_types", DENSE_OR_EXPERTS)
     named = {ffn["kind"]: kind(ffn["kind"], [ATTENTION], [ffn], norms=norms)
              for ffn, norms in ((MLP, 2), (MOE, 3))}  # fmt: skip
-    fields = moe(
-        c, num_experts="n_routed_experts", score="sigmoid", correction_bias=True,
-        shared_hidden=c["n_shared_experts"] * c["moe_intermediate_size"], num_groups=c["n_group"],
-        groups_per_token=c["topk_group"],
-    )  # fmt: skip
+    fields = grouped_experts(c, c["n_shared_experts"] * c["moe_intermediate_size"])
     return {"attention": latent(c), "mlp": gated_mlp(c), "moe": fields, **layers([named[ffn] for ffn in ffns])}
 
 
@@ -208,9 +265,8 @@ ARCHITECTURES = (
     Architecture(
         "LaraMiniConfig", ("LaraMiniForCausalLM",), ("lara_mini",),
         {**sizes(1024, 34, 16, None, 151936, tied=True), "num_key_value_heads": size(4), "head_dim": size(128),
-         "attention_bias": flag(False), "sliding_window": count(512), **_LISTED, "linear_conv_kernel_dim": size(4),
-         "linear_key_head_dim": size(128), "linear_value_head_dim": size(128), "linear_num_key_heads": size(8),
-         "linear_num_value_heads": size(16), "num_experts": size(128), "num_experts_per_tok": size(4),
+         "attention_bias": flag(False), "sliding_window": count(512), **_LISTED,
+         **delta_net_sizes(8, 16, 128, 128), "num_experts": size(128), "num_experts_per_tok": size(4),
          "moe_intermediate_size": size(512), "shared_expert_intermediate_size": size(512)}, _lara_mini,
     ),
     Architecture(
