@@ -40,7 +40,7 @@ def show_models(json: opt.Json = False) -> None:
         ]
         for name, s, source in summaries
     ]  # fmt: skip
-    _print_table("Bundled workloads", columns, rows)
+    _print_table("Bundled workloads", columns, rows, ("layers", "global batch", "sequence"), under="source")
 
 
 @show.command("hardware")
@@ -75,7 +75,7 @@ def show_faults(name: Annotated[str | None, typer.Argument(help="A fault profile
         rate = spec.reliability.failures_per_node_day if spec.reliability else None
         rows.append([spec.name, "" if rate is None else f"{1000 * rate.value:.2f}", spec.source])
     columns = [("name", "left"), ("failures per 1000 node-days", "right"), ("source", "left")]
-    _print_table("Bundled fault profiles", columns, rows)
+    _print_table("Bundled fault profiles", columns, rows, under="source")
 
 
 @show.command("workload")
@@ -136,7 +136,8 @@ def _print_parts(parts: Sequence[PartStates]) -> None:
         ]
         for p in parts
     ]  # fmt: skip
-    _print_table("By kind of layer, of all ranks; recurrent states of one layer and sequence, in fp32", columns, rows)
+    _print_table("By kind of layer, of all ranks; recurrent states of one layer and sequence, in fp32", columns, rows,
+                 ("fp32 gradients", "bf16 weights", "parameters each", "recurrent state", "optimizer states"), under="of")  # fmt: skip
 
 
 @show.command("routing")
@@ -205,7 +206,9 @@ def _list_hardware(json: bool) -> None:
     headings = ("node", "GPU", "a node", "a domain", "bf16 peak", "memory", "capacity", "link a GPU", "NICs a GPU")
     rows = [[str(v) if k not in units else quantity_text(v, units[k]) for k, v in r.items()] for r in records]
     columns = [(heading, "left" if i < 2 else "right") for i, heading in enumerate(headings)]
-    _print_table("Bundled nodes (bandwidths per direction)", columns, rows)
+    _print_table(
+        "Bundled nodes (bandwidths per direction)", columns, rows, ("capacity", "a domain", "GPU", "link a GPU")
+    )
     _print_table("Bundled GPUs", [("name", "left")], [[name] for name in bundled("gpus")])
 
 
@@ -240,7 +243,7 @@ def _show_hardware(name: str, json: bool) -> None:
             else:
                 rows.append([path, str(value), "", ""])
         columns = [("field", "left"), ("value", "right"), ("provenance", "left"), ("source", "left")]
-        _print_table(str(getattr(spec, "name", name)), columns, rows)
+        _print_table(str(getattr(spec, "name", name)), columns, rows, ("provenance",), under="source")
 
 
 def _named(path: str) -> str:
@@ -298,7 +301,13 @@ def _print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def _print_table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
+def _print_table(
+    title: str,
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[Sequence[str]],
+    leaves: Sequence[str] = (),
+    under: str = "",
+) -> None:
     from mofa.report.tables import make_console, print_table
 
-    print_table(make_console(), title, columns, rows)
+    print_table(make_console(), title, columns, rows, leaves=leaves, under=under)
