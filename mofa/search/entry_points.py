@@ -29,7 +29,7 @@ from mofa.search.offers import numerics_offers
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
 from mofa.search.search_result import Search
-from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space
+from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space, values_of
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
@@ -344,7 +344,7 @@ def _defaults(
         "gemm_format": workload.precision.gemm,
         "routing": workload.routing.kind,
         "flops_convention": convention,
-        **({"fixed": " ".join(f"{k}={v}" for k, v in fix.items())} if fix else {}),
+        **({"fixed": " ".join(f"{k}={','.join(map(str, values_of(v)))}" for k, v in fix.items())} if fix else {}),
     }
 
 

@@ -21,6 +21,7 @@ def estimate(
     workload: opt.RunsOrWorkload,
     cluster: opt.MaybeCluster = None,
     gpus: opt.MaybeGpus = None,
+    nodes: opt.Nodes = None,
     strategy: opt.Strategy = None,
     seq_len: opt.SeqLen = None,
     global_batch: opt.GlobalBatch = None,
@@ -44,6 +45,7 @@ def estimate(
     log: long_run.Log = None,
     log_nodes: long_run.LogNodes = None,
     log_days: long_run.LogDays = None,
+    memory_limit: opt.MemoryLimit = None,
     set_: long_run.Set = None,
     host_issue: opt.HostIssue = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
@@ -84,7 +86,19 @@ def estimate(
         changes,
     ).profile()
     with requests_from_options(
-        workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue, job_of
+        workload,
+        cluster,
+        gpus,
+        strategy,
+        seq_len,
+        global_batch,
+        tokens,
+        framework,
+        set_,
+        host_issue,
+        job_of,
+        nodes,
+        memory_limit,
     ) as asked:
         if spares is not None:
             from mofa.search.long_run.spare_nodes import without_spares

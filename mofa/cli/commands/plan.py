@@ -14,7 +14,8 @@ from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
 def plan(
     workload: opt.Workload,
     cluster: opt.Cluster,
-    gpus: opt.Gpus,
+    gpus: opt.Gpus = None,
+    nodes: opt.Nodes = None,
     seq_len: opt.SeqLen = None,
     global_batch: opt.GlobalBatch = None,
     tokens: opt.Tokens = None,
@@ -44,6 +45,7 @@ def plan(
     log_nodes: long_run.LogNodes = None,
     log_days: long_run.LogDays = None,
     objective: long_run.Objective = long_run.ObjectiveChoice.tokens,
+    memory_limit: opt.MemoryLimit = None,
     set_: long_run.Set = None,
     host_issue: opt.HostIssue = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
@@ -69,6 +71,7 @@ def plan(
     """
     import mofa
     from mofa.cli.jobs import read_framework, read_machines, read_workload
+    from mofa.cli.numbers import count_gpus
     from mofa.cli.output import Output
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
@@ -97,7 +100,8 @@ def plan(
         raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_degree_limits(maximum)
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
-    machines = read_machines(cluster, gpus, overrides, host_issue_s)
+    gpus = count_gpus(cluster, gpus, nodes)
+    machines = read_machines(cluster, gpus, overrides, host_issue_s, memory_limit)
     facts = read_framework(framework, job, overrides)
     if spares is not None:
         from mofa.search.long_run.spare_nodes import without_spares

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 show = typer.Typer(help="Show bundled models and hardware, or every fact of one.", rich_markup_mode=None)
 
+PART_COLUMNS_LEAVE = ("fp32 gradients", "bf16 weights", "parameters each", "recurrent state", "optimizer states")
+"""What a narrow terminal leaves out of the table of kinds of layers, first things first."""
 Name = Annotated[str, typer.Argument(help="A bundled name or a file.")]
 
 
@@ -88,8 +90,8 @@ def show_workload(
     json: opt.Json = False,
 ) -> None:
     """Show every field of a workload, and its parameters, counted; layers of several kinds kind by kind."""
+    from mofa.cli.jobs import read_workload
     from mofa.cli.parse import parse_overrides
-    from mofa.specs.load import load_workload
     from mofa.specs.model_states import model_states
     from mofa.specs.params import (
         num_active_params,
@@ -98,8 +100,7 @@ def show_workload(
         num_params,
     )
 
-    changes = parse_overrides(set_)["workload"] or None
-    workload = load_workload(name, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=changes)
+    workload = read_workload(name, parse_overrides(set_), seq_len=seq_len, global_batch=global_batch, tokens=tokens)
     counted = {
         "num_params": num_params(workload.model),
         "num_active_params": num_active_params(workload.model),
@@ -137,7 +138,7 @@ def _print_parts(parts: Sequence[PartStates]) -> None:
         for p in parts
     ]  # fmt: skip
     _print_table("By kind of layer, of all ranks; recurrent states of one layer and sequence, in fp32", columns, rows,
-                 ("fp32 gradients", "bf16 weights", "parameters each", "recurrent state", "optimizer states"), under="of")  # fmt: skip
+                 PART_COLUMNS_LEAVE, under="of")  # fmt: skip
 
 
 @show.command("routing")
