@@ -168,8 +168,8 @@ def requests_from_options(
     overrides = parse_overrides(set_)
     host_issue_s = parse_host_issue(host_issue, overrides)
     if cluster is None:
-        _refuse_beside_a_file(workload, [name for name, value in {"--nodes": nodes, "--memory-limit": memory_limit}.items()
-                                         if value is not None])  # fmt: skip
+        said = {"--nodes": nodes, "--memory-limit": memory_limit}
+        _refuse_beside_a_file(workload, [name for name, value in said.items() if value is not None])
     elif nodes is not None:
         gpus = count_gpus(cluster, gpus, nodes)
     if job_of is not None:

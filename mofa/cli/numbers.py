@@ -37,7 +37,8 @@ def parse_count(text: str, example: str) -> int:
         raise ValueError(f"{text[:20]!r} is no whole number; write it as {example}")
     digits, decimals, prefix = match.groups()
     scale, places = _PREFIXES[prefix.lower()], len(decimals or "")
-    number, rest = divmod(int(re.sub("[,_]", "", digits) + (decimals or "")) * scale, 10**places)
+    written = int(re.sub("[,_]", "", digits) + (decimals or ""))
+    number, rest = divmod(written * scale, int(10**places))
     if rest:
         raise ValueError(f"{text[:20]!r} is no whole number; write it as {example}")
     if not 1 <= number <= MOST:

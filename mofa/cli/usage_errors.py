@@ -21,7 +21,7 @@ def usage_text(error: Any) -> str:
     look = f"see '{command} --help'"
     kind, param = type(error).__name__, getattr(error, "param", None)
     message = " ".join(str(getattr(error, "message", "") or error.format_message()).split()).rstrip(".")
-    if kind == "NoSuchOption":
+    if kind == "NoSuchOption" and context is not None:
         from mofa.specs.files import did_you_mean
 
         names = [name[2:] for item in context.command.params for name in item.opts if name.startswith("--")]
@@ -31,9 +31,8 @@ def usage_text(error: Any) -> str:
     if kind == "MissingParameter" and param is not None:
         return f"{_name(param)}: is missing; {_help(param) or 'write it'}; {look}"
     if kind == "BadParameter" and param is not None:
-        return (
-            f"{_name(param)}: {_what(message, param)}; {look}" if ";" not in message else f"{_name(param)}: {message}"
-        )
+        what = message if ";" in message else f"{_what(message)}; {look}"
+        return f"{_name(param)}: {what}"
     if kind == "BadOptionUsage":
         return f"{error.option_name}: its value is missing; write it after the option; {look}"
     if extra := re.search(r"unexpected extra arguments? ?\(?s?\)? ?\((.*)\)", message):
@@ -57,7 +56,7 @@ def _help(param: Any) -> str:
     return text[:1].lower() + text[1:] if text[:2].istitle() else text
 
 
-def _what(message: str, param: Any) -> str:
+def _what(message: str) -> str:
     """What is wrong with a value."""
     plain = message.replace("Value error, ", "")
     if low := re.search(r"(greater|less) than( or equal to)? (-?[\d.]+)", plain):

@@ -210,7 +210,7 @@ def constrain(
         else:
             values[word] = (1,)
     _apply_fixed(values, fix)
-    chunks = TOKEN_CHUNKS if "token_chunks" in with_ else (1,)
+    chunks: tuple[int, ...] = TOKEN_CHUNKS if "token_chunks" in with_ else (1,)
     if "token_chunks" in fix:
         chunks = tuple(int(str(value)) for value in values_of(fix["token_chunks"]))
     for name, bound in maximum.items():

@@ -47,8 +47,8 @@ NOT_MODELLED = (
     ),
     NotModelled(
         "another framework",
-        ("fsdp", "fsdp2", "accelerate", "transformers", "huggingface", "hf", "trl", "axolotl", "llamafactory", "unsloth",
-         "nemo", "lightning", "maxtext", "jax", "colossalai", "nanotron", "gptneox", "xtuner", "verl"),
+        ("fsdp", "fsdp2", "accelerate", "transformers", "huggingface", "hf", "trl", "axolotl", "llamafactory",
+         "unsloth", "nemo", "lightning", "maxtext", "jax", "colossalai", "nanotron", "gptneox", "xtuner", "verl"),
         "torchtitan for FSDP2, fsdp1 for FSDP1, megatron for NeMo",
     ),
     NotModelled(
@@ -66,8 +66,10 @@ NOT_MODELLED = (
 )  # fmt: skip
 
 OTHER_NAMES = {
-    "micro_batch": ("mbs", "microbatch", "microbatchsize", "localbatchsize", "perdevicetrainbatchsize", "mb", "batchsize"),
-    "tp": ("tpsize", "tpdegree", "tensorparallel", "tensorparallelism", "tensormodelparallelsize", "tensorparalleldegree"),
+    "micro_batch": ("mbs", "microbatch", "microbatchsize", "localbatchsize", "mb", "batchsize",
+                    "perdevicetrainbatchsize"),
+    "tp": ("tpsize", "tpdegree", "tensorparallel", "tensorparallelism", "tensormodelparallelsize",
+           "tensorparalleldegree"),
     "pp": ("ppsize", "ppdegree", "pipelineparallel", "pipelinemodelparallelsize", "pipelineparalleldegree", "stages"),
     "vpp": ("vppsize", "virtualpipelinemodelparallelsize", "virtualstages", "interleave"),
     "dp": ("dpsize", "dpdegree", "dataparallel", "dataparallelsize", "dataparalleldegree", "dpshard"),

@@ -11,6 +11,7 @@ import struct
 import sys
 import termios
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def cases() -> dict[str, Callable[[], object]]:
         "goodput": lambda: print_scale(tables.make_console(), goodput),
     }
     for command in COMMANDS:
-        prints[command] = lambda words=command.split(): main(words)
+        prints[command] = partial(main, command.split())
     return prints
 
 
