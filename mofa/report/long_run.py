@@ -37,7 +37,7 @@ def print_long_runs(console: Console, plans: Sequence[Plan], *, asked: bool) -> 
     """
     if not asked or not plans:
         return
-    if plans[0].ettr is not None:
+    if plans[0].ettr is not None or plans[0].usd is not None:
         columns = [
             "#",
             "ETTR",
@@ -52,7 +52,7 @@ def print_long_runs(console: Console, plans: Sequence[Plan], *, asked: bool) -> 
         keep = [0, *(c for c in range(1, len(columns)) if any(row[c] for row in rows))]
         print_table(
             console,
-            "A long run of each",
+            "A long run of each" if plans[0].ettr is not None else "A run of each without failures",
             [(columns[c], "right") for c in keep],
             [[row[c] for c in keep] for row in rows],
             leaves=("kWh", "checkpoint every", "GPU-hours", "effective tokens/s/GPU"),

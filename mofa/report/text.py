@@ -101,7 +101,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
         say(console, f"Does not fit: {short} over the limit.\n", "bold red")
     from mofa.plan.long_run import NO_FAULTS
 
-    if set(estimate.unknown.values()) != {NO_FAULTS}:
+    if set(estimate.unknown.values()) != {NO_FAULTS} or estimate.usd is not None:
         print_long_runs(console, [estimate], asked=True)
     print_time(console, estimate.time, "Where the step goes")
     if len(estimate.time.by_stage) > 1:
@@ -142,12 +142,17 @@ def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: boo
             f"{memory.device_bytes / GIB:.2f}",
             f"{memory.limit_bytes / GIB:.2f}",
         ]
-        if with_days:
-            days = plan.days_without_failures
-            row.append("" if days is None else f"{days:,.1f}")
         rows.append(row)
+    if not all(plan.memory.fits for plan in plans):
+        columns.append(("fits", "right"))
+        for row, plan in zip(rows, plans, strict=True):
+            over = format_bytes(-plan.memory.free_bytes)
+            row.append("yes" if plan.memory.fits else f"NO, {over} over")
     if with_days:
         columns.append(("days without failures", "right"))
+        for row, plan in zip(rows, plans, strict=True):
+            days = plan.days_without_failures
+            row.append("" if days is None else f"{days:,.1f}")
     print_table(console, title, columns, rows, leaves=PLAN_COLUMNS_LEAVE, under="strategy")
 
 

@@ -134,6 +134,8 @@ def goodput(
         raise SpecError("goodput: a workload needs a cluster and --gpus, such as h100-hgx --gpus 1K..16K")
     if replan and strategy is not None:
         raise SpecError("--strategy: is the plan that is replicated; leave it or --replan out")
+    if long_run.parse_spares(spares)[1]:
+        raise SpecError("--spares outside: belongs to plan and estimate; here spares are nodes of --gpus, leave it out")
     set_, changes = long_run.split_fault_settings(set_)
     profile = long_run.LongRunOptions(
         faults, storage, None, spares, checkpoint_mode, checkpoint_interval, log, nodes, log_days, recovery, changes

@@ -106,7 +106,8 @@ def plan(
     if spares is not None:
         from mofa.search.long_run.spare_nodes import without_spares
 
-        without_spares(machines, spares, "--spares")
+        machines = long_run.with_spares_outside(machines, spares)
+        without_spares(machines, long_run.parse_spares(spares)[0], "--spares")
     with progress_bar(f"{job.name} on {gpus:,} GPUs", enabled=not quiet) as progress:
         options: dict[str, Any] = {
             "framework": facts,
