@@ -20,6 +20,7 @@ from typing import Annotated
 
 import typer
 
+from mofa.cli.command_groups import GroupedCommands
 from mofa.cli.commands.attribute import attribute
 from mofa.cli.commands.balance import balance
 from mofa.cli.commands.calibrate import calibrate
@@ -40,6 +41,7 @@ EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED, EXIT_TERMINATED =
 
 app = typer.Typer(
     name="mofa",
+    cls=GroupedCommands,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

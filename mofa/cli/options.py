@@ -20,9 +20,12 @@ class FlopsChoice(StrEnum):
 
 
 Workload = Annotated[
-    str, typer.Argument(help="A bundled workload, a workload YAML, or a Hugging Face config.json or its folder.")
+    str,
+    typer.Argument(
+        help="A bundled workload (mofa show models), a workload YAML, a Hugging Face config.json or its folder."
+    ),
 ]
-Cluster = Annotated[str, typer.Argument(help="A bundled node type or a node YAML.")]
+Cluster = Annotated[str, typer.Argument(help="A bundled node type (mofa show hardware) or a node YAML.")]
 RunsOrWorkload = Annotated[
     str,
     typer.Argument(
@@ -58,10 +61,13 @@ GlobalBatch = Annotated[
 Tokens = Annotated[str | None, typer.Option("--tokens", help="Tokens to train on, such as 15T.")]
 Framework = Annotated[
     str | None,
-    typer.Option("--framework", help=f"{', '.join(FRAMEWORK_NAMES)}; else the workload's, else megatron."),
+    typer.Option(
+        "--framework", help=f"{', '.join(FRAMEWORK_NAMES)} (mofa show frameworks); else the workload's, else megatron."
+    ),
 ]
 Strategy = Annotated[
-    str | None, typer.Option("--strategy", help='Such as "tp=4 pp=4 micro_batch=1 recompute=selective".')
+    str | None,
+    typer.Option("--strategy", help='Such as "tp=4 pp=4 micro_batch=1"; mofa show strategy lists all fields.'),
 ]
 Routing = Annotated[
     str | None,

@@ -24,7 +24,8 @@ from tests.report.test_goodput import report as goodput_report
 
 WIDTHS = (80, 100, 120, 160)
 COMMANDS = (
-    "show models", "show hardware", "show hardware h20", "show faults", "show faults llama3",
+    "show frameworks", "show frameworks megatron", "show strategy", "show schedules", "show models",
+    "show hardware", "show hardware h20", "show faults", "show faults llama3",
 
     "show workload deepseek-v3", "show routing mixtral-8x7b --ep 4 --routing zipf:0.8 --iterations 1",
     "goodput --mtbf 6h --checkpoint 5min --restart 10min --runs 100",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mofa
+from mofa.cli.command_groups import PANELS
 from mofa.cli.main import app, main
 from mofa.cli.parse import parse_degree_limits, parse_fixed, split_words
 from mofa.errors import SpecError, StrategyError
@@ -352,3 +353,31 @@ def test_nodes_and_a_batch_in_tokens_and_a_memory_limit(cli: Cli) -> None:
     assert "100 GB is more than the 79.10 GiB" in one_line_of(cli(*wanted, "--memory-limit", "100 GB").stderr)
     says = "3,145,728 tokens are 314.57 sequences of 10,000; write 315"
     assert says in one_line_of(cli(*wanted, "--seq-len", "10000", "--global-batch", "3M tokens").stderr)
+
+
+def test_commands_are_grouped_and_their_words_are_not_cut(capsys: Captured) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert [title for title in ("Plan:", "Describe:", "Calibrate:", "Develop:") if f"\n{title}\n" not in out] == []
+    assert out.count("...") == 1  # of the line of usage
+    names = {name for panel in PANELS.values() for name in panel}
+    groups = {group.name for group in app.registered_groups}
+    assert names == groups | {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+
+
+def test_help_names_what_can_be_written(capsys: Captured) -> None:
+    assert main(["plan", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.replace("-\n", "-").split()).replace("- ", "-")
+    words = [*(word for word in WITH if word != "fp8"), *WITHOUT, *FRAMEWORK_NAMES, "mofa show strategy"]
+    assert [word for word in words if word not in out] == []
+
+
+def test_every_field_of_a_strategy_is_shown_with_its_values(cli: Cli) -> None:
+    fields = {field["name"]: field for field in json.loads(cli("show", "strategy", "--json").stdout)}
+    assert tuple(fields) == STRATEGY_KEYS
+    assert all(field["values"] and field["default"] and field["meaning"] for field in fields.values())
+    assert fields["cp_kind"]["values"] == "ring, allgather, a2a"
+    assert [row["name"] for row in json.loads(cli("show", "schedules", "--json").stdout)] == list(SCHEDULES)
+    assert [row["name"] for row in json.loads(cli("show", "frameworks", "--json").stdout)] == list(FRAMEWORK_NAMES)
+    options = {row["name"]: row for row in json.loads(cli("show", "frameworks", "megatron", "--json").stdout)}
+    assert options["dispatcher"]["values"] == "alltoall, allgather, deepep"

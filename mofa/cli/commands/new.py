@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-new = typer.Typer(help="Write files to fill in.", rich_markup_mode=None)
+from mofa.cli.command_groups import WholeCommands
+
+new = typer.Typer(cls=WholeCommands, help="Write files to fill in.", rich_markup_mode=None)
 
 
 @new.command("workload")

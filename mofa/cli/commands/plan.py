@@ -10,6 +10,10 @@ from mofa.cli import long_run
 from mofa.cli import options as opt
 from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
 
+FIX = "Only this value of a field of a strategy (mofa show strategy), or these, as tp=4,8. Repeatable."
+WITH = "fp8-delayed, fp8-tensorwise, fp8-blockwise, bf16_moments, bf16_grads, deepep, micro_moe, token_chunks, moeblaze"
+WITHOUT = "tp, sp, pp, vpp, cp, ep, etp, recompute, selective, full, zbv, tp_overlap, dispatcher, dp_replicate"
+
 
 def plan(
     workload: opt.Workload,
@@ -21,18 +25,17 @@ def plan(
     tokens: opt.Tokens = None,
     framework: opt.Framework = None,
     top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="How many plans to show.")] = 10,
-    fix: Annotated[
-        list[str] | None, typer.Option("--fix", metavar="NAME=N", help="Only this value, as tp=8. Repeatable.")
-    ] = None,
+    fix: Annotated[list[str] | None, typer.Option("--fix", metavar="NAME=N[,N]", help=FIX)] = None,
     maximum: Annotated[
-        list[str] | None, typer.Option("--max", metavar="NAME=N", help="At most this value, as pp=8. Repeatable.")
+        list[str] | None,
+        typer.Option("--max", metavar="NAME=N", help="At most this value of a degree, as pp=8. Repeatable."),
     ] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="WORD", help="Also search what changes numerics, as fp8-delayed, bf16_moments."),
+        typer.Option("--with", metavar="WORD", help=f"Also search what is not by default: {WITH}. Repeatable."),
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="WORD", help="Leave out a degree or a method, as vpp.")
+        list[str] | None, typer.Option("--without", metavar="WORD", help=f"Leave out one of {WITHOUT}. Repeatable.")
     ] = None,
     faults: long_run.Faults = None,
     storage: long_run.Storage = None,

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from mofa.specs.model_states import PartStates
 
-show = typer.Typer(help="Show bundled models and hardware, or every fact of one.", rich_markup_mode=None)
+show = typer.Typer(
+    help="Show what is bundled and what can be written: every fact, field and value.", rich_markup_mode=None
+)
 
 PART_COLUMNS_LEAVE = ("fp32 gradients", "bf16 weights", "parameters each", "recurrent state", "optimizer states")
 """What a narrow terminal leaves out of the table of kinds of layers, first things first."""
@@ -78,6 +80,34 @@ def show_faults(name: Annotated[str | None, typer.Argument(help="A fault profile
         rows.append([spec.name, "" if rate is None else f"{1000 * rate.value:.2f}", spec.source])
     columns = [("name", "left"), ("failures per 1000 node-days", "right"), ("source", "left")]
     _print_table("Bundled fault profiles", columns, rows, under="source")
+
+
+@show.command("frameworks")
+def show_frameworks(name: Annotated[str | None, typer.Argument(help="A framework.")] = None,
+                    json: opt.Json = False) -> None:  # fmt: skip
+    """List the frameworks, or every option of one with its values and its default."""
+    from mofa.cli.vocabularies import framework_options, frameworks
+
+    if name is None:
+        _list_records("Frameworks", frameworks(), json, under="source")
+    else:
+        _list_records(f"Options of {name}: --set framework.OPTION=VALUE", framework_options(name), json)
+
+
+@show.command("strategy")
+def show_strategy(json: opt.Json = False) -> None:
+    """List every field of a strategy, as --strategy, --fix and --max read it, with its values and its default."""
+    from mofa.cli.vocabularies import strategy_fields
+
+    _list_records("Fields of a strategy", strategy_fields(), json, under="meaning")
+
+
+@show.command("schedules")
+def show_schedules(json: opt.Json = False) -> None:
+    """List the pipeline schedules: who runs them, and when a search tries them."""
+    from mofa.cli.vocabularies import schedules
+
+    _list_records("Pipeline schedules", schedules(), json, under="meaning")
 
 
 @show.command("workload")
@@ -178,6 +208,16 @@ def show_routing(
     bounds = [[f"{c.factor:g}", f"{c.dropped_fraction:.1%}", f"{c.rerun_fraction:.1%}"] for c in report.capacity]
     _print_table("Bounds on the load", [("capacity factor", "left"), ("copies dropped", "right"),
                                         ("micro-batches run twice under a rank budget", "right")], bounds)  # fmt: skip
+
+
+def _list_records(title: str, records: Sequence[dict[str, Any]], json: bool, under: str = "") -> None:
+    """Records as a table, or as JSON."""
+    if json:
+        _print_json(list(records))
+        return
+    columns = [(name.replace("_", " "), "left") for name in records[0]]
+    rows = [[", ".join(v) if isinstance(v, list) else str(v) for v in record.values()] for record in records]
+    _print_table(title, columns, rows, under=under)
 
 
 def _list_hardware(json: bool) -> None:
