@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mofa.cli import options as opt
+from mofa.cli.command_groups import WholeCommands
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from mofa.specs.model_states import PartStates
 
 show = typer.Typer(
-    help="Show what is bundled and what can be written: every fact, field and value.", rich_markup_mode=None
+    cls=WholeCommands,
+    help="Show what is bundled and what can be written: every fact, field and value.",
+    rich_markup_mode=None,
 )
 
 PART_COLUMNS_LEAVE = ("fp32 gradients", "bf16 weights", "parameters each", "recurrent state", "optimizer states")
