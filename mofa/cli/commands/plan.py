@@ -61,6 +61,10 @@ def plan(
             help="About how long the layouts of the best plans are searched for shorter steps; not with --faults.",
         ),
     ] = REFINE_SECONDS,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Stop at the closed forms: no plan is played out, no layout is searched. Seconds."),
+    ] = False,
     jobs: opt.Jobs = None,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
@@ -78,6 +82,7 @@ def plan(
     from mofa.cli.output import Output
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
+    from mofa.cli.searched_plans import best_so_far
     from mofa.errors import NothingFits, SpecError
     from mofa.search.workers import cores
 
@@ -111,6 +116,8 @@ def plan(
 
         machines = long_run.with_spares_outside(machines, spares)
         without_spares(machines, long_run.parse_spares(spares)[0], "--spares")
+    if fast:
+        replay, refine_seconds = False, 0.0
     with progress_bar(f"{job.name} on {gpus:,} GPUs", enabled=not quiet) as progress:
         options: dict[str, Any] = {
             "framework": facts,
@@ -125,6 +132,7 @@ def plan(
             "jobs": jobs or cores(),
             "every_row": out is not None,  # its table and figure have all that fit
             "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
+            "on_progress": best_so_far(progress),
         }
         if profile is None:
             search = search_plans(job, machines, options, refine_seconds, progress)
