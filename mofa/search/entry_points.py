@@ -28,7 +28,7 @@ from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
 from mofa.search.offers import numerics_offers
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
-from mofa.search.search_progress import OnProgress, SearchProgress
+from mofa.search.search_progress import OnProgress, telling, telling_best
 from mofa.search.search_result import Search
 from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space, values_of
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
@@ -172,7 +172,7 @@ def find_plans(
     space = constrained(default_space(workload, cluster, framework) if space is None else space)
     if "dp" in fix:
         space = _with_dp(space, cluster, fix["dp"])
-    progress = _telling(progress, on_progress, "costing", None)
+    progress = telling(progress, on_progress, "costing", None)
     with Workers(jobs) as workers, no_collection():
         if replay:
             workers.start_processes(AT_WORK)
@@ -202,7 +202,7 @@ def find_plans(
                 known[i] = Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
             return known[i]
 
-        replay_progress = _telling_best(replay_progress, on_progress, _rank(costed, key, reason, 1), candidate)
+        replay_progress = telling_best(replay_progress, on_progress, _rank(costed, key, reason, 1), candidate)
         if replay:
             admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster), candidate, workers)
         best = _rank(costed, key, reason, wanted)
@@ -259,35 +259,6 @@ def find_plans(
     return Search(
         report, costed, workload, cluster, framework, reason, searched_rows.space, shortfall, objective, enumerated
     )
-
-
-def _telling_best(
-    progress: Progress | None,
-    on_progress: OnProgress | None,
-    best: NDArray[np.intp],
-    candidate: Callable[[int], Candidate],
-) -> Progress | None:
-    """Tell the best row of the closed forms; a callback of (done, total) that goes on telling it."""
-    if on_progress is None or not len(best):
-        return progress
-    plan = candidate(int(best[0])).plan_in_closed_form(banded=False)
-    on_progress(SearchProgress("playing", 0, 0, plan))
-    return _telling(progress, on_progress, "playing", plan)
-
-
-def _telling(
-    progress: Progress | None, on_progress: OnProgress | None, phase: str, best: Plan | None
-) -> Progress | None:
-    """A callback of (done, total) that tells the other one too."""
-    if on_progress is None:
-        return progress
-
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress(done, total)
-        on_progress(SearchProgress(phase, done, total, best))
-
-    return tell
 
 
 def _given_options(judge: LongRunObjective | None, fix: Mapping[str, object]) -> tuple[str, ...]:

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from mofa.plan.result import Plan
+    from mofa.search.to_plan.builder import Candidate
 
 
 class SearchProgress(NamedTuple):
@@ -23,3 +27,33 @@ class SearchProgress(NamedTuple):
 
 
 OnProgress = Callable[[SearchProgress], None]
+ReportDone = Callable[[int, int], None]
+
+
+def telling_best(
+    progress: ReportDone | None,
+    on_progress: OnProgress | None,
+    best: NDArray[np.intp],
+    candidate: Callable[[int], Candidate],
+) -> ReportDone | None:
+    """Tell the best row of the closed forms; a callback of (done, total) that goes on telling it."""
+    if on_progress is None or not len(best):
+        return progress
+    plan = candidate(int(best[0])).plan_in_closed_form(banded=False)
+    on_progress(SearchProgress("playing", 0, 0, plan))
+    return telling(progress, on_progress, "playing", plan)
+
+
+def telling(
+    progress: ReportDone | None, on_progress: OnProgress | None, phase: str, best: Plan | None
+) -> ReportDone | None:
+    """A callback of (done, total) that tells the other one too."""
+    if on_progress is None:
+        return progress
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done, total)
+        on_progress(SearchProgress(phase, done, total, best))
+
+    return tell
