@@ -168,6 +168,9 @@ class ClusterSpec(Spec):
             )
         return self
 
+    def __repr__(self) -> str:
+        return f"ClusterSpec({self.num_gpus:,} x {self.gpu.name} in {self.name})"
+
     def at_host(self, op_s: float | None, source: str = "the run's host", layer: LayerPace | None = None) -> Self:
         """The same GPUs under a host that issues one small eager op in ``op_s``; None leaves the profile's. [s]
 
