@@ -382,9 +382,37 @@ def print_attribution(attribution: Attribution, console: Console) -> None:
     total = [format_seconds(attribution.measured_step_s), format_seconds(attribution.predicted_step_s), f"{error:+.1%}"]
     rows.append(["step", "", *total])
     print_table(console, "One step", FAMILY_COLUMNS, rows)
+    if words := cancelling_text(attribution):
+        say(console, words)
     say(console, FAMILY_WORDS)
     for note in attribution.notes:
         say(console, f"- {note}", indent=2)
+
+
+CANCELLING = 0.01
+"""Errors of families that cancel are said from this share of the step on. [-]"""
+
+
+def cancelling_text(given: Attribution) -> str:
+    """Which families' errors hide others', in words; empty where errors have one sign or are small.
+
+    What cancels is the smaller one of the sums of the families that are predicted too long and too short.
+    """
+    errors = {
+        component_name(item.family): (item.predicted_s - item.measured_s) / given.measured_step_s
+        for item in given.families
+    }
+    over = {name: error for name, error in errors.items() if error > 0}
+    under = {name: error for name, error in errors.items() if error < 0}
+    cancels = min(sum(over.values()), -sum(under.values()))
+    if cancels < CANCELLING:
+        return ""
+    sides = [
+        ", ".join(f"{name} {error:+.1%}" for name, error in sorted(side.items(), key=lambda x: -abs(x[1]))[:3])
+        for side in (over, under)
+    ]
+    recomputed = " Recomputed kernels are in the trace's families alone." if given.recompute_s else ""
+    return f"Errors of {cancels:.1%} of the step cancel: {sides[0]} against {sides[1]}.{recomputed}"
 
 
 FAMILY_COLUMNS: Columns = (
