@@ -86,14 +86,14 @@ def _attributes(spec: type) -> dict[str, str]:
     """Meanings of fields, out of the section Attributes of a docstring."""
     text = inspect.getdoc(spec) or ""
     section = re.search(r"^Attributes\n-+\n(.*?)(?:\n\n|\Z)", text, flags=re.MULTILINE | re.DOTALL)
-    found: dict[str, list[str]] = {}
+    lines_by_name: dict[str, list[str]] = {}
     name = ""
     for line in (section[1] if section else "").splitlines():
         if not line.startswith(" "):
             name = line.strip()
         else:
-            found.setdefault(name, []).append(line.strip())
-    meanings = {field: " ".join(lines).replace("``", "") for field, lines in found.items()}
+            lines_by_name.setdefault(name, []).append(line.strip())
+    meanings = {field: " ".join(lines).replace("``", "") for field, lines in lines_by_name.items()}
     return {field: re.sub(r":mod:`([^`]*)`", r"\1", meaning) for field, meaning in meanings.items()}
 
 
