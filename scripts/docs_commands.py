@@ -153,7 +153,9 @@ def folder_of_readers_files() -> Iterator[Path]:
         for model in ("my-hf-model", "my-model"):
             (folder / model).mkdir()
             (folder / model / "config.json").write_text(json.dumps(CONFIG))
-        failures = [f"n{i % 7},2025-0{1 + i % 6}-{1 + i:02d}T03:00:00,{('software', 'network')[i % 2]}" for i in range(20)]
+        failures = [
+            f"n{i % 7},2025-0{1 + i % 6}-{1 + i:02d}T03:00:00,{('software', 'network')[i % 2]}" for i in range(20)
+        ]
         (folder / "failures.csv").write_text(
             "\n".join(["node,time,kind", *sorted(failures, key=lambda f: f[4:])]) + "\n"
         )
