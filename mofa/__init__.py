@@ -72,5 +72,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names too, so that ``dir(mofa)`` and ``help(mofa)`` show what is imported only when used."""
-    return sorted({*globals(), *__all__})
+    """The public names alone, so that ``dir(mofa)`` and ``help(mofa)`` show what people use."""
+    return sorted({*__all__, "__version__", "__doc__", "__all__", "__file__", "__name__", "__path__"})

@@ -8,8 +8,6 @@ marked; right: where the step of the best plans goes. README.md, between its out
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -51,18 +49,5 @@ def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
-def excerpt(readme: Path) -> None:
-    """Put the plans and the time of the best one between the output markers of the README."""
-    command = [sys.executable, "-m", "mofa.cli.main", "plan", WORKLOAD, CLUSTER, "--gpus", str(GPUS), "--top", "3"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    text = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
-    shown = text[text.index("The 3 best plans") : text.index("What fills the memory")].rstrip()
-    old = readme.read_text(encoding="utf-8")
-    before, after = old.split("<!-- output -->")[0], old.split("<!-- /output -->")[1]
-    lines = "\n".join(line.rstrip() for line in shown.splitlines())
-    readme.write_text(f"{before}<!-- output -->\n```\n{lines}\n```\n<!-- /output -->{after}", encoding="utf-8")
-
-
 if __name__ == "__main__":
     draw(FIGURE)
-    excerpt(ROOT / "README.md")

@@ -24,26 +24,38 @@ if TYPE_CHECKING:
 
 
 def read_workload(
-    name: str, overrides: Overrides, *, seq_len: int | None, global_batch: int | None, tokens: str | None = None
+    name: str, overrides: Overrides, *, seq_len: int | None, global_batch: str | None, tokens: str | None = None
 ) -> WorkloadSpec:
     """The workload of a name or a file, with what options and ``--set`` say of it."""
     import mofa
+    from mofa.cli.numbers import batch_in_sequences
 
-    return mofa.load_workload(
-        name, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=overrides["workload"] or None
-    )
+    changes = overrides["workload"] or None
+    sequences = None
+    if global_batch is not None:
+        length = seq_len
+        if length is None and "tokens" in global_batch:
+            length = mofa.load_workload(name, tokens=tokens, overrides=changes).batch.seq_len
+        sequences = batch_in_sequences(global_batch, length or 1)
+    return mofa.load_workload(name, seq_len=seq_len, global_batch=sequences, tokens=tokens, overrides=changes)
 
 
 HOST_SAID = "as --host-issue says"
 
 
 def read_machines(
-    name: str, gpus: int, overrides: Overrides, host_issue_s: float | HostCurve | None = None
+    name: str,
+    gpus: int,
+    overrides: Overrides,
+    host_issue_s: float | HostCurve | None = None,
+    memory_limit: str | None = None,
 ) -> ClusterSpec:
-    """So many GPUs of a node, with what ``--set`` and ``--host-issue`` say of them."""
+    """So many GPUs of a node, with what ``--set``, ``--host-issue`` and ``--memory-limit`` say of them."""
     import mofa
+    from mofa.cli.numbers import with_memory_limit
 
     machines = mofa.load_cluster(name, gpus, overrides=overrides["hardware"] or None)
+    machines = with_memory_limit(machines, memory_limit)
     return machines if host_issue_s is None else machines.at_host(host_issue_s, HOST_SAID)
 
 
@@ -138,9 +150,9 @@ class EstimateRequest(NamedTuple):
 @contextlib.contextmanager
 def requests_from_options(
     workload: str, cluster: str | None = None, gpus: int | None = None, strategy: str | None = None,
-    seq_len: int | None = None, global_batch: int | None = None, tokens: str | None = None,
+    seq_len: int | None = None, global_batch: str | None = None, tokens: str | None = None,
     framework: str | None = None, set_: list[str] | None = None, host_issue: str | None = None,
-    job_of: str | None = None, host: str | None = None,
+    job_of: str | None = None, host: str | None = None, nodes: int | None = None, memory_limit: str | None = None,
 ) -> Iterator[list[EstimateRequest]]:  # fmt: skip
     """The runs of a file where no cluster is named, else the one job that the options say.
 
@@ -154,11 +166,17 @@ def requests_from_options(
     SpecError
         If an option is missing, or is void beside a file.
     """
+    from mofa.cli.numbers import count_gpus
     from mofa.cli.parse import parse_host_issue, parse_overrides
     from mofa.errors import SpecError
 
     overrides = parse_overrides(set_)
     host_issue_s = parse_host_issue(host_issue, overrides, host)
+    if cluster is None:
+        said = {"--nodes": nodes, "--memory-limit": memory_limit}
+        _refuse_beside_a_file(workload, [name for name, value in said.items() if value is not None])
+    elif nodes is not None:
+        gpus = count_gpus(cluster, gpus, nodes)
     if job_of is not None:
         given = {"--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch, "--tokens": tokens,
                  "--framework": framework}  # fmt: skip
@@ -173,12 +191,11 @@ def requests_from_options(
         with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
             yield _jobs_of_file(workload, overrides, Path(scratch), host_issue_s)
         return
-    if gpus is None:
-        raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 64")
+    gpus = count_gpus(cluster, gpus, nodes if gpus is None else None)
     if strategy is None and not overrides["strategy"]:
         raise SpecError('--strategy: is missing; write one, such as --strategy "tp=4 pp=4 micro_batch=1"')
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
-    machines = read_machines(cluster, gpus, overrides, host_issue_s)
+    machines = read_machines(cluster, gpus, overrides, host_issue_s, memory_limit)
     facts = read_framework(framework, job, overrides)
     fields = _read_strategy(strategy)
     for name, value in overrides["strategy"].items():

@@ -14,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from mofa.specs.base import Fact
     from mofa.specs.faults import FaultSpec
+    from mofa.specs.hardware import ClusterSpec
 
 
 class ModeChoice(StrEnum):
@@ -53,8 +54,13 @@ Storage = Annotated[
 ]
 Price = Annotated[float | None, typer.Option("--price", metavar="USD", help="Price of a GPU-hour.")]
 Spares = Annotated[
-    int | None,
-    typer.Option("--spares", metavar="N", help="Nodes of --gpus that stand by; else plan tries several numbers."),
+    str | None,
+    typer.Option(
+        "--spares",
+        metavar="N|outside",
+        help="Nodes of --gpus that stand by; outside: all of --gpus compute; '2 outside': 2 nodes stand by beside "
+        "them; else plan tries several numbers.",
+    ),
 ]
 CheckpointMode = Annotated[
     ModeChoice | None, typer.Option("--checkpoint-mode", help="How checkpoints are kept; blocking by default.")
@@ -96,7 +102,7 @@ class LongRunOptions:
     faults: str | None = None
     storage: str | None = None
     price: float | None = None
-    spares: int | None = None
+    spares: str | None = None
     mode: ModeChoice | None = None
     interval: str | None = None
     log: Path | None = None
@@ -128,7 +134,7 @@ class LongRunOptions:
         if self.price is not None:
             changes["price"] = PriceSpec(usd_per_gpu_hour=_fact(at_least("--price", self.price, "USD")))
         if self.spares is not None:
-            changes["spares"] = int(at_least("--spares", self.spares, "nodes"))
+            changes["spares"] = parse_spares(self.spares)[0]
         checkpoint: dict[str, object] = {}
         if self.mode is not None:
             checkpoint["mode"] = self.mode.value
@@ -180,6 +186,36 @@ def split_fault_settings(items: list[str] | None) -> tuple[list[str], dict[str, 
     rest = [item for item in items or () if item not in of_faults]
     parse_set(rest, (*ROOTS, "faults"))  # a wrong beginning is told with all that there are
     return rest, parse_set(of_faults, ("faults",))["faults"]
+
+
+def parse_spares(text: str | None) -> tuple[int, bool]:
+    """How many nodes stand by, and whether beside ``--gpus``. [nodes]
+
+    Raises
+    ------
+    SpecError
+        If it is neither a number nor ``outside``.
+
+    Examples
+    --------
+    >>> parse_spares("2"), parse_spares("outside"), parse_spares("2 outside"), parse_spares(None)
+    ((2, False), (0, True), (2, True), (0, False))
+    """
+    from mofa.errors import SpecError
+
+    words = (text or "0").split()
+    is_outside = words[-1:] == ["outside"]
+    number = (words[:-1] or ["0"]) if is_outside else words
+    if len(number) != 1 or not number[0].isdecimal() or len(number[0]) > 6:
+        raise SpecError(f"--spares: {str(text)[:20]!r} is no number of nodes; write it as 2, outside or '2 outside'")
+    return int(number[0]), is_outside
+
+
+def with_spares_outside(machines: ClusterSpec, spares: str | None) -> ClusterSpec:
+    """The machines with the nodes that stand by beside them, which a long run counts as its own."""
+    number, is_outside = parse_spares(spares)
+    more = number * machines.node.gpus_per_node if is_outside else 0
+    return machines.model_copy(update={"num_gpus": machines.num_gpus + more}) if more else machines
 
 
 def at_least(option: str, value: float, unit: str) -> float:

@@ -20,6 +20,7 @@ from typing import Annotated
 
 import typer
 
+from mofa.cli.command_groups import GroupedCommands
 from mofa.cli.commands.attribute import attribute
 from mofa.cli.commands.balance import balance
 from mofa.cli.commands.calibrate import calibrate
@@ -40,6 +41,7 @@ EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED, EXIT_TERMINATED =
 
 app = typer.Typer(
     name="mofa",
+    cls=GroupedCommands,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -126,21 +128,15 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise  # standard output takes no more
         if hasattr(error, "format_message"):  # a usage error of click, or of the copy of it that typer brings
-            return _fail(_usage_text(error), EXIT_SPEC)
+            from mofa.cli.usage_errors import usage_text
+
+            return _fail(usage_text(error), EXIT_SPEC)
         if os.environ.get("MOFA_DEBUG"):
             raise
         return _fail(
             f"internal error: {type(error).__name__}: {error}; this is a bug of mofa, MOFA_DEBUG=1 shows where",
             EXIT_INTERNAL,
         )
-
-
-def _usage_text(error: Exception) -> str:
-    """A usage error as *where: what; what to do*."""
-    message = str(error.format_message()).strip().rstrip(".")  # type: ignore[attr-defined]
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "mofa"
-    return f"{message}; see '{command} --help'"
 
 
 def _fail(message: str, status: int) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mofa.cli.numbers import batch, count
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 
 
@@ -19,9 +20,12 @@ class FlopsChoice(StrEnum):
 
 
 Workload = Annotated[
-    str, typer.Argument(help="A bundled workload, a workload YAML, or a Hugging Face config.json or its folder.")
+    str,
+    typer.Argument(
+        help="A bundled workload (mofa show models), a workload YAML, a Hugging Face config.json or its folder."
+    ),
 ]
-Cluster = Annotated[str, typer.Argument(help="A bundled node type or a node YAML.")]
+Cluster = Annotated[str, typer.Argument(help="A bundled node type (mofa show hardware) or a node YAML.")]
 RunsOrWorkload = Annotated[
     str,
     typer.Argument(
@@ -32,17 +36,38 @@ RunsOrWorkload = Annotated[
 MaybeCluster = Annotated[
     str | None, typer.Argument(help="A bundled node type or a node YAML; absent with a file of runs.")
 ]
-MaybeGpus = Annotated[int | None, typer.Option("--gpus", min=1, help="Number of GPUs.")]
-Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Number of GPUs: up to one node, or whole nodes.")]
-SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Sequence length in tokens.")]
-GlobalBatch = Annotated[int | None, typer.Option("--global-batch", min=1, help="Sequences per optimizer step.")]
+Gpus = Annotated[
+    int | None,
+    typer.Option("--gpus", metavar="N", parser=count("64 or 1K"), help="Number of GPUs, such as 64 or 1K (1024)."),
+]
+MaybeGpus = Gpus
+Nodes = Annotated[
+    int | None, typer.Option("--nodes", metavar="N", parser=count("16"), help="Number of nodes, in place of --gpus.")
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option("--memory-limit", metavar="SIZE", help="Memory of a GPU for a plan and its margin, such as 70GB."),
+]
+SeqLen = Annotated[
+    int | None,
+    typer.Option("--seq-len", metavar="N", parser=count("8192 or 8K"), help="Sequence length in tokens, such as 8K."),
+]
+GlobalBatch = Annotated[
+    str | None,
+    typer.Option(
+        "--global-batch", metavar="N", parser=batch, help='Sequences per optimizer step, such as 1024, or "4M tokens".'
+    ),
+]
 Tokens = Annotated[str | None, typer.Option("--tokens", help="Tokens to train on, such as 15T.")]
 Framework = Annotated[
     str | None,
-    typer.Option("--framework", help=f"{', '.join(FRAMEWORK_NAMES)}; else the workload's, else megatron."),
+    typer.Option(
+        "--framework", help=f"{', '.join(FRAMEWORK_NAMES)} (mofa show frameworks); else the workload's, else megatron."
+    ),
 ]
 Strategy = Annotated[
-    str | None, typer.Option("--strategy", help='Such as "tp=4 pp=4 micro_batch=1 recompute=selective".')
+    str | None,
+    typer.Option("--strategy", help='Such as "tp=4 pp=4 micro_batch=1"; mofa show strategy lists all fields.'),
 ]
 Routing = Annotated[
     str | None,

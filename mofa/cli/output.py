@@ -71,7 +71,10 @@ class Output:
             print_report(report, console, quiet=self.quiet)
 
         self.show_result(
-            json_text(report) + "\n", report.to_frame, lambda out: save_report(report, out, table()), print_all
+            json_text(report) + "\n",
+            lambda: report.to_frame(all=True),
+            lambda out: save_report(report, out, table()),
+            print_all,
         )
 
     def show_estimates(self, estimates: Sequence[Estimate], steps: Callable[[], Sequence[TimeReplayed]]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mofa.errors import SpecError
+from mofa.specs.files import did_you_mean
 from mofa.specs.overrides import parse_set, parse_strategy
 from mofa.units import parse_quantity
 
@@ -34,12 +35,35 @@ def parse_fixed(texts: Sequence[str] | None, overrides: Mapping[str, object] | N
     --------
     >>> parse_fixed(["tp=8 sp=true", "recompute=selective"])
     {'tp': 8, 'sp': True, 'recompute': 'selective'}
+    >>> parse_fixed(["tp=4,8"])
+    {'tp': (4, 8)}
     """
-    fixed = parse_strategy(" ".join(texts), "--fix") if texts else {}
+    text, others = _first_values(" ".join(texts or ()))
+    fixed = parse_strategy(text, "--fix") if text else {}
+    for name, more in others.items():
+        fixed[name] = (fixed[name], *(parse_strategy(f"{name}={value}", "--fix")[name] for value in more))
     for name, value in (overrides or {}).items():
         if fixed.setdefault(name, value) != value:
             raise SpecError(f"--set strategy.{name}: is {value}, but --fix says {fixed[name]}; keep one")
     return fixed
+
+
+def _first_values(text: str) -> tuple[str, dict[str, list[str]]]:
+    """Fields with their first values, as text, and what follows these after commas.
+
+    >>> _first_values("tp=4,8 pp=2")
+    ('tp=4 pp=2', {'tp': ['8']})
+    """
+    first, others = [], {}
+    for item in text.split():
+        name, equals, values = item.partition("=")
+        value, *more = [part for part in values.split(",") if part] or [""]
+        if more and equals and name != "layout" and not any("=" in part for part in more):
+            first.append(f"{name}={value}")
+            others[name] = more
+        else:
+            first.append(item)
+    return " ".join(first), others
 
 
 def parse_degree_limits(texts: Sequence[str] | None) -> dict[str, int]:
@@ -55,7 +79,7 @@ def parse_degree_limits(texts: Sequence[str] | None) -> dict[str, int]:
     bounds: dict[str, int] = {}
     for name, value in (parse_strategy(" ".join(texts), "--max") if texts else {}).items():
         if name not in BOUNDED or not isinstance(value, int):
-            raise SpecError(f"--max: {name} is no degree; use one of {', '.join(BOUNDED)}")
+            raise SpecError(f"--max: {name} is no degree; {did_you_mean(name, BOUNDED)}")
         bounds[name] = value
     return bounds
 

@@ -20,8 +20,39 @@ class ProgressCallback(Protocol):
     def __call__(self, done: int, total: int, what: str = "", /) -> None: ...
 
 
+class ProgressBar:
+    """A bar on standard error that appears once the work has taken longer than a second."""
+
+    def __init__(self, title: str, enabled: bool) -> None:
+        self.title, self.enabled = title, enabled and sys.stderr.isatty()
+        self.started = time.monotonic()
+        self.bar: Progress | None = None
+
+    def __call__(self, done: int, total: int, what: str = "", /) -> None:
+        """Draw how much is done."""
+        if not self.enabled or (self.bar is None and time.monotonic() - self.started < PATIENCE_S):
+            return
+        if self.bar is None:
+            self.bar = _new_bar()
+            self.bar.start()
+            self.bar.add_task(self.title, total=total)
+        task = self.bar.tasks[0]
+        if what and task.description != what:  # another piece of work: its time left is its own
+            self.bar.reset(task.id, total=total, description=what)
+        self.bar.update(task.id, completed=done, total=total, description=what or self.title)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar; nothing where no bar may be drawn."""
+        if not self.enabled:
+            return
+        if self.bar is not None:
+            self.bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr)
+
+
 @contextmanager
-def progress_bar(title: str, *, enabled: bool = True) -> Iterator[ProgressCallback]:
+def progress_bar(title: str, *, enabled: bool = True) -> Iterator[ProgressBar]:
     """Give a function of (done, total, what) that draws a bar once the work has taken longer than a second.
 
     Parameters
@@ -31,25 +62,12 @@ def progress_bar(title: str, *, enabled: bool = True) -> Iterator[ProgressCallba
     enabled
         Off, or where standard error is no terminal, nothing is drawn.
     """
-    started = time.monotonic()
-    bar: Progress | None = None
-    enabled = enabled and sys.stderr.isatty()
-
-    def report(done: int, total: int, what: str = "", /) -> None:
-        nonlocal bar
-        if not enabled or (bar is None and time.monotonic() - started < PATIENCE_S):
-            return
-        if bar is None:
-            bar = _new_bar()
-            bar.start()
-            bar.add_task(title, total=total)
-        bar.update(bar.task_ids[0], completed=done, total=total, description=what or title)
-
+    report = ProgressBar(title, enabled)
     try:
         yield report
     finally:
-        if bar is not None:
-            bar.stop()
+        if report.bar is not None:
+            report.bar.stop()
 
 
 def _new_bar() -> Progress:

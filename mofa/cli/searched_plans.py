@@ -6,12 +6,33 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mofa.cli.progress import ProgressBar
+    from mofa.search.search_progress import SearchProgress
     from mofa.search.search_result import Search
     from mofa.specs.hardware import ClusterSpec
     from mofa.specs.workload import WorkloadSpec
 
 REFINE_SECONDS = 10.0
 """How long the layouts of the best plans are searched by default. [s]"""
+
+
+def best_so_far(progress: ProgressBar) -> Callable[[SearchProgress], None]:
+    """A callback that prints the best plan as soon as the closed forms know it, while it is played and refined."""
+    shown: list[object] = []
+
+    def show(step: SearchProgress) -> None:
+        if step.best is None or shown:
+            return
+        from mofa.report.words import strategy_text
+        from mofa.units import format_bytes, format_seconds
+
+        shown.append(step.best)
+        memory = f"{format_bytes(step.best.memory.device_bytes)} of {format_bytes(step.best.memory.limit_bytes)}"
+        progress.say(
+            f"best so far: {strategy_text(step.best.strategy)}, {format_seconds(step.best.step_s)} a step, {memory}"
+        )
+
+    return show
 
 
 def search_plans(

@@ -23,6 +23,7 @@ from mofa.plan.step_parts import StageTime as StageTime
 from mofa.plan.step_parts import Time
 from mofa.plan.step_parts import TimeComponent as TimeComponent
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
+from mofa.plan.summary import USUAL_COLUMNS, plan_line, plan_text, report_text
 from mofa.schedules import SCHEDULES
 from mofa.specs.base import Provenance, Spec
 from mofa.specs.strategy import StrategySpec
@@ -142,13 +143,26 @@ class Plan(LongRunFields):
             "flops_convention": self.flops_convention,
         }  # fmt: skip
 
-    def to_frame(self) -> pd.DataFrame:
-        """The plan as a table of one row."""
-        return plans_to_frame([self])
+    def to_frame(self, *, all: bool = False) -> pd.DataFrame:
+        """The plan as a table of one row, with the twenty columns that people want, or with all."""
+        return plans_to_frame([self], all=all)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({plan_line(self)})"
+
+    def __str__(self) -> str:
+        return plan_text(self)
 
 
-def plans_to_frame(plans: Iterable[Plan]) -> pd.DataFrame:
+def plans_to_frame(plans: Iterable[Plan], *, all: bool = True) -> pd.DataFrame:
     """Plans as a table, one row each, in order; a part that a plan does not have is 0.
+
+    Parameters
+    ----------
+    plans
+        The plans.
+    all
+        Whether the table has every column, or the twenty that people want.
 
     Examples
     --------
@@ -159,7 +173,8 @@ def plans_to_frame(plans: Iterable[Plan]) -> pd.DataFrame:
 
     frame = pd.DataFrame([plan.to_row() for plan in plans])
     parts = [c for c in frame.columns if c.startswith(("exposed_", "hidden_", "memory_"))]
-    return frame.fillna(dict.fromkeys(parts, 0.0))
+    frame = frame.fillna(dict.fromkeys(parts, 0.0))
+    return frame if all or frame.empty else frame[list(USUAL_COLUMNS)]
 
 
 class NearestMiss(Spec):
@@ -306,9 +321,17 @@ class PlanReport(Spec):
         per_s = plan.effective_tokens_per_s_per_gpu if self.objective.startswith("effective") else None
         return plan.step_s if per_s is None else 1.0 / per_s
 
-    def to_frame(self) -> pd.DataFrame:
-        """The plans as a table, one row each, best first."""
-        return plans_to_frame(self.plans)
+    def to_frame(self, *, all: bool = False) -> pd.DataFrame:
+        """The plans as a table, one row each, best first, with the twenty columns that people want, or with all."""
+        return plans_to_frame(self.plans, all=all)
+
+    def __repr__(self) -> str:
+        best = f", best {plan_line(self.plans[0])}" if self.plans else ", nothing fits"
+        name, gpus = self.workload.name, f"{self.cluster.num_gpus:,} x {self.cluster.gpu}"
+        return f"PlanReport({name} on {gpus}: {len(self.plans)} plans{best})"
+
+    def __str__(self) -> str:
+        return report_text(self)
 
     def rejected_to_frame(self) -> pd.DataFrame:
         """One row per reason: reason, count, the nearest miss's short_by and unit and its strategy columns."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mofa.report.chunked_layers import LAYER_WORDS, layer_tables
 from mofa.report.hopper import hopper_section_lines
-from mofa.report.tables import Columns, markdown_table, print_table
+from mofa.report.tables import Columns, markdown_table, print_table, say
 from mofa.report.text import shares_text
 from mofa.report.words import component_name
 from mofa.units import GIB, format_seconds
@@ -25,6 +25,8 @@ RUN_COLUMNS: Columns = (
     ("error", "right"), ("allocated GiB", "right"), ("predicted", "right"), ("error", "right"), ("reserved", "right"),
     ("device", "right"), ("verdict", "left"), ("weak", "right"),
 )  # fmt: skip
+RUN_COLUMNS_LEAVE = (12, 9, 10, 7, 6, 1, 4)
+"""Numbers of the columns that a narrow terminal leaves out, first things first."""
 GROUP_COLUMNS: Columns = (
     ("group", "left"), ("quantity", "left"), ("runs", "right"), ("mean", "right"), ("median", "right"),
     ("worst", "right"), ("bias", "right"), ("mean by model", "right"), ("worst run", "left"),
@@ -158,25 +160,31 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
         groups = list(dict.fromkeys(run.group for run in report.runs))
         for name in groups:
             rows = [run_cells(run) for run in report.runs if run.group == name]
-            print_table(console, name, RUN_COLUMNS, rows)
+            print_table(console, name, RUN_COLUMNS, rows, leaves=RUN_COLUMNS_LEAVE, under="strategy")
         if rows := repeat_rows(report):
             print_table(console, "Repeats", REPEAT_COLUMNS, rows)
-        console.print(f"{WEAK_WORDS}.\n")
-    print_table(console, "Errors by group", GROUP_COLUMNS, group_rows(report))
+        say(console, f"{WEAK_WORDS}.\n")
+    print_table(
+        console, "Errors by group", GROUP_COLUMNS, group_rows(report), leaves=("median", "mean by model"),
+        under="worst run",
+    )  # fmt: skip
     print_table(console, "Verdicts by group", VERDICT_COLUMNS, verdict_rows(report))
     if report.bands:
-        print_table(console, "Bands of steps", BAND_COLUMNS, band_rows(report))
+        leaves = ("8 in 10 by chance", "70 to 90 %", "median band", "families", "fitted on", "median width")
+        print_table(console, "Bands of steps", BAND_COLUMNS, band_rows(report), leaves=leaves)
     if report.layers:
         step = [abs(layer.step_time.error) for layer in report.layers]
         peak = [abs(layer.peak_allocated.error) for layer in report.layers if layer.peak_allocated]
-        console.print(
+        say(
+            console,
             f"{len(step)} MoE layers in token chunks: step {percent(fmean(step))}, "
-            f"peak allocated {percent(fmean(peak) if peak else None)} (mean)."
+            f"peak allocated {percent(fmean(peak) if peak else None)} (mean).",
         )
     if not quiet:
-        console.print(
+        say(
+            console,
             f"{len(report.runs)} runs predicted in {report.elapsed_s:.1f} s, {len(report.not_scored)} left out by a "
-            f"rule, {report.false_fits} out of memory but said to fit."
+            f"rule, {report.false_fits} out of memory but said to fit.",
         )
 
 
@@ -374,9 +382,37 @@ def print_attribution(attribution: Attribution, console: Console) -> None:
     total = [format_seconds(attribution.measured_step_s), format_seconds(attribution.predicted_step_s), f"{error:+.1%}"]
     rows.append(["step", "", *total])
     print_table(console, "One step", FAMILY_COLUMNS, rows)
-    console.print(FAMILY_WORDS)
+    if words := cancelling_text(attribution):
+        say(console, words)
+    say(console, FAMILY_WORDS)
     for note in attribution.notes:
-        console.print(f"- {note}", markup=False, highlight=False)
+        say(console, f"- {note}", indent=2)
+
+
+CANCELLING = 0.01
+"""Errors of families that cancel are said from this share of the step on. [-]"""
+
+
+def cancelling_text(given: Attribution) -> str:
+    """Which families' errors hide others', in words; empty where errors have one sign or are small.
+
+    What cancels is the smaller one of the sums of the families that are predicted too long and too short.
+    """
+    errors = {
+        component_name(item.family): (item.predicted_s - item.measured_s) / given.measured_step_s
+        for item in given.families
+    }
+    over = {name: error for name, error in errors.items() if error > 0}
+    under = {name: error for name, error in errors.items() if error < 0}
+    cancels = min(sum(over.values()), -sum(under.values()))
+    if cancels < CANCELLING:
+        return ""
+    sides = [
+        ", ".join(f"{name} {error:+.1%}" for name, error in sorted(side.items(), key=lambda x: -abs(x[1]))[:3])
+        for side in (over, under)
+    ]
+    recomputed = " Recomputed kernels are in the trace's families alone." if given.recompute_s else ""
+    return f"Errors of {cancels:.1%} of the step cancel: {sides[0]} against {sides[1]}.{recomputed}"
 
 
 FAMILY_COLUMNS: Columns = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, tidy
 from mofa.report.save import csv_bytes, figure_files, write_files
-from mofa.report.tables import print_table
+from mofa.report.tables import print_table, say
 from mofa.report.words import with_count_noun
 from mofa.routing.placement_file import placement_rows
 from mofa.units import format_bytes, format_seconds
@@ -110,7 +110,7 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
     ]  # fmt: skip
     print_table(console, "", [("", "left"), ("", "left")], facts)
     for note in report.notes:
-        console.print(note)
+        say(console, note)
 
 
 def _payback(report: BalanceReport) -> str:
@@ -144,7 +144,7 @@ def _print_step(s: StepBalance, console: Console) -> None:
     ):
         if not fits:
             over = format_bytes(memory_bytes - s.limit_bytes)
-            console.print(f"{name} does not fit: {over} over the limit of {format_bytes(s.limit_bytes)}.", style="red")
+            say(console, f"{name} does not fit: {over} over the limit of {format_bytes(s.limit_bytes)}.", "red")
 
 
 def save_balance(report: BalanceReport, placement: Placement, directory: Path) -> list[Path]:

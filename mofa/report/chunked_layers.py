@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mofa.report.tables import Columns, markdown_table, print_table
+from mofa.report.tables import Columns, markdown_table, print_table, say
 from mofa.units import GIB, format_seconds
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def print_layers(scores: Sequence[LayerScore], console: Console) -> None:
     from mofa.calibrate.chunked_check import TARGETS, summarise_layers
 
     groups = summarise_layers(scores)
-    print_table(console, "MoE layers in token chunks: mean absolute error", GROUP_COLUMNS, group_cells(groups))
+    print_table(console, "MoE layers in token chunks: mean absolute error", GROUP_COLUMNS, group_cells(groups),
+                leaves=("backward", "forward"))  # fmt: skip
     wanted = ", ".join(f"{dict(QUANTITIES)[q]} {bar:.0%}" for q, bar in TARGETS.items())
-    console.print(f"wanted of all: {wanted}; profile: bundled, nothing fitted on these layers")
+    say(console, f"wanted of all: {wanted}; profile: bundled, nothing fitted on these layers")

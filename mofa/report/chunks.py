@@ -9,7 +9,7 @@ import numpy as np
 from mofa.report.figures.chunk_policies import plot_policy_memory, plot_throughput, whole_iterations
 from mofa.report.figures.style import new_axes
 from mofa.report.save import csv_bytes, figure_files, write_files
-from mofa.report.tables import print_table
+from mofa.report.tables import print_table, say
 from mofa.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def print_chunks(report: ChunkReport, console: Console, *, quiet: bool = False) 
     columns = [("chunks", "left"), ("fits", "left"), ("fullest rank", "right"), ("step", "right"),
                ("tokens/s/GPU", "right"), ("mean", "right")]  # fmt: skip
     title = f"{report.workload}: {report.strategy}, {report.routing}, limit {format_bytes(report.limit_bytes)}"
-    print_table(console, title, columns, rows)
+    print_table(console, title, columns, rows, leaves=("mean", "fullest rank"))
     if report.joint is not None:
         j = report.joint
         uniform = "none fits" if j.uniform_step_s is None else f"{format_seconds(j.uniform_step_s)} ({j.uniform})"
@@ -79,7 +79,7 @@ def print_chunks(report: ChunkReport, console: Console, *, quiet: bool = False) 
         heads = [("recomputation and chunks chosen together", "left"), ("", "left")]
         print_table(console, "", heads, facts)
     elif report.joint_asked:
-        console.print("\nrecomputation and chunks chosen together: none fits")
+        say(console, "\nrecomputation and chunks chosen together: none fits")
     if quiet:
         return
     stages = len(next(iter(report.max_rows.values())))

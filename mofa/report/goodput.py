@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from mofa.report.long_run import print_ledger
-from mofa.report.tables import print_table
+from mofa.report.tables import print_table, say
 from mofa.units import format_seconds
 
 if TYPE_CHECKING:
@@ -34,16 +32,14 @@ def print_calculation(console: Console, calculation: GoodputCalculation, *, quie
         for name, words in FORMULAS.items()
     ]
     print_table(console, "Checkpoint intervals", [("formula", "left"), ("interval", "right"), ("ETTR", "right")], rows)
-    console.print(Text(f"ETTR {calculation.ettr:.4f} at an interval of {format_seconds(calculation.at_interval_s)}"))
+    say(console, f"ETTR {calculation.ettr:.4f} at an interval of {format_seconds(calculation.at_interval_s)}")
     if calculation.ettr_monte_carlo is None:
         reason = "so few intervals say nothing of checkpoints that are restorable so late"
-        console.print(
-            Text(f"Not simulated: {'the run all but stands still' if calculation.ettr < LEAST_ETTR else reason}.")
-        )
+        say(console, f"Not simulated: {'the run all but stands still' if calculation.ettr < LEAST_ETTR else reason}.")
     else:
         _print_simulated(console, calculation.ettr_monte_carlo)
     if calculation.meta_ettr is not None and not quiet:
-        console.print(Text(f"Meta's approximation {calculation.meta_ettr:.4f}"))
+        say(console, f"Meta's approximation {calculation.meta_ettr:.4f}")
     console.print()
     if not quiet:
         print_ledger(console, calculation.ledger, "Where the wall clock goes")
@@ -54,7 +50,7 @@ def _print_simulated(console: Console, mc: MonteCarlo) -> None:
     # the rule of three: what was never seen in n runs has a rate below 3 / n
     unseen = f"none failed, below {3 / mc.runs:.2g} failures a run with 95 % confidence"
     sure = unseen if mc.standard_error is None else f"+- {mc.standard_error:.5f}"
-    console.print(Text(f"Simulated {mc.mean:.5f} {sure} ({what})"))
+    say(console, f"Simulated {mc.mean:.5f} {sure} ({what})")
 
 
 def print_levels(console: Console, calculation: LevelCalculation, *, quiet: bool = False) -> None:
@@ -66,10 +62,12 @@ def print_levels(console: Console, calculation: LevelCalculation, *, quiet: bool
         for k, x in enumerate(calculation.levels)
     ]  # fmt: skip
     heads = ("level", "blocks", "restart", "of failures", "first order", "best interval", "every")
-    print_table(console, "Levels of checkpoints", [(head, "right") for head in heads], rows)
-    console.print(Text(f"ETTR {calculation.ettr:.4f} at an interval of {format_seconds(calculation.at_interval_s)}"))
+    print_table(
+        console, "Levels of checkpoints", [(head, "right") for head in heads], rows, leaves=("first order", "restart")
+    )
+    say(console, f"ETTR {calculation.ettr:.4f} at an interval of {format_seconds(calculation.at_interval_s)}")
     if calculation.ettr_monte_carlo is None:
-        console.print(Text("Not simulated: the run all but stands still."))
+        say(console, "Not simulated: the run all but stands still.")
     else:
         _print_simulated(console, calculation.ettr_monte_carlo)
     console.print()
@@ -84,14 +82,14 @@ def print_rate(console: Console, rate: LogReport) -> None:
     text = (
         f"{rate.failures:,} failures in {rate.node_days:,.1f} node-days: {rate.rate_per_node_day * per:.3g} per 1000 "
     )
-    console.print(Text(f"{text}node-days, {rate.confidence:.0%} interval {low:.3g} to {high:.3g}"))
+    say(console, f"{text}node-days, {rate.confidence:.0%} interval {low:.3g} to {high:.3g}")
     kinds = ", ".join(f"{kind} {share:.1%}" for kind, share in rate.kinds.items())
-    console.print(Text(f"Kinds: {kinds}"), soft_wrap=not console.is_terminal)
+    say(console, f"Kinds: {kinds}")
     if rate.weibull_shape is None:
-        console.print(Text("Too few failures of one and the same node for a Weibull shape: taken as exponential"))
+        say(console, "Too few failures of one and the same node for a Weibull shape: taken as exponential")
     else:
         words = "below 1: they cluster" if rate.weibull_shape < 1 else "1 is exponential"
-        console.print(Text(f"Weibull shape of a node's time between failures {rate.weibull_shape:.2f} ({words})"))
+        say(console, f"Weibull shape of a node's time between failures {rate.weibull_shape:.2f} ({words})")
 
 
 def variant_names(report: GoodputReport) -> list[str]:
@@ -109,10 +107,10 @@ def print_scale(console: Console, report: GoodputReport, *, quiet: bool = False)
         batch = "the global batch grows with the GPUs" if report.weak else "the global batch is fixed"
         how = "planned anew at every scale" if report.replan else "dp of one plan replicated"
         title = f"{report.workload.name} on {report.node}, {report.framework.name}, failures of {report.faults}"
-        console.print(Text(title, style="bold"))
+        say(console, title, "bold")
         fewer = "are a plan's own" if report.replan else "have replicas and pipeline stages that leave them over"
-        console.print(Text(f"{how}; {batch}; spares are nodes of these GPUs, and the rest computes the same batch: its "
-                           f"degrees {fewer}\n"), soft_wrap=not console.is_terminal)  # fmt: skip
+        of_spares = f"spares are nodes of these GPUs, and the rest computes the same batch: its degrees {fewer}"
+        say(console, f"{how}; {batch}; {of_spares}\n")
     columns = [("GPUs", "right"), ("MTBF", "right"), ("step", "right"), ("tokens/s/GPU", "right"), ("spares", "right")]
     columns += [(name, "right") for name in names]
     for title, cell in (("ETTR", "{0.ettr:.2%}"), ("Effective tokens/s/GPU, spares included",
@@ -128,12 +126,12 @@ def print_scale(console: Console, report: GoodputReport, *, quiet: bool = False)
             cells = ["" if v is None else cell.format(v) + ("" if v.host_memory_fits else " *") for v in outcomes]
             spares = list(dict.fromkeys(f"{v.spares:,}" for v in point.variants.values() if v.spares))
             rows.append([*head, " or ".join(spares), *cells])
-        print_table(console, title, columns, rows)
+        print_table(console, title, columns, rows, leaves=("spares", "step", "MTBF", "tokens/s/GPU"))
     if any(not v.host_memory_fits for point in report.points for v in point.variants.values()):
-        console.print(Text("* needs more host memory than a node has\n"))
+        say(console, "* needs more host memory than a node has\n")
     for point in report.points:
         if point.why is not None:
-            console.print(Text(f"{point.num_gpus:,} GPUs: {point.why}"))
+            say(console, f"{point.num_gpus:,} GPUs: {point.why}")
     if quiet:
         return
     rows = [

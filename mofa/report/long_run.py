@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
-from mofa.report.tables import print_table
+from mofa.report.tables import print_table, say
 from mofa.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ def print_long_runs(console: Console, plans: Sequence[Plan], *, asked: bool) -> 
     """
     if not asked or not plans:
         return
-    if plans[0].ettr is not None:
+    if plans[0].ettr is not None or plans[0].usd is not None:
         columns = [
             "#",
             "ETTR",
@@ -54,9 +52,10 @@ def print_long_runs(console: Console, plans: Sequence[Plan], *, asked: bool) -> 
         keep = [0, *(c for c in range(1, len(columns)) if any(row[c] for row in rows))]
         print_table(
             console,
-            "A long run of each",
+            "A long run of each" if plans[0].ettr is not None else "A run of each without failures",
             [(columns[c], "right") for c in keep],
             [[row[c] for c in keep] for row in rows],
+            leaves=("kWh", "checkpoint every", "GPU-hours", "effective tokens/s/GPU"),
         )
     best = plans[0]
     if best.long_run is not None:
@@ -108,7 +107,7 @@ def _print_detail(console: Console, run: LongRunDetail) -> None:
         f"Power is a model: {run.watts_per_gpu:,.0f} W a GPU on average, spares, nodes and building included.",
     ]
     for line in lines:
-        console.print(Text(line), soft_wrap=not console.is_terminal)
+        say(console, line)
     console.print()
 
 
@@ -130,6 +129,6 @@ def _print_unknown(console: Console, unknown: Mapping[str, str]) -> None:
     for figure, reason in unknown.items():
         reasons.setdefault(reason, []).append(figure)
     for reason, figures in reasons.items():
-        console.print(Text(f"Not known ({reason}): {', '.join(figures)}."), soft_wrap=not console.is_terminal)
+        say(console, f"Not known ({reason}): {', '.join(figures)}.")
     if reasons:
         console.print()

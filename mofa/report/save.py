@@ -52,7 +52,7 @@ def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None 
     files = {"plan.json": (json_text(report) + "\n").encode()}
     files["rejected.csv"] = csv_bytes(report.rejected_to_frame())
     if report.plans:
-        files["plans.csv"] = csv_bytes(report.to_frame())
+        files["plans.csv"] = csv_bytes(report.to_frame(all=True))
     if table is not None:
         feasible = with_replayed_rows(
             table[table["fits"].astype(bool)] if "fits" in table.columns else table, report.plans

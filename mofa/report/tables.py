@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Literal, TextIO
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-Columns = Sequence[tuple[str, str]]
-"""Heading of each column with its side, ``left`` or ``right``."""
+from mofa.report.table_layout import GAP, Columns, TableLayout, fit_columns
+
+__all__ = ["Columns", "make_console", "markdown_table", "print_table", "say"]
+
 PIPED_WIDTH = 4000
 """Rows of a table are not wrapped where a program reads them."""
+UNDER = 4
+"""How far what stands under a row is indented. [characters]"""
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """A console on standard output, wide and plain where that is a pipe or a file."""
+    """A console on standard output: as wide as the terminal, or as ``COLUMNS`` says; a pipe's lines are not folded."""
     file = file or sys.stdout
     terminal = file.isatty()
+    said = os.environ.get("COLUMNS", "")
+    width = int(said) if said.isdigit() and int(said) else None if terminal else PIPED_WIDTH
     return Console(
         file=file,
-        width=None if terminal else PIPED_WIDTH,
+        width=width,
         highlight=False,
         markup=False,
         emoji=False,
@@ -32,8 +41,42 @@ def make_console(file: TextIO | None = None) -> Console:
     )
 
 
-def print_table(console: Console, title: str, columns: Columns, rows: Sequence[Sequence[str]]) -> None:
-    """Print a table under a title.
+def say(console: Console, text: str, style: str = "", indent: int = 0) -> None:
+    """Print a paragraph, folded at spaces where the console has a width.
+
+    Parameters
+    ----------
+    console
+        Where to.
+    text
+        The paragraph.
+    style
+        Of rich.
+    indent
+        Of all lines but the first. [characters]
+    """
+    if console.width >= PIPED_WIDTH:
+        console.print(Text(text, style=style), soft_wrap=True)
+        return
+    for paragraph in text.split("\n"):
+        lines = textwrap.wrap(paragraph, console.width, subsequent_indent=" " * indent, break_on_hyphens=False)
+        for line in lines or [""]:
+            console.print(Text(line, style=style), soft_wrap=True)
+
+
+def print_table(
+    console: Console,
+    title: str,
+    columns: Columns,
+    rows: Sequence[Sequence[str]],
+    *,
+    leaves: Sequence[str | int] = (),
+    under: str = "",
+) -> None:
+    """Print a table under a title; no number is ever cut.
+
+    Where the console is too narrow, text folds at spaces, then a column goes under its row, then columns leave. What
+    still does not fit is printed row by row, a line for each cell.
 
     Parameters
     ----------
@@ -45,28 +88,84 @@ def print_table(console: Console, title: str, columns: Columns, rows: Sequence[S
         Heading of each column with its side, ``left`` or ``right``.
     rows
         Cells as text.
+    leaves
+        Headings or numbers of columns that may leave, the least important first.
+    under
+        Heading of the column that may go under its row, such as the strategy.
     """
     if title:
-        console.print(Text(title, style="bold"))
+        say(console, title, "bold")
+    layout = fit_columns(columns, rows, console.width, leaves, under)
+    if layout is None:
+        _print_records(console, columns, rows)
+    else:
+        _print_grid(console, columns, rows, layout, under)
+        if layout.left_out:
+            names = ", ".join(columns[c][0] for c in layout.left_out)
+            say(console, f"(no room for: {names}; a wider terminal shows them)")
+    console.print()
+
+
+def _print_grid(
+    console: Console, columns: Columns, rows: Sequence[Sequence[str]], layout: TableLayout, under: str
+) -> None:
+    """The cells that stand beside each other, each row followed by what stands under it."""
+    shown = [columns[c] for c in layout.shown]
+    cells = [[row[c] for c in layout.shown] for row in rows]
+    if layout.is_under:
+        lower = [heading for heading, _ in columns].index(under)
+        head = _grid_lines(console, shown, layout.widths, [])
+        body = _grid_lines(console, shown, layout.widths, cells, with_head=False)
+        lines = list(head)
+        folds = len(body) != len(rows)
+        for number, (row, beside) in enumerate(zip(rows, cells, strict=True)):
+            own = _grid_lines(console, shown, layout.widths, [beside], with_head=False) if folds else [body[number]]
+            lines += own
+            if row[lower]:
+                lines += _lines_of(console, Padding(Text(row[lower], overflow="fold"), (0, 0, 0, UNDER)))
+    else:
+        lines = _grid_lines(console, shown, layout.widths, cells)
+    console.file.writelines(line + "\n" for line in lines)
+
+
+def _grid_lines(
+    console: Console,
+    columns: Columns,
+    widths: Sequence[int],
+    rows: Sequence[Sequence[str]],
+    *,
+    with_head: bool = True,
+) -> list[str]:
+    """Rows of cells in columns of these widths, as lines."""
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
         pad_edge=False,
         show_edge=False,
-        show_header=any(heading for heading, _ in columns),
+        padding=(0, GAP - 1 if console.is_terminal else GAP, 0, 0),
+        show_header=with_head and any(heading for heading, _ in columns),
     )
-    for heading, side in columns:
-        table.add_column(
-            Text(heading), justify="right" if side == "right" else "left", overflow="fold", no_wrap=side == "right"
-        )
+    for (heading, side), width in zip(columns, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if side == "right" else "left"
+        table.add_column(Text(heading), justify=justify, overflow="fold", width=width)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    if console.is_terminal:
-        console.print(table)
-    else:
-        with console.capture() as capture:
-            console.print(table)
-        console.file.writelines(line.rstrip() + "\n" for line in capture.get().splitlines())
-    console.print()
+    return _lines_of(console, table)
+
+
+def _lines_of(console: Console, renderable: Table | Padding) -> list[str]:
+    with console.capture() as capture:
+        console.print(renderable)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def _print_records(console: Console, columns: Columns, rows: Sequence[Sequence[str]]) -> None:
+    """Each row as lines of a heading and its cell, for a table that no choice of columns fits."""
+    for row in rows:
+        for (heading, _), cell in zip(columns, row, strict=True):
+            if cell:
+                say(console, f"{heading}: {cell}" if heading else cell, indent=UNDER)
+        if row is not rows[-1]:
+            console.print()
 
 
 def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:

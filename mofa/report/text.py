@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from mofa.report.layout_text import layout_lines
 from mofa.report.long_run import print_long_runs
-from mofa.report.tables import print_table
+from mofa.report.tables import print_table, say
 from mofa.report.words import component_name, equal_runs_text, quantity_text, strategy_text
 from mofa.schedules import SCHEDULES
 from mofa.specs.framework_traits import TRAITS
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 
 MAX_STAGE_ROWS = 16
+PLAN_COLUMNS_LEAVE = ("TFLOP/s/GPU", "limit GiB", "MFU", "days without failures", "tokens/s/GPU", "peak GiB")
+"""What a narrow terminal leaves out of the table of plans, first things first; number and step stay."""
 
 
 def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -> None:
@@ -48,9 +48,9 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         if quiet:
             return
         if report.num_tied > 1:
-            _say(console, ties_line(report))
+            say(console, ties_line(report))
         if report.numerics_offers:
-            _say(console, offers_line(report))
+            say(console, offers_line(report))
         best = report.plans[0]
         _print_split(console, best, " of the best plan")
         _print_layouts(console, report.plans)
@@ -58,7 +58,7 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         print_time(console, best.time, "Where the step of the best plan goes")
         print_memory(console, best.memory, "What fills the memory of its fullest rank")
     else:
-        _say(console, "Nothing fits.", "bold red")
+        say(console, "Nothing fits.", "bold red")
         _print_min_gpus(console, report)
     _print_search(console, report)
     if quiet:
@@ -92,10 +92,10 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     _print_layouts(console, [estimate])
     if not estimate.memory.fits:
         short = format_bytes(-estimate.memory.free_bytes)
-        _say(console, f"Does not fit: {short} over the limit.\n", "bold red")
+        say(console, f"Does not fit: {short} over the limit.\n", "bold red")
     from mofa.plan.long_run import NO_FAULTS
 
-    if set(estimate.unknown.values()) != {NO_FAULTS}:
+    if set(estimate.unknown.values()) != {NO_FAULTS} or estimate.usd is not None:
         print_long_runs(console, [estimate], asked=True)
     print_time(console, estimate.time, "Where the step goes")
     if len(estimate.time.by_stage) > 1:
@@ -136,11 +136,18 @@ def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: boo
             f"{memory.device_bytes / GIB:.2f}",
             f"{memory.limit_bytes / GIB:.2f}",
         ]
-        if with_days:
+        rows.append(row)
+    if not all(plan.memory.fits for plan in plans):
+        columns.append(("fits", "right"))
+        for row, plan in zip(rows, plans, strict=True):
+            over = format_bytes(-plan.memory.free_bytes)
+            row.append("yes" if plan.memory.fits else f"NO, {over} over")
+    if with_days:
+        columns.append(("days without failures", "right"))
+        for row, plan in zip(rows, plans, strict=True):
             days = plan.days_without_failures
             row.append("" if days is None else f"{days:,.1f}")
-        rows.append(row)
-    print_table(console, title, [*columns, ("days without failures", "right")] if with_days else columns, rows)
+    print_table(console, title, columns, rows, leaves=PLAN_COLUMNS_LEAVE, under="strategy")
 
 
 def print_time(console: Console, time: Time, title: str) -> None:
@@ -182,7 +189,8 @@ def print_stage_times(console: Console, time: Time) -> None:
         rows.append([str(stage.stage), *parts, f"{most}: {format_seconds(stage.idle[most])}" if most else ""])
     columns = [("stage", "right"), *((name, "right") for name in groups), ("waits most for", "left")]
     cut = "" if len(shown) == len(stages) else f" ({len(shown)} of {len(stages)} shown)"
-    print_table(console, f"Time per pipeline stage{cut}", columns, rows)
+    leaves = ("optimizer", "dp", "host", "pp", "tp, cp, ep")
+    print_table(console, f"Time per pipeline stage{cut}", columns, rows, leaves=leaves, under="waits most for")
 
 
 def print_memory(console: Console, memory: Memory, title: str) -> None:
@@ -228,7 +236,8 @@ def print_stages(console: Console, memory: Memory) -> None:
         ("peaks at", "left"),
     ]
     cut = "" if len(shown) == len(stages) else f" ({len(shown)} of {len(stages)} shown)"
-    print_table(console, f"Memory per pipeline stage{cut}", columns, rows)
+    leaves = ("recomputed", "reserved", "layers", "allocated")
+    print_table(console, f"Memory per pipeline stage{cut}", columns, rows, leaves=leaves, under="peaks at")
 
 
 def print_ranks(console: Console, memory: Memory) -> None:
@@ -250,7 +259,8 @@ def print_ranks(console: Console, memory: Memory) -> None:
         ("reserved", "right"), ("device", "right"),
     ]  # fmt: skip
     cut = "" if len(shown) == len(uneven) else f" ({len(shown)} of {len(uneven)} stages shown)"
-    print_table(console, f"Ranks with the fewest and the most tokens{cut}", columns, rows)
+    title = f"Ranks with the fewest and the most tokens{cut}"
+    print_table(console, title, columns, rows, leaves=("reserved", "allocated"))
 
 
 def print_peak(console: Console, memory: Memory) -> None:
@@ -265,6 +275,7 @@ def print_peak(console: Console, memory: Memory) -> None:
         ("bytes", "right"),
         ("of allocated", "right"),
     ]
+    leaves = ("number", "of allocated", "kind")
 
     def rows(tensors: Sequence[LiveTensors], total_bytes: float) -> list[list[str]]:
         return [
@@ -275,20 +286,20 @@ def print_peak(console: Console, memory: Memory) -> None:
     if fullest.tensors:
         totals = f"{format_bytes(fullest.allocated_bytes)} allocated of {format_bytes(fullest.reserved_bytes)} reserved"
         title = f"Alive at the peak of stage {fullest.stage}: {fullest.instant} ({totals})"
-        print_table(console, title, columns, rows(fullest.tensors, fullest.allocated_bytes))
+        print_table(console, title, columns, rows(fullest.tensors, fullest.allocated_bytes), leaves=leaves)
     full = [stage for stage in memory.by_stage if stage.out_of_memory is not None]
     for stage in full[:1]:
         first = stage.out_of_memory
         assert first is not None
         others = f" ({len(full)} of {len(memory.by_stage)} stages run out of memory)" if len(full) > 1 else ""
-        _say(
+        say(
             console,
             f"Stage {stage.stage} runs out of memory in step {first.step}, {first.where}: "
             f"{format_bytes(first.missing_bytes)} are missing beside {format_bytes(first.allocated_bytes)} allocated "
             f"of {format_bytes(first.reserved_bytes)} reserved{others}.",
             "bold red",
         )
-        print_table(console, "Alive then", columns, rows(first.tensors, first.allocated_bytes))
+        print_table(console, "Alive then", columns, rows(first.tensors, first.allocated_bytes), leaves=leaves)
 
 
 def shares_text(fractions: Mapping[Any, float]) -> str:
@@ -312,15 +323,15 @@ def _print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, 
     tokens = f", {format_count(job.tokens)} tokens" if job.tokens else ""
     numerics = f"{job.gemm_format} matrix products, {job.moments_format} moments, {job.routing} routing"
     batch = f"sequence {job.seq_len:,}, global batch {job.global_batch:,}{tokens}"
-    _say(console, f"{job.name}: {size}; {batch}; {numerics}", "bold")
+    say(console, f"{job.name}: {size}; {batch}; {numerics}", "bold")
     nodes = f"{cluster.gpus_per_node} a node, fast domain of {cluster.gpus_per_domain}"
     capacity = f"capacity {format_bytes(cluster.capacity_bytes)} ({cluster.capacity_provenance})"
-    _say(console, f"{cluster.name}: {cluster.num_gpus:,} x {cluster.gpu}, {nodes}, {capacity}")
+    say(console, f"{cluster.name}: {cluster.num_gpus:,} x {cluster.gpu}, {nodes}, {capacity}")
     how = "compiled" if framework.compile else "not compiled"
     replicas = f" in {framework.dp_replicate} replicas" if framework.dp_replicate > 1 else ""
     shards = f"{framework.data_parallel}{replicas}"
     options = f"{how}, {shards}, {framework.allocator} allocator, {framework.dispatcher} dispatcher"
-    _say(console, f"framework: {framework.name} {framework.version}, {options} (facts {framework.provenance})\n")
+    say(console, f"framework: {framework.name} {framework.version}, {options} (facts {framework.provenance})\n")
 
 
 _IN_WORDS = {"slower": "slower: cannot be among the best"}
@@ -330,7 +341,7 @@ _IN_WORDS = {"slower": "slower: cannot be among the best"}
 def _print_search(console: Console, report: PlanReport) -> None:
     costed = f"costed {report.searched:,}, in full the {report.feasible:,} that fit"
     counts = f"Looked at {report.space:,} strategies, {costed}"
-    _say(console, f"{counts}; {format_seconds(report.elapsed_s)}.\n")
+    say(console, f"{counts}; {format_seconds(report.elapsed_s)}.\n")
     rows = []
     for reason, count in report.rejected.items():
         miss = report.nearest_miss.get(reason)
@@ -345,7 +356,7 @@ def _print_search(console: Console, report: PlanReport) -> None:
         rows.append([_IN_WORDS.get(reason, reason), f"{count:,}", *near])
     if rows:
         columns = [("reason", "left"), ("rejected", "right"), ("closest is short by", "right"), ("closest", "left")]
-        print_table(console, "Why the others were rejected", columns, rows)
+        print_table(console, "Why the others were rejected", columns, rows, under="closest")
 
 
 def _print_defaults(console: Console, defaults: Mapping[str, str]) -> None:
@@ -357,15 +368,15 @@ def _print_export(console: Console, command: str, framework: str) -> None:
     """How to make a job of the plan, where a framework of today runs it."""
     if targets := TRAITS[framework].exported_to:
         to = " (or ".join(targets) + ")" * (len(targets) - 1)
-        _say(console, f"To run it: mofa {command} ... --json-file plan.json, then mofa export plan.json --to {to}.\n")
+        say(console, f"To run it: mofa {command} ... --json-file plan.json, then mofa export plan.json --to {to}.\n")
 
 
 def _print_min_gpus(console: Console, report: PlanReport) -> None:
     if report.min_gpus is not None:
         note = f" ({report.min_gpus_note})" if report.min_gpus_note else ""
-        _say(console, f"The smallest number of GPUs that would do: {report.min_gpus:,}{note}.\n")
+        say(console, f"The smallest number of GPUs that would do: {report.min_gpus:,}{note}.\n")
     elif report.min_gpus_note:
-        _say(console, f"{report.min_gpus_note}\n")
+        say(console, f"{report.min_gpus_note}\n")
 
 
 def _print_grounds(console: Console, plan: Plan) -> None:
@@ -373,14 +384,14 @@ def _print_grounds(console: Console, plan: Plan) -> None:
     halved = "causal attention halved" if plan.flops_convention == "causal" else "causal attention counted in full"
     if plan.band is not None:
         for line in band_lines(plan.band):
-            _say(console, line)
-    _say(console, f"The step rests on numbers that are: {shares_text(plan.provenance)}.")
+            say(console, line)
+    say(console, f"The step rests on numbers that are: {shares_text(plan.provenance)}.")
     if plan.library_fraction is not None:
-        _say(console, library_line(plan.library_fraction))
+        say(console, library_line(plan.library_fraction))
     costed = f"Costed by {plan.costed_by.replace('_', ' ')}"
-    _say(console, f"{costed}; MFU {plan.mfu:.1%} and HFU {plan.hfu:.1%} with {halved}.")
+    say(console, f"{costed}; MFU {plan.mfu:.1%} and HFU {plan.hfu:.1%} with {halved}.")
     for note in plan.notes:
-        _say(console, f"- {note}")
+        say(console, f"- {note}", indent=2)
     console.print()
 
 
@@ -445,23 +456,19 @@ def _print_split(console: Console, plan: Plan, of: str = "") -> None:
         else f"{vpp} times over the stages"
     )
     what = f"chunk{of}, in a micro-batch's order ({order})" if vpp > 1 else f"stage{of}"
-    _say(console, f"Layers per {what}: {equal_runs_text(layers)}.\n")
+    say(console, f"Layers per {what}: {equal_runs_text(layers)}.\n")
 
 
 def _print_layouts(console: Console, plans: Sequence[Plan]) -> None:
     """The layouts to launch with, whose each is, and what searches found."""
     if lines := layout_lines(plans):
         for line in lines:
-            _say(console, line)
-        _say(console, "")
+            say(console, line)
+        say(console, "")
 
 
 def _has_experts(job: WorkloadSummary) -> bool:
     return job.num_active_params != job.num_params
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
 
 
 def _seconds(value_s: float) -> str:

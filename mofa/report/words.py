@@ -5,79 +5,18 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from mofa.schedules import default_schedule
+from mofa.plan.summary import component_name, strategy_text
 from mofa.units import format_bytes, format_seconds
+
+__all__ = [
+    "component_name", "equal_runs_text", "quantity_text", "strategy_lines", "strategy_short", "strategy_text",
+    "unit_of_field", "with_count_noun",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mofa.specs.strategy import StrategySpec
-
-_NAMES = {
-    "gemm": "matrix products",
-    "grouped_gemm": "grouped matrix products",
-    "attention": "attention",
-    "memory_bound": "memory-bound kernels",
-    "recompute": "recomputation",
-    "host_idle": "waiting for the host",
-    "tp": "tensor-parallel communication",
-    "cp": "context-parallel communication",
-    "ep": "expert-parallel communication",
-    "pp": "pipeline communication",
-    "dp": "data-parallel communication",
-    "bubble": "pipeline bubble",
-    "optimizer": "optimizer",
-    "cuda_context": "CUDA context",
-}
-
-
-def component_name(name: str) -> str:
-    """A component as words.
-
-    Examples
-    --------
-    >>> component_name("tp"), component_name("allocator_slack")
-    ('tensor-parallel communication', 'allocator slack')
-    """
-    return _NAMES.get(name, name.replace("_", " "))
-
-
-def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
-    """A strategy as ``--strategy`` reads it: degrees of 1 left out, what frameworks differ in always said.
-
-    Parameters
-    ----------
-    strategy
-        The strategy.
-    moe
-        Whether the model has experts; a dense one has no etp to speak of.
-
-    Examples
-    --------
-    >>> from mofa.specs.strategy import StrategySpec
-    >>> strategy_text(StrategySpec(tp=4, sp=True, pp=2, dp=8, recompute="selective"), moe=False)
-    'tp=4 sp=true pp=2 dp=8 micro_batch=1 zero=1 recompute=selective'
-    """
-    degrees = {"tp": strategy.tp, "pp": strategy.pp, "vpp": strategy.vpp, "cp": strategy.cp, "ep": strategy.ep}
-    words = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
-    if strategy.tp > 1:
-        words.insert(1, f"sp={str(strategy.sp).lower()}")
-    if strategy.cp > 1:
-        words.append(f"cp_kind={strategy.cp_kind}")
-    if moe and (strategy.ep, strategy.etp, strategy.tp) != (1, 1, 1):
-        words.append(f"etp={strategy.etp}")
-    words += [f"dp={strategy.dp}", f"micro_batch={strategy.micro_batch}", f"zero={strategy.zero}"]
-    words.append(f"recompute={strategy.recompute}")
-    if strategy.schedule != default_schedule(strategy.vpp):
-        words.append(f"schedule={strategy.schedule}")
-    if strategy.token_chunks > 1:
-        words.append(f"token_chunks={strategy.token_chunks}")
-    if strategy.layout and " " not in strategy.layout:  # a list of module names stands in files alone
-        words.append(f"layout={strategy.layout}")
-    if strategy.balancing != "none":
-        words.append(f"balancing={strategy.balancing}")
-    words += [f"{name}={str(value).lower()}" for name, value in strategy.options.chosen.items()]
-    return " ".join(words)
 
 
 def strategy_short(strategy: StrategySpec) -> str:

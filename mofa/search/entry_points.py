@@ -29,8 +29,9 @@ from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
 from mofa.search.offers import numerics_offers
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
+from mofa.search.search_progress import OnProgress, telling, telling_best
 from mofa.search.search_result import Search
-from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space
+from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space, values_of
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
@@ -91,6 +92,7 @@ def find_plans(
     banded: bool = True,
     every_row: bool = False,
     jobs: int = 1,
+    on_progress: OnProgress | None = None,
 ) -> Search:
     """The strategies with which a workload trains fastest on a cluster.
 
@@ -127,6 +129,9 @@ def find_plans(
         Whether every legal row is costed, not only those that may be among the best.
     jobs
         Processes that cost and play, this one counted; see :mod:`mofa.search.workers`. The result is the same. [-]
+    on_progress
+        Told a :class:`mofa.search.search_progress.SearchProgress` at every step: the phase, how far it is, and the best
+        plan so far, which is there when the closed forms have ranked all.
 
     Returns
     -------
@@ -168,6 +173,7 @@ def find_plans(
     space = constrained(default_space(workload, cluster, framework) if space is None else space)
     if "dp" in fix:
         space = _with_dp(space, cluster, fix["dp"])
+    progress = telling(progress, on_progress, "costing", None)
     with Workers(jobs) as workers, no_collection():
         if replay:
             workers.start_processes(AT_WORK)
@@ -197,6 +203,7 @@ def find_plans(
                 known[i] = Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
             return known[i]
 
+        replay_progress = telling_best(replay_progress, on_progress, _rank(costed, key, reason, 1), candidate)
         if replay:
             admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster), candidate, workers)
         best = _rank(costed, key, reason, wanted)
@@ -345,7 +352,7 @@ def _defaults(
         "gemm_format": workload.precision.gemm,
         "routing": workload.routing.kind,
         "flops_convention": convention,
-        **({"fixed": " ".join(f"{k}={v}" for k, v in fix.items())} if fix else {}),
+        **({"fixed": " ".join(f"{k}={','.join(map(str, values_of(v)))}" for k, v in fix.items())} if fix else {}),
     }
 
 

@@ -19,7 +19,7 @@ from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import Outlook, failure_clock, outlook
 from mofa.plan.long_run import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
 from mofa.plan.result import Plan
-from mofa.specs.faults import FaultSpec, PowerDrawSpec
+from mofa.specs.faults import FaultSpec, PowerDrawSpec, StorageSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
@@ -297,7 +297,21 @@ class LongRunObjective:
             outlook, step_w = self._of(plan)
             update |= self._figures(plan, outlook, float(self.average_watts(outlook, step_w)[0]), unknown)
             update["notes"] = (*plan.notes, *self._notes())
+        elif self.faults.reliability is None and self.faults.price is not None:
+            update |= self._price_without_failures(plan, unknown)
         return Plan(**{**_fields(plan), **update, "unknown": unknown})
+
+    def _price_without_failures(self, plan: Plan, unknown: dict[Figure, str]) -> dict[str, Any]:
+        """GPU-hours and dollars of a run in which nothing fails, where a price alone is given."""
+        assert self.faults.price is not None
+        if self.workload.tokens is None:
+            unknown |= dict.fromkeys(("gpu_hours", "usd"), "no tokens to train on given")
+            return {}
+        hours = float(self.work_s(np.array([plan.step_s]))[0]) / 3600 * (self.cluster.num_gpus + self.spare_gpus)
+        del unknown["gpu_hours"], unknown["usd"]
+        note = "GPU-hours and dollars are of a run in which nothing fails; --faults NAME adds what failures take"
+        usd = hours * self.faults.price.usd_per_gpu_hour.value
+        return {"gpu_hours": hours, "usd": usd, "notes": (*plan.notes, note)}
 
     def _figures(self, plan: Plan, outlook: Outlook, watts: float, unknown: dict[Figure, str]) -> dict[str, Any]:
         all_gpus = self.cluster.num_gpus + self.spare_gpus
@@ -366,7 +380,7 @@ class LongRunObjective:
         return (
             *more,
             f"failures: {self.faults.name}, {of}; restart times {', '.join(restarts)}; nodes fail independently",
-            f"storage: write {storage.write_bytes_per_s.provenance}, read {storage.read_bytes_per_s.provenance}",
+            storage_note(self.faults.name, storage),
             f"power: a model of shares of the TDP; overhead {overhead}, PUE {self.faults.power.pue.provenance}",
         )
 
@@ -395,6 +409,18 @@ class LongRunObjective:
         longest = max(BAND_FAILURES * mtbf * ettr, 4 * float(interval))
         low, middle, high = band_s(outlook.simulated_run(0, min(work_s, longest), steady), work_s, mean_s, factors)
         return Days(p10=low / SECONDS_PER_DAY, p50=middle / SECONDS_PER_DAY, p90=high / SECONDS_PER_DAY)
+
+
+def storage_note(profile: str, storage: StorageSpec) -> str:
+    """Whose storage checkpoints go to, with its rates, in words."""
+    rates = [
+        f"{fact.value / scale:.4g} {unit} ({fact.provenance})"
+        for fact in (storage.write_bytes_per_s, storage.read_bytes_per_s)
+        for scale, unit in ((1e12, "TB/s") if fact.value >= 1e12 else (1e9, "GB/s"),)
+    ]
+    if storage.write_bytes_per_s.source == "set by the user":
+        return f"storage: yours, writes {rates[0]}, reads {rates[1]}"
+    return f"storage: that of {profile}, writes {rates[0]}, reads {rates[1]}; --storage says yours"
 
 
 def _fields(plan: Plan) -> Mapping[str, Any]:

@@ -63,7 +63,12 @@ def check_constraints(fix: Mapping[str, object], maximum: Mapping[str, int], top
     Traceback (most recent call last):
     mofa.errors.SpecError: --max: recompute is no degree; use one of tp, pp, vpp, cp, ep, etp, dp, micro_batch
     """
-    strategy_from_fields(dict(fix), "--fix")
+    for name, given in fix.items():
+        if isinstance(given, tuple) and (not given or name in ("sp", "dp", "zero", "layout")):
+            raise SpecError(f"--fix: {name} takes one value, not {len(given)}; give one of them")
+        for value in given if isinstance(given, tuple) else (given,):
+            strategy_from_fields({name: value}, "--fix")
+    strategy_from_fields({name: value for name, value in fix.items() if not isinstance(value, tuple)}, "--fix")
     for name, bound in maximum.items():
         if name not in BOUNDED:
             raise SpecError(f"--max: {name} is no degree; use one of {', '.join(BOUNDED)}")

@@ -74,6 +74,12 @@ class Search:
     objective: Objective = SHORTEST_STEP
     enumerated: Combinations | None = None
 
+    def __repr__(self) -> str:
+        return f"Search({self.report!r})"
+
+    def __str__(self) -> str:
+        return str(self.report)
+
     @cached_property
     def every_row(self) -> CheckedSpace:
         """All legal rows, costed: those that bounds cut are costed now. Others have what the search says of them."""

@@ -14,6 +14,7 @@ from mofa.blocks.frameworks.recompute import selective_modes
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.specs.complete import default_zero
+from mofa.specs.files import did_you_mean
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_offers import OFFERED
 from mofa.specs.hardware import ClusterSpec
@@ -209,15 +210,10 @@ def constrain(
             values["options"] = _with_option(values["options"], word, None)  # type: ignore[arg-type]
         else:
             values[word] = (1,)
-    chunks = TOKEN_CHUNKS if "token_chunks" in with_ else (1,)
-    for name, value in fix.items():
-        if name == "token_chunks":
-            chunks = (int(str(value)),)
-            continue
-        if name in OPTIONS:
-            values["options"] = _with_option(values["options"], name, value)  # type: ignore[arg-type]
-            continue
-        values.update(_fixed(name, value))
+    _apply_fixed(values, fix)
+    chunks: tuple[int, ...] = TOKEN_CHUNKS if "token_chunks" in with_ else (1,)
+    if "token_chunks" in fix:
+        chunks = tuple(int(str(value)) for value in values_of(fix["token_chunks"]))
     for name, bound in maximum.items():
         if name == "dp":
             raise SpecError("--max: dp follows from the other degrees; bound tp, cp or pp instead")
@@ -235,10 +231,10 @@ def _refuse_unknown_words(with_: Sequence[str], without: Sequence[str]) -> None:
         if word in SCHEDULES:
             raise SpecError(f"--with: {word} is searched where the framework runs it, or with --fix schedule={word}")
         if word not in WITH:
-            raise SpecError(f"--with: {word} is unknown; use one of {', '.join(WITH)}")
+            raise SpecError(f"--with: {word} is unknown; {did_you_mean(word, WITH)}")
     for word in without:
         if word not in WITHOUT:
-            raise SpecError(f"--without: {word} is unknown; use one of {', '.join(WITHOUT)}")
+            raise SpecError(f"--without: {word} is unknown; {did_you_mean(word, WITHOUT)}")
 
 
 def _refuse_contradictions(fix: Mapping[str, object], without: Sequence[str]) -> None:
@@ -247,7 +243,7 @@ def _refuse_contradictions(fix: Mapping[str, object], without: Sequence[str]) ->
         asked = {"recompute": "recompute", "selective": "recompute", "full": "recompute"}.get(word, word)
         if asked not in fix:
             continue
-        value = str(fix[asked])
+        value = " ".join(map(str, values_of(fix[asked])))
         left_out = value.split(":")[0]
         if (
             (asked != "recompute" and value not in ("1", "False"))
@@ -270,6 +266,34 @@ def _in_chunks(
     return tuple(
         (spec.model_copy(update={"token_chunks": c}), n) for c in chunks for spec, n in modes if c == 1 or n != SOLVED
     )
+
+
+def values_of(value: object) -> tuple[object, ...]:
+    """The values that ``--fix`` gives a field: several as a tuple, else one.
+
+    >>> values_of((4, 8)), values_of("full")
+    ((4, 8), ('full',))
+    """
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _apply_fixed(values: dict[str, object], fix: Mapping[str, object]) -> None:
+    """Leave each fixed field with its values alone."""
+    for name, given in fix.items():
+        if name == "token_chunks":
+            continue
+        if name in OPTIONS:
+            sets = [_with_option(values["options"], name, value) for value in values_of(given)]  # type: ignore[arg-type]
+            values["options"] = tuple(dict.fromkeys(chosen for options in sets for chosen in options))
+            continue
+        by_value = [_fixed(name, value) for value in values_of(given)]
+        for key, first in by_value[0].items():
+            if len(by_value) == 1:
+                values[key] = first
+            elif isinstance(first, tuple):
+                values[key] = tuple(dict.fromkeys(item for fields in by_value for item in fields[key]))  # type: ignore[attr-defined]
+            else:
+                raise SpecError(f"--fix: {name} takes one value, not {len(by_value)}; give one of them")
 
 
 def _fixed(name: str, value: object) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from mofa.errors import SpecError
+from mofa.specs.unmodelled import other_name, why_not_modelled
 
 DataKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles"]
 BundledKind = Literal[
@@ -48,14 +49,24 @@ def bundled_dir(kind: BundledKind) -> Path:
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """End of an error message: the closest known word, else all of them.
+    """End of an error message: the closest known word, that it is not modelled, else all known words.
 
     >>> did_you_mean("num_layrs", ["num_layers", "hidden"])
     'did you mean num_layers?'
     >>> did_you_mean("zzz", ["num_layers", "hidden"])
     'use one of num_layers, hidden'
+    >>> did_you_mean("mbs", ["tp", "micro_batch"])
+    'did you mean micro_batch?'
+    >>> did_you_mean("lora", ["fp8-blockwise"])
+    'LoRA is not modelled; the nearest is training all weights, which takes more memory'
     """
     names = list(known)
+    if not names:
+        return "there is none to choose from"
+    if meant := other_name(word, tuple(names)):
+        return f"did you mean {meant}?"
+    if why := why_not_modelled(word):
+        return why
     close = difflib.get_close_matches(str(word)[:100], names, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"use one of {', '.join(names)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from mofa.errors import SpecError
 from mofa.specs.attention import ATTENTION_KINDS
 from mofa.specs.files import did_you_mean, short
+from mofa.specs.unmodelled import other_name, why_not_modelled
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -129,7 +131,10 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
     if kind == "literal_error":
         offered = str(context["expected"]).removeprefix("'', ")  # empty is what a key left out stands for
         what = f"must be {offered.replace(chr(39), '')}"
-        return f"{place}{shown} {what}; choose one"
+        known = tuple(re.findall(r"'([^']+)'", str(context["expected"])))
+        meant = other_name(value, known)
+        hint = f"did you mean {meant}?" if meant else why_not_modelled(value) or "choose one"
+        return f"{place}{shown} {what}; {hint}"
     return f"{place}{shown} {what}; correct it"
 
 

@@ -188,6 +188,9 @@ class ClusterSpec(Spec):
             )
         return self
 
+    def __repr__(self) -> str:
+        return f"ClusterSpec({self.num_gpus:,} x {self.gpu.name} in {self.name})"
+
     def at_host(
         self, op_s: float | HostCurve | None, source: str = "the run's host", layer: LayerPace | None = None
     ) -> Self:

@@ -10,6 +10,7 @@ from mofa.errors import SpecError
 from mofa.specs.files import did_you_mean, parse_yaml, short
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.strategy import StrategySpec
+from mofa.specs.unmodelled import ELSEWHERE, normalised
 
 ROOTS = ("workload", "hardware", "framework", "strategy")
 STRATEGY_KEYS = tuple(name for name in StrategySpec.model_fields if name != "framework")
@@ -128,12 +129,22 @@ def parse_strategy(text: str, where: str = "--strategy") -> dict[str, object]:
                 f"{where}: {short(item) or 'nothing'!r} is no field=value; write it like 'tp=4 pp=2 micro_batch=1'"
             )
         if key not in STRATEGY_KEYS:
-            raise SpecError(f"{where}: {short(key)} is no field of a strategy; {did_you_mean(key, STRATEGY_KEYS)}")
+            raise SpecError(f"{where}: {short(key)} is no field of a strategy; {_where_instead(key)}")
         if key in out:
             raise SpecError(f"{where}: {key} is given twice; keep one")
         out[key] = _strategy_value(key, value)
     strategy_from_fields(out, where)
     return out
+
+
+def _where_instead(key: str) -> str:
+    """Where what is no field of a strategy belongs.
+
+    >>> _where_instead("gbs"), _where_instead("dp_size")
+    ('it is an option: --global-batch', 'did you mean dp?')
+    """
+    option = ELSEWHERE.get(normalised(key))
+    return f"it is an option: {option}" if option else did_you_mean(key, STRATEGY_KEYS)
 
 
 def strategy_from_fields(raw: Mapping[str, Any], where: str) -> StrategySpec:

@@ -84,3 +84,7 @@ class WorkloadSpec(Spec):
     routing: RoutingSpec = RoutingSpec()
     notes: tuple[str, ...] | None = None
     """What the facts rest on, in words that every result repeats: defaults that a file's reader took, say."""
+
+    def __repr__(self) -> str:
+        size = f"sequence {self.batch.seq_len:,}, global batch {self.batch.global_batch:,}"
+        return f"WorkloadSpec({self.name}: {self.model.num_layers} layers, {size}, {self.precision.gemm})"

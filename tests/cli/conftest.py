@@ -76,7 +76,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Run ``mofa`` in this process, which has its modules already, in an empty directory; a warning is an error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("mofa.search.workers.cores", lambda: 1)  # the tests have a process per core already
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -92,7 +92,8 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 def process(tmp_path: Path) -> Cli:
     """Run ``mofa`` in a process of its own, in an empty directory, as a shell does."""
     root = Path(mofa.__file__).parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "default", "COLUMNS": "100"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "default"}
+    environment.pop("COLUMNS", None)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

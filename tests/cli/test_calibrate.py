@@ -76,7 +76,7 @@ def test_the_run_on_the_cpu_needs_nothing_but_numpy(process: Cli) -> None:
     [
         (["--families", "gem"], "unknown gem"),
         (["--quick", "--full"], "exclude each other"),
-        (["--device", "tpu"], "'tpu' is not one of"),
+        (["--device", "tpu"], "--device: tpu is unknown; use one of auto, cuda, cpu"),
     ],
 )
 def test_wrong_options_of_run(tmp_path: Path, capsys: Captured, options: list[str], says: str) -> None:

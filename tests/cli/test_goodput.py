@@ -333,3 +333,38 @@ def test_profiles_are_shown(cli: Cli) -> None:
     assert "megascale" in cli("show", "faults").stdout
     assert "0.0065" in cli("show", "faults", "rsc-1").stdout
     assert json.loads(cli("show", "faults", "delta", "--json").stdout)["name"] == "delta"
+
+
+ONE = ("estimate", "llama3-8b", "h100-hgx", "--nodes", "8", "--strategy", "tp=2", "--no-replay")
+
+
+def test_a_price_alone_gives_dollars_and_gpu_hours_without_failures(cli: Cli) -> None:
+    plan = json.loads(cli(*ONE, "--price", "2.5", "--json").stdout)
+    assert plan["gpu_hours"] == pytest.approx(plan["days_without_failures"] * 24 * 64)
+    assert plan["usd"] == pytest.approx(2.5 * plan["gpu_hours"])
+    assert plan["ettr"] is None
+    text = cli(*ONE, "--price", "2.5").stdout
+    assert "A run of each without failures" in text
+    assert f"{plan['usd']:,.0f}" in text
+
+
+def test_spares_stand_outside_and_a_batch_that_does_not_divide_is_said(cli: Cli) -> None:
+    faults = ("--faults", "llama3")
+    outside = json.loads(cli(*ONE, *faults, "--spares", "1 outside", "--json").stdout)
+    assert (outside["cluster"]["num_gpus"], outside["strategy"]["dp"], outside["spare_gpus"]) == (72, 32, 8)
+    none = json.loads(cli(*ONE, *faults, "--spares", "outside", "--json").stdout)
+    assert (none["cluster"]["num_gpus"], none["spare_gpus"]) == (64, 0)
+    assert "storage: that of llama3, writes 2 TB/s (measured)" in " ".join(none["notes"])
+    inside = cli(*ONE, *faults, "--spares", "1")
+    assert "no factor 7 as the 56 GPUs that compute have; 1,008 or 1,064 would divide" in one_line_of(inside.stderr)
+    assert "write it as 2, outside" in one_line_of(cli(*ONE, *faults, "--spares", "many").stderr)
+
+
+def test_what_does_not_fit_says_so_in_its_row_and_by_check(cli: Cli) -> None:
+    big = ("estimate", "llama3-70b", "h100-hgx", "--gpus", "64", "--strategy", "tp=2", "--no-replay", "--quiet")
+    assert cli(*big).returncode == 0
+    done = cli(*big, "--check")
+    assert done.returncode == 3
+    assert "NO, 228.90 GiB over" in done.stdout
+    assert "does not fit, 228.90 GiB over the limit of 74.07 GiB" in one_line_of(done.stderr)
+    assert cli(*ONE, "--quiet", "--check").returncode == 0

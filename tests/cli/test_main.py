@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 
 import mofa
+from mofa.cli.command_groups import PANELS
 from mofa.cli.main import app, main
 from mofa.cli.parse import parse_degree_limits, parse_fixed, split_words
 from mofa.errors import SpecError, StrategyError
 from mofa.report.words import strategy_text
+from mofa.schedules import SCHEDULES
+from mofa.search.space import WITH, WITHOUT, constrain, default_space
+from mofa.specs.files import did_you_mean
+from mofa.specs.framework_names import FRAMEWORK_NAMES
+from mofa.specs.overrides import STRATEGY_KEYS
+from mofa.specs.unmodelled import NOT_MODELLED, OTHER_NAMES, normalised
 from tests.cli.conftest import Cli, FakeApi, one_line_of
 from tests.report.fake import make_plan
 
@@ -58,7 +65,7 @@ def test_nothing_that_fits_is_status_3_with_the_json(fake: FakeApi, capsys: Capt
 
 def test_plan_hands_on_every_option(fake: FakeApi, capsys: Captured) -> None:
     options = (
-        "--seq-len 8192 --global-batch 1024 --tokens 15T --framework torchtitan --top 3 --fix tp=8 --max pp=8 "
+        "--seq-len 8K --global-batch 1K --tokens 15T --framework torchtitan --top 3 --fix tp=8 --max pp=8 "
         "--with fp8 --without vpp --flops-convention full --set workload.model.num_layers=4 --set hardware.gpu.name=x "
         "--set framework.compile=true --set strategy.micro_batch=2"
     )
@@ -84,6 +91,7 @@ def test_the_framework_is_the_workloads_else_megatron(fake: FakeApi, capsys: Cap
 
 def test_several_pairs_in_one_option() -> None:
     assert parse_fixed(["tp=8 pp=4", "sp=true"]) == {"tp": 8, "pp": 4, "sp": True}
+    assert parse_fixed(["tp=4,8 layout=Et,tL"]) == {"tp": (4, 8), "layout": "Et,tL"}
     assert parse_degree_limits(["tp=8 pp=4", "dp=2"]) == {"tp": 8, "pp": 4, "dp": 2}
     assert split_words(["fp8 bf16_moments", "fp8"]) == ["fp8", "bf16_moments"]
 
@@ -92,6 +100,15 @@ def test_several_pairs_in_one_option() -> None:
     ("option", "value", "says"),
     [
         ("--fix", "tpp=8", "did you mean tp?"),
+        ("--fix", "mbs=2", "did you mean micro_batch?"),
+        ("--fix", "TP=2", "did you mean tp?"),
+        ("--fix", "dp_size=2", "did you mean dp?"),
+        ("--fix", "gbs=8", "it is an option: --global-batch"),
+        ("--global-batch", "4Mtok", 'write it as 1024, 1K or "4M tokens"'),
+        ("--seq-len", "8.0001K", "--seq-len: '8.0001K' is no whole number; write it as 8192 or 8K"),
+        ("--objective", "cheap", "--objective: cheap is unknown; use one of tokens, days, usd, kwh"),
+        ("--tpo", "3", "--tpo: is no option of mofa plan; did you mean --top?"),
+        ("--nodes", "2", "give one of them"),
         ("--fix", "tp", "field=value"),
         ("--fix", "tp=eight", "tp"),
         ("--fix", "tp=0", "tp"),
@@ -101,8 +118,8 @@ def test_several_pairs_in_one_option() -> None:
         ("--max", "pp=-1", "pp"),
         ("--set", "model.num_layers=4", "workload"),
         ("--set", "workload.model.num_layers", "assignment"),
-        ("--top", "0", "--top"),
-        ("--top", "many", "--top"),
+        ("--top", "0", "--top: must be at least 1"),
+        ("--top", "many", "--top: must be a whole number"),
         ("--gpus", "0", "--gpus"),
         ("--gpus", "64.5", "--gpus"),
         ("--flops-convention", "half", "half"),
@@ -158,9 +175,12 @@ def test_an_illegal_strategy_is_status_2(fake: FakeApi, capsys: Captured, monkey
         (["estimate", "toy", "toy-hgx", "--strategy", "tp=2"], "--gpus: is missing"),
         (["estimate", "toy", "toy-hgx", "--gpus", "8"], "--strategy: is missing"),
         (["estimate", "toy", "--gpus", "8"], "name a cluster after the workload"),
-        (["plan", "toy"], "Missing"),
-        (["plna"], "plan"),
-        (["show"], "Missing command"),
+        (["plan", "toy"], "cluster: is missing"),
+        (["plan", "toy", "toy-hgx"], "--gpus: is missing"),
+        (["plan", "toy", "toy-hgx", "--gpus"], "--gpus: its value is missing"),
+        (["plan", "toy", "toy-hgx", "surplus", "--gpus", "8"], "surplus: nothing is expected here"),
+        (["plna"], "plna: is no command; did you mean plan?"),
+        (["show"], "use one of models, hardware, faults"),
     ],
 )
 def test_what_is_missing_is_said(fake: FakeApi, capsys: Captured, arguments: list[str], says: str) -> None:
@@ -296,3 +316,68 @@ def test_only_a_process_of_its_own_skips_the_last_collection(call: str, frozen: 
     root = Path(mofa.__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout.splitlines()[-1] == str(frozen)
+
+
+@pytest.mark.parametrize("word", [word for method in NOT_MODELLED for word in method.words])
+def test_what_is_not_modelled_is_refused_by_name(word: str) -> None:
+    assert "not modelled" in did_you_mean(word, WITH)
+
+
+def test_no_word_is_both_modelled_and_not() -> None:
+    words = {word for method in NOT_MODELLED for word in method.words}
+    known = {normalised(name) for name in (*WITH, *WITHOUT, *STRATEGY_KEYS, *FRAMEWORK_NAMES, *SCHEDULES)}
+    assert not words & known
+    assert not words & {name for names in OTHER_NAMES.values() for name in names}
+
+
+def test_several_values_are_searched_alone() -> None:
+    job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    space = default_space(job, machines, mofa.load_framework("megatron"))
+    fixed = {"tp": (4, 8), "recompute": ("full", "none"), "tp_overlap": (True, False)}
+    chosen = constrain(space, fix=fixed, maximum={}, with_=(), without=())
+    assert chosen.tp == (4, 8)
+    assert [str(mode) for mode, _ in chosen.recompute] == ["full", "none"]
+    assert {options.tp_overlap for options in chosen.options} == {True, False}
+    with pytest.raises(SpecError, match="sp takes one value, not 2"):
+        mofa.find_plans(job, machines, fix={"sp": (True, False)})
+
+
+def test_nodes_and_a_batch_in_tokens_and_a_memory_limit(cli: Cli) -> None:
+    wanted = ("plan", "llama3-8b", "h100-hgx", "--nodes", "1", "--fix", "tp=4,8 pp=1 cp=1 micro_batch=1", "--top", "2")
+    done = cli(*wanted, "--global-batch", "4M tokens", "--memory-limit", "70GB", "--no-replay", "--json")
+    report = json.loads(done.stdout)
+    assert report["cluster"]["num_gpus"] == 8
+    assert report["workload"]["global_batch"] == 512
+    assert {plan["strategy"]["tp"] for plan in report["plans"]} <= {4, 8}
+    assert all(plan["memory"]["capacity_bytes"] == 70e9 for plan in report["plans"])
+    assert "100 GB is more than the 79.10 GiB" in one_line_of(cli(*wanted, "--memory-limit", "100 GB").stderr)
+    says = "3,145,728 tokens are 314.57 sequences of 10,000; write 315"
+    assert says in one_line_of(cli(*wanted, "--seq-len", "10000", "--global-batch", "3M tokens").stderr)
+
+
+def test_commands_are_grouped_and_their_words_are_not_cut(capsys: Captured) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert [title for title in ("Plan:", "Describe:", "Calibrate:", "Develop:") if f"\n{title}\n" not in out] == []
+    assert out.count("...") == 1  # of the line of usage
+    names = {name for panel in PANELS.values() for name in panel}
+    groups = {group.name for group in app.registered_groups}
+    assert names == groups | {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+
+
+def test_help_names_what_can_be_written(capsys: Captured) -> None:
+    assert main(["plan", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.replace("-\n", "-").split()).replace("- ", "-")
+    words = [*(word for word in WITH if word != "fp8"), *WITHOUT, *FRAMEWORK_NAMES, "mofa show strategy"]
+    assert [word for word in words if word not in out] == []
+
+
+def test_every_field_of_a_strategy_is_shown_with_its_values(cli: Cli) -> None:
+    fields = {field["name"]: field for field in json.loads(cli("show", "strategy", "--json").stdout)}
+    assert tuple(fields) == STRATEGY_KEYS
+    assert all(field["values"] and field["default"] and field["meaning"] for field in fields.values())
+    assert fields["cp_kind"]["values"] == "ring, allgather, a2a"
+    assert [row["name"] for row in json.loads(cli("show", "schedules", "--json").stdout)] == list(SCHEDULES)
+    assert [row["name"] for row in json.loads(cli("show", "frameworks", "--json").stdout)] == list(FRAMEWORK_NAMES)
+    options = {row["name"]: row for row in json.loads(cli("show", "frameworks", "megatron", "--json").stdout)}
+    assert options["dispatcher"]["values"] == "alltoall, allgather, deepep"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mofa.report.accuracy import cancelling_text
+from mofa.validate.attribute import Attribution, FamilySeconds
 from tests.cli.conftest import Cli, one_line_of
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs"
@@ -151,3 +153,19 @@ def test_a_record_is_changed(cli: Cli) -> None:
         estimated = cli("estimate", record, "--no-replay", "--json", "--set", change)
         assert estimated.returncode == 0, estimated.stderr
         assert any(note.startswith(says) for note in json.loads(estimated.stdout)["notes"]), change
+
+
+def test_families_whose_errors_cancel_are_said() -> None:
+    def attribution(**predicted_s: float) -> Attribution:
+        families = tuple(
+            FamilySeconds(family=name, kernels=1, measured_s=1.0, predicted_s=seconds)
+            for name, seconds in predicted_s.items()
+        )
+        return Attribution(
+            families=families, measured_step_s=10.0, predicted_step_s=10.0, recompute_s=0.0, bubble_s=0.0
+        )
+
+    text = cancelling_text(attribution(gemm=1.5, attention=0.6, memory_bound=1.0))
+    assert text.startswith("Errors of 4.0% of the step cancel: matrix products +5.0% against attention -4.0%.")
+    assert cancelling_text(attribution(gemm=1.5, attention=1.01)) == ""
+    assert cancelling_text(attribution(gemm=1.05, attention=0.95)) == ""

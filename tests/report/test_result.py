@@ -8,11 +8,13 @@ import math
 import pytest
 from pydantic import ValidationError
 
+import mofa
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, PlanReport, plans_to_frame
 from mofa.plan.schema import json_schema
 from mofa.plan.step_band import Band
 from mofa.plan.step_parts import TIME_COMPONENTS
+from mofa.plan.summary import USUAL_COLUMNS
 from mofa.report.text import ties_line
 from mofa.specs.residuals import Circumstances
 from tests.report.fake import make_estimate, make_memory, make_plan, make_report
@@ -152,7 +154,7 @@ def test_json_keys_are_the_contract() -> None:
 
 def test_tables_hold_the_same_numbers() -> None:
     report = make_report()
-    frame = report.to_frame()
+    frame = report.to_frame(all=True)
     assert list(frame["step_s"]) == [8.0, 9.0, 10.0]
     exposed = [column for column in frame.columns if column.startswith("exposed_")]
     assert len(exposed) == 13
@@ -221,3 +223,30 @@ def test_an_estimate_is_a_plan_that_says_what_it_is_for() -> None:
     estimate = json.loads(make_estimate("a-run").model_dump_json())
     assert estimate["id"] == "a-run"
     assert {*Plan.model_fields, "schema_version", "workload", "cluster", "framework"} <= set(estimate)
+
+
+def test_results_are_printed_for_people() -> None:
+    """One line as repr, a few as text; no field's name, no nested record."""
+    plan, report = make_plan(device_gib=100.0), make_report(2)
+    assert repr(plan).startswith("Plan(tp=2 sp=true pp=4 ep=8 etp=1 dp=8 micro_batch=1")
+    assert "8.00 s a step, MFU 12.5%, 100.00 of 76.73 GiB, does not fit" in repr(plan)
+    assert len(str(plan).splitlines()) == 5
+    assert "tensor-parallel communication" in str(make_plan()) or "matrix products" in str(make_plan())
+    assert repr(report).startswith("PlanReport(toy-moe on 64 x toy: 2 plans, best tp=2")
+    assert len(str(report).splitlines()) == 3
+    assert "128 GPUs would do" in str(make_report(0))
+    assert repr(mofa.load_cluster("h100-hgx", 64)) == "ClusterSpec(64 x h100-sxm in h100-hgx)"
+    assert "llama3-8b" in repr(mofa.load_workload("llama3-8b")) and "\n" not in repr(mofa.load_workload("llama3-8b"))
+
+
+def test_a_table_has_twenty_columns_or_all() -> None:
+    report = make_report(2)
+    assert list(report.to_frame().columns) == list(USUAL_COLUMNS)
+    assert len(USUAL_COLUMNS) == 20
+    assert list(report.to_frame(all=True).columns) == list(report.plans[0].to_row())
+    assert make_plan().to_frame(all=True).shape[1] > make_plan().to_frame().shape[1] == 20
+
+
+def test_the_package_shows_its_public_names_alone() -> None:
+    shown = [name for name in dir(mofa) if not name.startswith("__")]
+    assert shown == sorted(mofa.__all__)

@@ -14,9 +14,11 @@ from mofa.errors import SpecError
 from mofa.search.entry_points import estimate, find_plans
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
+from mofa.search.search_progress import SearchProgress
 from mofa.search.search_result import Search
 from mofa.search.space import SOLVED, combinations_table, default_space
 from mofa.search.to_plan.builder import margin_bytes
+from mofa.specs.load import load_cluster, load_workload
 from tests.cost.toy import cluster, framework, llama, workload
 from tests.search.toy_searches import MODELS, costed_whole, search
 
@@ -245,3 +247,14 @@ def test_a_number_of_recomputed_layers_is_megatrons_in_a_search_too() -> None:
         find_plans(job, cluster(8), framework=framework("torchtitan"), fix={"recompute": "full:1"})
     found = find_plans(job, cluster(8), framework=framework("megatron"), fix={"recompute": "full:1"}, replay=False)
     assert {plan.strategy.recompute for plan in found.report.plans} == {"full:1"}
+
+
+def test_progress_has_the_best_plan_so_far() -> None:
+    job, machines = load_workload("llama3-8b"), load_cluster("h100-hgx", 8)
+    steps: list[SearchProgress] = []
+    fix = {"tp": 2, "pp": 2, "vpp": 1, "cp": 1, "micro_batch": 1, "recompute": "none"}
+    search = find_plans(job, machines, fix=fix, top=1, replay=False, on_progress=steps.append)
+    assert [step.phase for step in steps] == ["costing"] * (len(steps) - 1) + ["playing"]
+    assert [step.best is None for step in steps] == [True] * (len(steps) - 1) + [False]
+    assert steps[-1].best is not None
+    assert steps[-1].best.step_s == search.report.plans[0].step_s

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mofa.cli import options as opt
+from mofa.cli.numbers import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +39,13 @@ def balance(
         str | None, typer.Argument(help="A bundled node type or a node YAML, to cost the step before and after.")
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", help="GPUs: of the cluster; without one, of the merged group.")
+        int | None,
+        typer.Option(
+            "--gpus",
+            metavar="N",
+            parser=count("64 or 1K"),
+            help="GPUs: of the cluster; without one, of the merged group.",
+        ),
     ] = None,
     strategy: Annotated[
         str | None, typer.Option("--strategy", help='With a cluster, such as "pp=4 ep=8 micro_batch=1".')
@@ -176,7 +183,7 @@ def _setup(
 def _workload(
     name: str, cluster: str | None, gpus: int | None, ep: int | None, strategy: str | None,
     routing: RoutingSpec | None, trace: Path | None, micro_batches: int | None, seed: int | None,
-    options: Mapping[str, object], progress: Progress, *, seq_len: int | None, global_batch: int | None,
+    options: Mapping[str, object], progress: Progress, *, seq_len: int | None, global_batch: str | None,
     framework: str | None, set_: list[str] | None, redraw: bool,
 ) -> tuple[BalanceReport, BalanceSetup]:  # fmt: skip
     from mofa.cli.jobs import read_framework, read_machines, read_workload

@@ -11,8 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from mofa.cli import options as opt
+from mofa.cli.command_groups import WholeCommands
 
-calibrate = typer.Typer(help="Measure a GPU machine and make the profile that plan uses.", rich_markup_mode=None)
+calibrate = typer.Typer(
+    cls=WholeCommands, help="Measure a GPU machine and make the profile that plan uses.", rich_markup_mode=None
+)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Names of profiles: they become file names."""

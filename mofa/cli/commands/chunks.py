@@ -12,8 +12,9 @@ from mofa.cli import options as opt
 def chunks(
     workload: opt.Workload,
     cluster: opt.Cluster,
-    gpus: opt.Gpus,
     strategy: Annotated[str, typer.Option("--strategy", help='Such as "ep=32 micro_batch=1 recompute=full".')],
+    gpus: opt.Gpus = None,
+    nodes: opt.Nodes = None,
     routing: opt.Routing = None,
     trace: opt.Trace = None,
     bins: Annotated[str, typer.Option("--bins", help="Numbers of chunks to choose from.")] = "1,2,4,8",
@@ -37,6 +38,7 @@ def chunks(
 ) -> None:
     """Choose in how many chunks tokens go through the experts, per layer and iteration (MemFine's MACT)."""
     from mofa.cli.jobs import read_framework, read_machines, read_workload
+    from mofa.cli.numbers import count_gpus
     from mofa.cli.output import Output
     from mofa.cli.parse import parse_overrides
     from mofa.cli.routing import read_routing
@@ -55,7 +57,10 @@ def chunks(
         raise SpecError(f"--bins: {bins[:40]!r} are no whole numbers; write 1,2,4,8") from None
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch)
     job = read_routing(job, routing, trace)
-    machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
+    machines, facts = (
+        read_machines(cluster, count_gpus(cluster, gpus, nodes), overrides),
+        read_framework(framework, job, overrides),
+    )
     report = plan_chunks(
         job, machines, strategy, framework=facts, bins=sizes, iterations=iterations, window=window, headroom=headroom,
         joint=joint,

@@ -11,6 +11,8 @@ from mofa.cli import options as opt
 from mofa.cli.jobs import requests_from_options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mofa.cli.jobs import EstimateRequest
     from mofa.plan.result import Estimate, FlopsConvention, Plan
     from mofa.plan.summaries import WorkloadSummary
@@ -22,6 +24,7 @@ def estimate(
     workload: opt.RunsOrWorkload,
     cluster: opt.MaybeCluster = None,
     gpus: opt.MaybeGpus = None,
+    nodes: opt.Nodes = None,
     strategy: opt.Strategy = None,
     seq_len: opt.SeqLen = None,
     global_batch: opt.GlobalBatch = None,
@@ -45,11 +48,15 @@ def estimate(
     log: long_run.Log = None,
     log_nodes: long_run.LogNodes = None,
     log_days: long_run.LogDays = None,
+    memory_limit: opt.MemoryLimit = None,
     set_: long_run.Set = None,
     host_issue: opt.HostIssue = None,
     host: opt.Host = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
+    check: Annotated[
+        bool, typer.Option("--check", help="End with status 3 where it does not fit, for scripts.")
+    ] = False,
     find_layout: Annotated[
         bool, typer.Option("--find-layout", help="Search for the pipeline layout with the shortest step.")
     ] = False,
@@ -98,16 +105,37 @@ def estimate(
         host_issue,
         job_of,
         host,
+        nodes,
+        memory_limit,
     ) as asked:
         if spares is not None:
             from mofa.search.long_run.spare_nodes import without_spares
 
+            asked = [job._replace(cluster=long_run.with_spares_outside(job.cluster, spares)) for job in asked]
             for job in asked:
-                without_spares(job.cluster, spares, "--spares")
+                without_spares(job.cluster, long_run.parse_spares(spares)[0], "--spares")
         estimates = [estimate_of(job, convention, profile, replay, jobs or cores(), find_layout) for job in asked]
         if find_layout:
             asked = [job._replace(strategy=plan.strategy) for job, plan in zip(asked, estimates, strict=True)]
         output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])
+        if check:
+            _refuse_what_does_not_fit(estimates)
+
+
+def _refuse_what_does_not_fit(estimates: Sequence[Estimate]) -> None:
+    """Raise NothingFits of the first estimate that does not fit."""
+    from mofa.errors import NothingFits
+    from mofa.units import format_bytes
+
+    for number, estimate in enumerate(estimates, start=1):
+        memory = estimate.memory
+        if not memory.fits:
+            name = estimate.id or estimate.workload.name
+            which = f" (run {number} of {len(estimates)})" if len(estimates) > 1 else ""
+            raise NothingFits(
+                f"{name}{which}: does not fit, {format_bytes(-memory.free_bytes)} over the limit of "
+                f"{format_bytes(memory.limit_bytes)}; recompute more, or plan it by mofa plan"
+            )
 
 
 def _step(job: EstimateRequest, faults: FaultSpec | None) -> TimeReplayed:

@@ -28,6 +28,7 @@ def export(
         Path | None, typer.Option("--out", metavar="DIR", help="Where to write the files; else they are printed.")
     ] = None,
     gpus: opt.MaybeGpus = None,
+    nodes: opt.Nodes = None,
     strategy: opt.Strategy = None,
     seq_len: opt.SeqLen = None,
     global_batch: opt.GlobalBatch = None,
@@ -52,6 +53,7 @@ def export(
     argument for is an error.
     """
     import mofa
+    from mofa.cli.numbers import count_gpus
     from mofa.errors import SpecError
     from mofa.export.entry import load_result, writers
     from mofa.specs.files import did_you_mean
@@ -64,7 +66,7 @@ def export(
     options: dict[str, Any] = {
         "--gpus": gpus, "--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch,
         "--tokens": tokens, "--framework": framework, "--fix": fix, "--max": maximum, "--with": with_,
-        "--without": without, "--set": set_, "--host-issue": host_issue,
+        "--without": without, "--nodes": nodes, "--set": set_, "--host-issue": host_issue,
         "--host": host,
     }  # fmt: skip
     given = [name for name, value in options.items() if value is not None]
@@ -77,6 +79,7 @@ def export(
             )
         result = load_result(workload)
     else:
+        options["--gpus"] = count_gpus(cluster, gpus, nodes)
         result = _predicted(workload, cluster, options, replay, jobs, quiet)
     exported = mofa.export(result, to=to, number=number, out=out)
     if out is not None:
@@ -109,8 +112,6 @@ def _predicted(
             set_=options["--set"], host_issue=options["--host-issue"], host=options["--host"], **size,
         ) as asked:  # fmt: skip
             return estimate_of(asked[0], "causal", None, replay, jobs or cores(), False)
-    if options["--gpus"] is None:
-        raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 64")
     overrides = parse_overrides(options["--set"])
     host_issue_s = parse_host_issue(options["--host-issue"], overrides, options["--host"])
     job = read_workload(workload, overrides, **size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,6 +134,8 @@ def goodput(
         raise SpecError("goodput: a workload needs a cluster and --gpus, such as h100-hgx --gpus 1K..16K")
     if replan and strategy is not None:
         raise SpecError("--strategy: is the plan that is replicated; leave it or --replan out")
+    if long_run.parse_spares(spares)[1]:
+        raise SpecError("--spares outside: belongs to plan and estimate; here spares are nodes of --gpus, leave it out")
     set_, changes = long_run.split_fault_settings(set_)
     profile = long_run.LongRunOptions(
         faults, storage, None, spares, checkpoint_mode, checkpoint_interval, log, nodes, log_days, recovery, changes
@@ -142,14 +143,15 @@ def goodput(
     if profile is None or profile.reliability is None:
         raise SpecError("--faults: is missing; name a fault profile, such as llama3 (mofa show faults lists them)")
     numbers = parse_gpu_counts(gpus)
-    options = {"seq_len": seq_len, "global_batch": global_batch}
     show.show_scale(
-        _by_scale(workload, cluster, numbers, profile, options, framework, set_, strategy, weak, replan, quiet)
+        _by_scale(
+            workload, cluster, numbers, profile, seq_len, global_batch, framework, set_, strategy, weak, replan, quiet
+        )
     )
 
 
 def _by_scale(
-    workload: str, cluster: str, numbers: list[int], profile: FaultSpec, batch: dict[str, int | None],
+    workload: str, cluster: str, numbers: list[int], profile: FaultSpec, seq_len: int | None, global_batch: str | None,
     framework: str | None, set_: list[str] | None, strategy: str | None, weak: bool, replan: bool, quiet: bool,
 ) -> GoodputReport:  # fmt: skip
     from mofa.cli.jobs import read_framework, read_machines, read_workload
@@ -159,7 +161,7 @@ def _by_scale(
     from mofa.search.long_run.spare_nodes import without_spares
 
     overrides = parse_overrides(set_)
-    job = read_workload(workload, overrides, seq_len=batch["seq_len"], global_batch=batch["global_batch"])
+    job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch)
     machines, facts = read_machines(cluster, numbers[0], overrides), read_framework(framework, job, overrides)
     without_spares(machines, profile.spares or 0, "--spares")
     wanted: object | None = None
@@ -306,10 +308,13 @@ def parse_gpu_counts(text: str) -> list[int]:
 
 def parse_gpu_count(text: str) -> int:
     """A number of GPUs; 1K is 1024."""
+    from mofa.cli.numbers import parse_count
     from mofa.errors import SpecError
 
-    match = re.fullmatch(r"(\d{1,7})([Kk]?)", text.strip())
-    number = int(match[1]) * (1024 if match[2] else 1) if match else 0
+    try:
+        number = parse_count(text, "512 or 1K..16K")
+    except ValueError:
+        number = 0
     if not 1 <= number <= MOST_GPUS:
         raise SpecError(f"--gpus: {text[:20]!r} is no number of GPUs from 1 to 1024K; write it as 512 or 1K..16K")
     return number

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-new = typer.Typer(help="Write files to fill in.", rich_markup_mode=None)
+from mofa.cli.command_groups import WholeCommands
+
+new = typer.Typer(cls=WholeCommands, help="Write files to fill in.", rich_markup_mode=None)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Names of GPUs: they become file names."""
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; not over a file.")]

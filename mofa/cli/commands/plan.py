@@ -10,28 +10,32 @@ from mofa.cli import long_run
 from mofa.cli import options as opt
 from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
 
+FIX = "Only this value of a field of a strategy (mofa show strategy), or these, as tp=4,8. Repeatable."
+WITH = "fp8-delayed, fp8-tensorwise, fp8-blockwise, bf16_moments, bf16_grads, deepep, micro_moe, token_chunks, moeblaze"
+WITHOUT = "tp, sp, pp, vpp, cp, ep, etp, recompute, selective, full, zbv, tp_overlap, dispatcher, dp_replicate"
+
 
 def plan(
     workload: opt.Workload,
     cluster: opt.Cluster,
-    gpus: opt.Gpus,
+    gpus: opt.Gpus = None,
+    nodes: opt.Nodes = None,
     seq_len: opt.SeqLen = None,
     global_batch: opt.GlobalBatch = None,
     tokens: opt.Tokens = None,
     framework: opt.Framework = None,
     top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="How many plans to show.")] = 10,
-    fix: Annotated[
-        list[str] | None, typer.Option("--fix", metavar="NAME=N", help="Only this value, as tp=8. Repeatable.")
-    ] = None,
+    fix: Annotated[list[str] | None, typer.Option("--fix", metavar="NAME=N[,N]", help=FIX)] = None,
     maximum: Annotated[
-        list[str] | None, typer.Option("--max", metavar="NAME=N", help="At most this value, as pp=8. Repeatable.")
+        list[str] | None,
+        typer.Option("--max", metavar="NAME=N", help="At most this value of a degree, as pp=8. Repeatable."),
     ] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="WORD", help="Also search what changes numerics, as fp8-delayed, bf16_moments."),
+        typer.Option("--with", metavar="WORD", help=f"Also search what is not by default: {WITH}. Repeatable."),
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="WORD", help="Leave out a degree or a method, as vpp.")
+        list[str] | None, typer.Option("--without", metavar="WORD", help=f"Leave out one of {WITHOUT}. Repeatable.")
     ] = None,
     faults: long_run.Faults = None,
     storage: long_run.Storage = None,
@@ -44,6 +48,7 @@ def plan(
     log_nodes: long_run.LogNodes = None,
     log_days: long_run.LogDays = None,
     objective: long_run.Objective = long_run.ObjectiveChoice.tokens,
+    memory_limit: opt.MemoryLimit = None,
     set_: long_run.Set = None,
     host_issue: opt.HostIssue = None,
     host: opt.Host = None,
@@ -57,6 +62,10 @@ def plan(
             help="About how long the layouts of the best plans are searched for shorter steps; not with --faults.",
         ),
     ] = REFINE_SECONDS,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Stop at the closed forms: no plan is played out, no layout is searched. Seconds."),
+    ] = False,
     jobs: opt.Jobs = None,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
@@ -70,9 +79,11 @@ def plan(
     """
     import mofa
     from mofa.cli.jobs import read_framework, read_machines, read_workload
+    from mofa.cli.numbers import count_gpus
     from mofa.cli.output import Output
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
+    from mofa.cli.searched_plans import best_so_far
     from mofa.errors import NothingFits, SpecError
     from mofa.search.workers import cores
 
@@ -98,12 +109,16 @@ def plan(
         raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_degree_limits(maximum)
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
-    machines = read_machines(cluster, gpus, overrides, host_issue_s)
+    gpus = count_gpus(cluster, gpus, nodes)
+    machines = read_machines(cluster, gpus, overrides, host_issue_s, memory_limit)
     facts = read_framework(framework, job, overrides)
     if spares is not None:
         from mofa.search.long_run.spare_nodes import without_spares
 
-        without_spares(machines, spares, "--spares")
+        machines = long_run.with_spares_outside(machines, spares)
+        without_spares(machines, long_run.parse_spares(spares)[0], "--spares")
+    if fast:
+        replay, refine_seconds = False, 0.0
     with progress_bar(f"{job.name} on {gpus:,} GPUs", enabled=not quiet) as progress:
         options: dict[str, Any] = {
             "framework": facts,
@@ -118,6 +133,7 @@ def plan(
             "jobs": jobs or cores(),
             "every_row": out is not None,  # its table and figure have all that fit
             "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
+            "on_progress": best_so_far(progress),
         }
         if profile is None:
             search = search_plans(job, machines, options, refine_seconds, progress)

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mofa.cli import options as opt
+from mofa.cli.command_groups import WholeCommands
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from mofa.specs.model_states import PartStates
 
-show = typer.Typer(help="Show bundled models and hardware, or every fact of one.", rich_markup_mode=None)
+show = typer.Typer(
+    cls=WholeCommands,
+    help="Show what is bundled and what can be written: every fact, field and value.",
+    rich_markup_mode=None,
+)
 
+PART_COLUMNS_LEAVE = ("fp32 gradients", "bf16 weights", "parameters each", "recurrent state", "optimizer states")
+"""What a narrow terminal leaves out of the table of kinds of layers, first things first."""
 Name = Annotated[str, typer.Argument(help="A bundled name or a file.")]
 
 
@@ -40,7 +47,7 @@ def show_models(json: opt.Json = False) -> None:
         ]
         for name, s, source in summaries
     ]  # fmt: skip
-    _print_table("Bundled workloads", columns, rows)
+    _print_table("Bundled workloads", columns, rows, ("layers", "global batch", "sequence"), under="source")
 
 
 @show.command("hardware")
@@ -75,7 +82,35 @@ def show_faults(name: Annotated[str | None, typer.Argument(help="A fault profile
         rate = spec.reliability.failures_per_node_day if spec.reliability else None
         rows.append([spec.name, "" if rate is None else f"{1000 * rate.value:.2f}", spec.source])
     columns = [("name", "left"), ("failures per 1000 node-days", "right"), ("source", "left")]
-    _print_table("Bundled fault profiles", columns, rows)
+    _print_table("Bundled fault profiles", columns, rows, under="source")
+
+
+@show.command("frameworks")
+def show_frameworks(name: Annotated[str | None, typer.Argument(help="A framework.")] = None,
+                    json: opt.Json = False) -> None:  # fmt: skip
+    """List the frameworks, or every option of one with its values and its default."""
+    from mofa.cli.vocabularies import framework_options, frameworks
+
+    if name is None:
+        _list_records("Frameworks", frameworks(), json, under="source")
+    else:
+        _list_records(f"Options of {name}: --set framework.OPTION=VALUE", framework_options(name), json)
+
+
+@show.command("strategy")
+def show_strategy(json: opt.Json = False) -> None:
+    """List every field of a strategy, as --strategy, --fix and --max read it, with its values and its default."""
+    from mofa.cli.vocabularies import strategy_fields
+
+    _list_records("Fields of a strategy", strategy_fields(), json, under="meaning")
+
+
+@show.command("schedules")
+def show_schedules(json: opt.Json = False) -> None:
+    """List the pipeline schedules: who runs them, and when a search tries them."""
+    from mofa.cli.vocabularies import schedules
+
+    _list_records("Pipeline schedules", schedules(), json, under="meaning")
 
 
 @show.command("workload")
@@ -88,8 +123,8 @@ def show_workload(
     json: opt.Json = False,
 ) -> None:
     """Show every field of a workload, and its parameters, counted; layers of several kinds kind by kind."""
+    from mofa.cli.jobs import read_workload
     from mofa.cli.parse import parse_overrides
-    from mofa.specs.load import load_workload
     from mofa.specs.model_states import model_states
     from mofa.specs.params import (
         num_active_params,
@@ -98,8 +133,7 @@ def show_workload(
         num_params,
     )
 
-    changes = parse_overrides(set_)["workload"] or None
-    workload = load_workload(name, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=changes)
+    workload = read_workload(name, parse_overrides(set_), seq_len=seq_len, global_batch=global_batch, tokens=tokens)
     counted = {
         "num_params": num_params(workload.model),
         "num_active_params": num_active_params(workload.model),
@@ -136,7 +170,8 @@ def _print_parts(parts: Sequence[PartStates]) -> None:
         ]
         for p in parts
     ]  # fmt: skip
-    _print_table("By kind of layer, of all ranks; recurrent states of one layer and sequence, in fp32", columns, rows)
+    _print_table("By kind of layer, of all ranks; recurrent states of one layer and sequence, in fp32", columns, rows,
+                 PART_COLUMNS_LEAVE, under="of")  # fmt: skip
 
 
 @show.command("routing")
@@ -178,6 +213,16 @@ def show_routing(
                                         ("micro-batches run twice under a rank budget", "right")], bounds)  # fmt: skip
 
 
+def _list_records(title: str, records: Sequence[dict[str, Any]], json: bool, under: str = "") -> None:
+    """Records as a table, or as JSON."""
+    if json:
+        _print_json(list(records))
+        return
+    columns = [(name.replace("_", " "), "left") for name in records[0]]
+    rows = [[", ".join(v) if isinstance(v, list) else str(v) for v in record.values()] for record in records]
+    _print_table(title, columns, rows, under=under)
+
+
 def _list_hardware(json: bool) -> None:
     from mofa.report.words import quantity_text
     from mofa.specs.load import bundled, load_cluster
@@ -205,7 +250,9 @@ def _list_hardware(json: bool) -> None:
     headings = ("node", "GPU", "a node", "a domain", "bf16 peak", "memory", "capacity", "link a GPU", "NICs a GPU")
     rows = [[str(v) if k not in units else quantity_text(v, units[k]) for k, v in r.items()] for r in records]
     columns = [(heading, "left" if i < 2 else "right") for i, heading in enumerate(headings)]
-    _print_table("Bundled nodes (bandwidths per direction)", columns, rows)
+    _print_table(
+        "Bundled nodes (bandwidths per direction)", columns, rows, ("capacity", "a domain", "GPU", "link a GPU")
+    )
     _print_table("Bundled GPUs", [("name", "left")], [[name] for name in bundled("gpus")])
 
 
@@ -239,7 +286,7 @@ def _show_hardware(name: str, json: bool) -> None:
             else:
                 rows.append([path, str(value), "", ""])
         columns = [("field", "left"), ("value", "right"), ("provenance", "left"), ("source", "left")]
-        _print_table(str(getattr(spec, "name", name)), columns, rows)
+        _print_table(str(getattr(spec, "name", name)), columns, rows, ("provenance",), under="source")
 
 
 def _named(path: str) -> str:
@@ -300,7 +347,13 @@ def _print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def _print_table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
+def _print_table(
+    title: str,
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[Sequence[str]],
+    leaves: Sequence[str] = (),
+    under: str = "",
+) -> None:
     from mofa.report.tables import make_console, print_table
 
-    print_table(make_console(), title, columns, rows)
+    print_table(make_console(), title, columns, rows, leaves=leaves, under=under)

@@ -23,6 +23,7 @@ def trace(
     out: Annotated[Path, typer.Option("--out", help="The trace, a JSON file; ui.perfetto.dev opens it.")],
     cluster: opt.MaybeCluster = None,
     gpus: opt.MaybeGpus = None,
+    nodes: opt.Nodes = None,
     strategy: opt.Strategy = None,
     run: Annotated[str | None, typer.Option("--run", help="Which run of a file of several.")] = None,
     ranks: Annotated[
@@ -54,7 +55,18 @@ def trace(
 
     check_writable(out)
     with requests_from_options(
-        workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue, host=host
+        workload,
+        cluster,
+        gpus,
+        strategy,
+        seq_len,
+        global_batch,
+        tokens,
+        framework,
+        set_,
+        host_issue,
+        host=host,
+        nodes=nodes,
     ) as jobs:
         num, text, note = _played(_single_job(jobs, run, workload), ranks, micro_batches, jitter, seed)
     write_atomic(out, text.encode())

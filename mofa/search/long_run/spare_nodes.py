@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mofa.errors import SpecError
+from mofa.errors import SpecError, StrategyError
 from mofa.plan.long_run import FIGURES, OBJECTIVES, Objective
 from mofa.plan.result import FlopsConvention, Plan
 from mofa.plan.summaries import ClusterSummary
 from mofa.search.entry_points import estimate, find_plans
-from mofa.search.goodput import LongRunObjective
+from mofa.search.goodput import LongRunObjective, storage_note
 from mofa.search.search_result import Search
 from mofa.search.space import Space, default_space, without_indivisible_degrees
 from mofa.specs.faults import FaultSpec
@@ -286,10 +286,35 @@ def estimate_long_run(
         framework = load_framework(workload.framework or "megatron")
     spares = faults.spares or 0
     job = without_spares(cluster, spares, faults.name)
-    plan = estimate(
-        workload, job, strategy, framework=framework, flops_convention=flops_convention, replay=replay, jobs=jobs
-    )
+    try:
+        plan = estimate(
+            workload, job, strategy, framework=framework, flops_convention=flops_convention, replay=replay, jobs=jobs
+        )
+    except StrategyError as error:
+        note = batch_note(workload.batch.global_batch, job.num_gpus) if spares else ""
+        raise StrategyError(f"{error}; {note}" if note else str(error)) from None
     return LongRunObjective(workload, job, framework, faults, spares=spares).with_long_run_figures(plan)
+
+
+def batch_note(global_batch: int, num_gpus: int) -> str:
+    """That a batch does not divide over the GPUs that compute, and which near one would; empty where it does.
+
+    The odd factor of the number of GPUs is what degrees of powers of two cannot take: the batch must have it.
+
+    Examples
+    --------
+    >>> batch_note(1024, 56)
+    'a batch of 1,024 has no factor 7 as the 56 GPUs that compute have; 1,008 or 1,064 would divide over them'
+    >>> batch_note(1024, 64), batch_note(1008, 56)
+    ('', '')
+    """
+    odd = num_gpus // (num_gpus & -num_gpus)
+    if global_batch % odd == 0:
+        return ""
+    less, more = global_batch // num_gpus * num_gpus, (global_batch // num_gpus + 1) * num_gpus
+    would = f"{less:,} or {more:,}" if less else f"{more:,}"
+    have = f"has no factor {odd} as the {num_gpus:,} GPUs that compute have"
+    return f"a batch of {global_batch:,} {have}; {would} would divide over them"
 
 
 def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec:
@@ -323,7 +348,11 @@ def _whole_cluster(
         defaults["checkpoints"] = judge.faults.checkpoint.mode
         most = f"of {len(tried)} numbers up to {max(tried)} tried" if len(tried) > 1 else "no other number tried"
         defaults["spare nodes"] = f"{judge.spares} ({most})"
+        if judge.faults.storage is not None:
+            defaults["storage"] = storage_note(judge.faults.name, judge.faults.storage).removeprefix("storage: ")
         defaults["power"] = "a model: shares of the TDP by what a GPU does, node overhead, PUE"
+    if indivisible := batch_note(judge.workload.batch.global_batch, judge.cluster.num_gpus):
+        defaults["batch"] = indivisible
     least, note = report.min_gpus, report.min_gpus_note
     if least is not None and judge.spares:  # found for what computes; what is asked for includes what stands by
         least += judge.spare_gpus

@@ -1,0 +1,72 @@
+"""Errors of the command line's library, said as mofa says its own: *where: what; what to do*."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_TYPES = {"int": "a whole number", "float": "a number", "integer": "a whole number"}
+
+
+def usage_text(error: Any) -> str:
+    """A usage error in mofa's words.
+
+    Parameters
+    ----------
+    error
+        A usage error of click, or of the copy of it that typer brings.
+    """
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "mofa"
+    look = f"see '{command} --help'"
+    kind, param = type(error).__name__, getattr(error, "param", None)
+    message = " ".join(str(getattr(error, "message", "") or error.format_message()).split()).rstrip(".")
+    if kind == "NoSuchOption" and context is not None:
+        from mofa.specs.files import did_you_mean
+
+        names = [name[2:] for item in context.command.params for name in item.opts if name.startswith("--")]
+        hint = did_you_mean(error.option_name.lstrip("-"), names).replace("did you mean ", "did you mean --")
+        hint = look if hint.startswith(("use one", "there is none")) else hint
+        return f"{error.option_name}: is no option of {command}; {hint}"
+    if kind == "MissingParameter" and param is not None:
+        return f"{_name(param)}: is missing; {_help(param) or 'write it'}; {look}"
+    if kind == "BadParameter" and param is not None:
+        what = message if ";" in message else f"{_what(message)}; {look}"
+        return f"{_name(param)}: {what}"
+    if kind == "BadOptionUsage":
+        return f"{error.option_name}: its value is missing; write it after the option; {look}"
+    if extra := re.search(r"unexpected extra arguments? ?\(?s?\)? ?\((.*)\)", message):
+        return f"{extra[1]}: nothing is expected here; leave it out, or quote words that belong together; {look}"
+    if missing := re.match(r"No such command '([^']*)'(?:\. Did you mean '([^']*)')?", message):
+        hint = f"did you mean {missing[2]}?" if missing[2] else look
+        return f"{missing[1]}: is no command; {hint}"
+    if message == "Missing command":
+        commands = ", ".join(getattr(context.command, "commands", {})) if context is not None else ""
+        return f"{command}: what of it is missing; use one of {commands}"
+    return f"{message}; {look}"
+
+
+def _name(param: Any) -> str:
+    """The option or the argument."""
+    return str(max(param.opts, key=len)) if param.param_type_name == "option" else str(param.name)
+
+
+def _help(param: Any) -> str:
+    text = str(getattr(param, "help", "") or "").rstrip(".")
+    return text[:1].lower() + text[1:] if text[:2].istitle() else text
+
+
+def _what(message: str) -> str:
+    """What is wrong with a value."""
+    plain = message.replace("Value error, ", "")
+    if low := re.search(r"(greater|less) than( or equal to)? (-?[\d.]+)", plain):
+        ends = {"greater": ("at least", "above"), "less": ("at most", "below")}[low[1]]
+        return f"must be {ends[0] if low[2] else ends[1]} {low[3]}"
+    if choice := re.search(r"is not one of (.*)", plain):
+        value = re.match(r"'([^']*)'", plain)
+        given = f"{value[1]} is unknown; " if value else ""
+        return f"{given}use one of {choice[1].replace(chr(39), '')}"
+    for kind, words in _TYPES.items():
+        if f"valid {kind}" in plain or (kind == "float" and "valid number" in plain):
+            return f"must be {words}"
+    return plain

@@ -1,0 +1,135 @@
+"""What people ask for that is not modelled, each with the nearest that is; and other names of what is.
+
+The first is refused by name where it is written, and README.md lists it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class NotModelled(NamedTuple):
+    """A method that no prediction covers."""
+
+    name: str
+    """As the field writes it."""
+    words: tuple[str, ...]
+    """As people write it, small and without dashes and underscores."""
+    nearest: str
+    """What to take in its place."""
+
+
+NOT_MODELLED = (
+    NotModelled(
+        "LoRA",
+        ("lora", "qlora", "dora", "peft", "adapter", "adapters", "lorarank", "lorar"),
+        "training all weights, which takes more memory",
+    ),
+    NotModelled(
+        "another optimizer than AdamW",
+        ("muon", "lion", "adafactor", "shampoo", "soap", "sgd", "lamb", "adam8bit", "adamw8bit", "8bitadam", "sophia"),
+        "adamw, with --with bf16_moments for smaller states",
+    ),
+    NotModelled(
+        "offloading to the host",
+        ("offload", "cpuoffload", "cpuoffloading", "activationoffload", "optimizeroffload", "optimizercpuoffload",
+         "zerooffload", "paramoffload"),
+        "recompute for activations, or --with bf16_moments for optimizer states",
+    ),
+    NotModelled("DualPipe", ("dualpipe", "dualpipev"), "schedule=zbv of torchtitan, or schedule=interleaved"),
+    NotModelled(
+        "4-bit or MX precision",
+        ("fp4", "nvfp4", "mxfp4", "mxfp8", "mxfp6", "int8", "int4"),
+        "fp8-blockwise",
+    ),
+    NotModelled(
+        "DeepSpeed", ("deepspeed", "zero3", "zeroinfinity", "megatrondeepspeed"), "fsdp1 for ZeRO-3, or megatron"
+    ),
+    NotModelled(
+        "another framework",
+        ("fsdp", "fsdp2", "accelerate", "transformers", "huggingface", "hf", "trl", "axolotl", "llamafactory",
+         "unsloth", "nemo", "lightning", "maxtext", "jax", "colossalai", "nanotron", "gptneox", "xtuner", "verl"),
+        "torchtitan for FSDP2, fsdp1 for FSDP1, megatron for NeMo",
+    ),
+    NotModelled(
+        "reinforcement learning and preference training",
+        ("rlhf", "grpo", "ppo", "dpo", "rl"),
+        "the training step alone, as pre-training",
+    ),
+    NotModelled("inference", ("inference", "vllm", "sglang", "serving", "decode", "kvcache"), "none"),
+    NotModelled("images and audio", ("vision", "vit", "multimodal", "vlm", "audio"), "the language model alone"),
+    NotModelled(
+        "packed sequences and batches that grow",
+        ("packing", "sequencepacking", "varlen", "rampup", "rampupbatchsize"),
+        "one sequence length and one global batch",
+    ),
+)  # fmt: skip
+
+OTHER_NAMES = {
+    "micro_batch": ("mbs", "microbatch", "microbatchsize", "localbatchsize", "mb", "batchsize",
+                    "perdevicetrainbatchsize"),
+    "tp": ("tpsize", "tpdegree", "tensorparallel", "tensorparallelism", "tensormodelparallelsize",
+           "tensorparalleldegree"),
+    "pp": ("ppsize", "ppdegree", "pipelineparallel", "pipelinemodelparallelsize", "pipelineparalleldegree", "stages"),
+    "vpp": ("vppsize", "virtualpipelinemodelparallelsize", "virtualstages", "interleave"),
+    "dp": ("dpsize", "dpdegree", "dataparallel", "dataparallelsize", "dataparalleldegree", "dpshard"),
+    "cp": ("cpsize", "cpdegree", "contextparallel", "contextparallelsize", "contextparalleldegree"),
+    "ep": ("epsize", "epdegree", "expertparallel", "expertmodelparallelsize", "expertparalleldegree"),
+    "etp": ("etpsize", "experttensorparallelsize"),
+    "sp": ("sequenceparallel", "sequenceparallelism"),
+    "recompute": ("gradientcheckpointing", "activationcheckpointing", "checkpointing", "ac", "recomputegranularity",
+                  "recomputation"),
+    "zero": ("zerostage", "distributedoptimizer"),
+    "dp_replicate": ("hsdp", "replicas"),
+    "dispatcher": ("moetokendispatchertype",),
+    "tp_overlap": ("tpcommoverlap",),
+    "cp_kind": ("cpcommtype", "ulysses"),
+    "megatron": ("megatronlm", "megatroncore", "mcore", "megatronbridge"),
+    "torchtitan": ("titan",),
+}  # fmt: skip
+"""What other programs call a field or a framework, small and without dashes and underscores."""
+ELSEWHERE = {
+    "gbs": "--global-batch", "globalbatch": "--global-batch", "globalbatchsize": "--global-batch",
+    "seqlen": "--seq-len", "seqlength": "--seq-len", "sequencelength": "--seq-len", "gpus": "--gpus",
+    "framework": "--framework", "tokens": "--tokens", "fp8": "--with fp8", "bf16moments": "--with bf16_moments",
+}  # fmt: skip
+"""Words that are options of their own."""
+
+
+def normalised(word: object) -> str:
+    """A word without what people write differently.
+
+    >>> normalised("Micro-Batch_size")
+    'microbatchsize'
+    """
+    return str(word)[:100].casefold().replace("-", "").replace("_", "").replace(" ", "")
+
+
+def why_not_modelled(word: object) -> str:
+    """That a word's method is not modelled, and what is nearest; empty where the word is none of them.
+
+    >>> why_not_modelled("lora_rank")
+    'LoRA is not modelled; the nearest is training all weights, which takes more memory'
+    >>> why_not_modelled("llama")
+    ''
+    """
+    plain = normalised(word)
+    for method in NOT_MODELLED:
+        if plain in method.words:
+            nearest = "" if method.nearest == "none" else f"; the nearest is {method.nearest}"
+            verb = "are" if " and " in method.name else "is"
+            return f"{method.name} {verb} not modelled{nearest}"
+    return ""
+
+
+def other_name(word: object, known: tuple[str, ...]) -> str:
+    """The known word that people also write so; empty where none is.
+
+    >>> other_name("mbs", ("tp", "micro_batch")), other_name("TP", ("tp",)), other_name("tp", ("pp",))
+    ('micro_batch', 'tp', '')
+    """
+    plain = normalised(word)
+    for name in known:
+        if plain == normalised(name) or plain in OTHER_NAMES.get(name, ()):
+            return name
+    return ""
