@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from mofa.specs.base import Count, Library, Provenance, Spec
+from mofa.specs.ranges import LEAST_SHARE, RelativeError, Size
 
 FloatArray = NDArray[np.float64]
 
@@ -24,16 +25,16 @@ class Curve(Spec):
     source: str = Field(min_length=3)
     points: Count = 0
     """Measured shapes that the form was fitted on."""
-    median_abs_error: float | None = None
+    median_abs_error: RelativeError | None = None
     """Of the fit, relative. [-]"""
-    p90_abs_error: float | None = None
-    ranges: dict[str, tuple[float, float]] = {}
+    p90_abs_error: RelativeError | None = None
+    ranges: dict[str, tuple[Size, Size]] = {}
     """Smallest and largest of each size that was measured; beyond, a prediction is extrapolated."""
     library: Library | None = None
     """Whose modules launched the kernels that were measured; absent where they were PyTorch's own, or none."""
 
 
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=LEAST_SHARE, le=1)]
 BETWEEN_SHARE = 0.61
 """Share of the time that products took where they were measured between memory-bound kernels. [-]"""
 

@@ -11,7 +11,6 @@ from mofa.specs.base import (
     BytesPerSFact,
     CountFact,
     FlopsPerSFact,
-    Positive,
     SecondsFact,
     ShareFact,
     SizeFact,
@@ -20,6 +19,7 @@ from mofa.specs.base import (
 )
 from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_max_uniform
 from mofa.specs.host import LayerPace
+from mofa.specs.ranges import MAX_GPUS, Degree
 from mofa.units import format_bytes
 
 
@@ -77,7 +77,7 @@ class NicSpec(Spec):
     """The node's network interfaces; a GPU's share follows from how many there are."""
 
     name: str
-    num_per_node: Positive
+    num_per_node: Degree
     bandwidth_bytes_per_s: BytesPerSFact
     """Of one NIC, per direction."""
     efficiency: ShareFact
@@ -120,8 +120,8 @@ class NodeSpec(Spec):
 
     name: str
     gpu: str
-    gpus_per_node: Positive
-    gpus_per_domain: Positive
+    gpus_per_node: Degree
+    gpus_per_domain: Degree
     """GPUs in one fast (NVLink) domain: the node's own, or 72 for an NVL72 rack."""
     intra: LinkSpec
     nic: NicSpec
@@ -156,7 +156,7 @@ class ClusterSpec(Spec):
     name: str
     gpu: GpuSpec
     node: NodeSpec
-    num_gpus: Annotated[int, Field(ge=1, le=1_048_576, strict=True)]
+    num_gpus: Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
