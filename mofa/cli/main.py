@@ -13,13 +13,15 @@ import gc
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from mofa.cli import _end_quietly
 from mofa.cli.commands.attribute import attribute
 from mofa.cli.commands.balance import balance
 from mofa.cli.commands.calibrate import calibrate
@@ -34,9 +36,10 @@ from mofa.cli.commands.schema import schema
 from mofa.cli.commands.show import show
 from mofa.cli.commands.trace import trace
 from mofa.cli.commands.validate import validate
-from mofa.errors import MofaError, NothingFits
+from mofa.errors import MofaError, NothingFits, SpecError
+from mofa.specs.bounded import remembering_files
 
-EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
+EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(
     name="mofa",
@@ -100,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # closed, as by `mofa plan ... >&-`: what is said is lost, files are written
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     try:
-        with _terminate_as_exit():
+        with _terminate_as_exit(), remembering_files():
             status = _run(arguments or ["--help"])
             sys.stdout.flush()
             return status
@@ -114,11 +117,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
+        _answer_interrupts()
+        _refuse_empty_places(arguments)
         result = typer.main.get_command(app).main(args=arguments, prog_name="mofa", standalone_mode=False)
         if result == EXIT_INTERRUPTED:  # typer made an exit status of the interruption
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except MofaError as error:
+        if os.environ.get("MOFA_DEBUG"):
+            traceback.print_exc()
         return _fail(str(error), EXIT_NOTHING_FITS if isinstance(error, NothingFits) else EXIT_SPEC)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; no file is half-written", EXIT_INTERRUPTED)
@@ -128,11 +135,29 @@ def _run(arguments: list[str]) -> int:
         if hasattr(error, "format_message"):  # a usage error of click, or of the copy of it that typer brings
             return _fail(_usage_text(error), EXIT_SPEC)
         if os.environ.get("MOFA_DEBUG"):
-            raise
+            traceback.print_exc()
         return _fail(
             f"internal error: {type(error).__name__}: {error}; this is a bug of mofa, MOFA_DEBUG=1 shows where",
             EXIT_INTERNAL,
         )
+
+
+def _answer_interrupts() -> None:
+    """From here on Ctrl-C unwinds the stack; while modules were imported it ended the process at once."""
+    with contextlib.suppress(ValueError):  # not the main thread
+        if signal.getsignal(signal.SIGINT) is _end_quietly:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_PLACES = ("--out", "--json-file", "--csv", "--markdown", "--readme")
+
+
+def _refuse_empty_places(arguments: Sequence[str]) -> None:
+    """Refuse a place without a name, which would be the folder that one stands in."""
+    for option, value in zip(arguments, [*arguments[1:], "."], strict=True):
+        name, equals, text = option.partition("=")
+        if name in _PLACES and not (text if equals else value):
+            raise SpecError(f"{name}: is empty; name a place, such as . for this folder, or leave it out")
 
 
 def _usage_text(error: Exception) -> str:
@@ -152,20 +177,25 @@ def _fail(message: str, status: int) -> int:
 
 @contextlib.contextmanager
 def _terminate_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that temporary files are removed."""
+    """Let SIGTERM and SIGHUP unwind the stack, so that temporary files are removed and workers end."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
-        raise SystemExit(EXIT_TERMINATED)
+        raise SystemExit(128 + signum)
 
+    before: dict[int, Any] = {}
     try:
-        before = signal.signal(signal.SIGTERM, leave)
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                before[number] = signal.signal(number, leave)
     except ValueError:  # not the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

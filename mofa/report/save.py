@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mofa.errors import SpecError
 from mofa.specs.write_files import check_writable as check_writable
+from mofa.specs.write_files import make_directory, written_together
 from mofa.specs.write_files import write_atomic as write_atomic
 
 if TYPE_CHECKING:
@@ -257,10 +257,8 @@ def csv_bytes(table: pd.DataFrame) -> bytes:
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> list[Path]:
     """Write named files into a directory, made if absent."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError(f"{directory}: cannot be made ({error.strerror}); name another directory") from error
-    for name, content in files.items():
-        write_atomic(directory / name, content)
+    make_directory(directory)
+    with written_together():
+        for name, content in files.items():
+            write_atomic(directory / name, content)
     return [directory / name for name in files]

@@ -6,11 +6,11 @@ import math
 from functools import cache
 from math import sqrt
 from statistics import NormalDist
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mofa.specs.base import Count, Library, Provenance, Spec
 from mofa.specs.ranges import LEAST_SHARE, RelativeError, Size
@@ -37,6 +37,9 @@ class Curve(Spec):
 Share = Annotated[float, Field(ge=LEAST_SHARE, le=1)]
 BETWEEN_SHARE = 0.61
 """Share of the time that products took where they were measured between memory-bound kernels. [-]"""
+LEAST_BETWEEN = 0.9
+"""Rate between memory-bound kernels over the rate alone, at least. Physics says 1, the rest is for noise; at
+:data:`BETWEEN_SHARE` the line through the two states would reach a rate of zero. [-]"""
 
 
 class PoweredCurve(Curve):
@@ -51,6 +54,15 @@ class PoweredCurve(Curve):
     clock_power: Annotated[float, Field(ge=0, le=1.5)] | None = None
     """Power of the clock that the rate grows with, over all states that were measured; absent where the two states
     above say it. [-]"""
+
+    @model_validator(mode="after")
+    def _check_states(self) -> Self:
+        if self.sustained < LEAST_BETWEEN * self.alone:
+            raise ValueError(
+                f"sustained ({self.sustained:g}) must be at least {LEAST_BETWEEN} of alone ({self.alone:g}): kernels "
+                "between memory-bound ones keep at least the clock that they have alone"
+            )
+        return self
 
     def at_clock(self, clock: FloatArray | float) -> FloatArray | float:
         """Rate at a part of the full clock over the rate at full clock: a power of the clock.

@@ -19,6 +19,7 @@ from mofa.specs.base import (
 )
 from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_max_uniform
 from mofa.specs.host import LayerPace
+from mofa.specs.own_peaks import collectives_beyond_link, curves_beyond_peaks
 from mofa.specs.ranges import MAX_GPUS, Degree
 from mofa.units import format_bytes
 
@@ -55,6 +56,9 @@ class GpuSpec(Spec):
                 f"capacity_bytes ({format_bytes(capacity)}) must be at most memory_bytes ({format_bytes(memory)}); "
                 "correct one of them (the GB of a datasheet's memory are GiB)"
             )
+        peaks = {kind: fact.value for kind, fact in self.peak_flops_per_s.items()}
+        if beyond := curves_beyond_peaks(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value):
+            raise ValueError(beyond)
         return self
 
 
@@ -147,6 +151,8 @@ class NodeSpec(Spec):
             raise ValueError(
                 f"gpus_per_domain ({self.gpus_per_domain}) must be a multiple of gpus_per_node ({self.gpus_per_node})"
             )
+        if beyond := collectives_beyond_link(self.collectives, self.intra.bandwidth_bytes_per_s.value):
+            raise ValueError(beyond)
         return self
 
 

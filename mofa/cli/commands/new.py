@@ -29,6 +29,7 @@ def new_workload(
     Numbers stand as ??? until they are written. Reading the file names all that are left.
     """
     from mofa.errors import SpecError
+    from mofa.specs.bounded import exists
     from mofa.specs.files import bundled, did_you_mean
     from mofa.specs.huggingface.keys import read_keys
     from mofa.specs.huggingface.nearest import nearest_workload
@@ -41,7 +42,7 @@ def new_workload(
         raise SpecError(f"--like: {like} is no bundled workload; {did_you_mean(like, bundled('workloads'))}")
     if out is not None:
         check_writable(out)
-        if out.exists():
+        if exists(out):
             raise SpecError(f"{out}: exists; name another file, or remove it first")
     if from_config is None:
         text = workload_template(str(like))

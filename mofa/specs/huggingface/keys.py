@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mofa.specs.bounded import is_folder
 from mofa.specs.files import load_json, short
 from mofa.specs.huggingface.reader import language_model
 
@@ -22,7 +23,7 @@ def read_keys(path: str | Path) -> tuple[dict[str, Any], str]:
     SpecError
         If there is no such file, or it is no JSON object.
     """
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    file = Path(path) / "config.json" if is_folder(Path(path)) else Path(path)
     where = short(str(file), 200)
     keys, _ = language_model(load_json(file, where), where)
     folder = file.absolute().parent.name
