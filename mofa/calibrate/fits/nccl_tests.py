@@ -264,6 +264,8 @@ def _from_json(file: Path, text: str) -> NcclRun:
         gpu = str(devices[0]["device_info"]).strip()
         op = _op_of(file, str(document["args"][0]))
         wrong = int(document.get("out_of_bounds", {}).get("count", 0))
+    except SpecError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise SpecError(
             f"{file}: not the JSON of nccl-tests ({type(error).__name__}: {short(str(error), 80)}); run it with --json"
