@@ -9,7 +9,8 @@ import threading
 def _is_the_command() -> bool:
     """Whether this process is the command ``mofa``, and no program that uses the package."""
     program = sys.argv[0] if sys.argv else ""
-    return program == "-m" or os.path.basename(program) == "mofa" or program.endswith(os.path.join("mofa", "__main__.py"))
+    names = program.replace(os.sep, "/").split("/")
+    return program == "-m" or names[-1] == "mofa" or names[-2:] == ["mofa", "__main__.py"]
 
 
 def _end_quietly(signum: int, frame: object) -> None:

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import errno
 import gc
+import io
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ from mofa.cli.commands.trace import trace
 from mofa.cli.commands.validate import validate
 from mofa.errors import MofaError, NothingFits, SpecError
 from mofa.specs.bounded import remembering_files
+from mofa.specs.shown_text import visible
 
 EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -102,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         atexit.register(gc.freeze)
     if sys.stdout is None:  # closed, as by `mofa plan ... >&-`: what is said is lost, files are written
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is shown escaped, as on standard error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _terminate_as_exit(), remembering_files():
             status = _run(arguments or ["--help"])
@@ -118,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         _answer_interrupts()
+        _refuse_odd_bytes(arguments)
         _refuse_empty_places(arguments)
         result = typer.main.get_command(app).main(args=arguments, prog_name="mofa", standalone_mode=False)
         if result == EXIT_INTERRUPTED:  # typer made an exit status of the interruption
@@ -149,6 +154,15 @@ def _answer_interrupts() -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _refuse_odd_bytes(arguments: Sequence[str]) -> None:
+    """Refuse arguments that are no text: results repeat names, and are UTF-8."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise SpecError(f"{argument[:60]!r}: is not UTF-8; rename the file or write the name as UTF-8") from None
+
+
 _PLACES = ("--out", "--json-file", "--csv", "--markdown", "--readme")
 
 
@@ -169,7 +183,7 @@ def _usage_text(error: Exception) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    line = " ".join(message.split())
+    line = visible(" ".join(message.split()))
     with contextlib.suppress(OSError, ValueError):
         print(f"mofa: {line}", file=sys.stderr)
     return status

@@ -35,9 +35,7 @@ class Output:
         """
         from mofa.specs.write_files import check_places
 
-        check_places(
-            {"--json-file": self.json_file, "--csv": self.csv, **(files or {})}, {"--out": self.out}, inputs
-        )
+        check_places({"--json-file": self.json_file, "--csv": self.csv, **(files or {})}, {"--out": self.out}, inputs)
 
     def show_result(
         self,

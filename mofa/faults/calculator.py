@@ -115,7 +115,8 @@ def calculate(
     (0.8194, 3403)
     """
     mtbf = plausible_s("mtbf_s", mtbf_s)
-    block, restart = plausible_s("checkpoint_s", checkpoint_s, zero=True), plausible_s("restart_s", restart_s, zero=True)
+    block = plausible_s("checkpoint_s", checkpoint_s, zero=True)
+    restart = plausible_s("restart_s", restart_s, zero=True)
     persist = plausible_s("persist_s", persist_s, zero=True)
     work = work_of_days(days)
     if num_runs < 2:

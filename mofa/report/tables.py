@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from mofa.specs.shown_text import visible
 
 Columns = Sequence[tuple[str, str]]
 """Heading of each column with its side, ``left`` or ``right``."""
@@ -17,11 +19,27 @@ PIPED_WIDTH = 4000
 """Rows of a table are not wrapped where a program reads them."""
 
 
+class SafeConsole(Console):
+    """A console that writes out what a terminal would act on."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As :meth:`rich.console.Console.print`; names of users are in texts."""
+        super().print(*(_safe(item) for item in objects), **options)
+
+
+def _safe(item: Any) -> Any:
+    if isinstance(item, str):
+        return visible(item, lines=True)
+    if isinstance(item, Text) and not item.plain.replace("\n", "").isprintable():
+        return Text(visible(item.plain, lines=True), style=item.style)
+    return item
+
+
 def make_console(file: TextIO | None = None) -> Console:
     """A console on standard output, wide and plain where that is a pipe or a file."""
     file = file or sys.stdout
     terminal = file.isatty()
-    return Console(
+    return SafeConsole(
         file=file,
         width=None if terminal else PIPED_WIDTH,
         highlight=False,
@@ -56,10 +74,13 @@ def print_table(console: Console, title: str, columns: Columns, rows: Sequence[S
     )
     for heading, side in columns:
         table.add_column(
-            Text(heading), justify="right" if side == "right" else "left", overflow="fold", no_wrap=side == "right"
+            Text(visible(heading)),
+            justify="right" if side == "right" else "left",
+            overflow="fold",
+            no_wrap=side == "right",
         )
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(visible(cell, lines=True)) for cell in row))
     if console.is_terminal:
         console.print(table)
     else:
@@ -81,5 +102,5 @@ def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:
     """
     lines = ["| " + " | ".join(heading for heading, _ in columns) + " |"]
     lines.append("|" + "|".join("---:" if side == "right" else "---" for _, side in columns) + "|")
-    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(visible(cell).replace("|", "/") for cell in row) + " |" for row in rows]
     return "\n".join(lines)

@@ -26,7 +26,22 @@ from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
 from mofa.specs.power import PowerLimit
 from mofa.specs.products import FALLBACK, STREAM_FALLBACK
 from mofa.specs.products import GemmFormat as GemmFormat
-from mofa.specs.ranges import BytesPerElement, Degree, Elements, KernelSeconds, Multiple, PositiveMultiple, Rate, RateOrNone, RowsOrNone, Sharpness, Slots, Splits, TileSize, UnitSeconds
+from mofa.specs.ranges import (
+    BytesPerElement,
+    Degree,
+    Elements,
+    KernelSeconds,
+    Multiple,
+    PositiveMultiple,
+    Rate,
+    RateOrNone,
+    RowsOrNone,
+    Sharpness,
+    Slots,
+    Splits,
+    TileSize,
+    UnitSeconds,
+)
 
 Backend = Literal["cudnn", "flash", "flash1"]
 FloatArray = NDArray[np.float64]

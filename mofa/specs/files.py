@@ -71,9 +71,7 @@ def short(value: object, length: int = 40) -> str:
 
 def read_text(path: str | Path, where: str) -> str:
     """Text of a file of at most :data:`MAX_FILE_BYTES`, UTF-8."""
-    text = utf8_text(
-        read_bytes(path, where, MAX_FILE_BYTES, "this file should be a few kB, check the path"), where
-    )
+    text = utf8_text(read_bytes(path, where, MAX_FILE_BYTES, "this file should be a few kB, check the path"), where)
     if not text.strip():
         raise SpecError(f"{where}: the file is empty; write the fields, mofa show workload llama3-8b is an example")
     return text

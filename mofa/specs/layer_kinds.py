@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from mofa.specs.base import Spec
-from mofa.specs.ranges import ExpertsOrNone, NumHeads, Width
 from mofa.specs.mixers import MixerSpec
+from mofa.specs.ranges import ExpertsOrNone, NumHeads, Width
 
 Name = Annotated[str, Field(min_length=1, max_length=60)]
 
