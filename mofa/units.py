@@ -63,8 +63,8 @@ def parse_quantity(text: object, unit: str) -> float:
     if isinstance(text, bool) or text is None:
         raise ValueError(f"{text!r} is no quantity; write a number and a unit, such as {_example(unit)}")
     if isinstance(text, (int, float)):
-        if unit == "tokens" and math.isfinite(text):
-            return float(text)
+        if unit == "tokens":
+            return _finite_count(text)
         raise ValueError(f"{text!r} has no unit; write a number and a unit, such as {_example(unit)}")
     match = _NUMBER.fullmatch(str(text))
     if match is None:
@@ -77,6 +77,17 @@ def parse_quantity(text: object, unit: str) -> float:
     value = number * (names[name] if name else 1.0)
     if not math.isfinite(value):
         raise ValueError(f"{str(text)[:60]!r} is not finite")
+    return value
+
+
+def _finite_count(number: float) -> float:
+    """A bare number of tokens; raises ValueError where a float cannot hold it."""
+    try:
+        value = float(number)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise ValueError("is not finite; write a number")
     return value
 
 

@@ -12,6 +12,7 @@ from mofa.calibrate.chunked_layer import LayerPrediction, predict_layer
 from mofa.calibrate.fits.folder import bundled_gpu_and_node
 from mofa.calibrate.measurements import Row, read_file
 from mofa.calibrate.shapes.chunked import FAMILY, ISSUE, OPS
+from mofa.specs.bounded import exists
 from mofa.specs.load import load_cluster, load_framework
 
 QUANTITIES = {"step": "step_s", "forward": "forward_s", "backward": "backward_s", "peak_bytes": "peak_bytes",
@@ -73,7 +74,7 @@ def layers_of(folder: Path) -> list[dict[str, Row]]:
     """The rows of each layer of a folder by op; a layer whose last row is missing was interrupted."""
     path = folder / f"{FAMILY}.csv"
     layers: dict[str, dict[str, Row]] = {}
-    for row in read_file(path) if path.exists() else ():
+    for row in read_file(path) if exists(path) else ():
         layers.setdefault(row.case.shape_text, {})[row.case.op] = row
     return [ops for ops in layers.values() if OPS[-1] in ops]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import csv
 import json
-import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,13 @@ SIZES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Whole numbers above zero that a shape of each family must hold."""
 ENVIRONMENT = "environment.json"
+MAX_FILE_BYTES = 2**26
+MAX_SIZE = 10**15
+"""Of a whole number in a shape; products of several stay below what floats hold. [-]"""
+LEAST_TIME, MOST_TIME = 1e-12, 1e15
+"""Of a time, or a size in bytes, of a row. [s] or [B]"""
+MAX_GROUPS = 65_536
+"""Loads of one row: rows are padded to the longest. [-]"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ def read_rows(folder: Path, *, families: Iterable[str] | None = None) -> list[Ro
         If a file is missing, truncated or corrupt, a time is no positive number, units or GPUs are mixed. The file
         is left as it is.
     """
-    if not folder.is_dir():
+    if not _is_folder(folder):
         raise SpecError(f"{folder}: no such folder; give the folder that `mofa calibrate run --out` wrote")
     wanted = None if families is None else set(families)
     paths = sorted(p for p in folder.glob("*.csv") if wanted is None or p.stem in wanted)
@@ -94,6 +101,13 @@ def read_rows(folder: Path, *, families: Iterable[str] | None = None) -> list[Ro
     if len(gpus) > 1:
         raise SpecError(f"{folder}: rows of different GPUs ({', '.join(gpus)}); keep one folder per kind of GPU")
     return rows
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # no permission, or a name that is too long
+        return False
 
 
 def rows_of_first(folders: Iterable[Path], *, families: Iterable[str]) -> list[Row]:
@@ -107,18 +121,35 @@ def rows_of_first(folders: Iterable[Path], *, families: Iterable[str]) -> list[R
 
 def read_file(path: Path) -> list[Row]:
     """The rows of one CSV; see `read_rows`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read as text ({error}); restore it or move it away") from None
+    text = _text(path, "restore it or move it away")
     lines = text.splitlines()
-    if not lines or tuple(next(csv.reader(lines[:1]))) != COLUMNS:
+    if not lines or tuple(next(_cells(path, lines[:1]), ())) != COLUMNS:
         raise SpecError(f"{path}: line 1: not the header of a calibration CSV; expected {','.join(COLUMNS)}")
     if not text.endswith("\n"):
         raise SpecError(
             f"{path}: line {len(lines)}: truncated (no line end); delete that line, then run again to resume"
         )
-    return [_parse(path, number, cells) for number, cells in enumerate(csv.reader(lines[1:]), start=2)]
+    return [_parse(path, number, cells) for number, cells in enumerate(_cells(path, lines[1:]), start=2)]
+
+
+def _cells(path: Path, lines: list[str]) -> Iterator[list[str]]:
+    """Cells of each line of a CSV."""
+    try:
+        yield from csv.reader(lines)
+    except csv.Error as error:
+        raise SpecError(f"{path}: is no CSV ({error}); restore it or move it away") from None
+
+
+def _text(path: Path, advice: str) -> str:
+    """What a file of measurements says; the bench has nothing of mofa but this."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise SpecError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; {advice}")
+        return data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as text ({error}); {advice}") from None
 
 
 def _parse(path: Path, number: int, cells: list[str]) -> Row:
@@ -141,12 +172,12 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
             value = float(cell[name])
         except ValueError:
             raise fail(f"{name} {cell[name]!r} is no number") from None
-        if not (math.isfinite(value) and value > 0):
+        if not LEAST_TIME <= value / scale <= MOST_TIME:
             raise fail(f"{name} {cell[name]} {unit} is no positive, finite {'size' if unit == BYTES else 'time'}")
         times.append(value / scale)
     try:
-        more = [float(cell[name]) if cell[name] else None for name in ("sm_mhz", "power_w")]
-        num = int(cell["samples"])
+        more = [_reading(cell[name]) for name in ("sm_mhz", "power_w")]
+        num = _whole(cell["samples"])
         shape = parse_shape(cell["shape"])
     except ValueError as error:
         raise fail(str(error)) from None
@@ -174,11 +205,35 @@ def _wrong_size(family: str, shape: Shape) -> str:
         if not isinstance(value, int) or value < 1:
             return f"{name} is missing or no number above zero"
     loads = str(shape.get("loads", "")).split(",")
-    if family in ("grouped_gemm", "te_grouped") and not all(load.isdigit() and int(load) > 0 for load in loads):
+    if len(loads) > MAX_GROUPS:
+        return f"loads are of more than {MAX_GROUPS} groups"
+    if family in ("grouped_gemm", "te_grouped") and not all(_is_whole(load) and int(load) > 0 for load in loads):
         return "loads are not whole numbers above zero"
-    if family == "te_experts" and not (all(load.isdigit() for load in loads) and any(int(load) for load in loads)):
+    if family == "te_experts" and not (all(_is_whole(load) for load in loads) and any(int(load) for load in loads)):
         return "loads are not whole numbers, one above zero"
     return ""
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a text is a whole number of a size that shapes have."""
+    return text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= MAX_SIZE
+
+
+def _whole(text: str) -> int:
+    """A whole number; raises ValueError where a text is none, or is larger than sizes are."""
+    if not _is_whole(text):
+        raise ValueError(f"{text[:40]!r} is no whole number from 0 to {MAX_SIZE}")
+    return int(text)
+
+
+def _reading(text: str) -> float | None:
+    """A clock or a power that was read beside a time; None where it was not."""
+    if not text:
+        return None
+    value = float(text)
+    if not 0.0 <= value <= 1e6:
+        raise ValueError(f"{text[:40]!r} is no clock in MHz and no power in W")
+    return value
 
 
 def parse_shape(text: str) -> Shape:
@@ -194,18 +249,19 @@ def parse_shape(text: str) -> Shape:
         name, equals, value = part.partition("=")
         if not (name.isidentifier() and equals and value):
             raise ValueError(f"shape {text[:60]!r} is not 'name=value ...'")
-        shape[name] = int(value) if value.isdigit() else value
+        shape[name] = _whole(value) if value.isdigit() else value
     return shape
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
     """What environment.json says of the machine."""
     path = folder / ENVIRONMENT
+    if not os.access(path, os.F_OK):
+        raise SpecError(f"{path}: missing; it is written by `mofa calibrate run`")
+    text = _text(path, "restore it or run again")
     try:
-        environment = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise SpecError(f"{path}: missing; it is written by `mofa calibrate run`") from None
-    except ValueError as error:
+        environment = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{path}: no valid JSON ({error}); restore it or run again") from None
     if not isinstance(environment, dict) or not isinstance(environment.get("gpu"), str):
         raise SpecError(f"{path}: gpu (the name of the device) is missing; restore it or run again")

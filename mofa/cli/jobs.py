@@ -81,11 +81,12 @@ def _refuse_beside_a_file(file: str, given: list[str]) -> None:
 def _refuse_a_workload(name: str) -> None:
     """Refuse a workload where a file of runs is due, because no cluster is named."""
     from mofa.errors import SpecError
+    from mofa.specs.bounded import is_plain_file
     from mofa.specs.files import load_yaml
     from mofa.specs.load import bundled
 
-    known = name in bundled("workloads") or Path(name).suffix == ".json" or (Path(name) / "config.json").is_file()
-    if not known and Path(name).is_file():
+    known = name in bundled("workloads") or Path(name).suffix == ".json" or is_plain_file(Path(name) / "config.json")
+    if not known and is_plain_file(Path(name)):
         fields = set(load_yaml(name, name))
         known = "model" in fields and not fields & {"id", "hardware", "gpus", "runs"}
     if known:
@@ -106,6 +107,7 @@ def _resolve(
     run: RunSpec, folder: Path, overrides: Overrides
 ) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
     """What a run names, with the changes of ``--set``."""
+    from mofa.specs.bounded import exists
     from mofa.specs.load import build_spec, bundled, load_cluster
     from mofa.specs.overrides import with_overrides
     from mofa.specs.run_files import resolve_run
@@ -126,7 +128,7 @@ def _resolve(
         workload = build_spec(WorkloadSpec, raw, "--set workload")
     if overrides["hardware"]:
         beside = folder / run.hardware
-        place = beside if run.hardware not in bundled("nodes") and beside.exists() else run.hardware
+        place = beside if run.hardware not in bundled("nodes") and exists(beside) else run.hardware
         cluster = load_cluster(place, run.gpus, overrides["hardware"])
     return workload, cluster, framework, complete
 

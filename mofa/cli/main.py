@@ -10,16 +10,19 @@ import atexit
 import contextlib
 import errno
 import gc
+import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from mofa.cli import _end_quietly
 from mofa.cli.command_groups import GroupedCommands
 from mofa.cli.commands.attribute import attribute
 from mofa.cli.commands.balance import balance
@@ -35,9 +38,11 @@ from mofa.cli.commands.schema import schema
 from mofa.cli.commands.show import show
 from mofa.cli.commands.trace import trace
 from mofa.cli.commands.validate import validate
-from mofa.errors import MofaError, NothingFits
+from mofa.errors import MofaError, NothingFits, SpecError
+from mofa.specs.bounded import remembering_files
+from mofa.specs.shown_text import visible
 
-EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
+EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(
     name="mofa",
@@ -101,8 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         atexit.register(gc.freeze)
     if sys.stdout is None:  # closed, as by `mofa plan ... >&-`: what is said is lost, files are written
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is shown escaped, as on standard error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with _terminate_as_exit():
+        with _terminate_as_exit(), remembering_files():
             status = _run(arguments or ["--help"])
             sys.stdout.flush()
             return status
@@ -116,11 +123,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
+        _answer_interrupts()
+        _refuse_odd_bytes(arguments)
+        _refuse_empty_places(arguments)
         result = typer.main.get_command(app).main(args=arguments, prog_name="mofa", standalone_mode=False)
         if result == EXIT_INTERRUPTED:  # typer made an exit status of the interruption
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except MofaError as error:
+        if os.environ.get("MOFA_DEBUG"):
+            traceback.print_exc()
         return _fail(str(error), EXIT_NOTHING_FITS if isinstance(error, NothingFits) else EXIT_SPEC)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; no file is half-written", EXIT_INTERRUPTED)
@@ -132,15 +144,42 @@ def _run(arguments: list[str]) -> int:
 
             return _fail(usage_text(error), EXIT_SPEC)
         if os.environ.get("MOFA_DEBUG"):
-            raise
+            traceback.print_exc()
         return _fail(
             f"internal error: {type(error).__name__}: {error}; this is a bug of mofa, MOFA_DEBUG=1 shows where",
             EXIT_INTERNAL,
         )
 
 
+def _answer_interrupts() -> None:
+    """From here on Ctrl-C unwinds the stack; while modules were imported it ended the process at once."""
+    with contextlib.suppress(ValueError):  # not the main thread
+        if signal.getsignal(signal.SIGINT) is _end_quietly:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _refuse_odd_bytes(arguments: Sequence[str]) -> None:
+    """Refuse arguments that are no text: results repeat names, and are UTF-8."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise SpecError(f"{argument[:60]!r}: is not UTF-8; rename the file or write the name as UTF-8") from None
+
+
+_PLACES = ("--out", "--json-file", "--csv", "--markdown", "--readme")
+
+
+def _refuse_empty_places(arguments: Sequence[str]) -> None:
+    """Refuse a place without a name, which would be the folder that one stands in."""
+    for option, value in zip(arguments, [*arguments[1:], "."], strict=True):
+        name, equals, text = option.partition("=")
+        if name in _PLACES and not (text if equals else value):
+            raise SpecError(f"{name}: is empty; name a place, such as . for this folder, or leave it out")
+
+
 def _fail(message: str, status: int) -> int:
-    line = " ".join(message.split())
+    line = visible(" ".join(message.split()))
     with contextlib.suppress(OSError, ValueError):
         print(f"mofa: {line}", file=sys.stderr)
     return status
@@ -148,20 +187,25 @@ def _fail(message: str, status: int) -> int:
 
 @contextlib.contextmanager
 def _terminate_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that temporary files are removed."""
+    """Let SIGTERM and SIGHUP unwind the stack, so that temporary files are removed and workers end."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
-        raise SystemExit(EXIT_TERMINATED)
+        raise SystemExit(128 + signum)
 
+    before: dict[int, Any] = {}
     try:
-        before = signal.signal(signal.SIGTERM, leave)
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                before[number] = signal.signal(number, leave)
     except ValueError:  # not the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

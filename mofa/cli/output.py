@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,18 +26,16 @@ class Output:
     out: Path | None = None
     quiet: bool = False
 
-    def refuse_unwritable_places(self) -> None:
-        """Refuse places that cannot be written before the work is done."""
-        from mofa.errors import SpecError
-        from mofa.report.save import check_writable
+    def refuse_unwritable_places(
+        self, inputs: Iterable[object] = (), files: Mapping[str, Path | None] | None = None
+    ) -> None:
+        """Refuse places before the work is done: those that cannot be written, two that are one, and what is read.
 
-        if self.json_file is not None and self.csv is not None and self.json_file.absolute() == self.csv.absolute():
-            raise SpecError(f"--csv {self.csv}: --json-file names the same file; name two")
-        for path in (self.json_file, self.csv):
-            if path is not None:
-                check_writable(path)
-        if self.out is not None:
-            check_writable(self.out, directory=True)
+        ``inputs`` are what the command's other arguments name, ``files`` more places, by option.
+        """
+        from mofa.specs.write_files import check_places
+
+        check_places({"--json-file": self.json_file, "--csv": self.csv, **(files or {})}, {"--out": self.out}, inputs)
 
     def show_result(
         self,
@@ -47,13 +45,29 @@ class Output:
         print_: Callable[[Console], None],
     ) -> None:
         """Write and print a result: its JSON, its table, the files that go to a directory, and what people read."""
-        self._write_json(text)
-        if self.csv is not None:
-            from mofa.report.save import write_table
+        self.write_result(text, table, save)
+        self.print_result(text, print_)
 
-            write_table(self.csv, table())
+    def write_result(
+        self, text: str, table: Callable[[], pd.DataFrame], save: Callable[[Path], Sequence[Path]]
+    ) -> None:
+        """Write the files of a result, all of them or none."""
+        from mofa.specs.write_files import written_together
+
+        saved: Sequence[Path] = ()
+        with written_together():
+            self._write_json(text)
+            if self.csv is not None:
+                from mofa.report.save import write_table
+
+                write_table(self.csv, table())
+            if self.out is not None:
+                saved = save(self.out)
         if self.out is not None:
-            self._say_saved(save(self.out), self.out)
+            self._say_saved(saved, self.out)
+
+    def print_result(self, text: str, print_: Callable[[Console], None]) -> None:
+        """Print a result, as JSON or as people read it."""
         if self.json:
             sys.stdout.write(text)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from mofa.export.job import Job
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import Estimate, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary
-from mofa.specs.files import did_you_mean
-from mofa.specs.write_files import check_writable, write_atomic
+from mofa.specs.bounded import read_bytes, read_json
+from mofa.specs.files import did_you_mean, short
+from mofa.specs.write_files import check_writable, make_directory, write_atomic, written_together
 
 if TYPE_CHECKING:
     from mofa.search.search_result import Search
@@ -56,12 +56,10 @@ class Exported:
         """
         directory = Path(folder)
         check_writable(directory, directory=True)
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SpecError(f"{directory}: cannot be made ({error.strerror}); name another folder") from error
-        for name, text in self.files.items():
-            write_atomic(directory / name, text.encode())
+        make_directory(directory)
+        with written_together():
+            for name, text in self.files.items():
+                write_atomic(directory / name, text.encode())
         return tuple(directory / name for name in self.files)
 
 
@@ -175,15 +173,9 @@ def load_result(file: str | Path) -> PlanReport | Estimate:
     SpecError
         If it is no such JSON, or one of before plans said their job.
     """
-    path = Path(file)
-    try:
-        if path.stat().st_size > MAX_PLAN_BYTES:
-            raise SpecError(f"{file}: is larger than {MAX_PLAN_BYTES >> 20} MiB; give the JSON of one search")
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{file}: cannot be read ({error.strerror}); name what mofa plan --json wrote") from None
-    except (ValueError, RecursionError):
-        raise SpecError(f"{file}: is no JSON; name what mofa plan --json or estimate --json wrote") from None
+    where = short(str(file), 200)
+    data = read_bytes(file, where, MAX_PLAN_BYTES, "give the JSON of one search")
+    raw = read_json(data, where, "name what mofa plan --json or estimate --json wrote")
     if isinstance(raw, list) and len(raw) == 1:
         raw = raw[0]
     if not isinstance(raw, dict) or "schema_version" not in raw:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mofa.errors import SpecError
 from mofa.export.arguments import Given, Table
 from mofa.specs.base import Fact
+from mofa.specs.bounded import read_bytes
 from mofa.specs.files import MAX_FILE_BYTES
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.from_mapping import build_spec
@@ -62,13 +62,7 @@ def text_of(file: Path, limit: int = MAX_FILE_BYTES) -> str:
     SpecError
         If it is larger, or cannot be read.
     """
-    try:
-        size = file.stat().st_size
-        if size > limit:
-            raise SpecError(f"{file}: is {size:,} bytes, more than the {limit:,} that are read; cut it down")
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise SpecError(f"{file}: cannot be read ({error.strerror}); name the job's file") from None
+    return read_bytes(file, str(file), limit, "cut it down").decode("utf-8", errors="replace")
 
 
 def assemble(table: Table, given: Given, file: Path, unread: tuple[str, ...], what: str) -> ReadJob:

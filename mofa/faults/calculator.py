@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from mofa.errors import SpecError
-from mofa.faults.checks import above_zero, at_least_zero
+from mofa.faults.checks import MOST_TIME_S, above_zero, plausible_s
 from mofa.faults.closed_forms.intervals import daly_higher_order_s, daly_s, exact_s, young_s
 from mofa.faults.closed_forms.renewal import meta_ettr
 from mofa.faults.closed_forms.weibull import weibull_exact_s, weibull_shares
@@ -25,6 +26,12 @@ FEWER = 50
 closed form is that of an endless run, and how one begins and ends would show. [-]"""
 MOST_EDGE = 0.025
 """Of the waits for a first checkpoint against the segments of a run, above which its end would show. [-]"""
+SETTLED, LEAST_SETTLED = 0.6, 32
+"""Failures come early where a run begins, which adds half the variance of the times between them to the failures of
+each run. So many runs of a given length in all keep that below a third of their standard error; fewer say nothing. [-]
+"""
+LEAST_WORK_S = 1e-3
+"""Productive time of the shortest run. [s]"""
 LEAST_ETTR = 1e-3
 """Below it a run all but stands still, and is not simulated. [-]"""
 
@@ -107,9 +114,11 @@ def calculate(
     >>> round(found.ettr, 4), round(found.interval_s.exact)
     (0.8194, 3403)
     """
-    mtbf = float(above_zero("mtbf_s", mtbf_s))
-    block, restart = float(at_least_zero("checkpoint_s", checkpoint_s)), float(at_least_zero("restart_s", restart_s))
-    persist, work = float(at_least_zero("persist_s", persist_s)), float(above_zero("days", days, "d")) * SECONDS_PER_DAY
+    mtbf = plausible_s("mtbf_s", mtbf_s)
+    block = plausible_s("checkpoint_s", checkpoint_s, zero=True)
+    restart = plausible_s("restart_s", restart_s, zero=True)
+    persist = plausible_s("persist_s", persist_s, zero=True)
+    work = work_of_days(days)
     if num_runs < 2:
         raise SpecError(f"num_runs: is {num_runs}; give at least 2, which have a spread")
     intervals = Intervals(
@@ -119,7 +128,7 @@ def calculate(
     )  # fmt: skip
     used_s = intervals.exact
     if interval_s is not None:
-        used_s = float(above_zero("interval_s", interval_s))
+        used_s = plausible_s("interval_s", interval_s)
         if used_s > work:
             raise SpecError(
                 f"interval_s: is {used_s:g} s, longer than the run of {work:g} s; shorten it or lengthen the run"
@@ -127,8 +136,10 @@ def calculate(
 
     def shares(interval: float) -> dict[str, float]:
         if shape == 1 or interval == 0:
-            return {name: float(v) for name, v in expected_shares(interval, block, mtbf, restart, persist).items()}
-        return weibull_shares(interval, block, mtbf, restart, persist, shape)
+            with np.errstate(all="ignore"):  # what underflows is 0
+                found = expected_shares(interval, block, mtbf, restart, persist)
+            return summed_shares({name: float(v) for name, v in found.items()})
+        return summed_shares(weibull_shares(interval, block, mtbf, restart, persist, shape))
 
     if shape != 1 and used_s == 0:
         raise SpecError("shape: needs an interval above 0; give checkpoints a time, or --checkpoint-interval")
@@ -144,6 +155,36 @@ def calculate(
     )  # fmt: skip
 
 
+def _gap_variance(shape: float) -> float:
+    """Variance of a Weibull time between failures over its mean's square. [-]
+
+    Examples
+    --------
+    >>> round(_gap_variance(1.0), 9), round(_gap_variance(0.5), 9)
+    (1.0, 5.0)
+    """
+    return math.exp(math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape)) - 1
+
+
+def work_of_days(days: float) -> float:
+    """Productive time of a run of so many days. [s]"""
+    work = float(above_zero("days", days, "d")) * SECONDS_PER_DAY
+    if not LEAST_WORK_S <= work <= MOST_TIME_S:
+        raise SpecError(f"days: is {days:g} d; give a run of {LEAST_WORK_S:g} to {MOST_TIME_S:g} s")
+    return work
+
+
+def summed_shares(parts: dict[str, float]) -> dict[str, float]:
+    """Shares that are none below 0, and sum to 1 beyond what rounding of each leaves."""
+    parts = {name: max(value, 0.0) for name, value in parts.items()}
+    total = math.fsum(parts.values())
+    if not math.isclose(total, 1.0, rel_tol=0.0, abs_tol=1e-6):
+        raise SpecError(
+            f"mtbf_s: times as far apart as these have shares that sum to {total:.6g}, not to 1; give times of one run"
+        )
+    return {name: min(value / total, 1.0) for name, value in parts.items()}
+
+
 def _simulated(
     mtbf: float, block: float, persist: float, restart: float, interval_s: float, expected: float, work: float,
     num_runs: int, seed: int, shape: float,
@@ -154,6 +195,13 @@ def _simulated(
     each = MAX_EACH
     if shape != 1 or persist > 0:
         num_runs, work, each = max(num_runs // FEWER, min(num_runs, FEWER)), work * FEWER, each * 10
+    if shape < 1:
+        means = num_runs * min(work / expected / mtbf, MAX_EVENTS / num_runs, each)  # of all runs together
+        settled = int(SETTLED * math.sqrt(means / _gap_variance(shape)))
+        if settled < LEAST_SETTLED:
+            return None
+        num_runs, work = min(num_runs, settled), work * max(num_runs / settled, 1.0)
+        each = max(each, MAX_EVENTS / num_runs)
     work = min(work, min(MAX_EVENTS / num_runs, each) * mtbf * expected)
     # whole segments, so that what is simulated is the interval asked for, as the closed form has it
     segments = math.ceil(work / interval * (1 - 1e-12))

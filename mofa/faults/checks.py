@@ -38,6 +38,24 @@ def share(name: str, value: ArrayLike) -> FloatN:
     return values
 
 
+LEAST_TIME_S, MOST_TIME_S = 1e-9, 1e21
+"""Of a time of a calculation: shorter and longer ones are none of a run. [s]"""
+
+
+def plausible_s(name: str, value: float, *, zero: bool = False) -> float:
+    """A time that a run can have, or 0 where that may be. [s]
+
+    Examples
+    --------
+    >>> plausible_s("restart_s", 0.0, zero=True), plausible_s("mtbf_s", 3600.0)
+    (0.0, 3600.0)
+    """
+    number = float(at_least_zero(name, value) if zero else above_zero(name, value))
+    if number != 0.0 and not LEAST_TIME_S <= number <= MOST_TIME_S:
+        raise SpecError(f"{name}: is {number:g} s; give a time from {LEAST_TIME_S:g} to {MOST_TIME_S:g} s")
+    return number
+
+
 def _known(values: FloatN, finite: bool) -> NDArray[np.bool_]:
     return np.isfinite(values) if finite else ~np.isnan(values)
 

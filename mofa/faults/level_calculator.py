@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from mofa.errors import SpecError
-from mofa.faults.calculator import LEAST_ETTR, MAX_EACH, MAX_EVENTS, MonteCarlo
-from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
+from mofa.faults.calculator import LEAST_ETTR, MAX_EACH, MAX_EVENTS, MonteCarlo, summed_shares, work_of_days
+from mofa.faults.checks import FloatN, plausible_s, share
 from mofa.faults.closed_forms.checkpoint_levels import MAX_PATTERN, best_pattern, level_shares, nested_ettr
 from mofa.faults.closed_forms.intervals import two_level_s
 from mofa.faults.failures.clocks import FailureClock
@@ -89,11 +89,13 @@ def calculate_levels(
     if not 2 <= count <= MOST_LEVELS or len(restart_s) != count or len(shares) != count:
         raise SpecError(f"shares: {count} checkpoints, {len(restart_s)} restarts and {len(shares)} shares are given; "
                         f"give 2 to {MOST_LEVELS} levels, one of each for every level")  # fmt: skip
-    mtbf = float(above_zero("mtbf_s", mtbf_s))
-    blocks = [float(at_least_zero("checkpoint_s", b)) for b in checkpoint_s]
-    restarts = [float(at_least_zero("restart_s", r)) for r in restart_s]
+    mtbf = plausible_s("mtbf_s", mtbf_s)
+    blocks = [plausible_s("checkpoint_s", b, zero=True) for b in checkpoint_s]
+    restarts = [plausible_s("restart_s", r, zero=True) for r in restart_s]
     parts = [float(share("shares", p)) for p in shares]
-    work = float(above_zero("days", days, "d")) * SECONDS_PER_DAY
+    work = work_of_days(days)
+    if num_runs < 2:
+        raise SpecError(f"num_runs: is {num_runs}; give at least 2, which have a spread")
     if abs(math.fsum(parts) - 1) > 1e-6:
         raise SpecError(f"shares: sum to {math.fsum(parts):.6g}; make them sum to 1")
     if blocks[0] == 0:
@@ -101,10 +103,13 @@ def calculate_levels(
     if any(b > a for b, a in itertools.pairwise(blocks)):
         raise SpecError("checkpoint_s: a level takes longer than the next, which would do in its place; write the "
                         "quickest first")  # fmt: skip
-    if interval_s is not None and above_zero("interval_s", interval_s) > work:
+    if interval_s is not None and plausible_s("interval_s", interval_s) > work:
         raise SpecError(f"interval_s: is {interval_s:g} s, longer than the run of {work:g} s; shorten it")
-    interval, ratios = _refined(blocks, mtbf, parts, restarts, interval_s)
-    ledger = {k: float(v) for k, v in level_shares(interval, ratios, blocks, mtbf, parts, restarts).items()}
+    with np.errstate(all="ignore"):
+        interval, ratios = _refined(blocks, mtbf, parts, restarts, interval_s)
+    with np.errstate(all="ignore"):  # what underflows is 0
+        found = level_shares(interval, ratios, blocks, mtbf, parts, restarts)
+    ledger = summed_shares({k: float(v) for k, v in found.items()})
     every = list(itertools.accumulate([1, *ratios], lambda a, b: a * b))
     with np.errstate(divide="ignore"):
         first = [float(two_level_s((b, b), mtbf, p)[0]) for b, p in zip(blocks, parts, strict=True)]

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mofa.errors import SpecError
+from mofa.specs.shown_text import no_formula, visible
 from mofa.specs.write_files import check_writable as check_writable
+from mofa.specs.write_files import make_directory, written_together
 from mofa.specs.write_files import write_atomic as write_atomic
 
 if TYPE_CHECKING:
@@ -241,8 +242,11 @@ def _shown(plan: Plan) -> list[int]:
 def figure_files(name: str, ax: Axes) -> dict[str, bytes]:
     """A figure as PNG and SVG, the same bytes for the same data."""
     import matplotlib as mpl
+    from matplotlib.text import Text
 
     figure = ax.figure
+    for text in figure.findobj(Text):  # names of users may hold what no drawing can
+        text.set_text(visible(text.get_text(), lines=True))
     png, svg = io.BytesIO(), io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "mofa"}):
         figure.savefig(png, format="png", dpi=160, metadata={"Software": None})  # type: ignore[union-attr]
@@ -251,16 +255,22 @@ def figure_files(name: str, ax: Axes) -> dict[str, bytes]:
 
 
 def csv_bytes(table: pd.DataFrame) -> bytes:
-    """A table as CSV."""
-    return table.to_csv(index=False, lineterminator="\n").encode()
+    """A table as CSV, in which no text of a user is a formula or acts on a terminal."""
+    texts = {name: _plain_cells(table[name]) for name in table.columns if table[name].dtype.kind in "OUS"}
+    shown = table.copy(deep=False)
+    for name, cells in texts.items():
+        shown[name] = pd.Series(cells, index=shown.index, dtype=object)
+    return shown.to_csv(index=False, lineterminator="\n").encode()
+
+
+def _plain_cells(column: pd.Series) -> list[object]:
+    return [no_formula(visible(cell)) if isinstance(cell, str) else cell for cell in column.tolist()]
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> list[Path]:
     """Write named files into a directory, made if absent."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError(f"{directory}: cannot be made ({error.strerror}); name another directory") from error
-    for name, content in files.items():
-        write_atomic(directory / name, content)
+    make_directory(directory)
+    with written_together():
+        for name, content in files.items():
+            write_atomic(directory / name, content)
     return [directory / name for name in files]

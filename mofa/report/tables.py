@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from rich import box
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mofa.report.table_layout import GAP, Columns, TableLayout, fit_columns
+from mofa.specs.shown_text import visible
 
 __all__ = ["Columns", "make_console", "markdown_table", "print_table", "say"]
 
@@ -24,13 +25,29 @@ UNDER = 4
 """How far what stands under a row is indented. [characters]"""
 
 
+class SafeConsole(Console):
+    """A console that writes out what a terminal would act on."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As :meth:`rich.console.Console.print`; names of users are in texts."""
+        super().print(*(_safe(item) for item in objects), **options)
+
+
+def _safe(item: Any) -> Any:
+    if isinstance(item, str):
+        return visible(item, lines=True)
+    if isinstance(item, Text) and not item.plain.replace("\n", "").isprintable():
+        return Text(visible(item.plain, lines=True), style=item.style)
+    return item
+
+
 def make_console(file: TextIO | None = None) -> Console:
     """A console on standard output: as wide as the terminal, or as ``COLUMNS`` says; a pipe's lines are not folded."""
     file = file or sys.stdout
     terminal = file.isatty()
     said = os.environ.get("COLUMNS", "")
     width = int(said) if said.isdigit() and int(said) else None if terminal else PIPED_WIDTH
-    return Console(
+    return SafeConsole(
         file=file,
         width=width,
         highlight=False,
@@ -146,9 +163,9 @@ def _grid_lines(
     )
     for (heading, side), width in zip(columns, widths, strict=True):
         justify: Literal["left", "right"] = "right" if side == "right" else "left"
-        table.add_column(Text(heading), justify=justify, overflow="fold", width=width)
+        table.add_column(Text(visible(heading)), justify=justify, overflow="fold", width=width)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(visible(cell, lines=True)) for cell in row))
     return _lines_of(console, table)
 
 
@@ -180,5 +197,5 @@ def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:
     """
     lines = ["| " + " | ".join(heading for heading, _ in columns) + " |"]
     lines.append("|" + "|".join("---:" if side == "right" else "---" for _, side in columns) + "|")
-    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(visible(cell).replace("|", "/") for cell in row) + " |" for row in rows]
     return "\n".join(lines)

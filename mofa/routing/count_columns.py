@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
+from mofa.specs.bounded import read_bytes
 from mofa.specs.files import did_you_mean, short
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _plain_csv(path: Path, columns: ColumnRequirements) -> dict[str, NDArray[np.
     try:
         if path.suffix.lower() != ".csv" or not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
             return None
-        head, *lines = path.read_bytes().replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
+        head, *lines = read_bytes(path, "", MAX_FILE_BYTES).replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
         names = head.decode("ascii").split(",")
         known = columns.required + columns.optional
         if len(set(names)) < len(names) or not set(columns.required) <= set(names) <= set(known):
@@ -80,7 +81,7 @@ def _plain_csv(path: Path, columns: ColumnRequirements) -> dict[str, NDArray[np.
         if cells.translate(None, b"0123456789,"):
             return None
         values = np.array(cells.split(b",")).astype(np.int64).reshape(len(lines), len(names))
-    except (OSError, ValueError, OverflowError):
+    except (OSError, ValueError, OverflowError):  # a SpecError is a ValueError: the slow way says it in words
         return None
     if values.max() > MAX_COUNT:
         return None
@@ -92,10 +93,7 @@ def _read_frame(path: Path, where: str, columns: ColumnRequirements) -> pd.DataF
     if suffix not in (".csv", ".parquet"):
         raise SpecError(f"{where}: is neither .csv nor .parquet; write the {columns.what} as one of the two")
     try:
-        if not path.is_file():
-            raise SpecError(f"{where}: no such file; check the path")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise SpecError(f"{where}: larger than {MAX_FILE_BYTES // 2**20} MiB; keep fewer rows")
+        read_bytes(path, where, MAX_FILE_BYTES, "keep fewer rows")
         frame = _read_csv(path, where) if suffix == ".csv" else _read_parquet(path, where, columns)
     except SpecError:
         raise

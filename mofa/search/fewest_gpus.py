@@ -13,7 +13,7 @@ from mofa.cost.estimate import Estimator
 from mofa.schedules import default_schedule
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import MAX_PP, Space, combinations_table, default_space, divisors
+from mofa.search.space import MAX_PP, Space, combinations_table, default_space, divisors, most_stages
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.specs.complete import default_zero
 from mofa.specs.hardware import ClusterSpec
@@ -106,7 +106,7 @@ def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
 def _any_number(job: Job) -> Space:
     """The default space without values that belong to one number of GPUs."""
     space = default_space(job.workload, _most(job), job.framework)
-    return replace(space, pp=tuple(range(1, min(MAX_PP, job.workload.model.num_layers) + 1)))
+    return replace(space, pp=tuple(range(1, min(MAX_PP, most_stages(job.workload.model.num_layers)) + 1)))
 
 
 def _leanest(space: Space) -> Space:

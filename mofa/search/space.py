@@ -102,6 +102,19 @@ def divisors(n: int, limit: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, min(n, limit) + 1) if n % d == 0)
 
 
+def most_stages(num_layers: int) -> int:
+    """Pipeline stages that layers can be on at most: the first may hold the embedding alone, the last the head.
+
+    What is legal says so (:func:`mofa.search.legality.layers.layers_shortfall`).
+
+    Examples
+    --------
+    >>> most_stages(30)
+    32
+    """
+    return num_layers + 2
+
+
 def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> Space:
     """Everything that the framework offers without changing numerics."""
     model, gpus = workload.model, cluster.num_gpus
@@ -110,7 +123,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     if not framework.traits.has_context_parallelism:
         cp = (1,)
     layers = model.num_layers
-    pp = tuple(p for p in divisors(gpus, MAX_PP) if p <= layers)
+    pp = tuple(p for p in divisors(gpus, MAX_PP) if p <= most_stages(layers))
     even = {v for v in range(1, MAX_VPP + 1) for p in pp for s in (0, 2) if p > 1 and (layers + s) % (p * v) == 0}
     vpp = tuple(sorted(even | {v for v in (1, 2, 3, 4) if v == 1 or any(p > 1 and p * v <= layers for p in pp)}))
     tp = powers_of_two(min(MAX_TP, cluster.node.gpus_per_domain, gpus))

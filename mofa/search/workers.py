@@ -218,10 +218,15 @@ def _load(modules: Sequence[str]) -> None:
 
 def _begin() -> None:
     """In a worker process: end quietly at Ctrl-C, which reaches all of them, or when the parent process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """In a worker process: end as soon as the process that started it is gone, however that ended."""
     import multiprocessing
     from multiprocessing.connection import wait
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

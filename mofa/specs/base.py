@@ -9,6 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from mofa.specs.ranges import (
+    LEAST_FACTOR,
+    LEAST_RATE,
+    LEAST_SECONDS,
+    LEAST_SHARE,
+    MOST_BYTES,
+    MOST_FACTOR,
+    MOST_RATE,
+    MOST_SECONDS,
+    MOST_WATTS,
+)
 from mofa.units import parse_quantity
 
 Provenance = Literal["measured", "interpolated", "transferred", "extrapolated", "datasheet", "read", "assumed"]
@@ -111,17 +122,17 @@ def _bounded(low: float, high: float, *, above: bool = False) -> AfterValidator:
     return AfterValidator(check)
 
 
-BytesFact = Annotated[Fact, _fact_reader("B"), _bounded(0.0, math.inf)]
-SizeFact = Annotated[Fact, _fact_reader("B"), _bounded(0.0, math.inf, above=True)]
-BytesPerSFact = Annotated[Fact, _fact_reader("B/s"), _bounded(0.0, math.inf, above=True)]
-FlopsPerSFact = Annotated[Fact, _fact_reader("FLOP/s"), _bounded(0.0, math.inf, above=True)]
-SecondsFact = Annotated[Fact, _fact_reader("s"), _bounded(0.0, math.inf)]
-PositiveSecondsFact = Annotated[Fact, _fact_reader("s"), _bounded(0.0, math.inf, above=True)]
-WattsFact = Annotated[Fact, _fact_reader("W"), _bounded(0.0, math.inf, above=True)]
-ShareFact = Annotated[Fact, _bounded(0.0, 1.0, above=True)]
+BytesFact = Annotated[Fact, _fact_reader("B"), _bounded(0.0, MOST_BYTES)]
+SizeFact = Annotated[Fact, _fact_reader("B"), _bounded(1.0, MOST_BYTES)]
+BytesPerSFact = Annotated[Fact, _fact_reader("B/s"), _bounded(LEAST_RATE, MOST_RATE)]
+FlopsPerSFact = Annotated[Fact, _fact_reader("FLOP/s"), _bounded(LEAST_RATE, MOST_RATE)]
+SecondsFact = Annotated[Fact, _fact_reader("s"), _bounded(0.0, MOST_SECONDS)]
+PositiveSecondsFact = Annotated[Fact, _fact_reader("s"), _bounded(LEAST_SECONDS, MOST_SECONDS)]
+WattsFact = Annotated[Fact, _fact_reader("W"), _bounded(LEAST_FACTOR, MOST_WATTS)]
+ShareFact = Annotated[Fact, _bounded(LEAST_SHARE, 1.0)]
 """A share of a rate: above 0, at most 1. [-]"""
-PositiveFact = Annotated[Fact, _bounded(0.0, math.inf, above=True)]
+PositiveFact = Annotated[Fact, _bounded(LEAST_FACTOR, MOST_FACTOR)]
 CountFact = Annotated[Fact, _bounded(1.0, 1e6)]
-NotNegativeFact = Annotated[Fact, _bounded(0.0, math.inf)]
-Positive = Annotated[int, Field(ge=1, le=10**12, strict=True)]
-Count = Annotated[int, Field(ge=0, le=10**12, strict=True)]
+NotNegativeFact = Annotated[Fact, _bounded(0.0, MOST_FACTOR)]
+Positive = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+Count = Annotated[int, Field(ge=0, le=10**9, strict=True)]

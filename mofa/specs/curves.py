@@ -26,6 +26,22 @@ from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
 from mofa.specs.power import PowerLimit
 from mofa.specs.products import FALLBACK, STREAM_FALLBACK
 from mofa.specs.products import GemmFormat as GemmFormat
+from mofa.specs.ranges import (
+    BytesPerElement,
+    Degree,
+    Elements,
+    KernelSeconds,
+    Multiple,
+    PositiveMultiple,
+    Rate,
+    RateOrNone,
+    RowsOrNone,
+    Sharpness,
+    Slots,
+    Splits,
+    TileSize,
+    UnitSeconds,
+)
 
 Backend = Literal["cudnn", "flash", "flash1"]
 FloatArray = NDArray[np.float64]
@@ -36,72 +52,72 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 class GemmForm:
     """Parameters of :func:`mofa.cost.kernels.fitted_forms.gemm_s`."""
 
-    tiles: tuple[tuple[int, int, float], ...]
+    tiles: Annotated[tuple[tuple[TileSize, TileSize, Rate], ...], Field(min_length=1, max_length=64)]
     """Rows and columns of each output tile that the library may choose, and the rate it reaches. [-, -, FLOP/s]"""
-    k_overhead: float
+    k_overhead: Elements
     """Prologue and epilogue of a tile, as a length in k. [elements]"""
-    floor_s: float
-    bytes_per_s: float
-    sharpness: float
+    floor_s: KernelSeconds
+    bytes_per_s: Rate
+    sharpness: Sharpness
     """Exponent that joins computing and moving: 1 adds them, infinity takes the larger."""
-    split_s: float = 1.5e-6
+    split_s: KernelSeconds = 1.5e-6
     """Launch of the reduction over split k."""
-    split_bytes: float = 4.0
+    split_bytes: BytesPerElement = 4.0
     """Bytes moved per output element and split."""
-    splits: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
+    splits: Annotated[tuple[Splits, ...], Field(min_length=1, max_length=64)] = (1, 2, 3, 4, 6, 8, 16)
 
 
 @dataclass(frozen=True, config=_STRICT)
 class GroupedForm:
     """Parameters of :func:`mofa.cost.kernels.fitted_forms.grouped_gemm_s`."""
 
-    small_tile: tuple[int, int] = (64, 128)
-    large_tile: tuple[int, int] = (128, 256)
-    small_rate: float = 6e14
-    large_rate: float = 8e14
-    small_k_overhead: float = 200.0
-    large_k_overhead: float = 200.0
-    small_limit: int = 128
+    small_tile: tuple[TileSize, TileSize] = (64, 128)
+    large_tile: tuple[TileSize, TileSize] = (128, 256)
+    small_rate: Rate = 6e14
+    large_rate: Rate = 8e14
+    small_k_overhead: Elements = 200.0
+    large_k_overhead: Elements = 200.0
+    small_limit: RowsOrNone = 128
     """Products with at most so many rows or columns per group take the small tile."""
-    cluster: int = 2
+    cluster: TileSize = 2
     """Tiles along the rows that run together."""
-    floor_s: float = 8e-6
-    per_group_s: float = 1e-7
-    bytes_per_s: float = 4e12
-    sharpness: float = 2.7
+    floor_s: KernelSeconds = 8e-6
+    per_group_s: KernelSeconds = 1e-7
+    bytes_per_s: Rate = 4e12
+    sharpness: Sharpness = 2.7
 
 
 @dataclass(frozen=True, config=_STRICT)
 class AttentionForm:
     """Parameters of :func:`mofa.cost.kernels.fitted_forms.attention_s`: one kernel, by backend, way and head sizes."""
 
-    block: int
+    block: TileSize
     """Rows that one unit of work holds. [tokens]"""
-    slots: int
+    slots: Slots
     """Units that run at the same time."""
-    unit_s: float
+    unit_s: UnitSeconds
     """Time of one unit against 128 tokens of the other side."""
-    floor_s: float
-    tail: float
+    floor_s: KernelSeconds
+    tail: Multiple
     """Share of a causal kernel's longest unit that runs alone at the end."""
-    wave: float
+    wave: Multiple
     """How much of the last, partly filled wave of a full kernel counts as a whole one."""
-    causal: float
+    causal: PositiveMultiple
     """Time of a causal kernel's blocks over a full one's."""
-    bytes_per_s: float
+    bytes_per_s: Rate
 
 
 @dataclass(frozen=True, config=_STRICT)
 class StreamForm:
     """Parameters of :func:`mofa.cost.kernels.fitted_forms.stream_s`: one memory-bound op as a framework runs it."""
 
-    launch_s: float
-    bytes_per_element: float
+    launch_s: KernelSeconds
+    bytes_per_element: BytesPerElement
     """What its kernels read and write per element. [B]"""
-    bytes_per_s: float
-    per_row_s: float = 0.0
-    per_column_s: float = 0.0
-    missed_bytes_per_s: float = 0.0
+    bytes_per_s: Rate
+    per_row_s: KernelSeconds = 0.0
+    per_column_s: KernelSeconds = 0.0
+    missed_bytes_per_s: RateOrNone = 0.0
     """What a row that is read again and no longer in the L2 costs on top
     (`mofa.cost.kernels.fitted_forms.l2_miss_bytes`); 0 where no row is read again. [B/s]"""
 
@@ -110,9 +126,9 @@ class StreamForm:
 class CollectiveForm:
     """Parameters of :func:`mofa.cost.kernels.fitted_forms.collective_s`: one collective over one group size."""
 
-    protocols: tuple[tuple[float, float], ...]
+    protocols: Annotated[tuple[tuple[KernelSeconds, Rate], ...], Field(min_length=1, max_length=64)]
     """Start and bus bandwidth of each. [s, B/s]"""
-    group: int
+    group: Degree
 
 
 class GemmCurve(PoweredCurve):

@@ -9,14 +9,13 @@ from pydantic import Field, model_validator
 
 from mofa.specs.base import (
     BytesPerSFact,
-    Count,
     Fact,
     NotNegativeFact,
-    Positive,
     SecondsFact,
     ShareFact,
     Spec,
 )
+from mofa.specs.ranges import MOST_SECONDS, Degree, SpareNodes
 from mofa.units import Seconds
 
 RecoveryPath = Literal["process", "node", "network"]
@@ -56,7 +55,7 @@ class ComponentSpec(Spec):
     """A part of a node that fails at a constant rate."""
 
     name: str = Field(min_length=1, max_length=60)
-    num_per_node: Positive
+    num_per_node: Degree
     mttf_s: SecondsFact
     """Mean time to failure of one. [s]"""
 
@@ -70,7 +69,7 @@ class ReliabilitySpec(Spec):
     """Failures behind that rate: how well it is known, for the band of days; taken as known where absent. [-]"""
     components: tuple[ComponentSpec, ...] = ()
     """In place of a rate: parts whose rates add up."""
-    gpus_per_node: Positive = 8
+    gpus_per_node: Degree = 8
     """GPUs of the nodes that the rate is of; a cluster of other nodes has the same rate per GPU."""
     kinds: Annotated[tuple[FailureKind, ...], Field(min_length=1)]
     shape: Fact | None = None
@@ -140,7 +139,7 @@ class CheckpointSpec(Spec):
     mode: CheckpointMode = "blocking"
     copies: Annotated[int, Field(ge=2, le=16, strict=True)] = 2
     """Copies of ``peer``, the node's own included. [-]"""
-    interval_s: Annotated[Seconds, Field(gt=0)] | None = None
+    interval_s: Annotated[Seconds, Field(gt=0, le=MOST_SECONDS)] | None = None
     """Compute time between checkpoints; the best one where absent. [s]"""
     in_flight: Annotated[int, Field(ge=1, le=16, strict=True)] = 1
     """Checkpoints that may be under way to storage at once. [-]"""
@@ -219,7 +218,7 @@ class FaultSpec(Spec):
     storage: StorageSpec | None = None
     price: PriceSpec | None = None
     power: PowerDrawSpec = PowerDrawSpec()
-    spares: Count | None = None
+    spares: SpareNodes | None = None
     """Nodes that stand by, out of the GPUs of the cluster; the search chooses where absent. [nodes]"""
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from mofa.errors import SpecError
+from mofa.specs.bounded import exists, read_bytes, utf8_text
 from mofa.specs.unmodelled import other_name, why_not_modelled
 
 DataKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles"]
@@ -73,31 +74,17 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 def short(value: object, length: int = 40) -> str:
     """A value as an error message shows it, on one line."""
-    text = value if isinstance(value, str) else repr(value)
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # a whole number of more digits than Python writes out
+        text = "a very large number"
     text = "".join(c if c.isprintable() else " " for c in text[: 4 * length])
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def read_text(path: str | Path, where: str) -> str:
     """Text of a file of at most :data:`MAX_FILE_BYTES`, UTF-8."""
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise SpecError(f"{where}: no such file; check the path") from None
-    except IsADirectoryError:
-        raise SpecError(f"{where}: is a folder; name a file in it") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SpecError(f"{where}: cannot be read ({short(reason, 80)}); check the path and its permissions") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise SpecError(
-            f"{where}: larger than {MAX_FILE_BYTES // 2**20} MiB; this file should be a few kB, check the path"
-        )
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{where}: byte {error.start} is not UTF-8; save the file as UTF-8 text") from None
+    text = utf8_text(read_bytes(path, where, MAX_FILE_BYTES, "this file should be a few kB, check the path"), where)
     if not text.strip():
         raise SpecError(f"{where}: the file is empty; write the fields, mofa show workload llama3-8b is an example")
     return text
@@ -141,8 +128,31 @@ def parse_yaml(text: str, where: str) -> Any:
     """Value of a YAML text, with the guards of :func:`load_yaml`."""
     try:
         return _plain_yaml(text)
-    except (_NotPlain, yaml.YAMLError, ValueError, OverflowError, RecursionError):
+    except Exception:  # whatever it is, the slow way says it in words
         return _any_yaml(text, where)
+
+
+UNREADABLE_YAML = "holds a character, date, number or tag that YAML cannot read; write valid YAML"
+
+
+def finite_int(value: str | int) -> int:
+    """A whole number of a file that a float can hold.
+
+    Raises
+    ------
+    OverflowError
+        If it is beyond that, as no size, count or time is.
+    ValueError
+        If it is no whole number, or one of thousands of digits.
+
+    Examples
+    --------
+    >>> finite_int("15000")
+    15000
+    """
+    number = int(value)
+    float(number)
+    return number
 
 
 class _NotPlain(Exception):
@@ -212,13 +222,14 @@ def _plain_scalar(text: str) -> Any:
     """Value of a scalar without quotes and without a tag: a number, a truth value, a date, nothing or text."""
     number = _NUMBER.fullmatch(text)
     if number is not None:
-        return float(text) if number[1] is None else int(text)
+        return float(text) if number[1] is None else finite_int(text)
     loader = _Loader("")
     try:
         tag = loader.resolve(yaml.ScalarNode, text, (True, False))
         if tag in ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"):
             raise _NotPlain
-        return loader.construct_document(yaml.ScalarNode(tag, text))
+        value = loader.construct_document(yaml.ScalarNode(tag, text))
+        return finite_int(value) if type(value) is int else value
     finally:
         loader.dispose()
 
@@ -242,9 +253,12 @@ def _any_yaml(text: str, where: str) -> Any:
         raise SpecError(f"{where}: {line}{short(error.problem or 'broken', 120)}; write valid YAML") from None
     except SpecError:
         raise
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        raise SpecError(f"{where}: holds a character, date or number that YAML cannot read; write valid YAML") from None
-    return _unshared(value)
+    except Exception:  # constructors of YAML's own tags fail in ways of their own: !!bool maybe, !!timestamp x
+        raise SpecError(f"{where}: {UNREADABLE_YAML}") from None
+    try:
+        return _unshared(value)
+    except OverflowError:
+        raise SpecError(f"{where}: {UNREADABLE_YAML}") from None
 
 
 def load_json(path: str | Path, where: str | None = None) -> dict[str, Any]:
@@ -270,12 +284,12 @@ def load_json(path: str | Path, where: str | None = None) -> dict[str, Any]:
         raise SpecError(f"{name}: {text} is no finite number; write a number")
 
     try:
-        raw = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        raw = json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_int=finite_int)
     except SpecError:
         raise
     except json.JSONDecodeError as error:
         raise SpecError(f"{name}: line {error.lineno}: {error.msg}; write valid JSON") from None
-    except (ValueError, RecursionError):
+    except (ValueError, OverflowError, RecursionError):
         raise SpecError(
             f"{name}: nested too deeply or holds an absurd number; check that it is the right file"
         ) from None
@@ -345,7 +359,7 @@ def _unshared(value: Any) -> Any:
         return {key: _unshared(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_unshared(item) for item in value]
-    return value
+    return finite_int(value) if type(value) is int else value
 
 
 def find_file(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:
@@ -356,11 +370,7 @@ def find_file(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]
     if isinstance(ref, str) and ref in bundled(kind):
         return bundled_dir(kind) / f"{ref}.yaml", f"{kind}/{ref}.yaml"
     path = Path(ref)
-    try:
-        exists = "\0" not in text and path.exists()
-    except OSError:
-        exists = False
-    if exists and text:
+    if text and exists(path):
         return path, short(text, 200)
     if "/" in text or path.suffix in (".yaml", ".yml", ".json"):
         raise SpecError(f"{short(text, 200)}: no such file; check the path")

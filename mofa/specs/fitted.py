@@ -6,13 +6,14 @@ import math
 from functools import cache
 from math import sqrt
 from statistics import NormalDist
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mofa.specs.base import Count, Library, Provenance, Spec
+from mofa.specs.ranges import LEAST_SHARE, RelativeError, Size
 
 FloatArray = NDArray[np.float64]
 
@@ -24,18 +25,21 @@ class Curve(Spec):
     source: str = Field(min_length=3)
     points: Count = 0
     """Measured shapes that the form was fitted on."""
-    median_abs_error: float | None = None
+    median_abs_error: RelativeError | None = None
     """Of the fit, relative. [-]"""
-    p90_abs_error: float | None = None
-    ranges: dict[str, tuple[float, float]] = {}
+    p90_abs_error: RelativeError | None = None
+    ranges: dict[str, tuple[Size, Size]] = {}
     """Smallest and largest of each size that was measured; beyond, a prediction is extrapolated."""
     library: Library | None = None
     """Whose modules launched the kernels that were measured; absent where they were PyTorch's own, or none."""
 
 
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=LEAST_SHARE, le=1)]
 BETWEEN_SHARE = 0.61
 """Share of the time that products took where they were measured between memory-bound kernels. [-]"""
+LEAST_BETWEEN = 0.9
+"""Rate between memory-bound kernels over the rate alone, at least. Physics says 1, the rest is for noise; at
+:data:`BETWEEN_SHARE` the line through the two states would reach a rate of zero. [-]"""
 
 
 class PoweredCurve(Curve):
@@ -50,6 +54,15 @@ class PoweredCurve(Curve):
     clock_power: Annotated[float, Field(ge=0, le=1.5)] | None = None
     """Power of the clock that the rate grows with, over all states that were measured; absent where the two states
     above say it. [-]"""
+
+    @model_validator(mode="after")
+    def _check_states(self) -> Self:
+        if self.sustained < LEAST_BETWEEN * self.alone:
+            raise ValueError(
+                f"sustained ({self.sustained:g}) must be at least {LEAST_BETWEEN} of alone ({self.alone:g}): kernels "
+                "between memory-bound ones keep at least the clock that they have alone"
+            )
+        return self
 
     def at_clock(self, clock: FloatArray | float) -> FloatArray | float:
         """Rate at a part of the full clock over the rate at full clock: a power of the clock.

@@ -20,6 +20,14 @@ from mofa.specs.framework_traits import TRAITS, FrameworkTraits, Layers
 from mofa.specs.implied_facts import DEEPSPEED, GRADIENTS, NOT_OTHERWISE
 from mofa.specs.implied_facts import implied_facts as implied_facts
 from mofa.specs.optimizers import STEP_KERNELS, Implementation, StepKernels
+from mofa.specs.ranges import (
+    MAX_ALIGNMENT,
+    MAX_DISPATCH_SYNCS,
+    MAX_GPUS,
+    MAX_LOSS_METRICS,
+    MAX_WIDTH,
+    BytesPerElement,
+)
 from mofa.specs.strategy import FrameworkOptions
 
 
@@ -76,7 +84,7 @@ class FrameworkSpec(Spec):
     chunk_overlap: bool = False
     """With token chunks, whether the next chunk is dispatched while the experts compute on this one."""
     data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
-    dp_replicate: int = Field(default=1, ge=1)
+    dp_replicate: int = Field(default=1, ge=1, le=MAX_GPUS)
     """Replicas of an FSDP shard group (HSDP); 1 shards over all of dp."""
     optimizer: Implementation = "te"
     overlap_grad_reduce: bool = True
@@ -97,7 +105,7 @@ class FrameworkSpec(Spec):
     067f987 (training/initialize.py) and torchtitan v0.2.2 (distributed/utils.py), none of which gives a device."""
     fused_qkv: bool = False
     """fsdp1: queries, keys and values are one product."""
-    loss_metrics: int = Field(default=0, ge=0)
+    loss_metrics: int = Field(default=0, ge=0, le=MAX_LOSS_METRICS)
     """fsdp1: metrics that compute a cross entropy of their own from the logits after each micro-batch. [-]"""
     tp_overlap: bool = False
     """megatron: with sequence parallelism, linears gather their input and reduce their output piece by piece beside
@@ -126,15 +134,15 @@ class FrameworkSpec(Spec):
     pytorch: str = Field(default="", pattern=r"^(\d+\.\d+)?$")
     """Release that the run's kernels are of, such as ``2.1``, with the cuBLAS that it brings; where a GPU's profile has
     none of it, and if empty, those that its curves were measured with."""
-    vocab_divisor: int = Field(default=128, ge=1)
+    vocab_divisor: int = Field(default=128, ge=1, le=MAX_WIDTH)
     """Megatron pads the vocabulary to a multiple of this times tp; 1: not padded."""
     # --- what it does
-    params_bytes_per_param: float
+    params_bytes_per_param: BytesPerElement
     """Of the parameters that compute reads, unless sharded. [B/param]"""
-    grads_bytes_per_param: float
-    reduced_bytes_per_param: float = 4.0
+    grads_bytes_per_param: BytesPerElement
+    reduced_bytes_per_param: BytesPerElement = 4.0
     """Of gradients as FSDP, or Megatron over data-parallel ranks, sums them. [B/param]"""
-    states_bytes_per_param: float
+    states_bytes_per_param: BytesPerElement
     """Adam's states with the main copy of the parameters, before sharding. [B/param]"""
     shards_params: bool
     """FSDP: parameters and gradients live sharded over dp*cp, gathered per block."""
@@ -156,7 +164,7 @@ class FrameworkSpec(Spec):
     """ZeRO 1: whether the tensor-parallel rank that is told of takes the gradients' norm. Up to DeepSpeed 0.6.0 only
     the first does: ``is_model_parallel_parameter`` looks for ``model_parallel``, where Megatron of 2022 sets
     ``tensor_model_parallel`` (deepspeed/runtime/utils.py, zero/stage_1_and_2.py; megatron/mpu/layers.py)."""
-    optimizer_rank: int = Field(default=0, ge=0)
+    optimizer_rank: int = Field(default=0, ge=0, le=MAX_GPUS)
     """ZeRO 1: which of the ranks that share the optimizer's states is told of. The embedding lies in the parts of the
     first ones, and its piece is the largest that any part has."""
     casts_to_reduce: bool = False
@@ -165,7 +173,7 @@ class FrameworkSpec(Spec):
     splits_layers: Literal["even", "greedy", "greedy-embeddings"] = "even"
     """How uneven layers go to stages: balanced; or as many as the fullest stage may have on each but the last, with or
     without the embedding and the head as a layer each (DeepSpeed, ``partition_method: type:transformer|embedding``)."""
-    accumulation_bytes_per_param: float = 10.0
+    accumulation_bytes_per_param: BytesPerElement = 10.0
     """Moved to add a weight gradient that is made apart: 10 reads the 16-bit one, reads and writes an fp32 one.
     [B/param]"""
     clipped_steps: float = Field(default=1.0, ge=0.0, le=1.0)
@@ -173,7 +181,7 @@ class FrameworkSpec(Spec):
     DeepSpeed taken to. Megatron-Core 0.16.1 does only where the norm exceeds the limit (core/optimizer/clip_grads.py,
     ``clip_grad_by_total_norm_fp32``), as it rarely does in settled training: 0 there. [-]"""
     default_recompute: str = "none"
-    grouped_alignment: int = Field(default=1, ge=1)
+    grouped_alignment: int = Field(default=1, ge=1, le=MAX_ALIGNMENT)
     """Rows of an expert's input are padded to a multiple of this. [tokens]"""
     grouped_kernel: Literal["one", "multi-stream"] = "one"
     """Grouped experts' products are one kernel (CUTLASS's), or one each on several streams, as Transformer Engine's
@@ -185,7 +193,7 @@ class FrameworkSpec(Spec):
     random logits choose (Megatron's ``moe_router_force_load_balancing``: moe_utils.py, ``RandomSTE``)."""
     module_calls: bool = False
     """megatron: layers are calls of modules whose Python a host's profile times as a whole (``host.modules``)."""
-    dispatch_syncs: int = Field(default=1, ge=0)
+    dispatch_syncs: int = Field(default=1, ge=0, le=MAX_DISPATCH_SYNCS)
     """Host synchronisations per dispatch of tokens. [-]"""
 
     def with_options(self, options: FrameworkOptions) -> Self:

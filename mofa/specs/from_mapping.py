@@ -150,7 +150,11 @@ def _locate(cls: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, list
             owners = [a for t in owners for a in _flat(*get_args(t)[:1])]
             continue
         field = next((f for m in models for n, f in m.model_fields.items() if part in (n, f.alias)), None)
-        if field is not None:
+        form = next((inner for t in owners if part in (inner := getattr(t, "__dataclass_fields__", {}))), None)
+        if form is not None:  # a fitted form
+            fields = next(t.__pydantic_fields__ for t in owners if hasattr(t, "__pydantic_fields__"))
+            owners = _flat(fields[part].annotation)
+        elif field is not None:
             last_owner = models
             owners = _flat(field.annotation)
         elif len(owners) > 1 and _is_member(part, owners):

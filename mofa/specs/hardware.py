@@ -13,7 +13,6 @@ from mofa.specs.base import (
     BytesPerSFact,
     CountFact,
     FlopsPerSFact,
-    Positive,
     SecondsFact,
     SizeFact,
     Spec,
@@ -23,7 +22,9 @@ from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_m
 from mofa.specs.host import HostCurve, LayerPace
 from mofa.specs.links import BridgeSpec, NicSpec, SharedLinkSpec
 from mofa.specs.links import LinkSpec as LinkSpec
+from mofa.specs.own_peaks import collectives_beyond_link, curves_beyond_peaks
 from mofa.specs.peak_check import ReachedShare, passes_peak, reached_shares, slow_curves
+from mofa.specs.ranges import MAX_GPUS, Degree
 from mofa.units import format_bytes
 
 
@@ -69,6 +70,9 @@ class GpuSpec(Spec):
             raise ValueError(
                 f"{passed}; correct the fact, or write `like:` in place of curves, which rescales them (mofa new gpu)"
             )
+        peaks = {kind: fact.value for kind, fact in self.peak_flops_per_s.items()}
+        if beyond := curves_beyond_peaks(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value):
+            raise ValueError(beyond)
         return self
 
     def reached_shares(self) -> Iterator[ReachedShare]:
@@ -115,8 +119,8 @@ class NodeSpec(Spec):
 
     name: str
     gpu: str
-    gpus_per_node: Positive
-    gpus_per_domain: Positive
+    gpus_per_node: Degree
+    gpus_per_domain: Degree
     """GPUs that reach each other without the network between nodes: the node's own, or 72 for an NVL72 rack."""
     intra: LinkSpec
     """The link between them: NVLink, xGMI, or PCIe where a node has no fast domain."""
@@ -147,6 +151,8 @@ class NodeSpec(Spec):
             raise ValueError(
                 f"gpus_per_domain ({self.gpus_per_domain}) must be a multiple of gpus_per_node ({self.gpus_per_node})"
             )
+        if beyond := collectives_beyond_link(self.collectives, self.intra.bandwidth_bytes_per_s.value):
+            raise ValueError(beyond)
         inside = [(f"shared[{i}].gpus", link.gpus) for i, link in enumerate(self.shared)]
         _check_nested([*inside, ("gpus_per_node", self.gpus_per_node)])
         if self.bridge is not None:
@@ -176,7 +182,7 @@ class ClusterSpec(Spec):
     name: str
     gpu: GpuSpec
     node: NodeSpec
-    num_gpus: Annotated[int, Field(ge=1, le=1_048_576, strict=True)]
+    num_gpus: Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
 
     @model_validator(mode="after")
     def _check(self) -> Self:

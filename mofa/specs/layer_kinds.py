@@ -10,8 +10,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mofa.specs.base import Count, Positive, Spec
+from mofa.specs.base import Spec
 from mofa.specs.mixers import MixerSpec
+from mofa.specs.ranges import ExpertsOrNone, NumHeads, Width
 
 Name = Annotated[str, Field(min_length=1, max_length=60)]
 
@@ -22,7 +23,7 @@ class DenseFfnSpec(Spec):
     has_experts: ClassVar[bool] = False
 
     kind: Literal["mlp"] = "mlp"
-    ffn_hidden: Positive | None = None
+    ffn_hidden: Width | None = None
     """Its width; the model's ``mlp.ffn_hidden`` where absent. [elements]"""
 
     @property
@@ -57,7 +58,7 @@ class LayerKind(Spec):
     """What moves information between tokens, all of them in each layer of this kind."""
     ffns: tuple[FfnSpec, ...] = ()
     """Feed-forwards, all of them in each layer of this kind."""
-    norms: Count = 2
+    norms: Annotated[int, Field(ge=0, le=64, strict=True)] = 2
     """Norms over the hidden width. [-]"""
 
     @model_validator(mode="after")
@@ -95,12 +96,12 @@ class LayersSpec(Spec):
     """Names of the kinds of successive layers, repeated until the model's ``num_layers``."""
     prediction: tuple[Name, ...] = ()
     """Names of the kinds of a multi-token-prediction entry's layers; that of the last layer where empty."""
-    residual_streams: Positive = 1
+    residual_streams: NumHeads = 1
     """Copies of the residual stream that layers mix (hyper-connections, Zhu et al., arXiv 2409.19606), 1 for one. [-]
     """
-    zero_experts: Count = 0
+    zero_experts: ExpertsOrNone = 0
     """Experts without parameters that the router may choose as well (LongCat-Flash, arXiv 2509.01322). [-]"""
-    expert_latent: Positive | None = None
+    expert_latent: Width | None = None
     """Width to which tokens are projected for routed experts, and from which back (Nemotron 3 Super); absent where
     experts read the hidden width. [elements]"""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from mofa.specs.base import BytesPerSFact, CountFact, Positive, SecondsFact, ShareFact, Spec
+from mofa.specs.base import BytesPerSFact, CountFact, SecondsFact, ShareFact, Spec
+from mofa.specs.ranges import Degree
 
 
 class LinkSpec(Spec):
@@ -31,7 +32,7 @@ class LinkSpec(Spec):
 class BridgeSpec(LinkSpec):
     """A faster link that joins a few GPUs of a node, such as NVLink bridges over pairs of PCIe cards."""
 
-    gpus: Positive
+    gpus: Degree
     """GPUs that a bridge joins, numbered one after the other: 2 of a pair."""
 
 
@@ -40,7 +41,7 @@ class SharedLinkSpec(Spec):
     to the other (NUMA)."""
 
     name: str
-    gpus: Positive
+    gpus: Degree
     """GPUs that share it, numbered one after the other."""
     bandwidth_bytes_per_s: BytesPerSFact
     """Of all of them together, per direction."""
@@ -50,7 +51,7 @@ class TierSpec(Spec):
     """A level of the network's switches."""
 
     name: str
-    gpus: Positive
+    gpus: Degree
     """GPUs that reach each other without leaving it: below a leaf, or of a rail-optimised group of leaves, or a pod."""
     oversubscription: CountFact
     """Bandwidth that comes into it from below over what leaves it upwards: 1 is non-blocking. That of the tiers below
@@ -61,7 +62,7 @@ class NicSpec(Spec):
     """The node's network interfaces; a GPU's share follows from how many there are."""
 
     name: str
-    num_per_node: Positive
+    num_per_node: Degree
     bandwidth_bytes_per_s: BytesPerSFact
     """Of one NIC, per direction."""
     efficiency: ShareFact

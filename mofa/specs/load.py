@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
+from mofa.specs.bounded import is_folder, is_plain_file
 from mofa.specs.complete import complete_strategy
 from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.files import (
@@ -83,8 +84,8 @@ def load_workload(
         if overrides and overrides.get(field, value) != value:
             raise SpecError(f"{where}: {field} is set to {short(str(overrides[field]))} and to {value}; say it once")
     changes |= dict(overrides or {})
-    if path.is_dir() or path.suffix == ".json":
-        path, where = (path / "config.json", f"{where}/config.json") if path.is_dir() else (path, where)
+    if is_folder(path) or path.suffix == ".json":
+        path, where = (path / "config.json", f"{where}/config.json") if is_folder(path) else (path, where)
         raw = _huggingface_workload(path, where, changes)
     else:
         raw = load_yaml(path, where)
@@ -167,7 +168,7 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     name = _gpu_of(node_text, where)
     file = f"{name}.yaml"
     candidates = [path.parent.parent / "gpus" / file, path.parent / file, bundled_dir("gpus") / file]
-    gpu_path = None if "/" in file or "\0" in file else next((p for p in candidates if p.is_file()), None)
+    gpu_path = None if "/" in file or "\0" in file else next((p for p in candidates if is_plain_file(p)), None)
     if gpu_path is None:
         raise SpecError(f"{where}: gpu ({short(name)}) is unknown; {did_you_mean(name, bundled('gpus'))}")
     gpu_where = f"gpus/{file}" if gpu_path == candidates[2] else short(str(gpu_path), 200)

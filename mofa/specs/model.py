@@ -8,11 +8,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from mofa.specs.attention import ATTENTION_KINDS, AttentionSpec
 from mofa.specs.attention.record import AttentionKind
-from mofa.specs.base import Count, Positive, Spec
+from mofa.specs.base import Spec
 from mofa.specs.layer_kinds import LayersSpec
-
-MAX_LAYERS = 10_000
-"""More layers than any model has; readers of lists of layers go no further. [layers]"""
+from mofa.specs.ranges import MAX_LAYERS as MAX_LAYERS
+from mofa.specs.ranges import MAX_MTP_LAYERS, Experts, LayerPeriod, Tokens, Vocabulary, Width, WidthOrNone
 
 
 class MlpSpec(Spec):
@@ -21,7 +20,7 @@ class MlpSpec(Spec):
     activation: Literal["swiglu", "geglu", "gelu", "relu", "relu2"] = "swiglu"
     """``swiglu`` and ``geglu`` multiply an activated half by the other half of a product twice as wide; ``relu2`` is
     ReLU squared (So et al., arXiv 2109.08668)."""
-    ffn_hidden: Positive | None = None
+    ffn_hidden: Width | None = None
     """Intermediate width of a dense layer; absent where every layer is a mixture of experts."""
     bias: bool = False
 
@@ -40,19 +39,19 @@ class MlpSpec(Spec):
 class MoeSpec(Spec):
     """Mixture of experts: routed and shared experts, which layers have them, and how the router picks."""
 
-    num_experts: Positive
-    top_k: Positive
-    expert_hidden: Positive
-    shared_hidden: Count = 0
+    num_experts: Experts
+    top_k: Experts
+    expert_hidden: Width
+    shared_hidden: WidthOrNone = 0
     """Total intermediate width of the shared experts, 0 for none."""
     shared_gate: bool = False
-    first_k_dense: Count = 0
-    every: Positive = 1
+    first_k_dense: Annotated[int, Field(ge=0, le=MAX_LAYERS, strict=True)] = 0
+    every: LayerPeriod = 1
     """Of the layers after the first k dense ones, every n-th is a mixture of experts."""
     score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     """Of the router; ``sqrtsoftplus`` is the root of softplus (DeepSeek-V4), in models with ``layers`` alone."""
-    num_groups: Positive = 1
-    groups_per_token: Positive = 1
+    num_groups: Experts = 1
+    groups_per_token: Experts = 1
     """Experts come in groups, one a node; a token goes to at most this many groups (node-limited routing)."""
     correction_bias: bool = False
     """A per-expert bias that only steers the choice (aux-loss-free balancing); counted as a tensor."""
@@ -85,8 +84,8 @@ class ModelSpec(Spec):
     name: str = Field(min_length=1, max_length=200)
     source: str = Field(min_length=3)
     num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS, strict=True)]
-    hidden: Positive
-    vocab: Positive
+    hidden: Width
+    vocab: Vocabulary
     tied_embeddings: bool = False
     attention: AttentionSpec
     mlp: MlpSpec
@@ -103,7 +102,7 @@ class ModelSpec(Spec):
     """Whether parallel branches read one norm's output, and do not have one each."""
     positions: Literal["rope", "learned", "alibi", "none"] = "rope"
     """``alibi`` adds a slope to the scores and has no embedding (Press et al., arXiv 2108.12409)."""
-    max_positions: Positive | None = None
+    max_positions: Tokens | None = None
     """Rows of a learned position embedding; required with ``positions: learned``."""
     rope_scale: float = Field(default=1.0, ge=1.0, le=10.0)
     """Factor of cosine and sine (YaRN's attention factor, 0.1 ln s + 1 for positions stretched s times,
@@ -118,7 +117,7 @@ class ModelSpec(Spec):
     """What is multiplied by a constant in an op of its own: embedded tokens, the results of attention and feed-forward,
     logits (Granite 3). Factors of the scores are part of attention's own scale."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    num_mtp_layers: Count = 0
+    num_mtp_layers: Annotated[int, Field(ge=0, le=MAX_MTP_LAYERS, strict=True)] = 0
     """Multi-token-prediction layers (DeepSeek-V3, arXiv 2412.19437, section 2.2), counted apart."""
     layers: LayersSpec | None = None
     """What layers hold where they are of several kinds, or hold more than ``attention`` and ``mlp`` or ``moe``. Their

@@ -6,22 +6,23 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from mofa.specs.fitted import PoweredCurve
+from mofa.specs.ranges import KernelSeconds, PositiveMultiple, Rate, Sharpness
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class MultiStreamForm:
     """Parameters of :func:`mofa.cost.kernels.multi_stream.multi_stream_s`, beside those of single products."""
 
-    floor_s: float
+    floor_s: KernelSeconds
     """Events before the first product and behind the last, on all streams."""
-    start_s: float
+    start_s: KernelSeconds
     """Between the starts of two products, whichever streams they are on."""
-    slower: float
+    slower: PositiveMultiple
     """Time of a tile over that in single products. [-]"""
-    bytes_per_s: float
-    added_bytes_per_s: float
+    bytes_per_s: Rate
+    added_bytes_per_s: Rate
     """Rate of what adding a weight's gradient to the main one moves beyond writing it."""
-    sharpness: float
+    sharpness: Sharpness
     """Exponent that joins computing and moving."""
 
 

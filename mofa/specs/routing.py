@@ -44,7 +44,7 @@ class RoutingSpec(Spec):
     ``--moe-expert-rank-capacity-factor``; a step in which some rank gets more runs again without. [-]"""
     memory_quantile: float = Field(default=0.999, gt=0.5, le=1.0)
     """Quantile over layers, ranks and iterations that memory must hold. [-]"""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     steps_before: int | None = Field(default=None, ge=0, le=10**9)
     """Steps that the run has made before those that are estimated, in which libraries get to know the shapes that
     uneven routing makes; a long run's where absent. [-]"""

@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import Field
 
-from mofa.specs.base import Positive, Spec
+from mofa.specs.base import Spec
 from mofa.specs.model import ModelSpec
+from mofa.specs.ranges import Degree, Sequences, Tokens
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.workload import OptimizerSpec, PrecisionSpec
 
@@ -15,9 +16,9 @@ from mofa.specs.workload import OptimizerSpec, PrecisionSpec
 class RunBatch(Spec):
     """Batch of a run."""
 
-    seq_len: Positive
-    micro: Positive
-    global_: Positive = Field(alias="global")
+    seq_len: Tokens
+    micro: Sequences
+    global_: Sequences = Field(alias="global")
 
 
 class RunSpec(Spec):
@@ -32,7 +33,7 @@ class RunSpec(Spec):
     model: str | dict[str, Any] | ModelSpec
     framework: dict[str, Any]
     hardware: str
-    gpus: Positive
+    gpus: Degree
     strategy: dict[str, Any] = {}
     batch: RunBatch
     precision: PrecisionSpec = PrecisionSpec()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mofa.errors import SpecError, StrategyError
+from mofa.specs.bounded import exists
 from mofa.specs.complete import complete_strategy
 from mofa.specs.files import BundledKind, bundled, load_yaml, short
 from mofa.specs.framework import FrameworkSpec
@@ -183,6 +184,6 @@ def _base_model(ref: str, base_dir: Path | None) -> tuple[ModelSpec, tuple[str, 
 
 
 def _relative(ref: str, base_dir: Path | None, kind: BundledKind) -> str | Path:
-    if base_dir is None or ref in bundled(kind) or "\0" in ref or not (base_dir / ref).exists():
+    if base_dir is None or ref in bundled(kind) or not exists(base_dir / ref):
         return ref
     return base_dir / ref

@@ -19,8 +19,9 @@ from pydantic import Field, field_validator, model_validator
 
 from mofa.schedules import SCHEDULE_NAMES, default_schedule
 from mofa.specs.attention import MODULES_OF_ATTENTION
-from mofa.specs.base import Positive, Spec
+from mofa.specs.base import Spec
 from mofa.specs.layouts.read import parse_text
+from mofa.specs.ranges import Degree, Sequences
 
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", *MODULES_OF_ATTENTION, "mlp", "moe", "shared_experts")
 CP_KINDS = ("ring", "allgather", "a2a")
@@ -46,7 +47,7 @@ class RecomputeSpec(Spec):
     modules: tuple[str, ...] = ()
     layers: int | None = None
     """full:n recomputes n layers of every stage's chunk; every:n each n-th layer."""
-    token_chunks: Positive = 1
+    token_chunks: Annotated[int, Field(ge=1, le=MAX_TOKEN_CHUNKS, strict=True)] = 1
     """Token chunks of the layers with experts, each recomputed besides (MemFine); no part of the text. [-]"""
 
     def of_layers(self, number: int) -> RecomputeSpec:
@@ -177,16 +178,16 @@ class StrategySpec(Spec):
     64
     """
 
-    tp: Positive = 1
+    tp: Degree = 1
     sp: Annotated[bool, Field(strict=True)] = False
-    pp: Positive = 1
-    vpp: Positive = 1
-    cp: Positive = 1
+    pp: Degree = 1
+    vpp: Degree = 1
+    cp: Degree = 1
     cp_kind: Literal["ring", "allgather", "a2a"] = "ring"
-    ep: Positive = 1
-    etp: Positive = 1
-    dp: Positive = 1
-    micro_batch: Positive = 1
+    ep: Degree = 1
+    etp: Degree = 1
+    dp: Degree = 1
+    micro_batch: Sequences = 1
     zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
     recompute: str = "none"
     schedule: ScheduleName = default_schedule(1)
@@ -200,7 +201,7 @@ class StrategySpec(Spec):
     """Whether linears communicate beside their products; None as the framework has it."""
     dispatcher: DispatcherName | None = None
     """How tokens are sent to experts; None as the framework has it."""
-    dp_replicate: Positive | None = None
+    dp_replicate: Degree | None = None
     """Replicas of a shard group (HSDP), 1 for FSDP over all ranks; None as the framework has it. [-]"""
     framework: str = "megatron"
 

@@ -6,9 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from mofa.specs.base import Positive, Spec
+from mofa.specs.base import Spec
 from mofa.specs.model import ModelSpec
 from mofa.specs.optimizers import OPTIMIZERS, Implementation, OptimizerName, OptimizerTraits
+from mofa.specs.ranges import MOST_TOKENS, Sequences
+from mofa.specs.ranges import Tokens as SequenceLength
 from mofa.specs.routing import RoutingSpec
 from mofa.units import Tokens
 
@@ -16,8 +18,8 @@ from mofa.units import Tokens
 class BatchSpec(Spec):
     """What one optimizer step consumes."""
 
-    seq_len: Positive
-    global_batch: Positive
+    seq_len: SequenceLength
+    global_batch: Sequences
     """Sequences per optimizer step."""
 
 
@@ -77,7 +79,7 @@ class WorkloadSpec(Spec):
     source: str = Field(min_length=3)
     model: ModelSpec
     batch: BatchSpec
-    tokens: Tokens | None = Field(default=None, gt=0)
+    tokens: Tokens | None = Field(default=None, ge=1, le=MOST_TOKENS)
     framework: str | None = None
     precision: PrecisionSpec = PrecisionSpec()
     optimizer: OptimizerSpec = OptimizerSpec()

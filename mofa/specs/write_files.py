@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 
 from mofa.errors import SpecError
+from mofa.specs.bounded import reason_of, was_read
+
+_numbers = itertools.count()
+_set: ContextVar[dict[Path, bytes] | None] = ContextVar("set_of_files", default=None)
+"""Files that wait to be written together; None where each is written at once."""
+MASKED = {number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None}
+"""Signals that end a process; not every system has all."""
 
 
 def check_writable(path: Path, *, directory: bool = False) -> None:
@@ -19,48 +30,229 @@ def check_writable(path: Path, *, directory: bool = False) -> None:
     """
     if str(path) == "-":
         raise SpecError("-: a name is needed, and this one is of no file; name one, or /dev/stdout for standard output")
-    if directory:
-        if path.exists() and not path.is_dir():
+    try:
+        if directory:
+            _check_directory(path)
+        else:
+            _check_file(path)
+    except (OSError, ValueError) as error:  # a name that is too long, a folder without permission, a loop of links
+        raise SpecError(f"{_shown(path)}: cannot be written ({reason_of(error)}); name another place") from None
+
+
+def _check_directory(path: Path) -> None:
+    parent = path
+    while not _exists(parent):
+        parent = parent.parent
+    if not parent.is_dir():
+        if parent == path:
             raise SpecError(f"{path}: is a file, not a directory; name another directory")
-        parent = path
-        while not parent.exists():
-            parent = parent.parent
-        if not parent.is_dir():
-            raise SpecError(f"{path}: {parent} is a file, not a directory; name another directory")
-    else:
-        parent = path.parent
-        if path.is_dir():
-            raise SpecError(f"{path}: is a directory, not a file; name a file in it")
-        if not parent.is_dir():
-            raise SpecError(f"{path}: the directory {parent} does not exist; make it first")
-    if not os.access(parent, os.W_OK):
+        raise SpecError(f"{path}: {parent} is a file, not a directory; name another directory")
+    long = next((part for part in path.parts if len(os.fsencode(part)) > 255), None)
+    if long is not None:
+        raise SpecError(f"{_shown(path)}: a name of it has more than 255 bytes; name another directory")
+    if not os.access(parent, os.W_OK | os.X_OK):
         raise SpecError(f"{path}: {parent} cannot be written; name another place")
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a whole file or none: under a temporary name, then renamed.
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise SpecError(f"{path}: is a directory, not a file; name a file in it")
+    if not path.parent.is_dir():
+        raise SpecError(f"{path}: the directory {path.parent} does not exist; make it first")
+    if _exists(path) and not path.is_file():  # a device or a pipe, written as it is
+        if not os.access(path, os.W_OK):
+            raise SpecError(f"{path}: cannot be written; name another place")
+        return
+    parent = _target(path).parent
+    if not parent.is_dir():
+        raise SpecError(f"{path}: the directory {parent} does not exist; make it first")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise SpecError(f"{path}: {parent} cannot be written; name another place")
 
-    A place that is no ordinary file, such as a pipe, is written as it is.
+
+def _exists(path: Path) -> bool:
+    """Whether a path exists; raises OSError where the system refuses to say, of a loop of links too."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _target(path: Path) -> Path:
+    """The file behind links."""
+    return Path(os.path.realpath(path))
+
+
+def _shown(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def check_places(
+    files: Mapping[str, Path | None], directories: Mapping[str, Path | None], inputs: Iterable[object] = ()
+) -> None:
+    """Refuse places of results that cannot be written, are one, or are what is read.
+
+    Parameters
+    ----------
+    files, directories
+        By option.
+    inputs
+        What the other options name: whatever of it is a file is read.
 
     Raises
     ------
     SpecError
-        If the system refuses.
+        With the option.
     """
+    places: dict[tuple[int, int] | Path, str] = {}
+    read = {identity: name for name in _names(inputs) if (identity := _identity(Path(name))) is not None}
+    for option, path in files.items():
+        if path is None:
+            continue
+        check_writable(path)
+        if Path(path).exists() and not Path(path).is_file():
+            continue  # standard output takes several
+        place = _identity(path) or _target(path)
+        if place in read:
+            raise SpecError(f"{option} {path}: is the file {read[place]} that is read; name another")
+        if place in places:
+            raise SpecError(f"{option} {path}: {places[place]} names the same file; name two")
+        places[place] = option
+    for path in directories.values():
+        if path is not None:
+            check_writable(path, directory=True)
+
+
+def _names(inputs: Iterable[object]) -> Iterator[str]:
+    """Texts that may name a file, those behind the ``=`` of a setting among them."""
+    for item in inputs:
+        if isinstance(item, (list, tuple)):
+            yield from _names(item)
+        elif isinstance(item, (str, Path)) and str(item):
+            yield str(item)
+            _, equals, value = str(item).partition("=")
+            if equals and value:
+                yield value
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a plain file; None of anything else."""
     try:
-        if path.exists() and not path.is_file():
-            path.write_bytes(content)
-            return
-        target = path.resolve()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    return (status.st_dev, status.st_ino) if path.is_file() else None
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory with its parents; raises SpecError where the system refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{_shown(path)}: cannot be made ({reason_of(error)}); name another directory") from error
+
+
+@contextlib.contextmanager
+def written_together() -> Iterator[None]:
+    """What is written while it lasts appears at its end: every file of it, or none."""
+    if _set.get() is not None:  # a set within a set is part of it
+        yield
+        return
+    files: dict[Path, bytes] = {}
+    token = _set.set(files)
+    try:
+        yield
+    finally:
+        _set.reset(token)
+    write_all(files)
+
+
+def write_atomic(path: Path, content: bytes, *, replaces_input: bool = False) -> None:
+    """Write a whole file or none: under a temporary name, then renamed.
+
+    A place that is no ordinary file, such as a pipe, is written as it is.
+
+    Parameters
+    ----------
+    path, content
+        The place, and what comes there.
+    replaces_input
+        Whether the place may be a file that this command has read.
+
+    Raises
+    ------
+    SpecError
+        If the system refuses, or the place is a file that was read.
+    """
+    if not replaces_input and was_read(path):
+        raise SpecError(f"{path}: is a file that was read; name another place for the result")
+    waiting = _set.get()
+    if waiting is not None:
+        waiting[path] = content
+        return
+    write_all({path: content})
+
+
+def write_all(files: Mapping[Path, bytes]) -> None:
+    """Write files so that all of them appear, or none.
+
+    All are written under temporary names first; signals that would end the process wait while they are renamed.
+
+    Raises
+    ------
+    SpecError
+        If the system refuses one, with those that are there already, if any.
+    """
+    staged: list[tuple[Path, Path, Path]] = []
+    streams: list[tuple[Path, bytes]] = []
+    place = next(iter(files), Path())
+    try:
+        for place, content in files.items():
+            if _exists(place) and not place.is_file():
+                streams.append((place, content))
+                continue
+            target = _target(place)
+            temporary = target.with_name(f".mofa-{os.getpid()}-{next(_numbers)}.tmp")
+            staged.append((place, temporary, target))
             with temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
+        _rename(staged)
+        for place, content in streams:
+            place.write_bytes(content)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{_shown(place)}: cannot be written ({reason_of(error)}); name another place") from error
+    finally:
+        for _, temporary, _ in staged:
+            with contextlib.suppress(OSError):
                 temporary.unlink()
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be written ({error.strerror}); name another place") from error
+
+
+def _rename(staged: list[tuple[Path, Path, Path]]) -> None:
+    renamed: list[str] = []
+    with _signals_wait():
+        for place, temporary, target in staged:
+            try:
+                temporary.replace(target)
+            except OSError as error:
+                others = f"; {', '.join(renamed)} are there" if renamed else ""
+                raise SpecError(
+                    f"{_shown(place)}: cannot be written ({reason_of(error)}); name another place{others}"
+                ) from error
+            renamed.append(_shown(place))
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Signals that end the process are delivered at its end."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, MASKED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

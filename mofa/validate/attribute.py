@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from pydantic import Field
 from mofa.errors import SpecError
 from mofa.plan.result import Plan
 from mofa.specs.base import Spec
+from mofa.specs.bounded import read_bytes, read_json, unzipped
 from mofa.specs.files import short
 from mofa.units import format_seconds
 
@@ -29,7 +28,10 @@ FAMILIES: tuple[tuple[Family, str], ...] = (
     ("gemm", r"nvjet|gemm|gemv|cublas|cutlass|xmma|wgmma|splitK"),
 )
 """Families by the first pattern that a kernel's name holds; any other kernel is memory-bound."""
-MAX_FILE_BYTES = 2**30
+MAX_FILE_BYTES = 2**28
+"""Of a trace, packed or not: as objects of Python it takes eight times as much. [B]"""
+MOST_US = 1e15
+"""Of a time or a duration in a trace: thirty years. [us]"""
 
 
 @dataclass(frozen=True)
@@ -114,17 +116,15 @@ def read_profile(path: Path) -> TracedStep:
     raw = _load(path)
     try:
         if "kernels_us" in raw:
-            kernels = [
-                TracedKernel(int(s), str(n), float(t) * 1e-6, float(d) * 1e-6) for s, n, t, d in raw["kernels_us"]
-            ]
+            kernels = [_kernel(s, n, t, d) for s, n, t, d in raw["kernels_us"]]
         else:
             kernels = [
-                TracedKernel(int(e.get("tid", 0)), str(e["name"]), float(e["ts"]) * 1e-6, float(e["dur"]) * 1e-6)
+                _kernel(e.get("tid", 0), e["name"], e["ts"], e["dur"])
                 for e in raw["traceEvents"]
                 if isinstance(e, dict) and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
             ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise SpecError(f"{path}: no trace of torch.profiler ({type(error).__name__}); export a Chrome trace") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise SpecError(f"{path}: no trace of torch.profiler ({_words(error)}); export a Chrome trace") from None
     if not kernels:
         raise SpecError(f"{path}: holds no kernel; profile with ProfilerActivity.CUDA")
     kernels = sorted(kernels, key=lambda kernel: kernel.start_s)
@@ -143,6 +143,18 @@ def read_profile(path: Path) -> TracedStep:
     )
 
 
+def _kernel(stream: Any, name: Any, start_us: Any, duration_us: Any) -> TracedKernel:
+    """One kernel; raises ValueError where a time is no time."""
+    start, duration = float(start_us), float(duration_us)
+    if not -MOST_US <= start <= MOST_US or not 0.0 <= duration <= MOST_US:
+        raise ValueError(f"a kernel starts at {start:g} us and takes {duration:g} us")
+    return TracedKernel(int(stream), str(name), start * 1e-6, duration * 1e-6)
+
+
+def _words(error: Exception) -> str:
+    return short(str(error), 80) if isinstance(error, ValueError) else type(error).__name__
+
+
 def _run_of(name: str) -> str | None:
     """Identity of a run in ``ID.RANK.json.gz``, the name of a trace of ``mofa measure``.
 
@@ -156,15 +168,9 @@ def _run_of(name: str) -> str | None:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise SpecError(f"{path}: larger than 1 GiB; profile one step")
-        data = path.read_bytes()
-        raw = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-    except FileNotFoundError:
-        raise SpecError(f"{path}: no such file; check the path") from None
-    except (OSError, EOFError, ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: cannot be read as JSON ({type(error).__name__}); export a Chrome trace") from None
+    where, advice = short(str(path), 200), "profile one step"
+    data = unzipped(read_bytes(path, where, MAX_FILE_BYTES, advice), where, MAX_FILE_BYTES, advice)
+    raw = read_json(data, where, "export a Chrome trace")
     if not isinstance(raw, dict):
         raise SpecError(f"{path}: holds no object; export a Chrome trace")
     return raw

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from mofa.errors import SpecError
+from mofa.search.workers import end_with_parent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,6 +39,7 @@ class RunProcesses:
     def __init__(self, processes: int | None = None) -> None:
         self.processes = processes or os.cpu_count() or 1
         self._pool: ProcessPoolExecutor | None = None
+        self._others: set[BaseProcess] = set()
 
     def __enter__(self) -> RunProcesses:
         return self
@@ -44,6 +48,9 @@ class RunProcesses:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._pool is not None:
+            if kind is not None:  # what they do is wanted no more
+                for process in set(multiprocessing.active_children()) - self._others:
+                    process.terminate()
             self._pool.shutdown(wait=True, cancel_futures=kind is not None)
             self._pool = None
 
@@ -52,6 +59,7 @@ class RunProcesses:
         if min(self.processes, len(items) // BATCH) < 2:
             return map(function, items)
         if self._pool is None:
+            self._others = set(multiprocessing.active_children())
             self._pool = ProcessPoolExecutor(min(self.processes, len(items)), initializer=_begin)
         with _deaths_told():
             results = self._pool.map(function, items, chunksize=chunk)
@@ -72,8 +80,12 @@ class RunProcesses:
 
 
 def _begin() -> None:
-    """Ctrl-C is the first process's to answer."""
+    """Ctrl-C is the first process's to answer; other signals end this one at once, as does that process's end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGTERM", "SIGHUP"):
+        if (number := getattr(signal, name, None)) is not None:
+            signal.signal(number, signal.SIG_DFL)
+    end_with_parent()
 
 
 def _results(results: Iterator[Result]) -> Iterator[Result]:

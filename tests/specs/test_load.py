@@ -179,7 +179,7 @@ def load_yaml_text(text: str) -> dict[str, Any]:
         ("num_layers: 32", "num_layers:", "model.num_layers is empty"),
         ("tokens: 15T", "tokens: T", "tokens: 'T' is no quantity"),
         ("tokens: 15T", "tokens: 15 GB", "tokens: 'GB' is no unit"),
-        ("tokens: 15T", "tokens: -15T", "tokens ('-15T') must be greater than 0"),
+        ("tokens: 15T", "tokens: -15T", "tokens ('-15T') must be greater than or equal to 1"),
         ("name: llama3-8b", "name: 8", "name (8) must be text"),
         ("  seq_len: 8192\n", "", "batch.seq_len is missing"),
         ("    ffn_hidden: 14336\n", "    {}\n", "model.mlp.ffn_hidden is missing, and the model has no moe"),

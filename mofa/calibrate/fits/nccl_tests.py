@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +18,13 @@ from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte
 from mofa.cost.kernels.topology import Group
 from mofa.errors import SpecError
-from mofa.specs.files import bundled_dir
+from mofa.specs.bounded import is_plain_file, read_bytes, read_json, utf8_text
+from mofa.specs.files import bundled, load_yaml, short
 from mofa.specs.hardware import ClusterSpec, NodeSpec
 from mofa.specs.like import expand_like
 from mofa.specs.load import load_cluster
+from mofa.specs.ranges import MAX_GPUS
+from mofa.specs.write_files import write_atomic
 
 if TYPE_CHECKING:
     from mofa.blocks.work import CollectiveKind
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 NAMES = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
          "alltoall": "all_to_all", "all_to_all": "all_to_all", "sendrecv": "send_recv"}  # fmt: skip
 MAX_FILE_BYTES = 2**24
+LEAST_S, MOST_S = 1e-12, 1e6
+"""Of a collective. [s]"""
+MAX_PAYLOAD_BYTES = 2**50
 LEAST_BYTES = 1024
 """Smaller payloads say nothing that a curve from 4 KiB on needs. [B]"""
 
@@ -99,14 +103,11 @@ def import_nccl(file: Path, profile: Path | str) -> dict[str, Any]:
 
 def _read_profile(path: Path, run: NcclRun) -> tuple[dict[str, Any], ClusterSpec]:
     """The node as it is written, and as the planner reads it."""
-    try:
-        node = yaml.safe_load(path.read_text(encoding="utf-8"))
-        num_gpus = run.hosts * int(expand_like(node, "nodes", str(path))["gpus_per_node"])
-    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise SpecError(
-            f"{path}: no node profile ({str(error).splitlines()[0]}); give one that `mofa plan` reads"
-        ) from None
-    return node, load_cluster(path, num_gpus)
+    node = load_yaml(path)
+    each = expand_like(node, "nodes", str(path)).get("gpus_per_node")
+    if type(each) is not int or each < 1:
+        raise SpecError(f"{path}: no node profile (gpus_per_node is missing); give one that `mofa plan` reads")
+    return node, load_cluster(path, run.hosts * each)
 
 
 def _check_gpu(file: Path, run: NcclRun, path: Path, gpu: str) -> None:
@@ -114,7 +115,7 @@ def _check_gpu(file: Path, run: NcclRun, path: Path, gpu: str) -> None:
     measured = [word for word in re.findall(r"[A-Z]+\d+", run.gpu or "") if word in BASES]
     fitted = path.parent.parent / "curves" / f"{gpu}.yaml"
     device = ""
-    if fitted.is_file():
+    if is_plain_file(fitted):
         match = re.search(r"^gpu: (.*)$", fitted.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
         device = match[1] if match else ""
     words = {word.upper() for name in (gpu, path.stem, device) for word in re.split(r"[^A-Za-z0-9]+", name)}
@@ -186,12 +187,8 @@ def _add_curve(file: Path, run: NcclRun, node: dict[str, Any], nvls: float, sour
 
 def read_nccl(file: Path) -> NcclRun:
     """Read the output of one nccl-tests program."""
-    try:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise SpecError(f"{file}: larger than {MAX_FILE_BYTES >> 20} MiB; this is no output of nccl-tests")
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{file}: cannot be read as text ({error}); give the output of an nccl-tests program") from None
+    where = short(str(file), 200)
+    text = utf8_text(read_bytes(file, where, MAX_FILE_BYTES, "this is no output of nccl-tests"), where)
     run = _from_json(file, text) if text.lstrip().startswith("{") else _from_text(file, text)
     if not run.points:
         raise SpecError(
@@ -219,7 +216,7 @@ def _from_text(file: Path, text: str) -> NcclRun:
     column, points = _time_column(text), []
     for number, line in enumerate(text.splitlines(), start=1):
         cells = line.split()
-        if len(cells) < 2 or not cells[0].isdigit():
+        if len(cells) < 2 or not (cells[0].isascii() and cells[0].isdigit()):
             continue
         if len(cells) < column + 3:
             raise SpecError(f"{file}: line {number}: truncated after {len(cells)} columns; run nccl-tests again")
@@ -227,8 +224,10 @@ def _from_text(file: Path, text: str) -> NcclRun:
             size, time_s = int(cells[0]), float(cells[column]) / 1e6
         except ValueError:
             raise SpecError(f"{file}: line {number}: no time in column {column + 1}; is the output complete?") from None
-        if not (math.isfinite(time_s) and time_s > 0):
+        if not LEAST_S <= time_s <= MOST_S:
             raise SpecError(f"{file}: line {number}: time {cells[column]} us is no positive number")
+        if size > MAX_PAYLOAD_BYTES:
+            raise SpecError(f"{file}: line {number}: size {short(cells[0])} B is more than any GPU holds")
         if size > 0:
             points.append((size, time_s))
     if points and "# Avg bus bandwidth" not in text:
@@ -261,8 +260,8 @@ def _from_json(file: Path, text: str) -> NcclRun:
 
     Every process has ``nthreads * ngpus`` ranks.
     """
+    document = read_json(text, short(str(file), 200), "give the JSON of an nccl-tests program")
     try:
-        document = json.loads(text)
         config, rows = document["config"], [r for r in document["results"] if r["out_of_place"] is not None]
         points = [
             (int(r["size"]), float(r["out_of_place"].get("time", r["out_of_place"].get("cpu_time"))) / 1e6)
@@ -274,10 +273,18 @@ def _from_json(file: Path, text: str) -> NcclRun:
         gpu = str(devices[0]["device_info"]).strip()
         op = _op_of(file, str(document["args"][0]))
         wrong = int(document.get("out_of_bounds", {}).get("count", 0))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise SpecError(f"{file}: not the JSON of nccl-tests ({type(error).__name__}: {error})") from None
-    if any(not (math.isfinite(t) and t > 0) for _, t in points):
+    except SpecError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise SpecError(
+            f"{file}: not the JSON of nccl-tests ({type(error).__name__}: {short(str(error), 80)}); run it with --json"
+        ) from None
+    if any(not LEAST_S <= t <= MOST_S for _, t in points):
         raise SpecError(f"{file}: a time is no positive number; is the output complete?")
+    if any(not 0 <= size <= MAX_PAYLOAD_BYTES for size, _ in points):
+        raise SpecError(f"{file}: a size is no number of bytes that a GPU holds; is the output complete?")
+    if not 0 <= group <= MAX_GPUS:
+        raise SpecError(f"{file}: {short(str(group))} ranks are more than a cluster has; is the output complete?")
     if wrong:
         raise _wrong(file, wrong)
     return NcclRun(op, group, hosts, gpu, tuple(p for p in points if p[0] > 0))
@@ -285,14 +292,7 @@ def _from_json(file: Path, text: str) -> NcclRun:
 
 def _replace(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be written ({error.strerror}); copy the profile to a place that can") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomic(path, text.encode(), replaces_input=True)
 
 
 def _profile_path(profile: Path | str) -> Path:
@@ -300,9 +300,9 @@ def _profile_path(profile: Path | str) -> Path:
     if path.suffix in (".yaml", ".yml"):
         return path
     local = Path("hardware_profiles") / "nodes" / f"{profile}.yaml"
-    if local.is_file():
+    if is_plain_file(local):
         return local
-    if (bundled_dir("nodes") / f"{profile}.yaml").is_file():
+    if str(profile) in bundled("nodes"):
         raise SpecError(
             f"{profile}: a bundled profile is not changed; copy it to hardware_profiles/nodes/ and name the copy"
         )

@@ -101,7 +101,7 @@ def balance(
     from mofa.routing.balance.place import Adaptation
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.refuse_unwritable_places()
+    output.refuse_unwritable_places([workload, cluster, trace, set_, placement, routing])
     if trace is not None and routing is not None:
         raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")
     rule = Adaptation(interval=interval, threshold=threshold)

@@ -115,7 +115,7 @@ def calibrate_fit(
 
     from mofa.calibrate.fits.profile import fit_folders
     from mofa.errors import SpecError
-    from mofa.report.save import check_writable, write_atomic
+    from mofa.specs.write_files import check_writable, make_directory, write_atomic, written_together
 
     if not NAME.fullmatch(name):
         raise SpecError(f"--name: {name!r} is no name of a file; use letters, digits, '-', '_' and '.'")
@@ -124,14 +124,10 @@ def calibrate_fit(
     with TemporaryDirectory() as scratch:  # whole files only, wherever it is interrupted
         written = fit_folders(folders, name, Path(scratch), base=bases)
         paths = {kind: out / path.relative_to(scratch) for kind, path in written.items()}
-        for kind, path in paths.items():
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise SpecError(
-                    f"{path.parent}: cannot be made ({error.strerror}); name another directory with --out"
-                ) from None
-            write_atomic(path, written[kind].read_bytes())
+        with written_together():
+            for kind, path in paths.items():
+                make_directory(path.parent)
+                write_atomic(path, written[kind].read_bytes())
     for path in paths.values():
         print(f"wrote {path}")
     if "nodes" in paths:

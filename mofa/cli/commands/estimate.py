@@ -76,7 +76,7 @@ def estimate(
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.refuse_unwritable_places()
+    output.refuse_unwritable_places([workload, cluster, faults, log, set_])
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
     set_, changes = long_run.split_fault_settings(set_)
     profile = long_run.LongRunOptions(

@@ -88,7 +88,7 @@ def plan(
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.refuse_unwritable_places()
+    output.refuse_unwritable_places([workload, cluster, faults, log, set_])
     set_, changes = long_run.split_fault_settings(set_)
     profile = long_run.LongRunOptions(
         faults,

@@ -51,9 +51,9 @@ def trace(
 
     The record of a measured run is played as it ran: on its own host, with the tokens that its routers sent.
     """
-    from mofa.report.save import check_writable, write_atomic
+    from mofa.specs.write_files import check_places, write_atomic
 
-    check_writable(out)
+    check_places({"--out": out}, {}, [workload, cluster, set_])
     with requests_from_options(
         workload,
         cluster,

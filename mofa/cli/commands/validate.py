@@ -10,6 +10,8 @@ import typer
 
 from mofa.cli import options as opt
 
+MAX_PAGE_BYTES = 2**24
+
 
 class GroupChoice(StrEnum):
     """Which runs."""
@@ -53,39 +55,38 @@ def validate(
         save_validation,
         with_readme_table,
     )
-    from mofa.report.save import check_writable, write_atomic
+    from mofa.specs.write_files import write_atomic, written_together
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.refuse_unwritable_places()
-    for path in (markdown, readme):
-        if path is not None:
-            check_writable(path)
+    output.refuse_unwritable_places([references], {"--markdown": markdown, "--readme": readme})
     page = _page(readme) if readme is not None else ""
     with progress_bar("predicting", enabled=not quiet and not json) as progress:
         report = mofa.validate.validate(
             references, group="measured" if group is GroupChoice.measured else "published" if group else None,
             processes=processes, progress=progress,
         )  # fmt: skip
-    if markdown is not None:
-        write_atomic(markdown, markdown_report(report, references).encode())
-    if readme is not None:
-        write_atomic(readme, with_readme_table(page, report).encode())
-    output.show_result(
-        report.model_dump_json(indent=2) + "\n", lambda: runs_to_frame(report),
-        lambda folder: save_validation(report, folder),
-        lambda console: print_validation(report, console, quiet=quiet),
-    )  # fmt: skip
+    with written_together():
+        if markdown is not None:
+            write_atomic(markdown, markdown_report(report, references).encode())
+        if readme is not None:
+            write_atomic(readme, with_readme_table(page, report).encode(), replaces_input=True)
+        output.write_result(
+            report.model_dump_json(indent=2) + "\n", lambda: runs_to_frame(report),
+            lambda folder: save_validation(report, folder),
+        )  # fmt: skip
+    output.print_result(
+        report.model_dump_json(indent=2) + "\n", lambda console: print_validation(report, console, quiet=quiet)
+    )
 
 
 def _page(path: Path) -> str:
     """A page that has a place for the table."""
     from mofa.errors import SpecError
     from mofa.report.accuracy import README_MARKERS
+    from mofa.specs.bounded import read_bytes, utf8_text
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"--readme {path}: cannot be read ({error}); name a page of text") from None
+    where = f"--readme {path}"
+    text = utf8_text(read_bytes(path, where, MAX_PAGE_BYTES, "name a page of text"), where)
     if any(marker not in text for marker in README_MARKERS):
         begin, end = (marker.strip() for marker in README_MARKERS)
         raise SpecError(f"--readme {path}: has no table to make anew; put {begin} and {end} on lines of their own")

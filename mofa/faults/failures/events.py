@@ -15,7 +15,9 @@ from pydantic import Field
 
 from mofa.errors import SpecError
 from mofa.faults.failures.rates import RateEstimate, estimate_rate, fit_weibull_shape
+from mofa.specs.bounded import read_bytes, utf8_text
 from mofa.specs.files import short
+from mofa.specs.ranges import MOST_SECONDS
 from mofa.units import SECONDS_PER_DAY
 
 MAX_BYTES, MAX_EVENTS = 2**26, 1_000_000
@@ -154,20 +156,7 @@ def read_log(path: str | Path) -> FailureLog:
 
 
 def _rows(path: Path, where: str) -> list[dict[str, str | None]]:
-    try:
-        if path.is_dir():
-            raise SpecError(f"{where}: is a folder; name a file in it")
-        if not path.is_file():
-            raise SpecError(f"{where}: no such file; check the path")
-        if path.stat().st_size > MAX_BYTES:
-            raise SpecError(f"{where}: larger than {MAX_BYTES // 2**20} MiB; keep the failures alone")
-        text = path.read_text(encoding="utf-8-sig")
-    except SpecError:
-        raise
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{where}: byte {error.start} is not UTF-8; save it as UTF-8 text") from None
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{where}: cannot be read ({short(str(error), 80)}); check the path") from None
+    text = utf8_text(read_bytes(path, where, MAX_BYTES, "keep the failures alone"), where)
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         header = [str(name).strip() for name in reader.fieldnames or []]
@@ -204,9 +193,12 @@ def _seconds(text: str, where: str, clocks: set[str]) -> float:
                 f"{where} ({short(text)}) is no time; write ISO 8601, such as 2025-01-31T12:00:00, or seconds"
             ) from None
         clock = "dates without time zone" if stamp.tzinfo is None else "dates with time zone"
-        seconds = (stamp.replace(tzinfo=UTC) if stamp.tzinfo is None else stamp).timestamp()
-    if not math.isfinite(seconds):
-        raise SpecError(f"{where} ({short(text)}) is not finite; write a time")
+        try:
+            seconds = (stamp.replace(tzinfo=UTC) if stamp.tzinfo is None else stamp).timestamp()
+        except (OverflowError, ValueError):
+            seconds = math.inf
+    if not -MOST_SECONDS <= seconds <= MOST_SECONDS:
+        raise SpecError(f"{where} ({short(text)}) is not finite or not of this age; write a time")
     clocks.add(clock)
     if len(clocks) > 1:
         raise SpecError(f"{where} ({short(text)}): the log mixes {' and '.join(sorted(clocks))}; write all alike")

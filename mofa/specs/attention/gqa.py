@@ -7,17 +7,18 @@ from typing import Any, Literal, Protocol, Self
 from pydantic import model_validator
 
 from mofa.specs.attention.record import AttentionKind, Heads, InMegatron, InTorchtitan
-from mofa.specs.base import Count, Positive, Spec
+from mofa.specs.base import Spec
+from mofa.specs.ranges import LayerPeriod, LayerPeriodOrNone, NumHeads, Tokens, Width
 
 
 class GqaSpec(Spec):
     """Multi-head, grouped-query or multi-query attention."""
 
     kind: Literal["gqa"] = "gqa"
-    num_heads: Positive
-    num_kv_heads: Positive
-    head_dim: Positive
-    v_head_dim: Positive | None = None
+    num_heads: NumHeads
+    num_kv_heads: NumHeads
+    head_dim: Width
+    v_head_dim: Width | None = None
     """Width of a value head where it is not that of queries and keys. [elements]"""
     qkv_bias: bool = False
     out_bias: bool = False
@@ -27,15 +28,15 @@ class GqaSpec(Spec):
     weights (Command R+), all heads of a token at once (OLMo-2), each head without weights (Llama 4)."""
     sinks: bool = False
     """One learned logit per head that joins the softmax (gpt-oss)."""
-    window: Positive | None = None
+    window: Tokens | None = None
     """Sliding-window length of the windowed layers. [tokens]"""
-    window_every: Positive = 1
+    window_every: LayerPeriod = 1
     """Layer i is windowed where ``i % window_every < window_every - 1`` (2: alternating), all layers where 1."""
     chunked: bool = False
     """Whether windowed layers attend within chunks of the window's length, each token to its own chunk (Llama 4)."""
-    nope_every: Count = 0
+    nope_every: LayerPeriodOrNone = 0
     """Every n-th layer has no rotary embedding (SmolLM3), 0 for none. [layers]"""
-    rotary_dim: Positive | None = None
+    rotary_dim: Width | None = None
     """Elements of a head that are turned, where not all are. [elements]"""
     softcap: bool = False
     """Whether scores go through a scaled tanh (Gemma 2, arXiv 2408.00118, section 2)."""

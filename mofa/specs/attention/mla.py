@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal, Protocol
 
 from mofa.specs.attention.record import AttentionKind, Heads, InMegatron, InTorchtitan, LowRankWidth
-from mofa.specs.base import Positive, Spec
+from mofa.specs.base import Spec
+from mofa.specs.ranges import NumHeads, Width
 
 
 class MlaSpec(Spec):
@@ -23,12 +24,12 @@ class MlaSpec(Spec):
     softcap: ClassVar[bool] = False
 
     kind: Literal["mla"] = "mla"
-    num_heads: Positive
-    q_lora_rank: Positive | None = None
-    kv_lora_rank: Positive
-    qk_nope_head_dim: Positive
-    qk_rope_head_dim: Positive
-    v_head_dim: Positive
+    num_heads: NumHeads
+    q_lora_rank: Width | None = None
+    kv_lora_rank: Width
+    qk_nope_head_dim: Width
+    qk_rope_head_dim: Width
+    v_head_dim: Width
 
     @property
     def num_kv_heads(self) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
+from mofa.specs.bounded import is_folder
 from mofa.specs.files import load_json, short
 from mofa.specs.huggingface.reader import language_model, model_from_config
 from mofa.specs.model import ModelSpec
@@ -24,7 +25,7 @@ def read_keys(path: str | Path) -> tuple[dict[str, Any], str]:
     SpecError
         If there is no such file, or it is no JSON object.
     """
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    file = Path(path) / "config.json" if is_folder(Path(path)) else Path(path)
     where = short(str(file), 200)
     keys, _ = language_model(load_json(file, where), where)
     folder = file.absolute().parent.name

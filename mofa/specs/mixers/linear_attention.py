@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from mofa.specs.attention import AttentionSpec
-from mofa.specs.base import Positive, Spec
+from mofa.specs.base import Spec
+from mofa.specs.ranges import NumHeads, Width
 
 
 class GatedDeltaNetSpec(Spec):
@@ -20,11 +21,11 @@ class GatedDeltaNetSpec(Spec):
     subject: ClassVar[str] = "linear attention"
 
     kind: Literal["gated_delta_net"] = "gated_delta_net"
-    num_key_heads: Positive
-    num_value_heads: Positive
-    key_head_dim: Positive
-    value_head_dim: Positive
-    conv_kernel: Positive
+    num_key_heads: NumHeads
+    num_value_heads: NumHeads
+    key_head_dim: Width
+    value_head_dim: Width
+    conv_kernel: Width
     """Length of the causal convolution. [tokens]"""
 
     @property
@@ -65,9 +66,9 @@ class KimiDeltaSpec(Spec):
     subject: ClassVar[str] = "linear attention"
 
     kind: Literal["kimi_delta"] = "kimi_delta"
-    num_heads: Positive
-    head_dim: Positive
-    conv_kernel: Positive
+    num_heads: NumHeads
+    head_dim: Width
+    conv_kernel: Width
     """Length of the causal convolutions. [tokens]"""
 
     def params(self, attention: AttentionSpec, hidden: int) -> int:
@@ -105,8 +106,8 @@ class LightningSpec(Spec):
     conv_state_elements: ClassVar[int] = 0
 
     kind: Literal["lightning"] = "lightning"
-    num_heads: Positive
-    head_dim: Positive
+    num_heads: NumHeads
+    head_dim: Width
 
     def params(self, attention: AttentionSpec, hidden: int) -> int:
         """Parameters of one layer's mixer without the norm in front: q, k, v, gate, output and a norm. [params]"""

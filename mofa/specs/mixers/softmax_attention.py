@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 
 from mofa.specs.attention import ATTENTION_KINDS, AttentionSpec
 from mofa.specs.attention.gqa import GqaSpec
-from mofa.specs.base import Positive, Spec
+from mofa.specs.base import Spec
+from mofa.specs.ranges import NumHeads, Tokens, Width
 
 
 def attention_params(attention: AttentionSpec, hidden: int) -> int:
@@ -51,9 +52,9 @@ class OtherAttentionSpec(Spec):
 class IndexerSpec(Spec):
     """Heads that choose which tokens each query attends to (DeepSeek sparse attention)."""
 
-    num_heads: Positive
-    head_dim: Positive
-    top_k: Positive
+    num_heads: NumHeads
+    head_dim: Width
+    top_k: Tokens
     """Tokens, or blocks of compressed tokens, that a query attends to. [tokens]"""
 
 
@@ -100,12 +101,12 @@ class CompressedAttentionSpec(Spec):
     conv_state_elements: ClassVar[int] = 0
 
     kind: Literal["compressed"] = "compressed"
-    q_lora_rank: Positive
-    o_lora_rank: Positive
+    q_lora_rank: Width
+    o_lora_rank: Width
     """Rank of the output's projection, in each group. [elements]"""
-    o_groups: Positive
+    o_groups: NumHeads
     """Groups of heads, each with an output projection of its own. [-]"""
-    ratio: Positive | None = None
+    ratio: Tokens | None = None
     """Tokens that become one; absent in layers that have the window alone. [tokens]"""
     overlap: bool = False
     """Whether each compressed token also sees the ``ratio`` tokens before its own."""
@@ -148,7 +149,7 @@ class FactorizedAttentionSpec(Spec):
     conv_state_elements: ClassVar[int] = 0
 
     kind: Literal["factorized"] = "factorized"
-    q_rank: Positive
+    q_rank: Width
     """Width of the query that heads share, behind which is a norm. [elements]"""
 
     def params(self, attention: AttentionSpec, hidden: int) -> int:

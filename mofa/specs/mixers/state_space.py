@@ -7,7 +7,8 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from mofa.specs.attention import AttentionSpec
-from mofa.specs.base import Positive, Spec
+from mofa.specs.base import Spec
+from mofa.specs.ranges import NumHeads, Width
 
 
 class Mamba1Spec(Spec):
@@ -22,13 +23,13 @@ class Mamba1Spec(Spec):
     subject: ClassVar[str] = "linear attention"
 
     kind: Literal["mamba1"] = "mamba1"
-    inner: Positive
+    inner: Width
     """Width inside, usually twice the hidden width. [elements]"""
-    state_dim: Positive
+    state_dim: Width
     """State of each inner element. [elements]"""
-    dt_rank: Positive
+    dt_rank: Width
     """Rank of the projection of the time step. [elements]"""
-    conv_kernel: Positive
+    conv_kernel: Width
     """Length of the causal convolution. [tokens]"""
     conv_bias: bool = True
     proj_bias: bool = False
@@ -67,14 +68,14 @@ class Mamba2Spec(Spec):
     subject: ClassVar[str] = "linear attention"
 
     kind: Literal["mamba2"] = "mamba2"
-    num_heads: Positive
-    head_dim: Positive
+    num_heads: NumHeads
+    head_dim: Width
     """Inner elements of a head. [elements]"""
-    state_dim: Positive
+    state_dim: Width
     """State of each inner element. [elements]"""
-    num_groups: Positive
+    num_groups: NumHeads
     """Groups of heads that share input and output matrices. [-]"""
-    conv_kernel: Positive
+    conv_kernel: Width
     """Length of the causal convolution. [tokens]"""
     conv_bias: bool = True
     proj_bias: bool = False
@@ -123,11 +124,11 @@ class GatedRecurrentUnitSpec(Spec):
     subject: ClassVar[str] = "linear attention"
 
     kind: Literal["rg_lru"] = "rg_lru"
-    inner: Positive
+    inner: Width
     """Width of the recurrence. [elements]"""
-    num_blocks: Positive
+    num_blocks: NumHeads
     """Blocks of the gates' block-diagonal products. [-]"""
-    conv_kernel: Positive
+    conv_kernel: Width
     """Length of the causal convolution. [tokens]"""
 
     @model_validator(mode="after")

@@ -1,0 +1,162 @@
+"""Files read no further than a bound, with whatever the system or a parser says as one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from mofa.errors import SpecError
+
+_files_read: ContextVar[set[tuple[int, int]] | None] = ContextVar("files_read", default=None)
+"""Files that a command has read, by device and inode; None where nobody asks."""
+
+
+@contextmanager
+def remembering_files() -> Iterator[None]:
+    """While it lasts, files that are read are remembered, so that none of them is overwritten with a result."""
+    token = _files_read.set(set())
+    try:
+        yield
+    finally:
+        _files_read.reset(token)
+
+
+def was_read(path: Path) -> bool:
+    """Whether a file was read since :func:`remembering_files` began."""
+    files = _files_read.get()
+    if not files:
+        return False
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return False
+    return (status.st_dev, status.st_ino) in files
+
+
+def reason_of(error: Exception) -> str:
+    """What the system says of a path, on one line, without the path."""
+    return " ".join((getattr(error, "strerror", None) or str(error)).split())[:80]
+
+
+def is_folder(path: Path) -> bool:
+    """As :meth:`pathlib.Path.is_dir`; False too where the system refuses to say, or the name is none."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def is_plain_file(path: Path) -> bool:
+    """As :meth:`pathlib.Path.is_file`; False too where the system refuses to say, or the name is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def exists(path: Path) -> bool:
+    """As :meth:`pathlib.Path.exists`; False too where the system refuses to say, or the name is none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def read_bytes(path: str | Path, where: str, limit: int, advice: str = "check the path") -> bytes:
+    """What a file holds, at most ``limit`` bytes of it.
+
+    Raises
+    ------
+    SpecError
+        Beginning with ``where``: if it is missing, a folder, larger, or the system refuses. ``advice`` is what to do
+        about a file that is too large.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise SpecError(f"{where}: no such file; check the path") from None
+    except IsADirectoryError:
+        raise SpecError(f"{where}: is a folder; name a file in it") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{where}: cannot be read ({reason_of(error)}); check the path and its permissions") from None
+    if len(data) > limit:
+        size = f"{limit >> 20} MiB" if limit >= 2**20 else f"{limit >> 10} KiB"
+        raise SpecError(f"{where}: larger than {size}; {advice}")
+    files = _files_read.get()
+    if files is not None:
+        files.add((status.st_dev, status.st_ino))
+    return data
+
+
+def utf8_text(data: bytes, where: str) -> str:
+    """Bytes as UTF-8 text, a byte order mark left out; raises SpecError where they are none."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{where}: byte {error.start} is not UTF-8; save the file as UTF-8 text") from None
+
+
+def unzipped(data: bytes, where: str, limit: int, advice: str) -> bytes:
+    """What gzip packed, at most ``limit`` bytes; itself where it is not packed.
+
+    Raises
+    ------
+    SpecError
+        If it is broken, or unpacks to more.
+    """
+    if data[:2] != b"\x1f\x8b":
+        return data
+    parts, size = [], 0
+    try:
+        while data:
+            stream = zlib.decompressobj(wbits=31)
+            parts.append(stream.decompress(data, limit + 1 - size))
+            size += len(parts[-1])
+            if size > limit:
+                raise SpecError(f"{where}: unpacks to more than {limit >> 20} MiB; {advice}")
+            if not stream.eof:
+                raise SpecError(f"{where}: is cut off; copy the file again")
+            data = stream.unused_data.lstrip(b"\0")
+    except zlib.error:
+        raise SpecError(f"{where}: is no whole file of gzip; copy it again") from None
+    return b"".join(parts)
+
+
+def read_json(text: str | bytes, where: str, advice: str) -> Any:
+    """Value of a JSON text, all of whose numbers a float can hold.
+
+    Raises
+    ------
+    SpecError
+        If it is no JSON, is nested too deeply, or holds a number that is none or too large.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_int=_finite_int)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise SpecError(f"{where}: is no JSON that can be read ({_kind_of(error)}); {advice}") from None
+
+
+def _kind_of(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}: {error.msg}"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "a number or character that is none" if not isinstance(error, OverflowError) else "a number without bounds"
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite_int(text: str) -> int:
+    number = int(text)
+    float(number)
+    return number

@@ -1,0 +1,91 @@
+"""Physical ranges of plain numbers in files and options: the one home of each.
+
+Numbers with a unit and a provenance are the facts of :mod:`mofa.specs.base`, whose bounds are from here too. A range is
+wide: it refuses what no machine, model or job can be, and keeps what follows from it within the numbers of a computer.
+Where a count is looped or allocated over, its bound says what that costs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+# --- facts with a unit
+LEAST_SECONDS, MOST_SECONDS = 1e-15, 1e12
+"""From what light needs for a third of a micrometre to thirty thousand years. [s]"""
+MOST_BYTES = 1e21
+"""A zettabyte. [B]"""
+LEAST_RATE, MOST_RATE = 1.0, 1e33
+"""Of bytes or operations in a second: from one, to one that takes no time. [1/s]"""
+MOST_WATTS = 1e12
+LEAST_SHARE = 1e-6
+"""Of a rate; a kernel a million times slower than its peak is none. [-]"""
+LEAST_FACTOR, MOST_FACTOR = 1e-9, 1e9
+MOST_TOKENS = 1e24
+
+# --- fitted forms of kernels
+KernelSeconds = Annotated[float, Field(ge=0.0, le=1e6)]
+"""A start, a floor, or what a row, a column or an expert costs. [s]"""
+UnitSeconds = Annotated[float, Field(ge=1e-15, le=1e6)]
+"""What a unit of work takes: no less than light needs for a third of a micrometre. [s]"""
+Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
+"""[B/s] or [FLOP/s]"""
+RateOrNone = Annotated[float, Field(ge=0.0, le=MOST_RATE)]
+"""As :data:`Rate`; 0 where nothing moves so. [B/s]"""
+TileSize = Annotated[int, Field(ge=1, le=65_536)]
+"""Rows or columns that one multiprocessor computes. [-]"""
+RowsOrNone = Annotated[int, Field(ge=0, le=10**9)]
+Sharpness = Annotated[float, Field(ge=0.5, le=1024.0)]
+"""Exponent that joins two times that overlap: 1 adds them, a large one takes the larger. [-]"""
+Elements = Annotated[float, Field(ge=0.0, le=1e9)]
+"""A length that comes on top. [elements]"""
+BytesPerElement = Annotated[float, Field(ge=0.0, le=1e6)]
+"""Moved, or held, for an element or a parameter. [B]"""
+Slots = Annotated[int, Field(ge=1, le=10**7)]
+"""Units of work at a time, on all multiprocessors. [-]"""
+Splits = Annotated[int, Field(ge=1, le=4096)]
+Multiple = Annotated[float, Field(ge=0.0, le=1e3)]
+"""Of a time over another; 0 where it adds nothing. [-]"""
+PositiveMultiple = Annotated[float, Field(ge=1e-3, le=1e3)]
+Size = Annotated[float, Field(ge=0.0, le=1e30)]
+"""Of a kernel that was measured. [-]"""
+RelativeError = Annotated[float, Field(ge=0.0, le=1e9)]
+"""[-]"""
+
+# --- sizes of models and jobs
+MAX_LOSS_METRICS = 64
+"""Each is ops of its own behind the loss. [-]"""
+MAX_DISPATCH_SYNCS = 64
+"""Each is an op of its own in a layer with experts; Megatron has up to three. [-]"""
+MAX_ALIGNMENT = 65_536
+"""Rows that an expert's input may be padded by. [tokens]"""
+MAX_WIDTH = 2**24
+"""Of a hidden or intermediate width, a head, a rank: a thousand times what models have. [-]"""
+MAX_GPUS = 2**20
+"""Tables have a row for every way to cut the GPUs. [-]"""
+MAX_LAYERS = 10_000
+"""More layers than any model has; readers of lists of layers go no further. [layers]"""
+MAX_MTP_LAYERS = 64
+"""Each is described, costed and played by itself on the last stage; DeepSeek-V3 has one. [layers]"""
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH, strict=True)]
+WidthOrNone = Annotated[int, Field(ge=0, le=MAX_WIDTH, strict=True)]
+"""0 for none. [-]"""
+Vocabulary = Annotated[int, Field(ge=1, le=2**28, strict=True)]
+"""[tokens]"""
+NumHeads = Annotated[int, Field(ge=1, le=2**16, strict=True)]
+Experts = Annotated[int, Field(ge=1, le=2**15, strict=True)]
+"""Of a layer: a draw of routing holds so many numbers, a placement that times the ranks. [-]"""
+ExpertsOrNone = Annotated[int, Field(ge=0, le=2**15, strict=True)]
+Tokens = Annotated[int, Field(ge=1, le=2**31, strict=True)]
+"""Of a sequence, or a window of it. [tokens]"""
+Sequences = Annotated[int, Field(ge=1, le=2**31, strict=True)]
+"""Of a step or a micro-batch. [sequences]"""
+Degree = Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
+"""Of parallelism. [ranks]"""
+SpareNodes = Annotated[int, Field(ge=0, le=MAX_GPUS, strict=True)]
+"""[nodes]"""
+LayerPeriod = Annotated[int, Field(ge=1, le=MAX_LAYERS, strict=True)]
+"""Every so many-th layer. [layers]"""
+LayerPeriodOrNone = Annotated[int, Field(ge=0, le=MAX_LAYERS, strict=True)]
+"""0 for none. [layers]"""
