@@ -228,7 +228,7 @@ def _known(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def workload_like(model: ModelSpec) -> str:
     """The bundled workload of a model's kinds of attention and layers."""
-    if model.attention.kind == "mla":
+    if model.attention_kind.megatron.has_latents:
         return "deepseek-v3"
     return "llama3-8b" if model.moe is None else "qwen3-30b-a3b"
 

@@ -82,7 +82,7 @@ def _every_nth(flags: Sequence[bool]) -> int | None:
     return every if all(flag == ((i + 1) % every == 0) for i, flag in enumerate(flags)) else None
 
 
-def _held(c: Config, names: Sequence[str], unrotated: Sequence[bool]) -> dict[str, Any] | None:
+def _regular_attention(c: Config, names: Sequence[str], unrotated: Sequence[bool]) -> dict[str, Any] | None:
     """Fields of attention where full layers and layers without a rotation are every n-th; None where they are not."""
     full, nope = _every_nth([name == "full" for name in names]), _every_nth(unrotated)
     if full is None or nope is None:
@@ -93,7 +93,7 @@ def _held(c: Config, names: Sequence[str], unrotated: Sequence[bool]) -> dict[st
     return {"nope_every": nope, "window": c["sliding_window"], **period}
 
 
-def _held_experts(sparse: Sequence[bool]) -> dict[str, Any] | None:
+def _regular_experts(sparse: Sequence[bool]) -> dict[str, Any] | None:
     """Fields of experts where these are in every n-th layer behind the first ones; None where they are not."""
     if True not in sparse:
         return None
@@ -108,9 +108,9 @@ def _held_experts(sparse: Sequence[bool]) -> dict[str, Any] | None:
 def _cwm(c: Config) -> dict[str, Any]:
     attention, names = gqa(c), _first_of_four(c)
     mixers = _mixers(c, names, attention)
-    held = _held(c, names, [False] * len(names))
-    if held is not None:
-        return {"attention": {**attention, **held}, "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+    regular = _regular_attention(c, names, [False] * len(names))
+    if regular is not None:
+        return {"attention": {**attention, **regular}, "mlp": gated_mlp(c, bias=c["mlp_bias"])}
     each = [kind(name, [mixer], [MLP]) for name, mixer in zip(names, mixers, strict=True)]
     return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"]), **layers(each)}
 
@@ -141,9 +141,9 @@ def _granite_windows(c: Config, raw: dict[str, Any], ffn: dict[str, str]) -> dic
     if len(bases) != len(names) or not all(type(base) in (int, float) and base >= 0 for base in bases):
         raise ValueError(f"layer_rope_theta ({short(bases)}) must list {len(names)} bases of at least 0; correct it")
     mixers = _mixers(c, names, attention)
-    held = _held(c, names, [not base for base in bases])
-    if held is not None:
-        return {**raw, "attention": {**attention, **held}}
+    regular = _regular_attention(c, names, [not base for base in bases])
+    if regular is not None:
+        return {**raw, "attention": {**attention, **regular}}
     each = []
     for name, mixer, base in zip(names, mixers, bases, strict=True):
         if base:
@@ -174,9 +174,9 @@ def _flint(c: Config) -> dict[str, Any]:
     attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, sinks=True, nope_every=1)
     fields = moe(c, score="sigmoid", shared_hidden=c["shared_expert_intermediate_size"])
     mixers = _mixers(c, names, attention)
-    held, places = _held(c, names, [name == "full" for name in names]), _held_experts(sparse)
-    if held is not None and places is not None:
-        return {"attention": {**attention, **held}, **dense_or_experts(c, {**fields, **places})}
+    regular, places = _regular_attention(c, names, [name == "full" for name in names]), _regular_experts(sparse)
+    if regular is not None and places is not None:
+        return {"attention": {**attention, **regular}, **dense_or_experts(c, {**fields, **places})}
     each = []
     for name, mixer, has_experts in zip(names, mixers, sparse, strict=True):
         ffn = MOE if has_experts else MLP
