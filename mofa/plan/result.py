@@ -151,7 +151,7 @@ class Plan(LongRunFields):
         return f"{type(self).__name__}({plan_line(self)})"
 
     def __str__(self) -> str:
-        return plan_text(self)
+        return plan_text(self, self.time.exposed)
 
 
 def plans_to_frame(plans: Iterable[Plan], *, all: bool = True) -> pd.DataFrame:
@@ -327,11 +327,14 @@ class PlanReport(Spec):
 
     def __repr__(self) -> str:
         best = f", best {plan_line(self.plans[0])}" if self.plans else ", nothing fits"
-        name, gpus = self.workload.name, f"{self.cluster.num_gpus:,} x {self.cluster.gpu}"
-        return f"PlanReport({name} on {gpus}: {len(self.plans)} plans{best})"
+        return f"PlanReport({self._job_on_machines}: {len(self.plans)} plans{best})"
 
     def __str__(self) -> str:
-        return report_text(self)
+        return report_text(f"{self._job_on_machines}, {self.framework.name}", self.plans, self.min_gpus)
+
+    @property
+    def _job_on_machines(self) -> str:
+        return f"{self.workload.name} on {self.cluster.num_gpus:,} x {self.cluster.gpu}"
 
     def rejected_to_frame(self) -> pd.DataFrame:
         """One row per reason: reason, count, the nearest miss's short_by and unit and its strategy columns."""

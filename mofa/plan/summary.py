@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mofa.schedules import default_schedule
 from mofa.units import GIB, format_seconds
 
 if TYPE_CHECKING:
-    from mofa.plan.result import Plan, PlanReport
+    from collections.abc import Mapping, Sequence
+
+    from mofa.plan.memory import Memory
     from mofa.specs.strategy import StrategySpec
 
 USUAL_COLUMNS = (
@@ -86,7 +88,38 @@ def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
     return " ".join(words)
 
 
-def plan_line(plan: Plan) -> str:
+class PlanFigures(Protocol):
+    """What of a plan is printed; :class:`mofa.plan.result.Plan` has it."""
+
+    @property
+    def strategy(self) -> StrategySpec: ...
+
+    @property
+    def step_s(self) -> float: ...
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float: ...
+
+    @property
+    def tflops_per_gpu(self) -> float: ...
+
+    @property
+    def mfu(self) -> float: ...
+
+    @property
+    def memory(self) -> Memory: ...
+
+    @property
+    def days_without_failures(self) -> float | None: ...
+
+    @property
+    def usd(self) -> float | None: ...
+
+    @property
+    def gpu_hours(self) -> float | None: ...
+
+
+def plan_line(plan: PlanFigures) -> str:
     """A plan in one line: its strategy, speed and memory."""
     memory = plan.memory
     fits = "" if memory.fits else ", does not fit"
@@ -96,11 +129,11 @@ def plan_line(plan: Plan) -> str:
     )
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: PlanFigures, exposed: Mapping[Any, float]) -> str:
     """A plan in a few lines: what it is, how fast, what it takes, and where its step goes."""
     memory = plan.memory
     over = "" if memory.fits else f" (does not fit, {-memory.free_bytes / GIB:.2f} GiB over)"
-    parts = sorted(plan.time.exposed.items(), key=lambda part: -part[1])[:4]
+    parts = sorted(exposed.items(), key=lambda part: -part[1])[:4]
     speed = f"{plan.tokens_per_s_per_gpu:,.1f} tokens/s/GPU, {plan.tflops_per_gpu:.1f} TFLOP/s/GPU, MFU {plan.mfu:.1%}"
     lines = [
         f"strategy  {strategy_text(plan.strategy)} on {plan.strategy.framework}",
@@ -115,12 +148,10 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def report_text(report: PlanReport) -> str:
-    """What a search found in a line for each plan."""
-    job, cluster = report.workload, report.cluster
-    lines = [f"{job.name} on {cluster.num_gpus:,} x {cluster.gpu}, {report.framework.name}: {len(report.plans)} plans"]
-    lines += [f"{number:2d}  {plan_line(plan)}" for number, plan in enumerate(report.plans, start=1)]
-    if not report.plans:
-        least = f"; {report.min_gpus:,} GPUs would do" if report.min_gpus else ""
-        lines.append(f"nothing fits{least}")
+def report_text(job_on_machines: str, plans: Sequence[PlanFigures], min_gpus: int | None) -> str:
+    """What a search found: a line for each plan, or how many GPUs would do."""
+    lines = [f"{job_on_machines}: {len(plans)} plans"]
+    lines += [f"{number:2d}  {plan_line(plan)}" for number, plan in enumerate(plans, start=1)]
+    if not plans:
+        lines.append("nothing fits" + (f"; {min_gpus:,} GPUs would do" if min_gpus else ""))
     return "\n".join(lines)

@@ -204,7 +204,7 @@ def test_a_job_of_somebody_is_read(tmp_path: Path) -> None:
         ("[metrics]", "[optimizer]\nearly_step_in_backward = true\n[metrics]", "early_step_in_backward"),
         ("[metrics]", '[model.x]\n[optimizer]\nname = "Muon"\n[metrics]', "optimizer.name"),
         ('mode = "selective"', 'mode = "memory_budget"', "activation_checkpoint.mode"),
-        ('flavor = "8B"', 'flavor = "8b"', "use one of debugmodel"),
+        ('flavor = "8B"', 'flavor = "8b"', "did you mean 8B?"),
         ('flavor = "8B"', 'flavor = "8B_flex"', "attn_type"),
         ('name = "llama3"', 'name = "llama9"', "custom_import"),
         ("[training]", "[training", "is no TOML"),
