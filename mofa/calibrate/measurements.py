@@ -177,7 +177,7 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
         times.append(value / scale)
     try:
         more = [_reading(cell[name]) for name in ("sm_mhz", "power_w")]
-        num = _whole(cell["samples"])
+        num = _whole_number(cell["samples"])
         shape = parse_shape(cell["shape"])
     except ValueError as error:
         raise fail(str(error)) from None
@@ -207,21 +207,21 @@ def _wrong_size(family: str, shape: Shape) -> str:
     loads = str(shape.get("loads", "")).split(",")
     if len(loads) > MAX_GROUPS:
         return f"loads are of more than {MAX_GROUPS} groups"
-    if family in ("grouped_gemm", "te_grouped") and not all(_is_whole(load) and int(load) > 0 for load in loads):
+    if family in ("grouped_gemm", "te_grouped") and not all(_is_whole_number(load) and int(load) > 0 for load in loads):
         return "loads are not whole numbers above zero"
-    if family == "te_experts" and not (all(_is_whole(load) for load in loads) and any(int(load) for load in loads)):
+    if family == "te_experts" and not (all(_is_whole_number(load) for load in loads) and any(int(load) for load in loads)):
         return "loads are not whole numbers, one above zero"
     return ""
 
 
-def _is_whole(text: str) -> bool:
+def _is_whole_number(text: str) -> bool:
     """Whether a text is a whole number of a size that shapes have."""
     return text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= MAX_SIZE
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     """A whole number; raises ValueError where a text is none, or is larger than sizes are."""
-    if not _is_whole(text):
+    if not _is_whole_number(text):
         raise ValueError(f"{text[:40]!r} is no whole number from 0 to {MAX_SIZE}")
     return int(text)
 
@@ -249,7 +249,7 @@ def parse_shape(text: str) -> Shape:
         name, equals, value = part.partition("=")
         if not (name.isidentifier() and equals and value):
             raise ValueError(f"shape {text[:60]!r} is not 'name=value ...'")
-        shape[name] = _whole(value) if value.isdigit() else value
+        shape[name] = _whole_number(value) if value.isdigit() else value
     return shape
 
 

@@ -137,8 +137,8 @@ def calculate(
     def shares(interval: float) -> dict[str, float]:
         if shape == 1 or interval == 0:
             with np.errstate(all="ignore"):  # what underflows is 0
-                found = expected_shares(interval, block, mtbf, restart, persist)
-            return summed_shares({name: float(v) for name, v in found.items()})
+                by_part = expected_shares(interval, block, mtbf, restart, persist)
+            return summed_shares({name: float(v) for name, v in by_part.items()})
         return summed_shares(weibull_shares(interval, block, mtbf, restart, persist, shape))
 
     if shape != 1 and used_s == 0:

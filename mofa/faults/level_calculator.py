@@ -108,8 +108,8 @@ def calculate_levels(
     with np.errstate(all="ignore"):
         interval, ratios = _refined(blocks, mtbf, parts, restarts, interval_s)
     with np.errstate(all="ignore"):  # what underflows is 0
-        found = level_shares(interval, ratios, blocks, mtbf, parts, restarts)
-    ledger = summed_shares({k: float(v) for k, v in found.items()})
+        by_part = level_shares(interval, ratios, blocks, mtbf, parts, restarts)
+    ledger = summed_shares({k: float(v) for k, v in by_part.items()})
     every = list(itertools.accumulate([1, *ratios], lambda a, b: a * b))
     with np.errstate(divide="ignore"):
         first = [float(two_level_s((b, b), mtbf, p)[0]) for b, p in zip(blocks, parts, strict=True)]

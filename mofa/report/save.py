@@ -263,8 +263,8 @@ def csv_bytes(table: pd.DataFrame) -> bytes:
     return shown.to_csv(index=False, lineterminator="\n").encode()
 
 
-def _plain_cells(column: pd.Series) -> list[object]:
-    return [no_formula(visible(cell)) if isinstance(cell, str) else cell for cell in column.tolist()]
+def _plain_cells(column: pd.Series) -> pd.Series:
+    return column.map(lambda cell: no_formula(visible(cell)) if isinstance(cell, str) else cell)
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> list[Path]:

@@ -35,6 +35,8 @@ def check_writable(path: Path, *, directory: bool = False) -> None:
             _check_directory(path)
         else:
             _check_file(path)
+    except SpecError:
+        raise
     except (OSError, ValueError) as error:  # a name that is too long, a folder without permission, a loop of links
         raise SpecError(f"{_shown(path)}: cannot be written ({reason_of(error)}); name another place") from None
 
@@ -223,6 +225,8 @@ def write_all(files: Mapping[Path, bytes]) -> None:
         _rename(staged)
         for place, content in streams:
             place.write_bytes(content)
+    except SpecError:
+        raise
     except (OSError, ValueError) as error:
         raise SpecError(f"{_shown(place)}: cannot be written ({reason_of(error)}); name another place") from error
     finally:
