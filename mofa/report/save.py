@@ -256,6 +256,8 @@ def figure_files(name: str, ax: Axes) -> dict[str, bytes]:
 
 def csv_bytes(table: pd.DataFrame) -> bytes:
     """A table as CSV, in which no text of a user is a formula or acts on a terminal."""
+    import pandas as pd
+
     texts = {name: _plain_cells(table[name]) for name in table.columns if table[name].dtype.kind in "OUS"}
     shown = table.copy(deep=False)
     for name, cells in texts.items():
