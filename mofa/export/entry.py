@@ -15,6 +15,7 @@ from mofa.export.job import Job
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import ClusterSummary, Estimate, Plan, PlanReport
 from mofa.specs.files import did_you_mean
+from mofa.specs.regular_files import refuse_special_file
 from mofa.specs.write_files import check_writable, write_atomic
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ def load_result(file: str | Path) -> PlanReport | Estimate:
         If it is no such JSON, or one of before plans said their job.
     """
     path = Path(file)
+    refuse_special_file(path, str(file))
     try:
         if path.stat().st_size > MAX_PLAN_BYTES:
             raise SpecError(f"{file}: is larger than {MAX_PLAN_BYTES >> 20} MiB; give the JSON of one search")

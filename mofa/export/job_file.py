@@ -15,6 +15,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_framework
+from mofa.specs.regular_files import refuse_special_file
 from mofa.specs.workload import WorkloadSpec
 
 MAX_LOG_BYTES = 2**26
@@ -62,6 +63,7 @@ def text_of(file: Path, limit: int = MAX_FILE_BYTES) -> str:
     SpecError
         If it is larger, or cannot be read.
     """
+    refuse_special_file(file, str(file))
     try:
         size = file.stat().st_size
         if size > limit:

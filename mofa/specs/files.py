@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from mofa.errors import SpecError
+from mofa.specs.regular_files import refuse_special_file
 
 DataKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles"]
 BundledKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles", "gpus", "nodes"]
@@ -67,6 +68,7 @@ def short(value: object, length: int = 40) -> str:
 
 def read_text(path: str | Path, where: str) -> str:
     """Text of a file of at most :data:`MAX_FILE_BYTES`, UTF-8."""
+    refuse_special_file(path, where)
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
