@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
+from mofa.specs.regular_files import refuse_special_file
 
 _files_read: ContextVar[set[tuple[int, int]] | None] = ContextVar("files_read", default=None)
 """Files that a command has read, by device and inode; None where nobody asks."""
@@ -77,6 +78,7 @@ def read_bytes(path: str | Path, where: str, limit: int, advice: str = "check th
         Beginning with ``where``: if it is missing, a folder, larger, or the system refuses. ``advice`` is what to do
         about a file that is too large.
     """
+    refuse_special_file(path, where)
     try:
         with Path(path).open("rb") as file:
             status = os.fstat(file.fileno())
