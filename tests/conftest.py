@@ -7,6 +7,7 @@ by a whole run; with ``--fast`` it adds what is slow without the tests before it
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 from collections import defaultdict
@@ -39,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The two options."""
     parser.addoption("--fast", action="store_true", help=f"leave out the tests that tests/{SLOW.name} names")
     parser.addoption("--write-slow", action="store_true", help=f"write tests/{SLOW.name} by what this run takes")
+
+
+def pytest_configure() -> None:
+    """Take away the width that the workers of a session are told, which tables honour."""
+    os.environ.pop("COLUMNS", None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -102,5 +102,5 @@ def test_peaks_are_read_ahead_of_each_reset(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_exported_jobs_only_judge(tmp_path: Path) -> None:
     references, _ = measured_references(EXPORTED, tmp_path)
-    assert len(references) == len(read_records(EXPORTED)) == 6
+    assert len(references) == len(read_records(EXPORTED)) == 11
     assert {(reference.group, reference.split) for reference in references} == {("measured-exported", "judging")}
