@@ -22,7 +22,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import lru_cache
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,41 +218,53 @@ def rewritten(quoted: str, out: str) -> str:
     return "\n...\n".join(fresh) + "\n"
 
 
+class Asked(NamedTuple):
+    """What is to be done with a page's commands."""
+
+    lists: bool
+    writes: bool
+
+
+def check_page(page: Path, asked: Asked) -> tuple[list[str], int]:
+    """Run a page's commands in order; what to say of each, and how many are wrong."""
+    os.environ.pop("COLUMNS", None)
+    text, quoted = page.read_text(encoding="utf-8"), quotes(page)
+    said, wrong = [], 0
+    with folder_of_readers_files():
+        for command in commands(page):
+            check_options(command)
+            if asked.lists or not command.is_run:
+                said.append(f"{'run   ' if command.is_run else 'parsed'} {command.page}: {command.text}")
+                continue
+            done, quote = run(command), quoted.get(command.text)
+            line = None if quote is None else missing_line(quote, done.out + done.error)
+            if asked.writes and quote is not None and line is not None:
+                text = text.replace(quote, rewritten(quote, done.out + done.error))
+                line = None
+            said.append(f"{done.cpu_s:6.1f} s  {command.page}: {command.text}")
+            if done.status not in (0, 3) or line is not None:
+                wrong += 1
+                said[-1] = f"WRONG {said[-1]}\n      {done.error.strip() or f'not in its output: {line!r}'}"
+    if asked.writes:
+        page.write_text(text, encoding="utf-8")
+    return said, wrong
+
+
 def main() -> int:
-    """Run commands of pages; the number of those that are wrong."""
+    """Run commands of pages, a page in each process; the number of those that are wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", type=Path, help="Pages; all by default.")
     parser.add_argument("--write", action="store_true", help="Put today's output in place of what is quoted.")
     parser.add_argument("--list", action="store_true", help="Print the commands and whether each is run.")
-    asked = parser.parse_args()
-    chosen = [page.resolve() for page in asked.pages] or pages()
-    wrong = 0
-    os.environ.pop("COLUMNS", None)
-    known: dict[str, Done] = {}  # a command of two pages runs once where nothing that it reads differs
-    for page in chosen:
-        text, quoted = page.read_text(encoding="utf-8"), quotes(page)
-        with folder_of_readers_files():
-            for command in commands(page):
-                check_options(command)
-                if asked.list or not command.is_run:
-                    print(f"{'run   ' if command.is_run else 'parsed'} {command.page}: {command.text}")
-                    continue
-                writes = any(option in command.text for option in ("--out", "--json-file", "export "))
-                done = run(command) if writes or command.text not in known else known[command.text]
-                known[command.text] = done
-                say = f"{done.cpu_s:6.1f} s  {command.page}: {command.text}"
-                line = missing_line(quoted[command.text], done.out + done.error) if command.text in quoted else None
-                if command.text in quoted and asked.write and line is not None:
-                    text = text.replace(quoted[command.text], rewritten(quoted[command.text], done.out + done.error))
-                    line = None
-                if done.status not in (0, 3) or line is not None:
-                    wrong += 1
-                    why = done.error.strip() or f"not in its output: {line!r}"
-                    say = f"WRONG {say}\n      {why}"
-                print(say, flush=True)
-        if asked.write:
-            page.write_text(text, encoding="utf-8")
-    return wrong
+    given = parser.parse_args()
+    asked = Asked(given.list, given.write)
+    chosen = [page.resolve() for page in given.pages] or pages()
+    all_wrong = 0
+    with ProcessPoolExecutor(min(len(os.sched_getaffinity(0)), 4), mp_context=get_context("spawn")) as pool:
+        for said, wrong in pool.map(partial(check_page, asked=asked), chosen):
+            print("\n".join(said), flush=True)
+            all_wrong += wrong
+    return all_wrong
 
 
 if __name__ == "__main__":
