@@ -80,6 +80,9 @@ def given_degrees(given: Given) -> tuple[int, int]:
         If shards follow from GPUs that nothing says, or do not fit them.
     """
     replicas, shards = given[REPLICAS.name], given[SHARDS.name]
+    for setting in (REPLICAS, TP, PP, CP):
+        if given[setting.name] < 1:
+            raise given.refusal(f"{setting.name} is {given[setting.name]}", "write a number of ranks of at least 1")
     others = given[TP.name] * given[PP.name] * given[CP.name] * replicas
     if shards < 0:
         if given.num_gpus is None:
