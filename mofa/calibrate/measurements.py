@@ -209,7 +209,9 @@ def _wrong_size(family: str, shape: Shape) -> str:
         return f"loads are of more than {MAX_GROUPS} groups"
     if family in ("grouped_gemm", "te_grouped") and not all(_is_whole_number(load) and int(load) > 0 for load in loads):
         return "loads are not whole numbers above zero"
-    if family == "te_experts" and not (all(_is_whole_number(load) for load in loads) and any(int(load) for load in loads)):
+    if family == "te_experts" and not (
+        all(_is_whole_number(load) for load in loads) and any(int(load) for load in loads)
+    ):
         return "loads are not whole numbers, one above zero"
     return ""
 

@@ -15,7 +15,7 @@ RATES = ("small_rate", "large_rate")
 COMPUTE = ("gemm", "grouped_gemm")
 SHORTEST_S = 1e-7
 """Start of a collective that a shorter latency would leave nothing of. [s]"""
-MOST_SCALED = 1e33
+LEAST_SCALED, MOST_SCALED = 1e-30, 1e33
 """Of a fact that curves are scaled to; beyond, its own check refuses it. SI"""
 OF_LIBRARIES = ("unaligned_products", "optimizer_16_bit", "kernel_selection", "layer_kernels")
 """Facts of kernels that libraries choose by the processor (:mod:`mofa.specs.gpu_facts`)."""
@@ -333,6 +333,8 @@ def _both(new: Mapping[str, Any], old: Mapping[str, Any], path: Sequence[str], u
         values = [parse_quantity(fact, unit) if unit else float(fact) for fact in given]
     except (KeyError, TypeError, ValueError, OverflowError):
         return 1.0, 1.0
-    if not all(isfinite(value) and value <= MOST_SCALED for value in values):  # left for the check
+    if not all(
+        isfinite(value) and LEAST_SCALED <= abs(value) <= MOST_SCALED for value in values if value
+    ):  # left for the check
         return 1.0, 1.0
     return values[0], values[1]

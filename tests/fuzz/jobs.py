@@ -94,7 +94,7 @@ BETTER: tuple[dict[str, object], ...] = (
 
 
 def check_monotone(job: dict[str, Any], plan: Plan, draw: random.Random) -> None:
-    """Hardware that is twice as fast in one fact is no slower, but for a hundredth: more kernels are host-bound then."""
+    """Hardware that is twice as fast in one fact is no slower, but for 1 %: more kernels are host-bound."""
     fact, times = next(iter(draw.choice(BETTER).items()))
     value: Any = load_cluster(job["node"], job["gpus"])
     for key in fact.split("."):
@@ -115,7 +115,12 @@ def check_searched(job: dict[str, Any], plan: Plan) -> None:
     }
     fixed["schedule"] = plan.strategy.schedule
     report = mofa.find_plans(
-        workload, load_cluster(job["node"], job["gpus"]), framework=load_framework(job["framework"]), fix=fixed, top=50, replay=False
+        workload,
+        load_cluster(job["node"], job["gpus"]),
+        framework=load_framework(job["framework"]),
+        fix=fixed,
+        top=50,
+        replay=False,
     ).report
     if not plan.memory.fits:
         same = [p for p in report.plans if p.strategy == plan.strategy]

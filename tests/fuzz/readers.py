@@ -145,14 +145,16 @@ def kinds() -> tuple[Kind, ...]:
         "precision": {"gemm": "fp8-delayed"}, "routing": {"kind": "balanced"},
     }  # fmt: skip
     record = next(iter(sorted((ROOT / "reference_runs/measured").glob("h100-mc1-ernie-3l*skewed.yaml"))))
-    config = json.loads((ROOT / "tests/specs/configs/qwen3-30b-a3b.json").read_text()) if (
-        ROOT / "tests/specs/configs/qwen3-30b-a3b.json").is_file() else json.loads(
-        sorted((ROOT / "tests/specs/configs").glob("*.json"))[0].read_text())
+    config = (
+        json.loads((ROOT / "tests/specs/configs/qwen3-30b-a3b.json").read_text())
+        if (ROOT / "tests/specs/configs/qwen3-30b-a3b.json").is_file()
+        else json.loads(sorted((ROOT / "tests/specs/configs").glob("*.json"))[0].read_text())
+    )
     counts = "iteration,layer,expert,tokens\n" + "".join(
         f"{i},{layer},{e},{10 * e + 1}\n" for i in range(2) for layer in range(2) for e in range(4)
     )
     csv = (ROOT / "measurements/h200-1gpu-second/gemm.csv").read_text().splitlines(keepends=True)
-    host = (ROOT / "reference_runs/hosts.yaml")
+    host = ROOT / "reference_runs/hosts.yaml"
     made = [
         *(Kind(f"workload {name}", "w.yaml", _facts(f"workloads/{name}.yaml"), load_workload)
           for name in ("llama3-8b", "deepseek-v3", "mixtral-8x7b")),

@@ -13,6 +13,7 @@ from mofa.export.torchtitan.model_settings import given_experts
 from mofa.schedules import SCHEDULES, default_schedule
 from mofa.specs.layouts.module_names import OUTPUT, ModuleNamesError, module_names, parse_module_names
 from mofa.specs.layouts.pipeline_layout import parse_layout
+from mofa.units import is_whole_number
 
 TP = Argument("parallelism.tensor_parallel_degree", "int", 1)
 PP = Argument("parallelism.pipeline_parallel_degree", "int", 1)
@@ -260,7 +261,7 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
         return {"strategy.recompute": mode}
     if mode == "selective" and option == "op":
         return {"strategy.recompute": "ops"}
-    if mode == "selective" and option.isdigit() and int(option):
+    if mode == "selective" and is_whole_number(option) and int(option):
         return {"strategy.recompute": f"every:{option}"}
     raise given.refusal(f"{AC_MODE.name} ({mode}, {option}) is not modelled", "what is: none, full, selective")
 
