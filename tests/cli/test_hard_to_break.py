@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import SimpleNamespace
+from typing import Any, cast, get_args, get_origin
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from mofa.cost.breakdown import TIME_COMPONENTS
+from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.errors import SpecError
 from mofa.faults.calculator import calculate
 from mofa.report.save import csv_bytes
@@ -89,6 +92,17 @@ def test_curves_have_physical_ranges(
     assert words in _refused(tmp_path, gpu, node)
 
 
+@pytest.mark.parametrize("seconds", [np.inf, np.nan, -1e9])
+def test_a_step_that_is_no_time_is_an_error_of_the_profile(seconds: float) -> None:
+    exposed = np.zeros((len(TIME_COMPONENTS), 1))
+    exposed[TIME_COMPONENTS.index("attention")] = seconds
+    made = SimpleNamespace(step_s=exposed.sum(axis=0), exposed_s=exposed)
+    with pytest.raises(
+        SpecError, match=r"h100-sxm: a step would take .* of which attention .*correct gpu\.curves\.att"
+    ):
+        refuse_unphysical_steps(cast("Any", made), load_cluster("h100-hgx", 8))
+
+
 def _numbers(cls: type[BaseModel], seen: set[type], path: str = "") -> list[str]:
     """Fields of numbers below a spec that have no two bounds."""
     if cls in seen or cls is Fact:
@@ -133,7 +147,7 @@ def test_every_number_of_a_file_has_two_bounds(cls: type[BaseModel]) -> None:
 def test_what_yaml_constructors_stumble_over_is_one_line(text: str) -> None:
     with pytest.raises(SpecError, match=r"^f: .*write valid YAML$"):
         parse_yaml(f"a: {text}", "f")
-    with pytest.raises(SpecError, match="--set workload.tokens: "):
+    with pytest.raises(SpecError, match=r"--set workload\.tokens: "):
         parse_set([f"workload.tokens={text}"])
 
 
@@ -212,7 +226,7 @@ def test_folders_without_permission_are_one_line(tmp_path: Path) -> None:
         "assert not any('\\n' in words for words in all_of(place))\n"
     )
     for folder in (tmp_path, *tmp_path.parents):
-        if os.stat(folder).st_uid == os.getuid() and folder != Path("/tmp"):  # noqa: S108
+        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
             folder.chmod(0o755 if folder != tmp_path / "closed" else 0)
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "closed")], capture_output=True, text=True,
                          check=False)  # fmt: skip

@@ -19,6 +19,7 @@ from tests.fuzz.run import Findings
 LONGEST_S = 60.0
 """Of a command. [s]"""
 STATUSES = (0, 2, 3)
+COSTED = ("estimate", "plan", "trace", "export")
 
 
 def drawn_command(draw: random.Random, scratch: Path) -> list[str]:
@@ -26,8 +27,8 @@ def drawn_command(draw: random.Random, scratch: Path) -> list[str]:
     scratch.mkdir(parents=True, exist_ok=True)
     command = draw.choice(["estimate", "estimate", "estimate", "plan", "goodput", "balance", "trace", "export", "show",
                            "calibrate", "attribute", "chunks", "file", "file"])  # fmt: skip
-    workload = draw.choice(["llama3-8b", "mixtral-8x7b", "llama3-8b", "nothing", ""])
-    machines = [workload, draw.choice(["h100-hgx", "h100-hgx", "h200-hgx", "nothing"]), "--gpus", _number(draw, "8")]
+    workload = _mostly(draw, ["llama3-8b", "mixtral-8x7b"], ["nothing", ""])
+    machines = [workload, _mostly(draw, ["h100-hgx", "h200-hgx"], ["nothing"]), "--gpus", _number(draw, "8")]
     strategy = mutated_lines(draw, STRATEGY) if draw.random() < 0.3 else draw.choice(["tp=2", "pp=2", "tp=4 pp=2"])
     if command == "file":
         return _of_file(draw, scratch)
@@ -57,13 +58,17 @@ def drawn_command(draw: random.Random, scratch: Path) -> list[str]:
             "attribute": ["attribute", str(scratch / "none.json"), "llama3-8b"],
             "chunks": ["chunks", workload, "h100-hgx", "--gpus", _number(draw, "8"), "--strategy", "ep=4"],
         }[command]  # fmt: skip
-    for _ in range(draw.choice([0, 0, 1, 2])):
-        out += draw.choice([
-            ["--set", f"{draw.choice(PATHS)}={_text(draw)}"], ["--json"], ["--csv", str(scratch / "x.csv")],
-            ["--out", ""],
-            ["--json-file", draw.choice([str(scratch / "x.json"), "/", "", "x" * 300, "/proc/x", str(scratch)])],
-            ["--host-issue", _time(draw)], ["--framework", draw.choice(["megatron", "torchtitan", "x"])],
-        ])  # fmt: skip
+    for _ in range(draw.choice([0, 0, 1, 2]) if command in COSTED else 0):
+        places = [str(scratch / "x.json"), "/", "", "x" * 300, "/proc/x", str(scratch)]
+        out += draw.choice(
+            [
+                ["--set", f"{draw.choice(PATHS)}={_text(draw)}"],
+                ["--set", f"{draw.choice(PATHS)}={_text(draw)}"],
+                ["--framework", _mostly(draw, ["megatron", "torchtitan"], ["x"])],
+                ["--host-issue", _mostly(draw, ["6us"], ["1h", "x"])],
+                ["--json-file", draw.choice(places)] if command in ("estimate", "plan") else [],
+            ]
+        )
     return [word.replace("\0", "?").encode(errors="replace").decode() for word in out]
 
 
@@ -93,14 +98,17 @@ def _of_file(draw: random.Random, scratch: Path) -> list[str]:
     return commands.get(first, ["show", "workload", str(path)])
 
 
+def _mostly(draw: random.Random, sound: list[str], others: list[str]) -> str:
+    return draw.choice(sound if draw.random() < 0.95 else others)
+
+
 def _number(draw: random.Random, sound: str) -> str:
-    return sound if draw.random() < 0.8 else draw.choice(["0", "-1", "x", "²", "1e400", "9" * 30, "nan", "3", ""])
+    return sound if draw.random() < 0.95 else draw.choice(["0", "-1", "x", "²", "1e400", "9" * 30, "nan", "3", ""])
 
 
 def _time(draw: random.Random) -> str:
-    return draw.choice(
-        ["5min", "1h", "1e15 d", "0s", "1e-9 s", "-1 s", "nan s", "1e400 s", "x", "6h", "1e21 s", "30 s"]
-    )
+    odd = ["0s", "1e-9 s", "-1 s", "nan s", "1e400 s", "x", "1e21 s"]
+    return _mostly(draw, ["5min", "1h", "1e15 d", "6h", "30 s"], odd)
 
 
 def _text(draw: random.Random) -> str:
