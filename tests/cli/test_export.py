@@ -101,7 +101,7 @@ def test_from_python(tmp_path: Path) -> None:
             "framework.process_groups (eager)",
         ),
         ([*STRATEGY, "--to", "megatron", "--set", "framework.grouped_alignment=1", "--out", "x/y.json/z"], "x"),
-        (["none.json", "--to", "megatron"], "cannot be read"),
+        (["none.json", "--to", "megatron"], "no such file"),
         (["plan.json", "--to", "megatron", "--gpus", "8"], "--gpus"),
         (["old.json", "--to", "megatron"], "says no job"),
         (["empty.json", "--to", "megatron"], "is no result of mofa"),

@@ -79,7 +79,7 @@ def fact(value: float) -> dict[str, object]:
             [{"name": "GPU", "num_per_node": 8, "mttf_s": {**fact(0), "value": "0 s"}}],
             "one of",
         ),
-        ("storage.write_bytes_per_s", "0 B/s", "must be at least 1 and at most 1e+33"),
+        ("storage.write_bytes_per_s", "0 B/s", r"must be at least 1 and at most 1e\+33"),
         ("storage.write_bytes_per_s", "2 TB", "is no unit"),
         ("restart.repair_s", "-1 s", "must be at least 0"),
         ("checkpoint.mode", "sometimes", "must be"),

@@ -47,7 +47,7 @@ def test_known_quantities(text: object, unit: str, value: float) -> None:
         ("nan GB", "B", "no quantity"),
         ("1e400 GB", "B", "not finite"),
         ("", "B", "no quantity"),
-        (float("inf"), "tokens", "has no unit"),
+        (float("inf"), "tokens", "not finite"),
         ([1], "B", "no quantity"),
     ],
 )

@@ -25,7 +25,7 @@ def computations(job: Job, t: StrategyTable) -> FloatN:
 
 def step_length_excess(job: Job, t: StrategyTable) -> FloatN:
     """Computations beyond what is played. (n,)"""
-    return np.maximum(computations(job, t) - _MOST[t.schedule], 0.0)
+    return np.asarray(np.maximum(computations(job, t) - _MOST[t.schedule], 0.0), dtype=float)
 
 
 def step_length_message(job: Job, t: StrategyTable) -> str:
