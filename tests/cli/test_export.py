@@ -132,7 +132,7 @@ def test_what_is_wrong_is_one_line_and_status_2(
         (["--from", "megatron", "job.sh", "h100-hgx", "--strategy", "tp=2"], "--strategy"),
         (["--from", "megatron", "job.sh", "h100-hgx", "--framework", "torchtitan"], "--framework"),
         (["--from", "mega", "job.sh", "h100-hgx"], "megatron"),
-        (["--from", "megatron", "none.sh", "h100-hgx"], "cannot be read"),
+        (["--from", "megatron", "none.sh", "h100-hgx"], "no such file"),
         (["--from", "torchtitan", "job.sh", "h100-hgx"], "is no TOML"),
         (["--from", "megatron", "job.sh", "h100-hgx", "--gpus", "3"], "gpus (3)"),
     ],
