@@ -105,6 +105,23 @@ def _reader(unit: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
+MOST_DIGITS = 15
+"""Of a whole number in a file or an option: a float holds so many exactly."""
+
+
+def is_whole_number(text: str) -> bool:
+    """Whether a text is a whole number of at most :data:`MOST_DIGITS` ASCII digits.
+
+    :meth:`str.isdigit` takes superscripts too, of which ``int`` makes no number.
+
+    Examples
+    --------
+    >>> is_whole_number("15000"), is_whole_number("²"), is_whole_number("-1")
+    (True, False, False)
+    """
+    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+
+
 Bytes = Annotated[float, _reader("B")]
 Seconds = Annotated[float, _reader("s")]
 Tokens = Annotated[float, _reader("tokens")]

@@ -20,6 +20,7 @@ from mofa.cost.collector import Collector, saved_bytes
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
 from mofa.cost.memory.peak import StageBytes, fullest_of, stage_bytes
 from mofa.cost.option_sets import dp_replicate, shared_options
+from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, stages_of
@@ -140,7 +141,9 @@ class Estimator:
             if progress is not None:
                 progress(done)
         self._as_they_run(out.exposed, out.hidden, which, layers)
-        return out.breakdown()
+        breakdown = out.breakdown()
+        refuse_unphysical_steps(breakdown, self.cluster)
+        return breakdown
 
     def component_seconds(
         self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,

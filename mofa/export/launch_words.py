@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from mofa.export.arguments import Argument
 from mofa.export.shell import Script
+from mofa.units import is_whole_number
 
 _SBATCH = re.compile(r"^#SBATCH\s+(--[a-z-]+|-[A-Za-z])[=\s]\s*(\S+)", re.MULTILINE)
 _OPTION = re.compile(r"--([a-z][a-z_-]*)(?:=(.*))?", re.DOTALL)
@@ -38,6 +39,6 @@ def gpus_of_launch(words: Sequence[str], text: str) -> int | None:
     slurm = {name.lstrip("-"): value for name, value in _SBATCH.findall(text)}
     per_node = options.get("nproc-per-node") or slurm.get("gpus-per-node") or slurm.get("ntasks-per-node")
     nodes = options.get("nnodes") or slurm.get("nodes") or slurm.get("N") or "1"
-    if per_node is None or not per_node.isdigit() or not nodes.isdigit():
+    if per_node is None or not is_whole_number(per_node) or not is_whole_number(nodes):
         return None
     return int(per_node) * int(nodes)

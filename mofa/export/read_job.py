@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mofa.errors import SpecError
 from mofa.export.job_file import ReadJob
-from mofa.specs.files import did_you_mean
+from mofa.specs.files import did_you_mean, short
 
 
 def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> ReadJob:
@@ -30,7 +30,12 @@ def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> R
     reader = readers().get(framework)
     if reader is None:
         raise SpecError(f"--from {framework}: no such jobs are read; {did_you_mean(framework, readers())}")
-    return reader(Path(file), num_gpus)
+    try:
+        return reader(Path(file), num_gpus)
+    except ArithmeticError as error:  # degrees of 0, sizes beyond what numbers hold
+        raise SpecError(
+            f"{short(str(file), 200)}: its numbers make no job ({short(str(error), 60)}); correct its sizes and degrees"
+        ) from None
 
 
 def readers() -> dict[str, Callable[[Path, int | None], ReadJob]]:

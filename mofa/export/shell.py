@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mofa.export.shell_words import ASSIGNED, Piece, ShellError, Word, commands_of, plain_text
+from mofa.units import is_whole_number
 
 MAX_WORDS = 100_000
 """Words that are expanded, of all commands and variables together. [-]"""
@@ -208,7 +209,7 @@ def _holds(script: Script, words: list[Word]) -> bool | None:
         return bool(inside[1]) == (inside[0] == "-n")
     if len(inside) == 3 and inside[1] in ("=", "==", "!=") and "*" not in inside[2]:
         return (inside[0] == inside[2]) == (inside[1] != "!=")
-    if len(inside) == 3 and inside[1] in _COMPARED and inside[0].isdigit() and inside[2].isdigit():
+    if len(inside) == 3 and inside[1] in _COMPARED and is_whole_number(inside[0]) and is_whole_number(inside[2]):
         left, right = int(inside[0]), int(inside[2])
         return {"-eq": left == right, "-ne": left != right, "-gt": left > right, "-ge": left >= right,
                 "-lt": left < right, "-le": left <= right}[inside[1]]  # fmt: skip
@@ -266,7 +267,9 @@ def number_of(text: str, names: Mapping[str, str]) -> int | None:
         return None
     values = [names.get(word.strip("${}"), word) for word in words[::2]]
     operators = words[1::2]
-    if not all(value.isdigit() for value in values) or not (set(operators) <= set("+-") or set(operators) <= set("*/")):
+    if not all(is_whole_number(value) for value in values) or not (
+        set(operators) <= set("+-") or set(operators) <= set("*/")
+    ):
         return None
     total = int(values[0])
     for operator, value in zip(operators, values[1:], strict=True):

@@ -168,7 +168,7 @@ class Record(Spec):
     @property
     def is_dealt_by_model(self) -> bool:
         """Whether its framework's runs are halved by their model."""
-        return self.run.framework["name"] in DEALT_BY_MODEL
+        return self.run.framework.get("name") in DEALT_BY_MODEL
 
     @property
     def fitting_or_judging(self) -> Split:

@@ -158,8 +158,11 @@ def _whole_numbers(column: pd.Series, name: str, where: str) -> NDArray[np.int64
         bad = (values < 0) | (values > MAX_COUNT)
     else:
         # Booleans and dates convert to numbers, but mean that a column is not what its name says.
-        numeric = None if column.dtype.kind in "bmM" else pd.to_numeric(column, errors="coerce")
-        values = np.full(len(column), np.nan) if numeric is None else numeric.to_numpy(dtype=float, na_value=np.nan)
+        try:
+            numeric = None if column.dtype.kind in "bmM" else pd.to_numeric(column, errors="coerce")
+            values = np.full(len(column), np.nan) if numeric is None else numeric.to_numpy(dtype=float, na_value=np.nan)
+        except OverflowError:
+            raise SpecError(f"{where}: {name} holds a number of hundreds of digits; check the file") from None
         bad = ~((values >= 0) & (values <= MAX_COUNT) & (values == np.floor(values)))
     if bad.any():
         row = int(np.argmax(bad))

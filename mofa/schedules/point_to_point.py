@@ -221,18 +221,28 @@ def _local(order: Order, act: Action) -> Action | None:
     return None
 
 
+def _stages_ahead(actions: Sequence[Action], most: int = 3) -> list[list[int]]:
+    """Of each computation the stages of it and the following ones, in the order in which they come, three at most.
+
+    Examples
+    --------
+    >>> _stages_ahead([Action("F", 0, 0), Action("F", 1, 0), Action("F", 0, 1)])
+    [[0, 1], [1, 0], [0]]
+    """
+    out: list[list[int]] = []
+    ahead: list[int] = []
+    for act in reversed(actions):  # a stage that comes earlier moves to the front
+        ahead = [act.stage, *(stage for stage in ahead if stage != act.stage)]
+        out.append(ahead[:most])
+    return out[::-1]
+
+
 def _with_shards(order: Order, actions: tuple[Action, ...]) -> list[Action | None]:
     """The computations, with a None for every turn of FSDP: to gather, reshard or reduce."""
     out: list[Action | None] = []
     active: list[int] = []
     left = dict.fromkeys({a.stage for a in actions}, order.num_micro_batches)
-    for i, act in enumerate(actions):
-        ahead: list[int] = []
-        for later in actions[i:]:
-            if later.stage not in ahead:
-                ahead.append(later.stage)
-                if len(ahead) == 3:
-                    break
+    for act, ahead in zip(actions, _stages_ahead(actions), strict=True):
         evict = [stage for stage in active if stage not in ahead]
         fetch = [stage for stage in ahead if stage not in active]
         out += [None] * (len(evict) + len(fetch))

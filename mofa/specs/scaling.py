@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, log2
+from math import ceil, isfinite, log2
 from typing import Any
 
 from mofa.specs.hardware import ClusterSpec
@@ -15,6 +15,8 @@ RATES = ("small_rate", "large_rate")
 COMPUTE = ("gemm", "grouped_gemm")
 SHORTEST_S = 1e-7
 """Start of a collective that a shorter latency would leave nothing of. [s]"""
+LEAST_SCALED, MOST_SCALED = 1e-30, 1e33
+"""Of a fact that curves are scaled to; beyond, its own check refuses it. SI"""
 OF_LIBRARIES = ("unaligned_products", "optimizer_16_bit", "kernel_selection", "layer_kernels")
 """Facts of kernels that libraries choose by the processor (:mod:`mofa.specs.gpu_facts`)."""
 FIT_FIELDS = ("points", "median_abs_error", "p90_abs_error", "ranges")
@@ -330,6 +332,10 @@ def _both(new: Mapping[str, Any], old: Mapping[str, Any], path: Sequence[str], u
             new, old = new[key], old[key]
         given = [fact["value"] if isinstance(fact, Mapping) else fact for fact in (new, old)]
         values = [parse_quantity(fact, unit) if unit else float(fact) for fact in given]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return 1.0, 1.0
+    if not all(
+        isfinite(value) and LEAST_SCALED <= abs(value) <= MOST_SCALED for value in values if value
+    ):  # left for the check
         return 1.0, 1.0
     return values[0], values[1]

@@ -133,8 +133,8 @@ def read_profile(path: Path) -> TracedStep:
     devices, ranks = raw.get("deviceProperties"), raw.get("distributedInfo")
     first = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
     world = ranks.get("world_size") if isinstance(ranks, dict) else None
-    marks = {e.get("name") for e in raw["traceEvents"] if isinstance(e, dict)}
-    steps = sum(isinstance(name, str) and name.startswith("ProfilerStep#") for name in marks)
+    marks = {name for e in raw["traceEvents"] if isinstance(e, dict) and isinstance(name := e.get("name"), str)}
+    steps = sum(name.startswith("ProfilerStep#") for name in marks)
     return TracedStep(
         kernels,
         gpu=str(first["name"]) if first.get("name") else None,

@@ -419,7 +419,12 @@ def test_a_script_that_would_take_for_ever_does_not(text: str, tmp_path: Path) -
 
 def test_files_that_are_too_large_or_no_job_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "job.sh"
-    for text, says in (("#" * 2**27, "bytes"), ("echo hello\n", "no arguments"), ("A='x\n", "quote"), ("", "no arg")):
+    for text, says in (
+        ("#" * 2**27, "larger than 64 MiB"),
+        ("echo hello\n", "no arguments"),
+        ("A='x\n", "quote"),
+        ("", "no arg"),
+    ):
         file.write_text(text)
         with pytest.raises(SpecError, match=says):
             read_job("megatron", file)

@@ -7,6 +7,7 @@ from typing import Any
 
 from mofa.export.arguments import Argument, Fixed, Given, Row
 from mofa.export.job import Job
+from mofa.units import is_whole_number
 
 GATED, SQUARED_RELU = Argument("swiglu", "flag", False), Argument("squared-relu", "flag", False)
 QK_NORM, L2_NORM = Argument("qk-layernorm", "flag", False), Argument("qk-l2-norm", "flag", False)
@@ -92,7 +93,7 @@ def write_rotation(job: Job) -> Mapping[str, Any]:
 def read_rotation(given: Given) -> Mapping[str, Any]:
     """The layers without a rotation and the share of a head that is rotated."""
     text = given[NO_ROPE.name]
-    if text is not None and not str(text).isdecimal():
+    if text is not None and not is_whole_number(str(text)):
         raise given.refusal(f"no-rope-freq ({text}) is a list", "a number says every n-th layer; lists are not read")
     share, width = float(given[ROTARY_SHARE.name]), given["kv-channels"]
     fields: dict[str, Any] = {"model.attention.nope_every": int(text or 0), "model.attention.rotary_dim": None}

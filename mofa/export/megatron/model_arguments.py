@@ -11,6 +11,7 @@ from mofa.export.job import Job
 from mofa.export.megatron.layer_arguments import ACTIVATION_ROW, QK_NORM_ROW, ROTATION_ROW, write_head_dim
 from mofa.export.megatron.patterns import expert_layers, pattern_of, places_of_experts
 from mofa.specs.attention import ATTENTION_KINDS
+from mofa.units import is_whole_number
 
 LAYERS = Argument("num-layers", "int")
 HIDDEN = Argument("hidden-size", "int")
@@ -119,10 +120,10 @@ def _read_window(given: Given) -> Mapping[str, Any]:
     if text is None:
         return {"model.attention.window": None, "model.attention.window_every": 1}
     sizes = str(text).strip("()").replace(" ", "").split(",")
-    if len(sizes) != 2 or not sizes[0].isdigit() or sizes[1] != "0":
+    if len(sizes) != 2 or not is_whole_number(sizes[0]) or sizes[1] != "0":
         raise given.refusal(f"window-size ({text}) is not modelled", "what is: W,0, a window of W + 1 tokens")
     every = str(given["window-attn-skip-freq"] or 1)
-    if not every.isdigit():
+    if not is_whole_number(every):
         raise given.refusal(f"window-attn-skip-freq ({every}) is not modelled", "what is: a number")
     return {"model.attention.window": int(sizes[0]) + 1, "model.attention.window_every": int(every)}
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from mofa.export.arguments import Given
+from mofa.units import is_whole_number
 
 MAX_LAYERS = 10_000
 """Longest pattern that is read. [layers]"""
@@ -32,7 +33,7 @@ def expert_layers(text: object, num_layers: int, given: Given) -> list[bool]:
         If it is neither, or does not say each layer.
     """
     said = str(text).strip("'\"")
-    if said.isdigit() and int(said):
+    if is_whole_number(said) and int(said):
         return [i % int(said) == 0 for i in range(num_layers)]
     try:
         values = list_expression(said)

@@ -14,6 +14,7 @@ from mofa.export.launch_words import environment_of, gpus_of_launch
 from mofa.export.megatron.megatron_table import DUMPED_AS, MEGATRON
 from mofa.export.shell import MAYBE, UNKNOWN, Script, read_script
 from mofa.export.shell_words import ShellError
+from mofa.units import is_whole_number
 
 _DUMPED = re.compile(r"^(?:[^\s:>]{0,40}[:>])?[ \t]*([A-Za-z_]\w*) \.+ (.*)$", re.MULTILINE)
 _PADDED = re.compile(r"padded vocab \(size: (\d+)\)")
@@ -62,7 +63,7 @@ def _of_dump(dumped: Mapping[str, str], text: str, where: str) -> tuple[dict[str
         values |= {"vocab-size": int(padded[1]), "tokenizer-type": "as the log says"}
     gpus = dumped.get(_WORLD_SIZE, "")
     unread = [f"{argument.name} (no part of a dump)" for argument in _ENVIRONMENT]
-    return values, unread, int(gpus) if gpus.isdigit() else None
+    return values, unread, int(gpus) if is_whole_number(gpus) else None
 
 
 def _listed(text: str) -> list[str]:

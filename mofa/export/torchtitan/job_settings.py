@@ -13,6 +13,7 @@ from mofa.export.torchtitan.model_settings import given_experts
 from mofa.schedules import SCHEDULES, default_schedule
 from mofa.specs.layouts.module_names import OUTPUT, ModuleNamesError, module_names, parse_module_names
 from mofa.specs.layouts.pipeline_layout import parse_layout
+from mofa.units import is_whole_number
 
 TP = Argument("parallelism.tensor_parallel_degree", "int", 1)
 PP = Argument("parallelism.pipeline_parallel_degree", "int", 1)
@@ -80,6 +81,9 @@ def given_degrees(given: Given) -> tuple[int, int]:
         If shards follow from GPUs that nothing says, or do not fit them.
     """
     replicas, shards = given[REPLICAS.name], given[SHARDS.name]
+    for setting in (REPLICAS, TP, PP, CP):
+        if given[setting.name] < 1:
+            raise given.refusal(f"{setting.name} is {given[setting.name]}", "write a number of ranks of at least 1")
     others = given[TP.name] * given[PP.name] * given[CP.name] * replicas
     if shards < 0:
         if given.num_gpus is None:
@@ -257,7 +261,7 @@ def _read_recompute(given: Given) -> Mapping[str, Any]:
         return {"strategy.recompute": mode}
     if mode == "selective" and option == "op":
         return {"strategy.recompute": "ops"}
-    if mode == "selective" and option.isdigit() and int(option):
+    if mode == "selective" and is_whole_number(option) and int(option):
         return {"strategy.recompute": f"every:{option}"}
     raise given.refusal(f"{AC_MODE.name} ({mode}, {option}) is not modelled", "what is: none, full, selective")
 

@@ -48,6 +48,10 @@ class ShortestSplit:
         return max(1.0 - self.bound_s / self.steps_s[0], 0.0) if self.splits else 0.0
 
 
+MOST_TRIED = 2_000_000
+"""Chunks of the splits that one local search tries: a second. Pipelines of up to 64 chunks end long before. [-]"""
+
+
 class _Search:
     """What is known of the splits of a problem, and what the solver has spent."""
 
@@ -164,12 +168,15 @@ def shortest_split(
 def local_search(problem: SplitProblem, split: ChunkLayers) -> ChunkLayers:
     """The split that moves of one layer lead to, each the one after which the step is shortest.
 
-    Those that do not fit by memory that is linear in layers are not tried.
+    Those that do not fit by memory that is linear in layers are not tried. It ends early where it has tried
+    :data:`MOST_TRIED` chunks.
     """
     step_s = problem.step_s(split) if problem.fitting([split]) else math.inf
+    tried = 0
     while True:
         moved = problem.fitting(neighbours(problem, split))
-        if not moved:
+        tried += len(moved) * problem.num_chunks
+        if not moved or tried > MOST_TRIED:
             return split
         steps_s = problem.steps_s(moved)
         best = int(np.argmin(steps_s))

@@ -23,9 +23,10 @@ from mofa.search.legality.expert_parallel import (
 )
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
 from mofa.search.legality.layers import layers_message, layers_shortfall, layout_message, layouts_refused
-from mofa.search.legality.named_check import Check, FloatN, degrees_text, remainder
+from mofa.search.legality.named_check import Check, FloatN, degrees_text, micro_batches, remainder
 from mofa.search.legality.named_check import Job as Job
 from mofa.search.legality.recompute_modes import recompute_message, recompute_shortfall
+from mofa.search.legality.step_length import step_length_excess, step_length_message
 from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
 from mofa.specs.strategy import MERGED_GROUPS, StrategyTable
@@ -94,11 +95,6 @@ def _cp(job: Job, t: StrategyTable) -> FloatN:
 
 def _batch(job: Job, t: StrategyTable) -> FloatN:
     return remainder(job.workload.batch.global_batch, t.dp * t.micro_batch)
-
-
-def micro_batches(job: Job, t: StrategyTable) -> NDArray[np.int64]:
-    """Micro-batches of a step on each pipeline. (n,)"""
-    return np.asarray(job.workload.batch.global_batch // np.maximum(t.dp * t.micro_batch, 1))
 
 
 def _interleaving(job: Job, t: StrategyTable) -> FloatN:
@@ -267,6 +263,7 @@ CHECKS: tuple[Check, ...] = (
     Check("batch", "sequences", _batch, lambda j, t: (
         f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {degrees_text(t, 'dp', 'micro_batch')}; "
         "change micro_batch or the degrees")),
+    Check("step_length", "computations", step_length_excess, step_length_message),
     Check("tied_embeddings", "stages", _tied, lambda j, t: (
         f"{j.framework.name} ties the embedding to the head within a stage alone, not over {degrees_text(t, 'pp')}; "
         "set pp=1")),

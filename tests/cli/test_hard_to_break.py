@@ -1,0 +1,453 @@
+"""What a user can write wrong, a kind a test: status 2, one line, and no input changed; see tests/fuzz for files."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast, get_args, get_origin
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from mofa.cost.breakdown import TIME_COMPONENTS
+from mofa.cost.physical_steps import refuse_unphysical_steps
+from mofa.errors import SpecError
+from mofa.faults.calculator import calculate
+from mofa.report.save import csv_bytes
+from mofa.report.tables import make_console, markdown_table, print_table
+from mofa.search.space import most_stages
+from mofa.specs.base import Fact
+from mofa.specs.bounded import read_bytes, read_json, unzipped
+from mofa.specs.faults import FaultSpec
+from mofa.specs.files import load_json, parse_yaml
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import GpuSpec, NodeSpec
+from mofa.specs.load import load_cluster, load_workload, parse_set
+from mofa.specs.run import RunSpec
+from mofa.specs.strategy import StrategySpec
+from mofa.specs.workload import WorkloadSpec
+from mofa.specs.write_files import check_places, check_writable, write_atomic, written_together
+from tests.cli.conftest import Cli
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = ("h100-hgx", "--gpus", "8", "--strategy", "tp=2", "--no-replay")
+
+
+# --- facts have ranges
+
+
+@pytest.fixture(scope="module")
+def h100() -> tuple[dict[str, Any], dict[str, Any]]:
+    gpu = yaml.safe_load((ROOT / "hardware_profiles/gpus/h100-sxm.yaml").read_text())
+    return gpu, yaml.safe_load((ROOT / "hardware_profiles/nodes/h100-hgx.yaml").read_text())
+
+
+def _refused(folder: Path, gpu: Any, node: Any) -> str:
+    for kind, facts, name in (("gpus", gpu, "h100-sxm"), ("nodes", node, "n")):
+        (folder / kind).mkdir()
+        (folder / kind / f"{name}.yaml").write_text(yaml.safe_dump(facts))
+    with pytest.raises(SpecError) as error:
+        load_cluster(folder / "nodes/n.yaml", 8)
+    return str(error.value)
+
+
+def _attention(gpu: Any, **form: object) -> None:
+    next(iter(gpu["curves"]["attention"].values()))["form"].update(form)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda g, n: _attention(g, slots=-1), "form.slots (-1)"),
+        (lambda g, n: _attention(g, causal=-1), "form.causal (-1)"),
+        (lambda g, n: g["curves"]["gemm"]["bf16"]["form"].update(bytes_per_s=-1), "gemm.bf16.form.bytes_per_s (-1)"),
+        (lambda g, n: g["curves"]["gemm"]["bf16"]["form"].update(tiles=[]), "gemm.bf16.form.tiles"),
+        (lambda g, n: g["curves"]["gemm"]["bf16"]["form"].update(floor_s=-1), "gemm.bf16.form.floor_s (-1)"),
+        (lambda g, n: g["curves"]["gemm"]["bf16"]["form"].update(tiles=[[128, 128, 2e15]]), "passes the"),
+        (lambda g, n: _attention(g, unit_s=1e-12), "passes the"),
+        (lambda g, n: g["curves"]["stream"]["default"]["form"].update(bytes_per_s=1e15), "passes 4 times"),
+        (lambda g, n: g["curves"]["gemm"]["bf16"].update(sustained=0.3, alone=1.0), "sustained (0.3)"),
+        (lambda g, n: n["collectives"]["all_gather 2"]["form"].update(protocols=[[-1e-6, 1e11]]), "protocols[0][0]"),
+        (lambda g, n: n["collectives"]["all_gather 2"]["form"].update(protocols=[[1e-6, 1e13]]), "passes 2 times"),
+    ],
+)  # fmt: skip
+def test_curves_have_physical_ranges(
+    h100: tuple[Any, Any], change: Callable[[Any, Any], None], words: str, tmp_path: Path
+) -> None:
+    gpu, node = copy.deepcopy(h100)
+    change(gpu, node)
+    assert words in _refused(tmp_path, gpu, node)
+
+
+@pytest.mark.parametrize("seconds", [np.inf, np.nan, -1e9])
+def test_a_step_that_is_no_time_is_an_error_of_the_profile(seconds: float) -> None:
+    exposed = np.zeros((len(TIME_COMPONENTS), 1))
+    exposed[TIME_COMPONENTS.index("attention")] = seconds
+    made = SimpleNamespace(step_s=exposed.sum(axis=0), exposed_s=exposed)
+    with pytest.raises(
+        SpecError, match=r"h100-sxm: a step would take .* of which attention .*correct gpu\.curves\.att"
+    ):
+        refuse_unphysical_steps(cast("Any", made), load_cluster("h100-hgx", 8))
+
+
+def _numbers(cls: type[BaseModel], seen: set[type], path: str = "") -> list[str]:
+    """Fields of numbers below a spec that have no two bounds."""
+    if cls in seen or cls is Fact:
+        return []
+    seen.add(cls)
+    fields = {**cls.model_fields}
+    return [w for name, field in fields.items() for w in _unbounded(field.annotation, field, seen, f"{path}.{name}")]
+
+
+def _unbounded(annotation: Any, field: FieldInfo | None, seen: set[type], path: str) -> list[str]:
+    metadata = list(field.metadata) if field is not None else []
+    while get_origin(annotation) is not None and hasattr(annotation, "__metadata__"):
+        metadata += annotation.__metadata__
+        annotation = annotation.__origin__
+    if annotation in (int, float):
+        said = " ".join(map(repr, metadata))
+        low, high = ("Ge(" in said or "Gt(" in said or "ge=" in said), ("Le(" in said or "Lt(" in said or "le=" in said)
+        return [] if low and high else [path]
+    if hasattr(annotation, "__pydantic_fields__") and not issubclass(annotation, BaseModel):
+        return [w for name, inner in annotation.__pydantic_fields__.items()
+                for w in _unbounded(inner.annotation, inner, seen, f"{path}.{name}")]  # fmt: skip
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return _numbers(annotation, seen, path)
+    members = get_args(annotation)
+    shared = field if len(members) == 2 and type(None) in members else None
+    return [w for inner in members if not isinstance(inner, str) for w in _unbounded(inner, shared, seen, path)]
+
+
+@pytest.mark.parametrize("cls", [WorkloadSpec, GpuSpec, NodeSpec, FrameworkSpec, FaultSpec, RunSpec, StrategySpec])
+def test_every_number_of_a_file_has_two_bounds(cls: type[BaseModel]) -> None:
+    assert _numbers(cls, set(), cls.__name__) == []
+
+
+# --- parsers
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["!!timestamp x", "!!bool maybe", "!!int x", "9" * 400, "-" + "9" * 400, "0x" + "f" * 500, "2001-99-99",
+     "!!float 1:x", "!!python/object:os.system x"],
+)  # fmt: skip
+def test_what_yaml_constructors_stumble_over_is_one_line(text: str) -> None:
+    with pytest.raises(SpecError, match=r"^f: .*write valid YAML$"):
+        parse_yaml(f"a: {text}", "f")
+    with pytest.raises(SpecError, match=r"--set workload\.tokens: "):
+        parse_set([f"workload.tokens={text}"])
+
+
+@pytest.mark.parametrize("text", ['{"a": %s}' % ("9" * 400), '{"a": NaN}', '{"a": [' + "[" * 100_000, "{"])
+def test_json_that_cannot_be_read_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    for read in (lambda: read_json(text, "x.json", "look"), lambda: load_json(tmp_path / "x.json", "x.json")):
+        with pytest.raises(SpecError, match=r"^x.json: "):
+            read()
+
+
+def test_tokens_beyond_floats_are_refused() -> None:
+    for tokens in (10**400, 1e-320, "1e400", "9" * 400):
+        with pytest.raises(SpecError, match="tokens"):
+            load_workload("llama3-8b", tokens=tokens)
+
+
+def test_what_is_packed_unpacks_to_a_bound() -> None:
+    import gzip
+
+    bomb = gzip.compress(bytes(2**24), compresslevel=9)
+    with pytest.raises(SpecError, match="unpacks to more than 1 MiB"):
+        unzipped(bomb, "x.gz", 2**20, "take a part")
+    with pytest.raises(SpecError, match="cut off"):
+        unzipped(bomb[:-20], "x.gz", 2**30, "take a part")
+    assert unzipped(gzip.compress(b"a") + gzip.compress(b"b"), "x.gz", 2**20, "") == b"ab"
+
+
+def test_files_are_read_up_to_a_bound(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(2**20 + 1))
+    with pytest.raises(SpecError, match="larger than 1 MiB"):
+        read_bytes(tmp_path / "x", "x", 2**20)
+
+
+# --- paths
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "loop", "none/x", "nul\0"])
+def test_places_that_are_none_are_refused_before_work(name: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for directory in (False, True):
+        if directory and name == "none/x":
+            continue  # is made
+        with pytest.raises(SpecError):
+            check_writable(tmp_path / name, directory=directory)
+
+
+def test_folders_without_permission_are_one_line(tmp_path: Path) -> None:
+    """As another user than root, where tests run as root."""
+    (tmp_path / "closed").mkdir(mode=0o000)
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from mofa.errors import SpecError\n"
+        "from mofa.specs.load import load_workload, load_cluster, load_faults\n"
+        "from mofa.specs.run_files import load_runs\n"
+        "from mofa.specs.write_files import check_writable\n"
+        "from mofa.calibrate.measurements import read_rows\n"
+        "from mofa.validate.attribute import read_profile\n"
+        "place = Path(sys.argv[1])\n"
+        "def read(refused):\n"
+        "    try:\n"
+        "        refused()\n"
+        "    except SpecError as error:\n"
+        "        return str(error)\n"
+        "    raise AssertionError(refused)\n"
+        "def all_of(place):\n"
+        "    return [read(refused) for refused in (\n"
+        "        lambda: load_workload(place / 'x.yaml'), lambda: load_cluster(place / 'x.yaml', 8),\n"
+        "        lambda: load_faults(place / 'x.yaml'), lambda: load_runs(place / 'x.yaml'),\n"
+        "        lambda: check_writable(place / 'y' / 'x'), lambda: check_writable(place / 'z', directory=True),\n"
+        "        lambda: read_rows(place), lambda: read_rows(place / 'x'), lambda: read_profile(place / 'x'))]\n"
+        "read(lambda: load_workload('none.yaml')), read(lambda: load_cluster('none.yaml', 8))\n"
+        "read(lambda: load_faults('none.yaml')), read(lambda: load_runs('none.yaml'))\n"
+        "os.getuid() == 0 and os.setuid(65534)  # what is imported is root's\n"
+        "assert not any('\\n' in words for words in all_of(place))\n"
+    )
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
+            folder.chmod(0o755 if folder != tmp_path / "closed" else 0)
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "closed")], capture_output=True, text=True,
+                         check=False)  # fmt: skip
+    assert run.returncode == 0, run.stderr
+
+
+def test_an_output_that_is_an_input_or_another_output_is_refused(cli: Cli, tmp_path: Path) -> None:
+    source = (ROOT / "workloads/llama3-8b.yaml").read_text()
+    path, link = tmp_path / "in.yaml", tmp_path / "link.yaml"
+    path.write_text(source)
+    link.symlink_to(path)
+    for out in (path, link):
+        with pytest.raises(SpecError, match="is the file"):
+            check_places({"--json-file": out}, {}, [str(path)])
+    with pytest.raises(SpecError, match="names the same file"):
+        check_places({"--json-file": link, "--csv": path}, {})
+    assert cli("estimate", str(path), *JOB, "--quiet", "--csv", str(path)).returncode == 2
+    assert path.read_text() == source
+
+
+def test_a_file_that_was_read_is_never_written(cli: Cli, tmp_path: Path) -> None:
+    """A GPU's file is read beside the node's and named nowhere."""
+    for kind, name in (("gpus", "h100-sxm"), ("nodes", "h100-hgx")):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / f"{name}.yaml").write_text((ROOT / f"hardware_profiles/{kind}/{name}.yaml").read_text())
+    gpu = tmp_path / "gpus/h100-sxm.yaml"
+    before = gpu.read_bytes()
+    ran = cli(
+        "estimate", "llama3-8b", str(tmp_path / "nodes/h100-hgx.yaml"), *JOB[1:], "--quiet", "--json-file", str(gpu)
+    )
+    assert ran.returncode == 2
+    assert "is a file that was read" in ran.stderr
+    assert gpu.read_bytes() == before
+
+
+def test_an_empty_place_is_refused(cli: Cli) -> None:
+    for options in (("--out", ""), ("--out=",), ("--json-file", "")):
+        ran = cli("estimate", "llama3-8b", *JOB, *options)
+        assert ran.returncode == 2
+        assert "is empty" in ran.stderr
+
+
+def test_sets_of_files_appear_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), written_together():
+        write_atomic(tmp_path / "a", b"a")
+        raise ZeroDivisionError
+    with pytest.raises(SpecError, match="cannot be written"), written_together():
+        write_atomic(tmp_path / "a", b"a")
+        write_atomic(tmp_path / "none" / "b", b"b")
+    assert list(tmp_path.iterdir()) == []
+    with written_together():
+        write_atomic(tmp_path / "a", b"a")
+        write_atomic(tmp_path / "b", b"b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_names_of_files_up_to_255_bytes_are_written(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 255)
+    check_writable(path)
+    write_atomic(path, b"a")
+    assert path.read_bytes() == b"a"
+
+
+# --- work has bounds
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("workload.model.num_mtp_layers", "1000000000"), ("workload.model.num_layers", "1000000"),
+     ("workload.model.moe.num_experts", "1000000"), ("framework.dispatch_syncs", "1000000000"),
+     ("framework.loss_metrics", "1000000000"), ("workload.batch.global_batch", "1000000000000")],
+)  # fmt: skip
+def test_counts_that_are_looped_over_have_a_cap(cli: Cli, path: str, value: str) -> None:
+    ran = cli("estimate", "mixtral-8x7b", *JOB, "--set", f"{path}={value}")
+    assert ran.returncode == 2
+    assert path.split(".", 1)[1].split(".")[-1] in ran.stderr
+
+
+def test_a_step_of_too_many_computations_is_refused_at_once(cli: Cli, tmp_path: Path) -> None:
+    for command, more in (("estimate", ()), ("trace", ("--out", str(tmp_path / "t.json")))):
+        began = time.process_time()
+        ran = cli(command, "llama3-8b", *JOB[:3], "--strategy", "pp=8", "--global-batch", "1000000", *more)
+        assert ran.returncode == 2
+        assert "16,000,000 computations, more than the 400,000" in ran.stderr
+        assert time.process_time() - began < 10.0
+
+
+# --- processes
+
+
+def test_killed_validation_leaves_no_worker(tmp_path: Path) -> None:
+    code = (
+        "import multiprocessing, time\n"
+        "from mofa.validate.spread import RunProcesses\n"
+        "with RunProcesses(2) as processes:\n"
+        "    asked = processes.map(time.sleep, [300.0] * 8)\n"
+        "    time.sleep(0.3)\n"
+        "    print(*(p.pid for p in multiprocessing.active_children()), flush=True)\n"
+        "    list(asked)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    children = [int(pid) for pid in parent.stdout.readline().split()]
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert children
+    until = time.monotonic() + 10.0
+    while any(_runs(pid) for pid in children):
+        assert time.monotonic() < until, "workers are left"
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_signals_while_modules_are_imported_are_silent(number: signal.Signals) -> None:
+    """A module that mofa imports stands for the half second that imports take."""
+    code = (
+        "import os, sys, signal\n"
+        "sys.argv = ['mofa', '--help']\n"
+        "import mofa.cli\n"
+        f"os.kill(os.getpid(), {int(number)})\n"
+        "import time; time.sleep(5)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20)
+    assert run.stdout + run.stderr == ""
+    assert run.returncode in (130, -number)
+
+
+# --- terminals and files
+
+ODD = "evil\x1b[31m\x1b]0;title\x07 \u202egnp\u2066"
+
+
+def test_odd_names_are_shown_escaped(cli: Cli, tmp_path: Path) -> None:
+    raw = yaml.safe_load((ROOT / "workloads/llama3-8b.yaml").read_text())
+    (tmp_path / "odd.yaml").write_text(yaml.safe_dump({**raw, "name": ODD}))
+    ran = cli("estimate", str(tmp_path / "odd.yaml"), *JOB)
+    assert ran.returncode == 0
+    assert r"evil\x1b[31m\x1b]0;title" in ran.stdout
+    assert r"\u202egnp\u2066" in ran.stdout
+    assert not set("\x1b\x07\u202e\u2066") & set(ran.stdout + ran.stderr)
+
+
+def test_tables_escape_what_acts_on_a_terminal_or_a_spreadsheet() -> None:
+    text = csv_bytes(pd.DataFrame({"name": [ODD, "=1+1", "@x", "-1.5", "tp=8"], "x": np.arange(5.0)})).decode()
+    cells = [row[0] for row in csv.reader(io.StringIO(text))][1:]
+    assert cells == [r"evil\x1b[31m\x1b]0;title\x07 \u202egnp\u2066", "'=1+1", "'@x", "-1.5", "tp=8"]
+    assert "\x1b" not in markdown_table((("a", "left"),), [[ODD]])
+    file = io.StringIO()
+    print_table(make_console(file), ODD, (("a", "left"),), [[ODD]])
+    assert not set("\x1b\x07\u202e") & set(file.getvalue())
+
+
+def test_drawings_hold_no_control_characters() -> None:
+    from matplotlib.figure import Figure
+
+    from mofa.report.save import figure_files
+
+    axes = Figure().subplots()
+    axes.set_title(ODD)
+    assert not set(b"\x1b\x07") & set(figure_files("x", axes)["x.svg"])
+
+
+def test_characters_that_the_encoding_lacks_are_escaped(tmp_path: Path) -> None:
+    raw = yaml.safe_load((ROOT / "workloads/llama3-8b.yaml").read_text())
+    (tmp_path / "cn.yaml").write_text(yaml.safe_dump({**raw, "name": "模型"}, allow_unicode=True))
+    run = subprocess.run(
+        [sys.executable, "-m", "mofa", "estimate", str(tmp_path / "cn.yaml"), *JOB], capture_output=True, check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert rb"\u6a21\u578b" in run.stdout
+
+
+def test_debug_shows_where_an_error_is_from(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOFA_DEBUG", "1")
+    ran = cli("calibrate", "check", "x" * 300)
+    assert ran.returncode == 2
+    assert "Traceback" in ran.stderr
+
+
+# --- arithmetic at the edges
+
+
+@pytest.mark.parametrize(
+    "times",
+    [(1e15 * 86400, 0.0, 600.0), (1e-6, 1e6, 1e6), (21600.0, 1e-9, 0.0), (1e21, 1e21, 1e21), (1.0, 0.0, 1e21)],
+)
+@pytest.mark.parametrize("shape", [1.0, 0.2, 5.0])
+def test_shares_stay_between_0_and_1(times: tuple[float, float, float], shape: float) -> None:
+    for interval_s in (None, 3600.0) if shape == 1.0 else (3600.0,):
+        try:
+            found = calculate(*times, interval_s=interval_s, shape=shape, days=1e-3, num_runs=2)
+        except SpecError:
+            continue
+        assert 0.0 <= found.ettr <= 1.0
+        assert sum(found.ledger.model_dump().values()) == pytest.approx(1.0)
+
+
+def test_heavy_tails_meet_their_simulation_or_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mofa.faults.calculator.MAX_EVENTS", 1.2e5)
+    assert calculate(21600.0, 300.0, 600.0, shape=0.1).ettr_monte_carlo is None
+    simulated = calculate(21600.0, 300.0, 600.0, shape=0.3)
+    of_runs = simulated.ettr_monte_carlo
+    assert of_runs is not None
+    assert of_runs.standard_error is not None
+    assert abs(of_runs.mean - simulated.ettr) < 4.0 * of_runs.standard_error
+
+
+def test_plan_searches_the_stages_that_estimate_takes(cli: Cli) -> None:
+    assert most_stages(1) == 3
+    job = ("mixtral-8x7b", "h100-hgx", "--gpus", "2", "--seq-len", "1", "--global-batch", "1", "--set",
+           "workload.model.num_layers=1", "--no-replay", "--quiet")  # fmt: skip
+    assert cli("estimate", *job, "--strategy", "pp=2").returncode == 0
+    planned = cli("plan", *job)
+    assert planned.returncode == 0
+    assert "pp=2" in planned.stdout
