@@ -32,9 +32,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUOTE = re.compile(r"^<!-- output of: (mofa .*?) -->\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PARSED = ("mofa calibrate run", "mofa calibrate fit", "mofa calibrate nccl", "mofa measure")
+PARSED = ("mofa calibrate run", "mofa calibrate host", "mofa calibrate fit", "mofa calibrate nccl", "mofa measure")
 """What needs a GPU, or files that only a run on one makes."""
-PARSED_FILES = ("hardware_profiles/nodes/my-node.yaml", "measurements/my-node", "RUNS.yaml", "my-cluster")
+PARSED_FILES = (
+    "h100-roce.yaml",
+    "pairs.yaml",
+    "l40s-four.yaml",
+    "my-host.yaml",
+    "hardware_profiles/nodes/my-node.yaml",
+    "measurements/my-node",
+    "RUNS.yaml",
+    "my-cluster",
+)
 """Files that the reader has and this folder has not."""
 CLOCK = re.compile(r"(?<=that fit; )\S+ \S+$|(?<=  )median .* 99th percentile .*")
 """What the clock of the machine says: the search's time and the solver's."""
