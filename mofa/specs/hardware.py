@@ -22,8 +22,7 @@ from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_m
 from mofa.specs.host import HostCurve, LayerPace
 from mofa.specs.links import BridgeSpec, NicSpec, SharedLinkSpec
 from mofa.specs.links import LinkSpec as LinkSpec
-from mofa.specs.own_peaks import collectives_beyond_link, curves_beyond_peaks
-from mofa.specs.peak_check import ReachedShare, passes_peak, reached_shares, slow_curves
+from mofa.specs.peak_check import ReachedShare, passes_peak, reached_shares, reached_shares_of_link, slow_curves
 from mofa.specs.ranges import MAX_GPUS, Degree
 from mofa.units import format_bytes
 
@@ -70,9 +69,6 @@ class GpuSpec(Spec):
             raise ValueError(
                 f"{passed}; correct the fact, or write `like:` in place of curves, which rescales them (mofa new gpu)"
             )
-        peaks = {kind: fact.value for kind, fact in self.peak_flops_per_s.items()}
-        if beyond := curves_beyond_peaks(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value):
-            raise ValueError(beyond)
         return self
 
     def reached_shares(self) -> Iterator[ReachedShare]:
@@ -151,8 +147,9 @@ class NodeSpec(Spec):
             raise ValueError(
                 f"gpus_per_domain ({self.gpus_per_domain}) must be a multiple of gpus_per_node ({self.gpus_per_node})"
             )
-        if beyond := collectives_beyond_link(self.collectives, self.intra.bandwidth_bytes_per_s.value):
-            raise ValueError(beyond)
+        passed = passes_peak(reached_shares_of_link(self.collectives, self.intra.bandwidth_bytes_per_s.value))
+        if passed is not None:
+            raise ValueError(f"{passed}; correct one of them")
         inside = [(f"shared[{i}].gpus", link.gpus) for i, link in enumerate(self.shared)]
         _check_nested([*inside, ("gpus_per_node", self.gpus_per_node)])
         if self.bridge is not None:

@@ -1,23 +1,26 @@
-"""Whether a GPU's curves can be of that GPU: none passes its peaks, none stays far below them."""
+"""Whether curves can be of the GPU or the node that they are of: none passes its peaks, none stays far below them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from mofa.specs.curves import AttentionCurve, GpuCurves
-from mofa.specs.products import FALLBACK
+from mofa.specs.curves import AttentionForm, CollectiveCurve, GemmCurve, GpuCurves, StreamCurve
+from mofa.specs.products import FALLBACK, GemmFormat
 
-DEPTH = 4096
-"""Depth at which products are compared with their peak: a few overheads long. [elements]"""
-LONG = 16384.0
-"""Length of the sequences at which attention is compared with its peak, unless shorter ones were measured. [tokens]"""
-HEADS = 32
-"""Heads of those sequences."""
 SLOW = 0.1
 """Share of its peak below which a curve is doubted. [-]"""
+ROUNDING = 1.001
+"""Share of its peak that a curve may reach, as files leave digits out. [-]"""
+LARGER_GROUPED = 4.0
+"""The same of the larger of a grouped form's two rates: the tile that few measured products took has a rate that is
+hardly known (2.55 in the profiles here). [-]"""
+CAUSAL = 2.0
+"""The same of a causal kernel's blocks, whose half-empty blocks count as whole ones (1.1 here). [-]"""
 CACHED = 2.0
-"""Share of the memory bandwidth that memory-bound ops may seem to reach, as the L2 serves some reads. [-]"""
+"""The same of memory-bound ops, as the L2 serves some reads (1.43 here). [-]"""
+IN_SWITCH = 2.0
+"""The same of a collective's bus bandwidth, which reduction in the switch may pass (0.87 here). [-]"""
 COPIES = ("eager copy", "default")
 """Memory-bound ops that no cache helps."""
 
@@ -26,13 +29,13 @@ class ReachedShare(NamedTuple):
     """What a curve reaches at its best."""
 
     path: str
-    """Of the curve within the GPU."""
+    """Of the curve within its file."""
     rate: float
     """[FLOP/s] or [B/s]"""
     peak: float
     peak_path: str
     unit: str
-    allowed: float = 1.0
+    allowed: float = ROUNDING
     """Share of the peak that it may reach. [-]"""
 
     def sentence(self, words: str) -> str:
@@ -44,61 +47,85 @@ class ReachedShare(NamedTuple):
 def reached_shares(
     curves: GpuCurves, peaks: Mapping[str, float], bandwidth_bytes_per_s: float
 ) -> Iterator[ReachedShare]:
-    """What each curve of a GPU reaches, beside its peak.
+    """What each curve of a GPU reaches, beside its peak: products of endless depth, attention with its slots full.
 
-    Products are taken :data:`DEPTH` deep with their tiles full, attention over sequences of :data:`LONG` tokens,
-    memory-bound ops by the bytes that their form counts. A curve whose format has no peak is left out.
+    A curve whose format has no peak is left out.
     """
-    for format_, gemm in curves.gemm.items():
-        if (peak := peaks.get(FALLBACK.get(format_, format_))) is not None:
-            rate = max(rate for _, _, rate in gemm.form.tiles) * DEPTH / (DEPTH + gemm.form.k_overhead)
-            yield ReachedShare(f"curves.gemm.{format_}", rate, peak, _peak_path(format_), "FLOP/s")
+    yield from _products("curves.gemm", curves.gemm, peaks)
+    yield from _streams("curves.stream", curves.stream, bandwidth_bytes_per_s)
+    for release, own in curves.releases.items():
+        yield from _products(f"curves.releases.{release}.gemm", own.gemm, peaks)
+        yield from _streams(f"curves.releases.{release}.stream", own.stream, bandwidth_bytes_per_s)
     for format_, grouped in curves.grouped_gemm.items():
         if (peak := peaks.get(FALLBACK.get(format_, format_))) is not None:
-            form = grouped.form
-            rate = form.large_rate * DEPTH / (DEPTH + form.large_k_overhead)
-            yield ReachedShare(f"curves.grouped_gemm.{format_}", rate, peak, _peak_path(format_), "FLOP/s")
-    if "bf16" in peaks:
+            rates = sorted((grouped.form.small_rate, grouped.form.large_rate))
+            for rate, allowed in zip(rates, (ROUNDING, LARGER_GROUPED), strict=True):
+                path = f"curves.grouped_gemm.{format_}"
+                yield ReachedShare(path, rate, peak, _peak_path(format_), "FLOP/s", allowed)
+    if (peak := peaks.get("bf16")) is not None:
         for key, attention in curves.attention.items():
-            rate = _attention_rate(key, attention)
-            yield ReachedShare(f"curves.attention.{key}", rate, peaks["bf16"], _peak_path("bf16"), "FLOP/s")
-    for key, stream in curves.stream.items():
-        allowed = 1.0 if key in COPIES else CACHED
-        path, rate = f"curves.stream.{key}", stream.form.bytes_per_s
-        yield ReachedShare(path, rate, bandwidth_bytes_per_s, "memory_bandwidth_bytes_per_s", "B/s", allowed)
+            path, rate = f"curves.attention.{key}", attention_flops_per_s(key, attention.form)
+            yield ReachedShare(path, rate, peak, _peak_path("bf16"), "FLOP/s")
+            yield ReachedShare(path, rate / attention.form.causal, peak, _peak_path("bf16"), "FLOP/s", CAUSAL)
 
 
-def passes_peak(shares: Iterator[ReachedShare]) -> str | None:
-    """Why curves cannot be this GPU's, of the first that passes its peak; None where none does."""
+def reached_shares_of_link(curves: Mapping[str, CollectiveCurve], bytes_per_s: float) -> Iterator[ReachedShare]:
+    """What each measured collective of a node reaches, beside its link's bandwidth. [B/s]"""
+    for key, curve in curves.items():
+        rate = max(bus for _, bus in curve.form.protocols)
+        yield ReachedShare(
+            f"collectives.{key}", rate, bytes_per_s, "intra.bandwidth_bytes_per_s", "B/s", IN_SWITCH
+        )  # fmt: skip
+
+
+def passes_peak(shares: Iterable[ReachedShare]) -> str | None:
+    """Why curves cannot be of this hardware, of the first that passes its peak; None where none does."""
     for share in shares:
         if share.rate > share.allowed * share.peak:
-            return share.sentence("above" if share.allowed == 1.0 else f"over {share.allowed:g} times")
+            return share.sentence("above" if share.allowed == ROUNDING else f"over {share.allowed:g} times")
     return None
 
 
-def slow_curves(shares: Iterator[ReachedShare]) -> tuple[ReachedShare, ...]:
+def slow_curves(shares: Iterable[ReachedShare]) -> tuple[ReachedShare, ...]:
     """Curves that reach less than a tenth of their peak.
 
     Of memory-bound ops copies alone count, as others issue more; the first FlashAttention is slow by its own paper.
     """
-    return tuple(s for s in shares if s.rate < SLOW * s.peak and not _is_slow_by_nature(s.path))
+    compared = (share for share in shares if share.allowed == ROUNDING)
+    return tuple(s for s in compared if s.rate < SLOW * s.peak and not s.path.startswith("curves.attention.flash1 "))
 
 
-def _is_slow_by_nature(path: str) -> bool:
-    head, _, key = path.removeprefix("curves.").partition(".")
-    return (head == "stream" and key not in COPIES) or (head == "attention" and key.startswith("flash1 "))
+def attention_flops_per_s(key: str, form: AttentionForm) -> float:
+    """Rate at which a fused attention's full slots compute. [FLOP/s]
 
+    A unit is ``block`` by 128 tokens: two products forward, five backward, three of them over queries' heads
+    (:func:`mofa.cost.kernels.fitted_forms.attention_s`).
 
-def _attention_rate(key: str, curve: AttentionCurve) -> float:
-    """FLOP/s over the longest sequences that were measured, without a mask: a unit is ``block`` rows against 128 of the
-    other side, in two products forward and five back (:func:`mofa.cost.kernels.fitted_forms.attention_s`)."""
+    Examples
+    --------
+    >>> from mofa.specs.curves import AttentionForm
+    >>> form = AttentionForm(128, 100, 1e-6, 0.0, 1.0, 1.0, 1.0, 1e12)
+    >>> attention_flops_per_s("cudnn fwd 128/128", form) / 1e12
+    838.8608
+    """
     _, direction, sizes = key.split()
     d_qk, d_v = (float(size) for size in sizes.split("/"))
-    widths = d_qk + d_v if direction == "fwd" else 3 * d_qk + 2 * d_v
-    length, form = min(curve.ranges.get("q", (LONG, LONG))[1], LONG), curve.form
-    units = HEADS * length / form.block
-    seconds = form.floor_s + form.unit_s * max(units / form.slots, 1.0) * length / 128
-    return 2.0 * units * form.block * length * widths / seconds
+    width = d_qk + d_v if direction == "fwd" else 3.0 * d_qk + 2.0 * d_v
+    return 2.0 * form.block * 128.0 * width * form.slots / form.unit_s
+
+
+def _products(place: str, curves: Mapping[GemmFormat, GemmCurve], peaks: Mapping[str, float]) -> Iterator[ReachedShare]:
+    for format_, curve in curves.items():
+        if (peak := peaks.get(FALLBACK.get(format_, format_))) is not None:
+            rate = max(rate for _, _, rate in curve.form.tiles)
+            yield ReachedShare(f"{place}.{format_}", rate, peak, _peak_path(format_), "FLOP/s")
+
+
+def _streams(place: str, curves: Mapping[str, StreamCurve], bytes_per_s: float) -> Iterator[ReachedShare]:
+    for key, curve in curves.items():
+        allowed = ROUNDING if key in COPIES else CACHED
+        path, peak_path = f"{place}.{key}", "memory_bandwidth_bytes_per_s"
+        yield ReachedShare(path, curve.form.bytes_per_s, bytes_per_s, peak_path, "B/s", allowed)
 
 
 def _peak_path(format_: str) -> str:

@@ -36,8 +36,8 @@ RateOrNone = Annotated[float, Field(ge=0.0, le=MOST_RATE)]
 TileSize = Annotated[int, Field(ge=1, le=65_536)]
 """Rows or columns that one multiprocessor computes. [-]"""
 RowsOrNone = Annotated[int, Field(ge=0, le=10**9)]
-Sharpness = Annotated[float, Field(ge=0.5, le=1024.0)]
-"""Exponent that joins two times that overlap: 1 adds them, a large one takes the larger. [-]"""
+Sharpness = Annotated[float, Field(ge=0.04, le=1024.0)]
+"""Exponent that joins two times that overlap: 1 adds them, a large one takes the larger; a fit tries from 0.05. [-]"""
 Elements = Annotated[float, Field(ge=0.0, le=1e9)]
 """A length that comes on top. [elements]"""
 BytesPerElement = Annotated[float, Field(ge=0.0, le=1e6)]
