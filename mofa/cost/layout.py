@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.stages import Stages, in_flight_at_first_backward, micro_batches_for_full_flight
+from mofa.schedules import SCHEDULES
 from mofa.specs.strategy import StrategyTable
 
 ArrayN = NDArray[np.float64]
@@ -159,7 +160,10 @@ def layout(
     cap = micro_batches_for_full_flight(pp, schedule, num_micro_batches)
     batches, batch_of = unique_rows([cap])
     flight = np.stack([in_flight_at_first_backward(pp, vpp, schedule, int(b)) for b in cap[batches]])
-    shown = DistinctStages.all_stages(pp) if every_stage else DistinctStages.one_of_each_kind(stages, full, flight)
+    if every_stage or SCHEDULES[schedule].defers_weight_gradients:  # what is put off is not most where most is in flight
+        shown = DistinctStages.all_stages(pp)
+    else:
+        shown = DistinctStages.one_of_each_kind(stages, full, flight)
     full, flight = full[:, :, shown.stage], flight[:, shown.stage]
     plain = stages.counts[:, shown.stage] - full
     plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)
