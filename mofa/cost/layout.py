@@ -160,7 +160,7 @@ def layout(
     cap = micro_batches_for_full_flight(pp, schedule, num_micro_batches)
     batches, batch_of = unique_rows([cap])
     flight = np.stack([in_flight_at_first_backward(pp, vpp, schedule, int(b)) for b in cap[batches]])
-    if every_stage or SCHEDULES[schedule].defers_weight_gradients:  # what is put off is not most where most is in flight
+    if every_stage or SCHEDULES[schedule].defers_weight_gradients:  # what is put off may be more
         shown = DistinctStages.all_stages(pp)
     else:
         shown = DistinctStages.one_of_each_kind(stages, full, flight)
