@@ -191,15 +191,17 @@ class _Joined:
         return np.asarray((self.start[tensors] <= op_index) & (op_index <= self.end[tensors]))
 
     def alive(self) -> ArrayK:
-        """What is alive at each op, block by block: no other's tensors are. (ops, K) [B]"""
-        out = np.empty_like(self.scratch)
-        ops = np.arange(len(out))
-        tensors = np.append(self.first, len(self.sizes))
-        blocks = zip(self.bounds[:-1:2], self.bounds[2::2], tensors, tensors[1:], strict=False)
-        for begin, end, first, next_first in blocks:
-            there = self.there(ops[begin:end], slice(first, next_first))
-            np.matmul(there.astype(float), self.sizes[first:next_first], out=out[begin:end])
+        """What is alive at each op. (ops, K) [B]"""
+        out = self.alive_of(np.arange(len(self.scratch)), np.arange(len(self.sizes)), self.sizes)
         return np.add(out, self.scratch, out=out)
+
+    def alive_of(self, ops: IntA, tensors: IntA, nbytes: ArrayK) -> ArrayK:
+        """What is alive of some tensors, of some bytes each (tensors, n), at some ops in order. (ops, n) [B]"""
+        alive = np.zeros((len(ops), nbytes.shape[1]))
+        begun, gone = np.searchsorted(ops, self.start[tensors]), np.searchsorted(ops, self.end[tensors], "right")
+        for row, begin, end in zip(nbytes, begun.tolist(), gone.tolist(), strict=True):
+            alive[begin:end] += row
+        return alive
 
 
 def _peaks(joined: _Joined) -> tuple[ArrayK, ArrayK, IntA]:
@@ -241,7 +243,7 @@ def _larger_at_once(joined: _Joined, sizes: ArrayK, large: ArrayK) -> tuple[Arra
     tensors, nbytes = larger(sizes)
     ops, scratch = larger(joined.scratch)
     peak_ops = _peak_ops_of(joined, tensors, ops)
-    alive = joined.there(peak_ops, tensors).astype(float) @ nbytes
+    alive = joined.alive_of(peak_ops, tensors, nbytes)
     alive[np.searchsorted(peak_ops, ops)] += scratch
     saved = (joined.of_block & joined.across)[:, tensors].astype(float) @ nbytes
     bounds = np.searchsorted(peak_ops, joined.bounds)
