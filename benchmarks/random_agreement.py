@@ -146,9 +146,10 @@ def _shown(results: Iterable[RandomAgreement], num: int) -> Iterable[RandomAgree
 def report(results: Sequence[RandomAgreement], seed: int, *, memory: bool, verbose: bool) -> str:
     """Shares, distributions, the worst and the false fits, as text."""
     played = [r for r in results if not r.refused]
+    too_long, too_large = sum(r.too_long for r in results), sum(r.too_large for r in results)
+    anew = f"{too_long} of too long a step, {too_large} of over {TIMES_CAPACITY:g} times their GPUs' memory"
     lines = [
-        f"{len(played)} random jobs of seed {seed}; drawn anew: {sum(r.too_long for r in results)} of too long a step, "
-        f"{sum(r.too_large for r in results)} of over {TIMES_CAPACITY:g} times their GPUs' memory",
+        f"{len(played)} random jobs of seed {seed}; drawn anew: {anew}",
         "shares: " + ", ".join(
             f"{name} {np.mean([name in r.kinds for r in played]):.0%}"
             for name in ("small", "experts", "FSDP", "pp > 1", "cp > 1", "ep > 1", "recomputed")

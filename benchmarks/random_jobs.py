@@ -22,7 +22,7 @@ from mofa.specs.complete import default_zero
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
 from mofa.specs.framework_offers import OFFERED
 from mofa.specs.load import load_cluster, load_framework, load_workload
-from mofa.specs.strategy import BALANCING, COLUMNS, CP_KINDS, FrameworkOptions, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import COLUMNS, CP_KINDS, FrameworkOptions, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 ROOT = Path(__file__).parents[1]
@@ -139,7 +139,7 @@ def _drawn_strategy(random: np.random.Generator, job: Job) -> StrategyTable | No
         "zero": random.integers(0, 4, TRIED_ROWS), "recompute": recompute,
         "recompute_layers": np.where(some, random.integers(1, 1 + np.maximum(model.num_layers // (pp * vpp), 1)), -1),
         "schedule": random.integers(0, len(SCHEDULE_NAMES), TRIED_ROWS),
-        "balancing": (random.random(TRIED_ROWS) < 0.1).astype(int) if model.moe is not None else np.zeros(TRIED_ROWS, int),
+        "balancing": ((random.random(TRIED_ROWS) < 0.1) & (model.moe is not None)).astype(int),
         "layout": np.zeros(TRIED_ROWS, int), "options": random.integers(0, len(sets), TRIED_ROWS),
     }  # fmt: skip
     columns["sp"] &= tp > 1
