@@ -59,8 +59,7 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
             closed = estimator.breakdown(detail=True)
         except MofaError as error:
             return RandomAgreement(number, _words(drawn), _kinds(drawn), too_long, too_large, refused=str(error))
-        assert closed.detail is not None
-        if closed.detail.device_bytes[0].max() <= TIMES_CAPACITY * drawn.job.cluster.gpu.capacity_bytes.value:
+        if closed.device_bytes[0] <= TIMES_CAPACITY * drawn.job.cluster.gpu.capacity_bytes.value:
             break
         too_large += 1
     replayer = Replayer(estimator)
@@ -68,15 +67,17 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
     words, kinds = _words(drawn), _kinds(drawn)
     if not memory:
         return RandomAgreement(number, words, kinds, too_long, too_large, step)
+    detail = closed.detail
+    assert detail is not None
     expandable = drawn.job.framework.allocator == "expandable"
     recordings, make = SharedRecordings(), rank_maker(estimator)
     ranks = [
         play_memory(make(r), expandable=expandable, recordings=recordings)
-        for r in _ranks(closed.detail.allocated_bytes[0], closed.detail.reserved_bytes[0])
+        for r in _ranks(detail.allocated_bytes[0], detail.reserved_bytes[0])
     ]
-    allocated = float(closed.detail.allocated_bytes[0].max()) / max(rank.allocated for rank in ranks) - 1
-    reserved = float(closed.detail.reserved_bytes[0].max()) / max(rank.peak_reserved for rank in ranks) - 1
-    device, limit = float(closed.detail.device_bytes[0].max()), memory_limit_bytes(drawn.job.cluster)
+    allocated = float(detail.allocated_bytes[0].max()) / max(rank.allocated for rank in ranks) - 1
+    reserved = float(detail.reserved_bytes[0].max()) / max(rank.peak_reserved for rank in ranks) - 1
+    device, limit = float(detail.device_bytes[0].max()), memory_limit_bytes(drawn.job.cluster)
     false_fit = ""
     if device <= limit < (played := replayer.fullest_bytes()):
         false_fit = f"{device / 2**30:.2f} GiB closed, {played / 2**30:.2f} played, {limit / 2**30:.2f} offered"

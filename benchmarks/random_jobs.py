@@ -145,7 +145,7 @@ def _drawn_strategy(random: np.random.Generator, job: Job) -> StrategyTable | No
     columns["sp"] &= tp > 1
     if framework.traits.has_pytorch_modules:
         columns["cp_kind"] = np.where(cp > 1, CP_KINDS.index("allgather"), 0)
-    table = StrategyTable(**columns, recompute_modes=modes, option_sets=sets).take(inside)  # type: ignore[arg-type]
+    table = StrategyTable(**columns, recompute_modes=modes, option_sets=sets).take(inside)
     if framework.traits.leaves_lone_ranks_whole and framework.data_parallel != "ddp":
         stages = default_zero(framework, table.dp, table.cp, table.pp)
         table = replace(table, zero=np.where(stages == 0, 0, table.zero))
