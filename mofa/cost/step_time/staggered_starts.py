@@ -40,13 +40,13 @@ def staggered_start_s(
     0.0
     """
     gathers = np.zeros_like(forward_s) if before_s is None else before_s
-    late = optimizer_s - optimizer_s.min(axis=1, keepdims=True)
+    longer_s = optimizer_s - optimizer_s.min(axis=1, keepdims=True)
     arrival = np.cumsum(forward_s, axis=1) - forward_s
     held_up = np.zeros_like(forward_s)
     until = np.zeros(len(forward_s))
     for stage in range(forward_s.shape[1]):
-        begin = np.maximum(until, late[:, stage] - arrival[:, stage]) + gathers[:, stage]
+        begin = np.maximum(until, longer_s[:, stage] - arrival[:, stage]) + gathers[:, stage]
         held_up[:, stage], until = begin - until, begin
     together = one_f_one_b_s(forward_s, backward_s, num_micro_batches, gathers, rested_s)
     staggered = one_f_one_b_s(forward_s, backward_s, num_micro_batches, held_up, rested_s)
-    return np.asarray(np.maximum(together + late.max(axis=1) - staggered, 0.0))
+    return np.asarray(np.maximum(together + longer_s.max(axis=1) - staggered, 0.0))
