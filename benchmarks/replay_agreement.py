@@ -1,9 +1,10 @@
 """How well the closed forms of the search agree with the replay, on random legal strategies.
 
-python benchmarks/replay_agreement.py            # 500 strategies, the distribution of what differs
-python benchmarks/replay_agreement.py --num 40   # fewer, drawn alike
+python benchmarks/replay_agreement.py            # 500 random jobs, uniform over each field, and what differs
+python benchmarks/replay_agreement.py --num 2000 --seed 7 --jobs 2   # more of another seed, in two processes
 python benchmarks/replay_agreement.py --time     # step times alone, which is quick
-python benchmarks/replay_agreement.py --num 100 --batches 8   # the same jobs with 8 times the global batch
+python benchmarks/replay_agreement.py --by-kind  # strategies of eight jobs of which each kind is drawn as often
+python benchmarks/replay_agreement.py --by-kind --num 100 --batches 8   # the same with 8 times the global batch
 python benchmarks/replay_agreement.py --zero-bubble --num 60  # PyTorch's schedules that put weights' gradients off
 python benchmarks/replay_agreement.py --wider --num 240       # other frameworks and options, one line for each
 python benchmarks/replay_agreement.py --wider --only fsdp1 --verbose
@@ -293,13 +294,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num", type=int, default=500)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--batches", type=int, default=1, help="times the jobs' global batches")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, of random jobs")
+    parser.add_argument("--by-kind", action="store_true", help="each kind of strategy of eight jobs in its turn")
+    parser.add_argument("--batches", type=int, default=1, help="with --by-kind: times the jobs' global batches")
     parser.add_argument("--time", action="store_true", help="step times alone")
     parser.add_argument("--zero-bubble", action="store_true", help="ZB-V and interleaved zero bubble alone")
     parser.add_argument("--wider", action="store_true", help="other frameworks and options than the search's usual")
     parser.add_argument("--only", default="", help="with --wider: the lines whose name begins so")
     parser.add_argument("--verbose", action="store_true", help="one line per strategy")
     given = parser.parse_args()
+    if not (given.by_kind or given.zero_bubble or given.wider):
+        from random_agreement import compare_all, report  # beside this file
+
+        results = compare_all(given.num, given.seed, given.jobs, memory=not given.time)
+        print(report(results, given.seed, memory=not given.time, verbose=given.verbose))
+        return
     started = time.perf_counter()
     found: list[tuple[Case, Agreement]] = []
     if given.wider:

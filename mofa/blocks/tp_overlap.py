@@ -24,7 +24,11 @@ fields of ``TransformerLayerTPOverlapCfg``, ibid. [-]"""
 
 
 def user_buffer_bytes(ctx: Context) -> ArrayK:
-    """Bytes of the user buffers, which stay. [B]"""
+    """Bytes of the user buffers, which stay, beside PyTorch's allocator. [B]
+
+    Transformer Engine asks CUDA for them itself (2.20.2, common/comm_gemm_overlap/userbuffers/userbuffers-host.cpp,
+    ``register_user_buffer_collective`` with ``alloc``).
+    """
     if not ctx.framework.tp_overlap:
         return 0.0
     return where(ctx.gathers, BUFFERS * ctx.tokens * float(ctx.model.hidden) * ctx.element, 0.0)

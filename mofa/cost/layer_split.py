@@ -75,6 +75,9 @@ EMBEDDING_WEIGHT = 0.1
 """Cost of an embedding parameter over that of a matrix parameter: its gradient moves some 10 B a parameter and
 micro-batch (3 ps at 3.5 TB/s), a matrix takes 6 FLOP a token (35 ps at 4096 tokens and 700 TFLOP/s). [-]"""
 
+NEXT_TO = np.arange(-2, 2)
+"""Cuts that are compared, from the first behind which the chunks ahead are the heavier: sums are rounded. [-]"""
+
 
 def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
     """Contiguous chunk sizes, at least one layer each, that make the heaviest chunk lightest.
@@ -87,16 +90,21 @@ def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
     tail = head + model.num_mtp_layers * (weights[-1] + head)
     total = np.concatenate([[0.0], np.cumsum(weights)])
     n = model.num_layers
-    cost = total[None, :] - total[:, None]  # cost[i, j]: layers i..j-1
-    cost = np.where(np.arange(n + 1)[:, None] < np.arange(n + 1)[None, :], cost, np.inf)
-    best = cost[0] + EMBEDDING_WEIGHT * head
+    best = np.concatenate([[np.inf], total[1:] + EMBEDDING_WEIGHT * head])
+    """The heaviest of the chunks so far, of each number of layers in them; more layers are no lighter."""
     back = []
     for chunk in range(1, num_chunks):
-        last = chunk == num_chunks - 1
-        options = np.maximum(best[:, None], cost + (tail if last else 0.0))
+        last = tail if chunk == num_chunks - 1 else 0.0
+        choice = np.zeros(n + 1, dtype=np.intp)
+        ends = np.arange(chunk + 1, n + 1)
+        # this chunk gets lighter by a later cut, those ahead heavier: the best cut is next to where they meet
+        meet = chunk + np.searchsorted(best[chunk:] + total[chunk:], total[ends] + last)
+        cuts = np.clip(meet + NEXT_TO[:, None], chunk, ends - 1)
+        heaviest = np.maximum(best[cuts], total[ends] - total[cuts] + last)
         # among equals the earlier cut: the first stages keep the most micro-batches, so they get fewer layers
-        choice = np.argmin(options, axis=0)
-        best = options[choice, np.arange(n + 1)]
+        chosen = np.argmin(heaviest, axis=0), np.arange(len(ends))
+        choice[ends], best = cuts[chosen], np.full(n + 1, np.inf)
+        best[ends] = heaviest[chosen]
         back.append(choice)
     sizes, end = [], n
     for choice in reversed(back):

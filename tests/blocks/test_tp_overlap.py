@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.frameworks import persistent_buffers
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.tp_overlap import with_tp_overlap
+from mofa.blocks.tp_overlap import user_buffer_bytes, with_tp_overlap
 from mofa.blocks.work import Collective, Gemm
 from mofa.cost.block.tape_clock import scan
 from tests.blocks.small import build, context, framework, in_fp8, llama
@@ -82,7 +81,7 @@ def test_user_buffers_stay() -> None:
     def stay(tp: int, **options: Any) -> float:
         spec = framework("megatron", **options)
         ctx = context(llama(), spec, seq_len=S, micro_batch=B, tp=tp, sp=tp > 1)
-        return number(persistent_buffers(spec, ctx, ())[0])
+        return number(user_buffer_bytes(ctx))
 
     assert stay(TP, tp_overlap=True) - stay(TP) == 10 * TOKENS * H * 2 == 5 * 2**20
     assert stay(1, tp_overlap=True) == stay(1)

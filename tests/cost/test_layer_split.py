@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, combinations, pairwise
+
 import numpy as np
 import pytest
 
 from mofa.cost.estimate import estimate_table
-from mofa.cost.layer_split import split_of
+from mofa.cost.layer_split import EMBEDDING_WEIGHT, _balanced_sizes, layer_weight, split_of
 from mofa.specs.load import load_workload
 from tests.cost.toy import cluster, framework, llama, mla_moe, table, workload
 
@@ -57,3 +59,40 @@ def test_rows_of_several_layouts_are_costed_each_with_its_own() -> None:
     assert [rows.row(i, "megatron").layout for i in range(3)] == [
         "", "Et|t|t|t|t|t||mL", "Et|t|t|t|t|t|m|L",
     ]  # fmt: skip
+
+
+def heaviest_and_cuts(weights: list[float], first: float, last: float, num_chunks: int) -> tuple[float, list[int]]:
+    """Of all ways to cut the one whose heaviest chunk is lightest, with every cut, from the last on, the earliest."""
+    n = len(weights)
+    ways = []
+    for cuts in combinations(range(1, n), num_chunks - 1):
+        bounds = [0, *cuts, n]
+        sums = [sum(weights[a:b]) for a, b in pairwise(bounds)]
+        sums[0] += first
+        sums[-1] += last
+        ways.append((max(sums), [b - a for a, b in pairwise(bounds)]))
+    return min(ways, key=lambda way: way[0])
+
+
+@pytest.mark.parametrize("num_chunks", [2, 3, 5])
+@pytest.mark.parametrize("first_k_dense", [0, 1, 4])
+def test_balanced_chunks_are_the_lightest(num_chunks: int, first_k_dense: int) -> None:
+    changes = {"model.num_layers": 9, "model.moe.first_k_dense": first_k_dense}
+    model = load_workload("deepseek-v3", overrides=changes).model
+    sizes = _balanced_sizes(model, num_chunks)
+    weights = [layer_weight(model, model.is_moe_layer(i)) for i in range(9)]
+    head = float(model.vocab * model.hidden)
+    ends = EMBEDDING_WEIGHT * head, head + model.num_mtp_layers * (weights[-1] + head)
+    bounds = [0, *accumulate(sizes)]
+    sums = [sum(weights[a:b]) for a, b in pairwise(bounds)]
+    sums[0] += ends[0]
+    sums[-1] += ends[1]
+    assert max(sums) == pytest.approx(heaviest_and_cuts(weights, *ends, num_chunks)[0], rel=1e-12)
+    assert min(sizes) >= 1
+
+
+def test_a_thousand_layers_are_balanced_at_once() -> None:
+    model = load_workload("llama3-8b", overrides={"model.num_layers": 1000}).model
+    sizes = _balanced_sizes(model, 992)
+    assert len(sizes) == 992
+    assert sum(sizes) == 1000

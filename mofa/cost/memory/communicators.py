@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.elementwise import per_combination
+from mofa.blocks.tp_overlap import user_buffer_bytes
 from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.kernels.topology import Group, nested_group, stacked_groups
 from mofa.cost.rows import Rows
@@ -61,7 +63,8 @@ class _Used(NamedTuple):
 
 
 def communicators_of(rows: Rows) -> ArrayN:
-    """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown. (n, R) [B]"""
+    """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown, and of Transformer
+    Engine's user buffers, through which it communicates. (n, R) [B]"""
     stages = rows.layout.stages
     pipeline = pipeline_links(
         rows.schedule_record.wraps_around, stages.pp, stages.rank_with_head, rows.layout.shown.stage
@@ -71,7 +74,9 @@ def communicators_of(rows: Rows) -> ArrayN:
         rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline, rows.grids.cp_kind,
         reduces_amaxes(rows.workload),
     )  # fmt: skip
-    return np.asarray(sizes[rows.grid])
+    context = rows.costs.context
+    user_buffers = per_combination(user_buffer_bytes(context), rows.costs.machine.num_k)[rows.k]
+    return np.asarray(sizes[rows.grid] + user_buffers[:, None])
 
 
 def pipeline_links(wraps_around: bool, pp: int, rank_with_head: int, shown_stages: IntN) -> PipelineLinks:

@@ -217,7 +217,12 @@ class InFlight:
         boundary = rows.costs.boundary[rows.k]
         per_micro_batch[:, 0, 0] += boundary
         per_micro_batch[:, lay.head_position, -1] -= boundary
-        self.per_micro_batch = per_micro_batch
+        self.loss = np.zeros_like(per_micro_batch)
+        """What the head keeps of a micro-batch until its backward: several wait where all forwards come first, and the
+        one that computes has it in its own op. (n, R, vpp) [B]"""
+        if rows.schedule_record.forwards_first:
+            self.loss[:, lay.head_position, -1] = rows.costs.head.memory.saved[rows.k]
+        self.per_micro_batch = per_micro_batch + self.loss
         self.output = np.zeros_like(per_micro_batch)
         """What the last stage's output holds until its micro-batch's backward is through. (n, R, vpp) [B]"""
         self.output[:, lay.head_position, -1] = rows.costs.logits_bytes[rows.k]
@@ -365,6 +370,8 @@ class InFlight:
         kept_bytes, grads, copies = (np.zeros(self.grads.shape) for _ in range(3))
         for (_, of_length), moments in zip(self.lengths, self._moments_of(kind, ended), strict=True):
             there, left = moments.begun, moments.alive - moments.of_chunk(gone[of_length])
+            if kind in ("F", "B") and not ended:
+                left = left - moments.of_chunk(self.loss[of_length])
             if moments.first is not None:
                 own = np.broadcast_to(own_grads, self.grads.shape)[of_length]
                 there = there - moments.first * own[:, :, None]

@@ -15,13 +15,15 @@ from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, w
 from mofa.cost.memory.fsdp_unsharded import unsharded
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
 from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
+from mofa.cost.memory.replica_sums import waiting_sums_bytes
 from mofa.cost.memory.reserved import LivePeaks
 from mofa.cost.memory.saved_in_flight import ends_saved_bytes, saved_by_kind
 from mofa.cost.memory.stage_inputs import held_input_bytes, let_go_input_bytes, pipeline_buffer_bytes, sent_part_bytes
 from mofa.cost.memory.watchdog_held import shelved_bytes
 from mofa.cost.rank_rules import gathers_whole
 from mofa.cost.rows import Rows
-from mofa.specs.params import embedding_params, layer_params
+from mofa.specs.model import ModelSpec
+from mofa.specs.params import embedding_params, head_params, layer_params
 
 ArrayN = NDArray[np.float64]
 
@@ -69,6 +71,7 @@ class PeakCandidates:
         self.activations = of_layers + self.ends_saved
         self.retention = Retention(rows)
         self.shelved, self.let_go = shelved_bytes(rows), let_go_input_bytes(rows)
+        self.sums = waiting_sums_bytes(rows)
         self.all: list[_Instant] = []
 
     def _layer_grads(self, kind: int) -> ArrayN:
@@ -76,15 +79,19 @@ class PeakCandidates:
 
         When the first layer's backward runs, neither its own gradients nor the embedding's exist yet.
         """
-        rows, model = self.rows, self.rows.workload.model
-        p = layer_params(model, rows.layout.stages.kinds[kind].moe)
-        t, s = rows.grids, rows.shards
+        p, t = layer_params(self.rows.workload.model, self.rows.layout.stages.kinds[kind].moe), self.rows.grids
+        dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None] + self._end_params(embedding_params)
+        return self._share_of_grads(dense, (p.routed / (t.ep * t.etp))[:, None])
+
+    def _end_params(self, count: Callable[[ModelSpec], int]) -> ArrayN:
+        """Parameters of the embedding, on its stage. (grids, R)"""
+        return np.asarray((count(self.rows.workload.model) / self.rows.grids.tp)[:, None] * self.rows.is_first)
+
+    def _share_of_grads(self, dense: ArrayN, expert: ArrayN | float = 0.0) -> ArrayN:
+        """The share of a stage's gradients that some parameters make. (n, R) [-]"""
+        rows, s = self.rows, self.rows.shards
         sharded = rows.mode.precision == "mixed" and not rows.mode.pipelined
         dense_ranks, expert_ranks = (s.dense_ranks, s.expert_ranks) if sharded else (1.0, 1.0)
-        dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None] + (embedding_params(model) / t.tp)[
-            :, None
-        ] * rows.is_first
-        expert = (p.routed / (t.ep * t.etp))[:, None]
         all_grads = s.dense / dense_ranks + s.expert / expert_ranks
         return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid])
 
@@ -173,6 +180,7 @@ class PeakCandidates:
                 name = f"of the last {kind} block{label}"
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, lingers=ahead)
+                later = later + self.sums * self._share_of_grads(self._end_params(head_params))
                 self.add_block(
                     "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=waiting, lingers=later
                 )  # fmt: skip
@@ -189,7 +197,10 @@ class PeakCandidates:
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
                     swap = self._embedding_gather(i) + waiting
-                    self.add_block("backward", name, i, backward, mode, has, done + own, grads=first, copies=swap)
+                    sums = self.sums * (1.0 - self._layer_grads(i))
+                    self.add_block(
+                        "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap, lingers=sums
+                    )  # fmt: skip
 
     def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
         """What lingers of earlier computations in a kind's last forward, last backward and first backward, and what is
@@ -308,6 +319,7 @@ class PeakCandidates:
         gone, lingers = self._one_micro_batch(), 0.0
         if self.retention:
             lingers = self.retention.at_end(0, BACKWARD, ended=True) + self.retention.there * gone
+        lingers = lingers + self.sums * (1.0 - self._share_of_grads(self._end_params(embedding_params)))
         self._add_end(
             "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0,
             copies=tied_head_gradient_bytes(rows), lingers=lingers,

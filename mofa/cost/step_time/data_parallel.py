@@ -46,6 +46,8 @@ class CommunicationOutsideBlocks:
     in_passing: ArrayN | float = 0.0
     each_s: ArrayN | float = 0.0
     """What of it is behind each backward: the device waits, and the host goes on. (n,)"""
+    after_optimizer_s: ArrayN | float = 0.0
+    """Of it each stage's gathers between its optimizer and its next step; ``exposed`` has the longest. (n, R)"""
 
 
 def _of_chunks(group: Group) -> Group:
@@ -139,7 +141,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
     exposed, hidden, on_path, in_passing = np.zeros((4, len(forward_s)))
-    worst = row_max(reduce)
+    worst = row_max(np.maximum(reduce - before_b / vpp, 0.0))  # while stages ahead have backwards left
     if fw.overlap_grad_reduce:
         left_s = _after_last(reduce, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
@@ -155,8 +157,10 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     else:
         exposed = exposed + worst
     first = np.maximum(gather[:, 0] / vpp / buckets, gather[:, 0] / vpp - forward_s[:, 0] / vpp)
+    after_optimizer_s = np.zeros_like(gather)
     if not fw.overlap_param_gather:
-        exposed = exposed + row_max(gather * gathers_per_step(rows)[rows.grid])
+        after_optimizer_s = gather * gathers_per_step(rows)[rows.grid]
+        exposed = exposed + row_max(after_optimizer_s)
     elif vpp == 1:
         before_forward = gather.copy()
         before_forward[:, 0] = first
@@ -176,7 +180,10 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
         starts = gathers.copy()
         starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
         once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
-    return CommunicationOutsideBlocks(exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0)
+    return CommunicationOutsideBlocks(
+        exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0,
+        after_optimizer_s=after_optimizer_s,
+    )  # fmt: skip
 
 
 def tied_seconds(rows: Rows) -> ArrayN:

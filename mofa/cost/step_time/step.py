@@ -25,6 +25,7 @@ from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.critical_path import Durations, critical_path_s
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
 from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, hand_over_host_s, micro_batch_passes
+from mofa.cost.step_time.staggered_starts import staggered_start_s
 from mofa.specs.params import layer_tensors
 
 ArrayN = NDArray[np.float64]
@@ -98,7 +99,9 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
     exposed[_T["dp"]] += amax_seconds(rows)
-    exposed[_T["optimizer"]] += row_max(step_end_seconds(rows, each)) + norm_seconds(rows)
+    ends = step_end_seconds(rows, each)
+    exposed[_T["optimizer"]] += row_max(ends) + norm_seconds(rows)
+    _stagger(rows, exposed, each, ends, m, outside)
     return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
 
 
@@ -230,10 +233,10 @@ def _exchanging(
     (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for
     a forward, the last none for a backward."""
     fwd, bwd, rested = passes_s
-    pp, stages = rows.layout.stages.pp, rows.layout.stages
+    pp = rows.layout.stages.pp
     wait_s = rows.cluster.sync_s + hand_over_host_s(rows)[1]
     each = (hop + wait_s)[:, None]
-    receives = [each * stages.receives[:, 0], each * stages.sends[:, -1]]
+    receives = _received_s(rows, hop)
     given = fwd + receives[0], bwd + receives[1], num_micro_batches
     waited = (fwd + bwd if rested is None else rested) + receives[0] + receives[1]
     total = one_f_one_b_s(*given, rested_s=waited)
@@ -259,6 +262,39 @@ def _catch_up(
         host_bound.issued_s(rows.layout.shown.of, num_micro_batches[index]) + reduced - exposed[:, index].sum(axis=0)
     )
     exposed[_T["host_idle"], index] += np.where(host_bound.waits, 0.0, np.maximum(missing_s, 0.0))
+
+
+def _stagger(
+    rows: Rows, exposed: ArrayN, each: MicroBatchPasses, ends: ArrayN, num_micro_batches: ArrayN,
+    outside: CommunicationOutsideBlocks,
+) -> None:  # fmt: skip
+    """Take off what stages gain that begin a step as their own optimizer is over: of the bubble, where that is shorter
+    of the longest optimizer and the gathers behind it."""
+    schedule = rows.schedule_record
+    if rows.layout.stages.pp == 1 or not schedule.has_closed_form or schedule.forwards_first:
+        return
+    fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.of_stages())
+    rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else fwd + bwd
+    if waits_at_exchanges(rows):
+        received = _received_s(rows, hop_seconds(rows))
+        fwd, bwd, rested = fwd + received[0], bwd + received[1], rested + received[0] + received[1]
+    before, after = outside.before_forward, np.broadcast_to(outside.after_optimizer_s, ends.shape)
+    gained = row_max(ends) + row_max(after) - row_max(ends + after)
+    gained = gained + staggered_start_s(
+        fwd, bwd, num_micro_batches, rows.spread_to_all_stages(ends + after), rested_s=rested,
+        before_s=rows.spread_to_all_stages(before) if np.any(before) else None,
+    )  # fmt: skip
+    for name in ("bubble", "optimizer", "dp"):
+        part = np.minimum(gained, exposed[_T[name]])
+        exposed[_T[name]] -= part
+        gained = gained - part
+
+
+def _received_s(rows: Rows, hop: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """What each stage's forward and backward take with the exchange that they receive in. (n, pp) each [s]"""
+    stages = rows.layout.stages
+    each = (hop + rows.cluster.sync_s + hand_over_host_s(rows)[1])[:, None]
+    return each * stages.receives[:, 0], each * stages.sends[:, -1]
 
 
 def hop_seconds(rows: Rows) -> ArrayN:

@@ -119,6 +119,8 @@ def _schedule(job: Job, t: StrategyTable) -> FloatN:
     several = np.array([s.has_several_chunks for s in records])[t.schedule]
     ok &= (t.vpp == 1) | several
     ok &= ~several | ((t.pp > 1) & (t.vpp > 1))
+    forwards_first = np.array([s.forwards_first for s in records])[t.schedule]
+    ok &= ~forwards_first | (t.pp > 1)  # without a pipeline nothing puts backwards off
     return np.asarray(~ok, dtype=float)
 
 

@@ -123,6 +123,7 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("batch", DENSE, "megatron", {"batch": 24}),
         ("tied_embeddings", llama(num_layers=8, tied_embeddings=True), "torchtitan", {"pp": 2}),
         ("schedule", DENSE, "megatron", {"pp": 2, "schedule": "gpipe"}),
+        ("schedule", DENSE, "torchtitan", {"pp": 1, "schedule": "gpipe"}),
         ("schedule", DENSE, "megatron", {"pp": 2, "vpp": 2, "schedule": "1f1b"}),
         ("schedule", DENSE, "megatron", {"pp": 2, "vpp": 2, "schedule": "zbv"}),
         ("interleaving", DENSE, "megatron", {"pp": 4, "vpp": 2, "batch": 4 * 6}),  # 6 micro-batches in 4 stages

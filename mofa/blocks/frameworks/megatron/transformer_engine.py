@@ -42,7 +42,6 @@ from mofa.blocks.parts import (
     tp_copy,
     tp_reduce,
 )
-from mofa.blocks.tp_overlap import user_buffer_bytes
 from mofa.blocks.work import Stream
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
@@ -301,7 +300,6 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
                 new = new & ((shape[0] != rows) | (shape[1] != columns))
             seen.append(shape)
             total = total + where(new, 2.0 * op.weight_params / op.num_weights, 0.0)
-    total = total + user_buffer_bytes(ctx)
     return total + head_buffers(ctx) if with_head else total
 
 
