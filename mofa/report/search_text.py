@@ -28,7 +28,9 @@ def print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, f
     numerics = f"{job.gemm_format} matrix products, {job.moments_format} moments, {job.routing} routing"
     batch = f"sequence {job.seq_len:,}, global batch {job.global_batch:,}{tokens}"
     say(console, f"{job.name}: {size}; {batch}; {numerics}", "bold")
-    nodes = f"{cluster.gpus_per_node} a node, fast domain of {cluster.gpus_per_domain}"
+    nodes = f"{cluster.gpus_per_node} a node"
+    if cluster.gpus_per_domain > cluster.gpus_per_node:
+        nodes += f", fast domain of {cluster.gpus_per_domain}"
     capacity = f"capacity {format_bytes(cluster.capacity_bytes)} ({cluster.capacity_provenance})"
     say(console, f"{cluster.name}: {cluster.num_gpus:,} x {cluster.gpu}, {nodes}, {capacity}")
     how = "compiled" if framework.compile else "not compiled"
