@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from mofa.report.chunked_layers import LAYER_WORDS, layer_tables
 from mofa.report.hopper import hopper_section_lines
+from mofa.report.search_text import shares_text
 from mofa.report.tables import Columns, markdown_table, print_table, say
-from mofa.report.text import shares_text
 from mofa.report.words import component_name
 from mofa.units import GIB, format_seconds
 

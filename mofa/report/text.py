@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mofa.report.layout_text import layout_lines
 from mofa.report.long_run import print_long_runs
+from mofa.report.search_text import (
+    has_experts,
+    offers_line,
+    print_defaults,
+    print_export,
+    print_grounds,
+    print_job,
+    print_min_gpus,
+    print_search,
+    ties_line,
+)
 from mofa.report.tables import print_table, say
-from mofa.report.words import component_name, equal_runs_text, quantity_text, strategy_text
+from mofa.report.words import component_name, equal_runs_text, strategy_text
 from mofa.schedules import SCHEDULES
-from mofa.specs.framework_traits import TRAITS
-from mofa.units import GIB, format_bytes, format_count, format_seconds
+from mofa.units import GIB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.plan.memory import LiveTensors, Memory
     from mofa.plan.result import Estimate, Plan, PlanReport
-    from mofa.plan.step_band import Band
     from mofa.plan.step_parts import Time
-    from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 
 MAX_STAGE_ROWS = 16
 PLAN_COLUMNS_LEAVE = ("TFLOP/s/GPU", "limit GiB", "MFU", "days without failures", "tokens/s/GPU", "peak GiB")
@@ -41,10 +49,10 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         Only the table of plans, or the reasons where there are none.
     """
     if not quiet:
-        _print_job(console, report.workload, report.cluster, report.framework)
+        print_job(console, report.workload, report.cluster, report.framework)
     if report.plans:
         title = f"The {len(report.plans)} best plans" if len(report.plans) > 1 else "Best plan"
-        print_plans(console, report.plans, title, moe=_has_experts(report.workload))
+        print_plans(console, report.plans, title, moe=has_experts(report.workload))
         if quiet:
             return
         if report.num_tied > 1:
@@ -59,15 +67,15 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         print_memory(console, best.memory, "What fills the memory of its fullest rank")
     else:
         say(console, "Nothing fits.", "bold red")
-        _print_min_gpus(console, report)
-    _print_search(console, report)
+        print_min_gpus(console, report)
+    print_search(console, report)
     if quiet:
         return
     for plan in report.plans[:1]:
-        _print_grounds(console, plan)
-    _print_defaults(console, report.defaults)
+        print_grounds(console, plan)
+    print_defaults(console, report.defaults)
     if report.plans:
-        _print_export(console, "plan", report.framework.name)
+        print_export(console, "plan", report.framework.name)
 
 
 def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False) -> None:
@@ -84,10 +92,10 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     """
     title = estimate.id or "Estimate"
     if quiet:
-        print_plans(console, [estimate], title, moe=_has_experts(estimate.workload))
+        print_plans(console, [estimate], title, moe=has_experts(estimate.workload))
         return
-    _print_job(console, estimate.workload, estimate.cluster, estimate.framework)
-    print_plans(console, [estimate], title, moe=_has_experts(estimate.workload))
+    print_job(console, estimate.workload, estimate.cluster, estimate.framework)
+    print_plans(console, [estimate], title, moe=has_experts(estimate.workload))
     _print_split(console, estimate)
     _print_layouts(console, [estimate])
     if not estimate.memory.fits:
@@ -105,9 +113,9 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
         print_stages(console, estimate.memory)
     print_ranks(console, estimate.memory)
     print_peak(console, estimate.memory)
-    _print_grounds(console, estimate)
-    _print_defaults(console, estimate.defaults)
-    _print_export(console, "estimate", estimate.framework.name)
+    print_grounds(console, estimate)
+    print_defaults(console, estimate.defaults)
+    print_export(console, "estimate", estimate.framework.name)
 
 
 def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: bool = True) -> None:
@@ -302,149 +310,6 @@ def print_peak(console: Console, memory: Memory) -> None:
         print_table(console, "Alive then", columns, rows(first.tensors, first.allocated_bytes), leaves=leaves)
 
 
-def shares_text(fractions: Mapping[Any, float]) -> str:
-    """Fractions as a phrase, largest first.
-
-    Examples
-    --------
-    >>> shares_text({"datasheet": 0.25, "assumed": 0.75, "measured": 0.0})
-    'assumed 75.0 %, datasheet 25.0 %'
-    """
-    ordered = sorted(fractions.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {fraction * 100:.1f} %" for name, fraction in ordered if fraction > 0)
-
-
-def _print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, framework: FrameworkSummary) -> None:
-    size = f"{format_count(job.num_params)} parameters"
-    if job.num_active_params != job.num_params:
-        size += f" ({format_count(job.num_active_params)} active)"
-    if job.num_mtp_params:
-        size += f" + {format_count(job.num_mtp_params)} multi-token prediction"
-    tokens = f", {format_count(job.tokens)} tokens" if job.tokens else ""
-    numerics = f"{job.gemm_format} matrix products, {job.moments_format} moments, {job.routing} routing"
-    batch = f"sequence {job.seq_len:,}, global batch {job.global_batch:,}{tokens}"
-    say(console, f"{job.name}: {size}; {batch}; {numerics}", "bold")
-    nodes = f"{cluster.gpus_per_node} a node, fast domain of {cluster.gpus_per_domain}"
-    capacity = f"capacity {format_bytes(cluster.capacity_bytes)} ({cluster.capacity_provenance})"
-    say(console, f"{cluster.name}: {cluster.num_gpus:,} x {cluster.gpu}, {nodes}, {capacity}")
-    how = "compiled" if framework.compile else "not compiled"
-    replicas = f" in {framework.dp_replicate} replicas" if framework.dp_replicate > 1 else ""
-    shards = f"{framework.data_parallel}{replicas}"
-    options = f"{how}, {shards}, {framework.allocator} allocator, {framework.dispatcher} dispatcher"
-    say(console, f"framework: {framework.name} {framework.version}, {options} (facts {framework.provenance})\n")
-
-
-_IN_WORDS = {"slower": "slower: cannot be among the best"}
-"""Reasons for rejection whose names do not say enough."""
-
-
-def _print_search(console: Console, report: PlanReport) -> None:
-    costed = f"costed {report.searched:,}, in full the {report.feasible:,} that fit"
-    counts = f"Looked at {report.space:,} strategies, {costed}"
-    say(console, f"{counts}; {format_seconds(report.elapsed_s)}.\n")
-    rows = []
-    for reason, count in report.rejected.items():
-        miss = report.nearest_miss.get(reason)
-        near = (
-            ("", "")
-            if miss is None
-            else (
-                quantity_text(miss.short_by, miss.unit),
-                strategy_text(miss.strategy, moe=_has_experts(report.workload)),
-            )
-        )
-        rows.append([_IN_WORDS.get(reason, reason), f"{count:,}", *near])
-    if rows:
-        columns = [("reason", "left"), ("rejected", "right"), ("closest is short by", "right"), ("closest", "left")]
-        print_table(console, "Why the others were rejected", columns, rows, under="closest")
-
-
-def _print_defaults(console: Console, defaults: Mapping[str, str]) -> None:
-    if defaults:
-        print_table(console, "Defaults", [("", "left"), ("", "left")], [[k, v] for k, v in defaults.items() if v])
-
-
-def _print_export(console: Console, command: str, framework: str) -> None:
-    """How to make a job of the plan, where a framework of today runs it."""
-    if targets := TRAITS[framework].exported_to:
-        to = " (or ".join(targets) + ")" * (len(targets) - 1)
-        say(console, f"To run it: mofa {command} ... --json-file plan.json, then mofa export plan.json --to {to}.\n")
-
-
-def _print_min_gpus(console: Console, report: PlanReport) -> None:
-    if report.min_gpus is not None:
-        note = f" ({report.min_gpus_note})" if report.min_gpus_note else ""
-        say(console, f"The smallest number of GPUs that would do: {report.min_gpus:,}{note}.\n")
-    elif report.min_gpus_note:
-        say(console, f"{report.min_gpus_note}\n")
-
-
-def _print_grounds(console: Console, plan: Plan) -> None:
-    """What the prediction rests on."""
-    halved = "causal attention halved" if plan.flops_convention == "causal" else "causal attention counted in full"
-    if plan.band is not None:
-        for line in band_lines(plan.band):
-            say(console, line)
-    say(console, f"The step rests on numbers that are: {shares_text(plan.provenance)}.")
-    if plan.library_fraction is not None:
-        say(console, library_line(plan.library_fraction))
-    costed = f"Costed by {plan.costed_by.replace('_', ' ')}"
-    say(console, f"{costed}; MFU {plan.mfu:.1%} and HFU {plan.hfu:.1%} with {halved}.")
-    for note in plan.notes:
-        say(console, f"- {note}", indent=2)
-    console.print()
-
-
-def library_line(shares: Mapping[str, float]) -> str:
-    """What share of a step rests on what was measured under Transformer Engine, in words.
-
-    Examples
-    --------
-    >>> library_line({"gemm": 0.5, "host_idle": 0.06})
-    'Measured under Transformer Engine: 56.0 % of the step (matrix products 50.0 %, waiting for the host 6.0 %).'
-    """
-    if not shares:
-        return "Nothing of the step rests on kernels or hosts that were measured under Transformer Engine."
-    parts = ", ".join(f"{component_name(name)} {share * 100:.1f} %" for name, share in shares.items())
-    return f"Measured under Transformer Engine: {sum(shares.values()) * 100:.1f} % of the step ({parts})."
-
-
-def ties_line(report: PlanReport) -> str:
-    """Which of the best plans the model cannot tell apart, in words; there must be some."""
-    band = report.plans[0].band
-    assert band is not None and band.tie_margin is not None
-    tied = f"Plans 1 to {report.num_tied}" if report.num_tied > 2 else "Plans 1 and 2"
-    why = f"errors of two {band.circumstances.pace} runs of one model differ by {band.tie_margin:.1%} in the median"
-    return f"{tied} are tied, mofa cannot tell which is best: {why}.\n"
-
-
-def offers_line(report: PlanReport) -> str:
-    """What other numerics would bring to the best plan, in words; there must be some."""
-    changes = ", ".join(
-        f"{offer.word} step {offer.step_change:+.1%}, memory {offer.device_bytes_change / GIB:+.1f} GiB"
-        for offer in report.numerics_offers
-    )
-    return f"Other numerics would bring the best plan's strategy, by --with: {changes}.\n"
-
-
-def band_lines(band: Band) -> list[str]:
-    """Where 8 in 10 steps would lie, and what says so, in words."""
-    from mofa.specs.residuals import path_text
-
-    ends = f"{format_seconds(band.low_s)} to {format_seconds(band.high_s)}"
-    of = f"{band.runs} measured and published runs of {band.families} families (source and model)"
-    few = ", too few for tenths: runs less like it say much of the band" if band.few else ""
-    lines = [f"8 in 10 such steps would take {ends}, by {of}: {path_text(band.group)}{few}."]
-    if band.unmeasured:
-        never = "; ".join(band.unmeasured)
-        lines = [f"Never measured: {never}. The band is all that {of} were off by: {ends} a step."]
-    if band.hosts_s is not None and band.circumstances.pace == "host-bound":
-        fast, slow = map(format_seconds, band.hosts_s)
-        of_hosts = f"It covers hosts that are not known: {fast} on a fast one, {slow} on a slow one"
-        lines.append(f"{of_hosts}; --host-issue says yours.")
-    return lines
-
-
 def _print_split(console: Console, plan: Plan, of: str = "") -> None:
     """Where the layers are, unless every stage has as many in one piece."""
     layers, vpp = plan.layers_by_chunk, plan.strategy.vpp
@@ -465,10 +330,6 @@ def _print_layouts(console: Console, plans: Sequence[Plan]) -> None:
         for line in lines:
             say(console, line)
         say(console, "")
-
-
-def _has_experts(job: WorkloadSummary) -> bool:
-    return job.num_active_params != job.num_params
 
 
 def _seconds(value_s: float) -> str:

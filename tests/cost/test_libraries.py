@@ -7,7 +7,7 @@ from typing import Any
 import mofa
 from mofa.cost.libraries import has_facts_of
 from mofa.plan.result import Plan
-from mofa.report.text import library_line
+from mofa.report.search_text import library_line
 from mofa.specs.curves import Curve, GpuCurves
 from mofa.specs.hardware import ClusterSpec
 

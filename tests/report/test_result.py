@@ -15,7 +15,7 @@ from mofa.plan.schema import json_schema
 from mofa.plan.step_band import Band
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.plan.summary import USUAL_COLUMNS
-from mofa.report.text import ties_line
+from mofa.report.search_text import ties_line
 from mofa.specs.residuals import Circumstances
 from tests.report.fake import make_estimate, make_memory, make_plan, make_report
 

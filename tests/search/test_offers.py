@@ -6,7 +6,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.report.text import offers_line
+from mofa.report.search_text import offers_line
 from mofa.search.entry_points import find_plans
 from mofa.search.offers import numerics_offers
 from mofa.specs.strategy import StrategySpec

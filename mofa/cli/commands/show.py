@@ -284,9 +284,13 @@ def _show_hardware(name: str, json: bool) -> None:
                     [path, quantity_text(value.value, unit_of_field(_named(path))), value.provenance, value.source]
                 )
             else:
-                rows.append([path, str(value), "", ""])
+                rows.append([path, str(value), "", _NO_FACTS.get(path, "")])
         columns = [("field", "left"), ("value", "right"), ("provenance", "left"), ("source", "left")]
         _print_table(str(getattr(spec, "name", name)), columns, rows, ("provenance",), under="source")
+
+
+_NO_FACTS = {"node.nic.protocol": "a name: moves no prediction, nic.efficiency and nic.latency_s do"}
+"""What is no fact and may be taken for one, by its path."""
 
 
 def _named(path: str) -> str:

@@ -183,7 +183,8 @@ def _pipeline(
     schedule = rows.schedule_record
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
     fwd, bwd = each.of_stages()
-    busy = num_micro_batches * (fwd + bwd)[np.arange(len(num_micro_batches)), slowest]
+    counted = np.arange(len(num_micro_batches)), slowest
+    busy, own_gather = num_micro_batches * (fwd + bwd)[counted], before[counted]
     num_passes = 2.0 * num_micro_batches * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if schedule.placement == "v" else stages.pp))
@@ -212,22 +213,32 @@ def _pipeline(
     # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else None
     if waits_at_exchanges(rows):
-        _exchanging(rows, exposed, (fwd, bwd, rested), busy, num_micro_batches, before, hop)
+        _exchanging(rows, exposed, (fwd, bwd, rested), busy, num_micro_batches, before, own_gather, hop)
         return
     alone = pipeline_s(schedule, fwd, bwd, num_micro_batches, rested_s=rested)
     exposed[_T["bubble"]] += alone - busy
     if np.any(before):
         before = rows.spread_to_all_stages(before)
         with_gathers = pipeline_s(schedule, fwd, bwd, num_micro_batches, before_s=before, rested_s=rested)
-        exposed[_T["dp"]] += with_gathers - alone
+        _count_gathers(exposed, with_gathers - alone, own_gather)
     exposed[_T["pp"]] += fill * hop + (num_passes * hop if schedule.joins_exchanges else slow * num_passes * hop)
     if not schedule.joins_exchanges:
         hidden[_H["pp"]] += num_passes * hop
 
 
+def _count_gathers(exposed: ArrayN, added_s: ArrayN, own_gather_s: ArrayN) -> None:
+    """Name what gathers ahead of first forwards add to a step: a stage's own is data-parallel communication.
+
+    What it waits for while other stages gather is bubble, as on the clock of the replay.
+    """
+    own_s = np.minimum(added_s, own_gather_s)
+    exposed[_T["dp"]] += own_s
+    exposed[_T["bubble"]] += added_s - own_s
+
+
 def _exchanging(
     rows: Rows, exposed: ArrayN, passes_s: tuple[ArrayN, ArrayN, ArrayN | None], busy: ArrayN,
-    num_micro_batches: ArrayN, before: ArrayN, hop: ArrayN,
+    num_micro_batches: ArrayN, before: ArrayN, own_gather: ArrayN, hop: ArrayN,
 ) -> None:  # fmt: skip
     """Megatron's 1F1B: behind every pass an exchange, and behind it the host waits for the device
     (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for
@@ -242,7 +253,7 @@ def _exchanging(
     total = one_f_one_b_s(*given, rested_s=waited)
     if np.any(before):
         with_gathers = one_f_one_b_s(*given, before_s=rows.spread_to_all_stages(before), rested_s=waited)
-        exposed[_T["dp"]] += with_gathers - total
+        _count_gathers(exposed, with_gathers - total, own_gather)
     idle = total - busy
     share = hop / each[:, 0]
     sent = np.minimum((num_micro_batches * (1.0 + (pp > 2)) + 2.0 * (pp - 2)) * each[:, 0], idle)

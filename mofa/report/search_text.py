@@ -1,0 +1,167 @@
+"""What stands around plans: the job, what a search looked at, and what its numbers rest on, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mofa.report.tables import print_table, say
+from mofa.report.words import component_name, quantity_text, strategy_text
+from mofa.specs.framework_traits import TRAITS
+from mofa.units import GIB, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mofa.plan.result import Plan, PlanReport
+    from mofa.plan.step_band import Band
+    from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
+
+
+def print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, framework: FrameworkSummary) -> None:
+    size = f"{format_count(job.num_params)} parameters"
+    if job.num_active_params != job.num_params:
+        size += f" ({format_count(job.num_active_params)} active)"
+    if job.num_mtp_params:
+        size += f" + {format_count(job.num_mtp_params)} multi-token prediction"
+    tokens = f", {format_count(job.tokens)} tokens" if job.tokens else ""
+    numerics = f"{job.gemm_format} matrix products, {job.moments_format} moments, {job.routing} routing"
+    batch = f"sequence {job.seq_len:,}, global batch {job.global_batch:,}{tokens}"
+    say(console, f"{job.name}: {size}; {batch}; {numerics}", "bold")
+    nodes = f"{cluster.gpus_per_node} a node"
+    if cluster.gpus_per_domain > cluster.gpus_per_node:
+        nodes += f", fast domain of {cluster.gpus_per_domain}"
+    capacity = f"capacity {format_bytes(cluster.capacity_bytes)} ({cluster.capacity_provenance})"
+    say(console, f"{cluster.name}: {cluster.num_gpus:,} x {cluster.gpu}, {nodes}, {capacity}")
+    how = "compiled" if framework.compile else "not compiled"
+    replicas = f" in {framework.dp_replicate} replicas" if framework.dp_replicate > 1 else ""
+    shards = f"{framework.data_parallel}{replicas}"
+    options = f"{how}, {shards}, {framework.allocator} allocator, {framework.dispatcher} dispatcher"
+    say(console, f"framework: {framework.name} {framework.version}, {options} (facts {framework.provenance})\n")
+
+
+_IN_WORDS = {"slower": "slower: cannot be among the best"}
+"""Reasons for rejection whose names do not say enough."""
+
+
+def print_search(console: Console, report: PlanReport) -> None:
+    costed = f"costed {report.searched:,}, in full the {report.feasible:,} that fit"
+    counts = f"Looked at {report.space:,} strategies, {costed}"
+    say(console, f"{counts}; {format_seconds(report.elapsed_s)}.\n")
+    rows = []
+    for reason, count in report.rejected.items():
+        miss = report.nearest_miss.get(reason)
+        near = (
+            ("", "")
+            if miss is None
+            else (
+                quantity_text(miss.short_by, miss.unit),
+                strategy_text(miss.strategy, moe=has_experts(report.workload)),
+            )
+        )
+        rows.append([_IN_WORDS.get(reason, reason), f"{count:,}", *near])
+    if rows:
+        columns = [("reason", "left"), ("rejected", "right"), ("closest is short by", "right"), ("closest", "left")]
+        print_table(console, "Why the others were rejected", columns, rows, under="closest")
+
+
+def print_min_gpus(console: Console, report: PlanReport) -> None:
+    if report.min_gpus is not None:
+        note = f" ({report.min_gpus_note})" if report.min_gpus_note else ""
+        say(console, f"The smallest number of GPUs that would do: {report.min_gpus:,}{note}.\n")
+    elif report.min_gpus_note:
+        say(console, f"{report.min_gpus_note}\n")
+
+
+def print_defaults(console: Console, defaults: Mapping[str, str]) -> None:
+    if defaults:
+        print_table(console, "Defaults", [("", "left"), ("", "left")], [[k, v] for k, v in defaults.items() if v])
+
+
+def print_export(console: Console, command: str, framework: str) -> None:
+    """How to make a job of the plan, where a framework of today runs it."""
+    if targets := TRAITS[framework].exported_to:
+        to = " (or ".join(targets) + ")" * (len(targets) - 1)
+        say(console, f"To run it: mofa {command} ... --json-file plan.json, then mofa export plan.json --to {to}.\n")
+
+
+def print_grounds(console: Console, plan: Plan) -> None:
+    """What the prediction rests on."""
+    halved = "causal attention halved" if plan.flops_convention == "causal" else "causal attention counted in full"
+    if plan.band is not None:
+        for line in band_lines(plan.band):
+            say(console, line)
+    say(console, f"The step rests on numbers that are: {shares_text(plan.provenance)}.")
+    if plan.library_fraction is not None:
+        say(console, library_line(plan.library_fraction))
+    costed = f"Costed by {plan.costed_by.replace('_', ' ')}"
+    say(console, f"{costed}; MFU {plan.mfu:.1%} and HFU {plan.hfu:.1%} with {halved}.")
+    for note in plan.notes:
+        say(console, f"- {note}", indent=2)
+    console.print()
+
+
+def shares_text(fractions: Mapping[Any, float]) -> str:
+    """Fractions as a phrase, largest first.
+
+    Examples
+    --------
+    >>> shares_text({"datasheet": 0.25, "assumed": 0.75, "measured": 0.0})
+    'assumed 75.0 %, datasheet 25.0 %'
+    """
+    ordered = sorted(fractions.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {fraction * 100:.1f} %" for name, fraction in ordered if fraction > 0)
+
+
+def library_line(shares: Mapping[str, float]) -> str:
+    """What share of a step rests on what was measured under Transformer Engine, in words.
+
+    Examples
+    --------
+    >>> library_line({"gemm": 0.5, "host_idle": 0.06})
+    'Measured under Transformer Engine: 56.0 % of the step (matrix products 50.0 %, waiting for the host 6.0 %).'
+    """
+    if not shares:
+        return "Nothing of the step rests on kernels or hosts that were measured under Transformer Engine."
+    parts = ", ".join(f"{component_name(name)} {share * 100:.1f} %" for name, share in shares.items())
+    return f"Measured under Transformer Engine: {sum(shares.values()) * 100:.1f} % of the step ({parts})."
+
+
+def ties_line(report: PlanReport) -> str:
+    """Which of the best plans the model cannot tell apart, in words; there must be some."""
+    band = report.plans[0].band
+    assert band is not None and band.tie_margin is not None
+    tied = f"Plans 1 to {report.num_tied}" if report.num_tied > 2 else "Plans 1 and 2"
+    why = f"errors of two {band.circumstances.pace} runs of one model differ by {band.tie_margin:.1%} in the median"
+    return f"{tied} are tied, mofa cannot tell which is best: {why}.\n"
+
+
+def offers_line(report: PlanReport) -> str:
+    """What other numerics would bring to the best plan, in words; there must be some."""
+    changes = ", ".join(
+        f"{offer.word} step {offer.step_change:+.1%}, memory {offer.device_bytes_change / GIB:+.1f} GiB"
+        for offer in report.numerics_offers
+    )
+    return f"Other numerics would bring the best plan's strategy, by --with: {changes}.\n"
+
+
+def band_lines(band: Band) -> list[str]:
+    """Where 8 in 10 steps would lie, and what says so, in words."""
+    from mofa.specs.residuals import path_text
+
+    ends = f"{format_seconds(band.low_s)} to {format_seconds(band.high_s)}"
+    of = f"{band.runs} measured and published runs of {band.families} families (source and model)"
+    few = ", too few for tenths: runs less like it say much of the band" if band.few else ""
+    lines = [f"8 in 10 such steps would take {ends}, by {of}: {path_text(band.group)}{few}."]
+    if band.unmeasured:
+        never = "; ".join(band.unmeasured)
+        lines = [f"Never measured: {never}. The band is all that {of} were off by: {ends} a step."]
+    if band.hosts_s is not None and band.circumstances.pace == "host-bound":
+        fast, slow = map(format_seconds, band.hosts_s)
+        of_hosts = f"It covers hosts that are not known: {fast} on a fast one, {slow} on a slow one"
+        lines.append(f"{of_hosts}; --host-issue says yours.")
+    return lines
+
+
+def has_experts(job: WorkloadSummary) -> bool:
+    return job.num_active_params != job.num_params
