@@ -27,14 +27,14 @@ class Circumstances(Spec):
 
     nodes: Nodes
     layers: Layers
-    products: Products = Field(description="Number format of the layers' matrix products.")
     experts: Experts = Field(description="Share of the model's FLOPs in routed experts.")
     pace: Pace = Field(description="Whether the device waits for its host, on the host it is predicted on.")
+    products: Products = Field(description="Number format of the layers' matrix products.")
 
     @property
     def path(self) -> tuple[str, ...]:
         """Its levels in order: groups are prefixes of it."""
-        return self.nodes, self.layers, self.products, self.experts, self.pace
+        return self.nodes, self.layers, self.experts, self.pace, self.products
 
 
 LEVELS = tuple(Circumstances.model_fields)

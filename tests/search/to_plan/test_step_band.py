@@ -61,10 +61,10 @@ def test_the_band_holds_the_estimate_unless_a_bias_says_otherwise(node: str, gpu
 def test_circumstances_are_those_of_the_job() -> None:
     machines, framework = mofa.load_cluster("h100-hgx", 16), mofa.load_framework("megatron")
     few = circumstances_of(dense(), machines, framework, 0.0)
-    assert few.path == ("several nodes", "transformer-engine", "bf16", "dense", "device-bound")
+    assert few.path == ("several nodes", "transformer-engine", "dense", "device-bound", "bf16")
     experts = mofa.load_workload("mixtral-8x7b", overrides={"precision": {"gemm": "fp8"}})
     many = circumstances_of(experts, mofa.load_cluster("h100-hgx", 8), framework, 0.5)
-    assert many.path == ("one node", "transformer-engine", "fp8", "experts half or more", "host-bound")
+    assert many.path == ("one node", "transformer-engine", "experts half or more", "host-bound", "fp8")
 
 
 def test_it_is_wide_and_says_so_where_nothing_was_measured() -> None:
