@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, framework: FrameworkSummary) -> None:
+    """Print the model, the cluster and the framework that were planned for."""
     size = f"{format_count(job.num_params)} parameters"
     if job.num_active_params != job.num_params:
         size += f" ({format_count(job.num_active_params)} active)"
@@ -45,6 +46,7 @@ _IN_WORDS = {"slower": "slower: cannot be among the best"}
 
 
 def print_search(console: Console, report: PlanReport) -> None:
+    """Print how many strategies were looked at, and why others were rejected with the nearest miss of each reason."""
     costed = f"costed {report.searched:,}, in full the {report.feasible:,} that fit"
     counts = f"Looked at {report.space:,} strategies, {costed}"
     say(console, f"{counts}; {format_seconds(report.elapsed_s)}.\n")
@@ -66,6 +68,7 @@ def print_search(console: Console, report: PlanReport) -> None:
 
 
 def print_min_gpus(console: Console, report: PlanReport) -> None:
+    """Print the smallest number of GPUs that would do, where it is known."""
     if report.min_gpus is not None:
         note = f" ({report.min_gpus_note})" if report.min_gpus_note else ""
         say(console, f"The smallest number of GPUs that would do: {report.min_gpus:,}{note}.\n")
@@ -74,6 +77,7 @@ def print_min_gpus(console: Console, report: PlanReport) -> None:
 
 
 def print_defaults(console: Console, defaults: Mapping[str, str]) -> None:
+    """Print what was not given and was taken by default."""
     if defaults:
         print_table(console, "Defaults", [("", "left"), ("", "left")], [[k, v] for k, v in defaults.items() if v])
 
@@ -164,4 +168,5 @@ def band_lines(band: Band) -> list[str]:
 
 
 def has_experts(job: WorkloadSummary) -> bool:
+    """Whether the model is a mixture of experts."""
     return job.num_active_params != job.num_params
