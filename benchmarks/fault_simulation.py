@@ -11,7 +11,7 @@ import platform
 import sys
 import time
 
-from mofa.faults.closed_forms.intervals import exact_s
+from mofa.faults.closed_forms.intervals import exact_interval_s
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
 
@@ -24,7 +24,13 @@ def main() -> int:
     mtbf = 54 * 86400.0 / 419
     kinds = (SimulatedFailureKind(0.75, 300.0), SimulatedFailureKind(0.25, 900.0, takes_node=True))
     job = LongRun(
-        54 * 86400.0, float(exact_s(30.0, mtbf)), (SimulatedLevel(30.0),), kinds, FailureClock(mtbf), 4, 43200.0
+        54 * 86400.0,
+        float(exact_interval_s(30.0, mtbf)),
+        (SimulatedLevel(30.0),),
+        kinds,
+        FailureClock(mtbf),
+        4,
+        43200.0,
     )
     best = float("inf")
     for _ in range(1 if "--smoke" in sys.argv[1:] else 3):

@@ -19,7 +19,7 @@ from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.of_plan import rank_maker
 from mofa.replay.replayer import Replayer
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.specs.strategy import CP_KINDS
 
@@ -86,7 +86,7 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
 
 def _estimator(drawn: RandomJob) -> Estimator:
     job = drawn.job
-    return Estimator(job.workload, job.cluster, job.framework, drawn.row, loads_of(job.workload, drawn.row))
+    return Estimator(job.workload, job.cluster, job.framework, drawn.row, routing_loads_by_ep(job.workload, drawn.row))
 
 
 def _ranks(*closed: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[int]:

@@ -29,7 +29,7 @@ from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.of_plan import outside_allocator_bytes, ranks_of
 from mofa.replay.time.step import replay_time
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import SOLVED, combinations_table, constrain, default_space, with_options_as_given
 from mofa.specs.framework_offers import PYTORCH_MODULES
@@ -153,7 +153,11 @@ class Case:
     @property
     def estimator(self) -> Estimator:
         return Estimator(
-            self.job.workload, self.job.cluster, self.job.framework, self.row, loads_of(self.job.workload, self.row)
+            self.job.workload,
+            self.job.cluster,
+            self.job.framework,
+            self.row,
+            routing_loads_by_ep(self.job.workload, self.row),
         )
 
 

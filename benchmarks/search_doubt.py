@@ -15,7 +15,7 @@ from mofa.cost.estimate import Estimator
 from mofa.search.borderline import borderline_rows
 from mofa.search.costing import MEMORY, CheckedSpace
 from mofa.search.entry_points import find_plans
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.space import OPTIONS
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -37,7 +37,7 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
     job, machines, profile = load_workload(workload), load_cluster(cluster, gpus), load_framework(framework)
     search = find_plans(job, machines, framework=profile, without=OPTIONS, replay=False, every_row=True)
     facts, costed = (search.workload, search.cluster, search.framework), search.costed
-    limit, loads = memory_limit_bytes(search.cluster), loads_of(search.workload, search.combinations.degrees)
+    limit, loads = memory_limit_bytes(search.cluster), routing_loads_by_ep(search.workload, search.combinations.degrees)
 
     def fitting(positions: NDArray[np.intp]) -> int:
         """How many fit."""

@@ -121,7 +121,7 @@ def costing(workload: str, cluster: str, gpus: int) -> None:
 
     import mofa
     from mofa.cost.estimate import estimate_table
-    from mofa.search.job_setup import loads_of
+    from mofa.search.job_setup import routing_loads_by_ep
     from mofa.search.legality.masks import Job, check_strategies
     from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
 
@@ -130,7 +130,7 @@ def costing(workload: str, cluster: str, gpus: int) -> None:
     table = combinations_table(with_options_as_given(default_space(job, machines, framework)), machines, framework)
     legal = (check_strategies(Job(job, machines, framework), table).reason < 0) & (table.recompute_layers != SOLVED)
     table = table.take(np.flatnonzero(legal))
-    loads = loads_of(job, table)
+    loads = routing_loads_by_ep(job, table)
     started = time.perf_counter()
     estimate_table(job, machines, framework, table, loads)
     took_s = time.perf_counter() - started

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mofa
-from mofa.routing.chunks import published_static, published_terms
+from mofa.routing.chunks import published_activation_terms, published_static_bytes
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -65,7 +65,7 @@ def static_rows() -> Iterator[list[str]]:
             )  # fmt: skip
             kinds = plan.memory.by_component
             ours.append(sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer_states")) / GB)
-        read = [published_static(job.model, n, 32, EQUATION_1_BYTES) / GB for n in (layers, layers // 4)]
+        read = [published_static_bytes(job.model, n, 32, EQUATION_1_BYTES) / GB for n in (layers, layers // 4)]
         printed = next(row.static for row in TABLE_4 if row.model == name)
         yield [name, *(f"{value:.1f}" for value in (printed, *read, *ours))]
 
@@ -73,7 +73,7 @@ def static_rows() -> Iterator[list[str]]:
 def active_rows() -> Iterator[list[str]]:
     """Active memory by the paper's formulas, the verdict beside the printed one."""
     model = mofa.load_workload(WORKLOADS["I"]).model
-    terms = published_terms(model, 4096)
+    terms = published_activation_terms(model, 4096)
     received = (22.9 * GB - terms.fixed_bytes) / terms.bytes_per_row
     for row in TABLE_4:
         active = terms.total(received, row.chunks) / GB

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mofa.faults.closed_forms.intervals import exact_s
+from mofa.faults.closed_forms.intervals import exact_interval_s
 from mofa.faults.closed_forms.renewal import effective_restart_s, ettr
 from mofa.faults.spares import waiting_share
 
@@ -30,7 +30,7 @@ class Case:
 
 
 def _of(mtbf: float, block: float, restart: float, interval: float | None = None) -> float:
-    tau = exact_s(block, mtbf) if interval is None else interval
+    tau = exact_interval_s(block, mtbf) if interval is None else interval
     return float(ettr(tau, block, mtbf, restart))
 
 

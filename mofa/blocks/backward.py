@@ -13,7 +13,7 @@ from mofa.blocks.checkpoint_frames import Frame
 from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import GRADIENT, RENEWAL, Op, Tape, Tensor
-from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, without_dead_tail
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, without_unread_last_ops
 from mofa.blocks.roles import WEIGHT_ROLES, LayerStep, Part
 from mofa.blocks.saved_tensors import SavedTensors
 from mofa.blocks.work import BACK_FORMATS, Attention, Collective, CollectiveKind, Gemm, Grouped, HostSync, Stream
@@ -78,7 +78,7 @@ class _Differentiator(SavedTensors):
                 self._return_from(group)
         ops = tuple(self.ops)
         if self.recompute.early_stop:
-            ops = without_dead_tail(ops)
+            ops = without_unread_last_ops(ops)
         outputs = tuple(self.grads[name] for name in self.forward.inputs if name in self.grads)
         inputs = tuple(f"d:{name}" for name in self.forward.outputs)
         return Tape(ops, {**self.forward.tensors, **self.tensors}, inputs, outputs, self.lingers)

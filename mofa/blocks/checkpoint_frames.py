@@ -17,7 +17,7 @@ class Frame(NamedTuple):
     outputs: tuple[str, ...]
 
 
-def frames_of(forward: Tape, group_of: Mapping[str, str]) -> dict[str, Frame]:
+def checkpointed_groups(forward: Tape, group_of: Mapping[str, str]) -> dict[str, Frame]:
     """The groups whose checkpoint is a function, token chunks apart; ``group_of`` has each op's group."""
     out: dict[str, Frame] = {}
     for group in {g for g in group_of.values() if g and not g.startswith(CHUNK)}:

@@ -23,7 +23,7 @@ FRAMES = ("moe", "routed experts", "experts")
 def without_module_locals(forward: Tape) -> Tape:
     """A layer's forward tape without the marks of the local variables of the expert layer's functions.
 
-    Such marks (:func:`mofa.blocks.parts.hold_local`) keep tensors alive until a function returns. In token chunks
+    Such marks (:func:`mofa.blocks.parts.hold_in_module`) keep tensors alive until a function returns. In token chunks
     other functions move the tokens through the experts, as they were measured, and nothing is held so long.
     """
     ops = tuple(op for op in forward.ops if op.frame not in FRAMES)

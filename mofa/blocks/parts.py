@@ -28,15 +28,15 @@ def view(b: TapeBuilder, name: str, source: str, out: str) -> str:
     return b.add(Op(name, "memory_bound", None, (source,), (out,), view=True, launches=0))
 
 
-def hold_local(b: TapeBuilder, frame: str, x: str) -> None:
-    """A local variable of a module's forward, which has it until it returns (:func:`leave_frame`)."""
+def hold_in_module(b: TapeBuilder, frame: str, x: str) -> None:
+    """A local variable of a module's forward, which has it until it returns (:func:`release_module_locals`)."""
     if f"{frame} has {x}" in b.tensors:
         return
     alias = b.tensor(f"{frame} has {x}", 0.0 * b.tensors[x].bytes, grad=False)
     b.add(Op(alias, "memory_bound", None, (x,), (alias,), view=True, launches=0, frame=frame))
 
 
-def leave_frame(b: TapeBuilder, frame: str, present: BoolK = True) -> None:
+def release_module_locals(b: TapeBuilder, frame: str, present: BoolK = True) -> None:
     """The end of a module's forward, up to which its local variables are held where it is ``present``."""
     local_tensors = tuple(name for op in b.ops if op.frame == frame for name in op.writes)
     if local_tensors:
@@ -54,7 +54,7 @@ def mark_recomputed_output(b: TapeBuilder, name: str, out: str, x: str) -> str:
     return b.add(Op(f"{name}.hook", "memory_bound", None, (out,), (hooked,), (x,), view=True, launches=0))
 
 
-def mark_renewal(b: TapeBuilder) -> None:
+def mark_dispatcher_renewal(b: TapeBuilder) -> None:
     """Where Megatron's dispatcher of tokens has new probabilities in place of the last ones, whose graph goes.
 
     A recomputed layer's hang by autograd's graph on what its checkpoint was given: that and its gradient stay alive
@@ -208,10 +208,10 @@ def finish_logits(b: TapeBuilder, ctx: Context, logits: str, vocab: float) -> st
             b, "logits.multiply", (logits,), out, bytes_=2.0 * nbytes, back_bytes=2.0 * nbytes, like="silu",
             back_like="silu",
         )  # fmt: skip
-    return soft_capped(b, logits, "logits") if model.logit_softcap else logits
+    return soft_cap(b, logits, "logits") if model.logit_softcap else logits
 
 
-def soft_capped(b: TapeBuilder, x: str, name: str) -> str:
+def soft_cap(b: TapeBuilder, x: str, name: str) -> str:
     """A quotient by a constant, tanh and a product with the constant, of which tanh's output is kept."""
     nbytes = b.tensors[x].bytes
     tanh, out = b.tensor(f"{name}.tanh", nbytes, grad=False), b.tensor(f"{name}.capped", nbytes)

@@ -66,7 +66,7 @@ class Recompute:
 NO_RECOMPUTE = Recompute()
 
 
-def without_dead_tail(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+def without_unread_last_ops(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     """Drop trailing recomputed ops whose outputs nobody reads: the recomputation stops early."""
     alive = list(ops)
     for i in range(len(alive) - 1, -1, -1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.blocks.checkpoint_frames import frames_of, ops_after_token_chunks
+from mofa.blocks.checkpoint_frames import checkpointed_groups, ops_after_token_chunks
 from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import BoolK, FloatK, all_true, any_true, logical_not, where
 from mofa.blocks.op import Op, Tape, Tensor
@@ -24,7 +24,7 @@ class SavedTensors:
         self.makers = {w: op for op in forward.ops for w in op.writes}
         self.replayed: set[str] = set()
         self.behind = ops_after_token_chunks(forward, self.group_of)
-        self.framed = frames_of(forward, self.group_of) if recompute.reentrant else {}
+        self.framed = checkpointed_groups(forward, self.group_of) if recompute.reentrant else {}
         self.let_go: list[Op] = []  # hold what the op before them reads for some candidates alone
 
     def _frame_tensor(self, name: str) -> str:

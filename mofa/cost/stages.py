@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mofa.blocks.build import BlockKind, block_kinds, layer_kind
 from mofa.cost.layer_split import LayerSplit, split_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Placement
-from mofa.schedules.order import hands_over, ranks_of_stages
+from mofa.schedules.order import ranks_of_stages, sends_to_other_rank
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -110,12 +110,12 @@ class Stages:
     @cached_property
     def sends(self) -> BoolA:
         """Whether each chunk's output goes to another rank. (pp, vpp)"""
-        return np.array(hands_over(self.ranks))[self.positions]
+        return np.array(sends_to_other_rank(self.ranks))[self.positions]
 
     @cached_property
     def receives(self) -> BoolA:
         """Whether each chunk's input comes from another rank. (pp, vpp)"""
-        return np.array((False, *hands_over(self.ranks)))[self.positions]
+        return np.array((False, *sends_to_other_rank(self.ranks)))[self.positions]
 
     @cached_property
     def feeds_own_chunk(self) -> BoolA:

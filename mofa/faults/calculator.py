@@ -9,10 +9,15 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from mofa.errors import SpecError
-from mofa.faults.checks import MOST_TIME_S, above_zero, plausible_s
-from mofa.faults.closed_forms.intervals import daly_higher_order_s, daly_s, exact_s, young_s
+from mofa.faults.checks import MOST_TIME_S, check_above_zero, check_plausible_s
+from mofa.faults.closed_forms.intervals import (
+    daly_higher_order_interval_s,
+    daly_interval_s,
+    exact_interval_s,
+    young_interval_s,
+)
 from mofa.faults.closed_forms.renewal import meta_ettr
-from mofa.faults.closed_forms.weibull import weibull_exact_s, weibull_shares
+from mofa.faults.closed_forms.weibull import weibull_interval_s, weibull_shares
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, Ledger, expected_shares
 from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
@@ -114,21 +119,25 @@ def calculate(
     >>> round(found.ettr, 4), round(found.interval_s.exact)
     (0.8194, 3403)
     """
-    mtbf = plausible_s("mtbf_s", mtbf_s)
-    block = plausible_s("checkpoint_s", checkpoint_s, zero=True)
-    restart = plausible_s("restart_s", restart_s, zero=True)
-    persist = plausible_s("persist_s", persist_s, zero=True)
-    work = work_of_days(days)
+    mtbf = check_plausible_s("mtbf_s", mtbf_s)
+    block = check_plausible_s("checkpoint_s", checkpoint_s, zero=True)
+    restart = check_plausible_s("restart_s", restart_s, zero=True)
+    persist = check_plausible_s("persist_s", persist_s, zero=True)
+    work = productive_s_of_days(days)
     if num_runs < 2:
         raise SpecError(f"num_runs: is {num_runs}; give at least 2, which have a spread")
     intervals = Intervals(
-        young=float(young_s(block, mtbf)), daly=float(daly_s(block, mtbf)),
-        daly_higher_order=float(daly_higher_order_s(block, mtbf)),
-        exact=float(exact_s(block, mtbf)) if shape == 1 else weibull_exact_s(block, mtbf, restart, persist, shape),
+        young=float(young_interval_s(block, mtbf)), daly=float(daly_interval_s(block, mtbf)),
+        daly_higher_order=float(daly_higher_order_interval_s(block, mtbf)),
+        exact=(
+            float(exact_interval_s(block, mtbf))
+            if shape == 1
+            else weibull_interval_s(block, mtbf, restart, persist, shape)
+        ),
     )  # fmt: skip
     used_s = intervals.exact
     if interval_s is not None:
-        used_s = plausible_s("interval_s", interval_s)
+        used_s = check_plausible_s("interval_s", interval_s)
         if used_s > work:
             raise SpecError(
                 f"interval_s: is {used_s:g} s, longer than the run of {work:g} s; shorten it or lengthen the run"
@@ -138,8 +147,8 @@ def calculate(
         if shape == 1 or interval == 0:
             with np.errstate(all="ignore"):  # what underflows is 0
                 by_part = expected_shares(interval, block, mtbf, restart, persist)
-            return summed_shares({name: float(v) for name, v in by_part.items()})
-        return summed_shares(weibull_shares(interval, block, mtbf, restart, persist, shape))
+            return check_shares_sum({name: float(v) for name, v in by_part.items()})
+        return check_shares_sum(weibull_shares(interval, block, mtbf, restart, persist, shape))
 
     if shape != 1 and used_s == 0:
         raise SpecError("shape: needs an interval above 0; give checkpoints a time, or --checkpoint-interval")
@@ -166,15 +175,15 @@ def _gap_variance(shape: float) -> float:
     return math.exp(math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape)) - 1
 
 
-def work_of_days(days: float) -> float:
+def productive_s_of_days(days: float) -> float:
     """Productive time of a run of so many days. [s]"""
-    work = float(above_zero("days", days, "d")) * SECONDS_PER_DAY
+    work = float(check_above_zero("days", days, "d")) * SECONDS_PER_DAY
     if not LEAST_WORK_S <= work <= MOST_TIME_S:
         raise SpecError(f"days: is {days:g} d; give a run of {LEAST_WORK_S:g} to {MOST_TIME_S:g} s")
     return work
 
 
-def summed_shares(parts: dict[str, float]) -> dict[str, float]:
+def check_shares_sum(parts: dict[str, float]) -> dict[str, float]:
     """Shares that are none below 0, and sum to 1 beyond what rounding of each leaves."""
     parts = {name: max(value, 0.0) for name, value in parts.items()}
     total = math.fsum(parts.values())

@@ -10,12 +10,12 @@ from mofa.errors import SpecError
 FloatN = NDArray[np.float64]
 
 
-def at_least_zero(name: str, value: ArrayLike, unit: str = "s", *, finite: bool = True) -> FloatN:
+def check_at_least_zero(name: str, value: ArrayLike, unit: str = "s", *, finite: bool = True) -> FloatN:
     """The value as floats, refused where it is negative, NaN or, unless ``finite`` is off, infinite.
 
     Examples
     --------
-    >>> at_least_zero("restart_s", -1.0)
+    >>> check_at_least_zero("restart_s", -1.0)
     Traceback (most recent call last):
     mofa.errors.SpecError: restart_s: is -1 s; give a number of at least 0 s
     """
@@ -24,7 +24,7 @@ def at_least_zero(name: str, value: ArrayLike, unit: str = "s", *, finite: bool 
     return values
 
 
-def above_zero(name: str, value: ArrayLike, unit: str = "s", *, finite: bool = True) -> FloatN:
+def check_above_zero(name: str, value: ArrayLike, unit: str = "s", *, finite: bool = True) -> FloatN:
     """The value as floats, refused where it is zero, negative, NaN or, unless ``finite`` is off, infinite."""
     values = np.asarray(value, dtype=np.float64)
     _refuse(name, values, (values <= 0) | ~_known(values, finite), f"above 0 {unit}".rstrip(), unit)
@@ -42,15 +42,15 @@ LEAST_TIME_S, MOST_TIME_S = 1e-9, 1e21
 """Of a time of a calculation: shorter and longer ones are none of a run. [s]"""
 
 
-def plausible_s(name: str, value: float, *, zero: bool = False) -> float:
+def check_plausible_s(name: str, value: float, *, zero: bool = False) -> float:
     """A time that a run can have, or 0 where that may be. [s]
 
     Examples
     --------
-    >>> plausible_s("restart_s", 0.0, zero=True), plausible_s("mtbf_s", 3600.0)
+    >>> check_plausible_s("restart_s", 0.0, zero=True), check_plausible_s("mtbf_s", 3600.0)
     (0.0, 3600.0)
     """
-    number = float(at_least_zero(name, value) if zero else above_zero(name, value))
+    number = float(check_at_least_zero(name, value) if zero else check_above_zero(name, value))
     if number != 0.0 and not LEAST_TIME_S <= number <= MOST_TIME_S:
         raise SpecError(f"{name}: is {number:g} s; give a time from {LEAST_TIME_S:g} to {MOST_TIME_S:g} s")
     return number

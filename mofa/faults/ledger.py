@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field, model_validator
 
-from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
 from mofa.faults.closed_forms.renewal import ettr
 from mofa.specs.base import Spec
 
@@ -73,8 +73,11 @@ def expected_shares(
     >>> round(float(sum(parts.values())), 12), round(float(parts["restart"]), 4)
     (1.0, 0.0525)
     """
-    interval, block = at_least_zero("interval_s", interval_s, finite=False), at_least_zero("block_s", block_s)
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
+    interval, block = (
+        check_at_least_zero("interval_s", interval_s, finite=False),
+        check_at_least_zero("block_s", block_s),
+    )
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
     productive = ettr(interval, block, mtbf, restart_s, persist_s)
     with np.errstate(invalid="ignore", divide="ignore"):
         up = np.exp(-np.asarray(restart_s, dtype=np.float64) / mtbf)

@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from mofa.errors import SpecError
-from mofa.faults.calculator import LEAST_ETTR, MAX_EACH, MAX_EVENTS, MonteCarlo, summed_shares, work_of_days
-from mofa.faults.checks import FloatN, plausible_s, share
+from mofa.faults.calculator import LEAST_ETTR, MAX_EACH, MAX_EVENTS, MonteCarlo, check_shares_sum, productive_s_of_days
+from mofa.faults.checks import FloatN, check_plausible_s, share
 from mofa.faults.closed_forms.checkpoint_levels import MAX_PATTERN, best_pattern, level_shares, nested_ettr
-from mofa.faults.closed_forms.intervals import two_level_s
+from mofa.faults.closed_forms.intervals import two_level_intervals_s
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
@@ -89,11 +89,11 @@ def calculate_levels(
     if not 2 <= count <= MOST_LEVELS or len(restart_s) != count or len(shares) != count:
         raise SpecError(f"shares: {count} checkpoints, {len(restart_s)} restarts and {len(shares)} shares are given; "
                         f"give 2 to {MOST_LEVELS} levels, one of each for every level")  # fmt: skip
-    mtbf = plausible_s("mtbf_s", mtbf_s)
-    blocks = [plausible_s("checkpoint_s", b, zero=True) for b in checkpoint_s]
-    restarts = [plausible_s("restart_s", r, zero=True) for r in restart_s]
+    mtbf = check_plausible_s("mtbf_s", mtbf_s)
+    blocks = [check_plausible_s("checkpoint_s", b, zero=True) for b in checkpoint_s]
+    restarts = [check_plausible_s("restart_s", r, zero=True) for r in restart_s]
     parts = [float(share("shares", p)) for p in shares]
-    work = work_of_days(days)
+    work = productive_s_of_days(days)
     if num_runs < 2:
         raise SpecError(f"num_runs: is {num_runs}; give at least 2, which have a spread")
     if abs(math.fsum(parts) - 1) > 1e-6:
@@ -103,16 +103,16 @@ def calculate_levels(
     if any(b > a for b, a in itertools.pairwise(blocks)):
         raise SpecError("checkpoint_s: a level takes longer than the next, which would do in its place; write the "
                         "quickest first")  # fmt: skip
-    if interval_s is not None and plausible_s("interval_s", interval_s) > work:
+    if interval_s is not None and check_plausible_s("interval_s", interval_s) > work:
         raise SpecError(f"interval_s: is {interval_s:g} s, longer than the run of {work:g} s; shorten it")
     with np.errstate(all="ignore"):
         interval, ratios = _refined(blocks, mtbf, parts, restarts, interval_s)
     with np.errstate(all="ignore"):  # what underflows is 0
         by_part = level_shares(interval, ratios, blocks, mtbf, parts, restarts)
-    ledger = summed_shares({k: float(v) for k, v in by_part.items()})
+    ledger = check_shares_sum({k: float(v) for k, v in by_part.items()})
     every = list(itertools.accumulate([1, *ratios], lambda a, b: a * b))
     with np.errstate(divide="ignore"):
-        first = [float(two_level_s((b, b), mtbf, p)[0]) for b, p in zip(blocks, parts, strict=True)]
+        first = [float(two_level_intervals_s((b, b), mtbf, p)[0]) for b, p in zip(blocks, parts, strict=True)]
     levels = tuple(
         LevelCalculated(checkpoint_s=b, restart_s=r, share=p, first_order_s=f if math.isfinite(f) else None, every=e)
         for b, r, p, f, e in zip(blocks, restarts, parts, first, every, strict=True)

@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from mofa.cost.checkpoint import CheckpointTimes
 from mofa.errors import SpecError
 from mofa.faults.closed_forms.checkpoint_levels import best_pattern, level_shares
-from mofa.faults.closed_forms.intervals import exact_s, least_interval_s
+from mofa.faults.closed_forms.intervals import exact_interval_s, least_interval_s
 from mofa.faults.closed_forms.renewal import effective_restart_s
 from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import job_mtbf_s, rate_from_components
 from mofa.faults.ledger import expected_shares
-from mofa.faults.replicas import ReplicaAbsence, missing_nodes
+from mofa.faults.replicas import ReplicaAbsence, mean_missing_nodes
 from mofa.faults.simulate import MAX_APART, LongRun, SimulatedFailureKind, SimulatedLevel
 from mofa.faults.spares import waiting_share
 from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, RecoveryPath, ReliabilitySpec, RestartSpec
@@ -169,7 +169,8 @@ def outlook(
     -----
     A host copy is handed to storage as often as storage can follow, which blocks nobody: the safe level costs nothing
     beyond the fast one, and lies ``segments`` fast ones apart. The fast level's interval is the best of nine: as if
-    all failures read it, as if only its share p did (:func:`mofa.faults.closed_forms.intervals.two_level_s`: M / p),
+    all failures read it, as if only its share p did
+    (:func:`mofa.faults.closed_forms.intervals.two_level_intervals_s`: M / p),
     and between, or of the ones next to these of which a whole number fills the time that storage takes. Where computing
     waits for every copy, the pattern of levels is that of
     :func:`mofa.faults.closed_forms.checkpoint_levels.best_pattern`.
@@ -230,7 +231,7 @@ def _absence(facts: _Facts, num_ranks: FloatN, num_replicas: FloatN, spares: Int
     )
     gone = sum(kind.share.value for kind in reliability.kinds if kind.path == "node")
     with np.errstate(invalid="ignore"):
-        short = np.where(spares > 0, missing_nodes(gone / facts.mtbf_s * restart.repair_s.value, spares), 0.0)
+        short = np.where(spares > 0, mean_missing_nodes(gone / facts.mtbf_s * restart.repair_s.value, spares), 0.0)
         queued_s = np.where(short > 0, short * facts.mtbf_s, 0.0)  # Little's law: nodes short over failures per second
     own = restart.initialise_s.value + restart.initialise_per_rank_s.value * num_ranks / num_replicas
     zero = np.zeros_like(facts.step_s)
@@ -338,7 +339,7 @@ def _writing_behind(
             bound = np.maximum(bound, least_interval_s(persist, 1.0, block, spec.in_flight * MAX_APART))
         powers = (0.0,) if fast is None else (0.0, 0.5, 1.0)
         rare = mtbf if absence is None else absence.all_down_mtbf_s(mtbf)
-        wanted = [exact_s(block, rare / np.maximum(quick, LEAST_QUICK) ** power) for power in powers]
+        wanted = [exact_interval_s(block, rare / np.maximum(quick, LEAST_QUICK) ** power) for power in powers]
         if fast is not None:
             wanted += [_filling(w, block, persist / spec.in_flight, step, more) for w in wanted for more in (0.0, 1.0)]
         outlooks = [course(_whole_steps(facts.faults, w, bound, step, facts.work_s)) for w in wanted]

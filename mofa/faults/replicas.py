@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.faults.checks import FloatN, at_least_zero
+from mofa.faults.checks import FloatN, check_at_least_zero
 from mofa.faults.closed_forms.renewal import ettr
 from mofa.faults.spares import replica_ettr
 
@@ -65,7 +65,7 @@ class ReplicaAbsence:
         }
 
 
-def missing_nodes(in_repair: ArrayLike, num_spares: ArrayLike) -> NDArray[np.float64]:
+def mean_missing_nodes(in_repair: ArrayLike, num_spares: ArrayLike) -> NDArray[np.float64]:
     """Nodes that are missing on average where the others go on: those in repair beyond the spares. [nodes]
 
     ``E[max(X - S, 0)]`` of a Poisson X, the nodes in repair (M/G/infinity).
@@ -79,10 +79,13 @@ def missing_nodes(in_repair: ArrayLike, num_spares: ArrayLike) -> NDArray[np.flo
 
     Examples
     --------
-    >>> float(missing_nodes(2.0, 0)), round(float(missing_nodes(2.0, 4)), 4)
+    >>> float(mean_missing_nodes(2.0, 0)), round(float(mean_missing_nodes(2.0, 4)), 4)
     (2.0, 0.0751)
     """
     from scipy import stats  # half a second to load
 
-    mean, spares = at_least_zero("in_repair", in_repair, "nodes"), at_least_zero("num_spares", num_spares, "nodes")
+    mean, spares = (
+        check_at_least_zero("in_repair", in_repair, "nodes"),
+        check_at_least_zero("num_spares", num_spares, "nodes"),
+    )
     return np.asarray(mean * stats.poisson.sf(spares - 1, mean) - spares * stats.poisson.sf(spares, mean))

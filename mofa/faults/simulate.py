@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.faults.checks import above_zero, at_least_zero
+from mofa.faults.checks import check_above_zero, check_at_least_zero
 from mofa.faults.closed_forms.renewal import check_levels
 from mofa.faults.failures.clocks import FailureClock, FailureTimes
 from mofa.faults.ledger import PARTS, Ledger
@@ -76,14 +76,14 @@ class LongRun:
     repair_s: float = 0.0
 
     def __post_init__(self) -> None:
-        above_zero("work_s", self.work_s)
-        above_zero("interval_s", self.interval_s)
-        at_least_zero("repair_s", self.repair_s)
+        check_above_zero("work_s", self.work_s)
+        check_above_zero("interval_s", self.interval_s)
+        check_at_least_zero("repair_s", self.repair_s)
         steps = [level.every for level in self.levels]
         filler = [0.0] * len(steps)
         check_levels(steps, [x.block_s for x in self.levels], [1.0, *filler[1:]], filler, MAX_APART)
         for level in self.levels:
-            at_least_zero("persist_s", level.persist_s)
+            check_at_least_zero("persist_s", level.persist_s)
         kinds = len(self.kinds)
         check_levels([1] * kinds, [0.0] * kinds, [k.share for k in self.kinds], [k.restart_s for k in self.kinds])
         if any(not 0 <= kind.level < len(self.levels) for kind in self.kinds):

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mofa.errors import SpecError
-from mofa.faults.checks import FloatN, at_least_zero, share
+from mofa.faults.checks import FloatN, check_at_least_zero, share
 
 
 def binomial_spares(num_nodes: ArrayLike, faulty: ArrayLike, quantile: float = 0.99) -> np.ndarray:
@@ -49,7 +49,7 @@ def poisson_spares(failures_per_s: ArrayLike, repair_s: ArrayLike, quantile: flo
     """
     from scipy import stats
 
-    mean = at_least_zero("failures_per_s", failures_per_s, "1/s") * at_least_zero("repair_s", repair_s)
+    mean = check_at_least_zero("failures_per_s", failures_per_s, "1/s") * check_at_least_zero("repair_s", repair_s)
     return np.asarray(stats.poisson.ppf(_quantile(quantile), mean)).astype(np.int64)
 
 
@@ -87,8 +87,8 @@ def waiting_share(failures_per_s: ArrayLike, repair_s: ArrayLike, num_spares: Ar
     """
     from scipy import special  # a third of a second to load
 
-    a = at_least_zero("failures_per_s", failures_per_s, "1/s") * at_least_zero("repair_s", repair_s)
-    c = at_least_zero("num_spares", num_spares, "nodes", finite=False) + 1
+    a = check_at_least_zero("failures_per_s", failures_per_s, "1/s") * check_at_least_zero("repair_s", repair_s)
+    c = check_at_least_zero("num_spares", num_spares, "nodes", finite=False) + 1
     with np.errstate(divide="ignore", invalid="ignore"):
         # Poisson probability of c over that of at most c, by logarithms: both underflow for large c
         upper = special.gammaincc(c + 1, a)
@@ -181,12 +181,12 @@ def replica_ettr(
     >>> round(float(replica_ettr(3600.0, 64, 10.0, 600.0, 4.0, 0.8)), 4)
     0.9941
     """
-    mtbf = at_least_zero("mtbf_s", mtbf_s, finite=False)
+    mtbf = check_at_least_zero("mtbf_s", mtbf_s, finite=False)
     replicas = np.asarray(num_replicas, dtype=np.float64)
     if np.any(replicas < 1):
         raise SpecError(f"num_replicas: is {replicas.min():g}; give at least 1")
-    down, stall = at_least_zero("return_s", return_s), at_least_zero("stall_s", stall_s)
-    each = stall + at_least_zero("step_s", step_s) / 2
+    down, stall = check_at_least_zero("return_s", return_s), check_at_least_zero("stall_s", stall_s)
+    each = stall + check_at_least_zero("step_s", step_s) / 2
     with np.errstate(invalid="ignore"):
         up = np.where(np.isinf(mtbf), 1.0, replicas * mtbf / (replicas * mtbf + down))
     running = 1 / (1 + each * up / mtbf)

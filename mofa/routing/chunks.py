@@ -1,7 +1,7 @@
 """How many token chunks a layer needs: MemFine's memory model, its rule for the number of chunks, and controllers.
 
 The rule needs to know how many rows a rank's memory can take. MemFine computes that from its table of activations
-(here :func:`published_terms`); the planner from its own tapes (:mod:`mofa.search.experts.token_chunks`).
+(here :func:`published_activation_terms`); the planner from its own tapes (:mod:`mofa.search.experts.token_chunks`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class ActivationTerms:
         return self.fixed_bytes + self.bytes_per_row * rows / chunks
 
 
-def published_terms(model: ModelSpec, seq_len: int, micro_batch: int = 1, tp: int = 1, cp: int = 1) -> ActivationTerms:
+def published_activation_terms(
+    model: ModelSpec, seq_len: int, micro_batch: int = 1, tp: int = 1, cp: int = 1
+) -> ActivationTerms:
     """MemFine's activations of one layer (table 2, equation 2 with one layer live).
 
     Notes
@@ -56,7 +58,7 @@ def published_terms(model: ModelSpec, seq_len: int, micro_batch: int = 1, tp: in
     Examples
     --------
     >>> from mofa.specs.load import load_workload
-    >>> terms = published_terms(load_workload("memfine-model-1").model, 4096)
+    >>> terms = published_activation_terms(load_workload("memfine-model-1").model, 4096)
     >>> round(terms.fixed_bytes / 1e9, 3), terms.bytes_per_row
     (0.9, 36864.0)
     """
@@ -68,7 +70,7 @@ def published_terms(model: ModelSpec, seq_len: int, micro_batch: int = 1, tp: in
     return ActivationTerms(unit * seq_len * width, unit * (2 * h + 2 * model.moe.expert_hidden))
 
 
-def published_static(model: ModelSpec, layers: int, ep: int, bytes_per_param: float) -> float:
+def published_static_bytes(model: ModelSpec, layers: int, ep: int, bytes_per_param: float) -> float:
     """MemFine's static memory of a rank (equation 1): weights, gradients, optimizer of its layers with experts. [B]
 
     Parameters
@@ -87,17 +89,17 @@ def published_static(model: ModelSpec, layers: int, ep: int, bytes_per_param: fl
     Examples
     --------
     >>> from mofa.specs.load import load_workload
-    >>> round(published_static(load_workload("memfine-model-1").model, 4, 32, 20.0) / 1e9, 1)
+    >>> round(published_static_bytes(load_workload("memfine-model-1").model, 4, 32, 20.0) / 1e9, 1)
     46.8
     """
     layer = layer_params(model, moe=True)
     return layers * bytes_per_param * (layer.total - layer.routed + layer.routed / ep)
 
 
-def published_in_flight(pp: int, stage: int, vpp: int = 1) -> int:
+def published_layers_in_flight(pp: int, stage: int, vpp: int = 1) -> int:
     """Layer activations in flight as MemFine counts them, ``v p + p - 2 r - 1``: of chunks under interleaving. [-]
 
-    >>> published_in_flight(4, 0), in_flight_1f1b(4, 0)
+    >>> published_layers_in_flight(4, 0), in_flight_1f1b(4, 0)
     (7, 4)
     """
     return vpp * pp + pp - 2 * stage - 1

@@ -50,10 +50,10 @@ def read_table(file: str | Path, where: str, columns: ColumnRequirements) -> dic
     return {str(name): _whole_numbers(frame[name], str(name), where) for name in frame.columns}
 
 
-def first_repeat(columns: dict[str, NDArray[np.int64]], keys: tuple[str, ...]) -> int | None:
+def first_repeated_row(columns: dict[str, NDArray[np.int64]], keys: tuple[str, ...]) -> int | None:
     """The first row whose values in some columns occurred before, or None.
 
-    >>> first_repeat({"a": np.array([1, 2, 1]), "b": np.array([0, 0, 0])}, ("a", "b"))
+    >>> first_repeated_row({"a": np.array([1, 2, 1]), "b": np.array([0, 0, 0])}, ("a", "b"))
     2
     """
     rows = np.stack([columns[name] for name in keys])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.routing.count_columns import ColumnRequirements, first_repeat, read_table
+from mofa.routing.count_columns import ColumnRequirements, first_repeated_row, read_table
 from mofa.specs.files import short
 from mofa.specs.model import ModelSpec
 
@@ -129,7 +129,7 @@ def _check_known(
 
 def _check_unique(columns: dict[str, NDArray[np.int64]], where: str) -> None:
     keys = tuple(name for name in ("iteration", "layer", "source_rank", "expert") if name in columns)
-    row = first_repeat(columns, keys)
+    row = first_repeated_row(columns, keys)
     if row is not None:
         cell = ", ".join(f"{name} {columns[name][row]}" for name in keys)
         raise SpecError(f"{where}: row {row + 1}: {cell} occurs twice; keep one row for each")

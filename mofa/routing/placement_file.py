@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mofa.errors import SpecError
-from mofa.routing.count_columns import ColumnRequirements, first_repeat, read_table
+from mofa.routing.count_columns import ColumnRequirements, first_repeated_row, read_table
 from mofa.routing.placement import Placement
 from mofa.specs.files import short
 
@@ -41,7 +41,7 @@ def read_placement(file: str | Path, num_experts: int, num_gpus: int, slots: int
             raise SpecError(
                 f"{where}: row {row + 1}: {name} {values[row]} is unknown; the group has {count}, numbered from 0"
             )
-    repeat = first_repeat(columns, ("expert", "gpu"))
+    repeat = first_repeated_row(columns, ("expert", "gpu"))
     if repeat is not None:
         raise SpecError(
             f"{where}: row {repeat + 1}: expert {expert[repeat]} on GPU {gpu[repeat]} occurs twice; keep one row"

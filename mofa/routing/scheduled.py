@@ -28,7 +28,7 @@ DISPATCH_S = 0.3e-3
 a dispatch with everything overlapped (figure 9), of which its smallest solve is 0.1 ms (figure 11). [s]"""
 
 
-def with_scheduling(
+def with_token_scheduling(
     loads: RoutingLoads, routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
 ) -> RoutingLoads:
     """Loads with those of token scheduling added.
@@ -61,7 +61,7 @@ def with_scheduling(
     >>> from mofa.specs.load import load_workload
     >>> model = load_workload("mixtral-8x7b").model
     >>> plain = RoutingLoads({4: 1.5}, {4: 2.0})
-    >>> load = with_scheduling(plain, RoutingSpec(kind="zipf", s=0.5), model, [4]).scheduled[4]
+    >>> load = with_token_scheduling(plain, RoutingSpec(kind="zipf", s=0.5), model, [4]).scheduled[4]
     >>> round(load.time, 2), round(load.sent, 2), round(load.host_s, 6)
     (1.02, 0.96, 0.000344)
     """

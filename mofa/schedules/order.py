@@ -57,12 +57,12 @@ def ranks_of_stages(pp: int, vpp: int, placement: Placement) -> tuple[int, ...]:
     return tuple(pp - 1 - place if placement == "v" and turn % 2 else place for turn, place in positions)
 
 
-def hands_over(ranks: tuple[int, ...]) -> tuple[bool, ...]:
+def sends_to_other_rank(ranks: tuple[int, ...]) -> tuple[bool, ...]:
     """For every stage, by the ranks of all, whether the model's next stage is on another rank.
 
     Examples
     --------
-    >>> hands_over((0, 1, 1, 0))
+    >>> sends_to_other_rank((0, 1, 1, 0))
     (True, False, True, False)
     """
     return (*(rank != following for rank, following in pairwise(ranks)), False)
@@ -91,9 +91,9 @@ class Order:
         return ranks_of_stages(self.pp, self.vpp, self.placement)
 
     @cached_property
-    def hands_over(self) -> tuple[bool, ...]:
+    def sends_to_other_rank(self) -> tuple[bool, ...]:
         """For every stage, whether the model's next stage is on another rank."""
-        return hands_over(self._ranks_of_stages)
+        return sends_to_other_rank(self._ranks_of_stages)
 
     def chunk_of(self, stage: int) -> int:
         """The number of a stage among its rank's chunks."""

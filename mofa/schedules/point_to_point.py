@@ -12,9 +12,9 @@ def send_and_receive_of(order: Order, action: Action) -> tuple[Action, Action] |
     """Send and receive of a computation's result; None where its reader is on the same rank."""
     kind, stage, micro_batch = action
     if kind == "F":
-        if order.hands_over[stage]:
+        if order.sends_to_other_rank[stage]:
             return Action("SEND_F", stage, micro_batch), Action("RECV_F", stage + 1, micro_batch)
-    elif kind != "W" and stage and order.hands_over[stage - 1]:
+    elif kind != "W" and stage and order.sends_to_other_rank[stage - 1]:
         return Action("SEND_B", stage, micro_batch), Action("RECV_B", stage - 1, micro_batch)
     return None
 
@@ -23,9 +23,9 @@ def receive_needed_by(order: Order, action: Action) -> Action | None:
     """The receive that a computation needs; None where it has no input or its own rank makes that."""
     kind, stage, micro_batch = action
     if kind == "F":
-        if stage and order.hands_over[stage - 1]:
+        if stage and order.sends_to_other_rank[stage - 1]:
             return Action("RECV_F", stage, micro_batch)
-    elif kind != "W" and order.hands_over[stage]:
+    elif kind != "W" and order.sends_to_other_rank[stage]:
         return Action("RECV_B", stage, micro_batch)
     return None
 
@@ -34,8 +34,10 @@ def _send(order: Order, action: Action) -> Action | None:
     """The send of a computation's result, the first of :func:`send_and_receive_of`."""
     kind, stage, micro_batch = action
     if kind == "F":
-        return Action("SEND_F", stage, micro_batch) if order.hands_over[stage] else None
-    return Action("SEND_B", stage, micro_batch) if kind != "W" and stage and order.hands_over[stage - 1] else None
+        return Action("SEND_F", stage, micro_batch) if order.sends_to_other_rank[stage] else None
+    return (
+        Action("SEND_B", stage, micro_batch) if kind != "W" and stage and order.sends_to_other_rank[stage - 1] else None
+    )
 
 
 def _sends(order: Order, action: Action) -> tuple[Action, ...]:

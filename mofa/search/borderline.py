@@ -84,7 +84,7 @@ def admit_borderline_rows(
             )
 
 
-def with_fewer_recomputed(
+def best_rows_with_fewer_recomputed_layers(
     best: list[int], candidate: Callable[[int], Candidate], workers: Workers
 ) -> dict[int, Candidate]:
     """Those of the best rows that fit with fewer recomputed layers than the search chose, with that number."""

@@ -51,7 +51,7 @@ NEAR_MISSES = 64
 """Degrees that are costed at first to find which of those without memory misses by least. [-]"""
 
 
-def cost_best(
+def cost_best_rows(
     job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, objective: Objective,
     wanted: int, progress: Callable[[int, int], None] | None,
 ) -> CheckedSpace:  # fmt: skip
@@ -80,10 +80,10 @@ def cost_best(
     return search.result()
 
 
-def cost_front(
+def cost_pareto_front(
     job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, objective: Objective
 ) -> CheckedSpace:
-    """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best`."""
+    """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best_rows`."""
     search = _BranchAndBound(job, loads, space, reason, shortfall, ParetoFront(objective), None)
     search.run()
     return search.result()
@@ -121,7 +121,7 @@ class _BranchAndBound:
     def result(self) -> CheckedSpace:
         """What was costed, and verdicts on all rows."""
         slower = self.reason == SLOWER
-        self.shortfall[slower] = self.goal.slower_by(self.shortfall[slower]) / self.goal.objective.keys_per_unit
+        self.shortfall[slower] = self.goal.key_excess(self.shortfall[slower]) / self.goal.objective.keys_per_unit
         rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows for rows, _ in self.costed)])
         return merge_part_costs(self.space, rows, [costs for _, costs in self.costed], self.reason, self.shortfall)
 

@@ -19,10 +19,10 @@ from mofa.plan.result import NearestMiss, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 from mofa.replay.garbage_collection import no_collection
 from mofa.search import branch_and_bound
-from mofa.search.borderline import admit_borderline_rows, with_fewer_recomputed
+from mofa.search.borderline import admit_borderline_rows, best_rows_with_fewer_recomputed_layers
 from mofa.search.costing import MEMORY, CheckedSpace, CostedRows, cost_rows
 from mofa.search.fewest_gpus import smallest_number_of_gpus
-from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
@@ -192,7 +192,7 @@ def find_plans(
             )
         costed, reason, shortfall = searched_rows.costed, searched_rows.reason, searched_rows.shortfall
         key = reject_for_hosts(objective, searched_rows)
-        loads = loads_of(workload, searched_rows.space.degrees)
+        loads = routing_loads_by_ep(workload, searched_rows.space.degrees)
 
         known: dict[int, Candidate] = {}  # what was played of a row is not played again
 
@@ -208,7 +208,7 @@ def find_plans(
             admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster), candidate, workers)
         best = _rank(costed, key, reason, wanted)
         final = ReplayedRanking()
-        if replay and (fewer := with_fewer_recomputed(best[:REPLAYED].tolist(), candidate, workers)):
+        if replay and (fewer := best_rows_with_fewer_recomputed_layers(best[:REPLAYED].tolist(), candidate, workers)):
             searched_rows = searched_rows.with_layers(
                 {i: candidate_found.costed for i, candidate_found in fewer.items()}
             )
@@ -304,9 +304,9 @@ def _search(
     if open_degrees:
         _refuse_batch(job, all_rows.degrees)
     verdict = check_strategies(job, all_rows)
-    loads = loads_of(job.workload, all_rows.degrees)
+    loads = routing_loads_by_ep(job.workload, all_rows.degrees)
     if bounded is not None and np.count_nonzero(verdict.reason < 0) > branch_and_bound.FEW_ROWS:
-        searched_rows = branch_and_bound.cost_best(
+        searched_rows = branch_and_bound.cost_best_rows(
             job, loads, all_rows, verdict.reason, verdict.shortfall, *bounded, progress
         )
         return all_rows, searched_rows
@@ -470,4 +470,4 @@ def _candidate(
     framework = resolve_framework(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = strategy_row(workload, cluster, framework, strategy)
-    return Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
+    return Candidate(workload, cluster, framework, row, routing_loads_by_ep(workload, row), flops_convention)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
 from mofa.schedules import default_schedule
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import MAX_PP, Space, combinations_table, default_space, divisors, most_stages
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
@@ -51,10 +51,10 @@ def smallest_number_of_gpus(
         Whose checkpoints must fit the hosts' memory, and have as many nodes as they need.
     """
     limit = memory_limit_bytes(job.cluster)
-    table = rows_on_any_number(job, replace(_leanest(constrained(_any_number(job))), dp=dp))
+    table = legal_rows_by_num_gpus(job, replace(_leanest(constrained(_any_number(job))), dp=dp))
     for rows in _growing(_num_gpus(table)):
         some = table.take(rows)
-        estimator = Estimator(job.workload, job.cluster, job.framework, some, loads_of(job.workload, some))
+        estimator = Estimator(job.workload, job.cluster, job.framework, some, routing_loads_by_ep(job.workload, some))
         weighed = estimator.memory_of_rows(np.arange(len(some)), some.recompute_layers)
         device, num_gpus = weighed.device_bytes, _num_gpus(some)
         fits = (weighed.least_bytes if replay else device) <= limit
@@ -84,7 +84,7 @@ def _keeps(
     return keeps
 
 
-def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
+def legal_rows_by_num_gpus(job: Job, space: Space) -> StrategyTable:
     """Legal strategies of a space on part of a node or whole nodes, by rising number of GPUs, tp x cp x pp x dp."""
     node, capacity = job.cluster.node.gpus_per_node, job.cluster.gpu.capacity_bytes.value
     least = 2.0 * (num_params(job.workload.model) + num_mtp_params(job.workload.model)) / max(capacity, 1.0)
@@ -137,7 +137,7 @@ def _growing(num_gpus: NDArray[np.int64]) -> Iterator[slice]:
 
 def _plays(job: Job, table: StrategyTable, num_gpus: int) -> bool:
     """Whether one of these strategies fits by replay."""
-    cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), loads_of(job.workload, table)
+    cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), routing_loads_by_ep(job.workload, table)
     rows = (table.take(slice(i, i + 1)) for i in range(len(table)))
     limit = memory_limit_bytes(cluster)
     return any(

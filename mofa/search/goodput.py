@@ -41,7 +41,7 @@ ACTIVITIES: dict[str, tuple[str, ...]] = {
 """Activities of a GPU in each part of a step, which decide its power."""
 
 
-def watts_of_steps(exposed_s: FloatN, power: PowerDrawSpec, tdp_w: float) -> FloatN:
+def average_step_watts(exposed_s: FloatN, power: PowerDrawSpec, tdp_w: float) -> FloatN:
     """Average power of a GPU over a step. (n,) [W]
 
     Parameters
@@ -57,7 +57,7 @@ def watts_of_steps(exposed_s: FloatN, power: PowerDrawSpec, tdp_w: float) -> Flo
     --------
     >>> step = np.zeros((13, 1))
     >>> step[TIME_COMPONENTS.index("gemm")] = step[TIME_COMPONENTS.index("bubble")] = 0.5
-    >>> float(watts_of_steps(step, PowerDrawSpec(), 700.0)[0]).__round__(6)
+    >>> float(average_step_watts(step, PowerDrawSpec(), 700.0)[0]).__round__(6)
     413.0
     """
     total = exposed_s.sum(axis=0)
@@ -190,7 +190,7 @@ class LongRunObjective:
         with np.errstate(divide="ignore", over="ignore"):
             wall = costed.step_s / outlook.ettr
         if self.objective == "kwh":
-            step_w = watts_of_steps(costed.exposed_s, self.faults.power, self.cluster.gpu.tdp_w.value)
+            step_w = average_step_watts(costed.exposed_s, self.faults.power, self.cluster.gpu.tdp_w.value)
             wall = wall * self.average_watts(outlook, step_w)
         return np.asarray(wall * (self.cluster.num_gpus + self.spare_gpus))
 
@@ -282,7 +282,7 @@ class LongRunObjective:
     def _of(self, plan: Plan) -> tuple[Outlook, FloatN]:
         parts: Mapping[Any, float] = plan.time.exposed
         exposed = np.array([[parts[name]] for name in TIME_COMPONENTS])
-        step_w = watts_of_steps(exposed, self.faults.power, self.cluster.gpu.tdp_w.value)
+        step_w = average_step_watts(exposed, self.faults.power, self.cluster.gpu.tdp_w.value)
         return self.outlook_of_plan(plan), step_w
 
     def outlook_of_plan(self, plan: Plan) -> Outlook:

@@ -11,7 +11,7 @@ from mofa.blocks.frameworks import primitives_of
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
-from mofa.routing.scheduled import with_scheduling
+from mofa.routing.scheduled import with_token_scheduling
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 from mofa.specs.framework_offers import OFFERED
@@ -214,7 +214,7 @@ def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]
     return framework
 
 
-def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
+def routing_loads_by_ep(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
     """The routing load of every expert-parallel degree of a table."""
     if workload.model.moe is None:
         if workload.routing.kind != "balanced":
@@ -224,4 +224,4 @@ def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
     degrees = sorted(e for e in set(table.ep.tolist()) if workload.model.moe.num_experts % e == 0)
     loads = routing_loads(workload.routing, workload.model, degrees)
     balanced = sorted(set(table.ep[table.balancing > 0].tolist()) & set(degrees))
-    return with_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads
+    return with_token_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads

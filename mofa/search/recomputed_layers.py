@@ -109,7 +109,7 @@ def next_num_recomputed(
     return max(fewest, int(too_few[-1]))
 
 
-def fewest_recomputed_layers(estimator: Estimator, left_free_bytes: float) -> int:
+def fewest_recomputed_layers(estimator: Estimator, replay_free_bytes: float) -> int:
     """The fewest layers of a chunk to recompute, for a strategy that leaves so much memory free when replayed.
 
     One at least; the strategy's own number if no fewer do. Assumes that each layer takes its bytes in closed form.
@@ -117,7 +117,7 @@ def fewest_recomputed_layers(estimator: Estimator, left_free_bytes: float) -> in
     """
     numbers = np.arange(1, int(estimator.table.recompute_layers[0]) + 1)
     device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)
-    return int(numbers[device - device[-1] <= max(left_free_bytes, 0.0)][0])
+    return int(numbers[device - device[-1] <= max(replay_free_bytes, 0.0)][0])
 
 
 def _largest_chunk(workload: WorkloadSpec, framework: FrameworkSpec, pp: int, vpp: int, layout: str) -> int:

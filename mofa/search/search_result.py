@@ -13,9 +13,9 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.model_flops import model_flops_per_token
 from mofa.plan.result import PlanReport
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.branch_and_bound import cost_front
+from mofa.search.branch_and_bound import cost_pareto_front
 from mofa.search.costing import NEEDLESS, CheckedSpace, CostedRows, cost_rows
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import Job
 from mofa.search.objective import SHORTEST_STEP, Objective, keys_of, reject_for_hosts
 from mofa.search.space import OPTIONS, Combinations
@@ -96,7 +96,7 @@ class Search:
         if self.enumerated is None:
             found_rows = CheckedSpace(self.combinations, self.costed, self.reasons, self.short)
         else:
-            found_rows = cost_front(*self._unjudged(), self.objective)
+            found_rows = cost_pareto_front(*self._unjudged(), self.objective)
             reject_for_hosts(self.objective, found_rows)
         costed = found_rows.costed
         key, _ = keys_of(self.objective, costed)
@@ -111,7 +111,10 @@ class Search:
         assert self.enumerated is not None
         legal = (self.reasons < 0) | (self.reasons >= NEEDLESS)
         reasons, short = np.where(legal, -1, self.reasons), np.where(legal, 0.0, self.short)
-        job, loads = Job(self.workload, self.cluster, self.framework), loads_of(self.workload, self.enumerated.degrees)
+        job, loads = (
+            Job(self.workload, self.cluster, self.framework),
+            routing_loads_by_ep(self.workload, self.enumerated.degrees),
+        )
         return job, loads, self.enumerated, reasons, short
 
     def front(self) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mofa.cost.estimate import Estimator
-from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -22,4 +22,4 @@ def estimator_of(
     """
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = strategy_row(workload, cluster, framework, strategy)
-    return Estimator(workload, cluster, framework, row, loads_of(workload, row))
+    return Estimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))

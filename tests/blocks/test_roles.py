@@ -7,7 +7,7 @@ import pytest
 import mofa
 from mofa.blocks.work import Gemm, Grouped
 from mofa.cost.estimate import Estimator
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.framework import FRAMEWORK_NAMES
 from tests.blocks.roles import CLAIMS, origin_of, part_of, purpose_of, role_of
@@ -28,7 +28,7 @@ from tests.blocks.roles import CLAIMS, origin_of, part_of, purpose_of, role_of
 def test_ops_do_what_their_names_say(name: str, model: str, strategy: str) -> None:
     job, nodes, framework = mofa.load_workload(model), mofa.load_cluster("h100-hgx", 8), mofa.load_framework(name)
     table = strategy_row(job, nodes, framework, strategy)
-    estimator = Estimator(job, nodes, framework, table, loads_of(job, table))
+    estimator = Estimator(job, nodes, framework, table, routing_loads_by_ep(job, table))
     ops = [op for block in estimator.composed_row.costs.tapes.values() for tape in (block.forward, block.backward)
            for op in tape.ops]  # fmt: skip
     assert len(ops) > 50

@@ -13,7 +13,7 @@ import pytest
 
 from mofa.blocks.build import BlockKind, BlockTapes, embedding_tapes, head_tapes, layer_tapes
 from mofa.blocks.context import Context
-from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES, kept_outputs
+from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES, ops_with_saved_outputs
 from mofa.blocks.op import Op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, HostSync, Stream
@@ -57,7 +57,7 @@ def layer(ctx: Context, recompute: Recompute = NO_RECOMPUTE) -> BlockTapes:
 
 
 def selective(ctx: Context) -> Recompute:
-    return Recompute("full", keep_outputs=kept_outputs(layer(ctx).forward, ctx.model))
+    return Recompute("full", keep_outputs=ops_with_saved_outputs(layer(ctx).forward, ctx.model))
 
 
 def saved(tapes: BlockTapes) -> float:
@@ -176,26 +176,26 @@ def test_full_checkpoint_keeps_the_input_alone_and_repeats_everything() -> None:
 def test_selective_checkpoint_by_op() -> None:
     """Every other product from the first: wq, wv, w1, w2 of wq wk wv wo w1 w3 w2; attention; the input."""
     ctx = context()
-    assert kept_outputs(layer(ctx).forward, ctx.model) == {"wq", "wv", "mlp.w1", "mlp.w2", "attn.core"}
-    before_2026 = kept_outputs(layer(ctx).forward, ctx.model, attention=False)
+    assert ops_with_saved_outputs(layer(ctx).forward, ctx.model) == {"wq", "wv", "mlp.w1", "mlp.w2", "attn.core"}
+    before_2026 = ops_with_saved_outputs(layer(ctx).forward, ctx.model, attention=False)
     assert before_2026 == {"wq", "wv", "mlp.w1", "mlp.w2"}
     assert per_token(layer(ctx, selective(ctx))) == 2 * (2 * D + Q + KV + Q + F) + 4 * HQ
     with_tp = context(tp=2)
-    assert {"wo.reduce_scatter", "mlp.w2.reduce_scatter"} <= kept_outputs(layer(with_tp).forward, ctx.model)
+    assert {"wo.reduce_scatter", "mlp.w2.reduce_scatter"} <= ops_with_saved_outputs(layer(with_tp).forward, ctx.model)
 
 
 def test_selective_checkpoint_of_latent_attention_and_experts() -> None:
     """wq_a, wkv_a and wo of five products, then w3 of the shared experts' three; the gate does not count."""
     model = llama(attention=LATENT, moe={**EXPERTS, "shared_hidden": 256})
     ctx = context(model, ep=2)
-    kept = kept_outputs(layer(ctx).forward, model)
-    in_parts = kept_outputs(layer(ctx).forward, model, products=False)  # compiled: mm.out is not in the list
+    kept = ops_with_saved_outputs(layer(ctx).forward, model)
+    in_parts = ops_with_saved_outputs(layer(ctx).forward, model, products=False)  # compiled: mm.out is not in the list
     assert "attn.core" in in_parts and in_parts < kept
     assert {"wq_a", "wkv_a", "wo", "shared.w3"} == {n for n in kept if n.startswith(("w", "shared"))}
     assert {"moe.dispatch", "moe.combine"} <= kept
     for more, exchanges in (({}, False), ({"qk_norm": True}, False), ({"sinks": True}, True)):
         other = llama(attention={**GQA, **more}, moe=EXPERTS)  # run as qwen3, whose list lacks exchanges; as gpt_oss
-        kept = kept_outputs(layer(context(other, ep=2)).forward, other)
+        kept = ops_with_saved_outputs(layer(context(other, ep=2)).forward, other)
         assert ({"moe.dispatch", "moe.combine"} <= kept) is exchanges
 
 

@@ -13,7 +13,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
-from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import SOLVED, combinations_table, constrain, default_space, with_options_as_given
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -75,7 +75,7 @@ class Sample:
         self.layers = np.where(self.is_open, random.integers(1, 4, len(table)), table.recompute_layers)
         self.table = table
         self.estimator = Estimator(
-            self.workload, self.cluster, self.framework, table, loads_of(self.workload, table)
+            self.workload, self.cluster, self.framework, table, routing_loads_by_ep(self.workload, table)
         )  # fmt: skip
         self.exposed_s = self.estimator.component_seconds(recompute_layers=self.layers)[0]
 

@@ -131,8 +131,8 @@ def test_the_order_hands_over_where_chunks_say_so(case: tuple[str, int, str, str
         order = spec.schedule.order
         for c, chunk in enumerate(spec.chunks):
             assert (order.rank_of(chunk.position), order.chunk_of(chunk.position)) == (r, c)
-            assert chunk.sends == order.hands_over[chunk.position]
-            assert chunk.receives == (chunk.position > 0 and order.hands_over[chunk.position - 1])
+            assert chunk.sends == order.sends_to_other_rank[chunk.position]
+            assert chunk.receives == (chunk.position > 0 and order.sends_to_other_rank[chunk.position - 1])
         assert {c for _, c, _ in spec.computations} == set(range(len(spec.chunks)))
 
 

@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.replay.rank.of_plan import rows_of
-from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
 from mofa.search.strategy_estimator import estimator_of
@@ -72,7 +72,7 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
     """Seconds and bytes of every component and stage, although the other rows of the table have other recomputation
     modes, other groups and other absent ops in the same tapes."""
     job, table = candidates(workload, node, gpus, name)
-    loads = loads_of(job.workload, table)
+    loads = routing_loads_by_ep(job.workload, table)
     whole = Estimator(job.workload, job.cluster, job.framework, table, loads)
     rows = sampled(table, seed=gpus)
     assert len(rows) >= min(SAMPLE, len(table))

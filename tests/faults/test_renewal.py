@@ -27,7 +27,7 @@ LLAMA_3 = {2: (94.8, 91.8, 89.0), 5: (93.3, 90.4, 87.6), 10: (90.8, 88.0, 85.3)}
 def test_the_band_of_llama_3(minutes: int) -> None:
     """ETTR at M = 3.093 h and the exact optimum, for checkpoints of 10, 30 and 60 s."""
     block = np.array([10.0, 30.0, 60.0])
-    tau = intervals.exact_s(block, 3.093 * HOUR)
+    tau = intervals.exact_interval_s(block, 3.093 * HOUR)
     assert (tau / MIN).tolist() == pytest.approx([7.75, 13.29, 18.60], abs=5.1e-3)
     found = 100 * renewal.ettr(tau, block, 3.093 * HOUR, minutes * MIN)
     assert found.tolist() == pytest.approx(LLAMA_3[minutes], abs=0.0501)
@@ -35,11 +35,11 @@ def test_the_band_of_llama_3(minutes: int) -> None:
 
 def test_young_on_llama_3() -> None:
     mtbf = 3.093 * HOUR
-    tau = intervals.young_s(60.0, mtbf)
+    tau = intervals.young_interval_s(60.0, mtbf)
     assert tau / MIN == pytest.approx(19.3, abs=0.05)
     assert 1 - renewal.first_order_waste(tau, 60.0, mtbf, 600.0) == pytest.approx(0.842, abs=5e-4)
     assert renewal.ettr(tau, 60.0, mtbf, 600.0) == pytest.approx(0.852, abs=1e-3)
-    assert renewal.ettr(intervals.exact_s(60.0, mtbf), 60.0, mtbf, 30.0) == pytest.approx(0.8973, abs=5e-5)
+    assert renewal.ettr(intervals.exact_interval_s(60.0, mtbf), 60.0, mtbf, 30.0) == pytest.approx(0.8973, abs=5e-5)
 
 
 @pytest.mark.parametrize(("gpus", "hours"), [(16_384, 1.803), (131_072, 0.225)])
@@ -54,7 +54,7 @@ def test_mttf_of_meta(gpus: int, hours: float) -> None:
 )
 def test_meta_at_12000_gpus(rate: float, block: float, interval: float | None, expected: float) -> None:
     mtbf = rates.job_mtbf_s(rate, 1500)
-    tau = intervals.young_s(block, mtbf)
+    tau = intervals.young_interval_s(block, mtbf)
     if interval is not None:
         assert tau / MIN == pytest.approx(interval, abs=0.051)
     assert renewal.meta_ettr(tau, block, mtbf, 300.0) == pytest.approx(expected, abs=6e-4)
@@ -88,7 +88,7 @@ def test_metas_approximation_is_near_while_failures_are_rare(
     nodes: int, block: float, restart: float, rate: float
 ) -> None:
     mtbf = rates.job_mtbf_s(rate, nodes)
-    tau = intervals.young_s(block, mtbf)
+    tau = intervals.young_interval_s(block, mtbf)
     if (restart + tau / 2) / mtbf >= 0.3:
         return
     exact, approximate = renewal.ettr(tau, block, mtbf, restart), renewal.meta_ettr(tau, block, mtbf, restart)
@@ -98,10 +98,10 @@ def test_metas_approximation_is_near_while_failures_are_rare(
 def test_metas_approximation_at_their_scale() -> None:
     mtbf = rates.job_mtbf_s(RSC_1, 1500)
     for block in (10.0, 60.0, 300.0):
-        tau = intervals.young_s(block, mtbf)
+        tau = intervals.young_interval_s(block, mtbf)
         gap = renewal.ettr(tau, block, mtbf, 300.0) - renewal.meta_ettr(tau, block, mtbf, 300.0)
         assert abs(float(gap)) <= 0.0051
-    tau = intervals.young_s(10.0, mtbf)
+    tau = intervals.young_interval_s(10.0, mtbf)
     assert 0 < float(renewal.ettr(tau, 10.0, mtbf, 1200.0) - renewal.meta_ettr(tau, 10.0, mtbf, 1200.0)) < 0.0115
     assert renewal.ettr(7.016 * MIN, 10.0, mtbf, 300.0) == pytest.approx(0.9215, abs=6e-5)
 
@@ -200,7 +200,7 @@ def test_limits() -> None:
     assert float(renewal.ettr(1e9, 60.0, 1.0, 300.0)) == 0.0
     assert float(renewal.expected_lost_s(1e-3, 0.0, 1e5)) == pytest.approx(5e-4, rel=1e-6)
     assert float(renewal.expected_lost_s(1e9, 0.0, 10.0)) == pytest.approx(10.0)
-    assert float(renewal.unprotected_s(2.0, 1.0)) == pytest.approx(np.e**2 - 1)
+    assert float(renewal.expected_unprotected_s(2.0, 1.0)) == pytest.approx(np.e**2 - 1)
 
 
 @given(restart=st.lists(st.floats(0.0, 1e5), min_size=2, max_size=5), mtbf=st.floats(100.0, 1e7))

@@ -14,7 +14,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import Outlook, outlook
-from mofa.faults.replicas import ReplicaAbsence, missing_nodes
+from mofa.faults.replicas import ReplicaAbsence, mean_missing_nodes
 from mofa.search.goodput import LongRunObjective
 from mofa.search.long_run.goodput_by_scale import GOES_ON, goodput_by_scale
 from mofa.specs.faults import FaultSpec
@@ -101,7 +101,7 @@ def test_what_replicas_do_is_simulated() -> None:
 def test_nodes_short_is_the_sum(mean: float, spares: int) -> None:
     number = np.arange(1000)
     by_sum = float((np.maximum(number - spares, 0) * stats.poisson.pmf(number, mean)).sum())
-    assert float(missing_nodes(mean, spares)) == pytest.approx(by_sum, rel=1e-9)
+    assert float(mean_missing_nodes(mean, spares)) == pytest.approx(by_sum, rel=1e-9)
 
 
 def test_what_the_framework_cannot_do_is_null_with_the_reason() -> None:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from mofa.cost.estimate import Estimator
 from mofa.measure.expand import configuration_of
-from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.run_files import resolve_run
 from mofa.validate.routing_counts import with_counts
@@ -72,7 +72,8 @@ def load(name: str) -> Run:
         return max(int(getattr(rank, field) or 0) for rank in measured.ranks)
 
     return Run(
-        Estimator(workload, cluster, framework, row, loads_of(workload, row)), largest("peak_allocated_bytes"),
+        Estimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row)),
+        largest("peak_allocated_bytes"),
         largest("peak_reserved_bytes"), largest("ready_allocated_bytes"), largest("between_steps_bytes"),
         measured.outcome == "ok" and not largest("alloc_retries"), framework.allocator == "expandable",
     )  # fmt: skip

@@ -13,9 +13,9 @@ from mofa.routing.chunks import (
     expected_from_past,
     in_flight_1f1b,
     max_rows,
-    published_in_flight,
-    published_static,
-    published_terms,
+    published_activation_terms,
+    published_layers_in_flight,
+    published_static_bytes,
 )
 from mofa.routing.rank_load import max_rank_ratio
 from mofa.specs.load import load_workload
@@ -29,7 +29,7 @@ TABLE_4 = {
 }  # fmt: skip
 """Static, active, all [GB] and whether it trains, by model and chunks: moe.md A.8 (of MACT the 2 of its text)."""
 MODEL = load_workload("memfine-model-1").model
-TERMS = published_terms(MODEL, 4096)
+TERMS = published_activation_terms(MODEL, 4096)
 
 
 def rows_of_the_fullest_rank() -> float:
@@ -54,8 +54,8 @@ def test_static_memory_is_not_derivable() -> None:
     expert = 3 * MODEL.hidden * MODEL.moe.expert_hidden
     assert 8 * 8 * expert * 2 / GB == pytest.approx(5.64, abs=0.01)
     for layers in (8, 2):
-        assert published_static(MODEL, layers, 32, 2 + 2) / GB > 43.0 - 39.5
-    assert published_static(MODEL, 16, 32, 20.0) == pytest.approx(
+        assert published_static_bytes(MODEL, layers, 32, 2 + 2) / GB > 43.0 - 39.5
+    assert published_static_bytes(MODEL, 16, 32, 20.0) == pytest.approx(
         16 * 20 * (8 * expert + 3 * MODEL.hidden * 2048 + 187.1e6 + 256 * MODEL.hidden), rel=1e-3
     )
 
@@ -87,8 +87,8 @@ def test_activations_in_flight() -> None:
     """Printed: (v - 1) p + 2 (p - r - 1) + 1, Megatron's warm-up of chunks plus one; plain 1F1B holds p - r."""
     for pp in (1, 2, 4):
         for r in range(pp):
-            assert published_in_flight(pp, r, 2) == pp + 2 * (pp - r - 1) + 1
-            assert in_flight_1f1b(pp, r) == pp - r <= published_in_flight(pp, r)
+            assert published_layers_in_flight(pp, r, 2) == pp + 2 * (pp - r - 1) + 1
+            assert in_flight_1f1b(pp, r) == pp - r <= published_layers_in_flight(pp, r)
 
 
 def test_layers_in_flight_share_the_budget() -> None:
@@ -121,4 +121,4 @@ def test_a_controller_sees_the_past_alone() -> None:
 
 def test_a_dense_model_has_no_chunks() -> None:
     with pytest.raises(SpecError, match="no layer with experts"):
-        published_terms(load_workload("llama3-8b").model, 4096)
+        published_activation_terms(load_workload("llama3-8b").model, 4096)

@@ -11,10 +11,10 @@ import pytest
 
 from mofa.cost.estimate import Estimator, RowMemory
 from mofa.search import borderline
-from mofa.search.borderline import borderline_rows, with_fewer_recomputed
+from mofa.search.borderline import best_rows_with_fewer_recomputed_layers, borderline_rows
 from mofa.search.costing import MEMORY, NEEDLESS, CheckedSpace
 from mofa.search.entry_points import find_plans
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
 from mofa.search.rerank import REPLAYED
 from mofa.search.to_plan.builder import Candidate, margin_bytes, memory_limit_bytes
@@ -37,7 +37,7 @@ def with_room(room: float) -> ClusterSpec:
 def candidate(machines: ClusterSpec, strategy: object, *, solved: bool = False, name: str = "torchtitan") -> Candidate:
     facts = JOB, machines, framework(name)
     row = strategy_row(*facts, strategy)
-    return Candidate(*facts, row, loads_of(JOB, row), "causal", solved=solved)
+    return Candidate(*facts, row, routing_loads_by_ep(JOB, row), "causal", solved=solved)
 
 
 def test_what_fits_when_played_is_not_lost() -> None:
@@ -96,12 +96,12 @@ def test_fewer_layers_are_recomputed_where_they_fit() -> None:
     machines = with_room((at[2] + at[3]) / 2)
     one = candidate(machines, strategy, solved=True, name="megatron")
     with Workers() as workers:
-        changed = with_fewer_recomputed([7], lambda i: one, workers)
+        changed = best_rows_with_fewer_recomputed_layers([7], lambda i: one, workers)
         assert changed.keys() == {7}
         assert changed[7].job[3].recompute_layers.tolist() == [3]
-        assert not with_fewer_recomputed([7], lambda i: changed[7], workers)
+        assert not best_rows_with_fewer_recomputed_layers([7], lambda i: changed[7], workers)
         asked = candidate(machines, strategy, name="megatron")  # the user's own number stays
-        assert not with_fewer_recomputed([7], lambda i: asked, workers)
+        assert not best_rows_with_fewer_recomputed_layers([7], lambda i: asked, workers)
 
 
 def test_the_number_solved_by_a_high_estimate_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:

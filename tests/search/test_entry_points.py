@@ -12,7 +12,7 @@ import pytest
 from mofa.cost.estimate import ALLOCATED_IS_OFF, estimate_table
 from mofa.errors import SpecError
 from mofa.search.entry_points import estimate, find_plans
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.search_progress import SearchProgress
 from mofa.search.search_result import Search
@@ -68,7 +68,7 @@ def test_fits_means_within_the_capacity_less_the_margin(model: str, name: str) -
 @pytest.mark.parametrize(("model", "name"), CASES)
 def test_costed_rows_are_what_they_cost_by_themselves(model: str, name: str) -> None:
     found = search(model, name)
-    loads = loads_of(found.workload, found.costed.table)
+    loads = routing_loads_by_ep(found.workload, found.costed.table)
     fits = found.reasons[found.costed.rows] < 0
     for here in (np.flatnonzero(fits), np.flatnonzero(~fits)):
         for i in here[np.linspace(0, len(here) - 1, 5).astype(int)] if len(here) else ():
@@ -142,7 +142,7 @@ def test_as_few_layers_as_fit_are_recomputed(model: str, memory_gib: float) -> N
     rows = found.costed.table.take(some)
     layers = rows.recompute_layers
     assert np.all(layers >= 1)
-    loads = loads_of(found.workload, rows)
+    loads = routing_loads_by_ep(found.workload, rows)
 
     def device(number: Any) -> Any:
         from dataclasses import replace

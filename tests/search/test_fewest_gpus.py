@@ -12,7 +12,7 @@ import mofa
 from mofa.cost.estimate import Estimator
 from mofa.search.entry_points import find_plans
 from mofa.search.fewest_gpus import MOST_GPUS, smallest_number_of_gpus
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import SOLVED, Space, combinations_table, constrain, default_space, with_options_as_given
 from mofa.search.to_plan.builder import Candidate, margin_bytes
@@ -39,7 +39,7 @@ def fits_on(job: Job, num_gpus: int, maximum: dict[str, int]) -> bool:
     table = table.take((check_strategies(here, table).reason < 0) & (table.recompute_layers != SOLVED))
     if len(table) == 0:
         return False
-    estimator = Estimator(here.workload, here.cluster, here.framework, table, loads_of(here.workload, table))
+    estimator = Estimator(here.workload, here.cluster, here.framework, table, routing_loads_by_ep(here.workload, table))
     device = estimator.device_bytes(np.arange(len(table)), table.recompute_layers)
     return bool(np.any(device <= here.cluster.gpu.capacity_bytes.value - margin_bytes(here.cluster)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.blocks.frameworks.torchtitan.layer import kept_outputs
+from mofa.blocks.frameworks.torchtitan.layer import ops_with_saved_outputs
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.specs.attention import ATTENTION_KINDS, MODULES_OF_ATTENTION
@@ -54,7 +54,9 @@ def derive_recompute(
     if spec.kind == "ops":
         assert forward is not None, "recompute: ops picks ops from the forward tape"
         compiled = framework.compile and parted
-        saved_outputs = kept_outputs(forward, model, attention=framework.saves_attention, products=not compiled)
+        saved_outputs = ops_with_saved_outputs(
+            forward, model, attention=framework.saves_attention, products=not compiled
+        )
         return Recompute(kind="full", keep_outputs=saved_outputs, early_stop=early_stop)
     return Recompute(kind="full", early_stop=early_stop)
 

@@ -53,7 +53,7 @@ def pace_of_fastest_peer(passes: tuple[Pace, Pace], cluster: ClusterSpec, ranks:
     return forward, backward
 
 
-def lead_in_launches(launched: float, ratio: float) -> float:
+def host_lead_launches(launched: float, ratio: float) -> float:
     """Launches that the host is ahead of its device after as many of a step. [-]
 
     As many more as the device is slower, up to the queue's; ``ratio`` is of :func:`device_over_host_time`.

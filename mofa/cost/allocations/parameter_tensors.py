@@ -76,7 +76,7 @@ def block_weights(ops: Iterable[Op], k: int) -> tuple[BlockWeight, ...]:
     )
 
 
-def params_of(
+def parameter_tensors_of_rank(
     workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, chunks: Sequence[Sequence[Module]]
 ) -> tuple[ParameterTensor, ...]:  # fmt: skip
     """A rank's parameters in the order of its modules.
@@ -158,7 +158,7 @@ def owned_params(
     own = [0.0] * len(params)
     # ranks between two of the same experts' replicas
     number = place.dense_ranks * place.tensor_ranks // max(place.expert_ranks, 1) or 1
-    for buffer in buffers_of(framework, spec, params):
+    for buffer in megatron_buffers_of_rank(framework, spec, params):
         ranks = place.expert_ranks if buffer.expert else place.dense_ranks
         rank = data_rank * place.tensor_ranks // number if buffer.expert else data_rank
         for n, size in owned_fractions(buffer, ranks, rank % ranks).items():
@@ -180,7 +180,7 @@ class BucketedBuffer:
     buckets: tuple[int, ...]
 
 
-def buffers_of(
+def megatron_buffers_of_rank(
     framework: FrameworkSpec, spec: RankSpec, params: Sequence[ParameterTensor]
 ) -> tuple[BucketedBuffer, ...]:
     """Megatron's buffers: of each chunk one for what all ranks hold, and one for experts under expert parallelism.

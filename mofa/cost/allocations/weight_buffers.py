@@ -13,7 +13,7 @@ from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.parameter_tensors import ParameterTensor, buffers_of, owned_params
+from mofa.cost.allocations.parameter_tensors import ParameterTensor, megatron_buffers_of_rank, owned_params
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
@@ -60,7 +60,7 @@ class FlatBuffer:
     grads: int
 
 
-def weights_of(
+def weight_states_of_rank(
     workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, params: tuple[ParameterTensor, ...],
     data_rank: int,
 ) -> tuple[Weight, ...]:  # fmt: skip
@@ -145,7 +145,7 @@ def flat_buffers(
     if not spec.gradients.has_flat_buffers:
         return ()
     out = []
-    for b in buffers_of(framework, spec, params):
+    for b in megatron_buffers_of_rank(framework, spec, params):
         padding = b.buckets[-1] / max(sum(round(params[n].params) for n in b.members), 1)
         params_bytes = int(padding * sum(weights[n].param for n in b.members))
         grads_bytes = int(framework.grads_bytes_per_param * b.buckets[-1])

@@ -129,7 +129,7 @@ def _step(
         flags += OWN * (op.stream in OWN_ORDER)
         if type(op.work) is Collective:
             group = tape.groups.setdefault(op.work.group, len(tape.groups))
-            on_world = tape.masks.row_of(machine.shares_world(op.work.group))
+            on_world = tape.masks.row_of(machine.uses_world_communicator(op.work.group))
     elif watched and not watched.isdisjoint(op.writes):
         flags += WATCHED
     present = EVERYWHERE if op.present is True else tape.masks.row_of(op.present)
@@ -205,7 +205,7 @@ class CompiledStreams:
         return clock
 
     @property
-    def late_s(self) -> ArrayK:
+    def issue_delay_s(self) -> ArrayK:
         """How much later anything is issued than computed. (K,) [s]"""
         clock: ArrayK = self._rows("late")[0].copy()
         return clock

@@ -84,7 +84,7 @@ class Machine:
         spread = self.cluster.gpu.curves.chip_spread
         return 1.0 if spread is None else 1.0 + spread.value * expected_max_normal(self.cluster.num_gpus)
 
-    def shares_world(self, group: str) -> BoolK:
+    def uses_world_communicator(self, group: str) -> BoolK:
         """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that
         spans them (device_mesh.py), Megatron makes one for every group. (K,)"""
         return self._spans_world.get(group, False)
@@ -97,7 +97,7 @@ class Machine:
         same = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
         return {name: bool(entries[0]) if self.num_k == 1 else entries for name, entries in same.items()}
 
-    def computed_once(
+    def compute_tape_once(
         self, clock: Literal["device", "host"], ops: tuple[Op, ...], compute: Callable[[], list[FloatK]]
     ) -> list[FloatK]:
         """What ``compute`` returns for the ops of a tape; called once where there are few combinations."""
@@ -206,7 +206,7 @@ def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = 
 
     ``timed`` has the works of several tapes that were timed together.
     """
-    return machine.computed_once("device", ops, lambda: _device_seconds(ops, machine, timed))
+    return machine.compute_tape_once("device", ops, lambda: _device_seconds(ops, machine, timed))
 
 
 def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) -> list[FloatK]:

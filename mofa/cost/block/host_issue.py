@@ -29,7 +29,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`). All of it on the slowest of all
     hosts.
     """
-    return machine.computed_once("host", ops, lambda: _host_seconds(ops, machine))
+    return machine.compute_tape_once("host", ops, lambda: _host_seconds(ops, machine))
 
 
 def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:

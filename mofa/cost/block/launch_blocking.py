@@ -14,12 +14,12 @@ from mofa.blocks.work import HostSync
 from mofa.cost.block.durations import Machine
 
 
-def on_one_stream(op: Op) -> Op:
+def moved_to_computing_stream(op: Op) -> Op:
     """An op as one of the computing stream, as nothing is launched before it has ended."""
     return op if op.stream == "compute" else op._replace(stream="compute")
 
 
-def waits_behind(op: Op, machine: Machine) -> HostSync | None:
+def waits_after_kernels(op: Op, machine: Machine) -> HostSync | None:
     """What the host does behind an op: a wait for each kernel that it launches; None where it launches none.
 
     Each costs ``sync_s``, measured as a synchronisation behind a kernel; that of the last is every wait's own.
@@ -38,10 +38,10 @@ def with_launch_blocking(
     took: list[FloatK] = []
     issued: list[FloatK] = []
     for op, device_s, host_s in zip(tape.ops, seconds, issue, strict=True):
-        ops.append(on_one_stream(op))
+        ops.append(moved_to_computing_stream(op))
         took.append(device_s)
         issued.append(host_s)
-        if (wait := waits_behind(op, machine)) is not None:
+        if (wait := waits_after_kernels(op, machine)) is not None:
             ops.append(Op(f"{op.name}.blocks", "host", wait, launches=0, present=op.present))
             took.append(0.0)
             issued.append(0.0)

@@ -56,7 +56,7 @@ class Streams:
     """The ``loss`` from which on it does not move when a tensor of another stream is there."""
     loss: FloatK = 0.0
     regained: dict[str, FloatK] = field(default_factory=dict)
-    late_s: FloatK = 0.0
+    issue_delay_s: FloatK = 0.0
     """How much later anything is issued than computed in this repetition, from a common beginning: what the device
     waits for a host that has no lead. [s]"""
 
@@ -92,7 +92,7 @@ class Streams:
         awaited.append(self.streams.get(op.stream, FREE))
         collective = op.work if type(op.work) is Collective else None
         if collective is not None:
-            on_world = machine.shares_world(collective.group)
+            on_world = machine.uses_world_communicator(collective.group)
             awaited.append(self._communicator(collective.group, on_world))
         for ready_s, fixed in awaited:
             later = ready_s > start

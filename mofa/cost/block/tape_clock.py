@@ -106,7 +106,7 @@ def _scanned(
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
         state = begin(HOST_AHEAD)
         exposed = state.play()
-        regained, late_s = state.regained, state.late_s
+        regained, issue_delay_s = state.regained, state.issue_delay_s
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = begin(0.0)
@@ -126,7 +126,7 @@ def _scanned(
             ahead = begin(HOST_AHEAD)
             for _ in range(repeat):
                 rested = ahead.play()
-            late_s = ahead.late_s
+            issue_delay_s = ahead.issue_delay_s
             sent = _beside(tape, seconds, machine)
             device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + load_idle_s(tape, seconds)
             device_s = maximum(device_s, queued)
@@ -138,7 +138,7 @@ def _scanned(
     if clocks is None:
         if device_s is None:
             device_s = alone_s - exposed["host_idle"] + load_idle_s(tape, seconds) + slowed
-        clocks = device_s - slowed, device_s - slowed + late_s, NO_WAIT, issued
+        clocks = device_s - slowed, device_s - slowed + issue_delay_s, NO_WAIT, issued
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
     kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
@@ -155,7 +155,7 @@ class _Clocks(Protocol):
     @property
     def compute(self) -> FloatK: ...
     @property
-    def late_s(self) -> FloatK: ...
+    def issue_delay_s(self) -> FloatK: ...
     @property
     def regained(self) -> dict[str, FloatK]: ...
     def with_host_ahead(self, ahead_s: float) -> _Clocks: ...
@@ -179,8 +179,8 @@ class _StepClocks:
         return self.streams.compute
 
     @property
-    def late_s(self) -> FloatK:
-        return self.streams.late_s
+    def issue_delay_s(self) -> FloatK:
+        return self.streams.issue_delay_s
 
     @property
     def regained(self) -> dict[str, FloatK]:
@@ -251,7 +251,7 @@ def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: Machine) -> Flo
     own: dict[str, FloatK] = {}
     for op, took in zip(ops, seconds, strict=True):
         if type(op.work) is Collective and op.stream != "compute" and not _neighbours(op):
-            on_world = machine.shares_world(op.work.group)
+            on_world = machine.uses_world_communicator(op.work.group)
             world = world + where(on_world, took, 0.0)
             own[op.work.group] = own.get(op.work.group, 0.0) + where(on_world, 0.0, took)
     for busy in own.values():
@@ -355,7 +355,7 @@ def _pass(tape: _Steps, state: Streams, machine: Machine) -> dict[str, FloatK]:
     A host that began at :data:`HOST_AHEAD` stays there: nobody waits for it.
     """
     exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
-    state.regained, state.late_s = {}, 0.0
+    state.regained, state.issue_delay_s = {}, 0.0
     begun, is_ahead, ready = state.compute, state.host is HOST_AHEAD, state.ready
     for op, took, issue, runs, issued_s, loss_s, may_pass, is_watched in tape.steps:
         if type(op.work) is HostSync:
@@ -376,7 +376,9 @@ def _pass(tape: _Steps, state: Streams, machine: Machine) -> dict[str, FloatK]:
                 idle = where(runs, maximum(state.host - start, 0.0), 0.0)
                 exposed["host_idle"] = exposed["host_idle"] + idle
                 start = start + idle
-            state.late_s = where(runs, maximum(state.late_s, issued_s - (start - begun)), state.late_s)
+            state.issue_delay_s = where(
+                runs, maximum(state.issue_delay_s, issued_s - (start - begun)), state.issue_delay_s
+            )
             state.compute = start + took
             if tape.communicates:
                 state.loss = state.loss + loss_s

@@ -100,7 +100,7 @@ class LongestPaths:
                     for stage in range(stages):
                         counts[kind, order.rank_of(stage), order.chunk_of(stage)] += 1.0
                 counts[:, rank] += self.rounds_behind * self.each
-                handed = sum(order.hands_over[: entered.stage]) + sum(order.hands_over[: left.stage])
+                handed = sum(order.sends_to_other_rank[: entered.stage]) + sum(order.sends_to_other_rank[: left.stage])
                 out.append(ComputationPath(counts, np.zeros(self.shape[1:]), handed))
         return out
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mofa.errors import SpecError
-from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
-from mofa.faults.closed_forms.intervals import exact_s, two_level_s
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
+from mofa.faults.closed_forms.intervals import exact_interval_s, two_level_intervals_s
 from mofa.faults.closed_forms.renewal import effective_restart_s
 
 MAX_PATTERN = 1024
@@ -132,12 +132,12 @@ def _up(
     if not len(ratios) + 1 == len(block_s) == len(shares) == len(restart_s):
         got = f"{len(block_s)}, {len(shares)} and {len(restart_s)} entries beside {len(ratios)} ratios"
         raise SpecError(f"levels: block_s, shares and restart_s have {got}; give one of each per level")
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
-    interval = above_zero("interval_s", interval_s)
-    blocks = [at_least_zero("block_s", b) for b in block_s]
-    steps = [np.maximum(above_zero("ratios", r, ""), 1.0) for r in ratios]
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
+    interval = check_above_zero("interval_s", interval_s)
+    blocks = [check_at_least_zero("block_s", b) for b in block_s]
+    steps = [np.maximum(check_above_zero("ratios", r, ""), 1.0) for r in ratios]
     parts = [share("shares", p) for p in shares]
-    restarts = [at_least_zero("restart_s", r) for r in restart_s]
+    restarts = [check_at_least_zero("restart_s", r) for r in restart_s]
     shape = np.broadcast_shapes(*(x.shape for x in (interval, mtbf, *blocks, *steps, *parts, *restarts)))
     finite = np.where(np.isinf(mtbf), 1.0, mtbf) + np.zeros(shape)
     facts = _Levels(interval + np.zeros(shape), blocks, finite, parts, restarts, steps)
@@ -184,7 +184,7 @@ def level_shares(
     >>> round(float(sum(parts.values())), 12)
     1.0
     """
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
     columns = np.broadcast_arrays(mtbf, *shares, *restart_s)
     number = len(shares)
     weights, back = np.stack(columns[1 : number + 1], axis=-1), np.stack(columns[number + 1 :], axis=-1)
@@ -229,13 +229,13 @@ def best_pattern(
     >>> 150 < float(interval) < 190 and 10 <= float(ratio) <= 16  # first order: 172 s and 2312 s
     True
     """
-    blocks = [at_least_zero("block_s", b) for b in block_s]
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
+    blocks = [check_at_least_zero("block_s", b) for b in block_s]
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
     parts = [np.maximum(share("shares", p), LEAST_SHARE) for p in shares]
     beyond = [np.maximum(b - a, 1e-3 * b) for a, b in itertools.pairwise(blocks)]
-    wanted = [two_level_s((d, d), mtbf, p)[0] for d, p in zip([blocks[0], *beyond], parts, strict=True)]
+    wanted = [two_level_intervals_s((d, d), mtbf, p)[0] for d, p in zip([blocks[0], *beyond], parts, strict=True)]
     if interval_s is not None:
-        wanted[0] = above_zero("interval_s", interval_s, finite=False)
+        wanted[0] = check_above_zero("interval_s", interval_s, finite=False)
     with np.errstate(all="ignore"):
         first = [np.nan_to_num(b / a, nan=1.0, posinf=MAX_PATTERN) for a, b in itertools.pairwise(wanted)]
     best, chosen = np.asarray(-1.0), (np.asarray(np.inf), tuple(np.asarray(1.0) for _ in first))
@@ -247,7 +247,7 @@ def best_pattern(
             span = span * ratios[-1]
         block, spans = mean_block_s(ratios, blocks), [np.ones(()), *itertools.accumulate(ratios, np.multiply)]
         wide = sum((p * e for p, e in zip(parts, spans, strict=True)), np.zeros(()))
-        own = (two_level_s((block, block), mtbf / wide, 1.0)[0], exact_s(block, mtbf / wide))
+        own = (two_level_intervals_s((block, block), mtbf / wide, 1.0)[0], exact_interval_s(block, mtbf / wide))
         for interval in own if interval_s is None else (wanted[0],):
             valid_interval = np.where(np.isfinite(interval) & (interval > 0), interval, 1.0)
             value = np.where(np.isinf(mtbf), 1.0, nested_ettr(valid_interval, ratios, block_s, mtbf, shares, restart_s))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
 
 
 def _both(block_s: ArrayLike, mtbf_s: ArrayLike) -> tuple[FloatN, FloatN]:
-    return at_least_zero("block_s", block_s), above_zero("mtbf_s", mtbf_s, finite=False)
+    return check_at_least_zero("block_s", block_s), check_above_zero("mtbf_s", mtbf_s, finite=False)
 
 
-def young_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
+def young_interval_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     """Young's interval, ``sqrt(2 delta M)``. [s]
 
     Parameters
@@ -32,7 +32,7 @@ def young_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
 
     Examples
     --------
-    >>> float(young_s(300.0, 86400.0)) / 60
+    >>> float(young_interval_s(300.0, 86400.0)) / 60
     120.0
     """
     block, mtbf = _both(block_s, mtbf_s)
@@ -40,30 +40,30 @@ def young_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
         return np.where(block == 0, 0.0, np.sqrt(2 * block * mtbf))
 
 
-def daly_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
+def daly_interval_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     """Daly's first-order interval, ``sqrt(2 delta M) - delta``: Young's without the checkpoint itself; at least 0. [s]
 
     Examples
     --------
-    >>> float(daly_s(300.0, 86400.0)) / 60
+    >>> float(daly_interval_s(300.0, 86400.0)) / 60
     115.0
     """
-    return np.maximum(young_s(block_s, mtbf_s) - np.asarray(block_s, dtype=np.float64), 0.0)
+    return np.maximum(young_interval_s(block_s, mtbf_s) - np.asarray(block_s, dtype=np.float64), 0.0)
 
 
-def daly_with_restart_s(block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike) -> FloatN:
+def daly_with_restart_interval_s(block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike) -> FloatN:
     """The other first-order form that goes by Daly's name, ``sqrt(2 delta (M + R))``. [s]
 
     Examples
     --------
-    >>> round(float(daly_with_restart_s(300.0, 86400.0, 600.0)) / 60, 2)
+    >>> round(float(daly_with_restart_interval_s(300.0, 86400.0, 600.0)) / 60, 2)
     120.42
     """
     block, mtbf = _both(block_s, mtbf_s)
-    return young_s(block, mtbf + at_least_zero("restart_s", restart_s))
+    return young_interval_s(block, mtbf + check_at_least_zero("restart_s", restart_s))
 
 
-def daly_higher_order_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
+def daly_higher_order_interval_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     """Daly's higher-order interval. [s]
 
     ``sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + (delta / 2M) / 9) - delta`` where ``delta < 2M``, else ``M``.
@@ -75,16 +75,16 @@ def daly_higher_order_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
 
     Examples
     --------
-    >>> round(float(daly_higher_order_s(300.0, 6 * 3600.0)) / 60, 3)
+    >>> round(float(daly_higher_order_interval_s(300.0, 6 * 3600.0)) / 60, 3)
     56.713
     """
     block, mtbf = _both(block_s, mtbf_s)
     half = block / (2 * mtbf)
-    series = young_s(block, mtbf) * (1 + np.sqrt(half) / 3 + half / 9) - block
+    series = young_interval_s(block, mtbf) * (1 + np.sqrt(half) / 3 + half / 9) - block
     return np.where(half < 1, series, mtbf)
 
 
-def exact_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
+def exact_interval_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     """The interval that makes the expected time smallest where failures are Poisson, whatever a restart takes. [s]
 
     ``M (1 + W0(-exp(-1 - delta / M)))``, W0 the principal branch of Lambert's function: where the derivative of
@@ -97,7 +97,7 @@ def exact_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
 
     Examples
     --------
-    >>> [round(float(exact_s(300.0, m)) / 60, 3) for m in (86400.0, 21600.0, 900.0)]
+    >>> [round(float(exact_interval_s(300.0, m)) / 60, 3) for m in (86400.0, 21600.0, 900.0)]
     [116.69, 56.714, 9.167]
     """
     from scipy.special import lambertw  # a third of a second to load
@@ -114,7 +114,7 @@ def exact_s(block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     return np.where(block == 0, 0.0, np.where(np.isinf(mtbf), np.inf, interval_s))
 
 
-def highest_availability_s(block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike) -> FloatN:
+def highest_availability_interval_s(block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike) -> FloatN:
     """The interval that makes availability largest, by its first order: ``sqrt(2 (M + R) delta + delta^2)``. [s]
 
     The source gives the period from checkpoint to checkpoint, ``delta`` more.
@@ -125,14 +125,14 @@ def highest_availability_s(block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: Arr
 
     Examples
     --------
-    >>> round(float(highest_availability_s(60.0, 11135.0, 300.0)), 1)
+    >>> round(float(highest_availability_interval_s(60.0, 11135.0, 300.0)), 1)
     1172.9
     """
     block, mtbf = _both(block_s, mtbf_s)
-    return np.sqrt(2 * (mtbf + at_least_zero("restart_s", restart_s)) * block + block**2)
+    return np.sqrt(2 * (mtbf + check_at_least_zero("restart_s", restart_s)) * block + block**2)
 
 
-def overlapped_s(block_s: ArrayLike, mtbf_s: ArrayLike, down_s: ArrayLike, work_rate: ArrayLike) -> FloatN:
+def overlapped_interval_s(block_s: ArrayLike, mtbf_s: ArrayLike, down_s: ArrayLike, work_rate: ArrayLike) -> FloatN:
     """First-order interval where computing goes on at a share w of its speed while a checkpoint is written. [s]
 
     Period ``sqrt(2 (1 - w) C (M - (D + R + w C)))`` less the checkpoint C, with ``down_s`` = D + R; at least 0. It
@@ -144,12 +144,12 @@ def overlapped_s(block_s: ArrayLike, mtbf_s: ArrayLike, down_s: ArrayLike, work_
 
     Examples
     --------
-    >>> float(overlapped_s(300.0, 86700.0, 300.0, 0.0)) == float(daly_s(300.0, 86400.0))
+    >>> float(overlapped_interval_s(300.0, 86700.0, 300.0, 0.0)) == float(daly_interval_s(300.0, 86400.0))
     True
     """
     block, mtbf = _both(block_s, mtbf_s)
     rate = share("work_rate", work_rate)
-    rest = np.maximum(mtbf - (at_least_zero("down_s", down_s) + rate * block), 0.0)
+    rest = np.maximum(mtbf - (check_at_least_zero("down_s", down_s) + rate * block), 0.0)
     return np.maximum(np.sqrt(2 * (1 - rate) * block * rest) - block, 0.0)
 
 
@@ -166,14 +166,14 @@ def least_interval_s(
     >>> float(least_interval_s(5.29e12, 52.9e9, 10.0)), float(least_interval_s(5.29e12, 52.9e9, 10.0, in_flight=4))
     (90.0, 15.0)
     """
-    persist = at_least_zero("checkpoint_bytes", checkpoint_bytes, "B") / above_zero(
+    persist = check_at_least_zero("checkpoint_bytes", checkpoint_bytes, "B") / check_above_zero(
         "write_bytes_per_s", write_bytes_per_s, "B/s", finite=False
     )
-    spacing = persist / above_zero("in_flight", in_flight, "")
-    return np.maximum(spacing - at_least_zero("block_s", block_s), 0.0)
+    spacing = persist / check_above_zero("in_flight", in_flight, "")
+    return np.maximum(spacing - check_at_least_zero("block_s", block_s), 0.0)
 
 
-def two_level_s(
+def two_level_intervals_s(
     block_s: tuple[ArrayLike, ArrayLike], mtbf_s: ArrayLike, recoverable: ArrayLike
 ) -> tuple[FloatN, FloatN]:
     """First-order intervals of a fast level and a safe one: ``sqrt(2 delta_i M / share_i)``. [s]
@@ -194,11 +194,11 @@ def two_level_s(
 
     Examples
     --------
-    >>> [round(float(t)) for t in two_level_s((1.0, 60.0), 3.093 * 3600, 0.75)]
+    >>> [round(float(t)) for t in two_level_intervals_s((1.0, 60.0), 3.093 * 3600, 0.75)]
     [172, 2312]
     """
     fast, mtbf = _both(block_s[0], mtbf_s)
-    safe = at_least_zero("block_s[1]", block_s[1])
+    safe = check_at_least_zero("block_s[1]", block_s[1])
     p = share("recoverable", recoverable)
     with np.errstate(divide="ignore", invalid="ignore"):
         fast_s = np.where(p > 0, np.sqrt(2 * fast * mtbf / p), np.inf)

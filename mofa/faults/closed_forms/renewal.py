@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mofa.errors import SpecError
-from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
 
 MOST_SOLVED = 1024
 """Segments of a pattern whose linear system is solved. [-]"""
@@ -55,9 +55,12 @@ def expected_segment_s(
     >>> round(float(expected_segment_s(3402.84, 300.0, 6 * hour, 600.0)) * 500 * hour / 3402.84 / hour, 2)
     610.22
     """
-    interval, block = at_least_zero("interval_s", interval_s, finite=False), at_least_zero("block_s", block_s)
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
-    after = at_least_zero("restart_s", restart_s, finite=False) + at_least_zero("persist_s", persist_s)
+    interval, block = (
+        check_at_least_zero("interval_s", interval_s, finite=False),
+        check_at_least_zero("block_s", block_s),
+    )
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
+    after = check_at_least_zero("restart_s", restart_s, finite=False) + check_at_least_zero("persist_s", persist_s)
     length = interval + block
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(np.isinf(mtbf), length, mtbf * np.exp(after / mtbf) * np.expm1(length / mtbf))
@@ -75,8 +78,11 @@ def ettr(
     >>> float(ettr(600.0, 60.0, np.inf, 0.0)) == 1 / 1.1
     True
     """
-    interval, block = at_least_zero("interval_s", interval_s, finite=False), at_least_zero("block_s", block_s)
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
+    interval, block = (
+        check_at_least_zero("interval_s", interval_s, finite=False),
+        check_at_least_zero("block_s", block_s),
+    )
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
     segment = expected_segment_s(interval, block, mtbf, restart_s, persist_s)
     after = np.asarray(restart_s, dtype=np.float64) + np.asarray(persist_s, dtype=np.float64)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -105,11 +111,11 @@ def effective_restart_s(restart_s: ArrayLike, shares: ArrayLike, mtbf_s: ArrayLi
     >>> float(effective_restart_s([300.0, 300.0], [0.3, 0.7], 6000.0)).__round__(6)
     300.0
     """
-    restart, weights = at_least_zero("restart_s", restart_s, finite=False), share("shares", shares)
+    restart, weights = check_at_least_zero("restart_s", restart_s, finite=False), share("shares", shares)
     total = weights.sum(axis=-1)
     if not np.allclose(total, 1.0, atol=1e-9):
         raise SpecError(f"shares: sum to {float(np.max(total)):.9g}; make them sum to 1")
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
     least = restart.min(axis=-1)  # taken out, so that long restarts don't underflow
     with np.errstate(invalid="ignore", over="ignore"):
         spread = np.exp(-(restart - least[..., None]) / mtbf[..., None])
@@ -128,8 +134,8 @@ def expected_lost_s(interval_s: ArrayLike, block_s: ArrayLike, mtbf_s: ArrayLike
     >>> float(expected_lost_s(10.0, 0.0, 1e6)).__round__(4), float(expected_lost_s(1e6, 0.0, 10.0))
     (5.0, 10.0)
     """
-    length = at_least_zero("interval_s", interval_s) + at_least_zero("block_s", block_s)
-    mtbf = above_zero("mtbf_s", mtbf_s)
+    length = check_at_least_zero("interval_s", interval_s) + check_at_least_zero("block_s", block_s)
+    mtbf = check_above_zero("mtbf_s", mtbf_s)
     x = length / mtbf
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         small = length * (0.5 - x / 12)
@@ -146,21 +152,21 @@ def first_order_waste(
     >>> float(first_order_waste(1000.0, 10.0, 10000.0, 100.0)).__round__(9)
     0.07
     """
-    interval, block = above_zero("interval_s", interval_s), at_least_zero("block_s", block_s)
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
-    after = at_least_zero("restart_s", restart_s) + at_least_zero("persist_s", persist_s)
+    interval, block = check_above_zero("interval_s", interval_s), check_at_least_zero("block_s", block_s)
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
+    after = check_at_least_zero("restart_s", restart_s) + check_at_least_zero("persist_s", persist_s)
     return block / interval + (interval / 2 + after) / mtbf
 
 
-def unprotected_s(work_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
+def expected_unprotected_s(work_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     """Expected time of work that is never checkpointed and restarts at once, ``M (exp(W / M) - 1)``. [s]
 
     Examples
     --------
-    >>> float(unprotected_s(7200.0, 3600.0)) / 3600  # doctest: +ELLIPSIS
+    >>> float(expected_unprotected_s(7200.0, 3600.0)) / 3600  # doctest: +ELLIPSIS
     6.389...
     """
-    return expected_segment_s(above_zero("work_s", work_s), 0.0, mtbf_s, 0.0)
+    return expected_segment_s(check_above_zero("work_s", work_s), 0.0, mtbf_s, 0.0)
 
 
 def meta_ettr(
@@ -180,9 +186,11 @@ def meta_ettr(
     >>> float(meta_ettr(7.016 * 60, 10.0, 86400 / (1500 * 6.5e-3), 300.0)).__round__(4)
     0.9205
     """
-    interval, block = above_zero("interval_s", interval_s), at_least_zero("block_s", block_s)
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
-    return np.maximum(1 - (at_least_zero("restart_s", restart_s) + interval / 2) / mtbf, 0.0) / (1 + block / interval)
+    interval, block = check_above_zero("interval_s", interval_s), check_at_least_zero("block_s", block_s)
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
+    return np.maximum(1 - (check_at_least_zero("restart_s", restart_s) + interval / 2) / mtbf, 0.0) / (
+        1 + block / interval
+    )
 
 
 def meta_ettr_queued(
@@ -203,10 +211,10 @@ def meta_ettr_queued(
     >>> round(float(meta_ettr_queued(1800.0, 86400 / (1000 * 6.5e-3), 300.0, 60.0)), 3)
     0.906
     """
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
-    restart, queue = at_least_zero("restart_s", restart_s), at_least_zero("queue_s", queue_s)
-    run = above_zero("run_s", run_s, finite=False)
-    productive = np.maximum(1 - (restart + at_least_zero("interval_s", interval_s) / 2) / mtbf, 0.0)
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
+    restart, queue = check_at_least_zero("restart_s", restart_s), check_at_least_zero("queue_s", queue_s)
+    run = check_above_zero("run_s", run_s, finite=False)
+    productive = np.maximum(1 - (restart + check_at_least_zero("interval_s", interval_s) / 2) / mtbf, 0.0)
     return productive / ((1 + restart / run) * (1 + queue / mtbf) + queue / run * productive)
 
 
@@ -231,10 +239,10 @@ def wasted_per_failure_s(checkpoint_s: ArrayLike, interval_s: ArrayLike, retriev
     >>> float(wasted_per_failure_s(10.0, 10.0, 30.0))
     45.0
     """
-    checkpoint, interval = at_least_zero("checkpoint_s", checkpoint_s), above_zero("interval_s", interval_s)
+    checkpoint, interval = check_at_least_zero("checkpoint_s", checkpoint_s), check_above_zero("interval_s", interval_s)
     if np.any(interval < checkpoint):
         raise SpecError("interval_s: is shorter than a checkpoint takes; let one end before the next begins")
-    return checkpoint + interval / 2 + at_least_zero("retrieve_s", retrieve_s)
+    return checkpoint + interval / 2 + check_at_least_zero("retrieve_s", retrieve_s)
 
 
 def two_level_waste(
@@ -253,11 +261,11 @@ def two_level_waste(
     """
     (t1, t2), (d1, d2) = interval_s, block_s
     p = share("recoverable", recoverable)
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
-    fast, safe = above_zero("interval_s", t1), above_zero("interval_s", t2)
-    r1, r2 = (at_least_zero("restart_s", r) for r in restart_s)
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
+    fast, safe = check_above_zero("interval_s", t1), check_above_zero("interval_s", t2)
+    r1, r2 = (check_at_least_zero("restart_s", r) for r in restart_s)
     lost = p * (r1 + fast / 2) + (1 - p) * (r2 + safe / 2)
-    return at_least_zero("block_s", d1) / fast + at_least_zero("block_s", d2) / safe + lost / mtbf
+    return check_at_least_zero("block_s", d1) / fast + check_at_least_zero("block_s", d2) / safe + lost / mtbf
 
 
 def levels_ettr(
@@ -296,9 +304,9 @@ def levels_ettr(
     0.0
     """
     check_levels(every, block_s, shares, restart_s)
-    mtbf, n = float(above_zero("mtbf_s", mtbf_s, finite=False)), every[-1]
+    mtbf, n = float(check_above_zero("mtbf_s", mtbf_s, finite=False)), every[-1]
     of = [max(j for j, step in enumerate(every) if (i + 1) % step == 0) for i in range(n)]
-    lengths = float(above_zero("interval_s", interval_s)) + np.array([block_s[j] for j in of])
+    lengths = float(check_above_zero("interval_s", interval_s)) + np.array([block_s[j] for j in of])
     if np.isinf(mtbf):
         return float(n * interval_s / lengths.sum())
     survive, resume = np.exp(-lengths / mtbf), np.exp(-np.asarray(restart_s, dtype=float) / mtbf)
@@ -331,7 +339,7 @@ def check_levels(
         raise SpecError(
             f"every: is {tuple(every)}; begin with 1 and let each be a multiple of the one before, to {most}"
         )
-    at_least_zero("block_s", block_s)
-    at_least_zero("restart_s", restart_s)
+    check_at_least_zero("block_s", block_s)
+    check_at_least_zero("restart_s", restart_s)
     if abs(float(share("shares", shares).sum()) - 1) > 1e-9:
         raise SpecError(f"shares: sum to {sum(shares):.9g}; make them sum to 1")

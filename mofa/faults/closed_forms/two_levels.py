@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
 
 
 def two_level_ettr(
@@ -39,7 +39,7 @@ def two_level_ettr(
     takes ``kappa_1 / beta_2 (beta_1^-(n-1) - 1) / (1 - beta_1) + kappa_2 / beta_2``.
 
     A fast checkpoint that can be restored P_1 later shifts the ends of all segments behind a restart by P_1, as if the
-    restart took that much longer. Of the safe one :func:`kept_patterns` are left.
+    restart took that much longer. Of the safe one :func:`surviving_patterns_share` are left.
 
     A run that ends before storage keeps anything loses no more than what it has: as one that begins anew at each of the
     failures which only the safe level survives, x of which are expected, ``x / (exp(x) - 1)`` is left. Of these two,
@@ -53,13 +53,16 @@ def two_level_ettr(
     >>> round(float(two_level_ettr(*args)) - exact, 12)
     0.0
     """
-    interval, n = above_zero("interval_s", interval_s), np.maximum(above_zero("segments", segments, ""), 1.0)
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
+    interval, n = (
+        check_above_zero("interval_s", interval_s),
+        np.maximum(check_above_zero("segments", segments, ""), 1.0),
+    )
+    mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
     p = share("recoverable", recoverable)
-    blocks = [at_least_zero("block_s", b) for b in block_s]
-    persist = at_least_zero("persist_s", persist_s[1])
-    shift = np.minimum(at_least_zero("persist_s", persist_s[0]), persist)
-    r1, r2 = (at_least_zero("restart_s", r) + shift for r in restart_s)
+    blocks = [check_at_least_zero("block_s", b) for b in block_s]
+    persist = check_at_least_zero("persist_s", persist_s[1])
+    shift = np.minimum(check_at_least_zero("persist_s", persist_s[0]), persist)
+    r1, r2 = (check_at_least_zero("restart_s", r) + shift for r in restart_s)
     lengths = (interval + blocks[0], interval + blocks[1])
     with np.errstate(all="ignore"):
         a1, a2 = np.exp(-r1 / mtbf), np.exp(-r2 / mtbf)
@@ -72,7 +75,7 @@ def two_level_ettr(
         again = np.where(falls > 1e-12, np.expm1(-(n - 1) * np.log1p(-falls)) / falls, n - 1)
         pattern = (kappa[0] * again + kappa[1]) * (1 - fails[1] * u) / (1 - fails[1])
         in_pattern = n * interval / pattern
-    productive = kept_patterns(n, lengths, mtbf, u, persist - shift)
+    productive = surviving_patterns_share(n, lengths, mtbf, u, persist - shift)
     plain = n * interval / (n * interval + (n - 1) * blocks[0] + blocks[1])
     with np.errstate(all="ignore"):
         anew = (1 - p) / (mtbf * in_pattern) * np.asarray(work_s, dtype=np.float64)
@@ -81,7 +84,7 @@ def two_level_ettr(
     return np.where(np.isinf(mtbf), plain, in_pattern * np.where(p == 1, 1.0, left))
 
 
-def kept_patterns(
+def surviving_patterns_share(
     segments: ArrayLike, length_s: tuple[ArrayLike, ArrayLike], mtbf_s: ArrayLike, resumes: ArrayLike,
     persist_s: ArrayLike,
 ) -> FloatN:  # fmt: skip
@@ -111,7 +114,7 @@ def kept_patterns(
     Examples
     --------
     >>> from math import exp
-    >>> float(kept_patterns(1, (600.0, 600.0), 6000.0, 0.0, 600.0)) == exp(-0.1)  # nothing but the safe level is read
+    >>> float(surviving_patterns_share(1, (600.0, 600.0), 6000.0, 0.0, 600.0)) == exp(-0.1)  # the safe level
     True
     """
     n, mtbf = np.asarray(segments, dtype=np.float64), np.asarray(mtbf_s, dtype=np.float64)

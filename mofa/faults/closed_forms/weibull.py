@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mofa.errors import SpecError
-from mofa.faults.checks import FloatN, above_zero, at_least_zero
-from mofa.faults.closed_forms.intervals import exact_s
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero
+from mofa.faults.closed_forms.intervals import exact_interval_s
 from mofa.faults.failures.rates import weibull_scale_s
 
 SOUGHT, WIDE = 96, 30.0
@@ -50,10 +50,13 @@ def weibull_shares(
     """
     from scipy import special  # a third of a second to load
 
-    tau = float(above_zero("interval_s", interval_s))
-    block = float(at_least_zero("block_s", block_s))
-    mtbf = float(above_zero("mtbf_s", mtbf_s))
-    restart, persist = float(at_least_zero("restart_s", restart_s)), float(at_least_zero("persist_s", persist_s))
+    tau = float(check_above_zero("interval_s", interval_s))
+    block = float(check_at_least_zero("block_s", block_s))
+    mtbf = float(check_above_zero("mtbf_s", mtbf_s))
+    restart, persist = (
+        float(check_at_least_zero("restart_s", restart_s)),
+        float(check_at_least_zero("persist_s", persist_s)),
+    )
     if not 0.1 <= shape <= 10:
         raise SpecError(f"shape: is {shape:g}; give a Weibull shape from 0.1 to 10, 1 for exponential")
     scale, length = float(weibull_scale_s(mtbf, shape)), tau + block
@@ -74,7 +77,7 @@ def weibull_shares(
     return {**parts, "lost": max(1 - sum(parts.values()), 0.0)}
 
 
-def weibull_exact_s(
+def weibull_interval_s(
     block_s: float, mtbf_s: float, restart_s: float, persist_s: float = 0.0, shape: float = 1.0
 ) -> float:  # fmt: skip
     """The interval at which :func:`weibull_shares` has the highest ETTR; 0 where a checkpoint costs nothing. [s]
@@ -91,12 +94,12 @@ def weibull_exact_s(
 
     Examples
     --------
-    >>> round(weibull_exact_s(300.0, 21600.0, 600.0)), round(float(exact_s(300.0, 21600.0)))
+    >>> round(weibull_interval_s(300.0, 21600.0, 600.0)), round(float(exact_interval_s(300.0, 21600.0)))
     (3403, 3403)
     """
     from scipy import optimize
 
-    first = float(exact_s(block_s, mtbf_s))
+    first = float(exact_interval_s(block_s, mtbf_s))
     if first == 0:
         return 0.0
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.faults.checks import above_zero, share
+from mofa.faults.checks import check_above_zero, share
 from mofa.faults.failures.rates import lemon_factor, weibull_scale_s
 
 FloatN = NDArray[np.float64]
@@ -51,17 +51,17 @@ class FailureClock:
     counted_failures: float | None = None
 
     def __post_init__(self) -> None:
-        above_zero("mtbf_s", self.mtbf_s, finite=False)
+        check_above_zero("mtbf_s", self.mtbf_s, finite=False)
         if not 0.1 <= self.shape <= 10:
             raise SpecError(f"shape: is {self.shape:g}; give a Weibull shape from 0.1 to 10, 1 for exponential")
         share("lemon_fraction", self.lemon_fraction)
-        above_zero("lemon_multiple", self.lemon_multiple, "")
+        check_above_zero("lemon_multiple", self.lemon_multiple, "")
         if self.num_nodes is not None and self.num_nodes < 1:
             raise SpecError(f"num_nodes: is {self.num_nodes}; give at least 1")
         if self.lemon_fraction and self.num_nodes is None:
             raise SpecError(f"lemon_fraction: is {self.lemon_fraction:g} of unknown nodes; give num_nodes")
         if self.counted_failures is not None:
-            above_zero("counted_failures", self.counted_failures, "")
+            check_above_zero("counted_failures", self.counted_failures, "")
 
     @property
     def has_node_clocks(self) -> bool:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from mofa.errors import SpecError
-from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
@@ -22,8 +22,8 @@ def job_mtbf_s(failures_per_node_day: ArrayLike, num_nodes: ArrayLike) -> FloatN
     >>> float(job_mtbf_s(6.5e-3, 2048)) / 3600  # Meta: 1.8 h at 16,384 GPUs
     1.8028846153846154
     """
-    rate = at_least_zero("failures_per_node_day", failures_per_node_day, "1/(node day)")
-    nodes = above_zero("num_nodes", num_nodes, "nodes")
+    rate = check_at_least_zero("failures_per_node_day", failures_per_node_day, "1/(node day)")
+    nodes = check_above_zero("num_nodes", num_nodes, "nodes")
     with np.errstate(divide="ignore", over="ignore"):
         return SECONDS_PER_DAY / (rate * nodes)
 
@@ -43,7 +43,7 @@ def rate_from_components(components: Sequence[tuple[float, float]]) -> float:
     """
     rate = 0.0
     for number, mttf_s in components:
-        rate += float(at_least_zero("num_per_node", number, "")) / float(above_zero("mttf_s", mttf_s))
+        rate += float(check_at_least_zero("num_per_node", number, "")) / float(check_above_zero("mttf_s", mttf_s))
     return rate * SECONDS_PER_DAY
 
 
@@ -75,7 +75,7 @@ def estimate_rate(failures: int, node_days: float, confidence: float = 0.9) -> R
     """
     if failures < 0:
         raise SpecError(f"failures: is {failures}; give a count of at least 0")
-    days = float(above_zero("node_days", node_days, "node-days"))
+    days = float(check_above_zero("node_days", node_days, "node-days"))
     if not 0 < confidence < 1:
         raise SpecError(f"confidence: is {confidence:g}; give a number between 0 and 1")
     tail = (1 - confidence) / 2
@@ -111,7 +111,7 @@ def rate_given_count(failures: ArrayLike, probability: ArrayLike) -> FloatN:
     >>> rate_given_count(419, np.array([0.05, 0.5, 0.95])).round(3).tolist()  # Llama 3: known to within 8 %
     [0.922, 1.0, 1.083]
     """
-    counted = above_zero("failures", failures, "")
+    counted = check_above_zero("failures", failures, "")
     from scipy import special  # a third of a second to load
 
     return np.asarray(special.gammaincinv(counted + 0.5, share("probability", probability)) / counted)
@@ -127,7 +127,7 @@ def weibull_scale_s(mean_s: ArrayLike, shape: ArrayLike) -> FloatN:
     """
     from scipy import special  # a third of a second to load
 
-    return above_zero("mean_s", mean_s) / special.gamma(1 + 1 / above_zero("shape", shape, ""))
+    return check_above_zero("mean_s", mean_s) / special.gamma(1 + 1 / check_above_zero("shape", shape, ""))
 
 
 def fit_weibull_shape(gaps_s: NDArray[np.float64], censored_s: NDArray[np.float64]) -> float:
@@ -156,7 +156,7 @@ def fit_weibull_shape(gaps_s: NDArray[np.float64], censored_s: NDArray[np.float6
     """
     from scipy import optimize
 
-    gaps = above_zero("gaps_s", gaps_s)
+    gaps = check_above_zero("gaps_s", gaps_s)
     if len(gaps) < 2 or np.ptp(gaps) == 0:
         raise SpecError(f"gaps_s: {len(gaps)} of them show no spread; a shape needs at least two different ones")
     rest = np.asarray(censored_s, dtype=np.float64)
@@ -187,7 +187,7 @@ def lemon_factor(lemon_fraction: ArrayLike, lemon_multiple: ArrayLike) -> FloatN
     21.975
     """
     f = share("lemon_fraction", lemon_fraction)
-    return 1 - f + f * above_zero("lemon_multiple", lemon_multiple, "")
+    return 1 - f + f * check_above_zero("lemon_multiple", lemon_multiple, "")
 
 
 def failure_probability(rate_per_day: ArrayLike, number: ArrayLike, days: ArrayLike) -> FloatN:
@@ -198,5 +198,6 @@ def failure_probability(rate_per_day: ArrayLike, number: ArrayLike, days: ArrayL
     >>> round(float(failure_probability(0.01 / 365, 1024, 30.0)), 3)
     0.569
     """
-    return -np.expm1(-at_least_zero("rate_per_day", rate_per_day, "1/day") * at_least_zero("number", number, "")
-                     * at_least_zero("days", days, "d"))  # fmt: skip
+    return -np.expm1(
+        -check_at_least_zero("rate_per_day", rate_per_day, "1/day") * check_at_least_zero("number", number, "")
+                     * check_at_least_zero("days", days, "d"))  # fmt: skip

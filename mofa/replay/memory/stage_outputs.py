@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mofa.cost.allocations.host_lead import launches_by_kind, lead_in_launches
+from mofa.cost.allocations.host_lead import host_lead_launches, launches_by_kind
 from mofa.cost.allocations.watchdog import Shelf
 from mofa.replay.allocator.pools import WAITING, Block
 from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_act
@@ -159,7 +159,7 @@ class LateFrees:
                 self.state.notes.send(block)
             self.send(block)
             return
-        behind = self.lead_in_launches() if self.reduces and not sent else 0.0
+        behind = self.host_lead_launches() if self.reduces and not sent else 0.0
         if not behind:
             self.state.free(block)
             return
@@ -198,7 +198,7 @@ class LateFrees:
         state = self.state
         state.journal.new_instructions.append(off_tape_act(ACTIVATIONS, name, "end of a backward"))
         state.journal.new_sizes.append(-block.size)
-        behind = self.lead_in_launches() if sent else 0.0
+        behind = self.host_lead_launches() if sent else 0.0
         if not behind:
             state.free(block)
             return
@@ -210,11 +210,11 @@ class LateFrees:
         """What the output of a chunk is called."""
         return self.state.rank.chunks[c][-1].trace.logits.split("#")[0] or INPUT
 
-    def lead_in_launches(self) -> float:
+    def host_lead_launches(self) -> float:
         """Launches that the host is ahead of its device. A first step's makes up no lead, which compiles and loads
         kernels; DeepSpeed's of 2022 does neither: CUDA before 11.7 loads them with the context."""
         leads = self.reduces or self.state.step > 1
-        return lead_in_launches(self.launched, self.state.rank.device_over_host_time) if leads else 0.0
+        return host_lead_launches(self.launched, self.state.rank.device_over_host_time) if leads else 0.0
 
     def shift_micro_batches(self, shift: int) -> None:
         """Shift the numbers of micro-batches by those that were left out."""
@@ -237,7 +237,7 @@ class LateFrees:
         return (
             blocks,
             output,
-            self.lead_in_launches(),
+            self.host_lead_launches(),
             shelved,
             sent,
             self.ring.clock_state_key(),

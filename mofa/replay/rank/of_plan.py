@@ -11,14 +11,14 @@ from mofa.cost.allocations.allocation_trace import gather_embedding_ahead, hold_
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.host_lead import block_paces, device_over_host_time, pace_of_fastest_peer
 from mofa.cost.allocations.initialization import rotary_table_bytes
-from mofa.cost.allocations.parameter_tensors import Module, params_of
+from mofa.cost.allocations.parameter_tensors import Module, parameter_tensors_of_rank
 from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.allocations.watchdog import Pace
 from mofa.cost.allocations.weight_buffers import (
     buffers_taken_at_build,
     ddp_buckets,
     flat_buffers,
-    weights_of,
+    weight_states_of_rank,
     with_fp8_weights,
 )
 from mofa.cost.estimate import Estimator
@@ -137,9 +137,9 @@ def _rank(
         [Module(p.name, block.role, p.trace.weights) for p, block in zip(pieces, chunk.blocks, strict=True)]
         for pieces, chunk in zip(chunks, spec.chunks, strict=True)
     ]
-    params = params_of(workload, fw, spec, modules)
+    params = parameter_tensors_of_rank(workload, fw, spec, modules)
     in_fp8 = {block.phrase for chunk in spec.chunks for block in chunk.blocks if block.is_layer}
-    weights = with_fp8_weights(rows, weights_of(workload, fw, spec, params, data_rank), in_fp8)
+    weights = with_fp8_weights(rows, weight_states_of_rank(workload, fw, spec, params, data_rank), in_fp8)
     costs = [block_cost(rows, block) for chunk in spec.chunks for block in chunk.blocks]
     boundary, ds = int(spec.buffers.boundary_bytes), fw.deepspeed
     keeps_received = inputs.throughout > 0 and place.vpp == 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mofa.blocks.frameworks.megatron.persistent import PersistentBuffer
 from mofa.blocks.op import RENEWAL
-from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace, order_events
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace, op_events_in_order
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GROUP_OF, Instruction
 
@@ -152,7 +152,7 @@ class _Slots:
             }
             if op_trace.sums:
                 out.append(Instruction(SUM, self.of(self.trace.given), 0, 0, ACTIVATIONS, GRADIENT, op_trace.op))
-            out += order_events(op_trace, scratch, made, gone, early)
+            out += op_events_in_order(op_trace, scratch, made, gone, early)
             if awaits_product and op_trace.is_product and not (at_embedding and not op_trace.role):
                 out.append(Instruction(PRODUCT, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
                 awaits_product = False

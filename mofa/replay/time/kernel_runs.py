@@ -17,7 +17,7 @@ from mofa.blocks.op import COMM_FAMILIES, Op, Tape
 from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
-from mofa.cost.block.launch_blocking import on_one_stream, waits_behind
+from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
 from mofa.cost.block.sequential_experts import issue_of_expert_loops
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
@@ -155,7 +155,7 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
     issue = issue_of_expert_loops(tape.ops, seconds, issue)
     lines: list[_Line] = []
     for op, device_s, host_s in zip(tape.ops, map(value, seconds), map(value, issue), strict=True):
-        op = on_one_stream(op) if blocks else op
+        op = moved_to_computing_stream(op) if blocks else op
         if not value(op.present):
             shared = op.writes[:1] if op.reads else ()
             lines.append(_Line(None, (), (), 0.0, 0.0))
@@ -166,8 +166,8 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
             shared = ()
             communicator, slows = "", 1.0 if isinstance(op.work, Stream) else share
             if isinstance(op.work, Collective):
-                communicator = "world" if any_true(machine.shares_world(op.work.group)) else op.work.group
-            wait = waits_behind(op, machine) if blocks else None
+                communicator = "world" if any_true(machine.uses_world_communicator(op.work.group)) else op.work.group
+            wait = waits_after_kernels(op, machine) if blocks else None
             behind = None if wait is None else Sync(f"{op.name}.blocks", value(wait.host_s))
             lines.append(
                 _Line(

@@ -63,7 +63,7 @@ def match_exchanges(program: Program) -> Wiring:
         else:
             peers.append(_peers(program, item, of))
     partner = [own_peers[0] if len(own_peers) == 1 and len(peers[own_peers[0]]) == 1 else -1 for own_peers in peers]
-    hands_over = program.order.hands_over
+    sends_to_other_rank = program.order.sends_to_other_rank
     number = 0
     ranks: list[tuple[Wire, ...]] = []
     for items in program.ranks:
@@ -75,9 +75,9 @@ def match_exchanges(program: Program) -> Wiring:
             elif type(item) is Action:
                 kind, stage, micro_batch = item
                 if kind == "F":
-                    need = of["RECV_F", stage, micro_batch] if stage and hands_over[stage - 1] else -1
+                    need = of["RECV_F", stage, micro_batch] if stage and sends_to_other_rank[stage - 1] else -1
                 else:
-                    need = of["RECV_B", stage, micro_batch] if kind != "W" and hands_over[stage] else -1
+                    need = of["RECV_B", stage, micro_batch] if kind != "W" and sends_to_other_rank[stage] else -1
                 wires.append((item, need, True, INPUTS[kind != "F"]))
         ranks.append(tuple(wires))
     return Wiring(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.routing.balance.place import is_due
+from mofa.routing.balance.place import is_placement_check_due
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.placement import Placement, pack_by_load
 
@@ -13,11 +13,11 @@ FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
 
 
-def plain_tokens(inputs: IntA, setup: BalanceSetup) -> IntA:
+def tokens_per_gpu_without_balancing(inputs: IntA, setup: BalanceSetup) -> IntA:
     """Tokens of all GPUs where every expert-parallel group keeps to itself. (I, L, E, G) -> (I, L, G)
 
     >>> inputs = np.array([[[[7, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, 2], [0, 1, 0, 0]]]])
-    >>> plain_tokens(inputs, BalanceSetup(4, 4, 2)).tolist()
+    >>> tokens_per_gpu_without_balancing(inputs, BalanceSetup(4, 4, 2)).tolist()
     [[[7, 1, 2, 2]]]
     """
     shape = inputs.shape
@@ -26,7 +26,7 @@ def plain_tokens(inputs: IntA, setup: BalanceSetup) -> IntA:
     return np.asarray(np.swapaxes(ranks, 2, 3).reshape(*shape[:2], setup.num_gpus))
 
 
-def plain_flow(inputs: IntA, placement: Placement, ep: int) -> IntA:
+def token_flow_without_balancing(inputs: IntA, placement: Placement, ep: int) -> IntA:
     """Tokens from each GPU to each GPU under plain expert parallelism. (E, G) -> (G, G)"""
     gpus = np.arange(placement.num_gpus)
     same = gpus[:, None] // ep == gpus // ep
@@ -34,10 +34,10 @@ def plain_flow(inputs: IntA, placement: Placement, ep: int) -> IntA:
     return np.asarray(moves * same, dtype=np.int64)
 
 
-def kept_below_capacity(inputs: IntA, factor: float) -> IntA:
+def drop_tokens_beyond_capacity(inputs: IntA, factor: float) -> IntA:
     """Tokens that are left where every GPU drops what is beyond ``ceil(tokens / E * factor)`` for an expert.
 
-    >>> kept_below_capacity(np.array([[[[5], [3], [0], [0]]]]), 1.0).ravel().tolist()
+    >>> drop_tokens_beyond_capacity(np.array([[[[5], [3], [0], [0]]]]), 1.0).ravel().tolist()
     [2, 2, 0, 0]
     """
     most = np.ceil(inputs.sum(axis=2, keepdims=True) / inputs.shape[2] * factor)
@@ -65,7 +65,7 @@ def eplb_fullest(loads: IntA, plain_rows: IntA, setup: BalanceSetup) -> FloatA:
     fullest = plain_rows.max(axis=-1).astype(np.float64)
     placed: Placement | None = None
     for i, load in enumerate(loads):
-        if is_due(i, every):
+        if is_placement_check_due(i, every):
             placed = pack_by_load(loads[max(i - every, 0) : i].mean(axis=0), setup.num_gpus, setup.experts_per_gpu)
         if placed is not None:
             fullest[i] = (load / placed.copies.sum(axis=1) @ placed.copies).max()

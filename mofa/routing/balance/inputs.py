@@ -14,10 +14,10 @@ IntA = NDArray[np.int64]
 MAX_CELLS = 2**26
 
 
-def draw_inputs(shares: FloatA, tokens_per_gpu: int, num_gpus: int, seed: int = 0) -> IntA:
+def draw_tokens_per_gpu(shares: FloatA, tokens_per_gpu: int, num_gpus: int, seed: int = 0) -> IntA:
     """Tokens that every GPU has for every expert, drawn independently. (I, L, E) or (I, L, E, G) -> (I, L, E, G)
 
-    >>> drawn = draw_inputs(np.full((2, 1, 4), 0.25), 100, 3)
+    >>> drawn = draw_tokens_per_gpu(np.full((2, 1, 4), 0.25), 100, 3)
     >>> drawn.shape, drawn.sum(axis=2).tolist()
     ((2, 1, 4, 3), [[[100, 100, 100]], [[100, 100, 100]]])
     """

@@ -84,10 +84,10 @@ class Adaptation:
             raise SpecError(f"threshold ({self.threshold:g}) must be at least 1, the mean itself")
 
 
-def is_due(done: int, interval: int) -> bool:
+def is_placement_check_due(done: int, interval: int) -> bool:
     """Whether a placement is looked at after so many micro-batches: after the first, and every interval from there.
 
-    >>> [done for done in range(8) if is_due(done, 3)]
+    >>> [done for done in range(8) if is_placement_check_due(done, 3)]
     [1, 4, 7]
     """
     return done >= 1 and (done - 1) % interval == 0

@@ -9,11 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.routing.balance.baselines import eplb_fullest, kept_below_capacity, plain_flow, plain_tokens
+from mofa.routing.balance.baselines import (
+    drop_tokens_beyond_capacity,
+    eplb_fullest,
+    token_flow_without_balancing,
+    tokens_per_gpu_without_balancing,
+)
 from mofa.routing.balance.communication_lp import CommunicationScheduler
 from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import max_density
-from mofa.routing.balance.place import is_due, replace_if_worse
+from mofa.routing.balance.place import is_placement_check_due, replace_if_worse
 from mofa.routing.balance.replica_lp import ReplicaScheduler, Schedule
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.dispatch import route_tokens, traffic
@@ -84,7 +89,7 @@ def play_micro_batches(
     - ``eplb``: replicas by the mean load of the micro-batches before, each with an equal part of its expert's tokens.
       The first micro-batch is plain.
     - Placements that follow loads are looked at after the first micro-batch and every ``interval`` from there
-      (:func:`~mofa.routing.balance.place.is_due`).
+      (:func:`~mofa.routing.balance.place.is_placement_check_due`).
     - ``capacity``: plain, with every source GPU's tokens beyond ``ceil(tokens / E * capacity_factor)`` for an expert
       dropped.
 
@@ -109,9 +114,9 @@ def play_micro_batches(
         i, layer = np.argwhere(means == 0)[0]
         raise SpecError(f"micro-batch {i}, layer {layer}: has no tokens; leave it out")
     loads = inputs.sum(axis=3)
-    rows["plain"] = plain_tokens(inputs, setup)
-    within_capacity = kept_below_capacity(inputs, setup.capacity_factor)
-    ratio["capacity"] = plain_tokens(within_capacity, setup).max(axis=-1)
+    rows["plain"] = tokens_per_gpu_without_balancing(inputs, setup)
+    within_capacity = drop_tokens_beyond_capacity(inputs, setup.capacity_factor)
+    ratio["capacity"] = tokens_per_gpu_without_balancing(within_capacity, setup).max(axis=-1)
     ratio["lower_bound"] = max_density(fixed.hosts, loads.astype(float))
     ratio["micro_moe_random"] = np.ceil(max_density(random.hosts, loads.astype(float)) - 1e-6)
     moved: list[int] = []
@@ -129,7 +134,7 @@ def play_micro_batches(
             rows["micro_moe"][i, layer] = schedule.gpu_tokens
             rows["micro_moe_adaptive"][i, layer] = followed.gpu_tokens
             moves = {
-                "plain": plain_flow(given, plain_at, setup.ep),
+                "plain": token_flow_without_balancing(given, plain_at, setup.ep),
                 "micro_moe": _moves(fixed, schedule, given, setup),
                 "micro_moe_adaptive": _moves(placement, followed, given, setup),
             }
@@ -193,7 +198,7 @@ class _Adaptive:
         solution = self.scheduler.solve(load), self.placement
         rule = self.setup.adaptation
         self.past.append(load)
-        if is_due(len(self.past), rule.interval):
+        if is_placement_check_due(len(self.past), rule.interval):
             recent = np.array(self.past[-rule.interval :], dtype=np.float64)
             new = replace_if_worse(self.placement, recent, self.setup.experts_per_gpu, rule, self.setup.seed)
             if new is not None:

@@ -178,7 +178,7 @@ def balance_experts(
     SpecError
         If assignments do not divide over the GPUs, or the trace is of other experts or of other GPUs.
     """
-    from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_inputs, source_inputs
+    from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_tokens_per_gpu, source_inputs
     from mofa.routing.balance.token_scheduling import play_micro_batches
 
     notes: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ def balance_experts(
             raise SpecError(f"assignments ({assignments}) must be a multiple of gpus ({setup.num_gpus}); change one")
         shares = ordered_shares(routing, setup.num_experts)
         every = np.broadcast_to(shares, (micro_batches, *shares.shape))
-        inputs = draw_inputs(every, assignments // setup.num_gpus, setup.num_gpus, setup.seed)
+        inputs = draw_tokens_per_gpu(every, assignments // setup.num_gpus, setup.num_gpus, setup.seed)
     text = str(routing) if trace is None else f"counts of {trace}"
     return make_report("experts", setup, text, inputs, play_micro_batches(inputs, setup, progress), notes=notes)
 

@@ -198,7 +198,7 @@ def _inputs(
     workload: WorkloadSpec, setup: BalanceSetup, tokens: int, micro_batches: int | None, redraw: bool
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Tokens of every GPU for every expert, (I, L, E, G), and notes for the report."""
-    from mofa.routing.balance.inputs import draw_inputs
+    from mofa.routing.balance.inputs import draw_tokens_per_gpu
 
     moe, routing = workload.model.moe, workload.routing
     if moe is None:
@@ -220,7 +220,7 @@ def _inputs(
         one_share = expert_shares(routing, workload.model, 1)
         shares = np.broadcast_to(one_share, (micro_batches or MICRO_BATCHES, *one_share.shape[1:]))
         note = "popular experts stay, a layer's tokens are drawn anew (--redraw: other experts in every micro-batch)"
-    return draw_inputs(shares, tokens * moe.top_k, setup.num_gpus, setup.seed), (note,)
+    return draw_tokens_per_gpu(shares, tokens * moe.top_k, setup.num_gpus, setup.seed), (note,)
 
 
 def _traced_shares(

@@ -12,7 +12,7 @@ from mofa.cost.model_flops import FlopsConvention
 from mofa.errors import SpecError
 from mofa.plan.launch_layout import LaunchLayout, LayoutBy, LayoutSearch
 from mofa.plan.result import Plan
-from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.layout_search.of_strategy import split_of_strategy, split_problem
 from mofa.search.layout_search.shortest_split import WORK, shortest_split
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA
@@ -103,7 +103,7 @@ def find_layout(
     framework = resolve_framework(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = strategy_row(workload, cluster, framework, strategy)
-    candidate = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
+    candidate = Candidate(workload, cluster, framework, row, routing_loads_by_ep(workload, row), flops_convention)
     refined = _refined(candidate, None, replay=replay, work=work)
     if refined is None:
         raise SpecError(
@@ -188,7 +188,7 @@ def _is_new(plan: Plan) -> bool:
 def _candidate(search: Search, plan: Plan) -> Candidate:
     """A plan's strategy, as the search costed it."""
     row = strategy_row(search.workload, search.cluster, search.framework, plan.strategy)
-    loads = loads_of(search.workload, row)
+    loads = routing_loads_by_ep(search.workload, row)
     return Candidate(search.workload, search.cluster, search.framework, row, loads, plan.flops_convention)
 
 

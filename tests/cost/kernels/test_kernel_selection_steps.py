@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.replay.replayer import replay_time
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.host import ModuleCall
 from mofa.specs.routing import RoutingSpec
@@ -41,7 +41,7 @@ def estimator(
     cluster = cluster.model_copy(update={"gpu": gpu})
     framework = mofa.load_framework("megatron")
     row = strategy_row(workload, cluster, framework, f"{STRATEGY} recompute={recompute}")
-    return Estimator(workload, cluster, framework, row, loads_of(workload, row))
+    return Estimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))
 
 
 def step_s(**given: Any) -> float:

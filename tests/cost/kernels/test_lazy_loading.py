@@ -13,7 +13,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.lazy_loading import load_idle_s, tape_with_loads
 from mofa.measure.records import read_record
 from mofa.replay.replayer import Replayer
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.run_files import resolve_run
 from mofa.validate.routing_counts import with_counts
@@ -69,7 +69,7 @@ def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_n
     record = read_record(RECORDS / "mc2-dp2-ep2-gptoss20b-3l-2k-skewed-third.yaml")
     workload, cluster, framework, strategy = resolve_run(with_counts(record, tmp_path), RECORDS)
     row = strategy_row(workload, cluster, framework, strategy)
-    mixed = Estimator(workload, cluster.at_host(1e-5), framework, row, loads_of(workload, row))
+    mixed = Estimator(workload, cluster.at_host(1e-5), framework, row, routing_loads_by_ep(workload, row))
     share = float(mixed.drains[0])
     n = expected_loads(mixed)
     assert share == pytest.approx(1.0 - np.exp(-n))

@@ -25,7 +25,7 @@ from mofa.replay.memory.rank_memory import MemoryPlayed, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.rank.of_plan import ranks_of, rows_of
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from tests.blocks.small import EXPERTS, context, framework, llama, primitives
@@ -135,7 +135,7 @@ def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> 
     modes_ = tuple(mode for row in rows for mode in row.recompute_modes)
     rows = [replace(row, recompute=np.array([n]), recompute_modes=modes_) for n, row in enumerate(rows)]
     table = StrategyTable.concatenated(rows)
-    return Estimator(job, cluster, fw, table, loads_of(job, table))
+    return Estimator(job, cluster, fw, table, routing_loads_by_ep(job, table))
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (4, 1), (2, 2), (2, 4)])

@@ -22,7 +22,7 @@ from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.schedules import Action, Order, order_of
 from mofa.schedules.order import Kind
 from mofa.schedules.order_check import OrderError
-from mofa.search.job_setup import loads_of
+from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
 
 CASES = (
@@ -43,7 +43,7 @@ def estimator(case: tuple[str, str, int, str, str, int], **changes: object) -> E
     machines = mofa.load_cluster(cluster, gpus)
     facts = mofa.load_framework(framework)
     row = strategy_row(workload, machines, facts, strategy)
-    return Estimator(workload, machines, facts, row, loads_of(workload, row))
+    return Estimator(workload, machines, facts, row, routing_loads_by_ep(workload, row))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]} {c[4]} {c[3]}")

@@ -10,7 +10,7 @@ import pytest
 from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import flow_density
 from mofa.routing.balance.place import asymmetric_placement
-from mofa.routing.balance.replica_lp import UNLIKE, ReplicaScheduler, open_replicas
+from mofa.routing.balance.replica_lp import UNLIKE, ReplicaScheduler, first_open_replicas
 from mofa.routing.balance.replica_program import ReplicaProgram
 from mofa.routing.induced_density import induced_density
 from mofa.routing.placement import Placement, pack_by_load, plain_placement, shuffled_placement, symmetric_placement
@@ -82,7 +82,7 @@ def test_prices_prove_the_optimum() -> None:
     """LP duality, by hand: GPUs 0 and 1 hold expert 0 alone, so a token of it costs half a token of the fullest GPU."""
     placement = Placement(np.array([[1, 1, 0], [0, 0, 1]]))
     experts, gpus = placement.pairs
-    _, base = open_replicas(placement, np.array([2.0, 1.0]))
+    _, base = first_open_replicas(placement, np.array([2.0, 1.0]))
     found = ReplicaProgram(experts, gpus, base, 3).solve(np.array([2.4, 0.6]))
     assert found.m == pytest.approx(1.2) and found.price == pytest.approx([0.5, 0.5, 0.0])
     again = ReplicaProgram(experts, gpus, base, 3)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.routing.balance.baselines import eplb_fullest
-from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_inputs, source_inputs, source_shares
+from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_tokens_per_gpu, source_inputs, source_shares
 from mofa.routing.balance.place import Adaptation
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.balance.token_scheduling import SCHEMES, play_micro_batches
@@ -21,7 +21,7 @@ from mofa.specs.routing import RoutingSpec
 def zipf_inputs(s: float, setup: BalanceSetup, micro_batches: int = 20, assignments: int = 65_536) -> np.ndarray:
     shares = ordered_shares(RoutingSpec(kind="zipf", s=s), setup.num_experts)
     every = np.broadcast_to(shares, (micro_batches, *shares.shape))
-    return draw_inputs(every, assignments // setup.num_gpus, setup.num_gpus)
+    return draw_tokens_per_gpu(every, assignments // setup.num_gpus, setup.num_gpus)
 
 
 def test_the_papers_smaller_group_balances_perfectly_at_zipf_one_half() -> None:
@@ -139,7 +139,7 @@ def test_scheduling_is_never_worse_than_not(s: float, seed: int, size: tuple[int
     experts, gpus, ep = size
     setup = BalanceSetup(experts, gpus, ep, seed=seed)
     shares = np.broadcast_to(ordered_shares(RoutingSpec(kind="zipf", s=s), experts), (3, 1, experts))
-    played = play_micro_batches(draw_inputs(shares, 100, gpus, seed), setup)
+    played = play_micro_batches(draw_tokens_per_gpu(shares, 100, gpus, seed), setup)
     assert set(played.max_over_mean) == set(SCHEMES)
     assert np.all(played.max_over_mean["micro_moe"] >= 1.0)
     assert played.rank_ratios["micro_moe"].sum(axis=-1) == pytest.approx(np.full((3, 1), gpus))
@@ -170,6 +170,6 @@ def test_groups_that_cannot_be_scheduled() -> None:
     with pytest.raises(SpecError, match="micro-batch 0, layer 0: has no tokens"):
         play_micro_batches(np.zeros((1, 1, 4, 4), dtype=int), BalanceSetup(4, 4, 2))
     with pytest.raises(SpecError, match="play fewer micro-batches"):
-        draw_inputs(np.full((1000, 60, 256), 1 / 256), 10, 64)
+        draw_tokens_per_gpu(np.full((1000, 60, 256), 1 / 256), 10, 64)
     with pytest.raises(SpecError, match=r"tokens \(0\)"):
-        draw_inputs(np.full((1, 1, 4), 0.25), 0, 4)
+        draw_tokens_per_gpu(np.full((1, 1, 4), 0.25), 0, 4)

@@ -13,7 +13,7 @@ from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError, StrategyError
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.rank_load import routing_loads
-from mofa.routing.scheduled import DISPATCH_S, with_scheduling
+from mofa.routing.scheduled import DISPATCH_S, with_token_scheduling
 from mofa.search.experts.balance import balance_experts
 from mofa.search.experts.balanced_step import balance_step, step_setup
 from mofa.search.one_strategy import strategy_row
@@ -62,12 +62,12 @@ def test_without_skew_scheduling_only_costs() -> None:
 
 def test_loads_of_the_search_are_the_densities() -> None:
     plain = routing_loads(JOB.routing, JOB.model, [2, 4, 8])
-    loads = with_scheduling(plain, JOB.routing, JOB.model, [1, 2, 4, 8])
+    loads = with_token_scheduling(plain, JOB.routing, JOB.model, [1, 2, 4, 8])
     assert set(loads.scheduled) == {2, 4}  # ep 1 exchanges nothing, ep 8 leaves one expert a GPU
     for ep, load in loads.scheduled.items():
         assert 1.0 <= load.time <= plain.time[ep]
         assert load.time <= load.memory <= plain.memory[ep]
-    even = with_scheduling(RoutingLoads({}, {}), RoutingSpec(), JOB.model, [4]).scheduled[4]
+    even = with_token_scheduling(RoutingLoads({}, {}), RoutingSpec(), JOB.model, [4]).scheduled[4]
     assert even.time == even.memory == pytest.approx(1.0)
     assert even.sent == pytest.approx((1 - 1 / 4) / (1 - 1 / 8))  # a quarter of the tokens is for the own experts
 

@@ -17,7 +17,7 @@ from mofa.plan.goodput_by_scale import VariantPoint
 from mofa.plan.long_run import FIGURES, Days, Objective
 from mofa.plan.result import Plan, PlanReport
 from mofa.plan.step_parts import TIME_COMPONENTS
-from mofa.search.goodput import ACTIVITIES, LongRunObjective, watts_of_steps
+from mofa.search.goodput import ACTIVITIES, LongRunObjective, average_step_watts
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
 from mofa.search.long_run.sensitivity import FACTORS, sensitivities
@@ -55,7 +55,7 @@ _searched: dict[str, Search] = {}
 
 def test_every_part_of_a_step_has_a_power() -> None:
     assert sorted(part for parts in ACTIVITIES.values() for part in parts) == sorted(TIME_COMPONENTS)
-    idle = watts_of_steps(np.eye(13)[:, [TIME_COMPONENTS.index("bubble")]], PowerDrawSpec(), 700.0)
+    idle = average_step_watts(np.eye(13)[:, [TIME_COMPONENTS.index("bubble")]], PowerDrawSpec(), 700.0)
     assert float(idle[0]) == pytest.approx(0.19 * 700)
 
 

@@ -42,7 +42,7 @@ def add_module_python(b: TapeBuilder, name: str, call: Call | None, present: Boo
         b.add(Op(name, "host", None, (), (), launches=0, present=present, call=call))
 
 
-def linear_behind(b: TapeBuilder, ctx: Context, h: str) -> Call | None:
+def linear_call_with_norm(b: TapeBuilder, ctx: Context, h: str) -> Call | None:
     """The call of a linear that reads ``h``: that of the norm right before it where both are one module."""
     before = b.ops[-1] if b.ops else None
     if before is not None and h in before.writes and before.call is not None and before.call.module == "norm_linear":
@@ -55,7 +55,7 @@ def as_one_module_call(linear: Linear[P]) -> Linear[P]:
 
     @wraps(linear)
     def called(b: TapeBuilder, ctx: Context, x: str, /, *args: P.args, **named: P.kwargs) -> str:
-        since, by = len(b.ops), linear_behind(b, ctx, x)
+        since, by = len(b.ops), linear_call_with_norm(b, ctx, x)
         out = linear(b, ctx, x, *args, **named)
         mark_issued_by(b, since, by)
         return out

@@ -15,7 +15,13 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, where
 from mofa.blocks.frameworks.megatron.calls import add_module_python, module_call
 from mofa.blocks.op import CP_POOL, Back, Op, TapeBuilder
-from mofa.blocks.parts import attention_backend, attention_backward_scratch, fused_attention, hold_local, leave_frame
+from mofa.blocks.parts import (
+    attention_backend,
+    attention_backward_scratch,
+    fused_attention,
+    hold_in_module,
+    release_module_locals,
+)
 from mofa.blocks.work import Attention, Collective, Stream
 
 ORDER = "te chunk_order"
@@ -88,9 +94,9 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
         )
 
     def sent(name: str) -> None:
-        hold_local(b, "exchange", parts[name])
+        hold_in_module(b, "exchange", parts[name])
         parts[name] = _exchanged(b, s, parts[name], f"attn.{name}", sizes[name])
-        hold_local(b, "exchange", parts[name])
+        hold_in_module(b, "exchange", parts[name])
 
     copied("q")
     copied("k")
@@ -101,7 +107,7 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
     for name in parts:
         out = b.tensor(f"attn.{name}.heads", sizes[name])
         parts[name] = _reordered(b, s, parts[name], out, sizes[name], pool=CP_POOL)
-    leave_frame(b, "exchange", s.a2a)
+    release_module_locals(b, "exchange", s.a2a)
     return parts["q"], parts["k"], parts["v"]
 
 
@@ -123,14 +129,14 @@ def _reordered(b: TapeBuilder, s: _Sizes, x: str, out: str, nbytes: ArrayK, pool
 def _tokens_for_heads(b: TapeBuilder, s: _Sizes, out: str) -> str:
     """The way back of the output: attention keeps it as it came from the kernel, beside what it returns."""
     ordered = _reordered(b, s, out, b.tensor("attn.out.ordered", s.out), s.out)
-    hold_local(b, "exchange of the output", ordered)
+    hold_in_module(b, "exchange of the output", ordered)
     sent = _exchanged(b, s, ordered, "attn.out", s.out)
     out = b.add(
         Op("attn.out.join", "memory_bound", Stream(2 * s.out, "strided_copy"), (sent,),
            (b.tensor("attn.out.joined", s.out),), present=s.a2a, pool=CP_POOL,
            back=Back(2 * s.out, 1, like="strided_copy"))
     )  # fmt: skip
-    leave_frame(b, "exchange of the output", s.a2a)
+    release_module_locals(b, "exchange of the output", s.a2a)
     return out
 
 

@@ -10,7 +10,16 @@ from mofa.blocks.frameworks.megatron import fp8
 from mofa.blocks.frameworks.megatron.calls import add_module_python, as_one_module_call, mark_issued_by, module_call
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
-from mofa.blocks.parts import HEAD, add_bias, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
+from mofa.blocks.parts import (
+    HEAD,
+    add_bias,
+    heads_norm_back,
+    linear,
+    release_module_locals,
+    sp_gather,
+    tp_copy,
+    tp_reduce,
+)
 from mofa.blocks.work import Collective, Stream
 
 
@@ -102,7 +111,7 @@ def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, 
     """
     out = row_linear(b, ctx, x, name, n, k, kept_anyway=True)
     out = add_bias(b, out, name, n) if ctx.model.attention.out_bias else out
-    leave_frame(b, "attention")
+    release_module_locals(b, "attention")
     return out
 
 
@@ -196,7 +205,7 @@ def norm_op(
     return out
 
 
-def buffer_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+def gather_into_shared_buffer(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """All-gather of the sequence shards into the global "mpu" buffer, which outlives the tape (tensor_parallel)."""
     nbytes = ctx.tokens * width * ctx.element
     out = b.tensor(f"{name}.full", 0.0, "buffer", grad_bytes=nbytes)

@@ -20,7 +20,7 @@ from mofa.blocks.frameworks.megatron.local_attention import attend
 from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, reorder_chunks, router, unpermute
 from mofa.blocks.frameworks.megatron.rope import rotate, unfused_rope
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
-from mofa.blocks.parts import hold_local, leave_frame, linear, memory_bound_op, tp_copy, tp_reduce
+from mofa.blocks.parts import hold_in_module, linear, memory_bound_op, release_module_locals, tp_copy, tp_reduce
 from mofa.blocks.work import Collective, Grouped, Stream
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
@@ -34,7 +34,7 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
 
 def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float) -> str:
     """Column-parallel linear: keeps its shard, gathers it into the global buffer now and for the weight gradient."""
-    full = base.buffer_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
+    full = base.gather_into_shared_buffer(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
     return linear(
         b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
         regather=(f"{name}.all_gather",) if any_true(ctx.gathers) else (), **base.weight_grad_arguments(ctx),
@@ -48,7 +48,7 @@ def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: Arr
                      functions=where(ctx.has_tp, 2.0, 1.0))  # fmt: skip
     out = tp_reduce(b, ctx, partial, name, n)
     if name == "proj":
-        leave_frame(b, "attention")
+        release_module_locals(b, "attention")
     return out
 
 
@@ -75,7 +75,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
         Op("qkv.split", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
            back=Back(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
     )  # fmt: skip
-    return te.query_copy(b, ctx, q, t * q_width * e), k, v
+    return te.copy_strided_queries(b, ctx, q, t * q_width * e), k, v
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
@@ -234,7 +234,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     row, shared = float(ctx.model.hidden) * ctx.element, ""
     if spec.shared_hidden:
         b.region = "moe.shared"
-        shared = megatron_mlp.times_shared_gate(b, ctx, h, mlp(b, ctx, h, "shared", float(spec.shared_hidden)))
+        shared = megatron_mlp.multiply_by_shared_gate(b, ctx, h, mlp(b, ctx, h, "shared", float(spec.shared_hidden)))
     b.region = "moe"
     scores = router(b, ctx, h)
     if ctx.framework.dispatcher == "allgather":
@@ -256,8 +256,8 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard_tokens * spec.top_k
     sent = permute(b, ctx, h, scores, ctx.shard_tokens, copies, copies, counted=gathered_counts(b, ctx))
     received = megatron_moe.exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
-    hold_local(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
-    hold_local(b, "moe", received)
+    hold_in_module(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
+    hold_in_module(b, "moe", received)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if any_true(ctx.etp > 1):
         received = megatron_moe.gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
@@ -267,7 +267,7 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
         y = megatron_moe.scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
     y = megatron_moe.exchange(b, ctx, y, "combine", copies * row)
     out = unpermute(b, ctx, y, ctx.shard_tokens, copies)
-    leave_frame(b, "moe")
+    release_module_locals(b, "moe")
     return out
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.op import READS, WRITES, Back, Op, ScratchSequence, TapeBuilder
-from mofa.blocks.parts import attention_backward_scratch, hold_local, leave_frame, memory_bound_op, soft_capped
+from mofa.blocks.parts import (
+    attention_backward_scratch,
+    hold_in_module,
+    memory_bound_op,
+    release_module_locals,
+    soft_cap,
+)
 from mofa.blocks.work import Attention, Gemm, Stream
 
 
@@ -76,9 +82,9 @@ def unfused_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> s
             Op("attn.slopes", "memory_bound", slopes, (scores,), (sloped,), view=True, back=Back(0.0, 0, view=True))
         )
     if a.softcap:
-        scores = soft_capped(b, scores, "attn")
+        scores = soft_cap(b, scores, "attn")
     for local in (k, v, scores):
-        hold_local(b, "core attention", local)
+        hold_in_module(b, "core attention", local)
     probs = _softmax(b, ctx, scores, scores_num, s)
     if ctx.model.dropout > 0:  # its output takes its input's place in the frame; its mask comes first (Dropout.cu)
         dropped = b.tensor("attn.dropped", 2.0 * scores_num)
@@ -88,13 +94,13 @@ def unfused_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> s
                back=Back(5.0 * scores_num, 1), order=ScratchSequence((), (WRITES + 1, WRITES)))
         )  # fmt: skip
         probs = dropped
-    hold_local(b, "core attention", probs)
+    hold_in_module(b, "core attention", probs)
     context = b.tensor("attn.context", t * ctx.heads * a.d_v * e)
     b.add(Op("attn.pv", "attention", Gemm(s, a.d_v, s, count=count), (probs, v), (context,), (probs, v)))
     out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
     moved = 2 * t * ctx.heads * a.d_v * e
     memory_bound_op(b, "attn.to_rows", (context,), out, bytes_=moved, back_launches=0, like="strided_copy")
-    leave_frame(b, "core attention")
+    release_module_locals(b, "core attention")
     return out
 
 

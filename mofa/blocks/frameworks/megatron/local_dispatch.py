@@ -9,7 +9,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.frameworks.megatron import linear as base
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
-from mofa.blocks.parts import linear, mark_renewal
+from mofa.blocks.parts import linear, mark_dispatcher_renewal
 from mofa.blocks.work import Collective, HostSync, Stream
 
 
@@ -74,7 +74,7 @@ def permute(
     sent = b.tensor("moe.sent", memory_rows * row)
     rows = b.tensor("moe.row_ids", memory_rows * 8.0, grad=False)
     mask = b.tensor("moe.mask", table, grad=False)
-    mark_renewal(b)
+    mark_dispatcher_renewal(b)
     b.add(
         Op(
             "moe.select",

@@ -10,7 +10,7 @@ from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.frameworks.megatron.calls import module_call
 from mofa.blocks.frameworks.megatron.linear import column_linear, row_linear
 from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
-from mofa.blocks.parts import add_bias, hold_local, leave_frame, linear, memory_bound_op
+from mofa.blocks.parts import add_bias, hold_in_module, linear, memory_bound_op, release_module_locals
 from mofa.blocks.work import Stream
 
 
@@ -120,15 +120,15 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden, kept_anyway=name == "shared")
     fc1 = add_bias(b, fc1, f"{name}.fc1", width) if bias else fc1
     act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
-    hold_local(b, name, act)  # intermediate_parallel in mlp.py's forward
+    hold_in_module(b, name, act)  # intermediate_parallel in mlp.py's forward
     y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
     y = add_bias(b, y, f"{name}.fc2", float(ctx.model.hidden)) if bias else y
-    leave_frame(b, name)
+    release_module_locals(b, name)
     b.region = ""
     return y
 
 
-def times_shared_gate(b: TapeBuilder, ctx: Context, h: str, y: str) -> str:
+def multiply_by_shared_gate(b: TapeBuilder, ctx: Context, h: str, y: str) -> str:
     """What the experts said that all tokens pass, times a gate of one number a token, where there is one.
 
     transformer/moe/shared_experts.py, ``SharedExpertMLP.forward``: a product with one row and a sigmoid, in eager ops.

@@ -15,7 +15,7 @@ from mofa.blocks.frameworks.megatron import fp8
 from mofa.blocks.frameworks.megatron.calls import add_module_python, mark_issued_by, module_call
 from mofa.blocks.frameworks.megatron.linear import weight_grad_arguments
 from mofa.blocks.frameworks.megatron.micro_moe import schedule_replicas
-from mofa.blocks.frameworks.megatron.mlp import activation, fuses_activation, mlp, times_shared_gate
+from mofa.blocks.frameworks.megatron.mlp import activation, fuses_activation, mlp, multiply_by_shared_gate
 from mofa.blocks.frameworks.megatron.permute import (
     WEIGHT,
     pad_map,
@@ -28,7 +28,14 @@ from mofa.blocks.frameworks.megatron.permute import (
     with_padded_rows,
 )
 from mofa.blocks.op import Back, BackwardPreparation, Call, FloatK, Op, TapeBuilder
-from mofa.blocks.parts import hold_local, leave_frame, linear, mark_recomputed_output, mark_renewal, memory_bound_op
+from mofa.blocks.parts import (
+    hold_in_module,
+    linear,
+    mark_dispatcher_renewal,
+    mark_recomputed_output,
+    memory_bound_op,
+    release_module_locals,
+)
 from mofa.blocks.roles import RoutingStep
 from mofa.blocks.work import Collective, CollectiveKind, Grouped, GroupedKernel, HostSync, Stream
 
@@ -86,7 +93,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     shared = ""
     if spec.shared_hidden:
         b.region = "moe.shared"
-        shared = times_shared_gate(b, ctx, h, mlp(b, ctx, h, "shared", float(spec.shared_hidden)))
+        shared = multiply_by_shared_gate(b, ctx, h, mlp(b, ctx, h, "shared", float(spec.shared_hidden)))
         b.region = "moe"
     scores, mapped = router(b, ctx, h)
     y = _by_rows(b, ctx, h, scores, mapped)
@@ -101,7 +108,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
             back_launches=0,
             like="residual_add",
         )
-    leave_frame(b, "moe")
+    release_module_locals(b, "moe")
     b.region = ""
     y = mark_recomputed_output(b, "moe", y, h)
     assert ctx.framework.dispatcher in ("alltoall", "allgather", "deepep")
@@ -121,7 +128,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     fw, row = ctx.framework, float(ctx.model.hidden) * ctx.element
     all_to_all = fw.dispatcher == "alltoall"
     if all_to_all:  # its own probabilities are the router's, the others' those that were exchanged
-        mark_renewal(b)
+        mark_dispatcher_renewal(b)
     mapped = pad_map(b, ctx, mapped)
     since = len(b.ops)
     on_host = "" if ctx.fixed_rows else count_expert_rows(b, ctx, mapped)
@@ -137,23 +144,23 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
         _synchronise(b, ctx, on_host, "moe.sync", split)
     received = exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
     weights = exchange_weights(b, ctx, weights)
-    hold_local(b, "moe", sent)
-    hold_local(b, "moe", received)
+    hold_in_module(b, "moe", sent)
+    hold_in_module(b, "moe", received)
     if not all_to_all:
-        mark_renewal(b)
+        mark_dispatcher_renewal(b)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if any_true(ctx.etp > 1):
         received = gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
         weights = gather_rows(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, memory_rows * WEIGHT)
     received, weights = sort_by_expert(b, ctx, received, weights, rows, memory_rows)
-    hold_local(b, "routed experts", received)
+    hold_in_module(b, "routed experts", received)
     if not pads_router_map(ctx):
         _synchronise(b, ctx, on_host, "moe.end_sync", logical_not(split))
     y = experts(b, ctx, received, rows, memory_rows, weights=(weights,))
     y = restore_sent_order(b, ctx, y, rows, memory_rows)
     if any_true(ctx.etp > 1):
         y = scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
-    leave_frame(b, "routed experts")
+    release_module_locals(b, "routed experts")
     y = exchange(b, ctx, y, "combine", rows_sent(ctx) * row)
     return unpermute(b, ctx, y)
 
@@ -264,7 +271,7 @@ def experts(
     b.part = "experts"
     if pads:
         x = fp8.pad(b, ctx, x, rows, memory_rows)
-        hold_local(b, "experts", x)
+        hold_in_module(b, "experts", x)
         rows, memory_rows = fp8.padded_expert_rows(ctx, rows), fp8.padded_expert_rows(ctx, memory_rows)
     add_module_python(b, "experts", module_call(ctx, "experts"))
     since = len(b.ops)
@@ -273,14 +280,14 @@ def experts(
         b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", memory_rows * n * e), (rows, n, hidden), "first_product"
     )
     mark_issued_by(b, since, grouped_linear_call(ctx))
-    hold_local(b, "experts", fc1)
+    hold_in_module(b, "experts", fc1)
     act = activate(b, ctx, fc1, "experts", memory_rows * f, rows * f, "moe.moe_act", launches)
     fused = fuses_activation(ctx, "experts")
     if not fused:
         act = _by_probability(b, act, memory_rows * f * e, rows * f * e, launches)
     if weights:
         b.ops[-1] = _weighted(b.ops[-1], weights, rows * f if fused else 0.0, float(spec.expert_hidden))
-    hold_local(b, "experts", act)
+    hold_in_module(b, "experts", act)
     since = len(b.ops)
     operand = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, memory_rows), f, hidden)
     out = _products(
@@ -289,7 +296,7 @@ def experts(
     mark_issued_by(b, since, grouped_linear_call(ctx))
     out = expert_bias(b, ctx, out, rows, memory_rows) if spec.expert_bias and not sequential else out
     out = fp8.unpad(b, ctx, out, *actual) if pads else out
-    leave_frame(b, "experts")
+    release_module_locals(b, "experts")
     b.part = ""
     return out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import Context
 from mofa.blocks.op import WRITES, Back, FloatK, Op, ScratchSequence, TapeBuilder
-from mofa.blocks.parts import hold_local
+from mofa.blocks.parts import hold_in_module
 from mofa.blocks.work import Stream
 
 
@@ -59,5 +59,5 @@ def unfused_rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str
         rotate(b, ctx, k, "k", b.tensors[k].bytes, d, pairs=False),
     )
     for x in (q, k, *turned):
-        hold_local(b, "attention", x)
+        hold_in_module(b, "attention", x)
     return turned

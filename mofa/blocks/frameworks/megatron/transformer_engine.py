@@ -15,8 +15,8 @@ from mofa.blocks.frameworks.megatron import cp as megatron_cp
 from mofa.blocks.frameworks.megatron.calls import mark_issued_by, module_call
 from mofa.blocks.frameworks.megatron.linear import (
     attention_output,
-    buffer_gather,
     column_linear,
+    gather_into_shared_buffer,
     norm,
     replicated_linear,
     residual,
@@ -33,11 +33,11 @@ from mofa.blocks.parts import (
     HEAD,
     embedding_backward_scratch,
     finish_logits,
-    hold_local,
-    leave_frame,
+    hold_in_module,
     linear,
     mark_recomputed_output,
     memory_bound_op,
+    release_module_locals,
     sp_gather,
     tp_copy,
     tp_reduce,
@@ -62,7 +62,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
         Op("qkv.split", "memory_bound", None, (fused,), (q, k, v_part), view=True, launches=0,
            back=Back(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
     )  # fmt: skip
-    q = query_copy(b, ctx, q, t * q_width * e)
+    q = copy_strided_queries(b, ctx, q, t * q_width * e)
     mark_issued_by(b, since, module_call(ctx, "self_attention"))
     return q, k, v_part
 
@@ -72,7 +72,7 @@ def copies_queries(ctx: Context) -> BoolK:
     return (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
 
 
-def apart_from_qkv(b: TapeBuilder, ctx: Context, k: str, v: str) -> tuple[str, str]:
+def copy_strided_keys_and_values(b: TapeBuilder, ctx: Context, k: str, v: str) -> tuple[str, str]:
     """Keys and values as fused attention takes them: copied where they are strided views of qkv and queries are not
     (te's utils.py, ``get_qkv_layout``). It takes all three as they are where they are parts of one interleaved tensor.
 
@@ -90,13 +90,13 @@ def _copied(b: TapeBuilder, ctx: Context, name: str, x: str, present: BoolK) -> 
     if not any_true(present):
         return x
     nbytes = b.tensors[x].bytes
-    hold_local(b, "attention", x)
+    hold_in_module(b, "attention", x)
     out = b.tensor(name if name not in b.tensors else f"{name}.apart", nbytes)
     work = Stream(2 * nbytes, "strided_copy")
     return b.add(Op(f"{name}.copy", "memory_bound", work, (x,), (out,), present=present, back=Back(0.0, 0)))
 
 
-def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
+def copy_strided_queries(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
     """The reshape of the queries of several groups to heads copies: they are not adjacent (attention.py)."""
     out = b.tensor("q.heads", nbytes)
     work = Stream(2 * nbytes, "strided_copy")
@@ -139,7 +139,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         return unfused_rope(b, ctx, q, k)
     outs = []
     for x in (q, k):  # qkv_output in attention.py's forward has both until it returns
-        hold_local(b, "attention", x)
+        hold_in_module(b, "attention", x)
     for name, x, heads in (("q", q, ctx.heads), ("k", k, ctx.kv_heads)):
         nbytes = b.tensors[x].bytes
         out = b.tensor(f"{name}.rope", nbytes)
@@ -199,16 +199,16 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     The module around it has what it is given until it returns, and itself the copy of the values.
     """
     since = len(b.ops)
-    k, v = apart_from_qkv(b, ctx, k, v)
+    k, v = copy_strided_keys_and_values(b, ctx, k, v)
     for x in (q, k):
-        hold_local(b, "attention", x)
-    hold_local(b, "core attention", v)
+        hold_in_module(b, "attention", x)
+    hold_in_module(b, "core attention", v)
     b.region = "core_attn"
     megatron_cp.add_python_of_cp_kind(b, ctx)
     out = megatron_cp.attention(b, ctx, q, k, v, windowed)
     mark_issued_by(b, since, module_call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
     b.region = ""
-    leave_frame(b, "core attention")
+    release_module_locals(b, "core attention")
     return mark_recomputed_output(b, "attn", out, q) if ctx.model.attention_kind.recompute_modules else out
 
 
@@ -257,7 +257,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     h = float(ctx.model.hidden)
     normed = norm(b, ctx, x, "final_norm", h)
     v, since = vocab_per_rank(ctx), len(b.ops)
-    full = buffer_gather(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
+    full = gather_into_shared_buffer(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
     logits = linear(
         b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
         regather=("output.all_gather",) if any_true(ctx.gathers) else (), purpose="output",

@@ -28,7 +28,7 @@ def output_element_bytes(ctx: Context) -> int:
     return 2 if casts_linear_inputs(ctx) else ctx.element
 
 
-def experts_in_turn(
+def loop_over_experts(
     b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, memory_rows: ArrayK, weights: tuple[str, ...]
 ) -> str:  # fmt: skip
     """The loop over experts, and the two copies that put their outputs together.
@@ -80,7 +80,7 @@ def experts_in_turn(
     for i, op in enumerate(b.ops[since:], since):
         back = op.back and op.back._replace(launches=local * op.back.launches)
         b.ops[i] = op._replace(expert_loops=local, launches=local * op.launches, back=back)
-    parts.hold_local(b, "experts loop", y)
+    parts.hold_in_module(b, "experts loop", y)
     moved = 2.0 * rows * hidden * e
     joined, out = (
         b.tensor("experts.joined", memory_rows * hidden * e),
@@ -88,7 +88,7 @@ def experts_in_turn(
     )
     b.add(Op("experts.cat", "memory_bound", Stream(moved, "copy"), (y,), (joined,), pieces=local, back=Back(0.0, 0)))
     b.add(Op("experts.vstack", "memory_bound", Stream(moved, "copy"), (joined,), (out,), back=Back(0.0, 0)))
-    parts.leave_frame(b, "experts loop")
+    parts.release_module_locals(b, "experts loop")
     b.part = ""
     return out
 

@@ -8,7 +8,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.frameworks.torchtitan.linear import cast_once, hold_until_scattered, linear, sum_gradients
 from mofa.blocks.frameworks.torchtitan.registration import MATRIX
 from mofa.blocks.op import Back, BoolK, Op, TapeBuilder
-from mofa.blocks.parts import leave_frame
+from mofa.blocks.parts import release_module_locals
 from mofa.blocks.roles import LayerStep
 from mofa.blocks.work import Stream
 
@@ -36,7 +36,7 @@ def feed_forward(
         hold_until_scattered(b, ctx, act, f"{name}.w2")
     out = linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f, registered_at=registered_at + MATRIX["w2"])
     if returns:
-        leave_frame(b, name)
+        release_module_locals(b, name)
     return out
 
 

@@ -33,7 +33,7 @@ from mofa.blocks.frameworks.torchtitan.linear import (
     casts_linear_inputs,
     compile_and_dtensor_marker,
 )
-from mofa.blocks.frameworks.torchtitan.root import ROOT, backward_of_end, root_holds_ends, wrap_end
+from mofa.blocks.frameworks.torchtitan.root import ROOT, backward_of_model_end, root_holds_ends, wrap_model_end
 from mofa.blocks.op import Op, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.roles import RoutingStep
@@ -65,7 +65,7 @@ def begin_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, 
         return
     own, experts = group_params(ctx, dense_params, expert_params)
     if root_holds_ends(ctx) and block in ("embedding", "head"):
-        wrap_end(b, ctx, block, own)
+        wrap_model_end(b, ctx, block, own)
         return
     ahead = (ctx.ep > 1) & (block not in ("embedding", "head"))
     p = FsdpOps()
@@ -149,7 +149,7 @@ def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, ex
     elif ctx.pipelined:
         p.ops = _unsharded_gradients(p, ops, ctx, *group_params(ctx, dense_params, expert_params))
     elif root_holds_ends(ctx) and block in ("embedding", "head"):
-        backward_of_end(p, ops, ctx, block, group_params(ctx, dense_params, expert_params)[0])
+        backward_of_model_end(p, ops, ctx, block, group_params(ctx, dense_params, expert_params)[0])
     else:
         _fsdp(p, ops, ctx, block, *group_params(ctx, dense_params, expert_params))
     if in_turn:

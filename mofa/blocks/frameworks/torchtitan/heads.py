@@ -35,7 +35,7 @@ def gather_heads(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK,
     return b.add(ordered._replace(back=order))
 
 
-def own_heads(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, width: float) -> str:
+def split_heads_over_ranks(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, width: float) -> str:
     """A rank's part of all heads, as attention's values are split; their gradients are gathered and put in order."""
     present = ctx.has_tp
     if ctx.framework.shards_head_norms or not any_true(present):
@@ -60,7 +60,7 @@ def repeat_kv(b: TapeBuilder, ctx: Context, x: str, name: str, ranks: FloatK, wi
     return b.add(Op(f"{name}.repeat", "memory_bound", Stream(few + many, "copy"), (x,), (out,), back=back))
 
 
-def with_repeated_keys(ctx: Context) -> Context:
+def context_with_repeated_keys(ctx: Context) -> Context:
     """The context of attention itself, which then has as many keys as queries."""
     a = ctx.model.attention
     if not ctx.framework.repeats_keys or a.num_kv_heads == a.num_heads:

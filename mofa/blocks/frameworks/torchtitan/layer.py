@@ -12,18 +12,18 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import any_true, where
 from mofa.blocks.frameworks.torchtitan import fsdp, registration
 from mofa.blocks.frameworks.torchtitan.ffn import feed_forward
-from mofa.blocks.frameworks.torchtitan.heads import gather_heads, ranks_of_heads, repeat_kv, with_repeated_keys
+from mofa.blocks.frameworks.torchtitan.heads import context_with_repeated_keys, gather_heads, ranks_of_heads, repeat_kv
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     cast_once,
     casts_linear_inputs,
     gather_sequence,
     hold_until_scattered,
-    in_compiled_block,
-    in_compiled_part,
+    is_in_compiled_block,
+    is_in_compiled_module,
+    is_split_by_ddp,
     linear,
     scatter_sequence,
-    split_by_ddp,
     sum_gradients,
     weight_grad_bytes,
 )
@@ -46,7 +46,7 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     )
     frame = {"attn_norm": "attention", "mlp_norm": "mlp", "final_norm": "output"}.get(name)
     if frame is not None:  # an argument of the module behind it
-        parts.hold_local(b, frame, out)
+        parts.hold_in_module(b, frame, out)
     return out
 
 
@@ -65,8 +65,8 @@ def row_norm(
     in the same kernel, and back in one more.
     """
     count = rows * width
-    block_compiled = in_compiled_block(b, ctx)
-    compiled = block_compiled or (in_compiled_part(b, ctx) and name not in ("attn_norm", "mlp_norm"))
+    block_compiled = is_in_compiled_block(b, ctx)
+    compiled = block_compiled or (is_in_compiled_module(b, ctx) and name not in ("attn_norm", "mlp_norm"))
     out_element = 2 if casts_linear_inputs(ctx) and (compiled or element == 2) else element
     out = b.tensor(f"{name}.out", count * out_element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
@@ -147,7 +147,7 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
                        order=ScratchSequence((0.5 * back.scratch, 0.5 * back.scratch, 0.25 * back.scratch),
                                              (0, 1, ~0, 2, ~1, WRITES, ~2)) if e == 2 else None)))  # fmt: skip
     for local in (q_raw, turned):
-        parts.hold_local(b, "attention", local)
+        parts.hold_in_module(b, "attention", local)
     low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=wide, step="folded_product")
     latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
     b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0, step="split",
@@ -171,9 +171,9 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
 def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """cuDNN's fused attention; fp32 inputs are left to the composite one, which keeps the probabilities."""
     v = repeat_kv(b, ctx, v, "v", 1.0, ctx.model.attention.d_v)
-    ctx = with_repeated_keys(ctx)
+    ctx = context_with_repeated_keys(ctx)
     for local in (q, k, v):
-        parts.hold_local(b, "attention", local)
+        parts.hold_in_module(b, "attention", local)
     if ctx.element == 4:
         return _composite_attention(b, ctx, q, k, v)
     if any_true(ctx.cp > 1):
@@ -212,7 +212,7 @@ def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: Arr
     name = "wo" if name == "proj" else name
     hold_until_scattered(b, ctx, x, name)
     out = scatter_sequence(b, ctx, linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k), name, n)
-    parts.leave_frame(b, "attention")
+    parts.release_module_locals(b, "attention")
     return out
 
 
@@ -225,7 +225,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     """
     count = ctx.shard_tokens * ctx.model.hidden
     wide, narrow = ctx.residual, ctx.element
-    compiled = in_compiled_block(b, ctx)
+    compiled = is_in_compiled_block(b, ctx)
     if ctx.model.dropout > 0:
         dropped = b.tensor(f"{name}.dropped", count * narrow)
         mask = b.tensor(f"{name}.mask", count, grad=False)
@@ -250,11 +250,11 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """Dense feed-forward on one gathered input."""
     full = gather_sequence(b, ctx, h, name, float(ctx.model.hidden))
-    fused = in_compiled_block(b, ctx) and not split_by_ddp(b, ctx)
+    fused = is_in_compiled_block(b, ctx) and not is_split_by_ddp(b, ctx)
     y = feed_forward(b, ctx, full, name, width / ctx.tp, registered_at=registration.FEED_FORWARD, fused=fused,
                      step="folded_product", returns=False)  # fmt: skip
     out = scatter_sequence(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
-    parts.leave_frame(b, name)
+    parts.release_module_locals(b, name)
     return out
 
 
@@ -307,7 +307,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     full = gather_sequence(b, ctx, normed, "output", hidden)
     fsdp.release_weights(b)
     logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True, purpose="output")
-    parts.leave_frame(b, "output")
+    parts.release_module_locals(b, "output")
     if not ctx.framework.loss_parallel and any_true(ctx.has_tp):
         all_logits = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
         work = Collective("all_gather", "tp", ctx.tokens * ctx.model.vocab * float(ctx.element))
@@ -325,7 +325,9 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
 # -- selective activation checkpointing by op
 
 
-def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, products: bool = True) -> frozenset[str]:
+def ops_with_saved_outputs(
+    forward: Tape, model: ModelSpec, *, attention: bool = True, products: bool = True
+) -> frozenset[str]:
     """Ops whose outputs ``selective: op`` keeps (activation_checkpoint.py).
 
     Every other matrix product from the first, ``attention`` (``saves_attention``), reduce-scatters, and all-to-alls.

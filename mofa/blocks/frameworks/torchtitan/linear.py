@@ -34,12 +34,12 @@ def runs_autocast(ctx: Context) -> bool:
     return casts_linear_inputs(ctx) or ctx.amp
 
 
-def in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
+def is_in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
     """Whether the block is compiled as one: blocks with experts are compiled in pieces."""
     return ctx.framework.compile and b.block.startswith("dense")
 
 
-def in_compiled_part(b: TapeBuilder, ctx: Context) -> bool:
+def is_in_compiled_module(b: TapeBuilder, ctx: Context) -> bool:
     """Whether a module of the block is compiled by itself: attention, router and shared experts beside experts.
 
     A block with experts is cut at the hooks around them (llama4/infra/parallelize.py, apply_compile).
@@ -47,7 +47,7 @@ def in_compiled_part(b: TapeBuilder, ctx: Context) -> bool:
     return ctx.framework.compile and b.block.startswith("moe")
 
 
-def split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
+def is_split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
     """Whether a compiled dense block is cut between the products of its feed-forward layer.
 
     Under DDP, torchtitan has Dynamo compile a block in one graph for each bucket of gradients (apply_ddp:
@@ -57,10 +57,10 @@ def split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
     each = 4.0 if casts_linear_inputs(ctx) else float(ctx.element)
     weight_bytes = each * ctx.model.hidden * float(ctx.model.mlp.ffn_hidden or 0)
     ddp = ctx.framework.data_parallel == "ddp" and runs_autocast(ctx)
-    return in_compiled_block(b, ctx) and ddp and weight_bytes >= DDP_BUCKET
+    return is_in_compiled_block(b, ctx) and ddp and weight_bytes >= DDP_BUCKET
 
 
-def llama_style(ctx: Context) -> bool:
+def has_local_qkv(ctx: Context) -> bool:
     """Whether q, k and v leave their linears as local tensors; Qwen3 and DeepSeek keep distributed ones."""
     return ctx.model.attention_kind.torchtitan.has_local_heads and not ctx.model.attention.qk_norm
 
@@ -117,7 +117,7 @@ def _is_local(op: Op, ctx: Context) -> bool:
         return False
     if op.step in ("routed", "router", "shared_activation") or (op.part == "experts" and not op.frame):
         return True
-    return llama_style(ctx) and op.step in _LOCAL_STEPS
+    return has_local_qkv(ctx) and op.step in _LOCAL_STEPS
 
 
 _VIEWS = {
@@ -137,7 +137,7 @@ def _views(op: Op, ctx: Context) -> float:
         return _VIEWS["collective"]
     if op.step == "norm":
         return _VIEWS["norm"]
-    if llama_style(ctx) or op.role == "sum":
+    if has_local_qkv(ctx) or op.role == "sum":
         return 0.0
     if op.step == "rope":
         return ctx.model.attention_kind.torchtitan.views_of_rotation
@@ -181,7 +181,7 @@ def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK)
 
     A module compiled by itself is handed the norm's fp32 output and casts it once for all of its linears.
     """
-    if not casts_linear_inputs(ctx) or not in_compiled_part(b, ctx):
+    if not casts_linear_inputs(ctx) or not is_in_compiled_module(b, ctx):
         return x, True
     return cast(b, x, name, elements, use="cast_once"), False
 
@@ -193,11 +193,11 @@ def linear(
 ) -> str:  # fmt: skip
     """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input.
 
-    ``behind_cut``: DDP may cut a compiled block in front of it (:func:`split_by_ddp`).
+    ``behind_cut``: DDP may cut a compiled block in front of it (:func:`is_split_by_ddp`).
     """
     if casts_linear_inputs(ctx):
         reads = (*reads, weight_copy(b, name, n * k))
-        if wide_input and (not in_compiled_block(b, ctx) or (behind_cut and split_by_ddp(b, ctx))):
+        if wide_input and (not is_in_compiled_block(b, ctx) or (behind_cut and is_split_by_ddp(b, ctx))):
             x = cast(b, x, name, m * k)
     return parts.linear(
         b,
@@ -226,8 +226,8 @@ def gather_sequence(b: TapeBuilder, ctx: Context, x: str, name: str, width: floa
         return x
     full = parts.sp_gather(b, ctx, parts.tp_copy(b, ctx, x, name, width), name, width)
     full = _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=True)
-    if not in_compiled_block(b, ctx):  # the argument of the sublayer's forward
-        parts.hold_local(b, "attention" if name == "attn" else name, full)
+    if not is_in_compiled_block(b, ctx):  # the argument of the sublayer's forward
+        parts.hold_in_module(b, "attention" if name == "attn" else name, full)
     return full
 
 
@@ -272,14 +272,14 @@ def scatter_sequence(b: TapeBuilder, ctx: Context, x: str, name: str, width: flo
     hold_until_scattered(b, ctx, x, name)
     x = _chunks(b, ctx, x, f"{name}.scatter_copy", width, forward=True, backward=ctx.micro_batch > 1)
     out = parts.tp_reduce(b, ctx, x, name, width)
-    parts.leave_frame(b, f"{name} call")
+    parts.release_module_locals(b, f"{name} call")
     return out
 
 
 def hold_until_scattered(b: TapeBuilder, ctx: Context, x: str, name: str) -> None:
     """Input or output of a linear whose sums are scattered by a hook behind it: its call has both until then."""
-    if any_true(ctx.has_tp) and not in_compiled_block(b, ctx):
-        parts.hold_local(b, f"{name} call", x)
+    if any_true(ctx.has_tp) and not is_in_compiled_block(b, ctx):
+        parts.hold_in_module(b, f"{name} call", x)
 
 
 def _chunks(

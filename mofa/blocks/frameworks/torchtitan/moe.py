@@ -11,7 +11,7 @@ from typing import Literal
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, where
-from mofa.blocks.frameworks.torchtitan.expert_loop import experts_in_turn, output_element_bytes
+from mofa.blocks.frameworks.torchtitan.expert_loop import loop_over_experts, output_element_bytes
 from mofa.blocks.frameworks.torchtitan.ffn import feed_forward, gated_activation
 from mofa.blocks.frameworks.torchtitan.fsdp import expert_weights, python_functions
 from mofa.blocks.frameworks.torchtitan.linear import (
@@ -95,14 +95,14 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
              back=_added_to_rows(padded_time * hidden, element), routing="permute"))  # fmt: skip
     with b.in_step(""):
         if in_turn:
-            y = experts_in_turn(b, ctx, x, rows, padded, weights)
+            y = loop_over_experts(b, ctx, x, rows, padded, weights)
         else:
             y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
     if in_turn:
         element = output_element_bytes(ctx)
         row, put = hidden * element, PUT[element]
     for local in (*weights, y):  # FSDP lets the weights go behind expert parallelism's hook, which sends its input on
-        parts.hold_local(b, "experts", local)
+        parts.hold_in_module(b, "experts", local)
     back_in_place = b.tensor("moe.unpermuted", (memory_rows + 1.0) * row)
     b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, put), (y, fill),
              (back_in_place,), (fill,), launches=2, present=permutes,
@@ -113,8 +113,8 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
            back=Back(work=Stream(0.0), family="memory_bound", launches=0, present=permutes))
     )  # fmt: skip
     y = _exchange(b, ctx, back_in_place, "combine", sent, sent, element)
-    parts.leave_frame(b, "experts")
-    parts.hold_local(b, "moe", y)
+    parts.release_module_locals(b, "experts")
+    parts.hold_in_module(b, "moe", y)
     shared = ""
     if spec.shared_hidden:
         width = spec.shared_hidden / ctx.tp
@@ -127,7 +127,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     b.add(Op("moe.zeros", "memory_bound", Stream(everyone * row, "zero"), functions=python))
     b.add(Op("moe.unsort", "memory_bound", Stream(2 * sent * row, put), (y, order), (ordered,), (order,),
              launches=1, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
-    parts.hold_local(b, "moe", ordered)
+    parts.hold_in_module(b, "moe", ordered)
     out = _weighted_sum(b, ctx, ordered, scores, routed_view, everyone * hidden, deepep=deepep)
     if shared:
         total = b.tensor("moe.total", t * row)
@@ -140,7 +140,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         out = parts.memory_bound_op(b, "moe.add_shared", (out, shared), total,
         bytes_=(2 * element + narrow) * t * hidden,
                            back_launches=0, like="residual_add")  # fmt: skip
-    parts.leave_frame(b, "moe")  # its local variables: routed_output, and that in the order of tokens
+    parts.release_module_locals(b, "moe")  # its local variables: routed_output, and that in the order of tokens
     return out
 
 

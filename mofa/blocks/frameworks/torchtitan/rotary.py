@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, where
-from mofa.blocks.frameworks.torchtitan.heads import own_heads, ranks_of_heads, repeat_kv
-from mofa.blocks.frameworks.torchtitan.linear import CAST, in_compiled_block, in_compiled_part, llama_style
+from mofa.blocks.frameworks.torchtitan.heads import ranks_of_heads, repeat_kv, split_heads_over_ranks
+from mofa.blocks.frameworks.torchtitan.linear import CAST, has_local_qkv, is_in_compiled_block, is_in_compiled_module
 from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, ScratchSequence, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.work import Stream
@@ -26,19 +26,19 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     )  # fmt: skip
     total = sizes[0] + sizes[1]
     order = None
-    if llama_style(ctx):
+    if has_local_qkv(ctx):
         work, back, scratch, launches = complex_rotation(ctx, total, sizes[0])
         positions = 4.0 * a.d_qk * ctx.seq_len / ctx.cp
-        if ctx.element == 2 and not (in_compiled_block(b, ctx) or in_compiled_part(b, ctx)):
+        if ctx.element == 2 and not (is_in_compiled_block(b, ctx) or is_in_compiled_module(b, ctx)):
             back = back._replace(scratch=6.0 * sizes[0] + 2.0 * sizes[1] + positions,
                                  order=complex_rotation_back_scratch(sizes[0], sizes[1], positions))  # fmt: skip
         table = _table(b, ctx, ctx.tokens * a.d_qk * 4.0)
-        if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):
+        if is_in_compiled_block(b, ctx) or is_in_compiled_module(b, ctx):
             launches = 5
     else:
         table = _table(b, ctx, ctx.tokens * a.d_qk * 2.0 * ctx.element, table_elements=ctx.seq_len * 2.0 * a.d_qk)
         e = ctx.element
-        if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):  # inside the head norms' kernels
+        if is_in_compiled_block(b, ctx) or is_in_compiled_module(b, ctx):  # inside the head norms' kernels
             work, back, scratch, launches = Stream(0.0 * total), Back(0.0, 0), 0.0 * total, 0
         else:
             each = (e * sizes[0], e * sizes[1])
@@ -53,8 +53,8 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     out_k = repeat_kv(b, ctx, out_k, "k", ranks, a.d_qk)
     if any_true(ranks > 1.0):
         key_heads = ctx.heads if ctx.framework.repeats_keys else ctx.kv_heads
-        out_q = own_heads(b, ctx, out_q, "q", ctx.heads, a.d_qk)
-        out_k = own_heads(b, ctx, out_k, "k", key_heads, a.d_qk)
+        out_q = split_heads_over_ranks(b, ctx, out_q, "q", ctx.heads, a.d_qk)
+        out_k = split_heads_over_ranks(b, ctx, out_k, "k", key_heads, a.d_qk)
     return out_q, out_k
 
 
