@@ -255,11 +255,11 @@ def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, sho
     cluster = mofa.load_cluster("a100-hgx", 16)
     row = strategy_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
     rank = ranks_of(Estimator(job, cluster, framework, row))[stage]
-    whole = play_memory(rank, skip_rounds=False)
+    whole = play_memory(rank, skip_rounds=False, num_steps=2)
     room = whole.peak_reserved - short
-    whole = play_memory(rank, skip_rounds=False, room=room)
+    whole = play_memory(rank, skip_rounds=False, room=room, num_steps=2)
     with mock.patch.object(RoundSkipper, "end", return_value=False):
-        repeated = play_memory(rank, room=room)
+        repeated = play_memory(rank, room=room, num_steps=2)
     assert len([kind for _, kind, _, _ in whole.journal.computations if kind == "B"]) == 2 * 16
     assert len(repeated.journal.noted) > 2 * 2 * (16 - 4) and not whole.journal.noted
     assert (repeated.out_of_memory is None) == (not short) and repeated.out_of_memory == whole.out_of_memory
