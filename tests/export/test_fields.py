@@ -147,6 +147,8 @@ def test_no_choice_is_lost(to: str) -> None:
         experts = "ep=2" if workload.model.moe is not None else ""
         strategy = f"tp=2 sp=true cp=2 micro_batch=1 recompute=full {experts}"
         jobs.append(Drawn(workload, cluster, facts, plan_in_closed_form(workload, cluster, strategy, facts)))
+        if to == "torchtitan" and name.startswith("qwen3"):
+            continue  # it has no pipelines of it
         strategy = f"pp=2 micro_batch=1 recompute=none {experts}"
         jobs.append(Drawn(workload, cluster, facts, plan_in_closed_form(workload, cluster, strategy, facts)))
     for name, overrides in MORE.get(framework, {}).items():

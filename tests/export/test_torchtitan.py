@@ -11,13 +11,19 @@ from typing import Any
 
 import pytest
 
+import mofa
 from mofa.errors import SpecError
+from mofa.export.entry import writers
+from mofa.export.job import Job
 from mofa.export.read_job import read_job
 from mofa.export.torchtitan.flavours import FLAVOURS
+from mofa.export.torchtitan.job_settings import QWEN3_IS_WHOLE
+from mofa.export.torchtitan.model_settings import MODELS, QWEN3, model_of
 from mofa.export.torchtitan.toml_files import write_torchtitan
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.torchtitan_job import torchtitan_job
+from mofa.search.entry_points import plan_in_closed_form
 from mofa.specs.run import RunBatch, RunSpec
 from tests.export.frameworks import torchtitan_configs, wheel
 from tests.export.jobs import assert_comes_back, job_of
@@ -39,8 +45,40 @@ NUMBER = 50
 
 @pytest.fixture(scope="module")
 def plans() -> list[Drawn]:
-    """Fifty random plans."""
-    return list(islice(drawn_plans("torchtitan", WORKLOADS, OPTIONS, STRATEGIES, seed=26), NUMBER))
+    """Fifty random plans of models that torchtitan runs so."""
+    drawn = drawn_plans("torchtitan", WORKLOADS, OPTIONS, STRATEGIES, seed=26)
+    return list(islice((d for d in drawn if d.plan.strategy.pp == 1 or not _is_whole(d)), NUMBER))
+
+
+def _is_whole(drawn: Drawn) -> bool:
+    """Whether torchtitan 0.2.2 has no pipelines of the model."""
+    return model_of(job_of(drawn, "torchtitan")) == QWEN3
+
+
+def test_pipelines_of_models_that_have_none_are_refused(tmp_path: Path) -> None:
+    """Exported and read: such a job ends with "does not support pipelining". Which models is what torchtitan says."""
+    for name in MODELS:
+        source = (wheel("torchtitan-0.2.2") / f"torchtitan/models/{name}/__init__.py").read_text()
+        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.keyword)]
+        pipelined = [ast.unparse(call.value) for call in calls if call.arg == "pipelining_fn"]
+        assert pipelined == (["None"] if name == QWEN3 else ["pipeline_llm"])
+    workload, cluster = mofa.load_workload("qwen3-30b-a3b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
+    facts = mofa.load_framework("torchtitan")
+
+    def job(strategy: str, to: str) -> Job:
+        return job_of(Drawn(workload, cluster, facts, plan_in_closed_form(workload, cluster, strategy, facts)), to)
+
+    one, two = job("ep=2 micro_batch=1", "torchtitan"), job("pp=2 ep=2 micro_batch=1", "torchtitan-0.3")
+    for name, text in write_torchtitan(one).items():
+        (tmp_path / name).write_text(text)
+    toml = tmp_path / "torchtitan.toml"
+    text = toml.read_text().replace("local_batch_size = 1\n", "local_batch_size = 8\n")
+    toml.write_text(text.replace("pipeline_parallel_degree = 1", "pipeline_parallel_degree = 2"))
+    with pytest.raises(SpecError, match=f"pipeline_parallel_degree is 2 .*{QWEN3_IS_WHOLE}"):
+        read_job("torchtitan", toml)
+    with pytest.raises(SpecError, match=rf"strategy.pp \(2\) .*{QWEN3_IS_WHOLE}; use 1, or --to torchtitan-0.3"):
+        write_torchtitan(two)
+    assert writers()["torchtitan-0.3"](two)
 
 
 @pytest.mark.parametrize("number", range(NUMBER))

@@ -9,7 +9,7 @@ from typing import Any
 from mofa.export.arguments import Argument, Given, Row, only_with, same, words
 from mofa.export.environment import ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW
 from mofa.export.job import Job
-from mofa.export.torchtitan.model_settings import given_experts
+from mofa.export.torchtitan.model_settings import MODEL, QWEN3, given_experts, model_of
 from mofa.schedules import SCHEDULES, default_schedule
 from mofa.specs.layouts.module_names import OUTPUT, ModuleNamesError, module_names, parse_module_names
 from mofa.specs.layouts.pipeline_layout import parse_layout
@@ -232,6 +232,22 @@ def layout_row(output: str) -> Row:
     )  # fmt: skip
 
 
+def _write_pipelined(job: Job) -> Mapping[str, Any]:
+    if job.strategy.pp > 1 and model_of(job) == QWEN3:
+        raise job.refusal(f"strategy.pp ({job.strategy.pp})", f"{QWEN3_IS_WHOLE}; use 1, or --to torchtitan-0.3")
+    return {}
+
+
+def _read_pipelined(given: Given) -> Mapping[str, Any]:
+    if given[PP.name] > 1 and given[MODEL.name] == QWEN3:
+        raise given.refusal(f"{PP.name} is {given[PP.name]}", f"{QWEN3_IS_WHOLE}; write 1")
+    return {}
+
+
+QWEN3_IS_WHOLE = "0.2.2 splits llama3 and deepseek_v3 into stages, and has no pipelines of qwen3"
+"""models/qwen3/__init__.py of torchtitan 0.2.2: ``pipelining_fn=None``."""
+
+
 # --- the rest
 
 
@@ -333,6 +349,7 @@ SHARED_ROWS: tuple[Row, ...] = (
 TOML_ROWS: tuple[Row, ...] = (
     *SHARED_ROWS,
     layout_row(OUTPUT),
+    Row(("strategy.pp",), (), _write_pipelined, _read_pipelined),
     _OPTIMIZER_ROW,
     LOSS_ROW,
     words("strategy.cp_kind", Argument("parallelism.context_parallel_rotate_method", "text", "allgather"),

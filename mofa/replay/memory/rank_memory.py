@@ -18,6 +18,8 @@ from mofa.replay.memory.fsdp_and_optimizer import optimize
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 
+FIRST_STEPS = 2
+"""Steps of equal tokens that are counted among those with drawn tokens: without and with optimizer states. [-]"""
 NUM_STEPS = 4
 """Steps that are played at most: 252 of 271 measured configurations then begin as the step before did. [-]"""
 ROUNDS = 8
@@ -125,7 +127,7 @@ class Playing:
         assert drift is not None
         mark = player.state.journal.end_state()
         with no_collection():
-            for _ in range(drift.num_drift_steps(len(self.rank.computations)) - player.state.step):
+            for _ in range(drift.num_drift_steps(len(self.rank.computations)) - FIRST_STEPS):
                 player.draw_tokens()
                 player.run_step()
         result = self.result()
