@@ -148,7 +148,7 @@ def general_notes(
     """Notes of every plan: its margin of memory, its GPU's capacity, its framework and its routing."""
     reserved = "reserved memory: rounding, other streams' pools, the loss's largest tensor; no other fragmentation"
     if played:
-        reserved = "memory: every allocation of two steps played through PyTorch's caching allocator"
+        reserved = "memory: every allocation, until steps repeat, played through PyTorch's caching allocator"
     margin = load_residuals().device_memory
     rocm = "ROCm: collectives are RCCL's, by the node's links; kernels are those of the GPU that the profile is like"
     notes = [
