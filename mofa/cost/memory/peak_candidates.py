@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
+from mofa.cost.memory.fsdp_neighbours import gathered_embedding_swap_bytes, reduced_head_swap_bytes
 from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, waiting_head_gradient_bytes
 from mofa.cost.memory.fsdp_unsharded import unsharded
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
@@ -74,14 +75,15 @@ class PeakCandidates:
         self.sums = waiting_sums_bytes(rows)
         self.all: list[_Instant] = []
 
-    def _layer_grads(self, kind: int) -> ArrayN:
-        """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.
+    def _layer_grads(self, kind: int, num_layers: float = 1.0) -> ArrayN:
+        """Share of a stage's gradients that layers of a kind and the embedding, or the stage's last work, make.
 
         When the first layer's backward runs, neither its own gradients nor the embedding's exist yet.
         """
         p, t = layer_params(self.rows.workload.model, self.rows.layout.stages.kinds[kind].moe), self.rows.grids
-        dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None] + self._end_params(embedding_params)
-        return self._share_of_grads(dense, (p.routed / (t.ep * t.etp))[:, None])
+        dense = num_layers * ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None]
+        dense = dense + self._end_params(embedding_params)
+        return self._share_of_grads(dense, num_layers * (p.routed / (t.ep * t.etp))[:, None])
 
     def _end_params(self, count: Callable[[ModelSpec], int]) -> ArrayN:
         """Parameters of the embedding, on its stage. (grids, R)"""
@@ -94,17 +96,6 @@ class PeakCandidates:
         dense_ranks, expert_ranks = (s.dense_ranks, s.expert_ranks) if sharded else (1.0, 1.0)
         all_grads = s.dense / dense_ranks + s.expert / expert_ranks
         return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid])
-
-    def _embedding_gather(self, kind: int) -> ArrayN | float:
-        """What the first block's backward prefetches more than one in the middle: the embedding, not a block. [B]"""
-        rows, model = self.rows, self.rows.workload.model
-        if not gathers_ends(rows):
-            return 0.0
-        p = layer_params(model, rows.layout.stages.kinds[kind].moe)
-        tp = rows.grids.tp
-        more = embedding_params(model) / tp - ((p.matrices_tp + p.shared) / tp + p.replicated)
-        gathered = np.where(rows.shards.dense_ranks[:, 0] > 1, 2.0 * more, 0.0)
-        return np.asarray(gathered[rows.grid, None] * np.ones((1, self.num_shown)))
 
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
@@ -175,14 +166,16 @@ class PeakCandidates:
             ):
                 if not np.any(has):
                     continue
-                own = saved[:, i][:, None]
+                own, layers = saved[:, i][:, None], (lay.full if label else lay.plain)[:, i]
+                alone = layers == lay.layer_counts[:, i]
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, lingers=ahead)
                 later = later + self.sums * self._share_of_grads(self._end_params(head_params))
+                reduced = waiting + np.where(alone, reduced_head_swap_bytes(rows, i), 0.0)
                 self.add_block(
-                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=waiting, lingers=later
+                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced, lingers=later
                 )  # fmt: skip
                 if self.retention:
                     name = f"of the first {kind} block{label}"
@@ -196,11 +189,30 @@ class PeakCandidates:
                     done = self._one_micro_batch() - own - received
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
-                    swap = self._embedding_gather(i) + waiting
+                    swap = gathered_embedding_swap_bytes(rows, i) + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap, lingers=sums
                     )  # fmt: skip
+                    if gathers_ends(rows):
+                        inner = backward, mode, has & (layers > 1)
+                        self._add_inner_blocks(i, label, inner, gone + own, done, waiting)
+
+    def _add_inner_blocks(
+        self, kind: int, label: str, of_block: tuple[tuple[ArrayN, ArrayN], NDArray[np.intp], NDArray[np.bool_]],
+        gone: ArrayN, done: ArrayN, waiting: ArrayN | float,
+    ) -> None:  # fmt: skip
+        """The backwards of a kind's last block but one and of its second, whose neighbours are blocks: larger than an
+        end of the model may be. What is ``gone`` by the one, and ``done`` by the other."""
+        peaks, mode, has = of_block
+        several = self.rows.num_micro_batches[:, None] > self.rows.layout.last_in_flight
+        for name, minus, num_layers in (("last", gone, None), ("first", done, 2.0)):
+            ahead = 1.0 - self._layer_grads(kind, num_layers) if num_layers else np.zeros((1, 1))
+            grads = np.where(several, 1.0, ahead)
+            self.add_block(
+                "backward", f"beside the {name} {self.rows.layout.stages.kinds[kind].name} block{label}", kind, peaks,
+                mode, has, minus, grads=grads, copies=waiting, lingers=self.sums * ahead,
+            )  # fmt: skip
 
     def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
         """What lingers of earlier computations in a kind's last forward, last backward and first backward, and what is
