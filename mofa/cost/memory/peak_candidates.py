@@ -13,7 +13,7 @@ from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
 from mofa.cost.memory.fsdp_neighbours import gathered_embedding_swap_bytes, reduced_head_swap_bytes
 from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, waiting_head_gradient_bytes
-from mofa.cost.memory.fsdp_unsharded import unsharded
+from mofa.cost.memory.fsdp_unsharded import reduction_bytes, unsharded
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
 from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
 from mofa.cost.memory.replica_sums import waiting_sums_bytes
@@ -21,6 +21,7 @@ from mofa.cost.memory.reserved import LivePeaks
 from mofa.cost.memory.saved_in_flight import ends_saved_bytes, saved_by_kind
 from mofa.cost.memory.stage_inputs import held_input_bytes, let_go_input_bytes, pipeline_buffer_bytes, sent_part_bytes
 from mofa.cost.memory.watchdog_held import shelved_bytes
+from mofa.cost.optimizer import whole_embedding_gradient
 from mofa.cost.rank_rules import gathers_whole
 from mofa.cost.rows import Rows
 from mofa.specs.model import ModelSpec
@@ -64,6 +65,9 @@ class PeakCandidates:
         lay, static = rows.layout, rows.static
         self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
         self.grads = static.grads[rows.grid]
+        self.whole_table = whole_embedding_gradient(
+            rows.workload, rows.framework, rows.mode.precision, rows.mode.pipelined, rows.grids.tp, rows.is_first
+        )[rows.grid]
         self.buffers = static.buffers[rows.grid] + pipeline_buffer_bytes(rows) + persistent_buffer_bytes(rows)
         self.fixed = (static.params + static.states)[rows.grid] + self.buffers
         self.saved_plain, self.saved_full = rows.of_base_and_full(rows.layers.saved)
@@ -83,19 +87,29 @@ class PeakCandidates:
         p, t = layer_params(self.rows.workload.model, self.rows.layout.stages.kinds[kind].moe), self.rows.grids
         dense = num_layers * ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None]
         dense = dense + self._end_params(embedding_params)
-        return self._share_of_grads(dense, num_layers * (p.routed / (t.ep * t.etp))[:, None])
+        return self._share_of_grads(dense, num_layers * (p.routed / (t.ep * t.etp))[:, None], embedding=True)
+
+    @property
+    def _embedding_share(self) -> ArrayN:
+        """Share of a stage's gradients that is the embedding's. (n, R) [-]"""
+        return self._share_of_grads(self._end_params(embedding_params), embedding=True)
 
     def _end_params(self, count: Callable[[ModelSpec], int]) -> ArrayN:
         """Parameters of the embedding, on its stage. (grids, R)"""
         return np.asarray((count(self.rows.workload.model) / self.rows.grids.tp)[:, None] * self.rows.is_first)
 
-    def _share_of_grads(self, dense: ArrayN, expert: ArrayN | float = 0.0) -> ArrayN:
-        """The share of a stage's gradients that some parameters make. (n, R) [-]"""
+    def _share_of_grads(self, dense: ArrayN, expert: ArrayN | float = 0.0, *, embedding: bool = False) -> ArrayN:
+        """The share of a stage's gradients that some parameters make. (n, R) [-]
+
+        The ``embedding`` is among them or not: its gradient may be larger than it is.
+        """
         rows, s = self.rows, self.rows.shards
         sharded = rows.mode.precision == "mixed" and not rows.mode.pipelined
         dense_ranks, expert_ranks = (s.dense_ranks, s.expert_ranks) if sharded else (1.0, 1.0)
         all_grads = s.dense / dense_ranks + s.expert / expert_ranks
-        return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid])
+        share = np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid]
+        of_table = self.whole_table / np.maximum(self.grads, 1.0)
+        return np.asarray(share * (1.0 - of_table) + of_table * embedding)
 
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
@@ -140,7 +154,7 @@ class PeakCandidates:
         if np.any(rows.layers.autocast_cached_bytes):
             cached = rows.sum_layers_by_stage(rows.layers.autocast_cached_bytes)
         if rows.framework.traits.has_pytorch_modules and rows.layout.stages.pp > 1:
-            in_flight = InFlight(rows, self.grads)
+            in_flight = InFlight(rows, self.grads, self.whole_table)
             self._pipelined_layers(in_flight)
             self._pipelined_ends(in_flight)
         else:
@@ -289,21 +303,17 @@ class PeakCandidates:
         for direction, kinds in (("forward", head.forward_kinds), ("backward", head.backward_kinds)):
             most = in_flight.most("F" if direction == "forward" else "B", on_head)
             self._add_end("loss", direction, rows.is_head, kinds, **self._alive_at(most))
-        most = in_flight.most("B", on_first, ended=True)
+        # the first micro-batch's gradient becomes the parameter's, but for FSDP's, which is copied into fp32
+        own = 0.0 if rows.mode.precision == "mixed" else self._embedding_share
+        most = in_flight.most("B", on_first, ended=True, own_grads=own)
         self._add_end("embedding", "backward", rows.is_first, embedding.backward_kinds, **self._alive_at(most))
         if rows.mode.precision != "mixed":
             return
-        model, tp = rows.workload.model, rows.table.tp
-        p = layer_params(model, stages.kinds[0].moe)
-        layer = ((p.total - p.routed) / tp + p.routed / (rows.table.ep * rows.table.etp))[:, None]
-        end = embedding_params(model) / tp[:, None]
         if in_flight.unshards:
-            group = np.where(on_first == 0.0, end[:, :, None], layer[:, :, None])
-            most = in_flight.most("R", np.zeros(on_first.shape), beside=2.0 * group)
+            most = in_flight.most("R", np.zeros(on_first.shape), beside=reduction_bytes(rows))
             self._add_nothing("reduction of gradients", **self._alive_at(most))
             return
-        group = np.where(rows.is_first > 0, end, layer)
-        self._add_nothing("reduction of gradients", minus=None, grads=1.0, copies=2.0 * group)
+        self._add_nothing("reduction of gradients", minus=None, grads=1.0, copies=reduction_bytes(rows)[:, :, 0])
 
     def _add_nothing(
         self, name: str, *, minus: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float,
@@ -331,7 +341,7 @@ class PeakCandidates:
         gone, lingers = self._one_micro_batch(), 0.0
         if self.retention:
             lingers = self.retention.at_end(0, BACKWARD, ended=True) + self.retention.there * gone
-        lingers = lingers + self.sums * (1.0 - self._share_of_grads(self._end_params(embedding_params)))
+        lingers = lingers + self.sums * (1.0 - self._embedding_share)
         self._add_end(
             "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0,
             copies=tied_head_gradient_bytes(rows), lingers=lingers,
