@@ -62,6 +62,9 @@ def test_steps_agree(job: Job, framework: dict[str, Any], strategy: str) -> None
         # the first group of gradients that a stage reduces is a layer with experts (12 % below)
         (("memfine-model-1", "b200-hgx", 64, 2, 4096), {"name": "torchtitan", "dispatcher": "alltoall"},
          "pp=8 cp=8 dp=1 micro_batch=2 recompute=full", 1),
+        # a stage that has the head alone reduces no layer's gradients
+        (("llama3-8b", "h100-hgx", 64, 8, 1024), {"name": "torchtitan"},
+         "pp=32 dp=2 micro_batch=1 recompute=none", 31),
         # Megatron of 2022 holds what it received as today's does: nothing while no micro-batch is through (4 % above)
         (("gpt3-175b", "h100-nvl-pairs", 512, 16, 4096), {"name": "megatron-2022"},
          "tp=8 pp=64 dp=1 micro_batch=8 recompute=none", 1),

@@ -40,11 +40,10 @@ def reduction_bytes(rows: Rows) -> ArrayN:
         of_kind.append(((p.total - p.routed) / t.tp, p.routed / ways))
     for r, stage in enumerate(rows.layout.shown.stage.tolist()):
         for c, layers in enumerate(stages.layers[stage]):
-            groups = [of_kind[kind] for kind in layers]
-            if rows.is_first[r] > 0 and c == 0:
-                groups.insert(0, (embedding_params(model) / t.tp, np.zeros(len(t))))
+            begins = (-1,) if rows.is_first[r] > 0 and c == 0 else ()
             before, seen = np.zeros(len(t)), set[int]()
-            for (dense, expert), kind in zip(groups, (-1, *layers)[-len(groups) :], strict=True):
+            for kind in (*begins, *layers):
+                dense, expert = of_kind[kind] if kind >= 0 else (embedding_params(model) / t.tp, 0.0)
                 whole = dense + expert
                 if kind not in seen:
                     out[:, r, c] = np.maximum(out[:, r, c], 2.0 * whole - before)
