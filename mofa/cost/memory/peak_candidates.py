@@ -20,6 +20,7 @@ from mofa.cost.memory.replica_sums import waiting_sums_bytes
 from mofa.cost.memory.reserved import LivePeaks
 from mofa.cost.memory.saved_in_flight import ends_saved_bytes, saved_by_kind
 from mofa.cost.memory.stage_inputs import held_input_bytes, let_go_input_bytes, pipeline_buffer_bytes, sent_part_bytes
+from mofa.cost.memory.unsplit_rests import UnsplitRests
 from mofa.cost.memory.watchdog_held import shelved_bytes
 from mofa.cost.optimizer import whole_embedding_gradient
 from mofa.cost.rank_rules import gathers_whole
@@ -78,6 +79,7 @@ class PeakCandidates:
         self.shelved, self.let_go = shelved_bytes(rows), let_go_input_bytes(rows)
         self.sums = waiting_sums_bytes(rows)
         self.all: list[_Instant] = []
+        self.rests: UnsplitRests | None = None
 
     def _layer_grads(self, kind: int, num_layers: float = 1.0) -> ArrayN:
         """Share of a stage's gradients that layers of a kind and the embedding, or the stage's last work, make.
@@ -391,6 +393,19 @@ class PeakCandidates:
             which[self.all[i].total >= enough] = i
         return largest, which
 
+    def freed_at_step(self) -> ArrayN:
+        """What a step has freed by its end of what was alive at most, its gradients not among it. (n, R) [B]"""
+        most = np.maximum.reduce([candidate.total for candidate in self.all[:-1]])
+        at_end = self.all[-1].total - self.rows.static.step_scratch[self.rows.grid]
+        return np.asarray(np.maximum(most - at_end, 0.0))
+
+    def hold_rests(self, rests: UnsplitRests) -> None:
+        """Add to all instants what the allocator left whole."""
+        self.rests = rests
+        for candidate in self.all:
+            candidate.total[:] += rests.params + rests.states
+        self.all[-1].total[:] += rests.step_scratch
+
     def alive(self, most: ArrayN) -> LivePeaks:
         """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]"""
 
@@ -431,6 +446,9 @@ class PeakCandidates:
         out[place["gradients"]] = self.grads[rows_at, stage]
         out[place["optimizer_states"]] = rows.static.states[of, stage]
         out[place["buffers"]] = self.buffers[rows_at, stage]
+        if self.rests is not None:
+            out[place["parameters"]] += self.rests.params[rows_at, stage]
+            out[place["optimizer_states"]] += self.rests.states[rows_at, stage]
         activations, in_flight = self.activations[rows_at, stage], saved_by_kind(rows, rows_at, stage)
         for i in sorted(set(instant.tolist())):
             candidate, chosen = self.all[i], np.flatnonzero(instant == i)
@@ -448,6 +466,7 @@ class PeakCandidates:
             out[place["parameters"], chosen] += np.minimum(copies, 0.0)
             if i == len(self.all) - 1:
                 out[place["temporaries"], chosen] += rows.static.step_scratch[of[chosen], stage[chosen]]
+                out[place["temporaries"], chosen] += 0.0 if self.rests is None else self.rests.step_scratch[where]
         if rows.mode.amp:  # DDP's buckets, which hold gradients that are reduced
             out[place["gradients"]] += rows.static.buffers[of, stage]
             out[place["buffers"]] -= rows.static.buffers[of, stage]
