@@ -38,16 +38,20 @@ def reduction_bytes(rows: Rows) -> ArrayN:
     for kind in stages.kinds:
         p, ways = layer_params(model, kind.moe), t.ep * t.etp
         of_kind.append(((p.total - p.routed) / t.tp, p.routed / ways))
+    known: dict[tuple[int, ...], ArrayN] = {}
     for r, stage in enumerate(rows.layout.shown.stage.tolist()):
         for c, layers in enumerate(stages.layers[stage]):
-            begins = (-1,) if rows.is_first[r] > 0 and c == 0 else ()
-            before, seen = np.zeros(len(t)), set[int]()
-            for kind in (*begins, *layers):
-                dense, expert = of_kind[kind] if kind >= 0 else (embedding_params(model) / t.tp, 0.0)
-                whole = dense + expert
-                if kind not in seen:
-                    out[:, r, c] = np.maximum(out[:, r, c], 2.0 * whole - before)
+            groups = (-1, *layers) if rows.is_first[r] > 0 and c == 0 else layers
+            if groups not in known:
+                before, most, seen = np.zeros(len(t)), np.zeros(len(t)), set[int]()
+                for kind in groups:
+                    dense, expert = of_kind[kind] if kind >= 0 else (embedding_params(model) / t.tp, 0.0)
+                    most = most if kind in seen else np.maximum(most, 2.0 * (dense + expert) - before)
                     seen.add(kind)
-                shared = dense / shards.dense_ranks[:, 0] + expert / shards.expert_ranks[:, 0]
-                before = before + 6.0 * whole - 4.0 * shared
+                    if len(seen) == len(set(groups)):
+                        break
+                    shared = dense / shards.dense_ranks[:, 0] + expert / shards.expert_ranks[:, 0]
+                    before = before + 6.0 * (dense + expert) - 4.0 * shared
+                known[groups] = most
+            out[:, r, c] = known[groups]
     return np.asarray(out[rows.grid])

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.block.block_cost import unique_rows
 from mofa.cost.memory.reserved import LARGE_SEGMENT, MIN_OWN, ROUND, SMALL
 from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.rank_rules import has_flat_buffers, shards_params, shards_states
@@ -105,15 +106,17 @@ def _of_stages(rows: Rows, width: float, ranks: Sequence[ArrayN | float]) -> Arr
     params, numbers = weights.params[:, k], np.maximum(weights.numbers[:, k], 1.0).astype(int)
     sequential = rows.framework.experts == "sequential"
     out = np.zeros((len(k), counts.shape[1]))
+    each = [np.broadcast_to(number, len(k)).astype(np.int64) for number in ranks]
+    firsts, alike = unique_rows([k, *each])
     for kind in range(len(counts)):
         own = np.flatnonzero(weights.kind == kind)
-        shared = np.stack([np.broadcast_to(ranks[int(weights.expert[w])], len(k)) for w in own])
-        nbytes = (np.ceil(width * params[own] / shared / 512.0) * 512.0).astype(int)
-        alike, grids = np.unique(np.concatenate([nbytes, numbers[own]]), axis=1, return_inverse=True)
+        expert, some = weights.expert[own], np.ix_(own, firsts)
+        shared = np.where(expert[:, None], each[1][firsts], each[0][firsts])
+        nbytes = (np.ceil(width * params[some] / shared / 512.0) * 512.0).astype(int)
         of_layer = np.array([
-            unsplit_rest_per_layer(_in_order(each[: len(own)], each[len(own) :], weights.expert[own], sequential))
-            for each in alike.T
-        ])[grids.ravel()]  # fmt: skip
+            unsplit_rest_per_layer(_in_order(sizes, number, expert, sequential))
+            for sizes, number in zip(nbytes.T, numbers[some].T, strict=True)
+        ])[alike]  # fmt: skip
         out += of_layer[:, None] * counts[kind]
     return out
 
