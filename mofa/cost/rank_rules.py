@@ -149,7 +149,8 @@ def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
 
     A chunk keeps the last input that it was set (``set_input_tensor``), whose gradient hangs on it, until its next
     forward: two a chunk at the end of a step, when both are of a micro-batch that is through (megatron_core 0.16.1,
-    pipeline_parallel/schedules.py and transformer/transformer_block.py).
+    pipeline_parallel/schedules.py and transformer/transformer_block.py). Megatron of 2022 has the same loop and the
+    same ``set_input_tensor`` (megatron/schedules.py). DeepSpeed's pipeline has its own.
 
     Examples
     --------
@@ -164,7 +165,7 @@ def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
     >>> [held_inputs(megatron, ONE_F_ONE_B, 2, chunks) for chunks in (0, 1)]
     [HeldInputs(throughout=0, at_end=0), HeldInputs(throughout=2, at_end=0)]
     """
-    if not framework.traits.is_megatron_core or pp == 1:
+    if framework.traits.has_pytorch_modules or framework.deepspeed or pp == 1:
         return HeldInputs()
     steady = schedule.handed_on_tensors if receiving else 0
     return HeldInputs(steady, max(2 * receiving - steady, 0))

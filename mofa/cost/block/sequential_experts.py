@@ -7,13 +7,15 @@ last one's, and ends behind the last expert's last op.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from mofa.blocks.elementwise import FloatK, any_true, maximum, minimum, where
-from mofa.blocks.op import Op
-from mofa.blocks.work import Grouped
+from mofa.blocks.op import Op, Tape
+from mofa.blocks.work import Grouped, Stream
+from mofa.cost.kernels.launch_queue import QUEUE, num_queued_kernels
 
 BETWEEN = 0.5826
 """How far beyond a level steps of a standard deviation of 1 are found that go on in time: -zeta(1/2) / sqrt(2 pi)
@@ -45,23 +47,89 @@ def issue_of_expert_loops(ops: Sequence[Op], seconds: Sequence[FloatK], issue: S
     >>> issue_of_expert_loops(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
     [5.0, 0.0, 8.0]
     """
-    out = list(issue)
+    out, behind = issue_around_expert_loops(ops, seconds, issue)
+    for last, rest_s in behind.items():
+        end = next(i for i in range(last, len(ops)) if not any_true(ops[i].expert_loops > 1.0))
+        out[end] = out[end] + rest_s
+    return out
+
+
+def issue_around_expert_loops(
+    ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK]
+) -> tuple[list[FloatK], dict[int, FloatK]]:
+    """The same, with the rest of a loop's issue by the index of the loop's last op: the host issues it before it goes
+    on, and the device does not wait for it. [s]
+
+    Examples
+    --------
+    >>> from mofa.blocks.op import Stream
+    >>> loops = {"a": 4.0, "b": 4.0, "c": 1.0}
+    >>> ops = [Op(name, "grouped_gemm", Stream(1.0), expert_loops=n) for name, n in loops.items()]
+    >>> issue_around_expert_loops(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
+    ([5.0, 0.0, 1.0], {1: 7.0})
+    """
+    out, behind = list(issue), dict[int, FloatK]()
+    for running in _loops(ops):
+        behind[running[-1]] = _one_loop(ops, ops[running[0]].expert_loops, running, seconds, out)
+    return out, behind
+
+
+def tape_with_full_queues(
+    tape: Tape, seconds: Sequence[FloatK], issue: Sequence[FloatK]
+) -> tuple[Tape, list[FloatK], list[FloatK]]:
+    """A tape with what the device waits in loops of more launches than its queue takes, and its ops' seconds.
+
+    Notes
+    -----
+    However early the host comes to a loop of ``N`` launches, no more than :data:`QUEUE` are there when the device
+    begins it. The others are issued meanwhile: the loop takes the device no less than ``(1 - QUEUE / N) H + d / R``, in
+    the terms of :func:`issue_of_expert_loops`.
+
+    Examples
+    --------
+    Two ops of 1,024 launches each, in four rounds. They are issued in 40 s and computed in 8: half of the issue is left
+    when the device begins, and a second's op behind it.
+
+    >>> ops = tuple(Op(name, "grouped_gemm", Stream(1.0), launches=1024, expert_loops=4.0) for name in ("a", "b"))
+    >>> behind = Op("c", "gemm", Stream(1.0))
+    >>> tape, took, issued = tape_with_full_queues(Tape((*ops, behind), {}, (), ()), [4.0, 4.0, 1.0], [20.0, 20.0, 1.0])
+    >>> [op.name for op in tape.ops], took, issued
+    (['a', 'a.queue', 'b', 'c'], [4.0, 13.0, 4.0, 1.0], [20.0, 0.0, 20.0, 1.0])
+    """
+    waits: dict[int, tuple[Op, FloatK]] = {}
+    for running in _loops(tape.ops):
+        launches = sum([where(tape.ops[i].present, num_queued_kernels(tape.ops[i]), 0.0) for i in running], 0.0)
+        if any_true(launches > QUEUE):
+            first, loops = tape.ops[running[0]], tape.ops[running[0]].expert_loops
+            issued, busy = sum([issue[i] for i in running], 0.0), sum([seconds[i] for i in running], 0.0)
+            rest_s = (1.0 - QUEUE / maximum(launches, QUEUE)) * issued + seconds[running[-1]] / loops
+            idle_s = where(launches > QUEUE, maximum(rest_s - busy, 0.0), 0.0)
+            wait = Op(f"{first.name}.queue", "host_idle", Stream(0.0), launches=0, expert_loops=loops)
+            waits[running[0]] = wait, idle_s
+    if not waits:
+        return tape, list(seconds), list(issue)
+    out: list[tuple[Op, FloatK, FloatK]] = []
+    for i, given in enumerate(zip(tape.ops, seconds, issue, strict=True)):
+        out.append(given)
+        if i in waits:
+            out.append((*waits[i], 0.0))
+    ops, took, issued_s = zip(*out, strict=True)
+    return replace(tape, ops=ops), list(took), list(issued_s)
+
+
+def _loops(ops: Sequence[Op]) -> Iterator[list[int]]:
+    """Of each loop over experts that something comes behind, the indices of the ops that run."""
     if {1.0}.issuperset([op.expert_loops if type(op.expert_loops) is float else 0.0 for op in ops]):  # nearly always
-        return out
+        return
     start = 0
     while start < len(ops):
-        loops = ops[start].expert_loops
-        if not any_true(loops > 1.0):
-            start += 1
-            continue
         end = start
         while end < len(ops) and any_true(ops[end].expert_loops > 1.0):
             end += 1
         running = [i for i in range(start, end) if ops[i].work is not None]
         if running and end < len(ops):
-            _one_loop(ops, loops, running, end, seconds, out)
-        start = end
-    return out
+            yield running
+        start = max(end, start + 1)
 
 
 def uneven_loops_wait(behind: FloatK, deviation: FloatK, loops: FloatK) -> FloatK:
@@ -103,9 +171,9 @@ def uneven_loops_wait(behind: FloatK, deviation: FloatK, loops: FloatK) -> Float
 
 
 def _one_loop(
-    ops: Sequence[Op], loops: FloatK, running: list[int], end: int, seconds: Sequence[FloatK], out: list[FloatK]
-) -> None:
-    """Move the issue of one loop's ops ahead of the first and behind the last."""
+    ops: Sequence[Op], loops: FloatK, running: list[int], seconds: Sequence[FloatK], out: list[FloatK]
+) -> FloatK:
+    """Move the issue of one loop's ops ahead of the first; what comes behind the last. [s]"""
     first, last, several = running[0], running[-1], loops > 1.0
     issued, busy = sum((out[i] for i in running), 0.0), sum((seconds[i] for i in running), 0.0)
     ahead = maximum(out[first] / loops, issued + seconds[last] / loops - busy)
@@ -117,4 +185,4 @@ def _one_loop(
         ahead = minimum(ahead + uneven_loops_wait(issued - busy, uneven / loops, loops), issued)
     for i in running:
         out[i] = where(several, ahead if i == first else 0.0, out[i])
-    out[end] = out[end] + where(several, issued - ahead, 0.0)
+    return where(several, issued - ahead, 0.0)

@@ -24,7 +24,7 @@ from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.host_issue import host_seconds
 from mofa.cost.block.launch_blocking import with_launch_blocking
-from mofa.cost.block.sequential_experts import issue_of_expert_loops
+from mofa.cost.block.sequential_experts import issue_of_expert_loops, tape_with_full_queues
 from mofa.cost.block.streams import NOTHING, Ready, Streams, output_ready_times
 from mofa.cost.kernels.launch_queue import num_queued_kernels
 from mofa.cost.kernels.lazy_loading import load_idle_s, tape_with_loads
@@ -86,6 +86,7 @@ def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list
     seconds = device_seconds(tape.ops, machine, timed)
     load_s = machine.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = tape_with_loads(tape, seconds, host_seconds(tape.ops, machine), load_s, machine.drained)
+    tape, seconds, issue = tape_with_full_queues(tape, seconds, issue)
     issue = issue_of_expert_loops(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
         tape, seconds, issue = with_launch_blocking(tape, seconds, issue, machine)

@@ -203,7 +203,9 @@ class _Moments(NamedTuple):
 class InFlight:
     """The moments of candidates of one pp x vpp, and what is alive at them."""
 
-    def __init__(self, rows: Rows, grads: ArrayN) -> None:
+    def __init__(self, rows: Rows, grads: ArrayN, whole_table: ArrayN) -> None:
+        """``grads`` are all gradients of a stage, ``whole_table`` what of them the embedding's has over its parameter.
+        (n, R) each [B]"""
         lay, stages = rows.layout, rows.layout.stages
         self.rows, self.grads = rows, grads
         self.unshards = reduces_by_chunk(rows)
@@ -233,7 +235,10 @@ class InFlight:
         self.split = self.defers_weight_gradients & ((lay.shown.stage > 0)[:, None] | (np.arange(stages.vpp) > 0))
         self.layers_behind = layers_behind_last_by_mode(rows)
         params = rows.params.sum(axis=0)
-        self.share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
+        self.params_share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
+        of_table = (whole_table / np.maximum(grads, 1.0))[:, :, None]
+        self.grads_share = self.params_share * (1.0 - of_table)
+        self.grads_share[:, :, 0] += of_table[:, :, 0]
         in_rounds = stages.vpp > 1 and rows.schedule_record.in_rounds
         each = np.array(
             [micro_batches_per_round(stages.pp, int(m)) if in_rounds else stages.pp for m in rows.num_micro_batches]
@@ -410,11 +415,12 @@ class InFlight:
         alive = np.einsum("rsc,nrc->nrs", flying, self.per_micro_batch[of_length])
         if waiting.any():
             alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.deferred[of_length])
-        share, reduced, away = self.share[of_length], None, None
+        grads_share, share = self.grads_share[of_length], self.params_share[of_length]
+        reduced, away = None, None
         if self.unshards:
             reduced = np.einsum("rsc,nrc->nrs", states.reduced, share) * self.reduced[of_length][:, :, None]
             away = np.einsum("rsc,nrc->nrs", states.away, share) * self.copies[of_length][:, :, None]
         return _Moments(
-            np.arange(len(ranks))[:, None] * vpp + chunk, alive, np.einsum("rsc,nrc->nrs", begun, share),
+            np.arange(len(ranks))[:, None] * vpp + chunk, alive, np.einsum("rsc,nrc->nrs", begun, grads_share),
             states.first if ended or kind == "W" else None, reduced, away,
         )  # fmt: skip

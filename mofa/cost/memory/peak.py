@@ -11,6 +11,7 @@ from mofa.blocks.elementwise import first_largest
 from mofa.cost.memory.communicators import communicators_of
 from mofa.cost.memory.peak_candidates import PeakCandidates
 from mofa.cost.memory.reserved import native_allocator_bytes, shards_waste
+from mofa.cost.memory.unsplit_rests import unsplit_rests
 from mofa.cost.rank_rules import has_flat_buffers, shards_params
 from mofa.cost.rows import Rows
 
@@ -43,7 +44,12 @@ def stage_bytes(rows: Rows) -> StageBytes:
     candidates = PeakCandidates(rows)
     candidates.build()
     allocated, which = candidates.largest()
-    reserved = _reserved(rows, candidates, allocated, which)
+    reserved = _reserved(rows, candidates, allocated, which)  # which has rests of its own
+    rests = unsplit_rests(rows, candidates.freed_at_step())
+    if rests is not None:
+        candidates.hold_rests(rests)
+        allocated, which = candidates.largest()
+        reserved = np.maximum(reserved, allocated)
     comm = communicators_of(rows)
     outside = rows.cluster.gpu.context_bytes.value + comm
     return StageBytes(allocated, reserved, reserved + outside, which, comm, candidates)

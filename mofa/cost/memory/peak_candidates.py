@@ -11,15 +11,18 @@ from numpy.typing import NDArray
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
+from mofa.cost.memory.fsdp_neighbours import gathered_embedding_swap_bytes, reduced_head_swap_bytes
 from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, waiting_head_gradient_bytes
-from mofa.cost.memory.fsdp_unsharded import unsharded
+from mofa.cost.memory.fsdp_unsharded import reduction_bytes, unsharded
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
 from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
 from mofa.cost.memory.replica_sums import waiting_sums_bytes
 from mofa.cost.memory.reserved import LivePeaks
 from mofa.cost.memory.saved_in_flight import ends_saved_bytes, saved_by_kind
 from mofa.cost.memory.stage_inputs import held_input_bytes, let_go_input_bytes, pipeline_buffer_bytes, sent_part_bytes
+from mofa.cost.memory.unsplit_rests import UnsplitRests
 from mofa.cost.memory.watchdog_held import shelved_bytes
+from mofa.cost.optimizer import whole_embedding_gradient
 from mofa.cost.rank_rules import gathers_whole
 from mofa.cost.rows import Rows
 from mofa.specs.model import ModelSpec
@@ -63,6 +66,9 @@ class PeakCandidates:
         lay, static = rows.layout, rows.static
         self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
         self.grads = static.grads[rows.grid]
+        self.whole_table = whole_embedding_gradient(
+            rows.workload, rows.framework, rows.mode.precision, rows.mode.pipelined, rows.grids.tp, rows.is_first
+        )[rows.grid]
         self.buffers = static.buffers[rows.grid] + pipeline_buffer_bytes(rows) + persistent_buffer_bytes(rows)
         self.fixed = (static.params + static.states)[rows.grid] + self.buffers
         self.saved_plain, self.saved_full = rows.of_base_and_full(rows.layers.saved)
@@ -73,38 +79,39 @@ class PeakCandidates:
         self.shelved, self.let_go = shelved_bytes(rows), let_go_input_bytes(rows)
         self.sums = waiting_sums_bytes(rows)
         self.all: list[_Instant] = []
+        self.rests: UnsplitRests | None = None
 
-    def _layer_grads(self, kind: int) -> ArrayN:
-        """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.
+    def _layer_grads(self, kind: int, num_layers: float = 1.0) -> ArrayN:
+        """Share of a stage's gradients that layers of a kind and the embedding, or the stage's last work, make.
 
         When the first layer's backward runs, neither its own gradients nor the embedding's exist yet.
         """
         p, t = layer_params(self.rows.workload.model, self.rows.layout.stages.kinds[kind].moe), self.rows.grids
-        dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None] + self._end_params(embedding_params)
-        return self._share_of_grads(dense, (p.routed / (t.ep * t.etp))[:, None])
+        dense = num_layers * ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None]
+        dense = dense + self._end_params(embedding_params)
+        return self._share_of_grads(dense, num_layers * (p.routed / (t.ep * t.etp))[:, None], embedding=True)
+
+    @property
+    def _embedding_share(self) -> ArrayN:
+        """Share of a stage's gradients that is the embedding's. (n, R) [-]"""
+        return self._share_of_grads(self._end_params(embedding_params), embedding=True)
 
     def _end_params(self, count: Callable[[ModelSpec], int]) -> ArrayN:
         """Parameters of the embedding, on its stage. (grids, R)"""
         return np.asarray((count(self.rows.workload.model) / self.rows.grids.tp)[:, None] * self.rows.is_first)
 
-    def _share_of_grads(self, dense: ArrayN, expert: ArrayN | float = 0.0) -> ArrayN:
-        """The share of a stage's gradients that some parameters make. (n, R) [-]"""
+    def _share_of_grads(self, dense: ArrayN, expert: ArrayN | float = 0.0, *, embedding: bool = False) -> ArrayN:
+        """The share of a stage's gradients that some parameters make. (n, R) [-]
+
+        The ``embedding`` is among them or not: its gradient may be larger than it is.
+        """
         rows, s = self.rows, self.rows.shards
         sharded = rows.mode.precision == "mixed" and not rows.mode.pipelined
         dense_ranks, expert_ranks = (s.dense_ranks, s.expert_ranks) if sharded else (1.0, 1.0)
         all_grads = s.dense / dense_ranks + s.expert / expert_ranks
-        return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid])
-
-    def _embedding_gather(self, kind: int) -> ArrayN | float:
-        """What the first block's backward prefetches more than one in the middle: the embedding, not a block. [B]"""
-        rows, model = self.rows, self.rows.workload.model
-        if not gathers_ends(rows):
-            return 0.0
-        p = layer_params(model, rows.layout.stages.kinds[kind].moe)
-        tp = rows.grids.tp
-        more = embedding_params(model) / tp - ((p.matrices_tp + p.shared) / tp + p.replicated)
-        gathered = np.where(rows.shards.dense_ranks[:, 0] > 1, 2.0 * more, 0.0)
-        return np.asarray(gathered[rows.grid, None] * np.ones((1, self.num_shown)))
+        share = np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid]
+        of_table = self.whole_table / np.maximum(self.grads, 1.0)
+        return np.asarray(share * (1.0 - of_table) + of_table * embedding)
 
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
@@ -149,7 +156,7 @@ class PeakCandidates:
         if np.any(rows.layers.autocast_cached_bytes):
             cached = rows.sum_layers_by_stage(rows.layers.autocast_cached_bytes)
         if rows.framework.traits.has_pytorch_modules and rows.layout.stages.pp > 1:
-            in_flight = InFlight(rows, self.grads)
+            in_flight = InFlight(rows, self.grads, self.whole_table)
             self._pipelined_layers(in_flight)
             self._pipelined_ends(in_flight)
         else:
@@ -175,14 +182,16 @@ class PeakCandidates:
             ):
                 if not np.any(has):
                     continue
-                own = saved[:, i][:, None]
+                own, layers = saved[:, i][:, None], (lay.full if label else lay.plain)[:, i]
+                alone = layers == lay.layer_counts[:, i]
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, lingers=ahead)
                 later = later + self.sums * self._share_of_grads(self._end_params(head_params))
+                reduced = waiting + np.where(alone, reduced_head_swap_bytes(rows, i), 0.0)
                 self.add_block(
-                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=waiting, lingers=later
+                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced, lingers=later
                 )  # fmt: skip
                 if self.retention:
                     name = f"of the first {kind} block{label}"
@@ -196,11 +205,30 @@ class PeakCandidates:
                     done = self._one_micro_batch() - own - received
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
-                    swap = self._embedding_gather(i) + waiting
+                    swap = gathered_embedding_swap_bytes(rows, i) + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap, lingers=sums
                     )  # fmt: skip
+                    if gathers_ends(rows):
+                        inner = backward, mode, has & (layers > 1)
+                        self._add_inner_blocks(i, label, inner, gone + own, done, waiting)
+
+    def _add_inner_blocks(
+        self, kind: int, label: str, of_block: tuple[tuple[ArrayN, ArrayN], NDArray[np.intp], NDArray[np.bool_]],
+        gone: ArrayN, done: ArrayN, waiting: ArrayN | float,
+    ) -> None:  # fmt: skip
+        """The backwards of a kind's last block but one and of its second, whose neighbours are blocks: larger than an
+        end of the model may be. What is ``gone`` by the one, and ``done`` by the other."""
+        peaks, mode, has = of_block
+        several = self.rows.num_micro_batches[:, None] > self.rows.layout.last_in_flight
+        for name, minus, num_layers in (("last", gone, None), ("first", done, 2.0)):
+            ahead = 1.0 - self._layer_grads(kind, num_layers) if num_layers else np.zeros((1, 1))
+            grads = np.where(several, 1.0, ahead)
+            self.add_block(
+                "backward", f"beside the {name} {self.rows.layout.stages.kinds[kind].name} block{label}", kind, peaks,
+                mode, has, minus, grads=grads, copies=waiting, lingers=self.sums * ahead,
+            )  # fmt: skip
 
     def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
         """What lingers of earlier computations in a kind's last forward, last backward and first backward, and what is
@@ -277,21 +305,17 @@ class PeakCandidates:
         for direction, kinds in (("forward", head.forward_kinds), ("backward", head.backward_kinds)):
             most = in_flight.most("F" if direction == "forward" else "B", on_head)
             self._add_end("loss", direction, rows.is_head, kinds, **self._alive_at(most))
-        most = in_flight.most("B", on_first, ended=True)
+        # the first micro-batch's gradient becomes the parameter's, but for FSDP's, which is copied into fp32
+        own = 0.0 if rows.mode.precision == "mixed" else self._embedding_share
+        most = in_flight.most("B", on_first, ended=True, own_grads=own)
         self._add_end("embedding", "backward", rows.is_first, embedding.backward_kinds, **self._alive_at(most))
         if rows.mode.precision != "mixed":
             return
-        model, tp = rows.workload.model, rows.table.tp
-        p = layer_params(model, stages.kinds[0].moe)
-        layer = ((p.total - p.routed) / tp + p.routed / (rows.table.ep * rows.table.etp))[:, None]
-        end = embedding_params(model) / tp[:, None]
         if in_flight.unshards:
-            group = np.where(on_first == 0.0, end[:, :, None], layer[:, :, None])
-            most = in_flight.most("R", np.zeros(on_first.shape), beside=2.0 * group)
+            most = in_flight.most("R", np.zeros(on_first.shape), beside=reduction_bytes(rows))
             self._add_nothing("reduction of gradients", **self._alive_at(most))
             return
-        group = np.where(rows.is_first > 0, end, layer)
-        self._add_nothing("reduction of gradients", minus=None, grads=1.0, copies=2.0 * group)
+        self._add_nothing("reduction of gradients", minus=None, grads=1.0, copies=reduction_bytes(rows)[:, :, 0])
 
     def _add_nothing(
         self, name: str, *, minus: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float,
@@ -319,7 +343,7 @@ class PeakCandidates:
         gone, lingers = self._one_micro_batch(), 0.0
         if self.retention:
             lingers = self.retention.at_end(0, BACKWARD, ended=True) + self.retention.there * gone
-        lingers = lingers + self.sums * (1.0 - self._share_of_grads(self._end_params(embedding_params)))
+        lingers = lingers + self.sums * (1.0 - self._embedding_share)
         self._add_end(
             "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0,
             copies=tied_head_gradient_bytes(rows), lingers=lingers,
@@ -369,6 +393,19 @@ class PeakCandidates:
             which[self.all[i].total >= enough] = i
         return largest, which
 
+    def freed_at_step(self) -> ArrayN:
+        """What a step has freed by its end of what was alive at most, its gradients not among it. (n, R) [B]"""
+        most = np.maximum.reduce([candidate.total for candidate in self.all[:-1]])
+        at_end = self.all[-1].total - self.rows.static.step_scratch[self.rows.grid]
+        return np.asarray(np.maximum(most - at_end, 0.0))
+
+    def hold_rests(self, rests: UnsplitRests) -> None:
+        """Add to all instants what the allocator left whole."""
+        self.rests = rests
+        for candidate in self.all:
+            candidate.total[:] += rests.params + rests.states
+        self.all[-1].total[:] += rests.step_scratch
+
     def alive(self, most: ArrayN) -> LivePeaks:
         """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]"""
 
@@ -409,6 +446,9 @@ class PeakCandidates:
         out[place["gradients"]] = self.grads[rows_at, stage]
         out[place["optimizer_states"]] = rows.static.states[of, stage]
         out[place["buffers"]] = self.buffers[rows_at, stage]
+        if self.rests is not None:
+            out[place["parameters"]] += self.rests.params[rows_at, stage]
+            out[place["optimizer_states"]] += self.rests.states[rows_at, stage]
         activations, in_flight = self.activations[rows_at, stage], saved_by_kind(rows, rows_at, stage)
         for i in sorted(set(instant.tolist())):
             candidate, chosen = self.all[i], np.flatnonzero(instant == i)
@@ -426,6 +466,7 @@ class PeakCandidates:
             out[place["parameters"], chosen] += np.minimum(copies, 0.0)
             if i == len(self.all) - 1:
                 out[place["temporaries"], chosen] += rows.static.step_scratch[of[chosen], stage[chosen]]
+                out[place["temporaries"], chosen] += 0.0 if self.rests is None else self.rests.step_scratch[where]
         if rows.mode.amp:  # DDP's buckets, which hold gradients that are reduced
             out[place["gradients"]] += rows.static.buffers[of, stage]
             out[place["buffers"]] -= rows.static.buffers[of, stage]

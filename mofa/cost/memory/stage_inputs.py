@@ -34,7 +34,7 @@ def let_go_input_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
 def pipeline_buffer_bytes(rows: Rows) -> ArrayN:
     """What schedules hold of what neighbours send. (n, R) [B]
 
-    All micro-batches' where that is preallocated; of Megatron of 2022 one each way.
+    All micro-batches' where that is preallocated.
     """
     if rows.layout.stages.pp == 1:
         return np.zeros((len(rows.table), 1))
@@ -43,9 +43,7 @@ def pipeline_buffer_bytes(rows: Rows) -> ArrayN:
         return np.asarray(boundary * rows.num_micro_batches[:, None] * _received(rows))
     if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
         return sent_part_bytes(rows)
-    if rows.framework.traits.is_megatron_core:
-        return held_input_bytes(rows)[0]
-    return np.asarray(boundary * np.full(len(rows.layout.shown.stage), 2.0))
+    return held_input_bytes(rows)[0]
 
 
 def sent_part_bytes(rows: Rows) -> ArrayN:

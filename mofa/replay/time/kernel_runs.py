@@ -18,7 +18,7 @@ from mofa.blocks.work import Collective, HostSync, Stream
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
-from mofa.cost.block.sequential_experts import issue_of_expert_loops
+from mofa.cost.block.sequential_experts import issue_around_expert_loops
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import num_queued_kernels
@@ -37,6 +37,10 @@ class KernelInRun(NamedTuple):
     issue: float
     family: int
     launches: float = 1.0
+    is_in_loop: bool = False
+    """Whether it is of a loop over experts, in which the kernels of all ops take turns."""
+    issue_behind: float = 0.0
+    """Behind the last op of such a loop the issue of all that the device need not wait for. [s]"""
 
 
 class KernelRun(NamedTuple):
@@ -120,6 +124,8 @@ class _Line(NamedTuple):
     communicator: str = ""
     blocks: Sync | None = None
     """The host's wait behind it, where launches block."""
+    is_in_loop: bool = False
+    issue_behind: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -152,9 +158,9 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
     issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = tape_with_loads(tape, seconds, issue, load_s, machine.drained)
-    issue = issue_of_expert_loops(tape.ops, seconds, issue)
+    issue, behind_loops = issue_around_expert_loops(tape.ops, seconds, issue)
     lines: list[_Line] = []
-    for op, device_s, host_s in zip(tape.ops, map(value, seconds), map(value, issue), strict=True):
+    for n, (op, device_s, host_s) in enumerate(zip(tape.ops, map(value, seconds), map(value, issue), strict=True)):
         op = moved_to_computing_stream(op) if blocks else op
         if not value(op.present):
             shared = op.writes[:1] if op.reads else ()
@@ -172,7 +178,7 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
             lines.append(
                 _Line(
                     op, tuple(map(of, op.reads)), op.writes, device_s, host_s, value(num_queued_kernels(op)), None,
-                    slows, communicator, behind,
+                    slows, communicator, behind, value(op.expert_loops) > 1.0, value(behind_loops.get(n, 0.0)),
                 )
             )  # fmt: skip
         for tensor in shared:
@@ -254,7 +260,12 @@ def join_kernels(
                 flush()
                 waits.extend(fresh)
                 seen.update(fresh)
-            run.append(KernelInRun(op.name, line.seconds, line.issue + host_only, FAMILY[op.family], line.launches))
+            issue_s = line.issue + host_only
+            run.append(
+                KernelInRun(
+                    op.name, line.seconds, issue_s, FAMILY[op.family], line.launches, line.is_in_loop, line.issue_behind
+                )
+            )
             host_only = 0.0
             made = tuple(name for name in line.writes if name in crossing.awaited or name in crossing.beside)
             if made:
@@ -303,6 +314,7 @@ def _run(kernels: tuple[KernelInRun, ...], waits: tuple[str, ...], records: tupl
         issued += kernel.issue
         if kernel.seconds > 0:
             lead = max(lead, issued - busy)
+        issued += kernel.issue_behind
         busy += kernel.seconds
         launches += kernel.launches
         parts[kernel.family] = parts.get(kernel.family, 0.0) + kernel.seconds

@@ -127,10 +127,16 @@ class StreamClocks:
         else:
             exposed, watch = self.exposed, self.watch
             begun, issued_s, launched = self.host, 0.0, 0.0
-            for name, seconds, issue, family, launches in step.kernels:
+            loop_start, in_loop = 0.0, 0.0
+            for name, seconds, issue, family, launches, is_in_loop, issue_behind_s in step.kernels:
+                if in_loop and not is_in_loop:
+                    self._enqueue(in_loop, loop_start)
+                    in_loop = 0.0
                 if issue > 0.0 and launched:
                     begun = self._issue(begun, issued_s, launched)
                     issued_s = launched = 0.0
+                if is_in_loop and not in_loop:
+                    loop_start = max(self.compute, begun + issued_s)
                 issued_s += issue
                 launched += launches
                 start, host = self.compute, begun + issued_s
@@ -147,7 +153,12 @@ class StreamClocks:
                         self.compute = start + seconds
                     if watch is not None:
                         watch("compute", name, family, start, self.compute)
-                self._enqueue(launches, start)
+                if is_in_loop:
+                    issued_s += issue_behind_s
+                    in_loop += launches
+                else:
+                    self._enqueue(launches, start)
+            self._enqueue(in_loop, loop_start)
             self.host = self._issue(begun, issued_s, launched)
         for name in step.records:
             self.ready[name] = (self.compute, -1)

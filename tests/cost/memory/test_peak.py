@@ -101,7 +101,8 @@ def test_the_optimizer_step_is_a_peak_where_activations_are_few() -> None:
 
 def test_the_native_allocator_holds_more() -> None:
     native, mapped = (costed(DEEP, "dp=8", allocator=kind) for kind in ("native", "expandable"))
-    assert native.allocated_bytes[0] == mapped.allocated_bytes[0]
+    # of equal tensors, but that whole segments leave some a rest of less than 1 MiB (should_split)
+    assert mapped.allocated_bytes[0] < native.allocated_bytes[0] < 1.002 * mapped.allocated_bytes[0]
     assert component(native, "allocator_slack") > component(mapped, "allocator_slack") >= 0
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mofa.blocks.op import Op, Tape
+from mofa.blocks.work import Stream
 from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.block.sequential_experts import issue_around_expert_loops, tape_with_full_queues
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.replay.time.kernel_runs import FAMILY, KernelInRun, KernelRun
-from mofa.replay.time.stream_clocks import StreamClocks
+from mofa.replay.time.stream_clocks import PARTS, StreamClocks
 
 Given = tuple[float, float, int]
 """Device and host seconds of a kind of kernel, and how many there are."""
@@ -77,3 +80,49 @@ def test_the_closed_form_lets_the_rest_wait_for_the_device() -> None:
     ends = [float(max(both.device_s[0], both.held_s[0] - 20.0)), float(max(both.woken_s[0], both.host_s[0] - 20.0))]
     assert ends == pytest.approx([device, host], rel=0.05)
     assert float(both.host_s[0]) - 20.0 < host - 10.0  # without the queue it would be done long before
+
+
+ROUNDS, KERNELS_OF_OP = 16, 1024
+LOOP_THEN_REST: list[Given] = [(20.0, 48.0, KERNELS_OF_OP), (20.0, 48.0, KERNELS_OF_OP), (60.0, 2.0, 8)]
+"""Two ops of a loop over experts and what is behind it: device and host seconds of all rounds together, launches."""
+
+
+def run_of_loop(kernels: list[Given]) -> KernelRun:
+    """All but the last of these in a loop, as tapes have it."""
+    ops = [Op(str(i), "grouped_gemm", Stream(1.0), expert_loops=float(ROUNDS)) for i in range(len(kernels) - 1)]
+    seconds, issue = [list(column) for column in zip(*kernels, strict=True)][:2]
+    issued, behind = issue_around_expert_loops([*ops, Op("rest", "gemm", Stream(1.0))], seconds, issue)
+    made = [
+        KernelInRun(str(i), seconds[i], float(issued[i]), FAMILY["gemm"], n, i < len(ops), float(behind.get(i, 0.0)))
+        for i, (*_, n) in enumerate(kernels)
+    ]
+    launches = float(sum(n for *_, n in kernels))
+    return KernelRun(tuple(made), (), (), sum(seconds), sum(issue), sum(issue), ((FAMILY["gemm"], 1.0),), launches)
+
+
+def expert_by_expert(kernels: list[Given]) -> list[Given]:
+    """The same in the order in which they are launched."""
+    of_round = [(device_s / ROUNDS, host_s / ROUNDS, n // ROUNDS) for device_s, host_s, n in kernels[:-1]]
+    return [*(ROUNDS * of_round), kernels[-1]]
+
+
+@pytest.mark.parametrize("device_over_host", [0.1, 0.5, 1.0, 1.5, 3.0])
+@pytest.mark.parametrize("ahead_s", [0.0, 30.0, 90.0])
+def test_a_loop_over_experts_waits_for_the_queue_as_launch_by_launch(device_over_host: float, ahead_s: float) -> None:
+    """A late host issues the loop while the device computes it: a full queue does not come on top of that."""
+    kernels = [(device_over_host * host_s, host_s, n) for _, host_s, n in LOOP_THEN_REST[:-1]] + LOOP_THEN_REST[-1:]
+    clock = StreamClocks(0.0, host=-ahead_s)
+    clock.play_steps([run_of_loop(kernels), run_of_loop(kernels)])
+    device, host = launch_by_launch(2 * expert_by_expert(kernels), ahead_s)
+    assert clock.compute == pytest.approx(device, rel=0.05)
+    assert clock.host == pytest.approx(host, rel=1.0 / (2 * PARTS))
+
+
+def test_a_loop_takes_the_device_no_less_than_what_its_queue_does_not_hold() -> None:
+    ops = [Op(str(i), "grouped_gemm", Stream(1.0), launches=n, expert_loops=float(ROUNDS))
+           for i, (*_, n) in enumerate(LOOP_THEN_REST[:-1])]  # fmt: skip
+    seconds, issue = [list(column) for column in zip(*LOOP_THEN_REST, strict=True)][:2]
+    tape = Tape((*ops, Op("rest", "gemm", Stream(1.0))), {}, (), ())
+    _, waited, _ = tape_with_full_queues(tape, seconds, issue)
+    device, _ = launch_by_launch(expert_by_expert(LOOP_THEN_REST), 48.0)  # a queue's length is issued by then
+    assert float(sum(waited)) == pytest.approx(device, rel=0.02)

@@ -1,0 +1,137 @@
+"""What parameters and optimizer states hold beyond their bytes, as the allocator leaves the ends of segments whole.
+
+Of a block that is found for a request the rest is cut off only if it is larger than 1 MiB
+(PyTorch 2.11, CUDACachingAllocator.cpp, ``should_split``). Otherwise the request holds all of it, and it counts as
+allocated. That is some percent of tensors of 1 to 20 MiB, such as those of many small experts. Expandable segments cut
+all rests.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.block.block_cost import unique_rows
+from mofa.cost.memory.reserved import LARGE_SEGMENT, MIN_OWN, ROUND, SMALL
+from mofa.cost.optimizer import optimizer_dtype_bytes
+from mofa.cost.rank_rules import has_flat_buffers, shards_params, shards_states
+from mofa.cost.rows import Rows
+
+ArrayN = NDArray[np.float64]
+REPEATS, MOST = 4, 600
+"""Layers that are laid out one behind the other, and tensors of them at most. [-]"""
+
+
+class UnsplitRests(NamedTuple):
+    """Of each stage's parameters, of all its optimizer states, and of one state's temporaries. (n, R) each [B]"""
+
+    params: ArrayN
+    states: ArrayN
+    step_scratch: ArrayN
+
+
+@lru_cache(maxsize=8192)
+def unsplit_rest_per_layer(sizes: tuple[int, ...]) -> float:
+    """What equal layers' tensors hold beyond these ``sizes``, each layer; allocated in order, none freed. [B]
+
+    Examples
+    --------
+    Three of 6 MiB leave 2 MiB of a segment, which a fourth one can't use. Three of 6.5 MiB leave half a MiB, which
+    the third one holds; one of 11.5 MiB holds its segment of 12:
+
+    >>> [unsplit_rest_per_layer((int(mib * 2**20),)) * 3 / 2**20 for mib in (6.0, 6.5, 11.5)]
+    [0.0, 0.375, 1.5]
+    """
+    free, rests, layers = list[int](), 0, 0
+    for _ in range(max(min(REPEATS, MOST // max(len(sizes), 1)), 1)):
+        layers += 1
+        for size in sizes:
+            place = bisect_left(free, size)
+            own = LARGE_SEGMENT if size < MIN_OWN else -(-size // ROUND) * ROUND
+            rest = (free.pop(place) if place < len(free) else int(own)) - size
+            if rest > SMALL:
+                insort(free, rest)
+            else:
+                rests += rest
+    return rests / layers
+
+
+def unsplit_rests(rows: Rows, freed: ArrayN) -> UnsplitRests | None:
+    """What the static tensors of layers hold beyond their bytes; None where all rests are cut, or none is left.
+
+    Parameters
+    ----------
+    freed
+        What is free of the first step when the optimizer's moments come. (n, R) [B]
+
+    Notes
+    -----
+    Parameters and main copies lie one behind the other. So do moments, and what the step has beside them, as far as
+    they do not fit into what is free: that is in large blocks, of which rests are cut. Of Megatron's distributed
+    optimizer each rank owns some tensors whole: as many bytes of rests as of states.
+    """
+    if rows.framework.allocator == "expandable" or rows.framework.deepspeed:
+        return None
+    fw, shards, grid = rows.framework, rows.shards, rows.grid
+    num_moments, flat = rows.workload.optimizer.traits.num_moments, has_flat_buffers(rows)
+    wide = optimizer_dtype_bytes(rows.workload, rows.mode.precision)
+    stored, each = (2.0, fw.states_bytes_per_param / 3.0) if flat else (wide * fw.params_bytes_per_param / 4.0, wide)
+    ranks = (shards.dense_ranks[:, 0], shards.expert_ranks[:, 0]) if shards_params(rows) else (1.0, 1.0)
+    of_params, of_state = (_of_stages(rows, width, ranks) for width in (stored, each))
+    if flat:
+        apart = shards_states(rows)[:, None]
+        of_params = np.where(apart, 0.0, of_params)  # in one buffer
+        of_state = of_state * np.where(apart, shards.sharded(1.0) / np.maximum(shards.unsharded(1.0), 1.0), 1.0)
+    if not (of_params.any() or of_state.any()):
+        return None
+    state = np.maximum(rows.static.states[grid] / (num_moments + flat), 1.0)
+    scratch = rows.static.step_scratch[grid]
+    moments = np.clip(1.0 - freed / (num_moments * state), 0.0, 1.0)
+    temporaries = np.clip(1.0 - (freed - num_moments * state) / np.maximum(scratch, 1.0), 0.0, 1.0)
+    return UnsplitRests(
+        of_params[grid], (flat + num_moments * moments) * of_state[grid],
+        temporaries * np.minimum(scratch / state, 1.0) * of_state[grid],
+    )  # fmt: skip
+
+
+def _of_stages(rows: Rows, width: float, ranks: Sequence[ArrayN | float]) -> ArrayN:
+    """The rests of one tensor for each weight of the stages' layers, of so many bytes a parameter. (g, R) [B]"""
+    counts = rows.layout.stages.counts[:, rows.layout.shown.stage].sum(axis=2).astype(float)
+    weights, k = rows.costs.weights, rows.k[rows.first]
+    params, numbers = weights.params[:, k], np.maximum(weights.numbers[:, k], 1.0).astype(int)
+    sequential = rows.framework.experts == "sequential"
+    out = np.zeros((len(k), counts.shape[1]))
+    each = [np.broadcast_to(number, len(k)).astype(np.int64) for number in ranks]
+    firsts, alike = unique_rows([k, *each])
+    for kind in range(len(counts)):
+        own = np.flatnonzero(weights.kind == kind)
+        expert, some = weights.expert[own], np.ix_(own, firsts)
+        shared = np.where(expert[:, None], each[1][firsts], each[0][firsts])
+        nbytes = (np.ceil(width * params[some] / shared / 512.0) * 512.0).astype(int)
+        of_layer = np.array([
+            unsplit_rest_per_layer(_in_order(sizes, number, expert, sequential))
+            for sizes, number in zip(nbytes.T, numbers[some].T, strict=True)
+        ])[alike]  # fmt: skip
+        out += of_layer[:, None] * counts[kind]
+    return out
+
+
+def _in_order(
+    nbytes: NDArray[np.int64], numbers: NDArray[np.int64], expert: NDArray[np.bool_], sequential: bool
+) -> tuple[int, ...]:
+    """A layer's tensors of more than 1 MiB as its modules register them: of experts in a loop one after the other."""
+    dense, experts = list[int](), list[list[int]]()
+    for size, number, is_expert in zip(nbytes.tolist(), numbers.tolist(), expert.tolist(), strict=True):
+        tensors = [size] * number if size > SMALL else []
+        if is_expert:
+            experts.append(tensors)
+        else:
+            dense += tensors
+    if sequential and len({len(tensors) for tensors in experts}) == 1:
+        return (*dense, *(size for of_expert in zip(*experts, strict=True) for size in of_expert))
+    return (*dense, *(size for tensors in experts for size in tensors))
