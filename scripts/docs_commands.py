@@ -4,8 +4,15 @@
 ``python scripts/docs_commands.py docs/moe.md`` runs one page's, ``--write`` puts today's output in its place,
 ``--list`` prints the commands. Commands of a page run in its order, in one empty folder with the files that they read.
 
-A quoted output is a fence after ``<!-- output of: COMMAND -->``: its lines stand in the output in this order and
-beside each other; ``...`` in a line of its own stands for lines left out. Times that the clock measured may differ.
+A quoted output follows ``<!-- output of: COMMAND -->``, behind which ``(exit status 2)`` says that the command refuses.
+Several may quote one command, which runs once.
+
+- A fence: its lines stand in the output in this order and beside each other. ``...`` in a line of its own stands for
+  lines left out, in a line for what differs from machine to machine, such as seconds of a search.
+- A table: its columns are those of the output with the same titles, but the first, whose cells name rows up to a comma.
+  Percents may differ by ``PERCENT_POINTS``, as SciPy's versions do.
+
+``--write`` leaves a quote as it is, and is an error, where a line of it has no counterpart today.
 Commands that need a GPU, or that name files of the reader's, are parsed and not run.
 """
 
@@ -21,9 +28,10 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
+from itertools import takewhile
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +39,11 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-QUOTE = re.compile(r"^<!-- output of: (mofa .*?) -->\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+QUOTE = re.compile(
+    r"^<!-- output of: (?P<command>mofa [^\n]*?)(?: \(exit status (?P<status>\d)\))? -->\n\n?"
+    r"(?:```\w*\n(?P<fence>.*?)^```$|(?P<table>(?:^\|[^\n]*\n)+))",
+    re.MULTILINE | re.DOTALL,
+)
 PARSED = ("mofa calibrate run", "mofa calibrate host", "mofa calibrate fit", "mofa calibrate nccl", "mofa measure")
 """What needs a GPU, or files that only a run on one makes."""
 PARSED_FILES = (
@@ -45,14 +57,17 @@ PARSED_FILES = (
     "my-cluster",
 )
 """Files that the reader has and this folder has not."""
-CLOCK = re.compile(r"(?<=that fit; )\S+ \S+$|(?<=  )median .* 99th percentile .*")
-"""What the clock of the machine says: the search's time and the solver's."""
+PERCENT_POINTS = 0.4
+"""By how much a percent of a quoted table may differ. [percent points]"""
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
     "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
     "max_position_embeddings": 8192, "attention_bias": False, "mlp_bias": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
+
+PUBLISHED = {"Qwen3-Next-80B-A3B": "Qwen--Qwen3-Next-80B-A3B-Instruct.json", "llama-65b": "huggyllama--llama-65b.json"}
+"""Folders with the configuration of a published model."""
 
 
 class Command(NamedTuple):
@@ -70,6 +85,30 @@ class Command(NamedTuple):
     def is_run(self) -> bool:
         """Whether it can run anywhere."""
         return not self.text.startswith(PARSED) and not any(name in self.text for name in PARSED_FILES)
+
+
+class Quote(NamedTuple):
+    """What a page quotes of a command's output."""
+
+    command: str
+    status: int | None
+    """The exit status that the command must have; None where 0 and 3 are as good."""
+    text: str
+    is_table: bool
+
+    def wrong_line(self, out: str) -> str | None:
+        """The first quoted line that the output has not where it should; None where all stand there."""
+        return wrong_row(self.text, out) if self.is_table else missing_line(self.text, out)
+
+    def today(self, out: str) -> str:
+        """The same excerpt of today's output.
+
+        Raises
+        ------
+        ValueError
+            For a line that has no counterpart in it.
+        """
+        return table_of_today(self.text, out) if self.is_table else rewritten(self.text, out)
 
 
 class Done(NamedTuple):
@@ -95,7 +134,7 @@ def commands(page: Path) -> list[Command]:
     found: dict[str, None] = {}
     text = page.read_text(encoding="utf-8")
     for quoted in QUOTE.finditer(text):
-        found[quoted[1]] = None
+        found[quoted["command"]] = None
     for fence in FENCE.finditer(QUOTE.sub("", text)):
         if fence[1] not in ("", "bash", "console"):
             continue
@@ -129,9 +168,17 @@ def _parts(line: str) -> list[str]:
     return [" ".join(part) for part in parts if part]
 
 
-def quotes(page: Path) -> dict[str, str]:
+def quotes(page: Path) -> list[Quote]:
     """What a page quotes of the output of commands."""
-    return {match[1]: match[2] for match in QUOTE.finditer(page.read_text(encoding="utf-8"))}
+    return [
+        Quote(
+            match["command"],
+            int(match["status"]) if match["status"] else None,
+            match["fence"] if match["table"] is None else match["table"],
+            match["table"] is not None,
+        )
+        for match in QUOTE.finditer(page.read_text(encoding="utf-8"))
+    ]
 
 
 def check_options(command: Command) -> None:
@@ -164,6 +211,9 @@ def folder_of_readers_files() -> Iterator[Path]:
         for model in ("my-hf-model", "my-model"):
             (folder / model).mkdir()
             (folder / model / "config.json").write_text(json.dumps(CONFIG))
+        for model, published in PUBLISHED.items():
+            (folder / model).mkdir()
+            (folder / model / "config.json").symlink_to(ROOT / "tests" / "specs" / "configs" / published)
         failures = [
             f"n{i % 7},2025-0{1 + i % 6}-{1 + i:02d}T03:00:00,{('software', 'network')[i % 2]}" for i in range(20)
         ]
@@ -199,32 +249,156 @@ def missing_line(quoted: str, out: str) -> str | None:
 
     >>> missing_line("a\\n...\\nc\\n", "a\\nb\\nc\\n"), missing_line("a\\nc\\n", "a\\nb\\nc\\n")
     (None, 'c')
+    >>> missing_line("in ... s\\n", "in 2.5 s\\n"), missing_line("in ... s\\n", "in 2.5 ms\\n")
+    (None, 'in ... s')
     """
-    have, at_line, gap = [CLOCK.sub("", line.rstrip()) for line in out.splitlines()], 0, True
-    for line in (quoted_line.rstrip() for quoted_line in quoted.splitlines()):
-        if line == "...":
-            gap = True
-            continue
-        wanted = CLOCK.sub("", line)
-        if gap:
-            while at_line < len(have) and have[at_line] != wanted:
-                at_line += 1
-        if at_line >= len(have) or have[at_line] != wanted:
-            return line
-        at_line, gap = at_line + 1, False
+    lines, begin = [line.rstrip() for line in out.splitlines()], 0
+    for part in _parts_of_quote(quoted):
+        start, wrong = _place(part, lines, begin, _is_line)
+        if start is None:
+            return wrong
+        begin = start + len(part)
     return None
 
 
 def rewritten(quoted: str, out: str) -> str:
-    """A quote with today's lines: each line from the one that begins alike up to the next gap."""
-    lines = [line.rstrip() for line in out.splitlines()]
-    parts = [part.strip("\n").splitlines() for part in re.split(r"^\.\.\.$", quoted, flags=re.MULTILINE)]
-    fresh = []
-    for part in parts:
-        begins = part[0].split("  ")[0][:24]
-        start = next((i for i, line in enumerate(lines) if line.startswith(begins)), 0)
-        fresh.append("\n".join(lines[start : start + len(part)]))
+    """A quote with today's lines, found by their labels.
+
+    Raises
+    ------
+    ValueError
+        For a line that has no counterpart today.
+
+    >>> rewritten("row  1 s\\n...\\nsum  2 s\\n", "row  3 s\\nb  4 s\\nsum  7 s\\n")
+    'row  3 s\\n...\\nsum  7 s\\n'
+    >>> rewritten("row  1 s\\ngone  2 s\\n", "row  3 s\\nb  4 s\\n")
+    Traceback (most recent call last):
+    ...
+    ValueError: nothing in today's output stands for 'gone  2 s'
+    """
+    lines, begin, fresh = [line.rstrip() for line in out.splitlines()], 0, []
+    for part in _parts_of_quote(quoted):
+        start, wrong = _place(part, lines, begin, _is_line)
+        if start is None:
+            start, wrong = _place(part, lines, begin, _stands_for)
+            if start is None or re.match(r"\s*\d+  ", part[0]):  # a row's number says nothing of its table
+                raise ValueError(f"nothing in today's output stands for {wrong or part[0]!r}")
+        begin = start + len(part)
+        today = lines[start:begin]
+        fresh.append("\n".join(old if _is_line(old, new) else new for old, new in zip(part, today, strict=True)))
     return "\n...\n".join(fresh) + "\n"
+
+
+def _parts_of_quote(quoted: str) -> list[list[str]]:
+    """The lines of a quote that stand beside each other."""
+    parts: list[list[str]] = [[]]
+    for line in quoted.splitlines():
+        if line.strip() == "...":
+            parts.append([])
+        else:
+            parts[-1].append(line.rstrip())
+    return [part for part in parts if part]
+
+
+def _place(
+    part: list[str], lines: list[str], begin: int, fits: Callable[[str, str], bool]
+) -> tuple[int | None, str | None]:
+    """Where lines of a quote stand beside each other in an output; else the one that ends the longest try."""
+    longest = 0
+    for start in range(begin, len(lines)):
+        pairs = zip(part, lines[start:], strict=False)
+        num = sum(1 for _ in takewhile(lambda pair: fits(*pair), pairs))
+        if num == len(part):
+            return start, None
+        longest = max(longest, num)
+    return None, part[longest]
+
+
+def _is_line(quoted: str, line: str) -> bool:
+    """Whether a quoted line is a line of the output, but for what ``...`` stands for."""
+    return re.fullmatch(".*".join(re.escape(piece) for piece in quoted.split("...")), line) is not None
+
+
+def _stands_for(quoted: str, line: str) -> bool:
+    """Whether a line is today's of a quoted one: the same row of a table, or the same sentence with other numbers."""
+    if "..." in quoted:
+        return _is_line(quoted, line)
+    old, new = re.split(r"\s{2,}", quoted.strip()), re.split(r"\s{2,}", line.strip())
+    if len(old) == len(new) == 1:
+        return re.sub(r"[\d.,]+", "0", quoted) == re.sub(r"[\d.,]+", "0", line)
+    return len(old) == len(new) and old[0] == new[0]
+
+
+def _cells(row: str) -> list[str]:
+    """The cells of a row of a page's table."""
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
+
+
+def _rows_of_output(out: str, titles: list[str]) -> dict[str, dict[str, str]]:
+    """The rows of the output's tables that have these columns, by their first cells and titles."""
+    rows: dict[str, dict[str, str]] = {}
+    header: list[str] = []
+    for line in out.splitlines():
+        cells = re.split(r"\s{2,}", line.strip())
+        if set(titles) <= set(cells):
+            header = cells
+        elif len(cells) < 2:
+            header = []
+        elif header:
+            rows.setdefault(cells[0], dict(zip(header, cells, strict=False)))
+    return rows
+
+
+def _is_cell(quoted: str, cell: str) -> bool:
+    """Whether a quoted cell is a cell of the output, but for ``PERCENT_POINTS``.
+
+    >>> _is_cell("1.7%", "1.6%"), _is_cell("1.7%", "2.2%"), _is_cell("140", "141"), _is_cell("4%, 10%", "4%, 10%")
+    (True, False, False, True)
+    """
+    old, new = (re.fullmatch(r"([+-]?[\d.]+)%", text) for text in (quoted, cell))
+    if old is None or new is None:
+        return quoted == cell
+    return abs(float(old[1]) - float(new[1])) <= PERCENT_POINTS + 1e-9
+
+
+def wrong_row(table: str, out: str) -> str | None:
+    """The first row of a quoted table that the output has not with these numbers; None where all stand there.
+
+    >>> table = "| here | points | bias |\\n|---|---|---|\\n| gemm, third | 2 | -0.1% |\\n"
+    >>> wrong_row(table, "family  points  more  bias\\ngemm    2       9     -0.2%\\n")
+    >>> wrong_row(table, "family  points  more  bias\\ngemm    3       9     -0.2%\\n")
+    '| gemm, third | 2 | -0.1% |'
+    """
+    header, _, *rows = table.splitlines()
+    titles = _cells(header)[1:]
+    today = _rows_of_output(out, titles)
+    for row in rows:
+        name, *cells = _cells(row)
+        there = today.get(name.split(",")[0], {})
+        if not all(_is_cell(cell, there.get(title, "")) for title, cell in zip(titles, cells, strict=True)):
+            return row
+    return None
+
+
+def table_of_today(table: str, out: str) -> str:
+    """A quoted table with today's numbers.
+
+    Raises
+    ------
+    ValueError
+        For a row, or a cell of it, that is not in the output.
+    """
+    header, line, *rows = table.splitlines()
+    titles = _cells(header)[1:]
+    today = _rows_of_output(out, titles)
+    fresh = [header, line]
+    for row in rows:
+        name = _cells(row)[0]
+        there = today.get(name.split(",")[0], {})
+        if not set(titles) <= set(there):
+            raise ValueError(f"nothing in today's output stands for {row!r}")
+        fresh.append(f"| {' | '.join([name, *(there[title] for title in titles)])} |")
+    return "\n".join(fresh) + "\n"
 
 
 class Asked(NamedTuple):
@@ -245,18 +419,39 @@ def check_page(page: Path, asked: Asked) -> tuple[list[str], int]:
             if asked.lists or not command.is_run:
                 said.append(f"{'run   ' if command.is_run else 'parsed'} {command.page}: {command.text}")
                 continue
-            done, quote = run(command), quoted.get(command.text)
-            line = None if quote is None else missing_line(quote, done.out + done.error)
-            if asked.writes and quote is not None and line is not None:
-                text = text.replace(quote, rewritten(quote, done.out + done.error))
-                line = None
+            done, its_quotes = run(command), [quote for quote in quoted if quote.command == command.text]
+            faults = _faults_of_status(done, its_quotes)
+            for quote in its_quotes:
+                text, fault = _compare(quote, done.out + done.error, text, asked.writes)
+                faults += [fault] if fault else []
             said.append(f"{done.cpu_s:6.1f} s  {command.page}: {command.text}")
-            if done.status not in (0, 3) or line is not None:
+            if faults:
                 wrong += 1
-                said[-1] = f"WRONG {said[-1]}\n      {done.error.strip() or f'not in its output: {line!r}'}"
+                said[-1] = "\n      ".join([f"WRONG {said[-1]}", *faults])
     if asked.writes:
         page.write_text(text, encoding="utf-8")
     return said, wrong
+
+
+def _faults_of_status(done: Done, its_quotes: list[Quote]) -> list[str]:
+    """What is wrong with how a command ended."""
+    wanted = {quote.status for quote in its_quotes} - {None} or {0, 3}
+    if done.status in wanted:
+        return []
+    return [f"exit status {done.status}: {done.error.strip()}"]
+
+
+def _compare(quote: Quote, out: str, text: str, writes: bool) -> tuple[str, str | None]:
+    """A page's text, with today's output where that is asked for, and what is wrong with a quote."""
+    line = quote.wrong_line(out)
+    if line is None:
+        return text, None
+    if not writes:
+        return text, f"not in its output: {line!r}"
+    try:
+        return text.replace(quote.text, quote.today(out)), None
+    except ValueError as error:
+        return text, f"left as it is: {error}"
 
 
 def main() -> int:

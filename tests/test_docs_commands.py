@@ -50,13 +50,78 @@ def test_commands_are_taken_from_their_shell_lines() -> None:
     assert any("layout=Et*14|t*18L" in command.text for command in COMMANDS)
 
 
+OUT = """a  1
+b  2
+Looked at 9 strategies, costed 3, in full the 2 that fit; 8.70 s.
+
+ #  strategy  step
+ 1  pp=2      3 s
+ 2  pp=4      4 s
+"""
+
+
 def test_quotes_are_compared_line_by_line() -> None:
-    out = "a  1\nb  2\nLooked at 9 strategies, costed 3, in full the 2 that fit; 8.70 s.\n"
-    assert (
-        SCRIPT.missing_line("a  1\n...\nLooked at 9 strategies, costed 3, in full the 2 that fit; 1.20 s.\n", out)
-        is None
+    quoted = "a  1\n...\nLooked at 9 strategies, costed 3, in full the 2 that fit; ...\n"
+    assert SCRIPT.missing_line(quoted, OUT) is None
+    assert SCRIPT.missing_line("a  1\nb  3\n", OUT) == "b  3"
+    assert SCRIPT.missing_line("a  1\n 1  pp=2      3 s\n", OUT) == " 1  pp=2      3 s"
+
+
+def test_a_quote_is_written_anew_by_its_lines_labels() -> None:
+    assert SCRIPT.rewritten("a  9\n...\n #  strategy  step\n 1  pp=8      9 s\n", OUT) == (
+        "a  1\n...\n #  strategy  step\n 1  pp=2      3 s\n"
     )
-    assert SCRIPT.missing_line("a  1\nb  3\n", out) == "b  3"
+    assert SCRIPT.rewritten("Looked at 7 strategies, costed 2, in full the 1 that fit; 1.0 s.\n", OUT) == (
+        "Looked at 9 strategies, costed 3, in full the 2 that fit; 8.70 s.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("quoted", "named"),
+    [
+        ("a  1\ngone  2\n", "gone  2"),
+        ("gone  2\n", "gone  2"),
+        ("b  2\n...\na  1\n", "a  1"),
+        ("Looked at 7 plans; ...\n", "Looked at 7 plans; ..."),
+        (" 1  pp=8      9 s\n", " 1  pp=8      9 s"),
+        (" #  strategy  step\n 3  pp=8      9 s\n", " 3  pp=8      9 s"),
+    ],
+)
+def test_a_line_that_vanished_is_named_and_nothing_is_put_in_its_place(quoted: str, named: str) -> None:
+    assert SCRIPT.missing_line(quoted, OUT) is not None
+    with pytest.raises(ValueError, match=re.escape(repr(named))):
+        SCRIPT.rewritten(quoted, OUT)
+
+
+def test_a_page_keeps_a_quote_whose_line_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And another quote of the same run is written all the same; the page counts as wrong."""
+    page, mark = tmp_path / "page.md", "<!-- output of: mofa show models -->"
+    text = f"{mark}\n```\ngone  2\n```\n\n{mark}\n```\na  7\n```\n\n{mark}\n| x | step |\n|---|---|\n| 3 | 9 s |\n"
+    page.write_text(text)
+    monkeypatch.setattr(SCRIPT, "ROOT", tmp_path)
+    monkeypatch.setattr(SCRIPT, "PUBLISHED", {})
+    runs = []
+    monkeypatch.setattr(SCRIPT, "run", lambda command: runs.append(command) or SCRIPT.Done(0, OUT, "", 0.0))
+    said, wrong = SCRIPT.check_page(page, SCRIPT.Asked(lists=False, writes=True))
+    assert wrong == len(runs) == 1
+    assert "left as it is" in said[0] and "'gone  2'" in said[0] and "'| 3 | 9 s |'" in said[0]
+    assert page.read_text() == text.replace("a  7", "a  1")
+
+
+def test_tables_are_compared_by_their_titles() -> None:
+    table = "| model | step |\n|---|---|\n| 1, first | 3 s |\n"
+    out = "#  strategy  step\n1  pp=2      3 s\n"
+    assert SCRIPT.wrong_row(table, out) is None
+    assert SCRIPT.wrong_row(table.replace("3 s", "4 s"), out) == "| 1, first | 4 s |"
+    assert SCRIPT.table_of_today(table.replace("3 s", "4 s"), out) == table
+
+
+def test_a_quote_ends_with_the_status_that_it_says() -> None:
+    done = SCRIPT.Done(2, "", "mofa: no", 0.0)
+    refusal = SCRIPT.Quote("mofa plan x", 2, "mofa: no\n", is_table=False)
+    assert SCRIPT._faults_of_status(done, [refusal]) == []
+    assert SCRIPT._faults_of_status(done, []) == ["exit status 2: mofa: no"]
+    assert SCRIPT._faults_of_status(done._replace(status=0), [refusal]) != []
 
 
 def test_the_readme_lists_what_is_not_modelled() -> None:

@@ -25,7 +25,7 @@ from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
-from mofa.cost.step_time.step import step_time
+from mofa.cost.step_time.step import name_own_reductions, step_time
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -141,6 +141,7 @@ class Estimator:
             if progress is not None:
                 progress(done)
         self._as_they_run(out.exposed, out.hidden, which, layers)
+        name_own_reductions(out.exposed, out.beyond_path_s)  # last: the clock goes by waits, whatever they are named
         breakdown = out.breakdown()
         refuse_unphysical_steps(breakdown, self.cluster)
         return breakdown
@@ -155,13 +156,23 @@ class Estimator:
         """
         which = np.arange(len(self.table)) if which is None else which
         layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
+        exposed, hidden, beyond_path_s = self._component_seconds(which, layers, every_stage=every_stage)
+        name_own_reductions(exposed, beyond_path_s)
+        return exposed, hidden
+
+    def _component_seconds(
+        self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool = False
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Exposed and hidden seconds, and :attr:`StepTime.beyond_path_s`, by which none of them is named yet. [s]"""
         exposed = np.zeros((len(TIME_COMPONENTS), len(which)))
         hidden = np.zeros((len(HIDDEN_COMPONENTS), len(which)))
+        beyond_path_s = np.zeros(len(which))
         for chosen, rows in self._composed(which, layers, every_stage=every_stage):
             time = step_time(rows)
             exposed[:, chosen], hidden[:, chosen] = time.exposed, time.hidden
+            beyond_path_s[chosen] = time.beyond_path_s
         self._as_they_run(exposed, hidden, which, layers)
-        return exposed, hidden
+        return exposed, hidden, beyond_path_s
 
     def _as_they_run(
         self, exposed: NDArray[np.float64], hidden: NDArray[np.float64], which: NDArray[np.intp],
@@ -173,7 +184,7 @@ class Estimator:
         hidden *= runs
         share = self.drains[which]
         if share.any():
-            drained_exposed, drained_hidden = self.without_host_lead.component_seconds(which, recompute_layers=layers)
+            drained_exposed, drained_hidden, _ = self.without_host_lead._component_seconds(which, layers)
             exposed += share * (drained_exposed - exposed)
             hidden += share * (drained_hidden - hidden)
         if self.rests:
@@ -188,8 +199,8 @@ class Estimator:
         waiting = np.flatnonzero(idle)
         if len(waiting):
             share = idle[waiting] / RESTED
-            rested_exposed, rested_hidden = self.with_device_waits.component_seconds(
-                which[waiting], recompute_layers=layers[waiting]
+            rested_exposed, rested_hidden, _ = self.with_device_waits._component_seconds(
+                which[waiting], layers[waiting]
             )
             exposed[:, waiting] += share * (rested_exposed - exposed[:, waiting])
             hidden[:, waiting] += share * (rested_hidden - hidden[:, waiting])

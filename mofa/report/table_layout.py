@@ -62,6 +62,8 @@ def fit_columns(
     TableLayout(shown=(1,), widths=(8,), left_out=(), is_under=True)
     >>> fit_columns(columns, rows, 7) is None
     True
+    >>> fit_columns((("", "left"), ("", "left")), [["step", "12.50 s"]], 10) is None  # no heading names a column
+    True
     """
     headings = [heading for heading, _ in columns]
     cells = [[row[c] for row in rows] for c in range(len(columns))]
@@ -71,7 +73,7 @@ def fit_columns(
         for c, ((heading, side), of_column) in enumerate(zip(columns, cells, strict=True))
     ]
     shown = list(range(len(wide)))
-    lower = [headings.index(under)] if under in headings else []
+    lower = [headings.index(under)] if under and under in headings else []
     going = [c if isinstance(c, int) else headings.index(c) for c in leaves if isinstance(c, int) or c in headings]
     left_out: list[int] = []
     while True:

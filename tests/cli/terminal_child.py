@@ -16,13 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import mofa.report.tables as tables
+from mofa.calibrate.check import TARGETS
+from mofa.cli.commands.calibrate import _print_check
 from mofa.cli.main import main
+from mofa.report.accuracy import print_attribution, print_validation
+from mofa.report.chunked_layers import print_layers
+from mofa.report.chunks import print_chunks
 from mofa.report.goodput import print_scale
 from mofa.report.text import print_estimate, print_report
 from tests.report.fake import make_estimate, make_report
+from tests.report.fake_checks import make_attribution, make_check, make_chunk_report, make_layers, make_validation
 from tests.report.test_goodput import report as goodput_report
 
-WIDTHS = (80, 100, 120, 160)
+WIDTHS = (60, 80, 100, 120, 160)
 COMMANDS = (
     "show frameworks", "show frameworks megatron", "show strategy", "show schedules", "show models",
     "show hardware", "show hardware h20", "show faults", "show faults llama3",
@@ -41,6 +47,11 @@ def cases() -> dict[str, Callable[[], object]]:
         "plan": lambda: print_report(plans, tables.make_console()),
         "estimate": lambda: print_estimate(estimate, tables.make_console()),
         "goodput": lambda: print_scale(tables.make_console(), goodput),
+        "calibrate check": lambda: _print_check(make_check(), TARGETS),
+        "calibrate check, layers": lambda: print_layers(make_layers(), tables.make_console()),
+        "chunks": lambda: print_chunks(make_chunk_report(), tables.make_console()),
+        "validate": lambda: print_validation(make_validation(), tables.make_console()),
+        "attribute": lambda: print_attribution(make_attribution(), tables.make_console()),
     }
     for command in COMMANDS:
         prints[command] = partial(main, command.split())
@@ -56,7 +67,9 @@ def record(record_file: Path) -> None:
     def fit_and_record(columns: Any, rows: Any, width: int, leaves: Any = (), under: str = "") -> Any:
         layout = fit(columns, rows, width, leaves, under)
         left_out = layout.left_out if layout else ()
-        drawn.append({**case, "columns": list(columns), "rows": [list(row) for row in rows], "left_out": left_out})
+        beside = layout.shown if layout else range(len(columns))
+        cells = {"columns": list(columns), "rows": [list(row) for row in rows]}
+        drawn.append({**case, **cells, "left_out": left_out, "beside": list(beside)})
         return layout
 
     def draw_and_record(console: object, *arguments: Any, **options: Any) -> None:

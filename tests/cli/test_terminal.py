@@ -29,7 +29,7 @@ class Session(NamedTuple):
     screens: dict[tuple[int, str], str]
     """Text by width and case, without colours."""
     tables: list[dict[str, Any]]
-    """Every table that was drawn: its case, columns, cells and which columns had no room."""
+    """Every table that was drawn: its case, columns, cells, columns beside each other and those without room."""
 
 
 def read_terminal(arguments: list[str], environment: dict[str, str]) -> str:
@@ -88,6 +88,16 @@ def test_no_line_is_wider_than_the_terminal(session: Session) -> None:
     for (width, name), screen in session.screens.items():
         widest = max(screen.split("\n"), key=len)
         assert len(widest) <= width, (name, width, widest)
+
+
+def test_no_word_is_broken_at_any_width(session: Session) -> None:
+    for table in session.tables:
+        screen = session.screens[table["width"], table["name"]]
+        words = {word.removesuffix(":") for word in screen.split()}  # a heading that stands before its cell
+        shown = [c for c in range(len(table["columns"])) if c not in table["left_out"]]
+        cells = [table["columns"][c][0] for c in table["beside"]] + [row[c] for row in table["rows"] for c in shown]
+        wanted = {word.removesuffix(":") for cell in cells for word in cell.split() if len(word) <= LONGEST_WORD}
+        assert not wanted - words, (table["name"], table["width"], wanted - words)
 
 
 def test_columns_without_room_are_said(session: Session) -> None:

@@ -48,6 +48,9 @@ class CommunicationOutsideBlocks:
     """What of it is behind each backward: the device waits, and the host goes on. (n,)"""
     after_optimizer_s: ArrayN | float = 0.0
     """Of it each stage's gathers between its optimizer and its next step; ``exposed`` has the longest. (n, R)"""
+    beyond_path_s: ArrayN | float = 0.0
+    """What each stage's own reductions take beyond what ``exposed`` has of the stage that others wait for; below 0
+    where they take less. (n, R)"""
 
 
 def _of_chunks(group: Group) -> Group:
@@ -142,10 +145,11 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     before_forward = np.zeros_like(forward_s)
     exposed, hidden, on_path, in_passing = np.zeros((4, len(forward_s)))
     worst = row_max(np.maximum(reduce - before_b / vpp, 0.0))  # while stages ahead have backwards left
+    own_s = reduce.copy()
     if fw.overlap_grad_reduce:
         left_s = _after_last(reduce, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
-            left_s[:, 0] = np.maximum(reduce[:, 0] / buckets, reduce[:, 0] - backward_s[:, 0])
+            own_s[:, 0] = left_s[:, 0] = np.maximum(reduce[:, 0] / buckets, reduce[:, 0] - backward_s[:, 0])
         worst = row_max(left_s)
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
         lost = slow[:, 0] * beside
@@ -173,6 +177,10 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
         lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * forward_s[:, 0] / vpp, slow[:, 0])
         exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
         in_passing = in_passing + lost
+    beyond_path_s: ArrayN | float = 0.0
+    if vpp == 1:  # what computing loses beside communication is the first stage's alone
+        with_first_s = exposed - row_max(after_optimizer_s)
+        beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
     exposed = exposed + tied_seconds(rows)
     once = None
     if vpp > 1:
@@ -182,7 +190,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
         once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return CommunicationOutsideBlocks(
         exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0,
-        after_optimizer_s=after_optimizer_s,
+        after_optimizer_s=after_optimizer_s, beyond_path_s=beyond_path_s,
     )  # fmt: skip
 
 

@@ -42,6 +42,8 @@ class StepTime:
     hidden: ArrayN
     stage_s: ArrayN
     slowest: NDArray[np.intp]
+    beyond_path_s: ArrayN
+    """What the slowest stage's own reductions take beyond those that ``exposed`` has as data parallel. (n,)"""
 
 
 def step_time(rows: Rows) -> StepTime:
@@ -102,7 +104,27 @@ def step_time(rows: Rows) -> StepTime:
     ends = step_end_seconds(rows, each)
     exposed[_T["optimizer"]] += row_max(ends) + norm_seconds(rows)
     _stagger(rows, exposed, each, ends, m, outside)
-    return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
+    beyond_path_s = np.broadcast_to(outside.beyond_path_s, stage_s.shape)[rowsel, slowest]
+    return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest], beyond_path_s)
+
+
+def name_own_reductions(exposed: ArrayN, beyond_path_s: ArrayN) -> None:
+    """Name what the slowest stage reduces behind its last backward data-parallel communication, as the replay does.
+
+    Until then it is named by the stage for which all others wait; the rest of that, or what others still compute
+    beside the stage's own reductions, is bubble. The step stays the same.
+
+    Parameters
+    ----------
+    exposed
+        Seconds of steps by component, changed in place. (TIME_COMPONENTS, n) [s]
+    beyond_path_s
+        :attr:`StepTime.beyond_path_s` of the same steps. (n,) [s]
+    """
+    more_s = np.clip(beyond_path_s, -exposed[_T["dp"]], exposed[_T["bubble"]])
+    more_s = np.where(exposed[_T["bubble"]] > 0.0, more_s, 0.0)
+    exposed[_T["dp"]] += more_s
+    exposed[_T["bubble"]] -= more_s
 
 
 def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
