@@ -271,11 +271,11 @@ def _reserved(tapes: BlockTapes, shape: Shape) -> float:
     lived = trace_block(tapes)
     blocks: dict[str, Block] = {}
     for _ in range(STEPS):
-        if lived.back in blocks:  # the input's gradient is let go before a step, the output after it
-            allocator.free(blocks.pop(lived.back))
+        if lived.input_gradient in blocks:  # the input's gradient is let go before a step, the output after it
+            allocator.free(blocks.pop(lived.input_gradient))
         for op_trace in (*lived.forward, *lived.backward):
             _do(op_trace, allocator, blocks)
-        for name in [name for name in blocks if name != lived.back]:
+        for name in [name for name in blocks if name != lived.input_gradient]:
             allocator.free(blocks.pop(name))
     return float(allocator.peak_reserved)
 

@@ -17,7 +17,7 @@ from mofa.errors import SpecError, StrategyError
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import NearestMiss, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
-from mofa.replay.garbage_collection import no_collection
+from mofa.replay.garbage_collection import without_collection
 from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, best_rows_with_fewer_recomputed_layers
 from mofa.search.costing import MEMORY, CheckedSpace, CostedRows, cost_rows
@@ -174,7 +174,7 @@ def find_plans(
     if "dp" in fix:
         space = _with_dp(space, cluster, fix["dp"])
     progress = telling(progress, on_progress, "costing", None)
-    with Workers(jobs) as workers, no_collection():
+    with Workers(jobs) as workers, without_collection():
         if replay:
             workers.start_processes(AT_WORK)
         # what a judge ranks may be ranked again by its replay
@@ -420,7 +420,7 @@ def estimate(
     >>> round(plan.tokens_per_s_per_gpu * 8 * plan.step_s / tokens, 9)
     1.0
     """
-    with nullcontext() if replay else no_collection():  # the closed forms make no cycles
+    with nullcontext() if replay else without_collection():  # the closed forms make no cycles
         return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, over_time, jobs)
 
 

@@ -13,7 +13,7 @@ from operator import not_
 from typing import TYPE_CHECKING
 
 from mofa.plan.result import Plan
-from mofa.replay.garbage_collection import no_collection
+from mofa.replay.garbage_collection import without_collection
 from mofa.search.to_plan.builder import Candidate, workers_for
 from mofa.search.workers import Workers
 
@@ -100,7 +100,7 @@ def replay_best(
     fitting_plans: list[_Found] = []
     later: list[_Row] = []
     seen = 0
-    with no_collection():  # what is played of most rows is gone before it would be looked through
+    with without_collection():  # what is played of most rows is gone before it would be looked through
         while seen < len(rows) and (not fitting_plans or (len(fitting_plans) < min(top, REPLAYED) and seen < PATIENCE)):
             some = [_Row(i, rows[i], candidate(rows[i])) for i in range(seen, min(seen + REPLAYED, len(rows)))]
             seen += len(some)
@@ -214,10 +214,10 @@ class _Bar:
 
 
 def _time(candidate: Candidate) -> TimeReplayed:
-    with no_collection():
+    with without_collection():
         return candidate.time
 
 
 def _plan(candidate: Candidate) -> Plan:
-    with no_collection():
+    with without_collection():
         return candidate.plan(replay=True, explain=False)

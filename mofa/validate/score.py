@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 
 from mofa.plan.result import Plan
-from mofa.replay.garbage_collection import collected_at_the_end
+from mofa.replay.garbage_collection import collect_at_end
 from mofa.schedules import default_schedule
 from mofa.search.entry_points import estimate, step_s
 from mofa.search.to_plan.step_band import num_nodes
@@ -266,5 +266,5 @@ def _expected(reference: Reference) -> tuple[int, ...]:
 
 
 def _all_alike(references: Sequence[Reference]) -> list[RunScore]:
-    with collected_at_the_end():
+    with collect_at_end():
         return list(score_configuration(references))

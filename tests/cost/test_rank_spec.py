@@ -16,7 +16,7 @@ from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE, persistent_bu
 from mofa.cost.memory.stage_inputs import held_input_bytes
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.step_time.data_parallel import tied_seconds
-from mofa.replay.rank.of_plan import ranks_of
+from mofa.replay.rank.from_estimator import describe_ranks
 from mofa.replay.time.step import replay_time
 from mofa.search.strategy_estimator import estimator_of
 
@@ -168,12 +168,12 @@ def test_the_closed_form_reads_it(case: tuple[str, int, str, str]) -> None:
 def test_the_replay_reads_it(case: tuple[str, int, str, str]) -> None:
     """Its ranks have the same blocks, run the same computations and take the same bytes."""
     own = estimator(case)
-    for spec, rank in zip(own.rank_specs, ranks_of(own), strict=True):
+    for spec, rank in zip(own.rank_specs, describe_ranks(own), strict=True):
         blocks = [[block.phrase for block in chunk.blocks] for chunk in spec.chunks]
         assert [[piece.name for piece in chunk] for chunk in rank.chunks] == blocks
         assert (rank.computations, rank.boundary_bytes) == (spec.computations, int(spec.buffers.boundary_bytes))
         assert rank.inputs_at_end == spec.buffers.held_inputs.at_end
-        assert rank.unshards == spec.gradients.reduces_by_chunk
+        assert rank.reduces_by_chunk == spec.gradients.reduces_by_chunk
         assert (rank.gathered_params is not None) == spec.gradients.gathers_whole
     played = replay_time(own, detail=False)
     for spec, spans in zip(own.rank_specs, played.spans, strict=True):

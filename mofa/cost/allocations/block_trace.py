@@ -67,25 +67,26 @@ class OpTrace(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockTrace:
-    """Forward and backward of one block, op by op. ``out`` and ``back`` name what each hands on, empty for nothing.
+    """Forward and backward of one block, op by op. ``output`` and ``input_gradient`` name what each hands on, empty for
+    nothing.
 
-    ``cached`` are weight copies that autocast's cache holds until the loss is there; ``weights`` the parameters of each
-    weight, before data parallelism shards them. [params]
+    ``autocast_cached`` are weight copies that autocast's cache holds until the loss is there; ``weights`` the
+    parameters of each weight, before data parallelism shards them. [params]
     """
 
     name: str
     forward: tuple[OpTrace, ...]
     backward: tuple[OpTrace, ...]
-    out: str
-    back: str
-    given: str
-    cached: frozenset[str]
+    output: str
+    input_gradient: str
+    output_gradient: str
+    autocast_cached: frozenset[str]
     weights: tuple[BlockWeight, ...]
     logits: str = ""
     """Of a pipeline's head: what the stage gave, which the schedule holds until its backward is through."""
     launches: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Kernels of the forward, of the backward by inputs and of that by weights. [-]"""
-    dry: tuple[OpTrace, ...] = ()
+    shape_inference: tuple[OpTrace, ...] = ()
     """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
     reduced: frozenset[str] = frozenset()
     """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""

@@ -25,10 +25,12 @@ FREE, ALLOCATED, WAITING, UNMAPPED = range(4)
 class OutOfDeviceMemory(Exception):
     """No room for a request although every free segment was given back; it asks the device for ``wanted``. [B]"""
 
-    def __init__(self, size: int, wanted: int, allocated: int, reserved: int, room: int) -> None:
+    def __init__(self, size: int, wanted: int, allocated: int, reserved: int, capacity_bytes: int) -> None:
         self.size, self.wanted = size, wanted
-        self.allocated, self.reserved, self.room = allocated, reserved, room
-        super().__init__(f"{size} B do not fit: {allocated} B are allocated and {reserved} B reserved of {room} B")
+        self.allocated, self.reserved, self.capacity_bytes = allocated, reserved, capacity_bytes
+        super().__init__(
+            f"{size} B do not fit: {allocated} B are allocated and {reserved} B reserved of {capacity_bytes} B"
+        )
 
 
 class LimitPassed(Exception):

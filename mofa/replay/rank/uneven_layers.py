@@ -86,7 +86,7 @@ class UnevenLayers:
         if shares is not None:
             self.shares = shares.reshape(len(routed), ep, -1)
 
-    def of_rank(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], BlockTrace]:
+    def trace_getter(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], BlockTrace]:
         """A function from a layer's kind and number to its trace, on the rank that gets most tokens of these layers.
 
         With ``emptiest``, on the rank that gets fewest: its blocks are torn as well, and it may reserve more.
@@ -107,7 +107,7 @@ class UnevenLayers:
         totals = self.rows[list(places)].sum(axis=0)
         return int(np.argmin(totals) if emptiest else np.argmax(totals))
 
-    def moving(self, label: str, layer: int) -> DriftingLayer | None:
+    def drifting_layer(self, label: str, layer: int) -> DriftingLayer | None:
         """A layer whose tokens move from step to step."""
         if self.rows is None or layer not in self.place or self.shares is None:
             return None

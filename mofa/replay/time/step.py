@@ -17,8 +17,8 @@ from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import tied_seconds
 from mofa.cost.step_time.micro_batch import hand_over_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
-from mofa.replay.garbage_collection import no_collection
-from mofa.replay.rank.of_plan import rows_of
+from mofa.replay.garbage_collection import without_collection
+from mofa.replay.rank.from_estimator import composed_rows
 from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.data_parallel import data_parallel_steps
 from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shortened_steps
@@ -76,10 +76,10 @@ def replay_time(
         If an order can't be; the message names the op that waits and for what.
     """
     estimator = estimator.at_own_clock
-    rows = rows_of(estimator)
+    rows = composed_rows(estimator)
     stages, fw = rows.layout.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    tapes = tuple(PlanTapes.from_rows(rows_of(e.at_own_clock)) for e in variants) or (PlanTapes.from_rows(rows),)
+    tapes = tuple(PlanTapes.from_rows(composed_rows(e.at_own_clock)) for e in variants) or (PlanTapes.from_rows(rows),)
     curves = rows.cluster.gpu.curves
     plan = TimedPlan(
         rows, tapes, _hop_seconds(rows), curves.overlap_slowdown.value,
@@ -87,7 +87,7 @@ def replay_time(
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
-    with no_collection():
+    with without_collection():
         for inserted in shortened_steps(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.played)
             ranks = _ranks(plan, estimator.rank_specs, wiring.program.order, inserted)

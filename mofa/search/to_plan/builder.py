@@ -240,12 +240,14 @@ class Candidate:
         closed = self.closed_form_memory
         if not explain:
             self.lacking_bytes()
-            return self._plan(self.time, memory_with_replayed_stages(closed, map(self.stage, self.replayer.played)))
+            return self._plan(
+                self.time, memory_with_replayed_stages(closed, map(self.stage, self.replayer.played_ranks))
+            )
         spans = self.replayer.time.spans
         self.time = replace(self.replayer.time, spans=())
         workers = workers_for([self], workers)
         # others begin with the first rank, this process with the last, where it has played some already
-        ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played, r))
+        ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played_ranks, r))
         tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
         stages = workers.map(_stage, tasks, local=lambda task: self.stage(*task[1:]))
         return self._plan(self.time, memory_with_replayed_stages(closed, stages))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from mofa.cost.estimate import Estimator
     from mofa.replay.allocator.timeline import LiveTensor
-    from mofa.replay.memory.rank_memory import MemoryPlayed
+    from mofa.replay.memory.rank_memory import ReplayedRankMemory
     from mofa.replay.memory_curve import MemoryOverTime
     from mofa.replay.replayer import Replayer
 
@@ -59,7 +59,7 @@ def replayed_stage(closed: StageMemory, replayer: Replayer, curve: MemoryOverTim
 
 def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
     """How the ranks of a stage differ in memory, by replay; None where they are alike."""
-    ends = replayer.ends_of_routing(stage)
+    ends = replayer.extreme_ranks(stage)
     if ends is None:
         return None
     outside = replayer.context_bytes + replayer.communicator_bytes[stage]
@@ -126,7 +126,7 @@ def _tensors(live: Sequence[LiveTensor]) -> tuple[LiveTensors, ...]:
     return (*named, *sorted(others, key=lambda t: -t.bytes))
 
 
-def _out_of_memory(rank: MemoryPlayed) -> OutOfMemory | None:
+def _out_of_memory(rank: ReplayedRankMemory) -> OutOfMemory | None:
     full = rank.out_of_memory
     if full is None:
         return None

@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
-from mofa.replay.rank.of_plan import outside_allocator_bytes
+from mofa.replay.rank.from_estimator import outside_allocator_bytes
 from mofa.schedules import SCHEDULES
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.strategy import CP_KINDS

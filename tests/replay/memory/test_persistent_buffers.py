@@ -12,7 +12,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.of_plan import rank_maker, ranks_of
+from mofa.replay.rank.from_estimator import describe_ranks, rank_describer
 from mofa.replay.replayer import Replayer
 from mofa.search.strategy_estimator import estimator_of
 from tests.replay.runs import load
@@ -53,7 +53,7 @@ def test_rotations_are_a_table_of_the_ranks_positions() -> None:
 
 
 def test_a_second_micro_batch_takes_nothing_for_good() -> None:
-    (rank,) = ranks_of(llama())
+    (rank,) = describe_ranks(llama())
     player = StepExecutor(rank, Allocator(), skip_rounds=False)
     player.allocate_start()
     assert (0, "dummy gradient of 6144 x 4096") not in player.taken
@@ -80,14 +80,14 @@ def test_a_second_micro_batch_takes_nothing_for_good() -> None:
 )
 def test_what_is_held_is_as_measured_to_the_mebibyte(name: str, ready: int, between: int) -> None:
     run = load(name)
-    played = play_memory(replace(rank_maker(run.estimator)(0), routing_drift=None))
-    assert abs(played.ready - run.ready) <= ready * MIB
-    assert abs(played.between_steps - run.between) <= between * MIB
+    played = play_memory(replace(rank_describer(run.estimator)(0), routing_drift=None))
+    assert abs(played.allocated_at_start - run.ready) <= ready * MIB
+    assert abs(played.allocated_between_steps - run.between) <= between * MIB
 
 
 def test_pytorchs_workspaces_are_on_the_stage_with_the_head_alone() -> None:
     """te2-pp2-llama8b-10l: each stage between steps to the mebibyte."""
-    first, last = (play_memory(rank) for rank in ranks_of(load("te2-pp2-llama8b-10l").estimator))
+    first, last = (play_memory(rank) for rank in describe_ranks(load("te2-pp2-llama8b-10l").estimator))
     names = [{one.name for one in played.peak.tensors} for played in (first, last)]
     assert ["cuBLAS's workspace" in found for found in names] == [False, True]
     assert WORKSPACE == 32 * MIB + 1024 and GROUPED_STREAMS == 4
