@@ -42,13 +42,13 @@ class Collector:
         self.allocated[places] = most.allocated[row_index, peak.fullest]
         self.reserved[places] = most.reserved[row_index, peak.fullest]
         self.device[places] = most.device[row_index, peak.fullest]
-        self.fullest[places], self.slowest[places] = rows.layout.shown.stage[peak.fullest], time.slowest
+        self.fullest[places], self.slowest[places] = rows.layout.shown.shown_stages[peak.fullest], time.slowest
         # what is alive on every stage, or on the fullest alone
         pp = most.allocated.shape[1]
         row, stage = (
             (np.repeat(row_index, pp), np.tile(np.arange(pp), len(places))) if self.keep else (row_index, peak.fullest)
         )
-        live = most.candidates.parts(row, most.instant[row, stage], stage)
+        live = most.candidates.components_at(row, most.instant[row, stage], stage)
         of_fullest = live[:, row_index * pp + peak.fullest] if self.keep else live
         communicators = most.communicators[row_index, peak.fullest]
         self.memory[:, places] = _components(
@@ -112,6 +112,6 @@ def hardware_flops(rows: Rows) -> NDArray[np.float64]:
     c, table = rows.costs, rows.table
     per_rank = rows.sum_layers_by_stage(rows.layers.flops) + rows.end_blocks_by_stage(
         c.embedding.forward_flops + c.embedding.backward_flops, c.head.forward_flops + c.head.backward_flops,
-        rows.of_mtp_layer("flops"),
+        rows.mtp_layer_quantity("flops"),
     )  # fmt: skip
     return np.asarray(rows.sum_over_stages(per_rank) * rows.num_micro_batches * table.tp * table.cp * table.dp)

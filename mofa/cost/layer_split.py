@@ -23,7 +23,7 @@ class LayerSplit:
     """The layout of a pipeline, and who made it."""
 
     layout: PipelineLayout
-    by: SplitBy
+    made_by: SplitBy
     """``mofa`` where the framework splits the layers over these degrees by no rule of its own, and needs a layout."""
 
 

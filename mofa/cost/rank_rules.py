@@ -50,7 +50,7 @@ def has_flat_buffers(rows: Rows) -> bool:
     return rows.static.grads_always and not rows.framework.deepspeed
 
 
-def gathers_whole(rows: Rows) -> bool:
+def keeps_params_gathered(rows: Rows) -> bool:
     """Whether FSDP keeps parameters gathered and gradients whole for a step, as it does under pipelines."""
     return shards_params(rows) and rows.mode.pipelined
 
@@ -62,7 +62,7 @@ def shards_params(rows: Rows) -> bool:
 
 def reduces_by_chunk(rows: Rows) -> bool:
     """Whether each chunk's gradients are reduced behind its last backward, not at a step's end, and its weights go."""
-    return gathers_whole(rows) and rows.schedule_record.gathers_by_chunk
+    return keeps_params_gathered(rows) and rows.schedule_record.gathers_by_chunk
 
 
 def gradient_sharing(rows: Rows) -> Sharing:
@@ -122,7 +122,7 @@ def ties_ends(rows: Rows) -> BoolN:
     return np.asarray(lay.stages_with_embedding & lay.stages_with_head & rows.workload.model.tied_embeddings)
 
 
-def head_waits(rows: Rows) -> bool:
+def head_gradient_waits_for_embedding(rows: Rows) -> bool:
     """Whether the head's weight gradient stays until the embedding's is there, on a rank that has both.
 
     A weight that two functions use has one node that takes its gradients (AccumulateGrad); autograd's engine keeps the
@@ -176,15 +176,17 @@ def held_inputs_of_stages(rows: Rows) -> list[HeldInputs]:
     return [held_inputs(rows.framework, rows.schedule_record, pp, chunks) for chunks in receiving]
 
 
-def kept_bytes(rows: Rows) -> ArrayN:
+def framework_buffer_bytes(rows: Rows) -> ArrayN:
     """What the framework allocates once and keeps outside of all tapes; on its stage the head's too. (n, R) [B]"""
     costs = rows.costs
     return np.where(
-        rows.layout.stages_with_head, costs.persistent_head[rows.k][:, None], costs.persistent[rows.k][:, None]
+        rows.layout.stages_with_head,
+        costs.persistent_bytes_with_head[rows.k][:, None],
+        costs.persistent_bytes[rows.k][:, None],
     )
 
 
-class RotationTables(NamedTuple):
+class RotaryTables(NamedTuple):
     """Tables of rotations that Megatron keeps with a library; of latent attention each layer's."""
 
     number: ArrayN
@@ -195,14 +197,14 @@ class RotationTables(NamedTuple):
     """Of each of a layer that is there from the start. [B]"""
 
 
-def rotation_tables(rows: Rows) -> RotationTables:
+def rotary_tables_of_stages(rows: Rows) -> RotaryTables:
     """The tables of each stage; of a framework that has no library none."""
     n = len(rows.table)
     layers = rows.layout.layer_counts.sum(axis=1)
     if not rows.framework.library:
-        return RotationTables(np.zeros_like(layers), np.zeros(n), ())
+        return RotaryTables(np.zeros_like(layers), np.zeros(n), ())
     tables = rotary_tables(rows.costs.context)
-    nbytes = per_combination(tables.table, len(rows.costs.persistent))[rows.k]
+    nbytes = per_combination(tables.table, len(rows.costs.persistent_bytes))[rows.k]
     if not tables.of_layers:
-        return RotationTables(np.full(layers.shape, float(rows.layout.stages.vpp)), nbytes, ())
-    return RotationTables(layers, nbytes, tables.from_start)
+        return RotaryTables(np.full(layers.shape, float(rows.layout.stages.vpp)), nbytes, ())
+    return RotaryTables(layers, nbytes, tables.from_start)

@@ -191,7 +191,7 @@ class Rows:
         """What their schedule does."""
         return SCHEDULES[self.schedule]
 
-    def of_base_and_full(self, by_mode: ArrayN) -> tuple[ArrayN, ArrayN]:
+    def in_base_and_full_mode(self, by_mode: ArrayN) -> tuple[ArrayN, ArrayN]:
         """A stacked quantity of the base mode and of full recomputation. (n, kinds, ...)"""
         return by_mode[self.base, self.k], by_mode[self.full, self.k]
 
@@ -205,7 +205,7 @@ class Rows:
             some = some + np.einsum(subscripts, num_full, by_mode[self.full, self.k])
         return np.asarray(some)
 
-    def of_mtp_layer(self, name: str) -> ArrayN | None:
+    def mtp_layer_quantity(self, name: str) -> ArrayN | None:
         """A quantity of one multi-token-prediction layer, None without: (n, ...).
 
         Megatron recomputes it whole only under uniform full recomputation; the block method skips it
@@ -230,7 +230,7 @@ class Rows:
 
     def largest_layer_by_stage(self, by_mode: ArrayN) -> ArrayN:
         """The most of a per-layer quantity among the layers of each stage, 0 where it has none. (n, R)"""
-        most = np.zeros((len(self.k), len(self.layout.shown.stage)))
+        most = np.zeros((len(self.k), len(self.layout.shown.shown_stages)))
         for mode, has in self._modes_there:
             values = by_mode[mode, self.k]
             for kind, there in enumerate(has):  # one after the other: NumPy is slow along a short axis in the middle
@@ -266,7 +266,7 @@ class Rows:
 
     def spread_to_all_stages(self, shown: ArrayN) -> ArrayN:
         """What is known of the stages that are shown, for all. (n, R) -> (n, pp)"""
-        return shown[:, self.layout.shown.of]
+        return shown[:, self.layout.shown.shown_index]
 
     def sum_over_stages(self, shown: ArrayN) -> ArrayN:
         """The sum over all stages of what is known of those that are shown. (n, R) -> (n,)"""
@@ -294,7 +294,7 @@ def make_rows(
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
     base, full = mode_indices(modes, table)
     lay = layout(table, stages, schedule, m, every_stage=every_stage)
-    first, grid = grids_of(table)
+    first, grid = rank_grids(table)
     grids = table.take(first)
     groups = dict(costs.groups) if len(costs.index) == 1 else candidate_groups(cluster, framework, grids)
     params, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
@@ -338,7 +338,7 @@ def static_bytes_of_grids(
     return params, shards, replace(static, grads=static.grads + more)
 
 
-def grids_of(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def rank_grids(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The first row of each grid of ranks, and each row's grid, of rows of one pp x vpp. (g,), (n,)"""
     return unique_rows([table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing])
 
@@ -352,9 +352,9 @@ def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Gro
     )
 
 
-def layers_params(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
+def chunk_layer_params(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
     """Dense and expert parameters of the layers of every chunk on one rank, of each grid. (2, g, R, vpp) [params]"""
-    model, counts = workload.model, lay.stages.counts[:, lay.shown.stage]
+    model, counts = workload.model, lay.stages.counts[:, lay.shown.shown_stages]
     tp, spread = table.tp[:, None], (table.ep * table.etp)[:, None]
     params = np.zeros((2, len(table), *counts.shape[1:]))
     dense, expert = params
@@ -368,7 +368,7 @@ def layers_params(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> 
 def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
     """Parameters of all layers of a stage on one rank, those of predictions' counted, of each grid. (g, R) [params]"""
     model = workload.model
-    params = layers_params(workload, table, lay).sum(axis=(0, 3))
+    params = chunk_layer_params(workload, table, lay).sum(axis=(0, 3))
     if model.num_mtp_layers:  # each has a layer like the last
         p = layer_params(model, model.is_moe_layer(model.num_layers - 1))
         prediction_params = (p.matrices_tp + p.shared) / table.tp + p.replicated + p.routed / (table.ep * table.etp)
@@ -379,7 +379,7 @@ def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) 
 def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout) -> ArrayN:
     """Dense and expert parameters of every chunk on one rank, of each grid of ranks. (2, g, R, vpp) [params]"""
     model, tp, spread = workload.model, table.tp[:, None], (table.ep * table.etp)[:, None]
-    params = layers_params(workload, table, lay)
+    params = chunk_layer_params(workload, table, lay)
     dense, expert = params
     unit = framework.vocab_divisor * tp
     padding = (np.ceil(model.vocab / unit) * unit - model.vocab) * model.hidden if framework.vocab_divisor > 1 else 0.0

@@ -246,7 +246,7 @@ class Replayer:
         if spec.gradients.reduces_by_chunk:
             return 1.0
         is_moe = self.estimator.workload.model.moe is not None
-        return ENDS_ARE_OFF if spec.gradients.gathers_whole and is_moe else STAGES_ARE_OFF
+        return ENDS_ARE_OFF if spec.gradients.keeps_params_gathered and is_moe else STAGES_ARE_OFF
 
     def _layers(self, r: int) -> object:
         """Equal for pipeline ranks that hold the same; an end is like no other, nor is any where layers get tokens of

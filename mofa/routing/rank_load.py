@@ -122,7 +122,8 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     before = np.inf if routing.steps_before is None else float(routing.steps_before)
     padded = routing.pad_to_capacity  # to one number of rows for all
     return RoutingLoads(
-        time, memory, sent=sent, over=over, uneven=uneven, shares=None if padded else shares[0], steps_before=before,
+        time, memory, sent_bytes_over_mean=sent, over_budget_fraction=over, uneven=uneven,
+        shares=None if padded else shares[0], steps_before=before,
         drifts=routing.drifts,
         by_layer=by_layer, emptiest=emptiest,
     )  # fmt: skip

@@ -260,13 +260,14 @@ def test_a_budget_per_rank_pads_rows_and_runs_steps_again() -> None:
     job = load_workload("mixtral-8x7b")
     even = routing_loads(RoutingSpec(rank_capacity_factor=1.5), job.model, [1, 4])
     assert (even.time, even.memory) == ({1: 1.0, 4: 1.5}, {1: 1.0, 4: 1.5})
-    assert (even.sent[4], even.over[4]) == (1.0, 0.0)
+    assert (even.sent_bytes_over_mean[4], even.over_budget_fraction[4]) == (1.0, 0.0)
     machines, facts = load_cluster("h200-hgx", 8), load_framework("megatron")
     spec = complete_strategy(parse_strategy("pp=2 ep=4 micro_batch=1"), 8, facts, moe=True)
     row = strategy_row(job, machines, facts, spec)
     draws = job.batch.global_batch // int(row.dp[0])  # of the one group that the 4 ranks of a stage make
     once, more = (
-        Estimator(job, machines, facts, row, RoutingLoads({4: 1.5}, {4: 1.5}, over=over)) for over in ({}, {4: 0.01})
+        Estimator(job, machines, facts, row, RoutingLoads({4: 1.5}, {4: 1.5}, over_budget_fraction=over))
+        for over in ({}, {4: 0.01})
     )
     runs = 2.0 - 0.99**draws
     assert 1.1 < runs < 2.0
@@ -287,7 +288,7 @@ def test_a_budget_per_rank_counts_the_draws_that_exceed_it(tmp_path: Path) -> No
     counts = {"kind": "counts", "file": str(tmp_path / "t.csv")}
     for budget, over in ((2.0, 0.5), (4.0, 0.0)):
         loads = routing_loads(RoutingSpec.model_validate({**counts, "rank_capacity_factor": budget}), model, [4])
-        assert loads.over[4] == over
+        assert loads.over_budget_fraction[4] == over
         assert loads.time[4] == budget
         assert loads.memory[4] == 4.0  # what runs again has no budget
 

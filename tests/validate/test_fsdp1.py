@@ -39,7 +39,7 @@ def test_views_are_not_copied_out_and_gradients_are_divided() -> None:
     copied = mofa.load_framework("fsdp1", overrides={"flat_params": False})
     ours, theirs = (mofa.estimate(JOB, MACHINES, {}, framework=f, replay=False) for f in (FSDP1, copied))
     saved_s = theirs.time.exposed["dp"] - ours.time.exposed["dp"]
-    rate = MACHINES.gpu.curves.stream_like("copy", False).form.bytes_per_s
+    rate = MACHINES.gpu.curves.memory_bound_curve_like("copy", False).form.bytes_per_s
     assert saved_s == pytest.approx(2 * 4.0 * num_params(JOB.model) / rate, rel=0.2)  # two micro-batches
     assert ours.memory.allocated_bytes == pytest.approx(theirs.memory.allocated_bytes, rel=1e-6)
 

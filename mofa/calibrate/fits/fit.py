@@ -37,10 +37,10 @@ from mofa.cost.kernels.fitted_forms import (
     gemm_s,
     grouped_gemm_s,
     l2_miss_bytes,
-    stream_s,
+    memory_bound_s,
 )
 from mofa.cost.kernels.multi_stream import multi_stream_s
-from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, MemoryBoundForm
 from mofa.specs.multi_stream import MultiStreamForm
 from mofa.specs.products import ELEMENT_BYTES
 
@@ -362,10 +362,10 @@ def _missed(rows: Sequence[Row], l2_bytes: float) -> FloatN | None:
     return l2_miss_bytes(moved, elements * READ_AGAIN[op], l2_bytes)
 
 
-def _stream_times(rows: Sequence[Row], form: StreamForm, l2_bytes: float) -> FloatN:
+def _stream_times(rows: Sequence[Row], form: MemoryBoundForm, l2_bytes: float) -> FloatN:
     elements, counted_rows, columns = _stream_columns(rows)
     missed = _missed(rows, l2_bytes)
-    return stream_s(elements, counted_rows, columns, form, 0.0 if missed is None else missed)
+    return memory_bound_s(elements, counted_rows, columns, form, 0.0 if missed is None else missed)
 
 
 def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
@@ -386,7 +386,7 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
         x = nnls(features / scale * weight[:, None], weight)[0] / scale
         weight = 1 / np.sqrt(np.maximum(np.abs(features @ x - 1), 0.01))
     moved = bytes_moved_per_element(rows[0].case.op, rows[0].case.variant)
-    form = StreamForm(float(x[0]), moved, moved / max(float(x[1]), 1e-30))
+    form = MemoryBoundForm(float(x[0]), moved, moved / max(float(x[1]), 1e-30))
     if missed is None and not bare:
         form = replace(form, per_row_s=float(x[2]), per_column_s=float(x[3]))
     elif missed is not None and x[2] > 0:

@@ -101,7 +101,7 @@ class BlockTrace:
     """The backward by inputs and behind it that by weights, where a checkpoint makes the block again in both."""
     split_backward_of_last: tuple[OpTrace, ...] = ()
     """The same of a chunk's last block."""
-    lingers: tuple[tuple[str, int], ...] = ()
+    retained_by_dispatcher: tuple[tuple[str, int], ...] = ()
     """What is alive beyond the backward's end, until an op that renews it, as it goes then. [B]"""
     torch_products: bool = True
     """Whether its products are PyTorch's, which have a workspace for each thread."""

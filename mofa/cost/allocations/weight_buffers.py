@@ -80,7 +80,7 @@ def weight_states_of_rank(
     stored_params = parameters.sharded if fsdp else parameters.total
     stepped_params = parameters.sharded if fsdp or distributed else parameters.total
     held_bytes = parameters.params_bytes
-    if spec.gradients.gathers_whole:
+    if spec.gradients.keeps_params_gathered:
         held_bytes -= 2.0 * parameters.total
     states = parameters.states_bytes / stepped_params
     main, num_moments = 0.0, workload.optimizer.traits.num_moments
@@ -134,7 +134,7 @@ def buffers_taken_at_build(
     if framework.library is None or not weights:
         return ()
     first = next((n for n, w in enumerate(weights) if w.purpose == "attention_output"), 0)
-    tables = spec.buffers.tables_from_start * len(spec.layer_numbers)
+    tables = spec.buffers.rotary_tables_from_start * len(spec.layer_numbers)
     return (first, WORKSPACE), *((len(weights) - 1, nbytes) for nbytes in tables)
 
 

@@ -60,9 +60,9 @@ class RoutingLoads:
     time: Mapping[int, float]
     memory: Mapping[int, float]
     scheduled: Mapping[int, ScheduledLoads] = field(default_factory=dict)
-    sent: Mapping[int, float] = field(default_factory=dict)
+    sent_bytes_over_mean: Mapping[int, float] = field(default_factory=dict)
     """Bytes of the busiest rank's exchange over the mean, where rows are padded and bytes are not. [-]"""
-    over: Mapping[int, float] = field(default_factory=dict)
+    over_budget_fraction: Mapping[int, float] = field(default_factory=dict)
     """Share of micro-batches of one expert-parallel group in which a rank is over its budget of rows. [-]"""
     uneven: Mapping[int, float] = field(default_factory=dict)
     """Standard deviation of the rows of the slowest rank's experts over their mean; 0 where a degree is missing. [-]"""
@@ -145,14 +145,14 @@ class RoutingLoads:
 
         Examples
         --------
-        >>> loads = RoutingLoads({8: 1.5}, {8: 1.5}, over={8: 0.5})
+        >>> loads = RoutingLoads({8: 1.5}, {8: 1.5}, over_budget_fraction={8: 0.5})
         >>> loads.runs_per_step(np.array([8, 8, 1]), np.array([1.0, 2.0, 2.0]))
         array([1.5 , 1.75, 1.  ])
         """
-        if not self.over:
+        if not self.over_budget_fraction:
             return np.ones(len(ep))
         degrees, inverse = np.unique(ep, return_inverse=True)
-        over = np.array([self.over.get(int(degree), 0.0) for degree in degrees])[inverse]
+        over = np.array([self.over_budget_fraction.get(int(degree), 0.0) for degree in degrees])[inverse]
         return np.asarray(2.0 - (1.0 - over) ** draws)
 
     def load_columns(self, ep: NDArray[np.int64], balancing: NDArray[np.int64]) -> LoadColumns:
@@ -166,7 +166,7 @@ class RoutingLoads:
             load = self.scheduled[ep]
             return load.time, load.memory, load.sent, load.host_s, 0.0
         time = self.time.get(ep, 1.0)
-        return time, self.memory.get(ep, 1.0), self.sent.get(ep, time), 0.0, self.uneven.get(ep, 0.0)
+        return time, self.memory.get(ep, 1.0), self.sent_bytes_over_mean.get(ep, time), 0.0, self.uneven.get(ep, 0.0)
 
 
 BALANCED = RoutingLoads({}, {})

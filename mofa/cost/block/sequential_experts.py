@@ -13,7 +13,7 @@ import numpy as np
 
 from mofa.blocks.elementwise import FloatK, any_true, maximum, minimum, where
 from mofa.blocks.op import Op
-from mofa.blocks.work import Grouped
+from mofa.blocks.work import GroupedGemm
 
 BETWEEN = 0.5826
 """How far beyond a level steps of a standard deviation of 1 are found that go on in time: -zeta(1/2) / sqrt(2 pi)
@@ -37,9 +37,9 @@ def issue_of_expert_loops(ops: Sequence[Op], seconds: Sequence[FloatK], issue: S
     Two products of 4 ms in four rounds, issued in 2 ms each: the first one is issued after half a millisecond. Where
     issue takes 6 ms each the device still computes the last millisecond's when all 12 are issued.
 
-    >>> from mofa.blocks.op import Stream
+    >>> from mofa.blocks.op import MemoryBound
     >>> loops = {"a": 4.0, "b": 4.0, "cat": 1.0}
-    >>> ops = [Op(name, "grouped_gemm", Stream(1.0), expert_loops=n) for name, n in loops.items()]
+    >>> ops = [Op(name, "grouped_gemm", MemoryBound(1.0), expert_loops=n) for name, n in loops.items()]
     >>> issue_of_expert_loops(ops, [4.0, 4.0, 1.0], [2.0, 2.0, 1.0])
     [0.5, 0.0, 4.5]
     >>> issue_of_expert_loops(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
@@ -111,7 +111,7 @@ def _one_loop(
     ahead = maximum(out[first] / loops, issued + seconds[last] / loops - busy)
     uneven: FloatK = 0.0
     for i in running:
-        if type(work := ops[i].work) is Grouped and any_true(work.uneven):
+        if type(work := ops[i].work) is GroupedGemm and any_true(work.uneven):
             uneven = uneven + work.uneven * seconds[i]
     if any_true(uneven):
         ahead = minimum(ahead + uneven_loops_wait(issued - busy, uneven / loops, loops), issued)

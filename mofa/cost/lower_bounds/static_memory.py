@@ -16,7 +16,7 @@ from mofa.cost.kernels.topology import Group
 from mofa.cost.layout import Layout, layout
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
-from mofa.cost.rows import grids_of, static_bytes_of_grids
+from mofa.cost.rows import rank_grids, static_bytes_of_grids
 from mofa.cost.stages import stages_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.specs.framework import FrameworkSpec
@@ -47,7 +47,7 @@ def memory_lower_bounds_bytes(
         begins = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
         for chosen in (order[begin:end] for begin, end in pairwise(begins)):
             alike = plain.take(chosen)
-            first, grid = grids_of(alike)
+            first, grid = rank_grids(alike)
             bound[rows[chosen]] = _of_grids(workload, cluster, framework, alike.take(first), mode)[grid]
     return bound
 
@@ -76,7 +76,9 @@ def _communicators(
 ) -> ArrayN:  # fmt: skip
     """Device memory of communicators. (g, R) [B]"""
     stages = lay.stages
-    pipeline = pipeline_links(SCHEDULES[schedule].wraps_around, stages.pp, stages.rank_with_head, lay.shown.stage)
+    pipeline = pipeline_links(
+        SCHEDULES[schedule].wraps_around, stages.pp, stages.rank_with_head, lay.shown.shown_stages
+    )
     experts = workload.model.moe is not None
     return communicator_bytes(
         groups, cluster, framework, experts, grids.zero, pipeline, grids.cp_kind, reduces_amaxes(workload)

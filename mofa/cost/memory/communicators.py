@@ -67,7 +67,7 @@ def communicators_of(rows: Rows) -> ArrayN:
     Engine's user buffers, through which it communicates. (n, R) [B]"""
     stages = rows.layout.stages
     pipeline = pipeline_links(
-        rows.schedule_record.wraps_around, stages.pp, stages.rank_with_head, rows.layout.shown.stage
+        rows.schedule_record.wraps_around, stages.pp, stages.rank_with_head, rows.layout.shown.shown_stages
     )
     experts = rows.workload.model.moe is not None
     sizes = communicator_bytes(

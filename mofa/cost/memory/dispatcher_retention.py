@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Tape
 from mofa.blocks.tapes import layer_label
-from mofa.cost.memory.in_flight import ROUNDS, layers_behind_last_by_mode
+from mofa.cost.memory.in_flight import WALKED_ROUNDS, layers_behind_last_by_mode
 from mofa.cost.rows import Rows
 from mofa.schedules import Runtime, order_of
 from mofa.schedules.interleaved import micro_batches_per_round
@@ -87,7 +87,7 @@ class Retention:
         self.rows = rows
         costs, kinds = rows.costs, rows.layout.stages.kinds
         tapes = [[costs.tapes[layer_label(kind, mode)].backward for kind in kinds] for mode in costs.blocks]
-        names = [[tape.lingers for tape in ts] for ts in tapes]
+        names = [[tape.retained_by_dispatcher for tape in ts] for ts in tapes]
         self.candidates = np.zeros(0, dtype=np.intp)
         if not any(name for of_mode in names for name in of_mode):
             return
@@ -96,10 +96,10 @@ class Retention:
         self.candidates = np.flatnonzero(has[rows.base] * rows.layout.any_plain + has[rows.full] * rows.layout.any_full)
         if not len(self.candidates):
             return
-        self.choice = rows.layout.choice[self.candidates]
+        self.choice = rows.layout.recompute_choice[self.candidates]
         self.own = self._gather(each)
         self.of_chunk = self._by_chunk(*self.own) + self._of_predictions(each)
-        handed = [[tuple(n for n in tape.outputs if n in tape.lingers) for tape in ts] for ts in tapes]
+        handed = [[tuple(n for n in tape.outputs if n in tape.retained_by_dispatcher) for tape in ts] for ts in tapes]
         self.handed_on = self._gather(self._of_tapes(handed, tapes))
         """Of that what is the gradient that the block before is given."""
         self.saved = self._gather(rows.layers.saved)
@@ -125,7 +125,7 @@ class Retention:
 
     def _of_tapes(self, names: Sequence[Sequence[tuple[str, ...]]], tapes: Sequence[Sequence[Tape]]) -> ArrayN:
         """The bytes of some tensors of every mode's and kind's tape. (modes, K, kinds) [B]"""
-        zero = np.zeros(self.rows.costs.boundary.shape)
+        zero = np.zeros(self.rows.costs.stage_boundary_bytes.shape)
         by_mode = [
             [zero + sum(tape.tensors[n].bytes for n in of_one) for of_one, tape in zip(of_mode, ts, strict=True)]
             for of_mode, ts in zip(names, tapes, strict=True)
@@ -135,7 +135,7 @@ class Retention:
     def _by_chunk(self, plain: ArrayN, full: ArrayN) -> ArrayN:
         """Something of layers, by their mode, summed over those of each chunk. (p, kinds) each -> (p, R, vpp)"""
         lay = self.rows.layout
-        out = np.einsum("krc,nk->nrc", lay.stages.counts[:, lay.shown.stage], plain)
+        out = np.einsum("krc,nk->nrc", lay.stages.counts[:, lay.shown.shown_stages], plain)
         for kind in range(len(lay.stages.kinds) if lay.any_full else 0):
             out += lay.full_by_chunk[:, kind][self.choice] * (full - plain)[:, kind, None, None]
         return np.asarray(out)
@@ -143,7 +143,7 @@ class Retention:
     def _of_predictions(self, each: ArrayN) -> ArrayN:
         """What lingers of multi-token-prediction layers, on their chunk. (p, R, vpp) [B]"""
         rows, model, stages = self.rows, self.rows.workload.model, self.rows.layout.stages
-        out = np.zeros((len(self.candidates), len(rows.layout.shown.stage), stages.vpp))
+        out = np.zeros((len(self.candidates), len(rows.layout.shown.shown_stages), stages.vpp))
         if model.num_mtp_layers:
             kind = stages.kinds.index(layer_kind(model, model.num_layers - 1))
             of_micro_batch = model.num_mtp_layers * each[rows.mtp_mode[self.candidates], rows.k[self.candidates], kind]
@@ -157,11 +157,11 @@ class Retention:
         pp, vpp = stages.pp, stages.vpp
         num = rows.num_micro_batches[self.candidates]
         each = np.array([micro_batches_per_round(pp, int(m)) if vpp > 1 else pp for m in num])
-        walked = np.minimum(num, ROUNDS * each)
+        walked = np.minimum(num, WALKED_ROUNDS * each)
         out = np.full((2, 2, *self.in_flight.shape), -np.inf)
         for m in np.unique(walked).tolist():
             of_length = np.flatnonzero(walked == m)
-            for r, rank in enumerate(rows.layout.shown.stage.tolist()):
+            for r, rank in enumerate(rows.layout.shown.shown_stages.tolist()):
                 computations = _computations(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, rank)
                 in_flight = self.in_flight[of_length, r]
                 alive = (
@@ -183,7 +183,11 @@ class Retention:
         by those behind it; of a backward in the ``first`` one, where the others have nothing any more. (n, R) [B]"""
         lay = self.rows.layout
         recomputed_layers = lay.full_by_chunk[:, kind][self.choice]
-        has = recomputed_layers > 0 if recomputed else lay.stages.counts[kind][lay.shown.stage] - recomputed_layers > 0
+        has = (
+            recomputed_layers > 0
+            if recomputed
+            else lay.stages.counts[kind][lay.shown.shown_stages] - recomputed_layers > 0
+        )
         own, saved = (of[recomputed][:, kind, None, None] for of in (self.own, self.saved))
         if first:
             more = saved + self.of_chunk - own - self.in_flight - self._given(self.handed_on[recomputed][:, kind])
@@ -199,7 +203,7 @@ class Retention:
         """The gradient that a chunk's first block is given, where that lingers of another, as does not what it hands on
         of its ``own``. (p,) -> (p, R, vpp) [B]"""
         others = self._by_chunk(*self.handed_on) > own[:, None, None]
-        return np.asarray(others * self.rows.costs.boundary[self.rows.k[self.candidates], None, None])
+        return np.asarray(others * self.rows.costs.stage_boundary_bytes[self.rows.k[self.candidates], None, None])
 
     def at_end(self, chunk: int, direction: int, *, ended: bool = False) -> ArrayN:
         """At the end of the model that a chunk has, in a forward, a backward or as that has ``ended``. (n, R) [B]"""

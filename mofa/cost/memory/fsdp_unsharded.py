@@ -16,7 +16,7 @@ A fourth one's weights are taken to be gathered in front of its first forward, a
 [-]"""
 
 
-def unsharded(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
+def gathered_bytes_and_unreduced_share(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
     """Bytes of all gathered weights, and what is left of the gradients when they are reduced, as a share of ``grads``,
     the whole ones. (n, R) each [B, -]"""
     shards, grid = rows.shards, rows.grid

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest
 from mofa.cost.memory.communicators import communicators_of
 from mofa.cost.memory.peak_candidates import PeakCandidates
-from mofa.cost.memory.reserved import native_allocator_bytes, shards_waste
+from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_allocator_bytes
 from mofa.cost.rank_rules import has_flat_buffers, shards_params
 from mofa.cost.rows import Rows
 
@@ -76,11 +76,11 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: 
     slack = slack + np.maximum(ends, rows.largest_layer_by_stage(rows.layers.pools))
     shards = shards_params(rows)
     if shards and not rows.mode.pipelined:
-        slack = slack + (1.0 - candidates.grads_at(which)) * candidates.grads
+        slack = slack + (1.0 - candidates.gradient_share_at(which)) * candidates.grads
     if rows.framework.allocator != "expandable":
         if shards:  # under no pipeline the gradients' too
-            slack = slack + shards_waste(rows) * (1.0 if rows.mode.pipelined else 2.0)
-        return native_allocator_bytes(rows, candidates.alive(allocated)) + slack
+            slack = slack + fsdp_shard_waste_bytes(rows) * (1.0 if rows.mode.pipelined else 2.0)
+        return native_allocator_bytes(rows, candidates.largest_alive(allocated)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
     if has_flat_buffers(rows):

@@ -12,15 +12,15 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
 from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, waiting_head_gradient_bytes
-from mofa.cost.memory.fsdp_unsharded import unsharded
+from mofa.cost.memory.fsdp_unsharded import gathered_bytes_and_unreduced_share
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
 from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
 from mofa.cost.memory.replica_sums import waiting_sums_bytes
 from mofa.cost.memory.reserved import LivePeaks
-from mofa.cost.memory.saved_in_flight import ends_saved_bytes, saved_by_kind
-from mofa.cost.memory.stage_inputs import held_input_bytes, let_go_input_bytes, pipeline_buffer_bytes, sent_part_bytes
+from mofa.cost.memory.saved_in_flight import saved_by_kind, saved_bytes_outside_layers
+from mofa.cost.memory.stage_inputs import freed_input_bytes, held_input_bytes, pipeline_buffer_bytes, sent_part_bytes
 from mofa.cost.memory.watchdog_held import shelved_bytes
-from mofa.cost.rank_rules import gathers_whole
+from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import Rows
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, head_params, layer_params
@@ -61,16 +61,16 @@ class PeakCandidates:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         lay, static = rows.layout, rows.static
-        self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
+        self.n, self.num_shown = len(rows.table), len(lay.shown.shown_stages)
         self.grads = static.grads[rows.grid]
         self.buffers = static.buffers[rows.grid] + pipeline_buffer_bytes(rows) + persistent_buffer_bytes(rows)
         self.fixed = (static.params + static.states)[rows.grid] + self.buffers
-        self.saved_plain, self.saved_full = rows.of_base_and_full(rows.layers.saved)
-        self.ends_saved = ends_saved_bytes(rows)
+        self.saved_plain, self.saved_full = rows.in_base_and_full_mode(rows.layers.saved)
+        self.ends_saved = saved_bytes_outside_layers(rows)
         of_layers = rows.sum_over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         self.activations = of_layers + self.ends_saved
         self.retention = Retention(rows)
-        self.shelved, self.let_go = shelved_bytes(rows), let_go_input_bytes(rows)
+        self.shelved, self.let_go = shelved_bytes(rows), freed_input_bytes(rows)
         self.sums = waiting_sums_bytes(rows)
         self.all: list[_Instant] = []
 
@@ -108,34 +108,34 @@ class PeakCandidates:
 
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
-        minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
-        lingers: ArrayN | float = 0.0, direction: str = "",
+        freed_bytes: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
+        retained_by_dispatcher: ArrayN | float = 0.0, direction: str = "",
     ) -> None:  # fmt: skip
         """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``.
 
         Inside of layers, at the loss, is behind a forward; outside of all is behind a backward. ``direction`` is of the
         computation that it is in, empty outside of all.
         """
-        lingers = lingers + self.shelved[not inside]
+        retained_by_dispatcher = retained_by_dispatcher + self.shelved[not inside]
         if direction:
-            lingers = lingers - self.let_go[direction == "backward"]
-        alive = self.fixed + grads * self.grads + transient[:, None] + copies + lingers
-        if minus is not None:
-            alive += self.activations - minus
+            retained_by_dispatcher = retained_by_dispatcher - self.let_go[direction == "backward"]
+        alive = self.fixed + grads * self.grads + transient[:, None] + copies + retained_by_dispatcher
+        if freed_bytes is not None:
+            alive += self.activations - freed_bytes
         total = np.where(where, alive, -np.inf)
-        self.all.append(_Instant(name, inside, total, minus, grads, copies, lingers, kinds))
+        self.all.append(_Instant(name, inside, total, freed_bytes, grads, copies, retained_by_dispatcher, kinds))
 
     def add_block(
         self, direction: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
-        where: NDArray[np.bool_], minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
-        lingers: ArrayN | float = 0.0,
+        where: NDArray[np.bool_], freed_bytes: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
+        retained_by_dispatcher: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """Add an instant inside a kind of layer; ``peaks`` are by mode, combination and kind."""
         k, (peak, kinds) = self.rows.k, peaks
         self.add(
             f"{direction} {name}", where, peak[mode, k, kind],
-            lambda positions: kinds[mode[positions], k[positions], kind].T, minus, grads=grads,
-            copies=copies, lingers=lingers, inside=direction, direction=direction,
+            lambda positions: kinds[mode[positions], k[positions], kind].T, freed_bytes, grads=grads,
+            copies=copies, retained_by_dispatcher=retained_by_dispatcher, inside=direction, direction=direction,
         )  # fmt: skip
 
     def build(self) -> None:
@@ -179,15 +179,20 @@ class PeakCandidates:
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
-                self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, lingers=ahead)
+                self.add_block(
+                    "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, retained_by_dispatcher=ahead
+                )
                 later = later + self.sums * self._share_of_grads(self._end_params(head_params))
                 self.add_block(
-                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=waiting, lingers=later
+                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=waiting,
+                    retained_by_dispatcher=later
                 )  # fmt: skip
                 if self.retention:
                     name = f"of the first {kind} block{label}"
                     some = has & self.retention.there
-                    self.add_block("backward", name, i, backward, mode, some, own, grads=mid, lingers=first)
+                    self.add_block(
+                        "backward", name, i, backward, mode, some, own, grads=mid, retained_by_dispatcher=first
+                    )
                 if not always and piped:  # of the second micro-batch, with the first one's gradients
                     second = has & (rows.num_micro_batches[:, None] > 1)
                     gone = gone - received + self._one_micro_batch()
@@ -199,7 +204,8 @@ class PeakCandidates:
                     swap = self._embedding_gather(i) + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
-                        "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap, lingers=sums
+                        "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,
+                        retained_by_dispatcher=sums
                     )  # fmt: skip
 
     def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
@@ -220,12 +226,14 @@ class PeakCandidates:
         the least that they can be.
         """
         lay, least = self.rows.layout, self.saved_plain[:, :, None]
-        after = lay.after[kind]
+        after = lay.layers_behind[kind]
         if not lay.any_full:
             return np.asarray(np.einsum("or,no->nr", after, self.saved_plain)), 0.0
         table = self.rows.table
         first = np.array([spec.kind == "full" for spec in table.recompute_modes])[table.recompute][:, None, None]
-        in_last_chunk = lay.stages.counts[:, lay.shown.stage, -1] - lay.full_by_chunk[..., -1][lay.choice]
+        in_last_chunk = (
+            lay.stages.counts[:, lay.shown.shown_stages, -1] - lay.full_by_chunk[..., -1][lay.recompute_choice]
+        )
         plain = np.where(first, np.minimum(after, in_last_chunk), np.where(lay.full > 0, 0.0, after))
         recomputed = np.minimum(self.saved_full[:, :, None], least)
         behind = (plain * least + (after - plain) * recomputed).sum(axis=1)
@@ -234,11 +242,11 @@ class PeakCandidates:
     def _pipelined_layers(self, in_flight: InFlight) -> None:
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
         rows, lay = self.rows, self.rows.layout
-        counts = lay.stages.counts[:, lay.shown.stage]
+        counts = lay.stages.counts[:, lay.shown.shown_stages]
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
-            recomputed_layers = lay.full_by_chunk[:, i][lay.choice]
+            recomputed_layers = lay.full_by_chunk[:, i][lay.recompute_choice]
             for recomputed, mode, saved, there in (
                 (0, rows.base, self.saved_plain, counts[i] - recomputed_layers > 0),
                 (1, rows.full, self.saved_full, recomputed_layers > 0),
@@ -247,10 +255,12 @@ class PeakCandidates:
                 if not np.any(has):
                     continue
                 more, alone = in_flight.alive_in_backward_by_inputs(i, recomputed, backward[0])
-                gone = np.where(there, in_flight.saved_behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
+                gone = np.where(
+                    there, in_flight.saved_by_layers_behind(i, recomputed) + saved[:, i][:, None, None], np.inf
+                )
                 name = f"of the last {kind} block{label}"
                 for direction, peaks in (("forward", forward), ("backward", backward)):
-                    most = in_flight.most(
+                    most = in_flight.peak(
                         "F" if direction == "forward" else "B", gone - more * (direction == "backward")
                     )
                     self.add_block(direction, name, i, peaks, mode, has, **self._alive_at(most))
@@ -259,13 +269,13 @@ class PeakCandidates:
                 ):
                     self.add_block("backward", f"by weights {name}", i, peaks, mode, on, **self._alive_at(most))
                 done = np.where(there, alone - more, np.inf)
-                most = in_flight.most("B", done, ended=True, own_grads=self._layer_grads(i))
+                most = in_flight.peak("B", done, ended=True, own_grads=self._layer_grads(i))
                 name = f"of the first {kind} block{label}"
                 self.add_block("backward", name, i, backward, mode, has, **self._alive_at(most))
 
     def _alive_at(self, most: InFlightPeak) -> dict[str, ArrayN]:
         """What an instant is made of at such a moment."""
-        return {"minus": self.activations - most.kept_bytes, "grads": most.grads, "copies": most.copies}
+        return {"freed_bytes": self.activations - most.kept_bytes, "grads": most.grads, "copies": most.copies}
 
     def _pipelined_ends(self, in_flight: InFlight) -> None:
         """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
@@ -275,9 +285,9 @@ class PeakCandidates:
         on_head[:, rows.layout.head_position, -1] = 0.0
         on_first[:, 0, 0] = 0.0
         for direction, kinds in (("forward", head.forward_kinds), ("backward", head.backward_kinds)):
-            most = in_flight.most("F" if direction == "forward" else "B", on_head)
+            most = in_flight.peak("F" if direction == "forward" else "B", on_head)
             self._add_end("loss", direction, rows.is_head, kinds, **self._alive_at(most))
-        most = in_flight.most("B", on_first, ended=True)
+        most = in_flight.peak("B", on_first, ended=True)
         self._add_end("embedding", "backward", rows.is_first, embedding.backward_kinds, **self._alive_at(most))
         if rows.mode.precision != "mixed":
             return
@@ -285,9 +295,9 @@ class PeakCandidates:
         p = layer_params(model, stages.kinds[0].moe)
         layer = ((p.total - p.routed) / tp + p.routed / (rows.table.ep * rows.table.etp))[:, None]
         end = embedding_params(model) / tp[:, None]
-        if in_flight.unshards:
+        if in_flight.reduces_by_chunk:
             group = np.where(on_first == 0.0, end[:, :, None], layer[:, :, None])
-            most = in_flight.most("R", np.zeros(on_first.shape), beside=2.0 * group)
+            most = in_flight.peak("R", np.zeros(on_first.shape), beside=2.0 * group)
             self._add_nothing("reduction of gradients", **self._alive_at(most))
             return
         group = np.where(rows.is_first > 0, end, layer)
@@ -302,7 +312,7 @@ class PeakCandidates:
         everywhere = np.ones((1, self.num_shown), dtype=bool)
         self.add(
             name, everywhere, nothing[0], lambda positions: nothing[:, positions], minus, grads=grads, copies=copies,
-            lingers=lingers
+            retained_by_dispatcher=lingers
         )  # fmt: skip
 
     def _ends(self, mid: ArrayN | float, cached: ArrayN | float) -> None:
@@ -330,8 +340,8 @@ class PeakCandidates:
         rows = self.rows
         grads: ArrayN | float = 1.0
         copies: ArrayN | float = 0.0
-        if gathers_whole(rows):
-            gathered, grads = unsharded(rows, self.grads)
+        if keeps_params_gathered(rows):
+            gathered, grads = gathered_bytes_and_unreduced_share(rows, self.grads)
             copies = -gathered
         lingers = self.retention.at_rest if self.retention else 0.0
         lingers = lingers + held_input_bytes(rows)[1]
@@ -346,7 +356,7 @@ class PeakCandidates:
         k = self.rows.k
         self.add(
             f"{end} {direction}", stage[None] > 0, kinds.sum(axis=0)[k], lambda positions: kinds[:, k[positions]],
-            minus, grads=grads, copies=copies, lingers=lingers, inside="loss" if end == "loss" else "",
+            minus, grads=grads, copies=copies, retained_by_dispatcher=lingers, inside="loss" if end == "loss" else "",
             direction=direction,
         )  # fmt: skip
 
@@ -369,7 +379,7 @@ class PeakCandidates:
             which[self.all[i].total >= enough] = i
         return largest, which
 
-    def alive(self, most: ArrayN) -> LivePeaks:
+    def largest_alive(self, most: ArrayN) -> LivePeaks:
         """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]"""
 
         def of(inside: tuple[str, ...], grads: bool) -> ArrayN:
@@ -391,14 +401,14 @@ class PeakCandidates:
             self.grads, self.buffers,
         )  # fmt: skip
 
-    def grads_at(self, which: NDArray[np.int64]) -> ArrayN:
+    def gradient_share_at(self, which: NDArray[np.int64]) -> ArrayN:
         """The part of the gradients that is there at each stage's instant. (n, R)"""
         out = np.empty(which.shape)
         for i, candidate in enumerate(self.all):
             np.copyto(out, candidate.grads, where=which == i)
         return out
 
-    def parts(self, rows_at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
+    def components_at(self, rows_at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
         """Live components of candidates ``rows_at``, each at one instant of one stage. (len(LIVE_COMPONENTS),
         len(at))"""
         rows = self.rows

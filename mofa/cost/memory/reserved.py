@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.liveness import BlockMemory
 from mofa.cost.memory.ring_buffers import late_ring_bytes
 from mofa.cost.optimizer import optimizer_dtype_bytes, whole_embedding_gradient
-from mofa.cost.rank_rules import gathers_whole, has_flat_buffers, shards_states
+from mofa.cost.rank_rules import has_flat_buffers, keeps_params_gathered, shards_states
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -85,7 +85,7 @@ def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
     """
     bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_first
     late_states, widest = _late_states(rows), rows.largest_layer_by_stage(rows.layers.largest)
-    if gathers_whole(rows):
+    if keeps_params_gathered(rows):
         return _unsharded(rows, alive, late_states, bulk)
     if not has_flat_buffers(rows):
         ahead = alive.forward - late_states
@@ -186,14 +186,14 @@ def _beside_holes(rows: Rows, made: StartBytesOfWeights, buffers: ArrayN) -> tup
 def _by_size(rows: Rows, made: StartBytesOfWeights) -> Iterator[tuple[ArrayN, ArrayN, ArrayN]]:
     """For each of the sizes that most parameters are in, holes of up to it, and states of one kind and fp8 copies of
     weights that are larger. (g, R) each [B]"""
-    states = made.owned * made.taken
-    each = (made.kind < len(made.layers) - 2)[:, None] * made.number * made.hole  # of layers alone
+    states = made.owned * made.state_segment_bytes
+    each = (made.kind < len(made.layers) - 2)[:, None] * made.number * made.freed_block_bytes  # of layers alone
     share = rows.static.buffers / np.maximum(made.staged(each), 1.0)
     for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first]]:
         yield (
-            made.staged(np.where(made.hole <= size, made.room, 0.0)),
+            made.staged(np.where(made.freed_block_bytes <= size, made.freed_segment_bytes, 0.0)),
             made.staged(np.where(made.state > block_bytes(size), states, 0.0)),
-            made.staged(np.where(made.hole / 2.0 > block_bytes(size), each, 0.0)) * share,
+            made.staged(np.where(made.freed_block_bytes / 2.0 > block_bytes(size), each, 0.0)) * share,
         )
 
 
@@ -206,13 +206,13 @@ class StartBytesOfWeights:
     kind: NDArray[np.intp]
     """Of each weight. (weights,)"""
     number: ArrayN
-    hole: ArrayN
-    room: ArrayN
+    freed_block_bytes: ArrayN
+    freed_segment_bytes: ArrayN
     """Segments of all that are alike, once copied and let go."""
     owned: ArrayN
     """How many of them a rank of the distributed optimizer steps, on average over the ranks. [-]"""
     state: ArrayN
-    taken: ArrayN
+    state_segment_bytes: ArrayN
     """A state of each of these, and what it takes of segments."""
 
     def staged(self, of_weights: ArrayN) -> ArrayN:
@@ -224,7 +224,11 @@ class StartBytesOfWeights:
 
 def start_bytes_of_weights(rows: Rows) -> StartBytesOfWeights:
     """What the start makes of the weights of every grid of ranks."""
-    weights, ranks, counts = rows.costs.weights, rows.shards, rows.layout.stages.counts[:, rows.layout.shown.stage]
+    weights, ranks, counts = (
+        rows.costs.weights,
+        rows.shards,
+        rows.layout.stages.counts[:, rows.layout.shown.shown_stages],
+    )
     layers = np.concatenate([counts.sum(axis=2), rows.is_first[None], rows.is_head[None]])
     k = rows.k[rows.first]  # a weight is the same for all candidates of a grid
     number, hole = weights.numbers[:, k], 2.0 * weights.params[:, k]
@@ -261,9 +265,9 @@ def _start(made: StartBytesOfWeights, num_states: float) -> _Start:
 
     ``num_states`` counts main copy and moments. [-]
     """
-    hole, state, room, layers = block_bytes(made.hole), made.state, made.room, made.layers
+    hole, state, room, layers = block_bytes(made.freed_block_bytes), made.state, made.freed_segment_bytes, made.layers
     is_small = state <= SMALL
-    needed = num_states * made.owned * made.taken
+    needed = num_states * made.owned * made.state_segment_bytes
     large = np.zeros((hole.shape[1], layers.shape[1]))
     w, some = np.nonzero((state > SMALL) & (state > hole))  # where states are hardly shared out
     if len(w):
@@ -327,7 +331,7 @@ def _unsharded(rows: Rows, alive: LivePeaks, late_states: ArrayN, bulk: ArrayN) 
 
 def _unfitting_gradients(rows: Rows) -> ArrayN:
     """Share of each stage's unsharded gradients in blocks that are larger than any activation of a layer. (K, R) [-]"""
-    weights, shown = rows.costs.weights, rows.layout.shown.stage
+    weights, shown = rows.costs.weights, rows.layout.shown.shown_stages
     largest = np.max([cost.memory.largest for blocks in rows.costs.blocks.values() for cost in blocks], axis=0)
     counts = np.concatenate([rows.layout.stages.counts[:, shown].sum(axis=2), rows.is_first[None], rows.is_head[None]])[
         weights.kind
@@ -337,14 +341,14 @@ def _unfitting_gradients(rows: Rows) -> ArrayN:
     return np.asarray((larger.T @ counts) / (params.T @ counts))
 
 
-def shards_waste(rows: Rows) -> ArrayN:
+def fsdp_shard_waste_bytes(rows: Rows) -> ArrayN:
     """What the segments of FSDP's shards of the parameters take beyond their bytes. (n, R) [B]
 
     Parameters come one by one, as do without pipelines their gradients' shards in the reduction stream's pool. What no
     op of a tape names (norms) is taken to be spread over those that are named: each is a little more than its bytes.
     """
     weights, ranks = rows.costs.weights, rows.shards
-    counts = rows.layout.stages.counts[:, rows.layout.shown.stage].sum(axis=2)
+    counts = rows.layout.stages.counts[:, rows.layout.shown.shown_stages].sum(axis=2)
     layers = np.concatenate([counts, rows.is_first[None], rows.is_head[None]])[weights.kind]  # (weights, R)
     k = rows.k[rows.first]
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])

@@ -30,7 +30,7 @@ def late_ring_bytes(rows: Rows) -> ArrayN:
     """
     lay = rows.layout
     if not any_true(rows.costs.context.cp_ring & (rows.costs.context.cp > 1)):
-        return np.zeros((len(rows.k), len(lay.shown.stage)))
+        return np.zeros((len(rows.k), len(lay.shown.shown_stages)))
 
     def summed(by_mode: ArrayN) -> ArrayN:
         return rows.sum_over_layers(by_mode, lay.plain, lay.full, "nkr,nk->nr")

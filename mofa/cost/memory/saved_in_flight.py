@@ -13,14 +13,14 @@ from mofa.cost.rows import Rows
 ArrayN = NDArray[np.float64]
 
 
-def ends_saved_bytes(rows: Rows) -> ArrayN:
+def saved_bytes_outside_layers(rows: Rows) -> ArrayN:
     """What a stage keeps for micro-batches in flight beside its layers. (n, R) [B]
 
     That is of the embedding and the prediction layers, of outputs that it sent, and of losses. The head's of the
     micro-batch at hand comes apart.
     """
-    out = np.zeros((len(rows.table), len(rows.layout.shown.stage)))
-    saved = rows.of_mtp_layer("saved")
+    out = np.zeros((len(rows.table), len(rows.layout.shown.shown_stages)))
+    saved = rows.mtp_layer_quantity("saved")
     if saved is not None:
         depth = rows.workload.model.num_mtp_layers
         out += depth * saved[:, None] * rows.is_prediction * rows.layout.last_in_flight
@@ -32,7 +32,7 @@ def ends_saved_bytes(rows: Rows) -> ArrayN:
 def _loss_saved(rows: Rows) -> ArrayN:
     """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, R)"""
     if not rows.schedule_record.forwards_first:
-        return np.zeros((len(rows.table), len(rows.layout.shown.stage)))
+        return np.zeros((len(rows.table), len(rows.layout.shown.shown_stages)))
     before = np.maximum(rows.layout.last_in_flight - 1.0, 0.0)
     return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
 
@@ -50,7 +50,7 @@ def saved_by_kind(rows: Rows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]
         in_flight[KINDS.index("activation")] += (sent_part_bytes(rows) * lay.last_in_flight)[rows_at, stage]
     if root_holds_ends(rows):
         in_flight = in_flight + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
-    mtp_kinds = rows.of_mtp_layer("saved_kinds")
+    mtp_kinds = rows.mtp_layer_quantity("saved_kinds")
     if mtp_kinds is not None:
         weight = rows.workload.model.num_mtp_layers * rows.is_prediction[stage] * lay.last_in_flight[rows_at, stage]
         in_flight = in_flight + weight * mtp_kinds[rows_at].T

@@ -14,11 +14,11 @@ ArrayN = NDArray[np.float64]
 def held_input_bytes(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """Bytes of :func:`mofa.cost.rank_rules.held_inputs`: all the time, and more between two steps. (n, R) each [B]"""
     throughout, at_end = np.array(held_inputs_of_stages(rows), dtype=float).T
-    boundary = rows.costs.boundary[rows.k][:, None]
+    boundary = rows.costs.stage_boundary_bytes[rows.k][:, None]
     return boundary * throughout, boundary * at_end
 
 
-def let_go_input_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
+def freed_input_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     """What is not there of the first of these in a 1F1B's forwards, and in its backwards. (n, R) each [B]
 
     In a forward both are, in a backward the gradient alone; neither where as many micro-batches are in flight as the
@@ -38,19 +38,19 @@ def pipeline_buffer_bytes(rows: Rows) -> ArrayN:
     """
     if rows.layout.stages.pp == 1:
         return np.zeros((len(rows.table), 1))
-    boundary = rows.costs.boundary[rows.k][:, None]
+    boundary = rows.costs.stage_boundary_bytes[rows.k][:, None]
     if rows.framework.traits.has_pytorch_modules:
         return np.asarray(boundary * rows.num_micro_batches[:, None] * _received(rows))
     if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
         return sent_part_bytes(rows)
     if rows.framework.traits.is_megatron_core:
         return held_input_bytes(rows)[0]
-    return np.asarray(boundary * np.full(len(rows.layout.shown.stage), 2.0))
+    return np.asarray(boundary * np.full(len(rows.layout.shown.shown_stages), 2.0))
 
 
 def sent_part_bytes(rows: Rows) -> ArrayN:
     """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
-    return np.asarray((rows.costs.boundary[rows.k] / rows.table.tp)[:, None] * rows.layout.sends[:, -1])
+    return np.asarray((rows.costs.stage_boundary_bytes[rows.k] / rows.table.tp)[:, None] * rows.layout.sends[:, -1])
 
 
 def _received(rows: Rows) -> ArrayN:

@@ -11,7 +11,7 @@ from mofa.blocks.elementwise import row_max
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.kernels.compute import stream_rate
+from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.cost.rank_rules import (
     DDP_BUCKET_BYTES,
@@ -24,7 +24,7 @@ from mofa.cost.rank_rules import (
     shards_states,
 )
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.critical_path import OncePerStep
+from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.micro_batch import HostBound
 
 ArrayN = NDArray[np.float64]
@@ -34,17 +34,17 @@ ArrayN = NDArray[np.float64]
 class CommunicationOutsideBlocks:
     """Exposed and hidden seconds of a step, and what holds up each stage's first forward. (n,), (n,), (n, R) [s]
 
-    ``once`` is what the pipeline's own path goes through, ``on_path`` about how much of it is exposed there; through
-    ``in_passing`` of ``exposed`` the host issues on. (n,)
+    ``once`` is what the pipeline's own path goes through, ``exposed_on_path`` about how much of it is exposed there;
+    through ``exposed_while_host_issues`` of ``exposed`` the host issues on. (n,)
     """
 
     exposed: ArrayN
     hidden: ArrayN
     before_forward: ArrayN
-    once: OncePerStep | None = None
-    on_path: ArrayN | float = 0.0
-    in_passing: ArrayN | float = 0.0
-    each_s: ArrayN | float = 0.0
+    once: DataParallelOncePerStep | None = None
+    exposed_on_path: ArrayN | float = 0.0
+    exposed_while_host_issues: ArrayN | float = 0.0
+    after_each_backward_s: ArrayN | float = 0.0
     """What of it is behind each backward: the device waits, and the host goes on. (n,)"""
     after_optimizer_s: ArrayN | float = 0.0
     """Of it each stage's gathers between its optimizer and its next step; ``exposed`` has the longest. (n, R)"""
@@ -81,7 +81,9 @@ def communication_outside_blocks(
     if sharing == "FSDP by step":
         return _pipelined_fsdp(rows, forward_s, backward_s, host_bound)
     exposed, hidden = _replicas(rows, backward_s)
-    return replace(none, exposed=num_micro_batches * exposed, hidden=num_micro_batches * hidden, each_s=exposed)
+    return replace(
+        none, exposed=num_micro_batches * exposed, hidden=num_micro_batches * hidden, after_each_backward_s=exposed
+    )
 
 
 def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
@@ -173,20 +175,20 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
         lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * forward_s[:, 0] / vpp, slow[:, 0])
         exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
         in_passing = in_passing + lost
-    exposed = exposed + tied_seconds(rows)
+    exposed = exposed + tied_embedding_all_reduce_s(rows)
     once = None
     if vpp > 1:
         gathers = gathers * fw.overlap_param_gather
         starts = gathers.copy()
         starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
-        once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
+        once = DataParallelOncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return CommunicationOutsideBlocks(
         exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0,
         after_optimizer_s=after_optimizer_s,
     )  # fmt: skip
 
 
-def tied_seconds(rows: Rows) -> ArrayN:
+def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
     """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. (n,) [s]"""
     model = rows.workload.model
     if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.layout.stages.pp == 1:
@@ -243,8 +245,8 @@ def _pipelined_fsdp(
         # a host that waits for the device in every layer gathers the next one's parameters no earlier: on each stage
         # of the first micro-batch's way, all but what computing has left of a layer by then
         index, ahead = host_bound.rows, host_bound.forward
-        waits = (ahead.woken_s > NEVER / 2)[:, :, 0]
-        lead = np.maximum(ahead.device_s - ahead.woken_s, 0.0)[:, :, 0]
+        waits = (ahead.host_behind_device_s > NEVER / 2)[:, :, 0]
+        lead = np.maximum(ahead.device_s - ahead.host_behind_device_s, 0.0)[:, :, 0]
         first = np.where(rows.is_first > 0, 0.0, gather[index] / pieces[index])
         alone = waits * np.maximum(gather[index] - first - pieces[index] * lead, 0.0)
         gathered[index] = np.maximum(gathered[index], rows.sum_over_stages(alone))
@@ -253,7 +255,9 @@ def _pipelined_fsdp(
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
     in_passing = gathered + slow[:, 0] * beside
-    return CommunicationOutsideBlocks(in_passing + reduced, hidden, np.zeros_like(forward_s), in_passing=in_passing)
+    return CommunicationOutsideBlocks(
+        in_passing + reduced, hidden, np.zeros_like(forward_s), exposed_while_host_issues=in_passing
+    )
 
 
 def _listing_s(rows: Rows) -> ArrayN:
@@ -285,17 +289,20 @@ def _ddp(
     room = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
     beside = np.minimum(once - last_s, room)
     left_s = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
-    copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / stream_rate(rows.cluster.gpu, "copy"), 0.0)
+    copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / memory_bound_rate(rows.cluster.gpu, "copy"), 0.0)
     each = left_s + copies
     return CommunicationOutsideBlocks(
-        num_micro_batches * each, num_micro_batches * np.minimum(once, room), none.before_forward, each_s=each
+        num_micro_batches * each,
+        num_micro_batches * np.minimum(once, room),
+        none.before_forward,
+        after_each_backward_s=each,
     )
 
 
 def _replicas_s(rows: Rows) -> ArrayN:
     """All-reduce of each stage's sharded gradients over replicas of hybrid sharding. (n, R) [s]"""
     if rows.framework.dp_replicate <= 1:
-        return np.zeros((len(rows.table), len(rows.layout.shown.stage)))
+        return np.zeros((len(rows.table), len(rows.layout.shown.shown_stages)))
     group = rows.groups["dp_replicate"]
     group = group.indexed(np.s_[:, None])
     payload = rows.shards.sharded(rows.framework.reduced_bytes_per_param)

@@ -40,16 +40,16 @@ class HostBound:
     waits: NDArray[np.bool_]
     """Whether the host waits for the device, in a pass or between two, and so never gets far ahead. (late rows,)"""
 
-    queued: tuple[Clocks, Clocks]
+    with_full_queue: tuple[Clocks, Clocks]
     """Forward and backward with no more launches ahead than the device's queue takes."""
 
     split_backward: tuple[Clocks, Clocks] | None = None
     """Backwards by inputs and by weights, where a schedule defers weight gradients."""
 
     @property
-    def kinds(self) -> tuple[Clocks, ...]:
+    def clocks_by_kind(self) -> tuple[Clocks, ...]:
         """Each kind of computation."""
-        forward, backward = self.queued
+        forward, backward = self.with_full_queue
         return (forward, *(self.split_backward or (backward,)))
 
     def issued_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
@@ -58,8 +58,8 @@ class HostBound:
         The host of every rank issues all that it has without a pause; the last backward goes on to the first rank.
         ``of`` says which of the stages that are shown each one is like. (pp,)
         """
-        issue = np.sum([clocks.host_s for clocks in self.kinds], axis=0).sum(axis=2)[:, of]
-        backward_s = np.sum([clocks.device_s for clocks in self.kinds[1:]], axis=0)[:, of, 0]
+        issue = np.sum([clocks.host_s for clocks in self.clocks_by_kind], axis=0).sum(axis=2)[:, of]
+        backward_s = np.sum([clocks.device_s for clocks in self.clocks_by_kind[1:]], axis=0)[:, of, 0]
         ahead_s = np.cumsum(backward_s, axis=1) - backward_s
         return row_max(num_micro_batches[:, None] * issue + ahead_s)
 
@@ -77,10 +77,10 @@ class HostBound:
         """
         wait_s = behind_s[:, None, None]
         nothing = np.zeros_like(wait_s)
-        forward, backward = self.queued
+        forward, backward = self.with_full_queue
         turn = forward.then(backward).then(Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing))
         alone_s = self.forward.device_s + self.backward.device_s + wait_s
-        first_s = np.maximum(np.maximum(turn.device_s, turn.held_s), turn.cycle_s)
+        first_s = np.maximum(np.maximum(turn.device_s, turn.device_behind_host_s), turn.cycle_s)
         each_s = np.maximum(turn.cycle_s - alone_s, 0.0)
         waited = (first_s - turn.cycle_s)[:, 0, 0] + num_micro_batches * each_s[:, 0, 0]
         return np.asarray(waited)
@@ -92,9 +92,9 @@ class HostBound:
         handed on is there once both have ended. The ``first`` stage goes from a backward on to the next forward, the
         ``last`` from a forward to its backward. (R,)
         """
-        forward, backward = self.queued
-        ended = [clocks.ended_s for clocks in (forward, backward)]
-        before, behind = backward.then(forward).ended_s - ended[1], forward.then(backward).ended_s - ended[0]
+        forward, backward = self.with_full_queue
+        ended = [clocks.both_ended_s for clocks in (forward, backward)]
+        before, behind = backward.then(forward).both_ended_s - ended[1], forward.then(backward).both_ended_s - ended[0]
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
 
@@ -103,8 +103,10 @@ class HostBound:
 
         Both clocks begin a forward and its backward together.
         """
-        turn = self.queued[0].then(self.queued[1])
-        ended = np.maximum(turn.device_s, turn.held_s) - np.maximum(turn.woken_s, turn.host_s)
+        turn = self.with_full_queue[0].then(self.with_full_queue[1])
+        ended = np.maximum(turn.device_s, turn.device_behind_host_s) - np.maximum(
+            turn.host_behind_device_s, turn.host_s
+        )
         return np.asarray(np.maximum(ended, 0.0)[:, :, 0])
 
     def device_wait_s(self) -> tuple[ArrayN, ArrayN]:
@@ -114,7 +116,7 @@ class HostBound:
         the host waits for nothing, as then the whole step counts.
         """
         forward, backward = self.forward, self.backward
-        turn = self.queued[0].then(self.queued[1])
+        turn = self.with_full_queue[0].then(self.with_full_queue[1])
         wait_s = np.maximum(turn.cycle_s - forward.device_s - backward.device_s, 0.0)
         wait_s *= self.waits[:, None, None]
         forward_s, backward_s = (np.maximum(each.host_s - each.device_s, 1e-12) for each in (forward, backward))
@@ -174,7 +176,7 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
         _clocks_of(rows, index, direction) for direction in ("forward", "backward")
     )
     clocks = forward_clocks, backward_clocks
-    waits = np.maximum(*(clock.woken_s for clock in clocks)).max(axis=(1, 2)) > NEVER / 2
+    waits = np.maximum(*(clock.host_behind_device_s for clock in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
     exchanges = waits_at_exchanges(rows)
     waits |= rows.layout.stages.pp == 1 or exchanges
@@ -212,7 +214,7 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     layers, lay = rows.layers, rows.layout
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
-    handed_s = sum(hand_over_host_s(rows)) / chunk if not rows.schedule_record.joins_exchanges else 0.0
+    handed_s = sum(exchange_host_s(rows)) / chunk if not rows.schedule_record.joins_exchanges else 0.0
     for clocks in (layers.forward_clocks, layers.backward_clocks):
         host_bound |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
     if not host_bound.any():
@@ -226,14 +228,14 @@ def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     """Something of the layers summed over each chunk, with that of the embedding and the heads. (n, R, vpp)"""
     stages, shown = rows.layout.stages, rows.layout.shown
     depth, lay = rows.workload.model.num_mtp_layers, rows.layout
-    plain, full = rows.of_base_and_full(getattr(rows.layers, name))
-    chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
+    plain, full = rows.in_base_and_full_mode(getattr(rows.layers, name))
+    chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.shown_stages], plain)
     for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
-        num_full = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
+        num_full = rows.layout.full_by_chunk[:, kind][rows.layout.recompute_choice]
         chunks += num_full * (full - plain)[:, kind, None, None]
     chunks[:, 0, 0] += first[rows.k]
     chunks[:, lay.head_position, -1] += (1 + depth) * head[rows.k]
-    mtp = rows.of_mtp_layer(name)
+    mtp = rows.mtp_layer_quantity(name)
     if mtp is not None:
         chunks[:, lay.prediction_position, -1] += depth * mtp
     return np.asarray(chunks)
@@ -245,7 +247,7 @@ def _clocks_of(rows: Rows, index: IntA, direction: str) -> tuple[Clocks, Clocks]
     ends: list[PhaseTime] = [getattr(cost, direction) for cost in (c.embedding, c.head)]
     grid: ArrayN = getattr(rows.layers, name)
     return _clocks(
-        rows, index, grid, [end.clocks for end in ends], rows.of_mtp_layer(name), forward=direction == "forward"
+        rows, index, grid, [end.clocks for end in ends], rows.mtp_layer_quantity(name), forward=direction == "forward"
     )
 
 
@@ -279,8 +281,8 @@ def _clocks(
     First by a host that may be ahead as far as it likes, then as far as the device's queue takes.
     """
     stages, shown, model = rows.layout.stages, rows.layout.shown, rows.workload.model
-    counts = stages.counts[:, shown.stage].astype(float)
-    num_full = rows.layout.full_by_chunk[rows.layout.choice[index]]
+    counts = stages.counts[:, shown.shown_stages].astype(float)
+    num_full = rows.layout.full_by_chunk[rows.layout.recompute_choice[index]]
     first, predictions, heads = np.zeros((3, 1, *counts.shape[1:]))
     first[0, 0, 0] = 1.0
     predictions[0, rows.layout.prediction_position, -1] = model.num_mtp_layers
@@ -302,7 +304,7 @@ def _clocks(
     fits = all(map(is_, through_queue, passed))  # as nearly always
     ahead = reduce(Clocks.then, passed)
     queued = ahead if fits else reduce(Clocks.then, through_queue)
-    behind_s, ahead_s = hand_over_host_s(rows)
+    behind_s, ahead_s = exchange_host_s(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
     only_host = behind_s + (ahead_s if not rows.schedule_record.joins_exchanges else 0.0)
     if not only_host:
@@ -312,7 +314,7 @@ def _clocks(
     return both, both if fits else queued.then(handed)
 
 
-def hand_over_host_s(rows: Rows) -> tuple[float, float]:
+def exchange_host_s(rows: Rows) -> tuple[float, float]:
     """What Megatron's host does behind a forward or backward of a stage, up to the exchange, and ahead of the next one.
     [s]
 

@@ -24,7 +24,7 @@ from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.critical_path import Durations, critical_path_s
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
-from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, hand_over_host_s, micro_batch_passes
+from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.staggered_starts import staggered_start_s
 from mofa.specs.params import layer_tensors
 
@@ -70,7 +70,7 @@ def step_time(rows: Rows) -> StepTime:
         index = np.flatnonzero(there[slowest])
         per_batch[:, index] += times * (cost.forward.exposed + cost.backward.exposed)[:, rows.k[index]]
         per_batch_hidden[:, index] += times * (cost.forward.hidden + cost.backward.hidden)[:, rows.k[index]]
-    mtp_exposed, mtp_hidden = rows.of_mtp_layer("exposed"), rows.of_mtp_layer("hidden")
+    mtp_exposed, mtp_hidden = rows.mtp_layer_quantity("exposed"), rows.mtp_layer_quantity("hidden")
     if mtp_exposed is not None and mtp_hidden is not None:
         there = rows.is_prediction[slowest]
         per_batch += there * depth * mtp_exposed.T
@@ -91,7 +91,7 @@ def step_time(rows: Rows) -> StepTime:
     if each.host_bound is not None and rows.layout.stages.pp == 1:
         index = each.host_bound.rows
         counted = stage_s[index, 0] - (each.host_bound.forward.device_s + each.host_bound.backward.device_s)[:, 0, 0]
-        behind_s = np.broadcast_to(outside.each_s, len(m))[index]
+        behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
         exposed[_T["host_idle"], index] += each.host_bound.single_stage_s(m[index], behind_s) - m[index] * counted
     elif each.host_bound is not None:
         _catch_up(rows, exposed, each.host_bound, m, outside)
@@ -102,7 +102,7 @@ def step_time(rows: Rows) -> StepTime:
     ends = step_end_seconds(rows, each)
     exposed[_T["optimizer"]] += row_max(ends) + norm_seconds(rows)
     _stagger(rows, exposed, each, ends, m, outside)
-    return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
+    return StepTime(exposed, hidden, stage_s, lay.shown.shown_stages[slowest])
 
 
 def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
@@ -116,7 +116,7 @@ def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
     issue = rows.sum_layers_by_stage(rows.layers.issue_s) + rows.end_blocks_by_stage(
         c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
-        rows.of_mtp_layer("issue_s"),
+        rows.mtp_layer_quantity("issue_s"),
     )  # fmt: skip
     lead = np.maximum(sum(each.of_stages()) - issue, 0.0)
     if each.host_bound is not None:
@@ -147,7 +147,7 @@ def _distributed(rows: Rows) -> NDArray[np.bool_]:
 def _tensors(rows: Rows) -> ArrayN:
     """Parameter tensors of every stage on one rank, of each grid of ranks. (g, R)"""
     model, packed = rows.workload.model, not rows.framework.traits.has_pytorch_modules
-    stages, shown = rows.layout.stages, rows.layout.shown.stage
+    stages, shown = rows.layout.stages, rows.layout.shown.shown_stages
     counts = stages.counts[:, shown].sum(axis=2)
     total = np.zeros((len(rows.grids), len(shown)))
     for i, kind in enumerate(stages.kinds):
@@ -192,17 +192,19 @@ def _pipeline(
         sent = fill * hop + slow * num_passes * hop
         plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
         given = Durations(each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once)
-        total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.layout.shown.of)
+        total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.layout.shown.shown_index)
         if each.host_bound is not None:
             index = each.host_bound.rows
-            with_host = given.take(index, each.host_bound.kinds)
-            until = critical_path_s(plan, with_host, rows.num_micro_batches[index], of=rows.layout.shown.of)
+            with_host = given.take(index, each.host_bound.clocks_by_kind)
+            until = critical_path_s(plan, with_host, rows.num_micro_batches[index], of=rows.layout.shown.shown_index)
             ahead = np.where(
-                each.host_bound.waits, 0.0, np.broadcast_to(outside.in_passing, len(num_micro_batches))[index]
+                each.host_bound.waits,
+                0.0,
+                np.broadcast_to(outside.exposed_while_host_issues, len(num_micro_batches))[index],
             )
             exposed[_T["host_idle"], index] += np.maximum(until - total[index] - ahead, 0.0)
         idle = np.maximum(total - busy, 0.0)
-        for name, part in (("pp", sent), ("dp", outside.on_path)):
+        for name, part in (("pp", sent), ("dp", outside.exposed_on_path)):
             shown = np.minimum(part, idle)
             exposed[_T[name]] += shown
             idle = idle - shown
@@ -245,7 +247,7 @@ def _exchanging(
     a forward, the last none for a backward."""
     fwd, bwd, rested = passes_s
     pp = rows.layout.stages.pp
-    wait_s = rows.cluster.sync_s + hand_over_host_s(rows)[1]
+    wait_s = rows.cluster.sync_s + exchange_host_s(rows)[1]
     each = (hop + wait_s)[:, None]
     receives = _received_s(rows, hop)
     given = fwd + receives[0], bwd + receives[1], num_micro_batches
@@ -268,9 +270,11 @@ def _catch_up(
     """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
     gone, but whatever the device waits for meanwhile counts as well."""
     index = host_bound.rows
-    reduced = np.broadcast_to(outside.exposed - outside.in_passing, len(num_micro_batches))[index]
+    reduced = np.broadcast_to(outside.exposed - outside.exposed_while_host_issues, len(num_micro_batches))[index]
     missing_s = (
-        host_bound.issued_s(rows.layout.shown.of, num_micro_batches[index]) + reduced - exposed[:, index].sum(axis=0)
+        host_bound.issued_s(rows.layout.shown.shown_index, num_micro_batches[index])
+        + reduced
+        - exposed[:, index].sum(axis=0)
     )
     exposed[_T["host_idle"], index] += np.where(host_bound.waits, 0.0, np.maximum(missing_s, 0.0))
 
@@ -304,13 +308,16 @@ def _stagger(
 def _received_s(rows: Rows, hop: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What each stage's forward and backward take with the exchange that they receive in. (n, pp) each [s]"""
     stages = rows.layout.stages
-    each = (hop + rows.cluster.sync_s + hand_over_host_s(rows)[1])[:, None]
+    each = (hop + rows.cluster.sync_s + exchange_host_s(rows)[1])[:, None]
     return each * stages.receives[:, 0], each * stages.sends[:, -1]
 
 
 def hop_seconds(rows: Rows) -> ArrayN:
     """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
-    payload, groups = rows.costs.boundary[rows.k], {name: rows.groups[name].take(rows.grid) for name in ("pp", "tp")}
+    payload, groups = (
+        rows.costs.stage_boundary_bytes[rows.k],
+        {name: rows.groups[name].take(rows.grid) for name in ("pp", "tp")},
+    )
     full_s = collective_s("send_recv", payload, groups["pp"], rows.costs.machine.fabric)
     if not rows.framework.scatters_pipeline_sends:
         return full_s

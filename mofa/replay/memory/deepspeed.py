@@ -129,7 +129,7 @@ def gather_parts(state: RankState, sends: LateFrees, name: str, where: str) -> A
     it as it is. The host waits for the device first, which has its parts' sizes (``from_meta``).
     """
     instruction = off_tape_instruction(ACTIVATIONS, name, where)
-    size = state.rank.boundary_bytes
+    size = state.rank.stage_boundary_bytes
     if not state.rank.sent_bytes:
         return state.allocate(size, instruction)
     sends.synchronize_deepspeed()
@@ -153,7 +153,8 @@ def restore_output(state: RankState, sends: LateFrees) -> list[Allocation]:
     if "gradient" not in state.threads:
         state.threads.add("gradient")
         state.allocate(
-            r.sent_bytes or r.boundary_bytes, off_tape_instruction(BUFFERS, "buffer of a received gradient", where)
+            r.sent_bytes or r.stage_boundary_bytes,
+            off_tape_instruction(BUFFERS, "buffer of a received gradient", where),
         )
     return [gather_parts(state, sends, name, where) for name in (INPUT, GRADIENT)] if r.sent_bytes else []
 

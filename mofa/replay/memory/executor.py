@@ -97,7 +97,7 @@ class StepExecutor(BlockExecutor):
             return
         instruction = off_tape_instruction(BUFFERS, "pipeline's receive buffers", "start of the step")
         for c, pieces in enumerate(r.chunks):
-            zeros = None if c in r.first_chunks else self.state.allocate(r.boundary_bytes, instruction)
+            zeros = None if c in r.first_chunks else self.state.allocate(r.stage_boundary_bytes, instruction)
             self.take_first_forward_buffers()
             x = zeros[0] if zeros is not None else None
             for g, (piece, code) in enumerate(zip(pieces, self.programs[c], strict=True)):
@@ -122,12 +122,12 @@ class StepExecutor(BlockExecutor):
                 self.state.free_allocation(zeros)
             start = self.state.events_and_allocated()
             for _ in range(r.num_micro_batches if r.receives[c] else 0):
-                self.state.allocate(r.boundary_bytes, instruction)
+                self.state.allocate(r.stage_boundary_bytes, instruction)
             self.state.note_peak_since(start)
         start = self.state.events_and_allocated()
         for c in range(len(r.chunks)):
             for _ in range(r.num_micro_batches if r.sends[c] else 0):
-                self.state.allocate(r.boundary_bytes, instruction)
+                self.state.allocate(r.stage_boundary_bytes, instruction)
         self.state.note_peak_since(start)
 
     def fingerprint_between_steps(self) -> object:
@@ -267,10 +267,10 @@ class StepExecutor(BlockExecutor):
         dy: Block | None = None
         if r.sends[c] and not r.preallocated and not r.deepspeed:
             dy, _ = self.state.allocate(
-                r.boundary_bytes, off_tape_instruction(ACTIVATIONS, GRADIENT, "receive of a gradient")
+                r.stage_boundary_bytes, off_tape_instruction(ACTIVATIONS, GRADIENT, "receive of a gradient")
             )
         # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
-        self.received = r.boundary_bytes if r.sends[c] and r.preallocated and not r.defers_weight_gradients else 0
+        self.received = r.stage_boundary_bytes if r.sends[c] and r.preallocated and not r.defers_weight_gradients else 0
         return dy
 
     def run_blocks_backward(self, c: int, i: int, dy: Block | None, *, hold: bool) -> Block | None:
@@ -283,13 +283,13 @@ class StepExecutor(BlockExecutor):
             phase = "backward by inputs" if hold else "backward"
             self.run_block(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * BLOCKS + n)
             dy = None
-            if code.lingers:
+            if code.retained_by_dispatcher:
                 self.retained.retain_from_pass(c * BLOCKS + n, code, slots)
             if code.input_gradient_slot >= 0:
                 dy, slots[code.input_gradient_slot] = slots[code.input_gradient_slot], None
                 if dy is None and n == 0 and r.receives[c]:  # it lingers: what is received gets a copy as its gradient
                     dy, _ = self.state.allocate(
-                        r.boundary_bytes, off_tape_instruction(ACTIVATIONS, GRADIENT, "gradient of an input")
+                        r.stage_boundary_bytes, off_tape_instruction(ACTIVATIONS, GRADIENT, "gradient of an input")
                     )
             self.free_slots(code.free_after_backward_by_inputs if hold else code.free_remaining, slots)
         return dy

@@ -178,7 +178,7 @@ def step_optimizer(state: RankState) -> None:
         deepspeed.step_optimizer(state)
         return
     inputs = off_tape_instruction(ACTIVATIONS, "last input of a chunk, with its gradient", where)
-    state.grads += [state.allocate(state.rank.boundary_bytes, inputs) for _ in range(state.rank.inputs_at_end)]
+    state.grads += [state.allocate(state.rank.stage_boundary_bytes, inputs) for _ in range(state.rank.inputs_at_end)]
     widened = off_tape_instruction(TEMPORARIES, "fp32 copies of gradients", where)
     state.grads += [state.allocate(w.widened, widened) for w in weights_in_step_order(state.rank) if w.widened]
     scratch = off_tape_instruction(TEMPORARIES, "temporaries of the optimizer", where)

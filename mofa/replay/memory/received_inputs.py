@@ -26,7 +26,7 @@ class ReceivedInputs:
     def __init__(self, state: RankState) -> None:
         self.state = state
         self._keeps = state.rank.keeps_received_inputs
-        self._size = round_size(state.rank.boundary_bytes)
+        self._size = round_size(state.rank.stage_boundary_bytes)
         self.input: Block | None = None
         self.gradient: Block | None = None
         self.under_way: Block | None = None
@@ -78,7 +78,7 @@ class ReceivedInputs:
     def on_backward_begin(self, slots: Slots, first: BlockProgram) -> None:
         """Keep the input of a backward beyond it, unless the first layer's dispatcher does."""
         self.on_graph_freed()
-        if all(instruction.slot != first.input_slot for instruction, _ in first.lingers):
+        if all(instruction.slot != first.input_slot for instruction, _ in first.retained_by_dispatcher):
             self.under_way, slots[first.input_slot] = slots[first.input_slot], None
 
     def on_backward_end(self, gradient: Block) -> None:

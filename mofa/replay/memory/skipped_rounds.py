@@ -32,8 +32,8 @@ class MicroBatchShifts:
     Examples
     --------
     >>> order = (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("F", 0, 2), ("B", 0, 1), ("F", 0, 3), ("B", 0, 2))
-    >>> rounds = LaterRounds(order, (2,))
-    >>> [rounds.by(n, 2) for n in range(len(order))], rounds.size_of_round(3)
+    >>> rounds = MicroBatchShifts(order, (2,))
+    >>> [rounds.shift_of_round(n, 2) for n in range(len(order))], rounds.size_of_round(3)
     ([0, 0, 0, 1, 1, 1, 0], 2)
     """
 

@@ -43,7 +43,7 @@ class Rank:
     sends: tuple[bool, ...]
     feeds_own_chunk: tuple[bool, ...]
     first_chunks: frozenset[int]
-    boundary_bytes: int
+    stage_boundary_bytes: int
     rotary_table_bytes: tuple[int, ...]
     first_forward_buffers: tuple[int, ...]
     grads_always: bool

@@ -34,7 +34,7 @@ from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 def composed_rows(estimator: Estimator) -> Rows:
     """The composed row of an estimator of one strategy."""
     assert len(estimator.table) == 1
-    return estimator.composed_row
+    return estimator.row_with_every_stage
 
 
 def describe_ranks(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
@@ -140,10 +140,10 @@ def _rank(
         for pieces, chunk in zip(chunks, spec.chunks, strict=True)
     ]
     params = parameter_tensors_of_rank(workload, fw, spec, modules)
-    in_fp8 = {block.phrase for chunk in spec.chunks for block in chunk.blocks if block.is_layer}
+    in_fp8 = {block.name_with_article for chunk in spec.chunks for block in chunk.blocks if block.is_layer}
     weights = with_fp8_weights(rows, weight_states_of_rank(workload, fw, spec, params, data_rank), in_fp8)
     costs = [block_cost(rows, block) for chunk in spec.chunks for block in chunk.blocks]
-    boundary, ds = int(spec.buffers.boundary_bytes), fw.deepspeed
+    boundary, ds = int(spec.buffers.stage_boundary_bytes), fw.deepspeed
     keeps_received = inputs.throughout > 0 and place.vpp == 1
     held_throughout = 0 if keeps_received else inputs.throughout
     # where weights' gradients are put off, or collectives' memory comes back late, two steps are played
@@ -154,14 +154,15 @@ def _rank(
         num_micro_batches=spec.schedule.num_micro_batches, receives=tuple(c.receives for c in spec.chunks),
         sends=tuple(c.sends for c in spec.chunks), feeds_own_chunk=tuple(c.feeds_own_chunk for c in spec.chunks),
         first_chunks=frozenset(c for c, chunk in enumerate(spec.chunks) if chunk.position == 0),
-        boundary_bytes=boundary, rotary_table_bytes=rotary_table_bytes(rows),
+        stage_boundary_bytes=boundary, rotary_table_bytes=rotary_table_bytes(rows),
         first_forward_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
         allocated_at_build=buffers_taken_at_build(fw, spec, weights), keeps_received_inputs=keeps_received,
         inputs_at_end=inputs.at_end, grads_always=gradients.has_flat_buffers,
         flat_buffers=flat_buffers(fw, spec, params, weights),
         preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers,
-        round_length=place.pp * place.vpp, tied=gradients.ties_ends, stored_bytes_per_param=rows.costs.context.stored,
-        gathered_params=_gathered_params(spec, chunks) if gradients.gathers_whole else None,
+        round_length=place.pp * place.vpp, tied=gradients.ties_ends,
+        stored_bytes_per_param=rows.costs.context.stored_bytes_per_param,
+        gathered_params=_gathered_params(spec, chunks) if gradients.keeps_params_gathered else None,
         reduces_by_chunk=gradients.reduces_by_chunk, moments=workload.optimizer.traits.moments,
         deepspeed=ds, optimizer_ranks=float(place.dense_ranks) if gradients.shards_states else 1.0,
         norms_gradients=place.tensor_ranks == 1 or fw.norms_gradients,
@@ -191,7 +192,7 @@ def _chunks(
         if block.role == "layer":
             of_layer = trace_of(block.tapes, block.number)
             return gather_embedding_ahead(of_layer, traces["embedding"]) if block.number == 0 else of_layer
-        waits = block.role == "head" and spec.gradients.head_waits
+        waits = block.role == "head" and spec.gradients.head_gradient_waits_for_embedding
         return hold_head_gradient_for_embedding(traces["head"]) if waits else traces[block.tapes]
 
     def moves(block: BlockSpec) -> DriftingLayer | None:
@@ -204,7 +205,7 @@ def _chunks(
         return replace(of_layer, trace=some, trace_with_more_rows=more)
 
     chunks = tuple(
-        tuple(RankBlock(block.phrase, trace(block), _paces(rows, block)) for block in chunk.blocks)
+        tuple(RankBlock(block.name_with_article, trace(block), _paces(rows, block)) for block in chunk.blocks)
         for chunk in spec.chunks
     )
     if any(piece.trace.sent for chunk in chunks for piece in chunk):
@@ -223,7 +224,9 @@ def _paces(rows: Rows, block: BlockSpec) -> tuple[Pace, Pace]:
 
 def _lazy_buffers(buffers: PersistentBuffers, library: str | None) -> tuple[int, ...]:
     """What the first forward takes for good: a library's tables of rotations, else the framework's own. [B]"""
-    number, nbytes = (buffers.tables, buffers.table_bytes) if library else (1, buffers.kept_bytes)
+    number, nbytes = (
+        (buffers.num_rotary_tables, buffers.rotary_table_bytes) if library else (1, buffers.framework_buffer_bytes)
+    )
     return (int(nbytes),) * number if int(nbytes) else ()
 
 

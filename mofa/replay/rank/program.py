@@ -73,7 +73,7 @@ class BlockProgram:
     """A pipeline's output, which the schedule holds."""
     shape_inference: Packed = ()
     """The forward that stages learn shapes by."""
-    lingers: tuple[tuple[Instruction, int], ...] = ()
+    retained_by_dispatcher: tuple[tuple[Instruction, int], ...] = ()
     """What lets go what lingers of a backward, and the rounded sizes of that. [B]"""
 
 
@@ -122,7 +122,7 @@ class _Slots:
 
     def persistent(self, buffer: PersistentBuffer, op: str) -> Instruction:
         """A buffer for good; its slot says whether each block has its own."""
-        return Instruction(LASTING, int(buffer.each), round_size(buffer.bytes), 0, BUFFERS, buffer.name, op)
+        return Instruction(LASTING, int(buffer.per_block), round_size(buffer.bytes), 0, BUFFERS, buffer.name, op)
 
     def instructions(
         self, op_traces: Iterable[OpTrace], freed: frozenset[str] | None, cached: frozenset[str]
@@ -138,7 +138,7 @@ class _Slots:
                 replaced = True
             scratch = [self.scratch(NEW, i, op_trace.op, item) for i, item in enumerate(op_trace.scratch)]
             made = []
-            out += [self.persistent(buffer, op_trace.op) for buffer in op_trace.persistent if not buffer.behind]
+            out += [self.persistent(buffer, op_trace.op) for buffer in op_trace.persistent if not buffer.after_outputs]
             items |= {item.name: item for item in op_trace.new}
             for i, item in enumerate(op_trace.new):
                 claimed = bool(op_trace.claim) and i == 0
@@ -159,7 +159,7 @@ class _Slots:
             if awaits_product and op_trace.is_product and not (at_embedding and not op_trace.role):
                 out.append(Instruction(PRODUCT, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
                 awaits_product = False
-            out += [self.persistent(buffer, op_trace.op) for buffer in op_trace.persistent if buffer.behind]
+            out += [self.persistent(buffer, op_trace.op) for buffer in op_trace.persistent if buffer.after_outputs]
             for name in op_trace.grads:
                 out.append(self.instruction(KEEP, name, op_trace.op, items.get(name)))
                 # it goes when a copy is there
@@ -213,7 +213,9 @@ def block_program(trace: BlockTrace) -> BlockProgram:
     loose = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index) if name in left)
     let_go = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index) if name in above)
     rest = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index))
-    lingers = tuple((slots.instruction(FREE, name, RENEWAL), round_size(nbytes)) for name, nbytes in trace.lingers)
+    lingers = tuple(
+        (slots.instruction(FREE, name, RENEWAL), round_size(nbytes)) for name, nbytes in trace.retained_by_dispatcher
+    )
     return BlockProgram(
         len(slots.index),
         pack_instructions(forward),

@@ -87,7 +87,7 @@ def _halves(backward: ResolvedTape, block: BlockTapes, rows: Rows) -> tuple[Reso
     halves = [
         tuple(line for line, of in zip(backward.lines, by_weights, strict=True) if of is by) for by in (False, True)
     ]
-    weights = resolve_tape("", block.split_backward.weights, rows.costs.machine).lines
+    weights = resolve_tape("", block.split_backward.by_weights, rows.costs.machine).lines
     return (
         ResolvedTape(f"{backward.name} by inputs", halves[0], backward.given, backward.out),
         ResolvedTape(f"{backward.name} by weights", weights, "", backward.out),

@@ -15,7 +15,7 @@ import numpy as np
 
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.kernels.compute import stream_rate
+from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
@@ -313,7 +313,7 @@ def _ddp(me: _Rank, out: DataParallelSteps) -> None:
                     )
                 filled = 0.0
         # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes an fp32 parameter, played in one
-        copied = 4.0 * width * sum(w.params for w in weights) / stream_rate(me.rows.cluster.gpu, "copy")
+        copied = 4.0 * width * sum(w.params for w in weights) / memory_bound_rate(me.rows.cluster.gpu, "copy")
         seconds = copied if int(me.rows.groups["dp"].size[0]) > 1 else 0.0
         extra.after.append(one_kernel_step("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
-from mofa.blocks.work import Collective, HostSync, Stream
+from mofa.blocks.work import Collective, HostSync, MemoryBound
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
@@ -151,7 +151,7 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
     seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
-    tape, seconds, issue = tape_with_loads(tape, seconds, issue, load_s, machine.drained)
+    tape, seconds, issue = tape_with_loads(tape, seconds, issue, load_s, machine.host_lead_lost)
     issue = issue_of_expert_loops(tape.ops, seconds, issue)
     lines: list[_Line] = []
     for op, device_s, host_s in zip(tape.ops, map(value, seconds), map(value, issue), strict=True):
@@ -164,7 +164,7 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
             lines.append(_Line(None, (), (), 0.0, host_s))
         else:
             shared = ()
-            communicator, slows = "", 1.0 if isinstance(op.work, Stream) else share
+            communicator, slows = "", 1.0 if isinstance(op.work, MemoryBound) else share
             if isinstance(op.work, Collective):
                 communicator = "world" if any_true(machine.uses_world_communicator(op.work.group)) else op.work.group
             wait = waits_after_kernels(op, machine) if blocks else None

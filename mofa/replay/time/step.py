@@ -14,8 +14,8 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.data_parallel import tied_seconds
-from mofa.cost.step_time.micro_batch import hand_over_host_s, micro_batch_passes
+from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
+from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
 from mofa.replay.garbage_collection import without_collection
 from mofa.replay.rank.from_estimator import composed_rows
@@ -75,15 +75,17 @@ def replay_time(
     OrderError
         If an order can't be; the message names the op that waits and for what.
     """
-    estimator = estimator.at_own_clock
+    estimator = estimator.at_power_limited_clock
     rows = composed_rows(estimator)
     stages, fw = rows.layout.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    tapes = tuple(PlanTapes.from_rows(composed_rows(e.at_own_clock)) for e in variants) or (PlanTapes.from_rows(rows),)
+    tapes = tuple(PlanTapes.from_rows(composed_rows(e.at_power_limited_clock)) for e in variants) or (
+        PlanTapes.from_rows(rows),
+    )
     curves = rows.cluster.gpu.curves
     plan = TimedPlan(
         rows, tapes, _hop_seconds(rows), curves.overlap_slowdown.value,
-        estimator.rank_specs[0].schedule.waits_at_exchanges, hand_over_host_s(rows), _optimizer_seconds(rows),
+        estimator.rank_specs[0].schedule.waits_at_exchanges, exchange_host_s(rows), _optimizer_seconds(rows),
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
@@ -163,7 +165,7 @@ def _finish(
         clock.drain(DP)
         tails.append(np.array([clock.exposed, clock.beside, clock.waited]))
         ends.append(clock.compute)
-    tied = float(tied_seconds(rows)[0])
+    tied = float(tied_embedding_all_reduce_s(rows)[0])
     meet = max(ends)
     if tied:
         with_ends = (seconds for seconds, player in zip(ends, players, strict=True) if player.spec.place.has_end)

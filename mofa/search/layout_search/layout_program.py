@@ -185,7 +185,7 @@ class LayoutProgram:
             total = total + int(np.floor(counts @ problem.chunk_s[:, p] / unit_s))
             of_layers = np.einsum("c,ckm->km", counts, problem.layer_s[:, p])
             total = total + self._of_chunk(p, of_layers, float(counts @ problem.prediction_s[:, p]), unit_s)
-            beside_s = path.beside[rank[p], number[p]] * pipeline.slowdown * pipeline.hop_s
+            beside_s = path.beside_hops[rank[p], number[p]] * pipeline.slowdown * pipeline.hop_s
             total = total + int(beside_s / unit_s) * self._is_filled[p]
         self.model.add(self._aims["step"][0] >= total)
 

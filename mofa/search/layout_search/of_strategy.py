@@ -16,7 +16,7 @@ from mofa.cost.rank_rules import waits_at_exchanges
 from mofa.cost.rows import LayerArrays, Rows
 from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
-from mofa.cost.step_time.micro_batch import MicroBatchPasses, hand_over_host_s, micro_batch_passes
+from mofa.cost.step_time.micro_batch import MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, ScheduleClock, SplitProblem
 from mofa.specs.params import layer_params, mtp_params
@@ -27,7 +27,7 @@ MORE_RECOMPUTED = 2
 
 def split_of_strategy(estimator: Estimator) -> ChunkLayers:
     """The split that a strategy has: the table's only row."""
-    layout, row = estimator.stages().split.layout, estimator.composed_row
+    layout, row = estimator.stages().split.layout, estimator.row_with_every_stage
     recomputed = int(row.table.recompute_layers[0]) if _recomputes_whole(row) else 0
     return ChunkLayers(layout.layers_by_chunk, layout.prediction_chunk, recomputed)
 
@@ -49,7 +49,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
     Layers that are recomputed whole are all of every chunk, or the first so many, which are searched as well. Every
     n-th layer of a rank, as torchtitan selects them, is none of both.
     """
-    rows, stages, framework = estimator.composed_row, estimator.stages(), estimator.framework
+    rows, stages, framework = estimator.row_with_every_stage, estimator.stages(), estimator.framework
     mode = rows.table.recompute_modes[int(rows.table.recompute[0])]
     if stages.pp == 1 or not framework.traits.takes_layouts or mode.kind == "every":
         return None
@@ -137,7 +137,7 @@ def _chunk_seconds(rows: Rows, each: MicroBatchPasses) -> FloatA:
         return np.stack([forward_s, backward_s])
     rested_s = each.rested_s()[0][:, None]
     if waits_at_exchanges(rows):  # each pass counts with what it receives for
-        exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + hand_over_host_s(rows)[1]
+        exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + exchange_host_s(rows)[1]
         stages = rows.layout.stages
         received = exchange_s * stages.receives[:, :1], exchange_s * stages.sends[:, -1:]
         forward_s, backward_s = forward_s + received[0], backward_s + received[1]
@@ -174,7 +174,7 @@ def _layer_seconds(rows: Rows, layers: LayerArrays, each: MicroBatchPasses) -> F
 
 def _of_row(rows: Rows, by_mode: FloatA) -> FloatA:
     """A quantity of layers that are not recomputed whole and of those that are, of the only row. (kinds, 2)"""
-    return np.stack([of[0] for of in rows.of_base_and_full(by_mode)], axis=-1)
+    return np.stack([of[0] for of in rows.in_base_and_full_mode(by_mode)], axis=-1)
 
 
 def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:

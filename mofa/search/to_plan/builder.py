@@ -137,7 +137,7 @@ class Candidate:
     def closed_form_row(self) -> Breakdown:
         """Its row in closed form without time, which a replay gives."""
         known = self.__dict__.get("costed")
-        return known if isinstance(known, Breakdown) else self.estimator.memory_row()
+        return known if isinstance(known, Breakdown) else self.estimator.row_without_time()
 
     @cached_property
     def replayer(self) -> Replayer:

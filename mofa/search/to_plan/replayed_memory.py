@@ -80,7 +80,7 @@ def emptiest_and_fullest(estimator: Estimator) -> RankRange | None:
     if least is None:
         return None
     emptier = type(estimator)(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
-    detail = emptier.memory_row().detail
+    detail = emptier.row_without_time().detail
     assert detail is not None
     return RankRange(least.memory[ep], estimator.loads.memory[ep], detail)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.tapes import BlockTapes
-from mofa.blocks.work import HostSync, Stream
+from mofa.blocks.work import HostSync, MemoryBound
 from mofa.cost.block.durations import Machine, device_seconds
 from mofa.cost.estimate import Estimator
 from mofa.measure.records import read_record
@@ -106,5 +106,5 @@ def test_every_micro_batch_begins_with_a_host_that_waited_for_the_device() -> No
     assert isinstance(tapes.forward.ops[0].work, HostSync)
     piped = estimator("tt2-pp2-llama-6l-traced").parts[0].costs.tapes["embedding"]
     assert not any(isinstance(op.work, HostSync) for op in piped.forward.ops)
-    assert any(isinstance(op.work, Stream) for op in piped.forward.ops)
+    assert any(isinstance(op.work, MemoryBound) for op in piped.forward.ops)
     assert len(kernels("tt1-qwen06b-28l-1k-compile-traced", r"Memcpy HtoD \(Pageable")) >= 2 * 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.op import Op
-from mofa.blocks.work import Attention, Collective, Gemm, Stream
+from mofa.blocks.work import Attention, Collective, Gemm, MemoryBound
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from tests.blocks.roles import as_named
@@ -35,7 +35,7 @@ def issued(*ops: Op, name: str = "torchtitan") -> list[float]:
 
 
 def op(name: str, work: Any = None, **more: Any) -> Op:
-    return as_named(Op(name, "memory_bound", work or Stream(1.0), **more))
+    return as_named(Op(name, "memory_bound", work or MemoryBound(1.0), **more))
 
 
 def test_forward_ops_pay_for_the_models_python() -> None:
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_is_a_function_begins_with_an_engine_of_its_own() -> N
 def test_the_host_writes_down_where_large_gradients_lie() -> None:
     """100 million elements of one rank's: 200 + 95.4 x 3; a small group's hardly anything."""
     copied = op("efsdp.reduce_copy_in", listed=1e8)
-    assert issued(copied, copied._replace(listed=1e5)) == pytest.approx([486.1, 200.3], abs=0.1)
+    assert issued(copied, copied._replace(listed_elements=1e5)) == pytest.approx([486.1, 200.3], abs=0.1)
 
 
 def test_products_of_unknown_shapes_are_chosen_for_once() -> None:
@@ -112,7 +112,7 @@ def test_products_of_unknown_shapes_are_chosen_for_once() -> None:
 def test_every_node_of_autograd_pays_for_the_engine() -> None:
     """Seven kernels of seven nodes 7 (5 + 3), of one 7 x 5 + 3."""
     turned = op("q.rope.backward", launches=7, nodes=7.0)
-    assert issued(turned, turned._replace(nodes=1.0)) == pytest.approx([56.0, 38.0])
+    assert issued(turned, turned._replace(autograd_nodes=1.0)) == pytest.approx([56.0, 38.0])
 
 
 def test_views_that_a_tensor_is_cut_into_cost_a_call_each() -> None:
@@ -170,7 +170,7 @@ def test_all_wait_for_the_slowest_gpu() -> None:
         four.gpu.model_copy(update={"curves": curves.model_copy(update={"chip_spread": value})})
         for value in (None, spread)
     ]
-    ops = (op("wq", Gemm(8192, 8192, 8192)), op("copy", Stream(1e9)))
+    ops = (op("wq", Gemm(8192, 8192, 8192)), op("copy", MemoryBound(1e9)))
     alike, apart = (
         op_seconds(ops, Machine(four.model_copy(update={"gpu": gpu}), {}, framework("megatron"), 1))[:, 0]
         for gpu in gpus

@@ -12,9 +12,9 @@ from mofa.cost.memory.reserved import (
     _unfitting_gradients,
     _with_loss,
     bytes_taken_of_segments,
+    fsdp_shard_waste_bytes,
     holes_bytes,
     native_allocator_bytes,
-    shards_waste,
     start_bytes_of_weights,
 )
 from mofa.cost.rows import Rows
@@ -105,7 +105,7 @@ def test_what_segments_of_shards_take_beyond_them() -> None:
     """Llama 3 70B, tp 2, shared by 32 ranks, in fp32: 240 shards of the MLP have 14 MiB and a bit, segments of 16; 160
     of query and output have 4, four to a segment of 20; 160 of key and value half a MiB, three to one of 2; the two of
     the vocabulary 62.6, in 64."""
-    waste = float(shards_waste(rows("torchtitan", "tp=2 dp=32", 64))[0, 0]) / 2**20
+    waste = float(fsdp_shard_waste_bytes(rows("torchtitan", "tp=2 dp=32", 64))[0, 0]) / 2**20
     by_hand = 240 * 2.0 + 160 * 1.0 + 160 * (2.0 / 3.0 - 0.5) + 2 * (64.0 - 128256 * 8192 * 4 / 64 / 2**20)
     assert waste == pytest.approx(by_hand, rel=1e-3)
 

@@ -11,7 +11,7 @@ from mofa.schedules import SCHEDULES, Runtime
 
 
 def _length_s(path: ComputationPath, seconds: np.ndarray, pipeline: LongestPaths | FormulaPaths) -> float:
-    beside_s = pipeline.slowdown * np.sum(path.beside * np.minimum(pipeline.hop_s, seconds.min(axis=0)))
+    beside_s = pipeline.slowdown * np.sum(path.beside_hops * np.minimum(pipeline.hop_s, seconds.min(axis=0)))
     return float(np.sum(path.counts * seconds) + path.hops * pipeline.hop_s + beside_s)
 
 

@@ -276,7 +276,14 @@ def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, sho
     assert (repeated.out_of_memory is None) == (not short) and repeated.out_of_memory == whole.out_of_memory
     for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
         assert getattr(repeated.journal, field) == getattr(whole.journal, field), field
-    for field in ("allocated", "peak_reserved", "between_steps", "first_step_peak", "retries", "missing_bytes"):
+    for field in (
+        "allocated",
+        "peak_reserved",
+        "allocated_between_steps",
+        "first_step_peak",
+        "retries",
+        "missing_bytes",
+    ):
         assert getattr(repeated, field) == getattr(whole, field), field
 
 

@@ -108,21 +108,21 @@ def test_dispatchers_are_renewed_with_what_they_keep(dispatcher: str) -> None:
         sent, renewed = names.index(f"moe.dispatch{again}"), names.index(RENEWAL + again)
         assert names.index(f"router.topk{again}") < renewed
         assert (renewed < sent) == (dispatcher == "alltoall")
-    assert tapes.backward.lingers == (tapes.backward.outputs[0], "x")
+    assert tapes.backward.retained_by_dispatcher == (tapes.backward.outputs[0], "x")
 
 
 def test_what_lingers_is_what_the_checkpoint_around_the_router_was_given() -> None:
-    assert _tapes("alltoall", EXPERTS_ALONE).backward.lingers[1] == "mlp_norm.out"
+    assert _tapes("alltoall", EXPERTS_ALONE).backward.retained_by_dispatcher[1] == "mlp_norm.out"
     discarded = derive_recompute(
         framework("megatron"), RecomputeSpec.parse("selective:moe+layernorm"), None, llama(moe=EXPERTS)
     )
-    assert _tapes("alltoall", discarded).backward.lingers[1] == "mlp_norm.out restored"
+    assert _tapes("alltoall", discarded).backward.retained_by_dispatcher[1] == "mlp_norm.out restored"
     for none in (
         _tapes("alltoall", NO_RECOMPUTE), _tapes("alltoall", FULL, moe=False), _tapes("alltoall", FULL, chunks=2),
         _tapes("alltoall", derive_recompute(framework("megatron"), RecomputeSpec.parse("selective"), None,
         llama(moe=EXPERTS))),
     ):  # fmt: skip
-        assert not none.backward.lingers
+        assert not none.backward.retained_by_dispatcher
 
 
 def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> Estimator:

@@ -36,14 +36,14 @@ def test_a_dummy_gradient_for_each_shape_behind_its_product() -> None:
         (name, "wgrad"): [2 * params * 2**20]
         for name, params in (("qkv", 24), ("proj", 16), ("mlp.fc1", 112), ("mlp.fc2", 56))
     }
-    assert all(one.behind and not one.each for all_ in found.values() for one in all_)
+    assert all(one.after_outputs and not one.per_block for all_ in found.values() for one in all_)
 
 
 def test_fp8_copies_come_in_front_of_their_product_and_are_each_layers_own() -> None:
     part = llama(gemm="fp8-blockwise").parts[0]
     block = next(one for one in part.costs.tapes.values() if one.name == "dense")
     copies = buffers_at_first_use(part.costs.context, block.name, block.forward.ops)["proj", ""]
-    assert [(one.bytes, one.each, one.behind) for one in copies] == [(16 * MIB, True, False)] * 2
+    assert [(one.bytes, one.per_block, one.after_outputs) for one in copies] == [(16 * MIB, True, False)] * 2
 
 
 def test_rotations_are_a_table_of_the_ranks_positions() -> None:

@@ -56,17 +56,17 @@ def test_blocks_live_as_in_the_closed_form(name: str) -> None:
         assert backward == pytest.approx(float(memory.backward_peak[0]), rel=0.02, abs=4096), block.name
         lived = trace_block(block, weight_first=True)
         sizes = {item.name: item.bytes for deed in lived.forward for item in deed.new}
-        assert sum(sizes[name] for name in lived.freed_above_last_weight()) == pytest.approx(float(memory.above[0])), (
-            block.name
-        )
+        assert sum(sizes[name] for name in lived.freed_above_last_weight()) == pytest.approx(
+            float(memory.freed_before_last_weight[0])
+        ), block.name
 
 
 def test_a_detached_loss_lets_its_logits_go() -> None:
     """4096 tokens of a vocabulary of 128,256: bf16 logits and their fp32 logarithms, not the head's own input."""
     head = load("tt2-pp2-zbv-llama-10l").estimator.parts[0].costs.tapes["head"]
     memory = block_memory(head, 1)
-    assert float(memory.above[0]) == 4096 * 128_256 * (2 + 4)
-    assert float(memory.saved[0] - memory.above[0]) >= 4096 * 4096 * 2
+    assert float(memory.freed_before_last_weight[0]) == 4096 * 128_256 * (2 + 4)
+    assert float(memory.saved[0] - memory.freed_before_last_weight[0]) >= 4096 * 4096 * 2
 
 
 def _said(played: ReplayedRankMemory) -> tuple[object, ...]:
@@ -187,8 +187,8 @@ def test_a_micro_batch_leaves_but_its_receive_buffer(rank: int) -> None:
             replace(run, computations=acts, num_micro_batches=m), skip_rounds=False
         ).allocated_between_steps
 
-    assert run.boundary_bytes == 2 * 2 * 2048 * 4096
-    assert between(12) - between(8) == 4 * run.boundary_bytes
+    assert run.stage_boundary_bytes == 2 * 2 * 2048 * 4096
+    assert between(12) - between(8) == 4 * run.stage_boundary_bytes
 
 
 def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:

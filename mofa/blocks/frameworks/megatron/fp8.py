@@ -16,10 +16,10 @@ from mofa.blocks.elementwise import BoolK, all_true, any_true, ceil, logical_not
 from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.frameworks.megatron.calls import module_call
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm
-from mofa.blocks.op import GRADIENT, Back, BackwardPreparation, FloatK, Op, TapeBuilder
-from mofa.blocks.work import Collective, Stream
+from mofa.blocks.op import GRADIENT, BackwardPreparation, FloatK, Op, OpBackward, TapeBuilder
+from mofa.blocks.work import Collective, MemoryBound
 
-VIEW = Back(0.0, 0)
+VIEW = OpBackward(0.0, 0)
 AMAX_BYTES = 4.0
 """Of a tensor's largest, which is reduced over the ranks that hold its shards. [B]"""
 
@@ -84,7 +84,7 @@ def cast_input(
     again = kept_anyway and recipe.keeps_inputs
     sources = (x, *_reduced_amax(b, ctx, x, name, gathers))
     norm_does = _done_by_norm(b, ctx, recipe, x)
-    row = b.tensor(f"{name}.fp8", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.element)
+    row = b.tensor(f"{name}.fp8", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.activation_element_bytes)
     if again:
         _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
         return _cast_again(b, ctx, recipe, x, name, row, elements, gathered, gathers)
@@ -122,7 +122,7 @@ def _cast_again(
     column = b.tensor(f"{name}.again.fp8_t", _copy_bytes(recipe, column_elements), grad=False)
     copies = where(_rows_alone(recipe, gathers), 1.0, 1.0 if _one_copy(ctx) or not alone else 2.0)
     like = recipe.column_cast
-    moved = Stream(recipe.cast_moved_bytes(0) * elements + copies * elements, like)
+    moved = MemoryBound(recipe.cast_moved_bytes(0) * elements + copies * elements, like)
     cast = Op(f"{name}.again.cast", "memory_bound", moved, (x,), (rows, column), launches=recipe.launches)
     if gathers is False:
         return Fp8Input(row, (x,), (cast,), (), rows if _one_copy(ctx) else column)
@@ -175,20 +175,20 @@ def cast_gradient(
 
 def _where_gathered(ctx: Context, elements: FloatK | None) -> tuple[BoolK, FloatK]:
     """Where a tensor's shards are gathered, False if nowhere, and how many elements they make together."""
-    if elements is None or not any_true(ctx.gathers):
+    if elements is None or not any_true(ctx.gathers_sequence):
         return False, 0.0
-    return ctx.gathers, elements
+    return ctx.gathers_sequence, elements
 
 
 def gather_input(b: TapeBuilder, ctx: Context, row: str, name: str, elements: FloatK) -> str:
     """All-gather of the row-wise copies in front of a column-parallel layer; the gradient is reduced in bf16."""
     recipe = recipe_of(ctx)
-    _shelve(b, recipe, row, ctx.gathers)
-    out = b.tensor(f"{name}.full", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.element)
-    reduced = Collective("reduce_scatter", "tp", elements * ctx.element)
-    back = Back(work=reduced, family="tp", present=ctx.gathers, stream="tp")
+    _shelve(b, recipe, row, ctx.gathers_sequence)
+    out = b.tensor(f"{name}.full", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.activation_element_bytes)
+    reduced = Collective("reduce_scatter", "tp", elements * ctx.activation_element_bytes)
+    back = OpBackward(work=reduced, family="tp", present=ctx.gathers_sequence, stream="tp")
     work = Collective("all_gather", "tp", _copy_bytes(recipe, elements))
-    op = Op(f"{name}.all_gather", "tp", work, (row,), (out,), present=ctx.gathers, stream="tp", back=back)
+    op = Op(f"{name}.all_gather", "tp", work, (row,), (out,), present=ctx.gathers_sequence, stream="tp", back=back)
     return b.add(op)
 
 
@@ -209,21 +209,23 @@ def pad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK)
     router's map is padded (``router_padding``). It pads the rows' probabilities too, whose bytes are left out here.
     """
     hidden = float(ctx.model.hidden)
-    out = b.tensor("experts.padded", padded_expert_rows(ctx, memory_rows) * hidden * ctx.element)
-    moved = 2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.element
-    back = Back(2.0 * rows * hidden * ctx.element, 1, like="copy")
+    out = b.tensor("experts.padded", padded_expert_rows(ctx, memory_rows) * hidden * ctx.activation_element_bytes)
+    moved = 2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.activation_element_bytes
+    back = OpBackward(2.0 * rows * hidden * ctx.activation_element_bytes, 1, like="copy")
     by = module_call(ctx, "fp8_padding", ctx.local_experts, times=2.0)
-    return b.add(Op("experts.pad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
+    return b.add(Op("experts.pad", "memory_bound", MemoryBound(moved, "copy"), (x,), (out,), back=back, module_call=by))
 
 
 def unpad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
     """The experts' results without the rows that filled them up."""
     hidden = float(ctx.model.hidden)
-    out = b.tensor("experts.unpadded", memory_rows * hidden * ctx.element)
-    moved = 2.0 * rows * hidden * ctx.element
-    back = Back(2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.element, 1, like="copy")
+    out = b.tensor("experts.unpadded", memory_rows * hidden * ctx.activation_element_bytes)
+    moved = 2.0 * rows * hidden * ctx.activation_element_bytes
+    back = OpBackward(2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.activation_element_bytes, 1, like="copy")
     by = module_call(ctx, "fp8_padding", ctx.local_experts)
-    return b.add(Op("experts.unpad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
+    return b.add(
+        Op("experts.unpad", "memory_bound", MemoryBound(moved, "copy"), (x,), (out,), back=back, module_call=by)
+    )
 
 
 def expert_operands(
@@ -263,16 +265,16 @@ def _cast(
     """
     copies = where(alone, 1.0, 2.0)
     if norm_does == "casts":  # all that is left is to transpose
-        work = Stream(2.0 * (copies - 1.0) * moved, "fp8_transpose")
+        work = MemoryBound(2.0 * (copies - 1.0) * moved, "fp8_transpose")
         return (Op(name, "memory_bound", work, reads, writes, launches=copies - 1.0, back=VIEW),)
     known = recipe.amax_bytes if norm_does == "finds amax" else 0.0
     launches: FloatK = recipe.launches - (1 if norm_does == "finds amax" else 0)
     together = TENSORS_PER_CAST if recipe.casts_experts_together else 1.0
     launches = launches * ceil(experts / together)
 
-    def kernel(copies: float, like: str, runs: BoolK) -> tuple[Stream, FloatK]:
+    def kernel(copies: float, like: str, runs: BoolK) -> tuple[MemoryBound, FloatK]:
         nbytes = (recipe.cast_moved_bytes(0) - known + copies) * moved
-        return Stream(where(runs, nbytes, 0.0), like), where(runs, launches, 0.0)
+        return MemoryBound(where(runs, nbytes, 0.0), like), where(runs, launches, 0.0)
 
     rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.both_cast, logical_not(alone))
     if all_true(alone):
@@ -297,7 +299,7 @@ def _done_by_norm(b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, x: str) -> st
     for i, op in enumerate(b.ops):
         if op.writes[:1] != (x,) or op.weight or not op.weight_params or op.region.startswith("layernorm"):
             continue
-        if not isinstance(op.work, Stream):
+        if not isinstance(op.work, MemoryBound):
             return recipe.norm
         tuned, longer, nbytes = has_tuned_norm(ctx, float(op.work.width)), 1.0, op.work.bytes
         if recipe.norm == "casts":
@@ -323,7 +325,7 @@ def _reduced_amax(b: TapeBuilder, ctx: Context, x: str, name: str, gathers: Bool
 def _reduce_amax(ctx: Context, name: str, x: str, amax: str, gathers: BoolK) -> Op:
     work = Collective("all_reduce", "tp", AMAX_BYTES)
     by = module_call(ctx, "amax")
-    return Op(f"{name}.amax", "tp", work, (x,), (amax,), present=gathers, stream="tp", call=by)
+    return Op(f"{name}.amax", "tp", work, (x,), (amax,), present=gathers, stream="tp", module_call=by)
 
 
 def _gathered(
@@ -352,7 +354,7 @@ def _transposed(
 ) -> tuple[str, tuple[Op, ...]]:
     """The transposed copy of gathered rows; where nothing was gathered, the one that the cast made."""
     out = b.tensor(f"{name}.transposed", 1.0 * elements, grad=False)
-    work = Stream(2.0 * elements, "fp8_transpose")
+    work = MemoryBound(2.0 * elements, "fp8_transpose")
     return out, (Op(f"{name}.transpose", "memory_bound", work, (column, full), (out,), present=gathers),)
 
 
@@ -361,5 +363,5 @@ def _in_order(
 ) -> tuple[str, tuple[Op, ...]]:
     """Gathered columns, which lie shard by shard, put in order (``_finish_all_gather_fp8_blockwise``)."""
     out = b.tensor(f"{name}.ordered", _copy_bytes(recipe, elements), grad=False)
-    work = Stream(2.0 * elements, "fp8_transpose")
+    work = MemoryBound(2.0 * elements, "fp8_transpose")
     return out, (Op(f"{name}.order", "memory_bound", work, (column, interleaved), (out,), present=gathers),)
