@@ -39,19 +39,19 @@ _ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
 class _Instant:
     """One instant: bytes alive per stage, -inf where it does not occur, and what they are made of. (n, R) [B]
 
-    ``minus`` of the kept activations is gone by then, all where None; ``grads`` is the part of the gradients that is
-    there, ``copies`` are weight copies besides, ``lingers`` what earlier computations left; ``transient`` gives the
-    kinds that the op holds for the candidates at these positions. (len(KINDS), len(at)) ``inside`` says where it is: a
-    layer's forward or backward, or the loss.
+    ``freed_bytes`` of the kept activations is gone by then, all where None; ``grads`` is the part of the gradients that
+    is there, ``copies`` are weight copies besides, ``leftover_bytes`` what earlier computations left;
+    ``transient`` gives the kinds that the op holds for the candidates at these positions. (len(KINDS), len(at))
+    ``inside`` says where it is: a layer's forward or backward, or the loss.
     """
 
     name: str
     inside: str
     total: ArrayN
-    minus: ArrayN | float | None
+    freed_bytes: ArrayN | float | None
     grads: ArrayN | float
     copies: ArrayN | float
-    lingers: ArrayN | float
+    leftover_bytes: ArrayN | float
     transient: Callable[[NDArray[np.intp]], ArrayN]
 
 
@@ -109,33 +109,33 @@ class PeakCandidates:
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
         freed_bytes: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
-        retained_by_dispatcher: ArrayN | float = 0.0, direction: str = "",
+        leftover_bytes: ArrayN | float = 0.0, direction: str = "",
     ) -> None:  # fmt: skip
         """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``.
 
         Inside of layers, at the loss, is behind a forward; outside of all is behind a backward. ``direction`` is of the
         computation that it is in, empty outside of all.
         """
-        retained_by_dispatcher = retained_by_dispatcher + self.shelved[not inside]
+        leftover_bytes = leftover_bytes + self.shelved[not inside]
         if direction:
-            retained_by_dispatcher = retained_by_dispatcher - self.let_go[direction == "backward"]
-        alive = self.fixed + grads * self.grads + transient[:, None] + copies + retained_by_dispatcher
+            leftover_bytes = leftover_bytes - self.let_go[direction == "backward"]
+        alive = self.fixed + grads * self.grads + transient[:, None] + copies + leftover_bytes
         if freed_bytes is not None:
             alive += self.activations - freed_bytes
         total = np.where(where, alive, -np.inf)
-        self.all.append(_Instant(name, inside, total, freed_bytes, grads, copies, retained_by_dispatcher, kinds))
+        self.all.append(_Instant(name, inside, total, freed_bytes, grads, copies, leftover_bytes, kinds))
 
     def add_block(
         self, direction: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
         where: NDArray[np.bool_], freed_bytes: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
-        retained_by_dispatcher: ArrayN | float = 0.0,
+        leftover_bytes: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """Add an instant inside a kind of layer; ``peaks`` are by mode, combination and kind."""
         k, (peak, kinds) = self.rows.k, peaks
         self.add(
             f"{direction} {name}", where, peak[mode, k, kind],
             lambda positions: kinds[mode[positions], k[positions], kind].T, freed_bytes, grads=grads,
-            copies=copies, retained_by_dispatcher=retained_by_dispatcher, inside=direction, direction=direction,
+            copies=copies, leftover_bytes=leftover_bytes, inside=direction, direction=direction,
         )  # fmt: skip
 
     def build(self) -> None:
@@ -180,19 +180,17 @@ class PeakCandidates:
                 name = f"of the last {kind} block{label}"
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 self.add_block(
-                    "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, retained_by_dispatcher=ahead
+                    "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
                 )
                 later = later + self.sums * self._share_of_grads(self._end_params(head_params))
                 self.add_block(
                     "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=waiting,
-                    retained_by_dispatcher=later
+                    leftover_bytes=later
                 )  # fmt: skip
                 if self.retention:
                     name = f"of the first {kind} block{label}"
                     some = has & self.retention.there
-                    self.add_block(
-                        "backward", name, i, backward, mode, some, own, grads=mid, retained_by_dispatcher=first
-                    )
+                    self.add_block("backward", name, i, backward, mode, some, own, grads=mid, leftover_bytes=first)
                 if not always and piped:  # of the second micro-batch, with the first one's gradients
                     second = has & (rows.num_micro_batches[:, None] > 1)
                     gone = gone - received + self._one_micro_batch()
@@ -205,12 +203,12 @@ class PeakCandidates:
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,
-                        retained_by_dispatcher=sums
+                        leftover_bytes=sums
                     )  # fmt: skip
 
     def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
-        """What lingers of earlier computations in a kind's last forward, last backward and first backward, and what is
-        not ``gone`` at the moment at which that is most."""
+        """What is left of earlier computations in a kind's last forward, last backward and first
+        backward, and what is not ``gone`` at the moment at which that is most."""
         if not self.retention:
             return 0.0, 0.0, 0.0
         inside, gone = self.retention.inside, gone * self.retention.there
@@ -301,18 +299,19 @@ class PeakCandidates:
             self._add_nothing("reduction of gradients", **self._alive_at(most))
             return
         group = np.where(rows.is_first > 0, end, layer)
-        self._add_nothing("reduction of gradients", minus=None, grads=1.0, copies=2.0 * group)
+        self._add_nothing("reduction of gradients", freed_bytes=None, grads=1.0, copies=2.0 * group)
 
     def _add_nothing(
-        self, name: str, *, minus: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float,
-        lingers: ArrayN | float = 0.0,
+        self, name: str, *, freed_bytes: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float,
+        leftover_bytes: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant outside of all layers."""
         nothing = np.zeros((len(KINDS), self.n))
         everywhere = np.ones((1, self.num_shown), dtype=bool)
         self.add(
-            name, everywhere, nothing[0], lambda positions: nothing[:, positions], minus, grads=grads, copies=copies,
-            retained_by_dispatcher=lingers
+            name, everywhere, nothing[0], lambda positions: nothing[:, positions], freed_bytes, grads=grads,
+            copies=copies,
+            leftover_bytes=leftover_bytes
         )  # fmt: skip
 
     def _ends(self, mid: ArrayN | float, cached: ArrayN | float) -> None:
@@ -324,15 +323,24 @@ class PeakCandidates:
             ("forward", head.forward_kinds + others, cached), ("backward", head.backward_kinds + others, 0.0),
         ):  # fmt: skip
             pass_of = FORWARD if direction == "forward" else BACKWARD
-            lingers = self.retention.at_end(-1, pass_of) if self.retention else 0.0
-            self._add_end("loss", direction, rows.is_head, kinds, 0.0, grads=mid, copies=copies, lingers=lingers)
-        gone, lingers = self._one_micro_batch(), 0.0
+            leftover_bytes = self.retention.at_end(-1, pass_of) if self.retention else 0.0
+            self._add_end(
+                "loss",
+                direction,
+                rows.is_head,
+                kinds,
+                0.0,
+                grads=mid,
+                copies=copies,
+                leftover_bytes=leftover_bytes,
+            )
+        gone, leftover_bytes = self._one_micro_batch(), 0.0
         if self.retention:
-            lingers = self.retention.at_end(0, BACKWARD, ended=True) + self.retention.there * gone
-        lingers = lingers + self.sums * (1.0 - self._share_of_grads(self._end_params(embedding_params)))
+            leftover_bytes = self.retention.at_end(0, BACKWARD, ended=True) + self.retention.there * gone
+        leftover_bytes = leftover_bytes + self.sums * (1.0 - self._share_of_grads(self._end_params(embedding_params)))
         self._add_end(
             "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0,
-            copies=tied_head_gradient_bytes(rows), lingers=lingers,
+            copies=tied_head_gradient_bytes(rows), leftover_bytes=leftover_bytes,
         )  # fmt: skip
 
     def _optimizer(self) -> None:
@@ -343,20 +351,27 @@ class PeakCandidates:
         if keeps_params_gathered(rows):
             gathered, grads = gathered_bytes_and_unreduced_share(rows, self.grads)
             copies = -gathered
-        lingers = self.retention.at_rest if self.retention else 0.0
-        lingers = lingers + held_input_bytes(rows)[1]
-        self._add_nothing("optimizer step", minus=None, grads=grads, copies=copies, lingers=lingers)
+        leftover_bytes = self.retention.at_rest if self.retention else 0.0
+        leftover_bytes = leftover_bytes + held_input_bytes(rows)[1]
+        self._add_nothing(
+            "optimizer step",
+            freed_bytes=None,
+            grads=grads,
+            copies=copies,
+            leftover_bytes=leftover_bytes,
+        )
         self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
 
     def _add_end(
-        self, end: str, direction: str, stage: ArrayN, kinds: ArrayN, minus: ArrayN | float, *,
-        grads: ArrayN | float, copies: ArrayN | float = 0.0, lingers: ArrayN | float = 0.0,
+        self, end: str, direction: str, stage: ArrayN, kinds: ArrayN, freed_bytes: ArrayN | float, *,
+        grads: ArrayN | float, copies: ArrayN | float = 0.0, leftover_bytes: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""
         k = self.rows.k
         self.add(
             f"{end} {direction}", stage[None] > 0, kinds.sum(axis=0)[k], lambda positions: kinds[:, k[positions]],
-            minus, grads=grads, copies=copies, retained_by_dispatcher=lingers, inside="loss" if end == "loss" else "",
+            freed_bytes, grads=grads, copies=copies, leftover_bytes=leftover_bytes,
+            inside="loss" if end == "loss" else "",
             direction=direction,
         )  # fmt: skip
 
@@ -425,12 +440,14 @@ class PeakCandidates:
             where = rows_at[chosen], stage[chosen]
             out[place["gradients"], chosen] *= _entries(candidate.grads, where)
             live = candidate.transient(rows_at[chosen])
-            if candidate.minus is not None:
+            if candidate.freed_bytes is not None:
                 some = activations[chosen]
-                left = np.clip((some - _entries(candidate.minus, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0)
+                left = np.clip(
+                    (some - _entries(candidate.freed_bytes, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0
+                )
                 live = live + in_flight[:, chosen] * np.where(some > 0, left, 0.0)
             out[_ROW[:, None], chosen] += live
-            out[place["activations"], chosen] += _entries(candidate.lingers, where)
+            out[place["activations"], chosen] += _entries(candidate.leftover_bytes, where)
             copies = _entries(candidate.copies, where)  # less than none where weights are not gathered
             out[place["weight_copies"], chosen] += np.maximum(copies, 0.0)
             out[place["parameters"], chosen] += np.minimum(copies, 0.0)

@@ -99,7 +99,7 @@ def test_products_of_unknown_shapes_wait_for_a_choice_each_once() -> None:
     """Of eight experts half: 4 x 50 beside 100 forward, 4 x 70 for either gradient beside 200 back, nothing where it is
     made again; in another format 4 x 90; where choices were not timed, what PyTorch's product takes."""
     one = TimedModuleCall("grouped_linear", num_members=8.0)
-    product = op("experts.fc1", GroupedGemm(8, 8, 8, 8), one, choices=4.0)
+    product = op("experts.fc1", GroupedGemm(8, 8, 8, 8), one, kernel_choices=4.0)
     each = {"grouped_linear": (100.0, 200.0, 0.0, 0.0), "kernel_choice": (50.0, 70.0, 0.0, 0.0)}
     assert issued((product,), each) == pytest.approx([300.0])
     again, dgrad, wgrad = (as_named(product, f"experts.fc1{end}") for end in ("~", ".dgrad", ".wgrad"))
