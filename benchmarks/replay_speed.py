@@ -21,7 +21,7 @@ from mofa.replay.rank.from_estimator import rank_describer
 from mofa.replay.replayer import Replayer
 from mofa.search.entry_points import find_plans
 from mofa.search.rerank import REPLAYED, replay_best
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.search.to_plan.builder import Candidate
 from mofa.search.workers import Workers, cores
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -36,7 +36,7 @@ def replayer(workload: str, gpus: int, batch: int, strategy: str, layers: int | 
     """A plan of Megatron's, to be played."""
     changes = {"model": {"num_layers": layers}} if layers else None
     job = load_workload(workload, global_batch=batch, overrides=changes)
-    return Replayer(estimator_of(job, load_cluster("h200-hgx", gpus), load_framework("megatron"), strategy))
+    return Replayer(strategy_estimator(job, load_cluster("h200-hgx", gpus), load_framework("megatron"), strategy))
 
 
 def whole(one: Replayer) -> None:

@@ -39,7 +39,7 @@ from mofa.cli.commands.show import show
 from mofa.cli.commands.trace import trace
 from mofa.cli.commands.validate import validate
 from mofa.errors import MofaError, NothingFits, SpecError
-from mofa.specs.bounded import remembering_files
+from mofa.specs.limited_reads import remembering_files
 from mofa.specs.shown_text import visible
 
 EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED = 1, 2, 3, 130

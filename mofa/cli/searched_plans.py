@@ -23,7 +23,7 @@ def best_so_far(progress: ProgressBar) -> Callable[[SearchProgress], None]:
     def show(step: SearchProgress) -> None:
         if step.best is None or shown:
             return
-        from mofa.report.words import strategy_text
+        from mofa.report.phrases import strategy_text
         from mofa.units import format_bytes, format_seconds
 
         shown.append(step.best)

@@ -42,7 +42,7 @@ def keeps_last_output(rows: Rows) -> bool:
 
 
 def _exchanges_together(rows: Rows) -> bool:
-    return rows.schedule_record.joins_exchanges and rows.layout.stages.pp > 1
+    return rows.schedule_record.joins_send_and_receive and rows.layout.stages.pp > 1
 
 
 def has_flat_buffers(rows: Rows) -> bool:

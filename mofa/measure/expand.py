@@ -9,7 +9,6 @@ import numpy as np
 
 from mofa.errors import SpecError
 from mofa.measure.records import configuration_hash
-from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.layer_kind_params import refuse_unmodelled
@@ -18,6 +17,7 @@ from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.specs.strategy import RecomputeSpec, StrategySpec
+from mofa.specs.strategy_defaults import default_zero
 
 _WRITTEN_OUT = (
     "compile", "allocator", "attention", "data_parallel", "optimizer", "overlap_grad_reduce", "overlap_param_gather",

@@ -20,7 +20,7 @@ from mofa.replay.rank.from_estimator import (
 )
 from mofa.replay.rank.uneven_layers import rows_over_mean_by_layer
 from mofa.replay.time.step import replay_time
-from mofa.replay.time.time_replayed import TimeReplayed, scaled_by_runs, weighted_mean
+from mofa.replay.time.time_replayed import ReplayedTime, scaled_by_runs, weighted_mean
 from mofa.specs.residuals import load_residuals
 
 ENDS_DIFFER = 0.09
@@ -35,7 +35,7 @@ ENDS_ARE_OFF = 0.2
 into none of the activations' blocks. [-]"""
 
 
-def mean_over_steps(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
+def mean_over_steps(estimator: Estimator, played: ReplayedTime) -> ReplayedTime:
     """What a played step takes in the mean of all: in some, kernels that are loaded take the host's lead, and some run
     again. Its spans, transfers and ops are those of the one that was played."""
     if share := float(estimator.drains[0]):
@@ -197,11 +197,11 @@ class Replayer:
         return self._played[r].peak_reserved + outside
 
     @cached_property
-    def time(self) -> TimeReplayed:
+    def time(self) -> ReplayedTime:
         """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
         return mean_over_steps(self.estimator, replay_time(self.estimator, detail=False))
 
-    def time_without_spans(self) -> TimeReplayed:
+    def time_without_spans(self) -> ReplayedTime:
         """The same without the spans."""
         return mean_over_steps(self.estimator, replay_time(self.estimator, detail=False, spans=False))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from mofa.plan.result import Estimate, Plan, PlanReport
-    from mofa.replay.time.time_replayed import TimeReplayed
+    from mofa.replay.time.time_replayed import ReplayedTime
 
 MAX_STAGE_FIGURES = 10
 MAX_STAGE_CURVES = 4
@@ -133,7 +133,7 @@ def estimates_json(estimates: Sequence[Estimate]) -> str:
 
 
 def save_estimates(
-    estimates: Sequence[Estimate], directory: Path, steps: Sequence[TimeReplayed] = ()
+    estimates: Sequence[Estimate], directory: Path, steps: Sequence[ReplayedTime] = ()
 ) -> list[Path]:  # fmt: skip
     """Write the figures and tables of estimates; ``steps`` are their played steps, for the pipelines' charts.
 
@@ -153,7 +153,7 @@ def save_estimates(
     return write_files(directory, files)
 
 
-def _pipelines(estimates: Sequence[Estimate], steps: Sequence[TimeReplayed]) -> dict[str, bytes]:
+def _pipelines(estimates: Sequence[Estimate], steps: Sequence[ReplayedTime]) -> dict[str, bytes]:
     """A chart of each pipeline, and a table of where each stage's time goes."""
     import pandas as pd
 

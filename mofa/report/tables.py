@@ -17,7 +17,7 @@ from rich.text import Text
 from mofa.report.table_layout import GAP, Columns, TableLayout, fit_columns
 from mofa.specs.shown_text import visible
 
-__all__ = ["Columns", "make_console", "markdown_table", "print_table", "say"]
+__all__ = ["Columns", "make_console", "markdown_table", "print_paragraph", "print_table"]
 
 PIPED_WIDTH = 4000
 """Rows of a table are not wrapped where a program reads them."""
@@ -58,7 +58,7 @@ def make_console(file: TextIO | None = None) -> Console:
     )
 
 
-def say(console: Console, text: str, style: str = "", indent: int = 0) -> None:
+def print_paragraph(console: Console, text: str, style: str = "", indent: int = 0) -> None:
     """Print a paragraph, folded at spaces where the console has a width.
 
     Parameters
@@ -111,7 +111,7 @@ def print_table(
         Heading of the column that may go under its row, such as the strategy.
     """
     if title:
-        say(console, title, "bold")
+        print_paragraph(console, title, "bold")
     layout = fit_columns(columns, rows, console.width, leaves, under)
     if layout is None:
         _print_records(console, columns, rows)
@@ -119,7 +119,7 @@ def print_table(
         _print_grid(console, columns, rows, layout, under)
         if layout.left_out:
             names = ", ".join(columns[c][0] for c in layout.left_out)
-            say(console, f"(no room for: {names}; a wider terminal shows them)")
+            print_paragraph(console, f"(no room for: {names}; a wider terminal shows them)")
     console.print()
 
 
@@ -180,7 +180,7 @@ def _print_records(console: Console, columns: Columns, rows: Sequence[Sequence[s
     for row in rows:
         for (heading, _), cell in zip(columns, row, strict=True):
             if cell:
-                say(console, f"{heading}: {cell}" if heading else cell, indent=UNDER)
+                print_paragraph(console, f"{heading}: {cell}" if heading else cell, indent=UNDER)
         if row is not rows[-1]:
             console.print()
 

@@ -102,4 +102,4 @@ def _device_bytes(asked: tuple[Candidate, float]) -> float:
 
 def _fewest_layers(candidate: Candidate) -> int | None:
     with without_collection():
-        return candidate.fewest_layers()
+        return candidate.fewest_recomputed_layers()

@@ -15,8 +15,8 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.validate.reference import LeftOut, Reference
-from mofa.validate.spread import RunProcesses
+from mofa.validate.reference import Reference, UnscoredReference
+from mofa.validate.run_processes import RunProcesses
 from mofa.validate.validation_report import Compared, Errors, GroupScore, NotScored, RepeatScore, RunScore, compared
 
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
@@ -234,7 +234,7 @@ def _cell(run: RunScore) -> str:
 
 def score_references(
     references: Sequence[Reference],
-    left_out: Sequence[LeftOut] = (),
+    left_out: Sequence[UnscoredReference] = (),
     *,
     spread: RunProcesses | None = None,
     progress: Callable[[int, int], None] | None = None,

@@ -34,13 +34,9 @@ MODES: dict[str, dict[str, Any]] = {
     "mixed": {},
     "autocast": {"precision_mode": "autocast", "residual_element_bytes": 4},
     "bf16": {"precision_mode": "uniform"},
-    "fp32": {
-        "precision_mode": "uniform",
-        "activation_element_bytes": 4,
-        "residual_element_bytes": 4,
-        "weight_element_bytes": 4,
-    },
-}
+    "fp32": {"precision_mode": "uniform", "weight_element_bytes": 4,
+             "activation_element_bytes": 4, "residual_element_bytes": 4},
+}  # fmt: skip
 
 
 def context(

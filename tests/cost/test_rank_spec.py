@@ -18,7 +18,7 @@ from mofa.cost.rank_spec import RankSpec
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
 from mofa.replay.rank.from_estimator import describe_ranks
 from mofa.replay.time.step import replay_time
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 
 REPLAY = Path(mofa.__file__).parent / "replay"
 CASES = (
@@ -46,7 +46,7 @@ def estimator(case: tuple[str, int, str, str], tied: bool = False) -> Estimator:
     name, gpus, framework, strategy = case
     changes = {"model": {"tied_embeddings": True}} if tied else None
     workload = mofa.load_workload(name, global_batch=gpus * 8, overrides=changes)
-    return estimator_of(workload, mofa.load_cluster("h200-hgx", gpus), mofa.load_framework(framework), strategy)
+    return strategy_estimator(workload, mofa.load_cluster("h200-hgx", gpus), mofa.load_framework(framework), strategy)
 
 
 def _chunk(spec: RankSpec, c: int) -> list[str]:

@@ -26,11 +26,11 @@ from mofa.routing.rank_load import (
 )
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.attention.gqa import GqaSpec
-from mofa.specs.complete import complete_strategy
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.model import MlpSpec, ModelSpec, MoeSpec
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.routing import RoutingSpec
+from mofa.specs.strategy_defaults import complete_strategy
 
 
 def moe_model(num_experts: int = 8, top_k: int = 2, num_layers: int = 4, dense: int = 0) -> ModelSpec:

@@ -16,7 +16,7 @@ from mofa.cost.kernels.compute import attention_s, gemm_s
 from mofa.specs.base import Fact, Spec
 from mofa.specs.curves import Curve
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
-from mofa.specs.like import expanded_profile
+from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.load import load_cluster
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import scaled_memory_bound_rate

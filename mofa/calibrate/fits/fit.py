@@ -23,7 +23,7 @@ from mofa.calibrate.fits.loaded_clocks import (
 from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios
 from mofa.calibrate.fits.te_host_facts import layer_time_over_small_op, relative_module_times
 from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
-from mofa.calibrate.fits.te_rows import ADDED_BYTES, accumulation_form, fitted_by_bytes_only, has_own_curve
+from mofa.calibrate.fits.te_rows import ADDED_BYTES, accumulation_form, has_own_curve, is_row_of_short_kernels
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.bytes_moved import bytes_moved_per_element
 from mofa.calibrate.shapes.families import MIN_POINTS
@@ -377,7 +377,7 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
 
     measured, missed = _measured(rows), _missed(rows, l2_bytes)
     columns = _stream_columns(rows) if missed is None else np.stack([_stream_columns(rows)[0], missed])
-    if bare := rows[0].case.op in BY_BYTES or fitted_by_bytes_only(rows[0]):
+    if bare := rows[0].case.op in BY_BYTES or is_row_of_short_kernels(rows[0]):
         columns = columns[:1]
     features = np.vstack([np.ones(len(rows)), columns]).T / measured[:, None]
     scale = np.maximum(np.abs(features).mean(axis=0), 1e-300)

@@ -18,11 +18,11 @@ from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte, collective_s
 from mofa.errors import SpecError
-from mofa.specs.copied import Folder
-from mofa.specs.copied import mark_transferred as mark_transferred
+from mofa.specs.copied_facts import Folder
+from mofa.specs.copied_facts import mark_transferred as mark_transferred
 from mofa.specs.files import bundled
 from mofa.specs.host import LayerPace
-from mofa.specs.like import expanded_profile
+from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host
 from mofa.units import parse_quantity

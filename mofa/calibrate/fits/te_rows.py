@@ -26,7 +26,7 @@ def has_own_curve(row: Row) -> bool:
     return row.case.variant != "te" or kind not in TUNED_NORMS or row.case.size("width") in TUNED_NORMS[kind]
 
 
-def fitted_by_bytes_only(row: Row) -> bool:
+def is_row_of_short_kernels(row: Row) -> bool:
     """Whether a memory-bound row is one of several short kernels, which tell no row's or column's cost from bytes."""
     return row.case.variant == "megatron" and row.case.op.endswith("_bwd")
 

@@ -258,7 +258,9 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     for kind, rows in kinds.items():
         curve = powered[kind]
         # where clocks were not read, the share of products and attention says how far it falls
-        rate_fraction = curve.rate_fraction(np.minimum(work, 1.0)) if memory is None else curve.at_clock(clock)
+        rate_fraction = (
+            curve.rate_fraction(np.minimum(work, 1.0)) if memory is None else curve.relative_rate_at_clock(clock)
+        )
         slower: FloatK = curve.sustained / rate_fraction * machine.slowest
         if isinstance(slower, np.generic):
             slower = float(slower)

@@ -236,7 +236,7 @@ class InFlight:
         self.layers_behind = layers_behind_last_by_mode(rows)
         params = rows.params.sum(axis=0)
         self.share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
-        in_rounds = stages.vpp > 1 and rows.schedule_record.in_rounds
+        in_rounds = stages.vpp > 1 and rows.schedule_record.runs_in_equal_rounds
         each = np.array(
             [micro_batches_per_round(stages.pp, int(m)) if in_rounds else stages.pp for m in rows.num_micro_batches]
         )

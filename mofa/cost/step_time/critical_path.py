@@ -183,7 +183,7 @@ def critical_path_s(
 def _per_round(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> IntN:
     """Micro-batches of a round. (n,) [-]"""
     schedule, runtime, pp, _ = plan
-    in_rounds = runtime == "pytorch" and SCHEDULES[schedule].in_rounds
+    in_rounds = runtime == "pytorch" and SCHEDULES[schedule].runs_in_equal_rounds
     return np.array([micro_batches_per_round(pp, num) if in_rounds else pp for num in num_micro_batches.tolist()])
 
 

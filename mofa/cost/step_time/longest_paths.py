@@ -61,7 +61,7 @@ class LongestPaths:
         self.shape = (len(SCHEDULES[schedule].computations), pp, vpp)
         self.num_micro_batches, self.num_computations = num_micro_batches, self.shape[0]
         self.hop_s, self.slowdown = hop_s, slowdown
-        in_rounds = runtime == "pytorch" and SCHEDULES[schedule].in_rounds
+        in_rounds = runtime == "pytorch" and SCHEDULES[schedule].runs_in_equal_rounds
         self.each = micro_batches_per_round(pp, num_micro_batches) if in_rounds else pp
         self.walked = min(num_micro_batches, MOST_WALKED_ROUNDS * self.each)
         self.rounds_behind = (num_micro_batches - self.walked) / self.each

@@ -214,7 +214,7 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     layers, lay = rows.layers, rows.layout
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
-    handed_s = sum(exchange_host_s(rows)) / chunk if not rows.schedule_record.joins_exchanges else 0.0
+    handed_s = sum(exchange_host_s(rows)) / chunk if not rows.schedule_record.joins_send_and_receive else 0.0
     for clocks in (layers.forward_clocks, layers.backward_clocks):
         host_bound |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
     if not host_bound.any():
@@ -306,7 +306,7 @@ def _clocks(
     queued = ahead if fits else reduce(Clocks.then, through_queue)
     behind_s, ahead_s = exchange_host_s(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
-    only_host = behind_s + (ahead_s if not rows.schedule_record.joins_exchanges else 0.0)
+    only_host = behind_s + (ahead_s if not rows.schedule_record.joins_send_and_receive else 0.0)
     if not only_host:
         return ahead, queued
     handed = Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))

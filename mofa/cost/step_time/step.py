@@ -223,8 +223,8 @@ def _pipeline(
         before = rows.spread_to_all_stages(before)
         with_gathers = pipeline_s(schedule, fwd, bwd, num_micro_batches, before_s=before, rested_s=rested)
         _count_gathers(exposed, with_gathers - alone, own_gather)
-    exposed[_T["pp"]] += fill * hop + (num_passes * hop if schedule.joins_exchanges else slow * num_passes * hop)
-    if not schedule.joins_exchanges:
+    exposed[_T["pp"]] += fill * hop + (num_passes * hop if schedule.joins_send_and_receive else slow * num_passes * hop)
+    if not schedule.joins_send_and_receive:
         hidden[_H["pp"]] += num_passes * hop
 
 

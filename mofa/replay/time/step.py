@@ -25,9 +25,9 @@ from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shortene
 from mofa.replay.time.kernel_runs import FAMILY
 from mofa.replay.time.pipeline import ExchangeSpans, play_on_ranks
 from mofa.replay.time.rank_clock import RankTimeline, TimedPlan
-from mofa.replay.time.send_recv import Wiring, match_exchanges
+from mofa.replay.time.send_recv import NumberedExchanges, match_exchanges
 from mofa.replay.time.stream_clocks import StreamClocks
-from mofa.replay.time.time_replayed import Computation, TimeReplayed, Transfer
+from mofa.replay.time.time_replayed import Computation, ReplayedTime, Transfer
 from mofa.schedules import Order, Placement, Program, Runtime, order_of, program_of
 from mofa.schedules.order_check import OrderError, check_program
 from mofa.schedules.point_to_point import overlapped_exchanges
@@ -39,7 +39,7 @@ def replay_time(
     estimator: Estimator, *, detail: bool = True, variants: Sequence[Estimator] = (), jitter: float = 0.0,
     seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
     spans: bool = True,
-) -> TimeReplayed:  # fmt: skip
+) -> ReplayedTime:  # fmt: skip
     """Play a training step of one strategy on the clocks of its pipeline ranks.
 
     Parameters
@@ -61,7 +61,7 @@ def replay_time(
 
     Returns
     -------
-    TimeReplayed
+    ReplayedTime
         The step, from one gradient norm, at which all ranks meet, to the next. [s]
 
     Notes
@@ -91,7 +91,7 @@ def replay_time(
     plain = cached and order is None and not (detail or variants or watched or jitter)
     with without_collection():
         for inserted in shortened_steps(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
-            wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.played)
+            wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.num_played)
             ranks = _ranks(plan, estimator.rank_specs, wiring.program.order, inserted)
             play_on_ranks(wiring, ranks, plan.hop_s)
             if insert_rounds(inserted, ranks, spans):
@@ -126,11 +126,13 @@ def _ranks(
 
 def _ends(plan: TimedPlan, ranks: Sequence[RankTimeline]) -> list[float]:
     """How long each rank's optimizer and what follows it take. [s]"""
-    return [seconds + rank.added.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)]
+    return [
+        seconds + rank.data_parallel.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)
+    ]
 
 
 @lru_cache(maxsize=8)
-def _wiring(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Wiring:
+def _wiring(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> NumberedExchanges:
     return match_exchanges(program_of(order_of(schedule, runtime, pp, vpp, num_micro_batches), schedule, runtime))
 
 
@@ -153,17 +155,17 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Pla
 
 def _finish(
     plan: TimedPlan, players: Sequence[RankTimeline], flights: ExchangeSpans | None, spans: bool
-) -> TimeReplayed:
+) -> ReplayedTime:
     rows, optimizer = plan.rows, plan.optimizer_s
     last = _ends(plan, players)
     ends, tails = [], []
     for player in players:
         clock = player.clock
         player.restore_work_left_by_last()
-        clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
-        clock.play_steps(player.added.end)
+        clock.exposed, clock.side_stream_s, clock.idle_s = ([0.0] * len(EXPOSED) for _ in range(3))
+        clock.play_steps(player.data_parallel.at_step_end)
         clock.drain(DP)
-        tails.append(np.array([clock.exposed, clock.beside, clock.waited]))
+        tails.append(np.array([clock.exposed, clock.side_stream_s, clock.idle_s]))
         ends.append(clock.compute)
     tied = float(tied_embedding_all_reduce_s(rows)[0])
     meet = max(ends)
@@ -181,7 +183,7 @@ def _finish(
         player.idle["drain"] += drain
         exposed = dict(zip(EXPOSED, counts[0].tolist(), strict=True))
         exposed["pp"] += player.pp_s
-        exposed["dp"] += player.added.after_optimizer_s + both + amaxes
+        exposed["dp"] += player.data_parallel.after_optimizer_s + both + amaxes
         exposed["optimizer"] += optimizer[r] + norm
         exposed["bubble"] = player.bubble_s + drain
         shown.append({name: max(exposed[name], 0.0) for name in TIME_COMPONENTS})
@@ -193,11 +195,11 @@ def _finish(
         for name in (*HIDDEN_COMPONENTS, "host_idle"):
             player.idle[name] = float(counts[2][FAMILY[name]])
         start = meet + amaxes + norm
-        player.spans.append(("O", 0, 0, start, start + optimizer[r] + player.added.after_optimizer_s))
+        player.spans.append(("O", 0, 0, start, start + optimizer[r] + player.data_parallel.after_optimizer_s))
         assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
     slowest = min(range(len(players)), key=lambda r: (shown[r]["bubble"], r))
     step = sum(shown[slowest].values())
-    return TimeReplayed(
+    return ReplayedTime(
         step, shown[slowest], hiddens[slowest], slowest, tuple(shown), tuple(p.idle for p in players),
         tuple(tuple(map(Computation._make, p.spans)) for p in players) if spans else (),
         _transfers(flights, len(players)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mofa.report.figures.style import ACCENT, memory_fills, new_axes, ordered_names, plan_labels, tidy
-from mofa.report.words import component_name
+from mofa.report.phrases import component_name
 from mofa.units import GIB
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mofa.report.figures.style import ACCENT, INK, memory_fills, new_axes, tidy
-from mofa.report.words import component_name, strategy_short
+from mofa.report.phrases import component_name, strategy_short
 from mofa.units import GIB
 
 if TYPE_CHECKING:

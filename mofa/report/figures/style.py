@@ -104,6 +104,6 @@ def tidy(ax: Axes, *, grid_axis: str) -> None:
 
 def plan_labels(plans: Iterable[Plan]) -> list[str]:
     """Short names of plans for an axis."""
-    from mofa.report.words import strategy_lines
+    from mofa.report.phrases import strategy_lines
 
     return [f"{i}: {strategy_lines(plan.strategy)}" for i, plan in enumerate(plans, start=1)]

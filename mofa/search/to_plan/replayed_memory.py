@@ -20,7 +20,7 @@ NAMED = 15
 """Most names in a list of live tensors; the rest is summed up by kind. [-]"""
 
 
-class RankRange(NamedTuple):
+class ExpertRankRange(NamedTuple):
     """The range over expert-parallel ranks under uneven routing: tokens at both ends, memory at the emptiest."""
 
     fewest: float
@@ -73,7 +73,7 @@ def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
     return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean_by_rank(stage))
 
 
-def emptiest_and_fullest(estimator: Estimator) -> RankRange | None:
+def emptiest_and_fullest(estimator: Estimator) -> ExpertRankRange | None:
     """The emptiest and the fullest expert-parallel rank of one strategy, in closed form; None where all are alike."""
     ep = int(estimator.table.ep[0])
     least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
@@ -82,10 +82,10 @@ def emptiest_and_fullest(estimator: Estimator) -> RankRange | None:
     emptier = type(estimator)(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
     detail = emptier.row_without_time().detail
     assert detail is not None
-    return RankRange(least.memory[ep], estimator.loads.memory[ep], detail)
+    return ExpertRankRange(least.memory[ep], estimator.loads.memory[ep], detail)
 
 
-def ranks_of_stage(stage: int, detail: StageDetail, span: RankRange) -> StageRanks | None:
+def ranks_of_stage(stage: int, detail: StageDetail, span: ExpertRankRange) -> StageRanks | None:
     """How the ranks of a stage differ in memory, in closed form; None where the stage has no experts."""
 
     def rank(tokens: float, of: StageDetail) -> RankMemory:

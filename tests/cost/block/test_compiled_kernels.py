@@ -18,7 +18,7 @@ from mofa.blocks.work import HostSync, MemoryBound
 from mofa.cost.block.durations import Machine, device_seconds
 from mofa.cost.estimate import Estimator
 from mofa.measure.records import read_record
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.validate.hosts import read_hosts
 from mofa.validate.reference import reference_of
 
@@ -33,7 +33,7 @@ def estimator(id: str) -> Estimator:
     with tempfile.TemporaryDirectory() as scratch:
         reference = reference_of(record, folder, read_hosts(folder), Path(scratch))
         workload, cluster, framework, strategy = reference.resolve()
-        return estimator_of(workload, cluster, framework, strategy)
+        return strategy_estimator(workload, cluster, framework, strategy)
 
 
 def kernels(id: str, name: str) -> list[float]:

@@ -16,7 +16,7 @@ from mofa.blocks.hooks import num_saved_tensors
 from mofa.blocks.tapes import BlockTapes
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.host_issue import host_seconds
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.files import load_yaml
 from mofa.specs.run_files import load_runs, resolve_run
 from mofa.units import parse_quantity
@@ -59,7 +59,7 @@ def block(kind: str) -> tuple[BlockTapes, Machine]:
     """The layer of a run, on that host."""
     runs = {run.id: run for run in load_runs(ROOT / "reference_runs" / "plans" / "host-layers.yaml")}
     workload, cluster, framework, strategy = resolve_run(runs[run_of(kind, 4)])
-    costs = estimator_of(workload, cluster.at_host(FAST_S), framework, strategy).parts[0].costs
+    costs = strategy_estimator(workload, cluster.at_host(FAST_S), framework, strategy).parts[0].costs
     (found,) = (tapes for name, tapes in costs.tapes.items() if str(name).startswith("dense "))
     return found, costs.machine
 

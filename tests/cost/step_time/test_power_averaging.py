@@ -11,7 +11,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.step_time.power_averaging import HARDLY, RESTED, idle_share
 from mofa.measure.records import read_record
 from mofa.replay.time.step import replay_time
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.base import Fact
 from mofa.specs.power import PowerLimit, mixed_clock
 from mofa.validate.hosts import read_hosts
@@ -56,7 +56,7 @@ def of(name: str, *, rests: bool) -> tuple[Estimator, float]:
     record = read_record(RUNS / "measured" / f"{name}.yaml")
     reference = reference_of(record, RUNS / "measured", read_hosts(RUNS / "measured"), Path())
     workload, machines, framework, strategy = reference.resolve()
-    estimator = estimator_of(workload, machines, framework, strategy)
+    estimator = strategy_estimator(workload, machines, framework, strategy)
     estimator.rests = rests
     assert record.measured.step_time_s is not None
     return estimator, record.measured.step_time_s

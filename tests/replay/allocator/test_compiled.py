@@ -19,7 +19,7 @@ from mofa.replay.memory import rank_memory
 from mofa.replay.memory.rank_memory import RankMemoryReplay
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.from_estimator import rank_describer
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from tests.compile_part import compiled_anew
 from tests.replay.allocator.test_caching import RECORDED, _load, answer_recorded
 
@@ -82,7 +82,7 @@ PLANS = (
 
 def _ranks(name: str, framework: str, strategy: str) -> list[Rank]:
     job = mofa.load_workload(name, global_batch=32), mofa.load_cluster("h100-hgx", 16)
-    estimator = estimator_of(*job, mofa.load_framework(framework), strategy)
+    estimator = strategy_estimator(*job, mofa.load_framework(framework), strategy)
     make = rank_describer(estimator)
     return [make(r) for r in range(int(estimator.table.pp[0]))]
 

@@ -12,14 +12,14 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import LimitPassed
 from mofa.replay.replayer import Replayer
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 
 MIB = 1 << 20
 
 
 def replayer(name: str, framework: str, strategy: str, gpus: int = 16, cluster: str = "h100-hgx") -> Replayer:
     job = mofa.load_workload(name, global_batch=4 * gpus), mofa.load_cluster(cluster, gpus)
-    return Replayer(estimator_of(*job, mofa.load_framework(framework), strategy))
+    return Replayer(strategy_estimator(*job, mofa.load_framework(framework), strategy))
 
 
 @pytest.mark.parametrize("expandable", [False, True])

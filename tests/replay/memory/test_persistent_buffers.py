@@ -14,7 +14,7 @@ from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.from_estimator import describe_ranks, rank_describer
 from mofa.replay.replayer import Replayer
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.runs import load
 
 MIB = 1 << 20
@@ -24,7 +24,9 @@ def llama(**precision: str) -> Estimator:
     """Two layers of Llama 3 8B on an H100."""
     overrides = {"model": {"num_layers": 2}, "precision": precision} if precision else {"model": {"num_layers": 2}}
     job = mofa.load_workload("llama3-8b", seq_len=4096, global_batch=2, overrides=overrides)
-    return estimator_of(job, mofa.load_cluster("h100-hgx", 1), mofa.load_framework("megatron"), {"micro_batch": 1})
+    return strategy_estimator(
+        job, mofa.load_cluster("h100-hgx", 1), mofa.load_framework("megatron"), {"micro_batch": 1}
+    )
 
 
 def test_a_dummy_gradient_for_each_shape_behind_its_product() -> None:

@@ -30,7 +30,7 @@ from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.from_estimator import allocator_capacity_bytes, composed_rows, describe_ranks
 from mofa.replay.time.step import replay_time
 from mofa.schedules import order_of
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.memory.trace_peaks import most_alive
 from tests.replay.runs import MEASURED, Run, fitting_configurations, load
 
@@ -465,7 +465,7 @@ def test_checkpointed_blocks_are_made_again_for_each_weight_that_is_put_off() ->
 def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:
     """Experts are sharded over the ranks that share an expert, all else over all ranks of a stage: Qwen3 30B on 32
     GPUs, pp 2, ep 8 of dp 16, so that an expert has 2 ranks and what is dense 16."""
-    estimator = estimator_of(
+    estimator = strategy_estimator(
         mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h200-hgx", 32), mofa.load_framework("torchtitan"),
         "pp=2 dp=16 ep=8",
     )  # fmt: skip
@@ -484,7 +484,7 @@ def test_gradients_that_are_being_reduced_stay_as_large_as_they_are() -> None:
     Llama 3 8B, two layers: the head and its norm have 128256 x 4096 + 4096 parameters, a layer 218.1 million.
     """
     short = {"model.num_layers": 2, "batch.seq_len": 2048, "batch.global_batch": 2}
-    estimator = estimator_of(
+    estimator = strategy_estimator(
         mofa.load_workload("llama3-8b", overrides=short), mofa.load_cluster("h200-hgx", 2),
         mofa.load_framework("torchtitan"), "dp=2 micro_batch=1",
     )  # fmt: skip

@@ -10,7 +10,7 @@ from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.received_inputs import ReceivedInputs
 from mofa.replay.rank.from_estimator import describe_ranks
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.runs import load
 
 
@@ -54,7 +54,9 @@ def test_an_input_goes_behind_the_next_forward_and_its_gradient_behind_the_next_
 def test_repeating_recorded_computations_changes_nothing(pp: int, recompute: str) -> None:
     job = mofa.load_workload("llama3-8b", global_batch=4 * pp, overrides={"model.num_layers": 8})
     cluster, framework = mofa.load_cluster("h100-hgx", pp), mofa.load_framework("megatron")
-    for rank in describe_ranks(estimator_of(job, cluster, framework, f"pp={pp} micro_batch=1 recompute={recompute}")):
+    for rank in describe_ranks(
+        strategy_estimator(job, cluster, framework, f"pp={pp} micro_batch=1 recompute={recompute}")
+    ):
         repeated, played = (StepExecutor(rank, Allocator(), skip_rounds=skip) for skip in (True, False))
         repeated.steady.round_sizes = ()
         for player in (repeated, played):

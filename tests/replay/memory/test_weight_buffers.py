@@ -18,7 +18,7 @@ from mofa.replay.memory.rank_memory import may_be_fullest, play_memory
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.from_estimator import allocator_capacity_bytes, describe_ranks, describers_of_data_rank_ends
 from mofa.replay.replayer import ENDS_DIFFER, Replayer
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.committed import MEASURED, measured_record
 from tests.replay.runs import load
@@ -82,7 +82,7 @@ def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
     """DeepSeek-V3 on 16 stages, 240 micro-batches: stage 6 is decided by short steps, the last has to be played."""
     strategy = "tp=2 sp=true pp=16 ep=16 micro_batch=1 recompute=selective:core_attn+layernorm+mlp"
     job = load_workload("deepseek-v3", global_batch=3840)
-    estimator = estimator_of(job, load_cluster("h200-hgx", 512), load_framework("megatron"), strategy)
+    estimator = strategy_estimator(job, load_cluster("h200-hgx", 512), load_framework("megatron"), strategy)
     makers = describers_of_data_rank_ends(estimator)
     ends, last = (tuple(replace(make(r), routing_drift=None) for make in makers) for r in (6, 15))
     assert len(ends) == 2 and may_be_fullest(last) == last
@@ -101,7 +101,7 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
     nodes = load_cluster("h200-hgx", 512)
     reserved = [
         play_memory(make(14)).peak_reserved
-        for make in describers_of_data_rank_ends(estimator_of(job, nodes, megatron, strategy))
+        for make in describers_of_data_rank_ends(strategy_estimator(job, nodes, megatron, strategy))
     ]
 
     def wrong(ranks: Sequence[Rank], **_: object) -> Sequence[Rank]:
@@ -109,7 +109,7 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
 
     capacity = nodes.gpu.capacity_bytes.value
     for share, found in ((0.94, max(reserved)), (0.5, min(reserved))):
-        one = Replayer(estimator_of(job, nodes, megatron, strategy))
+        one = Replayer(strategy_estimator(job, nodes, megatron, strategy))
         one.context_bytes = capacity * share - one.communicator_bytes[14] - min(reserved)
         with mock.patch("mofa.replay.replayer.may_be_fullest", wrong):
             assert one.rank_memory(14).peak_reserved == found

@@ -70,7 +70,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
         first_prediction_chunk=stages.pp * (stages.vpp - 1), least_layers=tuple(least),
         least_recomputed=1 if searched else split.recomputed,
         most_recomputed=most_recomputed if searched else split.recomputed,
-        pipeline=_pipeline(rows),
+        schedule_clock=_pipeline(rows),
     )  # fmt: skip
     counts, place = problem.layer_counts([split])[0], problem.chunk_places
     layer_s, prediction_s, chunk_s = _seconds(rows, split, counts, place)
