@@ -130,7 +130,7 @@ class _Differentiator(SavedTensors):
         _, nbytes, kind, _, grad_bytes, _, sent, *_ = self.forward.tensors[like]
         if grad_bytes is not None:
             nbytes, kind = grad_bytes, "activation"
-        self.tensors[name] = Tensor(name, nbytes, kind, False, sent=sent)
+        self.tensors[name] = Tensor(name, nbytes, kind, False, recorded_on_nccl_stream=sent)
         return name
 
     # -- gradients

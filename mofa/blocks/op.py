@@ -34,11 +34,12 @@ class Tensor(NamedTuple):
     ``grad_bytes`` is what the gradient allocates where that differs: a tensor in a buffer that lives outside the tape
     allocates nothing, its gradient does. [B]
 
-    ``sent`` says where a stream of NCCL's uses it of which the allocator is told (``recordStream``): memory that is let
-    go comes back only once the device has got that far. ``grad_sent`` says the same of its gradient.
+    ``recorded_on_nccl_stream`` says where a stream of NCCL's uses it of which the allocator is told (``recordStream``):
+    memory that is let go comes back only once the device has got that far. ``grad_recorded_on_nccl_stream`` says the
+    same of its gradient.
 
-    ``shelved`` says where a coalesced collective that nobody waits for keeps it: it stays allocated until PyTorch's
-    watchdog has seen the collective finished (:mod:`mofa.cost.allocations.watchdog`).
+    ``held_by_watchdog`` says where a coalesced collective that nobody waits for keeps it: it stays allocated until
+    PyTorch's watchdog has seen the collective finished (:mod:`mofa.cost.allocations.watchdog`).
 
     ``use`` says what it is used for, ``weight`` of a weight's gradient the op of the forward that has the weight.
     """
@@ -48,9 +49,9 @@ class Tensor(NamedTuple):
     kind: Kind = "activation"
     grad: bool = True
     grad_bytes: FloatK | None = None
-    sent: BoolK = False
-    grad_sent: BoolK = False
-    shelved: BoolK = False
+    recorded_on_nccl_stream: BoolK = False
+    grad_recorded_on_nccl_stream: BoolK = False
+    held_by_watchdog: BoolK = False
     use: TensorUse = ""
     weight: str = ""
 
@@ -343,16 +344,27 @@ class TapeBuilder:
 
     def tensor(
         self, name: str, nbytes: FloatK, kind: Kind = "activation", *, grad: bool = True,
-        grad_bytes: FloatK | None = None, sent: BoolK = False, grad_sent: BoolK = False,
-        shelved: BoolK = False, use: TensorUse = "",
+        grad_bytes: FloatK | None = None, recorded_on_nccl_stream: BoolK = False,
+        grad_recorded_on_nccl_stream: BoolK = False,
+        held_by_watchdog: BoolK = False, use: TensorUse = "",
     ) -> str:  # fmt: skip
         """Declare a tensor and return its name; a name is declared once."""
         assert name not in self.tensors, f"tensor {name} is declared twice"
-        self.tensors[name] = Tensor(name, nbytes, kind, grad, grad_bytes, sent, grad_sent, shelved, use)
+        self.tensors[name] = Tensor(
+            name,
+            nbytes,
+            kind,
+            grad,
+            grad_bytes,
+            recorded_on_nccl_stream,
+            grad_recorded_on_nccl_stream,
+            held_by_watchdog,
+            use,
+        )
         return name
 
     @contextmanager
-    def in_step(self, step: LayerStep) -> Iterator[None]:
+    def in_layer_step(self, step: LayerStep) -> Iterator[None]:
         """Append ops of this step of a layer."""
         before, self.step = self.step, step
         yield

@@ -50,7 +50,12 @@ def mark_recomputed_output(b: TapeBuilder, name: str, out: str, x: str) -> str:
     (tensor_parallel/random.py, ``discard_output_and_register_recompute``).
     """
     like = b.tensors[out]
-    hooked = b.tensor(f"{name}.hooked", like.bytes, grad_bytes=like.grad_bytes, grad_sent=like.grad_sent)
+    hooked = b.tensor(
+        f"{name}.hooked",
+        like.bytes,
+        grad_bytes=like.grad_bytes,
+        grad_recorded_on_nccl_stream=like.grad_recorded_on_nccl_stream,
+    )
     return b.add(Op(f"{name}.hook", "memory_bound", None, (out,), (hooked,), (x,), view=True, launches=0))
 
 

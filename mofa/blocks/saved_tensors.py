@@ -38,7 +38,7 @@ class SavedTensors:
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
         source = self.forward.tensors.get(like) or self.tensors[like]
         kind = kind or source.kind
-        self.tensors[name] = source._replace(name=name, kind=kind, grad=False, grad_sent=False)  # type: ignore[arg-type]
+        self.tensors[name] = source._replace(name=name, kind=kind, grad=False, grad_recorded_on_nccl_stream=False)  # type: ignore[arg-type]
         return name
 
     def _saved(self, reader: Op, name: str) -> str:

@@ -141,7 +141,7 @@ class EstimateRequest(NamedTuple):
     cluster: ClusterSpec
     strategy: StrategySpec | Mapping[str, object]
     framework: FrameworkSpec
-    named: frozenset[str]
+    fields_set_by_user: frozenset[str]
     """Fields of the strategy that the user wrote; the others are the framework's defaults."""
     gpu: str | None = None
     """Name of the device in the record of a measured run."""

@@ -28,7 +28,7 @@ def best_so_far(progress: ProgressBar) -> Callable[[SearchProgress], None]:
 
         shown.append(step.best)
         memory = f"{format_bytes(step.best.memory.device_bytes)} of {format_bytes(step.best.memory.limit_bytes)}"
-        progress.say(
+        progress.set_text(
             f"best so far: {strategy_text(step.best.strategy)}, {format_seconds(step.best.step_s)} a step, {memory}"
         )
 

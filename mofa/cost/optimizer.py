@@ -342,7 +342,7 @@ def main_cast_seconds(recipe: Fp8Recipe, gpu: GpuSpec) -> float:
     common/recipe/fp8_block_scaling.cu (``fp8_block_scaling_partial_cast``, which makes no transposed copy).
     """
     row_rate = memory_bound_rate(gpu, recipe.row_cast)
-    if recipe.gathers_rows_alone and gpu.fp8_transposes:
+    if recipe.gathers_row_copy_only and gpu.fp8_transposes:
         return recipe.main_amax_bytes / row_rate + 4.0 / memory_bound_rate(gpu, recipe.main_cast)
     return (recipe.main_amax_bytes + 3.0) / row_rate
 

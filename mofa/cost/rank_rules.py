@@ -1,7 +1,7 @@
 """Rules of what pipeline ranks hold and do, for all candidates of :class:`mofa.cost.rows.Rows` at once.
 
 The closed form reads what they return; :mod:`mofa.cost.rank_spec` has the entries of one strategy's ranks. What follows
-from the layers alone is in :class:`mofa.cost.stages.Stages` and :class:`mofa.cost.layout.Layout`.
+from the layers alone is in :class:`mofa.cost.stages.Stages` and :class:`mofa.cost.stage_layers.StageLayers`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def keeps_last_output(rows: Rows) -> bool:
 
 
 def _exchanges_together(rows: Rows) -> bool:
-    return rows.schedule_record.joins_send_and_receive and rows.layout.stages.pp > 1
+    return rows.schedule_record.joins_send_and_receive and rows.stage_layers.stages.pp > 1
 
 
 def has_flat_buffers(rows: Rows) -> bool:
@@ -118,7 +118,7 @@ def ddp_width(rows: Rows) -> float:
 
 def ties_ends(rows: Rows) -> BoolN:
     """Whether a stage has the embedding and a head that is the same weight. (R,)"""
-    lay = rows.layout
+    lay = rows.stage_layers
     return np.asarray(lay.stages_with_embedding & lay.stages_with_head & rows.workload.model.tied_embeddings)
 
 
@@ -132,7 +132,7 @@ def head_gradient_waits_for_embedding(rows: Rows) -> bool:
     """
     fw = rows.framework
     return (
-        rows.workload.model.tied_embeddings and rows.layout.stages.pp == 1
+        rows.workload.model.tied_embeddings and rows.stage_layers.stages.pp == 1
         and not fw.traits.has_pytorch_modules and not fw.fuses_wgrad_accumulation
     )  # fmt: skip
 
@@ -172,7 +172,7 @@ def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
 
 def held_inputs_of_stages(rows: Rows) -> list[HeldInputs]:
     """:func:`held_inputs` of each stage that is shown. (R,)"""
-    pp, receiving = rows.layout.stages.pp, rows.layout.receives.sum(axis=1).tolist()
+    pp, receiving = rows.stage_layers.stages.pp, rows.stage_layers.receives.sum(axis=1).tolist()
     return [held_inputs(rows.framework, rows.schedule_record, pp, chunks) for chunks in receiving]
 
 
@@ -180,7 +180,7 @@ def framework_buffer_bytes(rows: Rows) -> ArrayN:
     """What the framework allocates once and keeps outside of all tapes; on its stage the head's too. (n, R) [B]"""
     costs = rows.costs
     return np.where(
-        rows.layout.stages_with_head,
+        rows.stage_layers.stages_with_head,
         costs.persistent_bytes_with_head[rows.k][:, None],
         costs.persistent_bytes[rows.k][:, None],
     )
@@ -200,11 +200,11 @@ class RotaryTables(NamedTuple):
 def rotary_tables_of_stages(rows: Rows) -> RotaryTables:
     """The tables of each stage; of a framework that has no library none."""
     n = len(rows.table)
-    layers = rows.layout.layer_counts.sum(axis=1)
+    layers = rows.stage_layers.layer_counts.sum(axis=1)
     if not rows.framework.library:
         return RotaryTables(np.zeros_like(layers), np.zeros(n), ())
     tables = rotary_tables(rows.costs.context)
     nbytes = per_combination(tables.table, len(rows.costs.persistent_bytes))[rows.k]
     if not tables.of_layers:
-        return RotaryTables(np.full(layers.shape, float(rows.layout.stages.vpp)), nbytes, ())
+        return RotaryTables(np.full(layers.shape, float(rows.stage_layers.stages.vpp)), nbytes, ())
     return RotaryTables(layers, nbytes, tables.from_start)

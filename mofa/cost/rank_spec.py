@@ -1,8 +1,8 @@
 """What a pipeline rank holds and does, described once: the closed form and the replay both read it.
 
 The closed form reads arrays over all candidates: of :class:`mofa.cost.stages.Stages`, of
-:class:`mofa.cost.layout.Layout` and of :mod:`mofa.cost.rank_rules`. The replay plays one strategy, and reads a
-:class:`RankSpec` of each rank. Its fields are entries of the same arrays, so that no rule is written twice.
+:class:`mofa.cost.stage_layers.StageLayers` and of :mod:`mofa.cost.rank_rules`. The replay plays one strategy, and reads
+a :class:`RankSpec` of each rank. Its fields are entries of the same arrays, so that no rule is written twice.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def rank_specs(rows: Rows) -> tuple[RankSpec, ...]:
 
 
 def _places(rows: Rows) -> list[RankPlace]:
-    lay, table, shards = rows.layout, rows.table, rows.shards
+    lay, table, shards = rows.stage_layers, rows.table, rows.shards
     dense, expert = int(shards.dense_ranks[0, 0]), int(shards.expert_ranks[0, 0])
     tp, cp, dp, splits_experts = int(table.tp[0]), int(table.cp[0]), int(table.dp[0]), int(table.ep[0]) > 1
     return [
@@ -289,7 +289,7 @@ def _places(rows: Rows) -> list[RankPlace]:
 
 
 def _chunks(rows: Rows) -> list[tuple[ChunkSpec, ...]]:
-    lay, stages = rows.layout, rows.layout.stages
+    lay, stages = rows.stage_layers, rows.stage_layers.stages
     links = stages.positions, lay.receives, lay.sends, lay.feeds_own_chunk
     return [
         tuple(
@@ -302,13 +302,13 @@ def _chunks(rows: Rows) -> list[tuple[ChunkSpec, ...]]:
 
 def _blocks(rows: Rows, r: int, c: int) -> Iterator[BlockSpec]:
     """The blocks of a chunk in forward order."""
-    stages, model, table = rows.layout.stages, rows.workload.model, rows.table
+    stages, model, table = rows.stage_layers.stages, rows.workload.model, rows.table
     modes, position = tuple(rows.costs.blocks), int(stages.positions[r, c])
     if position == 0:
         yield BlockSpec("embedding", "embedding")
     recomputed = stages.recomputed(table.recompute_modes[int(table.recompute[0])], int(table.recompute_layers[0]))
     for j, (kind, is_recomputed) in enumerate(zip(stages.layers[r][c], recomputed[r][c], strict=True)):
-        mode = modes[int((rows.full if is_recomputed else rows.base)[0])]
+        mode = modes[int((rows.full_mode_index if is_recomputed else rows.base_mode_index)[0])]
         yield BlockSpec("layer", layer_label(stages.kinds[kind], mode), stages.first_layers[r][c] + j, kind, mode)
     is_last, last = position == stages.num_chunks - 1, layer_kind(model, model.num_layers - 1)
     for n in range(model.num_mtp_layers):
@@ -323,7 +323,7 @@ def _blocks(rows: Rows, r: int, c: int) -> Iterator[BlockSpec]:
 
 
 def _schedule(rows: Rows) -> RankSchedule:
-    stages = rows.layout.stages
+    stages = rows.stage_layers.stages
     return RankSchedule(
         rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]),
         rows.schedule_record.defers_weight_gradients, waits_at_exchanges(rows), keeps_last_output(rows),

@@ -46,7 +46,7 @@ class ExpandedRun:
 
         Records of before that was known say 3 of an FSDP group of one rank, which torchtitan does not wrap.
         """
-        run, s = self.spelled_out(), self.strategy
+        run, s = self.with_full_specs(), self.strategy
         if int(default_zero(self.framework, s.dp, s.cp, s.pp)) == 0:
             run = run.model_copy(update={"strategy": {**run.strategy, "zero": 0}})
         return configuration_hash(run)
@@ -55,7 +55,7 @@ class ExpandedRun:
         """The one line that says why this run cannot be measured."""
         return SpecError(f"{self.run.id}: {self.framework.name} cannot run {what}; {instead}")
 
-    def spelled_out(self) -> RunSpec:
+    def with_full_specs(self) -> RunSpec:
         """The run with its model, strategy and options in full: a later change to a workload changes no record."""
         model = self.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         model["attention"]["kind"] = self.model.attention.kind

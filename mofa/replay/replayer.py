@@ -161,8 +161,10 @@ class Replayer:
         if few.allocated == many.allocated and few.peak_reserved == many.peak_reserved:  # no experts here
             return None
         return (
-            PeaksAtRoutingLoad(least.memory[ep], float(few.allocated), float(few.peak_reserved)),
-            PeaksAtRoutingLoad(estimator.loads.memory[ep], float(many.allocated), float(many.peak_reserved)),
+            PeaksAtRoutingLoad(least.quantile_rows_over_mean[ep], float(few.allocated), float(few.peak_reserved)),
+            PeaksAtRoutingLoad(
+                estimator.loads.quantile_rows_over_mean[ep], float(many.allocated), float(many.peak_reserved)
+            ),
         )
 
     def _play(self, rank: Rank, r: int) -> ReplayedRankMemory:

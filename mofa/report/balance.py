@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, tidy
+from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, remove_clutter
 from mofa.report.phrases import with_count_noun
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.tables import print_paragraph, print_table
@@ -59,7 +59,7 @@ def plot_balance(report: BalanceReport, *, ax: Axes | None = None) -> Axes:
     ax.set_title(
         f"{group.name}: {group.experts} experts on {group.gpus} GPUs, ep {group.ep}, {group.routing}", loc="left"
     )
-    tidy(ax, grid_axis="both")
+    remove_clutter(ax, grid_axis="both")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax
 

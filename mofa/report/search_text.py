@@ -93,7 +93,7 @@ def print_export(console: Console, command: str, framework: str) -> None:
         )
 
 
-def print_grounds(console: Console, plan: Plan) -> None:
+def print_provenance(console: Console, plan: Plan) -> None:
     """What the prediction rests on."""
     halved = "causal attention halved" if plan.flops_convention == "causal" else "causal attention counted in full"
     if plan.band is not None:

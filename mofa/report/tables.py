@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mofa.report.table_layout import GAP, Columns, TableLayout, fit_columns
-from mofa.specs.shown_text import visible
+from mofa.specs.shown_text import escape_invisible
 
 __all__ = ["Columns", "make_console", "markdown_table", "print_paragraph", "print_table"]
 
@@ -35,9 +35,9 @@ class SafeConsole(Console):
 
 def _safe(item: Any) -> Any:
     if isinstance(item, str):
-        return visible(item, lines=True)
+        return escape_invisible(item, lines=True)
     if isinstance(item, Text) and not item.plain.replace("\n", "").isprintable():
-        return Text(visible(item.plain, lines=True), style=item.style)
+        return Text(escape_invisible(item.plain, lines=True), style=item.style)
     return item
 
 
@@ -163,9 +163,9 @@ def _grid_lines(
     )
     for (heading, side), width in zip(columns, widths, strict=True):
         justify: Literal["left", "right"] = "right" if side == "right" else "left"
-        table.add_column(Text(visible(heading)), justify=justify, overflow="fold", width=width)
+        table.add_column(Text(escape_invisible(heading)), justify=justify, overflow="fold", width=width)
     for row in rows:
-        table.add_row(*(Text(visible(cell, lines=True)) for cell in row))
+        table.add_row(*(Text(escape_invisible(cell, lines=True)) for cell in row))
     return _lines_of(console, table)
 
 
@@ -197,5 +197,5 @@ def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:
     """
     lines = ["| " + " | ".join(heading for heading, _ in columns) + " |"]
     lines.append("|" + "|".join("---:" if side == "right" else "---" for _, side in columns) + "|")
-    lines += ["| " + " | ".join(visible(cell).replace("|", "/") for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(escape_invisible(cell).replace("|", "/") for cell in row) + " |" for row in rows]
     return "\n".join(lines)

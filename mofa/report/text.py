@@ -14,9 +14,9 @@ from mofa.report.search_text import (
     offers_line,
     print_defaults,
     print_export,
-    print_grounds,
     print_job,
     print_min_gpus,
+    print_provenance,
     print_search,
     ties_line,
 )
@@ -72,7 +72,7 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
     if quiet:
         return
     for plan in report.plans[:1]:
-        print_grounds(console, plan)
+        print_provenance(console, plan)
     print_defaults(console, report.defaults)
     if report.plans:
         print_export(console, "plan", report.framework.name)
@@ -113,7 +113,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
         print_stages(console, estimate.memory)
     print_ranks(console, estimate.memory)
     print_peak(console, estimate.memory)
-    print_grounds(console, estimate)
+    print_provenance(console, estimate)
     print_defaults(console, estimate.defaults)
     print_export(console, "estimate", estimate.framework.name)
 

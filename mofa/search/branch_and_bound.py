@@ -121,7 +121,9 @@ class _BranchAndBound:
     def result(self) -> CheckedSpace:
         """What was costed, and verdicts on all rows."""
         slower = self.reason == SLOWER
-        self.shortfall[slower] = self.goal.key_excess(self.shortfall[slower]) / self.goal.objective.keys_per_unit
+        self.shortfall[slower] = (
+            self.goal.excess_over_best_key(self.shortfall[slower]) / self.goal.objective.keys_per_unit
+        )
         rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows for rows, _ in self.costed)])
         return merge_part_costs(self.space, rows, [costs for _, costs in self.costed], self.reason, self.shortfall)
 

@@ -43,8 +43,8 @@ def scaled_memory_bound_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwi
 
     Examples
     --------
-    >>> scaled_stream_rate(4e12, 4e12, 0.5, 1.0) / 1e12, round(scaled_stream_rate(1e12, 4e12, 0.5, 1.0) / 1e12, 3)
-    (2.0, 0.918)
+    >>> [round(scaled_memory_bound_rate(rate, 4e12, 0.5, 1.0) / 1e12, 3) for rate in (4e12, 1e12)]
+    [2.0, 0.918]
     """
     if bytes_per_s >= copy_bytes_per_s or bandwidth == issue:
         return bytes_per_s * bandwidth

@@ -98,8 +98,8 @@ class Recipes(Spec):
     """All of them; readings and what rows say in the order in which they are applied."""
 
     readings: tuple[RecipeOptions, ...]
-    options_in_notes: tuple[OptionsInNotes, ...]
-    model_cards: tuple[ModelCard, ...]
+    said: tuple[OptionsInNotes, ...]
+    cards: tuple[ModelCard, ...]
     bf16_moments: tuple[RowSelector, ...]
     """Models whose recipe holds Adam's moments in bf16."""
     virtual_stages: tuple[ModelChunks, ...]
@@ -124,7 +124,7 @@ def load_recipes() -> Recipes:
 
 def model_card(model: str, gpu: str) -> ModelCard | None:
     """The card of a model on a GPU."""
-    return next((card for card in load_recipes().model_cards if (card.model, card.gpu) == (model, gpu)), None)
+    return next((card for card in load_recipes().cards if (card.model, card.gpu) == (model, gpu)), None)
 
 
 def virtual_stages(row: Row) -> int | None:
@@ -167,7 +167,7 @@ def framework_options(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
     for reading in recipes.readings:
         if _applies(reading, row, in_fp8):
             options |= reading.options
-    for said in recipes.options_in_notes if source_of(row) in MEGATRON else ():
+    for said in recipes.said if source_of(row) in MEGATRON else ():
         if re.search(said.pattern, f"{row['overlap_notes']}; {row['notes']}"):
             options |= said.options
     if whole_number(row, "tp") == 1:

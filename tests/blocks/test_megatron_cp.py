@@ -123,7 +123,7 @@ def test_a_rings_buffers_by_hand() -> None:
         assert given == [0, 2 * kv]
         assert size(tapes.backward, "d:attn.partial") == 2 * kv
         tensors = {**tapes.forward.tensors, **tapes.backward.tensors}
-        sent = {name for name, tensor in tensors.items() if value_at(tensor.sent)}
+        sent = {name for name, tensor in tensors.items() if value_at(tensor.recorded_on_nccl_stream)}
         later = {f"attn.kv_step{step}" for step in range(3, cp)}
         assert sent == {"attn.kv_joined", *later, "attn.kv_received", "d:attn.v.turned", "d:attn.partial"}
         assert all(size(tapes.forward, name) == kv for name in later)

@@ -141,15 +141,17 @@ def test_the_closed_form_reads_it(case: tuple[str, int, str, str]) -> None:
     """Its arrays count the same layers, kinds and modes, and have the same bytes."""
     own = estimator(case)
     rows, specs = own.row_with_every_stage, own.rank_specs
-    lay, kinds = rows.layout, len(rows.layout.stages.kinds)
+    lay, kinds = rows.stage_layers, len(rows.stage_layers.stages.kinds)
     held = np.zeros((kinds, len(specs)))
     recomputed = np.zeros((kinds, len(specs)))
     for r, spec in enumerate(specs):
         for block in (b for chunk in spec.chunks for b in chunk.blocks if b.role == "layer"):
             held[block.kind, r] += 1
-            recomputed[block.kind, r] += block.mode == tuple(rows.costs.blocks)[rows.full[0]] and lay.any_full
+            recomputed[block.kind, r] += (
+                block.mode == tuple(rows.costs.blocks)[rows.full_mode_index[0]] and lay.any_fully_recomputed
+            )
     assert np.array_equal(held, lay.layer_counts[0])
-    assert np.array_equal(recomputed, lay.full[0])
+    assert np.array_equal(recomputed, lay.fully_recomputed[0])
     assert [spec.place.has_embedding for spec in specs] == (rows.is_first > 0).tolist()
     assert [spec.place.has_head for spec in specs] == (rows.is_head > 0).tolist()
     throughout, at_end = (held_input_bytes(rows)[i][0].tolist() for i in (0, 1))
@@ -188,11 +190,11 @@ def test_one_row_is_described_as_among_others(case: tuple[str, int, str, str]) -
     """Arrays over stages that stand for others have the entries of the ranks that they stand for."""
     own = estimator(case)
     ((_, shown),) = own._composed(np.arange(1), own.table.recompute_layers, every_stage=False)
-    of = shown.layout.shown.shown_index
+    of = shown.stage_layers.shown.shown_index
     for r, spec in enumerate(own.rank_specs):
-        assert shown.layout.receives[of[r]].tolist() == [chunk.receives for chunk in spec.chunks]
-        assert shown.layout.sends[of[r]].tolist() == [chunk.sends for chunk in spec.chunks]
-        assert (shown.layout.head_position == of[r]) == spec.place.has_head
+        assert shown.stage_layers.receives[of[r]].tolist() == [chunk.receives for chunk in spec.chunks]
+        assert shown.stage_layers.sends[of[r]].tolist() == [chunk.sends for chunk in spec.chunks]
+        assert (shown.stage_layers.head_position == of[r]) == spec.place.has_head
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,12 @@ class _Fake:
         self.time, self.device_gib = _Clock(step_s), device_gib
         self.explained = self.played = 0
 
-    passes = 0
+    num_layer_forwards = 0
     order_key = (0, 1, 1, 1)
     more: _Fake | None = None
     """What takes its place where it does not fit."""
 
-    def recomputing_more(self, lacking_bytes: float) -> _Fake | None:
+    def with_more_recomputed_layers(self, lacking_bytes: float) -> _Fake | None:
         assert lacking_bytes > 0
         return self.more
 

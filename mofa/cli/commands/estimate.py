@@ -192,7 +192,7 @@ def estimate_of(
         cluster=ClusterSummary.from_spec(cluster),
         framework=FrameworkSummary.from_spec(framework),
         job=JobFacts.from_specs(workload, framework, cluster),
-        defaults=_defaults(plan, summary, job.named),
+        defaults=_defaults(plan, summary, job.fields_set_by_user),
     )
 
 

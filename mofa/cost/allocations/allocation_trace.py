@@ -147,7 +147,7 @@ def _trace_block(
         and op.work.kind == "all_reduce"
         and op.work.group == "tp"
     )
-    sent = frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.sent, k))
+    sent = frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.recorded_on_nccl_stream, k))
     first = next((op for op in block.forward.ops if op.part == "loss" and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
     return BlockTrace(
@@ -155,7 +155,7 @@ def _trace_block(
         given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
         _dry(block, k) if pipelined else (), reduced, sent,
-        frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.shelved, k)),
+        frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.held_by_watchdog, k)),
         retained_by_dispatcher=tuple(lingers.items()),
         input=of(block.forward.inputs[0]) if block.forward.inputs else "",
     )  # fmt: skip

@@ -88,11 +88,11 @@ class BlockTrace:
     """Kernels of the forward, of the backward by inputs and of that by weights. [-]"""
     shape_inference: tuple[OpTrace, ...] = ()
     """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
-    reduced: frozenset[str] = frozenset()
+    all_reduced_in_place: frozenset[str] = frozenset()
     """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
-    sent: frozenset[str] = frozenset()
+    recorded_on_nccl_stream: frozenset[str] = frozenset()
     """What else a stream of NCCL's uses that the allocator is told of (:class:`mofa.blocks.op.Tensor`)."""
-    shelved: frozenset[str] = frozenset()
+    held_by_watchdog: frozenset[str] = frozenset()
     """What PyTorch's watchdog lets go (:mod:`mofa.cost.allocations.watchdog`)."""
     freed_at_end: frozenset[str] = frozenset()
     """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until

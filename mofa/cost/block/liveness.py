@@ -303,12 +303,12 @@ def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
         stack_rows([where(op.present, op.launches, 0.0) for op in tape.ops] or [0.0], num_k).sum(axis=0)
         for tape in (block.forward, block.backward)
     ]
-    return np.array([*_given_up(block, num_k, lambda tensor: tensor.sent), *launches])
+    return np.array([*_given_up(block, num_k, lambda tensor: tensor.recorded_on_nccl_stream), *launches])
 
 
 def watchdog_held_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes that a forward and a backward leave to the watchdog (:mod:`mofa.cost.allocations.watchdog`). (2, K) [B]"""
-    return np.array(_given_up(block, num_k, lambda tensor: tensor.shelved))
+    return np.array(_given_up(block, num_k, lambda tensor: tensor.held_by_watchdog))
 
 
 def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -> list[ArrayK]:

@@ -13,10 +13,10 @@ from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.block.block_cost import Mode, candidate_groups, unique_rows
 from mofa.cost.estimate import ALLOCATED_IS_OFF, rows_by_precision_mode
 from mofa.cost.kernels.topology import Group
-from mofa.cost.layout import Layout, layout
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.rows import rank_grids, static_bytes_of_grids
+from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import stages_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.specs.framework import FrameworkSpec
@@ -58,7 +58,7 @@ def _of_grids(
     """The bound of grids of ranks of one pp x vpp. (g,) [B]"""
     stages = stages_of(workload, framework, grids, 0)
     schedule = SCHEDULE_NAMES[int(grids.schedule[0])]
-    lay = layout(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
+    lay = count_stage_layers(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
     groups = candidate_groups(cluster, framework, grids)
     _, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     resident = static.params + static.grads + static.states + static.buffers + static.step_scratch
@@ -72,7 +72,7 @@ def _of_grids(
 
 def _communicators(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
-    groups: dict[str, Group], lay: Layout, schedule: str,
+    groups: dict[str, Group], lay: StageLayers, schedule: str,
 ) -> ArrayN:  # fmt: skip
     """Device memory of communicators. (g, R) [B]"""
     stages = lay.stages

@@ -19,6 +19,6 @@ A fourth one's weights are taken to be gathered in front of its first forward, a
 def gathered_bytes_and_unreduced_share(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
     """Bytes of all gathered weights, and what is left of the gradients when they are reduced, as a share of ``grads``,
     the whole ones. (n, R) each [B, -]"""
-    shards, grid = rows.shards, rows.grid
+    shards, grid = rows.shards, rows.grid_index
     each = rows.framework.grads_bytes_per_param * optimizer_dtype_bytes(rows.workload, rows.mode.precision) / 4.0
     return shards.unsharded(2.0)[grid], shards.sharded(each)[grid] / np.maximum(grads, 1.0)

@@ -149,11 +149,11 @@ def _covered(states: list[_State]) -> Iterator[_State]:
 def layers_behind_last_by_mode(rows: Rows) -> ArrayN:
     """Layers of each kind (second axis), recomputed whole or not (third), behind the last of each kind (fourth) that is
     recomputed or not (fifth), in each chunk. (choices, kinds, 2, kinds, 2, R, vpp)"""
-    lay, table = rows.layout, rows.table
+    lay, table = rows.stage_layers, rows.table
     stages, shown = lay.stages, lay.shown.shown_stages
     _, given = np.unique(lay.recompute_choice, return_index=True)
     kinds = len(stages.kinds)
-    out = np.zeros((len(lay.full_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
+    out = np.zeros((len(lay.fully_recomputed_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
     for first in given.tolist():
         spec, layers = table.recompute_modes[int(table.recompute[first])], int(table.recompute_layers[first])
         recomputed = stages.recomputed(spec, layers)
@@ -204,14 +204,14 @@ class InFlight:
     """The moments of candidates of one pp x vpp, and what is alive at them."""
 
     def __init__(self, rows: Rows, grads: ArrayN) -> None:
-        lay, stages = rows.layout, rows.layout.stages
+        lay, stages = rows.stage_layers, rows.stage_layers.stages
         self.rows, self.grads = rows, grads
         self.reduces_by_chunk = reduces_by_chunk(rows)
         self.copies, self.reduced = gathered_bytes_and_unreduced_share(rows, grads)
         plain, full = rows.in_base_and_full_mode(rows.layers.saved)
         per_micro_batch = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.shown_stages], plain)
-        for kind in range(len(stages.kinds) if lay.any_full else 0):
-            recomputed = lay.full_by_chunk[:, kind][lay.recompute_choice]
+        for kind in range(len(stages.kinds) if lay.any_fully_recomputed else 0):
+            recomputed = lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice]
             per_micro_batch = per_micro_batch + recomputed * (full - plain)[:, kind, None, None]
         # a chunk's input is in the buffer that it was received in, its output stays until its backward
         boundary = rows.costs.stage_boundary_bytes[rows.k]
@@ -235,7 +235,7 @@ class InFlight:
         )
         self.layers_behind = layers_behind_last_by_mode(rows)
         params = rows.params.sum(axis=0)
-        self.share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
+        self.share = (params / params.sum(axis=2, keepdims=True))[rows.grid_index]
         in_rounds = stages.vpp > 1 and rows.schedule_record.runs_in_equal_rounds
         each = np.array(
             [micro_batches_per_round(stages.pp, int(m)) if in_rounds else stages.pp for m in rows.num_micro_batches]
@@ -250,11 +250,14 @@ class InFlight:
 
     def _deferred(self) -> ArrayN:
         """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
-        rows, lay, stages = self.rows, self.rows.layout, self.rows.layout.stages
+        rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
         plain, full = rows.in_base_and_full_mode(self.stack_layers(lambda costs: costs.between_halves))
         deferred = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.shown_stages], plain)
-        for kind in range(len(stages.kinds) if lay.any_full else 0):
-            deferred = deferred + lay.full_by_chunk[:, kind][lay.recompute_choice] * (full - plain)[:, kind, None, None]
+        for kind in range(len(stages.kinds) if lay.any_fully_recomputed else 0):
+            deferred = (
+                deferred
+                + lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice] * (full - plain)[:, kind, None, None]
+            )
         last = lay.head_position
         head = rows.costs.head.memory  # what is above its weight goes with the loss, which is detached
         deferred[:, last, -1] += (
@@ -267,7 +270,7 @@ class InFlight:
 
     def stack_layers(self, pick: Callable[[SplitBackwardMemory], ArrayN]) -> ArrayN:
         """Something of layers whose weights' gradients are put off. (modes, K, kinds) [B]"""
-        c, kinds = self.rows.costs, self.rows.layout.stages.kinds
+        c, kinds = self.rows.costs, self.rows.stage_layers.stages.kinds
         by_mode = np.array(
             [[pick(c.split_backward_memories[layer_label(kind, mode)]) for kind in kinds] for mode in c.blocks]
         )
@@ -308,8 +311,9 @@ class InFlight:
         if not np.any(there):
             return
         peak, of_last, left, kinds = (self.stack_layers(pick) for pick in (
-            lambda costs: costs.peak, lambda costs: costs.peak_of_last, lambda costs: costs.left,
-            lambda costs: costs.kinds.T,
+            lambda costs: costs.peak_by_weights, lambda costs: costs.peak_by_weights_of_last,
+            lambda costs: costs.left_until_chunk_end,
+            lambda costs: costs.peak_by_weights_kinds.T,
         ))  # fmt: skip
         between_halves, before_last = (
             self.rows.in_base_and_full_mode(grid)[recomputed][:, kind, None, None]
@@ -326,10 +330,10 @@ class InFlight:
     def _more_left(self, left: ArrayN, kind: int, recomputed: int) -> ArrayN:
         """What layers before the last one of a kind leave of their backward by weights more than they held
         before it, in each chunk; ``left`` by mode, combination and kind. (n, R, vpp) [B]"""
-        rows, lay, stages = self.rows, self.rows.layout, self.rows.layout.stages
+        rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
         between_halves = self.stack_layers(lambda costs: costs.between_halves)
         counts = stages.counts[:, lay.shown.shown_stages]
-        recomputed_layers = lay.full_by_chunk[lay.recompute_choice]
+        recomputed_layers = lay.fully_recomputed_by_chunk[lay.recompute_choice]
         behind = self.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice]
         of = np.stack([counts - recomputed_layers, recomputed_layers], axis=2) - behind
         of[:, kind, recomputed] -= 1
@@ -343,7 +347,7 @@ class InFlight:
 
     def _ends(self, kind: int, recomputed: int) -> NDArray[np.bool_]:
         """Whether the last layer of a kind is its chunk's last and has no head behind it. (n, R, vpp)"""
-        lay = self.rows.layout
+        lay = self.rows.stage_layers
         behind = self.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice].sum(axis=(1, 2)) == 0
         head = np.zeros(behind.shape[1:], dtype=bool)
         head[lay.head_position, -1] = True
@@ -351,7 +355,7 @@ class InFlight:
 
     def saved_by_layers_behind(self, kind: int, recomputed: int) -> ArrayN:
         """What layers behind the last one of a kind keep, in each chunk. (n, R, vpp) [B]"""
-        layers = self.layers_behind[:, :, :, kind, recomputed][self.rows.layout.recompute_choice]
+        layers = self.layers_behind[:, :, :, kind, recomputed][self.rows.stage_layers.recompute_choice]
         plain, full = self.saved
         return np.asarray(np.einsum("nkrc,nk->nrc", layers[:, :, 0], plain) + np.einsum(
             "nkrc,nk->nrc", layers[:, :, 1], full))  # fmt: skip
@@ -401,7 +405,7 @@ class InFlight:
         return self.moments[kind, ended]
 
     def _moments(self, kind: str, ended: bool, num_micro_batches: int, of_length: NDArray[np.intp]) -> _Moments:
-        rows, lay = self.rows, self.rows.layout
+        rows, lay = self.rows, self.rows.stage_layers
         vpp, ranks = lay.stages.vpp, tuple(lay.shown.shown_stages.tolist())
         states = rank_in_flight(
             rows.schedule, rows.framework.traits.runtime, lay.stages.pp, vpp, num_micro_batches, kind,

@@ -69,8 +69,10 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: 
       (:func:`mofa.cost.memory.reserved.native_allocator_bytes`). The expandable allocator maps pages instead; pages
       once mapped stay, those of the parameters that Megatron copied too.
     """
-    lay, c, static = rows.layout, rows.costs, rows.static
-    slack = rows.sum_over_layers(rows.layers.slack, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+    lay, c, static = rows.stage_layers, rows.costs, rows.static
+    slack = rows.sum_over_layers(
+        rows.layers.slack, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
+    )
     ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
     slack = slack + np.maximum(ends, rows.largest_layer_by_stage(rows.layers.pools))
@@ -82,7 +84,7 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: 
             slack = slack + fsdp_shard_waste_bytes(rows) * (1.0 if rows.mode.pipelined else 2.0)
         return native_allocator_bytes(rows, candidates.largest_alive(allocated)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
-        slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
+        slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid_index]
     if has_flat_buffers(rows):
-        return np.maximum(allocated + slack, (2.0 * static.params + static.grads)[rows.grid])
+        return np.maximum(allocated + slack, (2.0 * static.params + static.grads)[rows.grid_index])
     return allocated + slack

@@ -60,14 +60,16 @@ class PeakCandidates:
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        lay, static = rows.layout, rows.static
+        lay, static = rows.stage_layers, rows.static
         self.n, self.num_shown = len(rows.table), len(lay.shown.shown_stages)
-        self.grads = static.grads[rows.grid]
-        self.buffers = static.buffers[rows.grid] + pipeline_buffer_bytes(rows) + persistent_buffer_bytes(rows)
-        self.fixed = (static.params + static.states)[rows.grid] + self.buffers
+        self.grads = static.grads[rows.grid_index]
+        self.buffers = static.buffers[rows.grid_index] + pipeline_buffer_bytes(rows) + persistent_buffer_bytes(rows)
+        self.fixed = (static.params + static.states)[rows.grid_index] + self.buffers
         self.saved_plain, self.saved_full = rows.in_base_and_full_mode(rows.layers.saved)
         self.ends_saved = saved_bytes_outside_layers(rows)
-        of_layers = rows.sum_over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+        of_layers = rows.sum_over_layers(
+            rows.layers.saved, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
+        )
         self.activations = of_layers + self.ends_saved
         self.retention = Retention(rows)
         self.shelved, self.let_go = shelved_bytes(rows), freed_input_bytes(rows)
@@ -79,7 +81,7 @@ class PeakCandidates:
 
         When the first layer's backward runs, neither its own gradients nor the embedding's exist yet.
         """
-        p, t = layer_params(self.rows.workload.model, self.rows.layout.stages.kinds[kind].moe), self.rows.grids
+        p, t = layer_params(self.rows.workload.model, self.rows.stage_layers.stages.kinds[kind].moe), self.rows.grids
         dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None] + self._end_params(embedding_params)
         return self._share_of_grads(dense, (p.routed / (t.ep * t.etp))[:, None])
 
@@ -93,18 +95,18 @@ class PeakCandidates:
         sharded = rows.mode.precision == "mixed" and not rows.mode.pipelined
         dense_ranks, expert_ranks = (s.dense_ranks, s.expert_ranks) if sharded else (1.0, 1.0)
         all_grads = s.dense / dense_ranks + s.expert / expert_ranks
-        return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid])
+        return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid_index])
 
     def _embedding_gather(self, kind: int) -> ArrayN | float:
         """What the first block's backward prefetches more than one in the middle: the embedding, not a block. [B]"""
         rows, model = self.rows, self.rows.workload.model
         if not gathers_ends(rows):
             return 0.0
-        p = layer_params(model, rows.layout.stages.kinds[kind].moe)
+        p = layer_params(model, rows.stage_layers.stages.kinds[kind].moe)
         tp = rows.grids.tp
         more = embedding_params(model) / tp - ((p.matrices_tp + p.shared) / tp + p.replicated)
         gathered = np.where(rows.shards.dense_ranks[:, 0] > 1, 2.0 * more, 0.0)
-        return np.asarray(gathered[rows.grid, None] * np.ones((1, self.num_shown)))
+        return np.asarray(gathered[rows.grid_index, None] * np.ones((1, self.num_shown)))
 
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
@@ -142,13 +144,13 @@ class PeakCandidates:
         """All instants, in the order of a step."""
         rows = self.rows
         # no backward has run when all activations are there, where so many are in flight as a step has
-        several = (rows.num_micro_batches[:, None] > rows.layout.last_in_flight).astype(float)
+        several = (rows.num_micro_batches[:, None] > rows.stage_layers.last_in_flight).astype(float)
         mid = 1.0 if rows.static.grads_always else several
         # autocast's cache holds the weight copies of recomputed layers until the loss is there
         cached: ArrayN | float = 0.0
         if np.any(rows.layers.autocast_cached_bytes):
             cached = rows.sum_layers_by_stage(rows.layers.autocast_cached_bytes)
-        if rows.framework.traits.has_pytorch_modules and rows.layout.stages.pp > 1:
+        if rows.framework.traits.has_pytorch_modules and rows.stage_layers.stages.pp > 1:
             in_flight = InFlight(rows, self.grads)
             self._pipelined_layers(in_flight)
             self._pipelined_ends(in_flight)
@@ -159,7 +161,7 @@ class PeakCandidates:
 
     def _layers(self, mid: ArrayN | float, several: ArrayN, cached: ArrayN | float) -> None:
         """Inside the last layer of each kind, and the first where gradients appear only with it."""
-        rows, lay = self.rows, self.rows.layout
+        rows, lay = self.rows, self.rows.stage_layers
         always, piped = rows.static.grads_always, lay.stages.pp > 1
         # DeepSpeed makes output and gradient whole for a backward, where ranks keep and send parts of them
         tp = np.where(rows.table.tp > 1, rows.table.tp, 0.0)[:, None]
@@ -170,8 +172,8 @@ class PeakCandidates:
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
             for label, mode, saved, has, more in (
-                ("", rows.base, self.saved_plain, lay.plain[:, i] > 0, 0.0),
-                (" recomputed", rows.full, self.saved_full, lay.full[:, i] > 0, own_plain),
+                ("", rows.base_mode_index, self.saved_plain, lay.base_mode[:, i] > 0, 0.0),
+                (" recomputed", rows.full_mode_index, self.saved_full, lay.fully_recomputed[:, i] > 0, own_plain),
             ):
                 if not np.any(has):
                     continue
@@ -211,7 +213,7 @@ class PeakCandidates:
         backward, and what is not ``gone`` at the moment at which that is most."""
         if not self.retention:
             return 0.0, 0.0, 0.0
-        inside, gone = self.retention.inside, gone * self.retention.there
+        inside, gone = self.retention.in_layer, gone * self.retention.there
         return (
             inside(kind, recomputed, FORWARD) + gone, inside(kind, recomputed, BACKWARD) + gone,
             inside(kind, recomputed, BACKWARD, first=True),
@@ -223,31 +225,32 @@ class PeakCandidates:
         Where the first layers are recomputed, those behind run plainly, and their backward is over first. Of every nth
         the least that they can be.
         """
-        lay, least = self.rows.layout, self.saved_plain[:, :, None]
+        lay, least = self.rows.stage_layers, self.saved_plain[:, :, None]
         after = lay.layers_behind[kind]
-        if not lay.any_full:
+        if not lay.any_fully_recomputed:
             return np.asarray(np.einsum("or,no->nr", after, self.saved_plain)), 0.0
         table = self.rows.table
         first = np.array([spec.kind == "full" for spec in table.recompute_modes])[table.recompute][:, None, None]
         in_last_chunk = (
-            lay.stages.counts[:, lay.shown.shown_stages, -1] - lay.full_by_chunk[..., -1][lay.recompute_choice]
+            lay.stages.counts[:, lay.shown.shown_stages, -1]
+            - lay.fully_recomputed_by_chunk[..., -1][lay.recompute_choice]
         )
-        plain = np.where(first, np.minimum(after, in_last_chunk), np.where(lay.full > 0, 0.0, after))
+        plain = np.where(first, np.minimum(after, in_last_chunk), np.where(lay.fully_recomputed > 0, 0.0, after))
         recomputed = np.minimum(self.saved_full[:, :, None], least)
         behind = (plain * least + (after - plain) * recomputed).sum(axis=1)
         return behind, np.where(first[:, 0], in_last_chunk[:, kind] * self.saved_plain[:, kind, None], 0.0)
 
     def _pipelined_layers(self, in_flight: InFlight) -> None:
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
-        rows, lay = self.rows, self.rows.layout
+        rows, lay = self.rows, self.rows.stage_layers
         counts = lay.stages.counts[:, lay.shown.shown_stages]
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
-            recomputed_layers = lay.full_by_chunk[:, i][lay.recompute_choice]
+            recomputed_layers = lay.fully_recomputed_by_chunk[:, i][lay.recompute_choice]
             for recomputed, mode, saved, there in (
-                (0, rows.base, self.saved_plain, counts[i] - recomputed_layers > 0),
-                (1, rows.full, self.saved_full, recomputed_layers > 0),
+                (0, rows.base_mode_index, self.saved_plain, counts[i] - recomputed_layers > 0),
+                (1, rows.full_mode_index, self.saved_full, recomputed_layers > 0),
             ):  # fmt: skip
                 has, label = np.asarray(there.any(axis=2)), " recomputed" * recomputed
                 if not np.any(has):
@@ -277,10 +280,10 @@ class PeakCandidates:
 
     def _pipelined_ends(self, in_flight: InFlight) -> None:
         """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
-        rows, stages = self.rows, self.rows.layout.stages
+        rows, stages = self.rows, self.rows.stage_layers.stages
         head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
         on_head, on_first = (np.full((self.n, self.num_shown, stages.vpp), np.inf) for _ in range(2))
-        on_head[:, rows.layout.head_position, -1] = 0.0
+        on_head[:, rows.stage_layers.head_position, -1] = 0.0
         on_first[:, 0, 0] = 0.0
         for direction, kinds in (("forward", head.forward_kinds), ("backward", head.backward_kinds)):
             most = in_flight.peak("F" if direction == "forward" else "B", on_head)
@@ -323,7 +326,7 @@ class PeakCandidates:
             ("forward", head.forward_kinds + others, cached), ("backward", head.backward_kinds + others, 0.0),
         ):  # fmt: skip
             pass_of = FORWARD if direction == "forward" else BACKWARD
-            leftover_bytes = self.retention.at_end(-1, pass_of) if self.retention else 0.0
+            leftover_bytes = self.retention.in_end_block(-1, pass_of) if self.retention else 0.0
             self._add_end(
                 "loss",
                 direction,
@@ -336,7 +339,7 @@ class PeakCandidates:
             )
         gone, leftover_bytes = self._one_micro_batch(), 0.0
         if self.retention:
-            leftover_bytes = self.retention.at_end(0, BACKWARD, ended=True) + self.retention.there * gone
+            leftover_bytes = self.retention.in_end_block(0, BACKWARD, ended=True) + self.retention.there * gone
         leftover_bytes = leftover_bytes + self.sums * (1.0 - self._share_of_grads(self._end_params(embedding_params)))
         self._add_end(
             "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0,
@@ -351,7 +354,7 @@ class PeakCandidates:
         if keeps_params_gathered(rows):
             gathered, grads = gathered_bytes_and_unreduced_share(rows, self.grads)
             copies = -gathered
-        leftover_bytes = self.retention.at_rest if self.retention else 0.0
+        leftover_bytes = self.retention.between_steps if self.retention else 0.0
         leftover_bytes = leftover_bytes + held_input_bytes(rows)[1]
         self._add_nothing(
             "optimizer step",
@@ -360,7 +363,7 @@ class PeakCandidates:
             copies=copies,
             leftover_bytes=leftover_bytes,
         )
-        self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
+        self.all[-1].total[:] += rows.static.step_scratch[rows.grid_index]
 
     def _add_end(
         self, end: str, direction: str, stage: ArrayN, kinds: ArrayN, freed_bytes: ArrayN | float, *,
@@ -377,7 +380,7 @@ class PeakCandidates:
 
     def _one_micro_batch(self) -> ArrayN:
         """What the layers of the chunk whose backward ends keep for one micro-batch. (n, R)"""
-        lay = self.rows.layout
+        lay = self.rows.stage_layers
         vpp = lay.stages.vpp
         of_layers = self.rows.sum_layers_by_stage(self.rows.layers.saved)
         ends = self.ends_saved / np.maximum(lay.last_in_flight, 1.0)
@@ -408,7 +411,7 @@ class PeakCandidates:
                 return np.asarray(most_of)
             return np.where(has_layers, most_of, self.fixed)  # an end alone has what lasts
 
-        has_layers = self.rows.layout.layer_counts.sum(axis=1) > 0
+        has_layers = self.rows.stage_layers.layer_counts.sum(axis=1) > 0
         forward, piped = ("forward",), self.rows.mode.pipelined
         return LivePeaks(
             of(forward, True), of(("forward", "backward"), True), of(("loss",), True), most,
@@ -429,7 +432,7 @@ class PeakCandidates:
         rows = self.rows
         out = np.zeros((len(LIVE_COMPONENTS), len(rows_at)))
         place = {name: i for i, name in enumerate(LIVE_COMPONENTS)}
-        of = rows.grid[rows_at]
+        of = rows.grid_index[rows_at]
         out[place["parameters"]] = rows.static.params[of, stage]
         out[place["gradients"]] = self.grads[rows_at, stage]
         out[place["optimizer_states"]] = rows.static.states[of, stage]

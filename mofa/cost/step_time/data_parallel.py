@@ -127,7 +127,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     the first forward there; a later stage of 1F1B begins to gather when its first input has come
     (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead.
     """
-    fw, s, stages = rows.framework, rows.shards, rows.layout.stages
+    fw, s, stages = rows.framework, rows.shards, rows.stage_layers.stages
     pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
     slow = _slowdown(rows)
     shards, scatters = (of_grids[:, None, None] for of_grids in (shards_states(rows), scatters_gradients(rows)))
@@ -135,10 +135,10 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     reduces, gathers = _over(rows, ("reduce_scatter", width), ("all_gather", each))
     if not scatters.all():
         reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
-    reduces, gathers = reduces[rows.grid], np.where(shards, gathers, 0.0)[rows.grid]
+    reduces, gathers = reduces[rows.grid_index], np.where(shards, gathers, 0.0)[rows.grid_index]
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     parts = np.maximum((s.dense + s.expert)[:, 0] / vpp / first_bucket_params(rows), 1.0)
-    buckets = _at_once(rows, parts)[rows.grid]
+    buckets = _at_once(rows, parts)[rows.grid_index]
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
@@ -161,7 +161,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     first = np.maximum(gather[:, 0] / vpp / buckets, gather[:, 0] / vpp - forward_s[:, 0] / vpp)
     after_optimizer_s = np.zeros_like(gather)
     if not fw.overlap_param_gather:
-        after_optimizer_s = gather * gathers_per_step(rows)[rows.grid]
+        after_optimizer_s = gather * gathers_per_step(rows)[rows.grid_index]
         exposed = exposed + row_max(after_optimizer_s)
     elif vpp == 1:
         before_forward = gather.copy()
@@ -191,16 +191,16 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
 def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
     """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. (n,) [s]"""
     model = rows.workload.model
-    if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.layout.stages.pp == 1:
+    if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.stage_layers.stages.pp == 1:
         return np.zeros(len(rows.table))
     nbytes = model.vocab * model.hidden * reduced_bytes_per_param(rows) / rows.grids.tp
-    return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid]
+    return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid_index]
 
 
 def _at_once(rows: Rows, buckets: ArrayN) -> ArrayN:
     """In how many parts the first rank's first chunk reduces its gradients: in ``buckets``, but those of a layer's
     experts come together, as one product makes them. (g,) [-]"""
-    stages, shards = rows.layout.stages, rows.shards
+    stages, shards = rows.stage_layers.stages, rows.shards
     layers = sum(int(stages.counts[k, 0, 0]) for k, kind in enumerate(stages.kinds) if kind.moe)
     experts = shards.expert[:, 0] / stages.vpp / max(layers, 1)
     chunk_params = (shards.dense + shards.expert)[:, 0] / stages.vpp
@@ -227,14 +227,14 @@ def _pipelined_fsdp(
     each reduction, or each copy where a rank has its experts alone, the host writes down where gradients lie: 1.7 of
     the 2.1 ms that a layer takes behind the last backward in tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half).
     """
-    stages = rows.layout.stages
+    stages = rows.stage_layers.stages
     pp, vpp = stages.pp, stages.vpp
     each = _over(
         rows, ("all_gather", gathered_bytes_per_param(rows)), ("reduce_scatter", reduced_bytes_per_param(rows))
     )
-    gather, reduce = (seconds.sum(axis=2)[rows.grid] for seconds in each)
+    gather, reduce = (seconds.sum(axis=2)[rows.grid_index] for seconds in each)
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
-    pieces = np.maximum(rows.layout.layer_counts.sum(axis=1) / vpp, 1.0)
+    pieces = np.maximum(rows.stage_layers.layer_counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     chunk_f = forward_s / vpp
@@ -250,7 +250,7 @@ def _pipelined_fsdp(
         first = np.where(rows.is_first > 0, 0.0, gather[index] / pieces[index])
         alone = waits * np.maximum(gather[index] - first - pieces[index] * lead, 0.0)
         gathered[index] = np.maximum(gathered[index], rows.sum_over_stages(alone))
-    written = np.maximum(reduce, _listing_s(rows)[rows.grid]) + _replicas_s(rows)
+    written = np.maximum(reduce, _listing_s(rows)[rows.grid_index]) + _replicas_s(rows)
     reduced = row_max(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
@@ -279,9 +279,9 @@ def _ddp(
     params = s.dense + s.expert
     payload = params[..., None] * width
     once = collective_s("all_reduce", payload, _of_chunks(rows.groups["dp"]), rows.costs.machine.fabric)[
-        rows.grid, 0, 0
+        rows.grid_index, 0, 0
     ]
-    params = params[rows.grid]
+    params = params[rows.grid_index]
     last = max(float(DDP_BUCKET_BYTES), width * model.vocab * model.hidden)
     last_s = once * np.minimum(1.0, last / np.maximum(params[:, 0] * width, 1.0))
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
@@ -302,11 +302,11 @@ def _ddp(
 def _replicas_s(rows: Rows) -> ArrayN:
     """All-reduce of each stage's sharded gradients over replicas of hybrid sharding. (n, R) [s]"""
     if rows.framework.dp_replicate <= 1:
-        return np.zeros((len(rows.table), len(rows.layout.shown.shown_stages)))
+        return np.zeros((len(rows.table), len(rows.stage_layers.shown.shown_stages)))
     group = rows.groups["dp_replicate"]
     group = group.indexed(np.s_[:, None])
     payload = rows.shards.sharded(rows.framework.reduced_bytes_per_param)
-    return collective_s("all_reduce", payload, group, rows.costs.machine.fabric)[rows.grid]
+    return collective_s("all_reduce", payload, group, rows.costs.machine.fabric)[rows.grid_index]
 
 
 def _replicas(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:

@@ -75,7 +75,7 @@ class LongestPaths:
         given = Durations(seconds[:, 0], seconds[:, 1:].sum(axis=1), seconds[:, -1], hops, self.slowdown)
         return critical_path_s(self.plan, given, number)
 
-    def through_ranks(self) -> list[ComputationPath]:
+    def paths_along_ranks(self) -> list[ComputationPath]:
         """Paths along each rank: the first micro-batch's way to a chunk of it, all that the rank computes from there to
         the last backward of one of its chunks, and that one's way back.
 
@@ -204,15 +204,15 @@ class FormulaPaths:
 
     def steps_s(self, seconds: ArrayN) -> ArrayN:
         """From the first computation to the last, given what each takes. (n, 3, pp, 1) -> (n,) [s]"""
-        counts = np.stack([path.counts for path in self.through_ranks()])
+        counts = np.stack([path.counts for path in self.paths_along_ranks()])
         return np.asarray(np.einsum("jkrc,nkrc->nj", counts, seconds).max(axis=1))
 
     def paths(self, seconds: ArrayN) -> list[ComputationPath]:
         """The longest path with these durations. (3, pp, 1) [s]"""
-        every = self.through_ranks()
+        every = self.paths_along_ranks()
         return [every[int(np.argmax([np.sum(path.counts * seconds) for path in every]))]]
 
-    def through_ranks(self) -> list[ComputationPath]:
+    def paths_along_ranks(self) -> list[ComputationPath]:
         """All paths: four of each stage in 1F1B (:func:`mofa.cost.step_time.bubble.one_f_one_b_s`); in GPipe the way
         there and back with the other micro-batches at the stage with the slowest forward and the slowest backward."""
         pp, m = self.pp, self.num_micro_batches

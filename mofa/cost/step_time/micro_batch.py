@@ -179,7 +179,7 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
     waits = np.maximum(*(clock.host_behind_device_s for clock in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
     exchanges = waits_at_exchanges(rows)
-    waits |= rows.layout.stages.pp == 1 or exchanges
+    waits |= rows.stage_layers.stages.pp == 1 or exchanges
     queued = queued_forward, queued_backward
     host = HostBound(index, *clocks, waits, queued, _split_backward_clocks(rows, index, clocks[1]) if splits else None)
     before, waited = (forward + backward).sum(axis=2), None
@@ -211,7 +211,7 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     where backwards by inputs and by weights are more than whole ones. (n,)"""
     if rows.schedule_record.defers_weight_gradients:
         return np.ones(len(rows.table), dtype=bool)
-    layers, lay = rows.layers, rows.layout
+    layers, lay = rows.layers, rows.stage_layers
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
     handed_s = sum(exchange_host_s(rows)) / chunk if not rows.schedule_record.joins_send_and_receive else 0.0
@@ -219,19 +219,19 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
         host_bound |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
     if not host_bound.any():
         return np.zeros(len(rows.table), dtype=bool)
-    plain, full = (host_bound[mode, rows.k] for mode in (rows.base, rows.full))
-    bound_stages = plain & (lay.plain > 0).any(axis=2) | full & (lay.full > 0).any(axis=2)
+    plain, full = (host_bound[mode, rows.k] for mode in (rows.base_mode_index, rows.full_mode_index))
+    bound_stages = plain & (lay.base_mode > 0).any(axis=2) | full & (lay.fully_recomputed > 0).any(axis=2)
     return np.asarray(bound_stages.any(axis=1))
 
 
 def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     """Something of the layers summed over each chunk, with that of the embedding and the heads. (n, R, vpp)"""
-    stages, shown = rows.layout.stages, rows.layout.shown
-    depth, lay = rows.workload.model.num_mtp_layers, rows.layout
+    stages, shown = rows.stage_layers.stages, rows.stage_layers.shown
+    depth, lay = rows.workload.model.num_mtp_layers, rows.stage_layers
     plain, full = rows.in_base_and_full_mode(getattr(rows.layers, name))
     chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.shown_stages], plain)
-    for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
-        num_full = rows.layout.full_by_chunk[:, kind][rows.layout.recompute_choice]
+    for kind in range(len(stages.kinds) if rows.stage_layers.any_fully_recomputed else 0):
+        num_full = rows.stage_layers.fully_recomputed_by_chunk[:, kind][rows.stage_layers.recompute_choice]
         chunks += num_full * (full - plain)[:, kind, None, None]
     chunks[:, 0, 0] += first[rows.k]
     chunks[:, lay.head_position, -1] += (1 + depth) * head[rows.k]
@@ -254,7 +254,7 @@ def _clocks_of(rows: Rows, index: IntA, direction: str) -> tuple[Clocks, Clocks]
 def _split_layer_clocks(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """The clocks of layers' backwards by inputs and by weights, as :class:`mofa.cost.rows.LayerArrays` has those of
     whole ones."""
-    c, kinds = rows.costs, rows.layout.stages.kinds
+    c, kinds = rows.costs, rows.stage_layers.stages.kinds
     both = np.array([[c.split_backward[layer_label(kind, mode)] for kind in kinds] for mode in c.blocks])
     grids = both.transpose(2, 0, 4, 1, 3)  # modes, kinds, parts, 4, K
     return grids[0], grids[1]
@@ -280,18 +280,18 @@ def _clocks(
 
     First by a host that may be ahead as far as it likes, then as far as the device's queue takes.
     """
-    stages, shown, model = rows.layout.stages, rows.layout.shown, rows.workload.model
+    stages, shown, model = rows.stage_layers.stages, rows.stage_layers.shown, rows.workload.model
     counts = stages.counts[:, shown.shown_stages].astype(float)
-    num_full = rows.layout.full_by_chunk[rows.layout.recompute_choice[index]]
+    num_full = rows.stage_layers.fully_recomputed_by_chunk[rows.stage_layers.recompute_choice[index]]
     first, predictions, heads = np.zeros((3, 1, *counts.shape[1:]))
     first[0, 0, 0] = 1.0
-    predictions[0, rows.layout.prediction_position, -1] = model.num_mtp_layers
-    heads[0, rows.layout.head_position, -1] = 1 + model.num_mtp_layers
-    k, plain, full = rows.k[index], rows.base[index], rows.full[index]
+    predictions[0, rows.stage_layers.prediction_position, -1] = model.num_mtp_layers
+    heads[0, rows.stage_layers.head_position, -1] = 1 + model.num_mtp_layers
+    k, plain, full = rows.k[index], rows.base_mode_index[index], rows.full_mode_index[index]
     pieces = [(ends[0][:, k].T, first)]
     for kind in range(len(stages.kinds)):
         pieces.append((grid[plain, k, kind], counts[kind] - num_full[:, kind]))
-        if rows.layout.any_full:
+        if rows.stage_layers.any_fully_recomputed:
             pieces.append((grid[full, k, kind], num_full[:, kind]))
     if mtp is not None:
         pieces.append((mtp[index], predictions))
@@ -321,7 +321,7 @@ def exchange_host_s(rows: Rows) -> tuple[float, float]:
     Scales of losses, the exchange's tensors and its launch; ``backward`` is called from Python, tensors that were sent
     are let go, the batch is fetched (pipeline_parallel/schedules.py, p2p_communication.py).
     """
-    if rows.framework.traits.has_pytorch_modules or rows.layout.stages.pp == 1:
+    if rows.framework.traits.has_pytorch_modules or rows.stage_layers.stages.pp == 1:
         return 0.0, 0.0
     host, slowest = rows.cluster.gpu.curves.host, rows.cluster.slowest_host
     return slowest * host.exchange_s.value, slowest * host.pass_start_s.value

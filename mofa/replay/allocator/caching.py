@@ -135,7 +135,7 @@ class Allocator:
             free.freed_at = 0
             blocks = pool.bins.get(rest)
             if blocks is None:
-                blocks = pool.open(rest)
+                blocks = pool.open_bin(rest)
             if blocks and blocks[-1].address > address:
                 insort(blocks, free, key=address_of)
             else:
@@ -239,7 +239,7 @@ class Allocator:
         block.freed_at = self._searches
         known = bins.get(size)
         if known is None:
-            known = pool.open(size)
+            known = pool.open_bin(size)
         if known and known[-1].address > block.address:
             insort(known, block, key=address_of)
         else:

@@ -211,7 +211,7 @@ class CompiledAllocator(Allocator):
         """Where their blocks will be."""
         return NumberedBlocks(self)
 
-    def answer(
+    def serve_requests(
         self, requests: bytes, begin: int, end: int, slots: NumberedBlocks, given: Block | None, rests: dict[int, int]
     ) -> int:
         """Answer requests until memory must be asked of the device.

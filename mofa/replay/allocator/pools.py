@@ -84,7 +84,7 @@ class BlockPool:
         """One more free block."""
         blocks = self.bins.get(block.size)
         if blocks is None:
-            blocks = self.open(block.size)
+            blocks = self.open_bin(block.size)
         if blocks and blocks[-1].address > block.address:
             insort(blocks, block, key=address_of)
         else:
@@ -98,7 +98,7 @@ class BlockPool:
         else:
             del blocks[bisect_left(blocks, block.address, key=address_of)]
 
-    def first(self, size: int) -> int:
+    def first_fitting_bin(self, size: int) -> int:
         """The place of the first bin that holds a block of a size or larger; past the last bin where there is none."""
         lists = self.lists
         index = bisect_left(self.sizes, size)
@@ -112,9 +112,9 @@ class BlockPool:
     def bin(self, size: int) -> list[Block]:
         """The bin of a size, which stays the same list for good."""
         self.pinned_sizes.add(size)
-        return self.bins[size] if size in self.bins else self.open(size)
+        return self.bins[size] if size in self.bins else self.open_bin(size)
 
-    def open(self, size: int) -> list[Block]:
+    def open_bin(self, size: int) -> list[Block]:
         """A new bin; so many of them after which empty ones are closed."""
         self.new += 1
         if self.new > MOST_EMPTY:

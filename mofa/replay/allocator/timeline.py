@@ -91,12 +91,12 @@ class SlotEvents(NamedTuple):
     signs: NDArray[np.int64]
 
     @classmethod
-    def of(cls, entries: Mapping[int, Sequence[tuple[int, int]]]) -> SlotEvents:
+    def from_entries(cls, entries: Mapping[int, Sequence[tuple[int, int]]]) -> SlotEvents:
         """Of the (event, sign) of each slot.
 
         Examples
         --------
-        >>> SlotEvents.of({0: [(3, -1)], 2: [(1, 1), (2, -1)]}).changes({2: 512, 7: 512})
+        >>> SlotEvents.from_entries({0: [(3, -1)], 2: [(1, 1), (2, -1)]}).size_changes({2: 512, 7: 512})
         (array([1, 2]), array([ 512, -512]))
         """
         slots = sorted(entries)
@@ -105,7 +105,7 @@ class SlotEvents(NamedTuple):
         pairs = np.array([pair for slot in slots for pair in entries[slot]], dtype=np.int64).reshape(-1, 2)
         return cls(np.concatenate([[0], np.cumsum(count)]), pairs[:, 0].copy(), pairs[:, 1].copy())
 
-    def changes(self, rests: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def size_changes(self, rests: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The events at which more comes or goes where blocks are so much larger than noted, and how much. [B]"""
         slots = np.fromiter(rests, dtype=np.int64, count=len(rests))
         rest = np.fromiter(rests.values(), dtype=np.int64, count=len(rests))
@@ -330,8 +330,8 @@ def _add_larger(sizes: NDArray[np.int64], larger: Sequence[LargerBlocks]) -> Non
         if len(rests) >= MANY_RESTS:
             of_slots = known.get(id(entries))
             if of_slots is None:
-                of_slots = known[id(entries)] = SlotEvents.of(entries)
-            events, more = of_slots.changes(rests)
+                of_slots = known[id(entries)] = SlotEvents.from_entries(entries)
+            events, more = of_slots.size_changes(rests)
             np.add.at(sizes, start + events, more)
             continue
         for slot, rest in rests.items():

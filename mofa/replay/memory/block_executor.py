@@ -13,7 +13,7 @@ from mofa.replay.memory.pass_state import Allocation, Slots
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.received_inputs import ReceivedInputs
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.stage_outputs import LateFrees
+from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock
 from mofa.replay.rank.program import (
     CACHE,
@@ -55,7 +55,7 @@ class BlockExecutor:
         self.received = 0
         self.freed_at_end: list[Allocation] = []
         self.retained = RetainedBlocks(lambda: self.programs)
-        self.sends = LateFrees(self.state)
+        self.sends = DeferredFrees(self.state)
         self.received_inputs = ReceivedInputs(self.state)
 
     @cached_property
@@ -129,7 +129,7 @@ class BlockExecutor:
             elif kind == CLAIM:
                 slots[slot] = self.take_over_carried(carried.pop(code.claims[slot], None), instruction, size)
             elif kind == DROP_CARRIED:
-                carried = self.drop_carried(carried, code)
+                carried = self.free_carried(carried, code)
             elif kind == KEEP:
                 if old is not None:
                     self.keep_gradient(old, instruction, slots, index, piece)
@@ -166,7 +166,7 @@ class BlockExecutor:
         taken = self.state.allocate(size, instruction) if carried is None else self.state.rename(carried, instruction)
         return taken[0]
 
-    def drop_carried(self, carried: dict[str, Allocation], code: BlockProgram) -> dict[str, Allocation]:
+    def free_carried(self, carried: dict[str, Allocation], code: BlockProgram) -> dict[str, Allocation]:
         """Free what the block before handed on, but what this block takes over later: gradients being reduced."""
         later = {name: allocation for name, allocation in carried.items() if name in code.claims.values()}
         for name, allocation in carried.items():
@@ -185,7 +185,7 @@ class BlockExecutor:
         elif kind == SHELVE:
             self.sends.shelve(allocation)
         elif kind in (FREE_REDUCED, FREE_SENT):
-            self.sends.drop_late(allocation, sent=kind == FREE_SENT)
+            self.sends.free_allocation_once_device_passed(allocation, sent=kind == FREE_SENT)
 
     def free_slots(self, instructions: tuple[Instruction, ...], slots: Slots) -> None:
         """Free what is left in slots."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mofa.replay.memory.pass_state import Allocation
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.memory.recording import RetainedBlock
-    from mofa.replay.memory.stage_outputs import LateFrees
+    from mofa.replay.memory.stage_outputs import DeferredFrees
     from mofa.replay.rank.description import Weight
 
 BUCKET = 2 * 500_000_000
@@ -43,19 +43,19 @@ def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
     Examples
     --------
     >>> from mofa.replay.rank.description import Weight
-    >>> groups_of([Weight(name, 2, 0, 0, 0, flat=name == "norm") for name in ("embedding", "norm", "up", "down")])
+    >>> groups_of([Weight(name, 2, 0, 0, 0, is_1d=name == "norm") for name in ("embedding", "norm", "up", "down")])
     ((0,), (2, 3), (1,))
     """
-    decayed = [n for n, w in enumerate(weights) if not w.flat]
+    decayed = [n for n, w in enumerate(weights) if not w.is_1d]
     half = len(decayed) // 2
-    rest = (n for n, w in enumerate(weights) if w.flat)
+    rest = (n for n, w in enumerate(weights) if w.is_1d)
     return tuple(members for members in (tuple(decayed[:half]), tuple(decayed[half:]), tuple(rest)) if members)
 
 
 def group_bytes(state: RankState) -> list[int]:
     """16-bit bytes of the parameters of each group. [B]"""
     weights = state.rank.weights
-    return [sum(weights[n].param for n in members) for members in groups_of(weights)]
+    return [sum(weights[n].param_bytes for n in members) for members in groups_of(weights)]
 
 
 def allocate_flat_buffers(state: RankState) -> None:
@@ -66,11 +66,11 @@ def allocate_flat_buffers(state: RankState) -> None:
     tr11-200B-ml.slurm). Without ZeRO the buffer is made of copies of the parameters (``FP16_Optimizer``).
     """
     r, where, begun = state.rank, "start", state.events_and_allocated()
-    params = [state.allocate(w.param, off_tape_instruction(PARAMETERS, "parameter", where)) for w in r.weights]
+    params = [state.allocate(w.param_bytes, off_tape_instruction(PARAMETERS, "parameter", where)) for w in r.weights]
     parts = [int(total / r.optimizer_ranks) for total in group_bytes(state)]
     for members, total, part in zip(groups_of(r.weights), group_bytes(state), parts, strict=True):
         copies = off_tape_instruction(TEMPORARIES, "copy of a parameter", where)
-        copied = [state.allocate(r.weights[n].param, copies) for n in members] if r.deepspeed == "zero0" else []
+        copied = [state.allocate(r.weights[n].param_bytes, copies) for n in members] if r.deepspeed == "zero0" else []
         state.allocate(total, off_tape_instruction(PARAMETERS, "buffer of the parameters", where))
         state.free_allocations([*(params[n] for n in members), *copied])
         clone = state.allocate(part, off_tape_instruction(STATES, "16-bit copy of the partition", where))
@@ -99,7 +99,7 @@ def add_to_fp32_gradients(state: RankState) -> None:
         begun = state.events_and_allocated()
         instruction = off_tape_instruction(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")
         for w in state.rank.weights:
-            state.free_allocation(state.allocate(2 * w.param, instruction))
+            state.free_allocation(state.allocate(2 * w.param_bytes, instruction))
         state.note_peak_since(begun)
 
 
@@ -122,7 +122,7 @@ def kept_part_of_output(state: RankState, output: Allocation) -> Allocation:
     return part
 
 
-def gather_parts(state: RankState, sends: LateFrees, name: str, where: str) -> Allocation:
+def gather_parts(state: RankState, sends: DeferredFrees, name: str, where: str) -> Allocation:
     """A tensor whose parts the tensor-parallel ranks hold, put together (``PartitionedTensor.full``).
 
     It is gathered into the flat output of torch's all-gather, copied into a flat tensor and cloned. One rank receives
@@ -138,13 +138,13 @@ def gather_parts(state: RankState, sends: LateFrees, name: str, where: str) -> A
     sends.count_deepspeed_launches(
         3 + size // state.rank.sent_bytes
     )  # zeros, the gather, a copy for each part, the clone
-    sends.drop_late(output)
+    sends.free_allocation_once_device_passed(output)
     full = state.allocate(size, instruction)
-    sends.drop_late(flat)
+    sends.free_allocation_once_device_passed(flat)
     return full
 
 
-def restore_output(state: RankState, sends: LateFrees) -> list[Allocation]:
+def restore_output(state: RankState, sends: DeferredFrees) -> list[Allocation]:
     """What a backward holds to its end: the output, whole again, and its gradient (``_exec_backward_pass``).
 
     The gradient is received into a buffer that stays; the ranks' part of it where there are several.
@@ -172,17 +172,21 @@ def step_optimizer(state: RankState) -> None:
         _communicate(state, group_bytes(state), off_tape_instruction(TEMPORARIES, "16-bit gradients to reduce", where))
         _gather(state, scratch)
         return
-    _reduce(state, gradient_buckets([r.weights[n].param for members in groups_of(r.weights) for n in members]), scratch)
+    _reduce(
+        state,
+        gradient_buckets([r.weights[n].param_bytes for members in groups_of(r.weights) for n in members]),
+        scratch,
+    )
     if r.deepspeed == "zero1":
         _step_in_parts(state, scratch)
         _gather(state, scratch)
         return
     for w in r.weights:  # looked through in fp32 for what is not finite
-        state.free_allocation(state.allocate(2 * w.param, scratch))
+        state.free_allocation(state.allocate(2 * w.param_bytes, scratch))
     wide = []
     grads = _by_group(state)
     for members, total, group_grads in zip(groups_of(r.weights), group_bytes(state), grads, strict=True):
-        each = [state.allocate(2 * r.weights[n].param, scratch) for n in members]
+        each = [state.allocate(2 * r.weights[n].param_bytes, scratch) for n in members]
         wide.append(state.allocate(2 * total, scratch))
         state.free_allocations(each)
         state.free_allocations(group_grads)
@@ -255,7 +259,7 @@ def _by_group(state: RankState) -> list[list[Allocation]]:
     ordered = [*first, *state.grads[len(first) :][::-1]]
     out = []
     for members in groups_of(state.rank.weights):
-        flat = state.rank.weights[members[0]].flat
+        flat = state.rank.weights[members[0]].is_1d
         out.append([] if flat else ordered[: len(members)])
         ordered = ordered[len(out[-1]) :]
     return out

@@ -142,7 +142,7 @@ class StepExecutor(BlockExecutor):
     def play_computation(self, kind: str, c: int, i: int) -> None:
         """Play a computation op by op."""
         if (c, i) in self.state.passes:
-            self.state.passes[c, i].unfold()
+            self.state.passes[c, i].restore_slots()
         if kind == "F":
             self.forward(c, i)
         elif kind == "B" or (kind == "W" and c in self.rank.first_chunks):

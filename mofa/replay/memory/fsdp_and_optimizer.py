@@ -180,17 +180,21 @@ def step_optimizer(state: RankState) -> None:
     inputs = off_tape_instruction(ACTIVATIONS, "last input of a chunk, with its gradient", where)
     state.grads += [state.allocate(state.rank.stage_boundary_bytes, inputs) for _ in range(state.rank.inputs_at_end)]
     widened = off_tape_instruction(TEMPORARIES, "fp32 copies of gradients", where)
-    state.grads += [state.allocate(w.widened, widened) for w in weights_in_step_order(state.rank) if w.widened]
+    state.grads += [
+        state.allocate(w.fp32_gradient_copy_bytes, widened)
+        for w in weights_in_step_order(state.rank)
+        if w.fp32_gradient_copy_bytes
+    ]
     scratch = off_tape_instruction(TEMPORARIES, "temporaries of the optimizer", where)
     state_kinds = [off_tape_instruction(STATES, name, where) for name in state.rank.moments]
     for w in weights_in_step_order(state.rank) if state.rank.flat_buffers else ():
-        if w.temporary:  # clipping scales each gradient into a temporary (utils.py:1212)
-            state.free_allocation(state.allocate(w.state, scratch))
+        if w.temporary_bytes:  # clipping scales each gradient into a temporary (utils.py:1212)
+            state.free_allocation(state.allocate(w.state_bytes, scratch))
     for weights in optimizers_weights(state.rank):
         if state.step == 1:
             for w in weights:
-                for moment in state_kinds if w.state else ():
-                    state.allocate(w.state, moment)
-        temporaries = [state.allocate(w.temporary, scratch) for w in weights if w.temporary]
+                for moment in state_kinds if w.state_bytes else ():
+                    state.allocate(w.state_bytes, moment)
+        temporaries = [state.allocate(w.temporary_bytes, scratch) for w in weights if w.temporary_bytes]
         for temporary in temporaries:
             state.free_allocation(temporary)

@@ -40,9 +40,11 @@ def allocate_start(state: RankState) -> None:
             state.free_allocation(params[n])
     copy = off_tape_instruction(TEMPORARIES, "copy of a parameter", WHERE)
     for w in weights_in_step_order(r):
-        if w.main:  # made of a copy (distrib_optimizer.py: clone().float())
-            narrow = state.allocate(w.main // 2, copy)
-            state.allocate(w.main, off_tape_instruction(STATES, f"fp32 copy of {name_in_layer(w.name)}", WHERE))
+        if w.main_copy_bytes:  # made of a copy (distrib_optimizer.py: clone().float())
+            narrow = state.allocate(w.main_copy_bytes // 2, copy)
+            state.allocate(
+                w.main_copy_bytes, off_tape_instruction(STATES, f"fp32 copy of {name_in_layer(w.name)}", WHERE)
+            )
             state.free_allocation(narrow)
     state.note_peak_since(begun)
 
@@ -53,11 +55,17 @@ def _parameter(state: RankState, w: Weight, n: int) -> Allocation:
     In fp8 it is cast from a 16-bit tensor, which goes, and has a transposed copy.
     """
     wide = (
-        state.allocate(w.draft, off_tape_instruction(TEMPORARIES, "draft of a first value", WHERE)) if w.draft else None
+        state.allocate(w.init_copy_bytes, off_tape_instruction(TEMPORARIES, "draft of a first value", WHERE))
+        if w.init_copy_bytes
+        else None
     )
-    allocation = state.allocate(w.param, off_tape_instruction(PARAMETERS, f"parameter {name_in_layer(w.name)}", WHERE))
-    if w.transposed:
-        state.allocate(w.transposed, off_tape_instruction(BUFFERS, f"transposed {name_in_layer(w.name)}", WHERE))
+    allocation = state.allocate(
+        w.param_bytes, off_tape_instruction(PARAMETERS, f"parameter {name_in_layer(w.name)}", WHERE)
+    )
+    if w.fp8_transpose_bytes:
+        state.allocate(
+            w.fp8_transpose_bytes, off_tape_instruction(BUFFERS, f"transposed {name_in_layer(w.name)}", WHERE)
+        )
     if wide is not None:
         state.free_allocation(wide)
     for behind, nbytes in state.rank.allocated_at_build:

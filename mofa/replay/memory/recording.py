@@ -97,7 +97,7 @@ class Recording:
     @cached_property
     def slot_events(self) -> SlotEvents:
         """The ``entries`` as arrays."""
-        return SlotEvents.of(self.entries)
+        return SlotEvents.from_entries(self.entries)
 
     @cached_property
     def sizes_array(self) -> NDArray[np.int64]:

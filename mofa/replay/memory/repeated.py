@@ -78,7 +78,7 @@ def _add_rests(
         return before + recording.peak_rise_bytes + all_rests, changed
     if len(rests) >= MANY_RESTS:
         sizes_then = recording.sizes_array.copy()
-        np.add.at(sizes_then, *recording.slot_events.changes(rests))
+        np.add.at(sizes_then, *recording.slot_events.size_changes(rests))
         return before + max(int(np.cumsum(sizes_then).max(initial=0)), 0), changed
     if all_rests >= NEAR:
         sizes = list(recording.sizes)
@@ -186,7 +186,7 @@ def _requests(
         try:
             peers = pool.bins[size]
         except KeyError:
-            peers = pool.open(size)
+            peers = pool.open_bin(size)
         if not peers or peers[-1].address < free.address:
             peers.append(free)
         elif free.address < peers[0].address:
@@ -201,7 +201,7 @@ def _fitting_requests(
     """Answer requests, compiled, until one fits no free block: its place, ``end`` where all fit."""
     requests = recording.requests
     assert isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
-    return a.answer(requests, 0, end, blocks, None, rests)
+    return a.serve_requests(requests, 0, end, blocks, None, rests)
 
 
 def _compiled_requests(
@@ -212,7 +212,7 @@ def _compiled_requests(
     requests = recording.requests
     assert isinstance(a, CompiledAllocator) and isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
     segment = None
-    while (begin := a.answer(requests, begin, end, blocks, segment, rests)) < end:
+    while (begin := a.serve_requests(requests, begin, end, blocks, segment, rests)) < end:
         size, slot, index = recording.orders[begin]
         segment = grow(slot, abs(size), a.pool(index))
 
@@ -231,7 +231,7 @@ def _best_fit(pool: BlockPool, size: int) -> Block | None:
 
 def _expandable_fit(pool: BlockPool, size: int) -> Block | None:
     """Take the block that expandable segments prefer of those that fit."""
-    index = pool.first(size)
+    index = pool.first_fitting_bin(size)
     if index == len(pool.lists):
         return None
     free = least_expandable(pool, index)
@@ -267,7 +267,7 @@ def _merged_into(before: Block, free: Block, after: Block | None) -> Block:
 
 def _make_room(a: Allocator, grow: Grow, slot: int, size: int, pool: BlockPool) -> None:
     """Ask the device for memory where no free block has a size."""
-    if pool.first(size) == len(pool.lists):
+    if pool.first_fitting_bin(size) == len(pool.lists):
         a.merge_free(grow(slot, size, pool))
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mofa.replay.rank.description import RankBlock
 
 
-class LateFrees:
+class DeferredFrees:
     """Lets go what a rank's finished backwards leave of their passes."""
 
     def __init__(self, state: RankState) -> None:
@@ -38,11 +38,16 @@ class LateFrees:
         self.pipelined = rank.preallocated and any((*rank.sends, *rank.receives))
         self.reduces = bool(rank.deepspeed) and not rank.launch_blocking
         """Whether what tensor parallelism sums comes back late."""
-        self.rings = any(piece.trace.sent for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        self.rings = (
+            any(piece.trace.recorded_on_nccl_stream for chunk in rank.chunks for piece in chunk)
+            and not rank.launch_blocking
+        )
         """Whether blocks send what comes back late."""
-        self.shelves = any(piece.trace.shelved for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        self.shelves = (
+            any(piece.trace.held_by_watchdog for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        )
         """Whether blocks leave something to PyTorch's watchdog."""
-        self.possible = rank.preallocated or self.has_late_frees_in_blocks
+        self.possible = rank.preallocated or self.defers_frees_in_blocks
         """Whether anything comes back late, or is held beyond its backward."""
         self.shelf: Shelf[Allocation] = Shelf()
         self.ring: Shelf[Block] = Shelf(held_s=0.0)
@@ -100,7 +105,7 @@ class LateFrees:
         if kind not in "BW":
             return
         chunk_pass = state.passes.pop((c, i))
-        chunk_pass.unfold()
+        chunk_pass.restore_slots()
         out, (dy,) = chunk_pass.out, chunk_pass.slots[0]
         if out is not None and stays and self.output == (c, i):
             self.finished_output = out
@@ -114,7 +119,7 @@ class LateFrees:
     def after_block(self, phase: str, piece: RankBlock) -> None:
         """A block is through, where something of its inside comes back late: as :meth:`free_passed`."""
         trace = piece.trace
-        if not self.has_late_frees_in_blocks:
+        if not self.defers_frees_in_blocks:
             return
         issued = trace.launches[0] if phase == "forward" else trace.launches[1] + trace.launches[2]
         pace = piece.paces[phase != "forward"]
@@ -130,7 +135,7 @@ class LateFrees:
             self.free_passed()
 
     @property
-    def frees_sent_late(self) -> bool:
+    def defers_sent_blocks(self) -> bool:
         """Whether what a ring sends comes back late; a first step's does at once, whose host compiles and loads."""
         return self.rings and self.state.step > 1
 
@@ -140,7 +145,7 @@ class LateFrees:
         self.ring.put(block)
 
     @property
-    def has_late_frees_in_blocks(self) -> bool:
+    def defers_frees_in_blocks(self) -> bool:
         """Whether something that blocks let go comes back late."""
         return self.reduces or self.rings or self.shelves
 
@@ -151,9 +156,9 @@ class LateFrees:
         else:
             self.state.free_allocation(allocation)
 
-    def free_late(self, block: Block, *, sent: bool = False) -> None:
+    def free_once_device_passed(self, block: Block, *, sent: bool = False) -> None:
         """Free what tensor parallelism has summed, or what was ``sent`` by a ring: at once, or once the device has."""
-        if sent and self.frees_sent_late:
+        if sent and self.defers_sent_blocks:
             self.state.a.allocated -= block.size
             if self.state.notes is not None:
                 self.state.notes.send(block)
@@ -167,12 +172,12 @@ class LateFrees:
         block.state = WAITING
         self.waiting.append((self.launched + behind, block))
 
-    def drop_late(self, allocation: Allocation, *, sent: bool = False) -> None:
+    def free_allocation_once_device_passed(self, allocation: Allocation, *, sent: bool = False) -> None:
         """Free as :meth:`free_late` does, and write it into the journal."""
         block, instruction = allocation
         self.state.journal.new_instructions.append(instruction)
         self.state.journal.new_sizes.append(-block.size)
-        self.free_late(block, sent=sent)
+        self.free_once_device_passed(block, sent=sent)
 
     def drop_replaced_output(self) -> None:
         """The schedule's variable has another output."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.memory.received_inputs import ReceivedInputs
     from mofa.replay.memory.shared_recordings import SharedRecordings
-    from mofa.replay.memory.stage_outputs import LateFrees
+    from mofa.replay.memory.stage_outputs import DeferredFrees
 
 TRIES = 3
 """Computations of a kind and chunk that are noted down before none is expected to repeat: the first have buffers."""
@@ -35,7 +35,7 @@ class SteadyStatePlayer:
     """Leads a rank through the computations of its steps; ``play`` plays a kind, chunk and micro-batch op by op."""
 
     def __init__(
-        self, state: RankState, sends: LateFrees, retained: RetainedBlocks, received_inputs: ReceivedInputs,
+        self, state: RankState, sends: DeferredFrees, retained: RetainedBlocks, received_inputs: ReceivedInputs,
         recordings: SharedRecordings, play: Callable[[str, int, int], None], *, skip_rounds: bool,
     ) -> None:  # fmt: skip
         self.state, self.sends, self.retained, self.recordings = state, sends, retained, recordings
@@ -138,7 +138,7 @@ class SteadyStatePlayer:
             self.played.add((kind, c))
             return
         retains = self.retained.possible and self.retained.retains_of_chunk(c)
-        which = kind, c, retains, self.received_inputs.present(), self.sends.frees_sent_late
+        which = kind, c, retains, self.received_inputs.present(), self.sends.defers_sent_blocks
         recording = self.recordings_of.get(which)
         known = recording is None and self.recordings.has_recording(state.rank, which)
         if known and (kind, c) in self.played:
@@ -221,7 +221,7 @@ class SteadyStatePlayer:
             self._blocks_outside(kind, c),
         )
         if chunk_pass is not None:
-            chunk_pass.unfold()
+            chunk_pass.restore_slots()
         with state.recording_into(recorder):
             self.play(kind, c, i)
         chunk_pass = state.passes.get((c, i))

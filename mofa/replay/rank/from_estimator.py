@@ -208,7 +208,7 @@ def _chunks(
         tuple(RankBlock(block.name_with_article, trace(block), _paces(rows, block)) for block in chunk.blocks)
         for chunk in spec.chunks
     )
-    if any(piece.trace.sent for chunk in chunks for piece in chunk):
+    if any(piece.trace.recorded_on_nccl_stream for chunk in chunks for piece in chunk):
         peers = spec.place.tensor_ranks * spec.place.context_ranks
         chunks = tuple(
             tuple(replace(piece, paces=pace_of_fastest_peer(piece.paces, rows.cluster, peers)) for piece in chunk)

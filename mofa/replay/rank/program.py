@@ -98,11 +98,11 @@ class _Slots:
 
     def freeing(self, name: str) -> int:
         """How a tensor is let go."""
-        if name in self.trace.reduced:
+        if name in self.trace.all_reduced_in_place:
             return FREE_REDUCED
-        if name in self.trace.sent:
+        if name in self.trace.recorded_on_nccl_stream:
             return FREE_SENT
-        if name in self.trace.shelved:
+        if name in self.trace.held_by_watchdog:
             return SHELVE
         return LATE if name in self.trace.freed_at_end else FREE
 

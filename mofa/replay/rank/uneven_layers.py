@@ -40,7 +40,7 @@ def random_expert_shares(estimator: Estimator) -> FloatA | None:
     even in the mean, but each layer and micro-batch has other numbers.
     """
     model, routing, ep = estimator.workload.model, estimator.workload.routing, int(estimator.table.ep[0])
-    even = routing.kind == "balanced" and estimator.loads.memory.get(ep, 1.0) == 1.0
+    even = routing.kind == "balanced" and estimator.loads.quantile_rows_over_mean.get(ep, 1.0) == 1.0
     if model.moe is None or ep == 1 or not even or estimator.framework.balances_by != "chance":
         return None
     if int(estimator.table.balancing[0]) > 0:
@@ -72,10 +72,10 @@ class UnevenLayers:
         self.shares: FloatA | None = None
         if self.rows is None:
             return
-        self.rows_over_mean = loads.memory.get(ep, 1.0)
+        self.rows_over_mean = loads.quantile_rows_over_mean.get(ep, 1.0)
         routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
         self.place = {layer: i for i, layer in enumerate(routed)}
-        more = replace(loads, memory={**loads.memory, ep: self.rows_over_mean + 1.0})
+        more = replace(loads, quantile_rows_over_mean={**loads.quantile_rows_over_mean, ep: self.rows_over_mean + 1.0})
         given = estimator.workload, estimator.cluster, estimator.framework, estimator.table
         self.fuller = traces_of(Estimator(*given, more))
         self.more = {label: unroll_experts(trace) for label, trace in self.fuller.items()}

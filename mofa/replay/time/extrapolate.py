@@ -61,9 +61,9 @@ def shortened_steps(schedule: Schedule, pp: int, vpp: int, num_micro_batches: in
     >>> from mofa.schedules.interleaved import INTERLEAVED
     >>> from mofa.schedules.one_f_one_b import ONE_F_ONE_B
     >>> next(iter(shortened_steps(ONE_F_ONE_B, 16, 1, 240)))
-    InsertedRounds(played=38, cut=20, num_rounds=202, each=1)
+    InsertedRounds(num_played=38, before_forward=20, num_rounds=202, micro_batches_per_round=1)
     >>> next(iter(shortened_steps(INTERLEAVED, 16, 4, 512)))
-    InsertedRounds(played=144, cut=96, num_rounds=23, each=16)
+    InsertedRounds(num_played=144, before_forward=96, num_rounds=23, micro_batches_per_round=16)
     >>> list(shortened_steps(ONE_F_ONE_B, 16, 1, 40)), list(shortened_steps(GPIPE, 16, 1, 240))
     ([], [])
     >>> list(shortened_steps(INTERLEAVED, 16, 2, 208)), list(shortened_steps(INTERLEAVED, 16, 4, 520))

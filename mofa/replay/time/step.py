@@ -77,7 +77,7 @@ def replay_time(
     """
     estimator = estimator.at_power_limited_clock
     rows = composed_rows(estimator)
-    stages, fw = rows.layout.stages, rows.framework
+    stages, fw = rows.stage_layers.stages, rows.framework
     num = int(rows.num_micro_batches[0])
     tapes = tuple(PlanTapes.from_rows(composed_rows(e.at_power_limited_clock)) for e in variants) or (
         PlanTapes.from_rows(rows),
@@ -218,7 +218,7 @@ def _transfers(flights: ExchangeSpans | None, pp: int) -> tuple[tuple[Transfer, 
 
 def _hop_seconds(rows: Rows) -> float:
     """One hand-over of activations to the next stage. [s]"""
-    if rows.layout.stages.pp == 1:
+    if rows.stage_layers.stages.pp == 1:
         return 0.0
     return float(hop_seconds(rows)[0])
 
@@ -226,5 +226,5 @@ def _hop_seconds(rows: Rows) -> float:
 def _optimizer_seconds(rows: Rows) -> list[float]:
     return [
         float(s)
-        for s in np.broadcast_to(step_end_seconds(rows, micro_batch_passes(rows)), (1, rows.layout.stages.pp))[0]
+        for s in np.broadcast_to(step_end_seconds(rows, micro_batch_passes(rows)), (1, rows.stage_layers.stages.pp))[0]
     ]

@@ -91,7 +91,7 @@ def _recomputes_whole(rows: Rows) -> bool:
 
 def _pipeline(rows: Rows) -> ScheduleClock:
     """The clock of a strategy's schedule."""
-    schedule, stages, m = rows.schedule_record, rows.layout.stages, int(rows.num_micro_batches[0])
+    schedule, stages, m = rows.schedule_record, rows.stage_layers.stages, int(rows.num_micro_batches[0])
     if _has_formula(rows):
         return FormulaPaths(stages.pp, m, forwards_first=schedule.forwards_first)
     runtime, slowdown = rows.framework.traits.runtime, rows.cluster.gpu.curves.overlap_slowdown.value
@@ -106,7 +106,7 @@ def _seconds(rows: Rows, split: ChunkLayers, counts: IntA, place: tuple[IntA, In
     chunks, last = len(counts), len(counts) - 1
     each = micro_batch_passes(rows)
     of_mtp = _layer_seconds(rows, rows.mtp, each) if rows.mtp is not None else np.zeros((3, 1, 2))
-    mode = int(rows.mtp_mode[0] == rows.full[0])
+    mode = int(rows.mtp_mode[0] == rows.full_mode_index[0])
     layer_s = np.repeat(_layer_seconds(rows, rows.layers, each)[:, None], chunks, axis=1)
     prediction_s = np.repeat(rows.workload.model.num_mtp_layers * of_mtp[:, :1, mode], chunks, axis=1)
     of_chunks = _chunk_seconds(rows, each)[:, place[0], place[1]]
@@ -138,7 +138,7 @@ def _chunk_seconds(rows: Rows, each: MicroBatchPasses) -> FloatA:
     rested_s = each.rested_s()[0][:, None]
     if waits_at_exchanges(rows):  # each pass counts with what it receives for
         exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + exchange_host_s(rows)[1]
-        stages = rows.layout.stages
+        stages = rows.stage_layers.stages
         received = exchange_s * stages.receives[:, :1], exchange_s * stages.sends[:, -1:]
         forward_s, backward_s = forward_s + received[0], backward_s + received[1]
         rested_s = rested_s + received[0] + received[1]
@@ -182,10 +182,10 @@ def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
 
     What parameters take is as many bytes each of dense and of experts' ones as ranks' differences say.
     """
-    stages, model, m = rows.layout.stages, rows.workload.model, int(rows.num_micro_batches[0])
+    stages, model, m = rows.stage_layers.stages, rows.workload.model, int(rows.num_micro_batches[0])
     flight = in_flight_at_first_backward(stages.pp, stages.vpp, rows.schedule, m)[place]
-    static = (rows.static.params + rows.static.grads + rows.static.states + rows.static.buffers)[rows.grid[0]]
-    rank_params = np.stack([rows.shards.dense[rows.grid[0]], rows.shards.expert[rows.grid[0]]], axis=1)
+    static = (rows.static.params + rows.static.grads + rows.static.states + rows.static.buffers)[rows.grid_index[0]]
+    rank_params = np.stack([rows.shards.dense[rows.grid_index[0]], rows.shards.expert[rows.grid_index[0]]], axis=1)
     bytes_per_param = np.linalg.lstsq(rank_params, static, rcond=None)[0]
     tp, spread = float(rows.table.tp[0]), float(rows.table.ep[0] * rows.table.etp[0])
     of_kinds = [layer_params(model, kind.moe) for kind in stages.kinds]
@@ -197,7 +197,7 @@ def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
     layer_bytes = flight[:, None, None] * saved + (bytes_per_param @ np.stack([dense, expert]))[None, :, None]
     prediction_bytes = np.zeros(len(flight))
     if rows.mtp is not None:
-        p, mode = mtp_params(model), int(rows.mtp_mode[0] == rows.full[0])
+        p, mode = mtp_params(model), int(rows.mtp_mode[0] == rows.full_mode_index[0])
         saved = _of_row(rows, rows.mtp.saved) + _of_row(rows, rows.mtp.slack)
         copied = (p.matrices_tp + p.shared) / tp + p.replicated, p.routed / spread
         depth = model.num_mtp_layers

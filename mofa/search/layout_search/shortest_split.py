@@ -106,7 +106,7 @@ class _Search:
     def close(self, seed: int, work: float) -> None:
         """Solve programs of the step of splits whose step is not known, until their bound passes the best one's."""
         program = self.program()
-        for path in self.problem.schedule_clock.through_ranks():
+        for path in self.problem.schedule_clock.paths_along_ranks():
             program.add_path(path)
         for split in self.steps_s:
             self._teach(program, split)

@@ -35,7 +35,7 @@ class ScheduleClock(Protocol):
     def paths(self, seconds: FloatA) -> list[ComputationPath]:
         """Paths of which one takes as long as the step with these durations. (kinds, pp, vpp) [s]"""
 
-    def through_ranks(self) -> list[ComputationPath]:
+    def paths_along_ranks(self) -> list[ComputationPath]:
         """Paths along each rank, which most splits' longest ones are like."""
 
 

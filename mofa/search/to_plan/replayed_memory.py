@@ -82,7 +82,7 @@ def emptiest_and_fullest(estimator: Estimator) -> ExpertRankRange | None:
     emptier = type(estimator)(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
     detail = emptier.row_without_time().detail
     assert detail is not None
-    return ExpertRankRange(least.memory[ep], estimator.loads.memory[ep], detail)
+    return ExpertRankRange(least.quantile_rows_over_mean[ep], estimator.loads.quantile_rows_over_mean[ep], detail)
 
 
 def ranks_of_stage(stage: int, detail: StageDetail, span: ExpertRankRange) -> StageRanks | None:

@@ -48,4 +48,4 @@ def test_the_closed_form_follows() -> None:
 
 def test_tensors_in_bf16_leave_nothing() -> None:
     (rank,) = describe_ranks(load("te2-tp2-llama8b-10l").estimator)
-    assert not any(piece.trace.shelved for piece in rank.chunks[0])
+    assert not any(piece.trace.held_by_watchdog for piece in rank.chunks[0])

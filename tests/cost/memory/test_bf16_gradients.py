@@ -55,8 +55,8 @@ def test_bytes_of_the_optimizer_step(zero: int) -> None:
 def test_copies_stay_to_the_next_step() -> None:
     """``shard_main_param.grad`` is let go by ``zero_grad``, in front of the next forward."""
     (rank,) = describe_ranks(of("bf16"))[:1]
-    copies = sum(w.widened for w in rank.weights)
-    assert copies == sum(w.main for w in rank.weights) > 0
+    copies = sum(w.fp32_gradient_copy_bytes for w in rank.weights)
+    assert copies == sum(w.main_copy_bytes for w in rank.weights) > 0
     played, without = play_memory(rank), play_memory(describe_ranks(of("fp32"))[0])
     grads = [sum(flat.grads for flat in one.flat_buffers) for one in (rank, describe_ranks(of("fp32"))[0])]
     assert played.allocated_between_steps - without.allocated_between_steps == pytest.approx(

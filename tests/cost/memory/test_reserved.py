@@ -89,7 +89,7 @@ def test_holes_are_there_beside_what_is_larger() -> None:
     assert most[0, 1] == pytest.approx((4.0 + 3.0 * 2.0 / 8.0 * 448.0 / 816.0) * params, rel=0.002)
     assert np.all(ahead <= most)
     alive = alive_of(5.0 * params, 4.5 * params)
-    assert np.all(native_allocator_bytes(some, alive) >= alive.most)
+    assert np.all(native_allocator_bytes(some, alive) >= alive.overall)
     assert float(bytes_taken_of_segments(np.array([11.0 * 2**20]))[0]) == 12 * 2**20
 
 

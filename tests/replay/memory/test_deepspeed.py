@@ -18,7 +18,7 @@ from mofa.replay.memory.deepspeed import BUCKET, _part_of, all_gather_sizes, gro
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.skipped_rounds import RoundSkipper
-from mofa.replay.memory.stage_outputs import LateFrees
+from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.from_estimator import describe_ranks
 from mofa.search.one_strategy import strategy_row
@@ -132,7 +132,7 @@ def test_bf16_gradients_are_copied_to_be_reduced() -> None:
     copied where it is."""
     blocking = replace(_several("zero1", 4, 4), casts_to_reduce=True)
     assert _optimizer(blocking)[:4] == [800, 800, -800, -800]
-    wide = replace(blocking, weights=tuple(w._replace(param=600 * MIB) for w in blocking.weights))
+    wide = replace(blocking, weights=tuple(w._replace(param_bytes=600 * MIB) for w in blocking.weights))
     assert _optimizer(wide)[:8] == [600, -600] * 4
     assert _optimizer(replace(wide, launch_blocking=False))[:8] == [600] * 4 + [-600] * 4
 
@@ -141,15 +141,15 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
     """The device takes ten times as long as the host: 30 MiB that were summed are not free when a backward begins,
     and are when a forward does, whose micro-batch the host waits to load; in the first step too."""
     toy = _toy("zero1", 2)
-    block = replace(toy.chunks[0][0].trace, reduced=frozenset({"kept"}), launches=(10.0, 10.0, 0.0))
+    block = replace(toy.chunks[0][0].trace, all_reduced_in_place=frozenset({"kept"}), launches=(10.0, 10.0, 0.0))
     rank = replace(toy, chunks=((RankBlock("block 0", block),),), device_over_host_time=10.0)
 
     def waits(rank: Rank, step: int) -> list[int]:
         state = RankState(rank, Allocator(None))
         state.step = step
-        sends = LateFrees(state)
+        sends = DeferredFrees(state)
         sends.after_block("forward", rank.chunks[0][0])
-        sends.free_late(state.allocate(30 * MIB, off_tape_instruction(GRADIENTS, "toy", "test"))[0])
+        sends.free_once_device_passed(state.allocate(30 * MIB, off_tape_instruction(GRADIENTS, "toy", "test"))[0])
         counts = [len(sends.waiting)]
         sends.before_computation("B")
         counts.append(len(sends.waiting))
@@ -164,7 +164,7 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
 
 def test_a_norm_is_in_a_group_of_its_own() -> None:
     """Five matrices and a norm between them: two, three and the norm."""
-    weights = [Weight(str(n), MIB, 0, 0, 0, flat=n == 2) for n in range(6)]
+    weights = [Weight(str(n), MIB, 0, 0, 0, is_1d=n == 2) for n in range(6)]
     assert groups_of(weights) == ((0, 1), (3, 4, 5), (2,))
 
 

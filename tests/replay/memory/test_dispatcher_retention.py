@@ -154,7 +154,7 @@ def test_at_the_optimizers_step_all_of_it_is_there() -> None:
     """A micro-batch of 4 x 4096 tokens, 512 wide: two tensors in bf16 of each layer, in every chunk."""
     for pp, vpp in ((1, 1), (2, 4)):
         rows = composed_rows(_estimator(pp, vpp, 8, "full"))
-        assert Retention(rows).at_rest.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
+        assert Retention(rows).between_steps.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
     assert not Retention(composed_rows(_estimator(1, 1, 8, "selective")))
 
 

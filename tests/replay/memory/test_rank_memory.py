@@ -25,7 +25,7 @@ from mofa.replay.memory.rank_memory import RankMemoryReplay, ReplayedRankMemory,
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import STEADY_FORWARDS, RoundSkipper
-from mofa.replay.memory.stage_outputs import LateFrees
+from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.from_estimator import allocator_capacity_bytes, composed_rows, describe_ranks
 from mofa.replay.time.step import replay_time
@@ -196,7 +196,7 @@ def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
     The output that the schedule has in its variable counts too, from the latest micro-batch."""
     rank = replace(describe_ranks(load("tt2-pp2-yi9b-12l-2k").estimator)[0], device_over_host_time=1.01)
     state = RankState(rank, Allocator())
-    sends, state.step = LateFrees(state), 2
+    sends, state.step = DeferredFrees(state), 2
     states = []
     for launched in (100.0, 200.0, 102_400.0, 204_800.0):
         sends.launched = launched
@@ -331,14 +331,14 @@ def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
     toy = _toy(1)
     weights = (
         Weight("block 0 w", 20 * MIB, 0, 20 * MIB, 100 * MIB),
-        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, own_optimizer=True),
+        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, has_expert_optimizer=True),
     )
     states = (4 * 20 + 2 * 20) * MIB  # two moments of each, the parameters
     gradient = 20 * MIB
     one = play_memory(replace(toy, weights=weights))
     assert one.peak.where == "optimizer step"
     assert one.peak.allocated == 64 * MIB + states + gradient + 200 * MIB
-    together = play_memory(replace(toy, weights=(weights[0], weights[1]._replace(own_optimizer=False))))
+    together = play_memory(replace(toy, weights=(weights[0], weights[1]._replace(has_expert_optimizer=False))))
     assert together.peak.allocated == one.peak.allocated + 100 * MIB
 
 

@@ -19,7 +19,7 @@ from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
-from mofa.replay.memory.stage_outputs import LateFrees
+from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.from_estimator import describe_ranks
 from mofa.search.one_strategy import strategy_row
 from tests.replay.runs import load
@@ -42,11 +42,11 @@ def test_a_block_that_was_sent_waits_for_the_device_by_hand() -> None:
     (rank,) = describe_ranks(of("ring"))
     piece = replace(rank.chunks[0][1], paces=(Pace(0.003, 0.001), Pace(0.003, 0.001)))
     state = RankState(rank, Allocator())
-    sends = LateFrees(state)
+    sends = DeferredFrees(state)
     for step, waits in ((1, False), (2, True)):
         state.step = step
         block, _ = state.allocate(30 * MIB, off_tape_instruction(ACTIVATIONS, "buffer", "test"))
-        sends.free_late(block, sent=True)
+        sends.free_once_device_passed(block, sent=True)
         assert block.state == (WAITING if waits else FREE)
         assert not state.a.allocated
         for passed in range(1, 4):
@@ -154,4 +154,4 @@ def test_repeating_what_is_sent_is_playing_it(
 def test_no_other_exchange_sends() -> None:
     for kind in ("allgather", "a2a"):
         (rank,) = describe_ranks(of(kind))
-        assert not any(piece.trace.sent for chunk in rank.chunks for piece in chunk)
+        assert not any(piece.trace.recorded_on_nccl_stream for chunk in rank.chunks for piece in chunk)

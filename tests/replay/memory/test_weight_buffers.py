@@ -40,7 +40,7 @@ TRACES = MEASURED.parent / "traces"
 def test_the_optimizer_steps_as_recorded(name: str, rank: int) -> None:
     """foreach AdamW roots its second moments into a temporary each: sizes and order of all of a MiB or more."""
     run = load(name)
-    mine = [w.temporary for w in weights_in_step_order(describe_ranks(run.estimator)[rank])]
+    mine = [w.temporary_bytes for w in weights_in_step_order(describe_ranks(run.estimator)[rank])]
     with gzip.open(TRACES / f"{name}.{2 * rank}.json.gz") as file:
         rows = json.load(file)["allocations"]
     recorded = [

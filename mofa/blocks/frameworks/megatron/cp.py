@@ -155,7 +155,7 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
         # the first step's output, and from the third step on one more; back a buffer of the exchange is there as long
         partial = where(s.ring, where(cp > 2, 2.0, 1.0) * s.out, 0.0)
         sent = where(s.ring, 2.0 * s.kv, 0.0)
-        first = (b.tensor("attn.partial", partial, grad_bytes=sent, grad_sent=s.ring),)
+        first = (b.tensor("attn.partial", partial, grad_bytes=sent, grad_recorded_on_nccl_stream=s.ring),)
         body = Attention(
             ctx.micro_batch, heads, length, pairs * share, a.d_qk, a.d_v, kv_heads=kv_heads, backend=backend
         )
@@ -209,7 +209,11 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
     arrived: list[str] = []
     if any_true(s.ring):
         joined = b.tensor(
-            "attn.kv_joined", where(s.ring, where(cp > 2, 2.0, 1.0) * s.kv, 0.0), "buffer", grad=False, sent=s.ring
+            "attn.kv_joined",
+            where(s.ring, where(cp > 2, 2.0, 1.0) * s.kv, 0.0),
+            "buffer",
+            grad=False,
+            recorded_on_nccl_stream=s.ring,
         )
         b.add(Op("attn.kv_join", "memory_bound", MemoryBound(where(s.ring, 2.0, 0.0) * s.kv, "copy"), (k, v), (joined,),
                  launches=where(s.ring, 1.0, 0.0)))  # fmt: skip
@@ -217,9 +221,11 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
             3, int(np.max(where(s.ring, cp, 0.0)))
         ):  # later steps receive in new buffers, in the turn of two variables
             passed = b.tensor(f"attn.kv_step{step}", where(s.ring & (cp > step), s.kv, 0.0), "buffer", grad=False,
-                              sent=s.ring & (cp > step))  # fmt: skip
+                              recorded_on_nccl_stream=s.ring & (cp > step))  # fmt: skip
             b.add(Op(passed, "memory_bound", None, (), (passed,), launches=0, present=s.ring & (cp > step)))
-        received = b.tensor("attn.kv_received", where(s.ring, s.kv, 0.0), "buffer", grad=False, sent=s.ring)
+        received = b.tensor(
+            "attn.kv_received", where(s.ring, s.kv, 0.0), "buffer", grad=False, recorded_on_nccl_stream=s.ring
+        )
         b.add(Op("attn.kv_ring", "cp", Collective("send_recv", "cp", steps * s.kv), (joined,), (received,),
                  present=s.ring, stream="cp", launches=2.0 * steps))  # fmt: skip
         arrived += [joined, received]
@@ -259,7 +265,7 @@ def _turned(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[st
     ):  # fmt: skip
         out = b.tensor(
             f"attn.{name}.turned", where(s.ring, 0.0, nbytes), grad_bytes=grad_bytes,
-            grad_sent=s.ring if exchange else False,
+            grad_recorded_on_nccl_stream=s.ring if exchange else False,
         )  # fmt: skip
         turned.append(
             b.add(Op(f"attn.{name}.turn", "memory_bound", None, (x,), (out,), view=other, launches=0, back=exchange))

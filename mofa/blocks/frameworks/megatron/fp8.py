@@ -59,7 +59,7 @@ def recipe_of(ctx: Context) -> Fp8Recipe:
 
 def _one_copy(ctx: Context) -> bool:
     """Where products with one scale a tensor take any layout, one copy is both."""
-    return recipe_of(ctx).gathers_rows_alone and not ctx.fp8_transposes
+    return recipe_of(ctx).gathers_row_copy_only and not ctx.fp8_transposes
 
 
 def cast_input(
@@ -92,7 +92,7 @@ def cast_input(
         _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
         regathered, ops = _gathered(b, ctx, recipe, row, f"{name}.again", gathered, gathers)
         return Fp8Input(row, (row,), ops, (), regathered)
-    alone = recipe.gathers_rows_alone
+    alone = recipe.gathers_row_copy_only
     cast_alone = _rows_alone(recipe, gathers)
     column = b.tensor(f"{name}.fp8_t", _copy_bytes(recipe, where(cast_alone, 0.0, elements)), grad=False)
     if not alone or gathers is False:
@@ -116,14 +116,14 @@ def _cast_again(
     gathers: BoolK,
 ) -> Fp8Input:  # fmt: skip
     """An input that is kept in bf16 and cast once more backward: to columns, or to rows that are gathered."""
-    alone = recipe.gathers_rows_alone
+    alone = recipe.gathers_row_copy_only
     rows = b.tensor(f"{name}.again.fp8", _copy_bytes(recipe, elements if alone else 0.0), grad=False)
     column_elements = where(_rows_alone(recipe, gathers), 0.0, 0.0 if _one_copy(ctx) else elements)
     column = b.tensor(f"{name}.again.fp8_t", _copy_bytes(recipe, column_elements), grad=False)
     copies = where(_rows_alone(recipe, gathers), 1.0, 1.0 if _one_copy(ctx) or not alone else 2.0)
     like = recipe.column_cast
     moved = MemoryBound(recipe.cast_moved_bytes(0) * elements + copies * elements, like)
-    cast = Op(f"{name}.again.cast", "memory_bound", moved, (x,), (rows, column), launches=recipe.launches)
+    cast = Op(f"{name}.again.cast", "memory_bound", moved, (x,), (rows, column), launches=recipe.kernels_per_cast)
     if gathers is False:
         return Fp8Input(row, (x,), (cast,), (), rows if _one_copy(ctx) else column)
     source = rows if alone else column
@@ -161,7 +161,7 @@ def cast_gradient(
     if gathers is False:
         return Fp8OutputGradient(cast, row, column)
     full, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
-    if recipe.gathers_rows_alone:
+    if recipe.gathers_row_copy_only:
         turned, turn = _transposed(b, column, full, base, gathered, gathers)
         if ctx.framework.tp_overlap:  # user buffers hold one copy, which is transposed behind the product
             return Fp8OutputGradient((*before, *cast, *ops), full, turned, turn)
@@ -239,7 +239,7 @@ def expert_operands(
         return x, (x,), None
     moved, memory_rows = rows
     passes = moved
-    if ctx.fp8.casts_ragged_slower:  # an expert's padded rows seldom fill its last block
+    if ctx.fp8.casts_ragged_blocks_slower:  # an expert's padded rows seldom fill its last block
         passes = moved * (1.0 + (1.0 - ALIGNED_ROWS / BLOCK) * (ctx.kernels.ragged_block_cast.value - 1.0))
     operand = cast_input(b, ctx, x, name, memory_rows * inner, moved=passes * inner, experts=ctx.local_experts)
     received = cast_gradient(b, ctx, name, memory_rows * out, moved=passes * out, experts=ctx.local_experts)
@@ -252,7 +252,7 @@ def _copy_bytes(recipe: Fp8Recipe, elements: FloatK) -> FloatK:
 
 def _rows_alone(recipe: Fp8Recipe, gathers: BoolK) -> BoolK:
     """Where a cast makes no column-wise copy, because rows are gathered and transposed then."""
-    return gathers if recipe.gathers_rows_alone else False
+    return gathers if recipe.gathers_row_copy_only else False
 
 
 def _cast(
@@ -268,7 +268,7 @@ def _cast(
         work = MemoryBound(2.0 * (copies - 1.0) * moved, "fp8_transpose")
         return (Op(name, "memory_bound", work, reads, writes, launches=copies - 1.0, back=VIEW),)
     known = recipe.amax_bytes if norm_does == "finds amax" else 0.0
-    launches: FloatK = recipe.launches - (1 if norm_does == "finds amax" else 0)
+    launches: FloatK = recipe.kernels_per_cast - (1 if norm_does == "finds amax" else 0)
     together = TENSORS_PER_CAST if recipe.casts_experts_together else 1.0
     launches = launches * ceil(experts / together)
 
@@ -276,7 +276,7 @@ def _cast(
         nbytes = (recipe.cast_moved_bytes(0) - known + copies) * moved
         return MemoryBound(where(runs, nbytes, 0.0), like), where(runs, launches, 0.0)
 
-    rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.both_cast, logical_not(alone))
+    rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.row_and_column_cast, logical_not(alone))
     if all_true(alone):
         return (Op(name, "memory_bound", rows[0], reads, writes, launches=rows[1], back=VIEW),)
     made = Op(name, "memory_bound", both[0], reads, writes, launches=both[1], back=VIEW)
@@ -335,7 +335,9 @@ def _gathered(
     """A copy gathered over the sequence shards, where they are; ``columns`` lie shard by shard until put in order."""
     if gathers is False:
         return source, ()
-    out = b.tensor(f"{name}.gathered", _copy_bytes(recipe, elements), grad=False, shelved=gathers if columns else False)
+    out = b.tensor(
+        f"{name}.gathered", _copy_bytes(recipe, elements), grad=False, held_by_watchdog=gathers if columns else False
+    )
     work = Collective("all_gather", "tp", _copy_bytes(recipe, elements))
     return out, (Op(f"{name}.all_gather", "tp", work, (source,), (out,), present=gathers, stream="tp"),)
 
@@ -345,8 +347,8 @@ def _shelve(b: TapeBuilder, recipe: Fp8Recipe, shard: str, gathers: BoolK) -> No
     only the outer handle is waited for (te distributed.py, ``_start_all_gather_fp8_blockwise``; torch
     distributed_c10d.py, ``_coalescing_manager`` with a device). A forward's is given up afterwards, as are a backward's
     both; what was kept of an input is cleared, and with it the copy that the collective has."""
-    if not recipe.gathers_rows_alone:
-        b.tensors[shard] = b.tensors[shard]._replace(shelved=gathers)
+    if not recipe.gathers_row_copy_only:
+        b.tensors[shard] = b.tensors[shard]._replace(held_by_watchdog=gathers)
 
 
 def _transposed(

@@ -142,7 +142,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     )  # fmt: skip
     if name == "mid":  # once a layer
         add_module_python(b, "layer", module_call(ctx, "layer"))
-        if ctx.fp8 is not None and ctx.fp8.context_each_layer:
+        if ctx.fp8 is not None and ctx.fp8.enters_context_each_layer:
             add_module_python(b, "layer.fp8_context", module_call(ctx, "fp8_context"))
     return out
 

@@ -37,9 +37,9 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     Of the rows: every tp rank routes all tokens where the experts are split by tp or not at all by ep, else its share
     of them; the buffer that puts rows in order holds all tokens' either way.
     """
-    with b.in_step("routed"):
+    with b.in_layer_step("routed"):
         out = _moe(b, ctx, h)
-    with b.in_step("relayout"):
+    with b.in_layer_step("relayout"):
         return scatter_sequence(b, ctx, out, "moe", float(ctx.model.hidden))
 
 
@@ -53,9 +53,9 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     sent, everyone = ctx.shard_tokens * spec.top_k * ctx.etp, t * spec.top_k
     put = PUT[element]
     deepep = ctx.framework.dispatcher == "deepep"
-    with b.in_step("relayout"):
+    with b.in_layer_step("relayout"):
         full = gather_sequence_local(b, ctx, h, "moe", hidden)
-    with b.in_step("router"):
+    with b.in_layer_step("router"):
         scores, order = router(b, ctx, full, sent)
     routed = b.tensor("moe.routed", sent * row)
     index = b.tensor("moe.index", 8.0 * sent, grad=False)
@@ -66,7 +66,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
              back=OpBackward(2 * sent * hidden, 6, like="index_backward")))  # fmt: skip
     routed_view = b.tensor("moe.routed_held", sent * row, grad=False)
     split = (ctx.tp > 1) & (ctx.etp > 1)  # the experts' weights: each rank has a part of the rows' gradients
-    with b.in_step("relayout"):
+    with b.in_layer_step("relayout"):
         sent_rows = sum_gradients(b, routed, "moe.routed", sent * row, split)
     b.add(Op("moe.hold", "memory_bound", None, (routed,), (routed_view,), view=True, launches=0))
     weights = expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
@@ -94,7 +94,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     b.add(Op("moe.permute", "memory_bound", MemoryBound(2 * padded_time * row, "permute"), (extended, fill), (x,),
              (fill,), scratch=(memory_rows + 1.0) * row, launches=2, present=permutes,
              back=_added_to_rows(padded_time * hidden, element), routing="permute"))  # fmt: skip
-    with b.in_step(""):
+    with b.in_layer_step(""):
         if in_turn:
             y = loop_over_experts(b, ctx, x, rows, padded, weights)
         else:
@@ -119,7 +119,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     shared = ""
     if spec.shared_hidden:
         width = spec.shared_hidden / ctx.tp
-        with b.in_step(""):
+        with b.in_layer_step(""):
             shared = feed_forward(b, ctx, full, "shared", width, registered_at=SHARED_EXPERTS, partial=ctx.has_tp,
                                   fused=ctx.framework.compile, activation="shared_activation")  # fmt: skip
     ordered = b.tensor("moe.ordered", everyone * row)
@@ -155,7 +155,7 @@ def router(b: TapeBuilder, ctx: Context, x: str, sent: FloatK) -> tuple[str, str
     spec = ctx.model.moe
     assert spec is not None
     t, count = ctx.tokens, float(spec.num_experts)
-    with b.in_step("gate"):
+    with b.in_layer_step("gate"):
         logits = linear(b, ctx, x, "router.gate", m=t, n=count, k=float(ctx.model.hidden), wide_input=True,
                         registered_at=ROUTER)  # fmt: skip
     scores = b.tensor("router.scores", 4.0 * t * count)

@@ -73,32 +73,32 @@ class DistinctStages:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StageLayers:
     """Layer counts of the candidates of one pp x vpp on the stages that are shown: (n, kinds, R) unless said."""
 
     stages: Stages
     shown: DistinctStages
-    plain: ArrayN
+    base_mode: ArrayN
     """Layers that run in the base mode."""
-    full: ArrayN
+    fully_recomputed: ArrayN
     """Layers that are recomputed whole."""
-    plain_in_flight: ArrayN
-    full_in_flight: ArrayN
+    base_mode_in_flight: ArrayN
+    fully_recomputed_in_flight: ArrayN
     last_in_flight: ArrayN
     """Micro-batches of the last chunk in flight. (n, R)"""
     layers_behind: ArrayN
     """As :attr:`mofa.cost.stages.Stages.layers_behind`. (kinds, kinds, R)"""
-    full_by_chunk: ArrayN
+    fully_recomputed_by_chunk: ArrayN
     """Layers that are recomputed whole under each choice of recomputation. (choices, kinds, R, vpp)"""
     recompute_choice: NDArray[np.intp]
     """Each candidate's choice. (n,)"""
-    any_plain: bool
-    any_full: bool
+    any_base_mode: bool
+    any_fully_recomputed: bool
     """Whether any candidate has layers of either sort."""
 
     @property
     def layer_counts(self) -> ArrayN:
-        return self.plain + self.full
+        return self.base_mode + self.fully_recomputed
 
     @property
     def head_position(self) -> int:
@@ -146,9 +146,9 @@ class Layout:
         return self.stages.feeds_own_chunk[self.shown.shown_stages]
 
 
-def layout(
+def count_stage_layers(
     table: StrategyTable, stages: Stages, schedule: str, num_micro_batches: IntN, *, every_stage: bool = True
-) -> Layout:  # fmt: skip
+) -> StageLayers:  # fmt: skip
     """Gather the layer counts of each candidate: which layers it recomputes, how many micro-batches are in flight."""
     pp, vpp = stages.pp, stages.vpp
     has_full = np.array([recomputes_layers_whole(spec) for spec in table.recompute_modes])[table.recompute]
@@ -168,7 +168,7 @@ def layout(
     plain = stages.counts[:, shown.shown_stages] - full
     plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)
     full_fl = np.einsum("ukrc,brc->ubkr", full, flight)
-    return Layout(
+    return StageLayers(
         stages, shown, _given(plain.sum(axis=3), which), _given(full.sum(axis=3), which),
         plain_fl[which, batch_of], full_fl[which, batch_of], flight[:, :, -1][batch_of],
         stages.layers_behind[:, :, shown.shown_stages], full, which, bool(plain.any()), bool(full.any()),
