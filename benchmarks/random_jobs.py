@@ -18,11 +18,11 @@ from mofa.errors import MofaError, SpecError
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.legality.step_length import computations
-from mofa.specs.complete import default_zero
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
 from mofa.specs.framework_offers import OFFERED
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import COLUMNS, CP_KINDS, FrameworkOptions, RecomputeSpec, StrategyTable
+from mofa.specs.strategy_defaults import default_zero
 from mofa.specs.workload import WorkloadSpec
 
 ROOT = Path(__file__).parents[1]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.rank.of_plan import outside_allocator_bytes, ranks_of
+from mofa.replay.rank.from_estimator import describe_ranks, outside_allocator_bytes
 from mofa.replay.time.step import replay_time
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import routing_loads_by_ep
@@ -258,7 +258,7 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
     assert detail is not None
     expandable = case.job.framework.allocator == "expandable"
     recordings = SharedRecordings()
-    ranks = [play_memory(rank, expandable=expandable, recordings=recordings) for rank in ranks_of(estimator)]
+    ranks = [play_memory(rank, expandable=expandable, recordings=recordings) for rank in describe_ranks(estimator)]
     context, communicators = outside_allocator_bytes(estimator)
     reserved = max(rank.peak_reserved for rank in ranks)
     device = context + max(rank.peak_reserved + held for rank, held in zip(ranks, communicators, strict=True))

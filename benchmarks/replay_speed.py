@@ -17,11 +17,11 @@ from unittest import mock
 import numpy as np
 
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.of_plan import rank_maker
+from mofa.replay.rank.from_estimator import rank_describer
 from mofa.replay.replayer import Replayer
 from mofa.search.entry_points import find_plans
 from mofa.search.rerank import REPLAYED, replay_best
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.search.to_plan.builder import Candidate
 from mofa.search.workers import Workers, cores
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -36,7 +36,7 @@ def replayer(workload: str, gpus: int, batch: int, strategy: str, layers: int | 
     """A plan of Megatron's, to be played."""
     changes = {"model": {"num_layers": layers}} if layers else None
     job = load_workload(workload, global_batch=batch, overrides=changes)
-    return Replayer(estimator_of(job, load_cluster("h200-hgx", gpus), load_framework("megatron"), strategy))
+    return Replayer(strategy_estimator(job, load_cluster("h200-hgx", gpus), load_framework("megatron"), strategy))
 
 
 def whole(one: Replayer) -> None:
@@ -98,7 +98,7 @@ def rounds() -> None:
     changed: list[tuple[float, float]] = []
     spent = np.zeros(2)
     for one in best_plans(*SEARCHES[0])[:REPLAYED]:
-        make = rank_maker(one.estimator)
+        make = rank_describer(one.estimator)
         pp = int(one.job[3].pp[0])
         for r in sorted({0, 1, pp // 2, pp - 1}):
             rank = make(r)

@@ -22,10 +22,10 @@ from mofa.calibrate.fits.profile import (
     fp8_products,
     gpu_curves,
     gpu_profile,
+    memory_bound_fact,
     merge_curves,
     node_profile,
     round_numbers,
-    stream_fact,
     with_clock_shares,
 )
 from mofa.calibrate.fits.published_kernels import fit_published_kernels
@@ -315,7 +315,7 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     }
     for measured, measured_in in ((own, source), *(fitted([name]) for name in H100_TE_MORE)):
         made["curves"]["stream"] |= {
-            key: stream_fact(key, one, measured_in)
+            key: memory_bound_fact(key, one, measured_in)
             for key, one in measured.memory_bound.items()
             if key.startswith(OF_TE)
         }

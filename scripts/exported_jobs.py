@@ -90,7 +90,7 @@ def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, 
         f"{version}, {datetime.now(tz=UTC):%Y-%m-%d}"
     )
     return Record(
-        run=run.spelled_out(), measured=measured_of(ranks_left), environment=environment, source=source,
+        run=run.with_full_specs(), measured=measured_of(ranks_left), environment=environment, source=source,
         split="judging", trainer=trainer,
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int
     import mofa
     from mofa.report.figures.pareto import plot_pareto
     from mofa.report.figures.time_breakdown import plot_time_breakdown
-    from mofa.report.words import strategy_lines
+    from mofa.report.phrases import strategy_lines
 
     job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)
     search = mofa.find_plans(job, machines, top=5)

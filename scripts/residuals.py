@@ -20,8 +20,8 @@ from mofa.report.save import write_atomic
 from mofa.specs.residuals import FILE, STEPS_FILE
 from mofa.validate.all_runs import reference_runs
 from mofa.validate.bands import fit_step_residuals, residuals_csv, step_residual_of
+from mofa.validate.run_processes import RunProcesses
 from mofa.validate.score import score_references
-from mofa.validate.spread import RunProcesses
 from mofa.validate.validation_report import RunScore
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +34,7 @@ def fitting_runs(processes: int | None = None) -> list[RunScore]:
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
         found, _ = reference_runs(ROOT / "reference_runs", Path(scratch), spread=spread)
         runs, _ = score_references([reference for reference in found if reference.split == "fitting"], spread=spread)
-    return [run for run in runs if not run.is_traced]
+    return [run for run in runs if not run.ran_under_profiler]
 
 
 def device_memory(runs: list[RunScore]) -> dict[str, object]:

@@ -60,8 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the collector of cycles need not look at them again and again.
 
-    Nothing stays frozen: :func:`mofa.replay.garbage_collection.no_collection` would count it each time, 0.04 s, and
-    would leave to the collector as young what it else calls old.
+    Nothing stays frozen: :func:`mofa.replay.garbage_collection.without_collection` would count it each time, 0.04 s,
+    and would leave to the collector as young what it else calls old.
     """
     gc.collect()
     gc.freeze()

@@ -172,7 +172,7 @@ class Renamed:
             self.of(name): tensor._replace(name=self.of(name), weight=self.of(tensor.weight))
             for name, tensor in tape.tensors.items()
         }
-        inputs, outputs, lingers = map(self.all_of, (tape.inputs, tape.outputs, tape.lingers))
+        inputs, outputs, lingers = map(self.all_of, (tape.inputs, tape.outputs, tape.retained_by_dispatcher))
         return Tape(tuple(map(self.op, tape.ops)), tensors, inputs, outputs, lingers)
 
     def block(self, block: BlockTapes) -> BlockTapes:

@@ -9,14 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypedDict
 
-from mofa.blocks.checkpoint_frames import Frame
+from mofa.blocks.checkpoint_frames import CheckpointGroup
 from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import GRADIENT, RENEWAL, Op, Tape, Tensor
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, without_unread_last_ops
 from mofa.blocks.roles import WEIGHT_ROLES, LayerStep, Part
 from mofa.blocks.saved_tensors import SavedTensors
-from mofa.blocks.work import BACK_FORMATS, Attention, Collective, CollectiveKind, Gemm, Grouped, HostSync, Stream
+from mofa.blocks.work import (
+    BACK_FORMATS,
+    Attention,
+    Collective,
+    CollectiveKind,
+    Gemm,
+    GroupedGemm,
+    HostSync,
+    MemoryBound,
+)
 
 DUAL: dict[CollectiveKind, CollectiveKind] = {
     "all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_reduce": "all_reduce",
@@ -74,7 +83,7 @@ class _Differentiator(SavedTensors):
             self._issue(op, began)
             self.ops += self.let_go
             self.let_go = []
-            if group in self.framed and op.name == self.framed[group].first:
+            if group in self.framed and op.name == self.framed[group].first_op:
                 self._return_from(group)
         ops = tuple(self.ops)
         if self.recompute.early_stop:
@@ -85,11 +94,11 @@ class _Differentiator(SavedTensors):
 
     def _issue(self, op: Op, began: int) -> None:
         """A module's call issues its way back too; autograd's sums are no part of it, nor what is made again."""
-        for i in range(max(began - len(WEIGHT_ROLES), 0), len(self.ops)) if op.call is not None else ():
+        for i in range(max(began - len(WEIGHT_ROLES), 0), len(self.ops)) if op.module_call is not None else ():
             new = self.ops[i]
             others = new.repeated or new.role == "sum"
-            if new.call is None and (i >= began or new.stream == "tp") and not others:
-                self.ops[i] = new._replace(call=op.call)
+            if new.module_call is None and (i >= began or new.stream == "tp") and not others:
+                self.ops[i] = new._replace(module_call=op.module_call)
 
     def _return_from(self, group: str) -> None:
         """The end of a checkpoint's backward, up to which its frame holds what it has."""
@@ -104,7 +113,7 @@ class _Differentiator(SavedTensors):
         if self.group_of.get(RENEWAL) == group:
             self.lingers = self._dispatcher_leftovers(frame)
 
-    def _dispatcher_leftovers(self, frame: Frame) -> tuple[str, ...]:
+    def _dispatcher_leftovers(self, frame: CheckpointGroup) -> tuple[str, ...]:
         """The gradient and the value of what a checkpoint around a dispatcher of tokens was given, as they go.
 
         The dispatcher keeps the probabilities that were made again, and by their graph the detached input at its end
@@ -121,7 +130,7 @@ class _Differentiator(SavedTensors):
         _, nbytes, kind, _, grad_bytes, _, sent, *_ = self.forward.tensors[like]
         if grad_bytes is not None:
             nbytes, kind = grad_bytes, "activation"
-        self.tensors[name] = Tensor(name, nbytes, kind, False, sent=sent)
+        self.tensors[name] = Tensor(name, nbytes, kind, False, recorded_on_nccl_stream=sent)
         return name
 
     # -- gradients
@@ -145,7 +154,7 @@ class _Differentiator(SavedTensors):
         in_place = self._root(self.grads[name]) not in self.given
         self.ops.append(
             Op(f"accumulate {name} at {op.name}", "memory_bound",
-               Stream(3.0 * self.tensors[total].bytes, "residual_add"), reads=(self.grads[name], given),
+               MemoryBound(3.0 * self.tensors[total].bytes, "residual_add"), reads=(self.grads[name], given),
                writes=(total,), present=gives, view=in_place, launches=op.expert_loops, expert_loops=op.expert_loops,
                role="sum", step=op.step, casts_for=op.casts_for, sum_of=self.forward.tensors[name].use,
                adds_to_view=op.step == "folded_product" and self.grads[name] not in self.sums)
@@ -174,7 +183,7 @@ class _Differentiator(SavedTensors):
         if isinstance(op.work, Gemm) and not op.weight:
             self._product(op, dys[0])
             return
-        if isinstance(op.work, (Gemm, Grouped)):
+        if isinstance(op.work, (Gemm, GroupedGemm)):
             self._linear(op, dys[0])
             return
         saved = tuple([self._saved(op, s) for s in op.saves])
@@ -201,7 +210,8 @@ class _Differentiator(SavedTensors):
             self.ops.append(
                 Op(name, op.family, op.work.back(), (*dys, *saved), given,
                    scratch=back.scratch if back else 0.0, launches=back.launches if back else 1, present=op.present,
-                   stream=op.stream, functions=op.functions, guarded=op.guarded, role="backward", origin=op.name,
+                   stream=op.stream, autograd_functions=op.autograd_functions, guarded_calls=op.guarded_calls,
+                   role="backward", origin=op.name,
                    **_belonging(op))
             )  # fmt: skip
         else:
@@ -232,11 +242,12 @@ class _Differentiator(SavedTensors):
     def _stream(self, op: Op, name: str, dys: tuple[str, ...], saved: tuple[str, ...], given: tuple[str, ...]) -> None:
         back = op.back
         if back is not None and back.work is not None:
-            reads = (*saved, *dys) if back.over_saved else (*dys, *saved)
+            reads = (*saved, *dys) if back.overwrites_saved else (*dys, *saved)
             self._launch(
                 Op(name, back.family or op.family, back.work, reads, given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream,
-                   functions=op.functions, guarded=op.guarded, order=back.order, pool=back.pool, role="backward",
+                   autograd_functions=op.autograd_functions, guarded_calls=op.guarded_calls, order=back.order,
+                   pool=back.pool, role="backward",
                    origin=op.name, **_belonging(op))
             )  # fmt: skip
         elif back is None or not any_true(back.launches):
@@ -245,12 +256,14 @@ class _Differentiator(SavedTensors):
                     Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0, **_belonging(op))
                 )
         else:
-            sibling_grads = tuple(self.grads[x] for x in back.holds if x in self.grads)
+            sibling_grads = tuple(self.grads[x] for x in back.held_outputs if x in self.grads)
             self.ops.append(
                 Op(name, op.family, back.memory_bound_work(), (*dys, *sibling_grads, *saved), given,
                 scratch=back.scratch,
-                   launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
-                   guarded=op.guarded, expert_loops=op.expert_loops, nodes=back.nodes, pieces=op.pieces,
+                   launches=back.launches, present=op.present, stream=op.stream,
+                   autograd_functions=op.autograd_functions,
+                   guarded_calls=op.guarded_calls, expert_loops=op.expert_loops, autograd_nodes=back.autograd_nodes,
+                   split_views=op.split_views,
                    order=back.order, pool=back.pool, role="backward", origin=op.name, **_belonging(op))
             )  # fmt: skip
 
@@ -267,12 +280,12 @@ class _Differentiator(SavedTensors):
 
     def _linear(self, op: Op, dy: str) -> None:
         work = op.work
-        assert isinstance(work, (Gemm, Grouped))
+        assert isinstance(work, (Gemm, GroupedGemm))
         (x,) = self._differentiable(op)[:1] or ("",)
         saved = [self._saved(op, s) for s in op.saves]
         again: list[str] = []
         of_grad, of_weight = dy, dy
-        prepared, names = op.prepared, {GRADIENT: dy, **dict(zip(op.saves, saved, strict=True))}
+        prepared, names = op.backward_preparation, {GRADIENT: dy, **dict(zip(op.saves, saved, strict=True))}
         if prepared is not None:
             self._prepare(op, (*prepared.gradient, *prepared.before_dgrad), names)
             of_grad = names.get(prepared.dgrad, prepared.dgrad)
@@ -290,20 +303,22 @@ class _Differentiator(SavedTensors):
         if x:
             given = self._give(op, x)
             if isinstance(work, Gemm):
-                dgrad: Gemm | Grouped = Gemm(work.m, work.k, work.n, formats[0], work.count, "dgrad")
+                dgrad: Gemm | GroupedGemm = Gemm(work.m, work.k, work.n, formats[0], work.count, "dgrad")
             else:
                 dgrad = replace(work, n=work.k, k=work.n, format=formats[0])
             self.ops.append(
                 Op(f"{op.name}.dgrad", op.family, dgrad, (of_grad,), (given,), launches=op.launches, present=op.present,
-                   functions=op.functions, guarded=op.guarded, choices=op.choices, loads=op.loads,
-                   loops_met=op.loops_met, expert_loops=op.expert_loops, role="dgrad", origin=op.name, **_belonging(op))
+                   autograd_functions=op.autograd_functions, guarded_calls=op.guarded_calls,
+                   kernel_choices=op.kernel_choices, kernel_loads=op.kernel_loads,
+                   mean_loops_before=op.mean_loops_before, expert_loops=op.expert_loops, role="dgrad", origin=op.name,
+                   **_belonging(op))
             )  # fmt: skip
         if prepared is not None:
             self._prepare(op, prepared.after_dgrad, names)
             of_weight = names.get(prepared.wgrad, prepared.wgrad)
             again = [names.get(prepared.input, prepared.input)] if prepared.input else again
         if isinstance(work, Gemm):
-            wgrad: Gemm | Grouped = Gemm(work.n, work.k, work.m, formats[1], work.count, "wgrad")
+            wgrad: Gemm | GroupedGemm = Gemm(work.n, work.k, work.m, formats[1], work.count, "wgrad")
         else:
             wgrad = replace(work, wgrad=True, format=formats[1])
         grad = f"dW:{op.name}"
@@ -311,7 +326,8 @@ class _Differentiator(SavedTensors):
         reads = (of_weight, *(again or saved), *((dy,) if of_weight != dy else ()))
         self.ops.append(
             Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present,
-               choices=op.choices, expert_loops=op.expert_loops, role="wgrad", origin=op.name, **_belonging(op))
+               kernel_choices=op.kernel_choices, expert_loops=op.expert_loops, role="wgrad", origin=op.name,
+               **_belonging(op))
         )  # fmt: skip
         self._accumulate_weight(op, grad)
         if x:
@@ -358,7 +374,7 @@ class _Differentiator(SavedTensors):
         fused = not any_true(op.weight_bytes)
         self.ops.append(
             Op(f"{op.name}.accumulate", op.family if fused else "memory_bound",
-               Stream(op.accumulate_bytes_per_param * op.weight_params, "te wgrad_add" if fused else "accumulate"),
+               MemoryBound(op.accumulate_bytes_per_param * op.weight_params, "te wgrad_add" if fused else "accumulate"),
                reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, expert_loops=op.expert_loops,
                role="accumulate", origin=op.name, **_belonging(op))
         )  # fmt: skip

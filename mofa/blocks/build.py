@@ -12,7 +12,7 @@ from mofa.blocks.elementwise import any_true
 from mofa.blocks.hooks import mark_saved_tensor_hooks
 from mofa.blocks.lifetimes import BlockLifetimes
 from mofa.blocks.moeblaze import dispatch_by_index
-from mofa.blocks.op import Back, Op, Tape, TapeBuilder, Tensor
+from mofa.blocks.op import Op, OpBackward, Tape, TapeBuilder, Tensor
 from mofa.blocks.parts import linear, memory_bound_op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.tp_overlap import with_tp_overlap
@@ -113,7 +113,7 @@ class AttentionSteps:
             work = Collective("all_reduce", "tp", 4.0 * ctx.tokens)
             x = b.add(
                 Op(f"{name}.sum_squares", "tp", work, (x,), (summed,), present=ctx.has_tp, view=True, stream="tp",
-                   back=Back(work=work, family="tp", present=ctx.has_tp, view=True, stream="tp"))
+                   back=OpBackward(work=work, family="tp", present=ctx.has_tp, view=True, stream="tp"))
             )  # fmt: skip
         return self.p.head_norm(b, ctx, x, name, heads / num_heads, float(num_heads * ctx.model.attention.d_qk))
 
@@ -189,7 +189,7 @@ def layer_forward_tape(ctx: Context, p: Primitives, kind: BlockKind, halves: Hal
     b = TapeBuilder()
     ctx = _without_rotation(ctx) if kind.unrotated else ctx
     hidden = float(ctx.model.hidden)
-    x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual, use="residual")
+    x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual_element_bytes, use="residual")
     p.begin_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
     shared = halves if halves is not None and not b.ops and b.mark is None else {}
     half = (kind.windowed, kind.unrotated)
@@ -224,11 +224,11 @@ def mtp_entry_tapes(ctx: Context, p: Primitives) -> BlockTapes:
     """
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
-    x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual, use="residual")
+    x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual_element_bytes, use="residual")
     token = p.norm(b, ctx, _embedded(b, ctx, p), "mtp.enorm", hidden)
     state = p.norm(b, ctx, x, "mtp.hnorm", hidden)
-    joined = b.tensor("mtp.joined", 2 * ctx.shard_tokens * hidden * ctx.element)
-    moved = 4 * ctx.shard_tokens * hidden * ctx.element
+    joined = b.tensor("mtp.joined", 2 * ctx.shard_tokens * hidden * ctx.activation_element_bytes)
+    moved = 4 * ctx.shard_tokens * hidden * ctx.activation_element_bytes
     memory_bound_op(b, "mtp.concat", (token, state), joined, bytes_=moved, back_bytes=moved)
     out = linear(b, ctx, joined, "mtp.project", m=ctx.shard_tokens, n=hidden, k=2 * hidden, saves=(joined,))
     forward = b.tape((x,), (out,))
@@ -247,7 +247,7 @@ def embedding_tapes(ctx: Context, p: Primitives) -> BlockTapes:
 def head_tapes(ctx: Context, p: Primitives) -> BlockTapes:
     """Final norm, output layer, loss."""
     b = TapeBuilder()
-    x = b.tensor("x", ctx.shard_tokens * float(ctx.model.hidden) * ctx.residual, use="residual")
+    x = b.tensor("x", ctx.shard_tokens * float(ctx.model.hidden) * ctx.residual_element_bytes, use="residual")
     loss = p.head(b, ctx, x)
     forward = b.tape((x,), (loss,))
     # a tied output layer is gathered and reduced like one of its own

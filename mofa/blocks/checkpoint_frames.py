@@ -9,24 +9,24 @@ from mofa.blocks.chunks import CHUNK
 from mofa.blocks.op import Tape
 
 
-class Frame(NamedTuple):
+class CheckpointGroup(NamedTuple):
     """A group's first op, what it reads of others and what others read of it."""
 
-    first: str
+    first_op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
-def checkpointed_groups(forward: Tape, group_of: Mapping[str, str]) -> dict[str, Frame]:
+def checkpointed_groups(forward: Tape, group_of: Mapping[str, str]) -> dict[str, CheckpointGroup]:
     """The groups whose checkpoint is a function, token chunks apart; ``group_of`` has each op's group."""
-    out: dict[str, Frame] = {}
+    out: dict[str, CheckpointGroup] = {}
     for group in {g for g in group_of.values() if g and not g.startswith(CHUNK)}:
         ops = [op for op in forward.ops if group_of[op.name] == group]
         made = dict.fromkeys(w for op in ops for w in op.writes)
         inputs = tuple(dict.fromkeys(r for op in ops for r in op.reads if r not in made))
         later = {r for op in forward.ops if group_of[op.name] != group for r in op.reads}
         outputs = tuple(w for w in made if w in later or w in forward.outputs)
-        out[group] = Frame(ops[0].name, inputs, outputs)
+        out[group] = CheckpointGroup(ops[0].name, inputs, outputs)
     return out
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mofa.blocks.elementwise import FloatK
-from mofa.blocks.op import Back, BackwardPreparation, Op, Tape, Tensor
+from mofa.blocks.op import BackwardPreparation, Op, OpBackward, Tape, Tensor
 from mofa.blocks.roles import RoutingStep
-from mofa.blocks.work import Attention, Collective, Gemm, Grouped, HostSync, Stream, Work
+from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostSync, MemoryBound, Work
 
 CHUNK = "token_chunk"
 """Regions of chunks begin with this: each is a checkpoint of its own, whatever else is recomputed."""
@@ -71,7 +71,12 @@ def split_into_token_chunks(forward: Tape, chunks: int, *, overlap: bool = False
     steps = [op.routing for op in forward.ops]
     start, end = min(steps.index(step) for step in FIRST if step in steps), steps.index("unpermute")
     body = forward.ops[start : end + 1]
-    prepared = [preparation for op in body if op.prepared is not None for preparation in op.prepared.ops()]
+    prepared = [
+        preparation
+        for op in body
+        if op.backward_preparation is not None
+        for preparation in op.backward_preparation.ops()
+    ]
     made = {name for op in (*body, *prepared) for name in op.writes}
     outside = tuple(dict.fromkeys(r for op in body for r in (*op.reads, *op.saves) if r not in made))
     (result,) = body[-1].writes
@@ -92,7 +97,7 @@ def split_into_token_chunks(forward: Tape, chunks: int, *, overlap: bool = False
         ops += [*(pieces[i + 1][:ahead] if i + 1 < chunks else []), *piece[ahead:]]
     parts = tuple(_part(result, i) for i in range(chunks))
     moved = 2.0 * tensors[result].bytes
-    ops.append(Op("moe.concat", "memory_bound", Stream(moved, "copy"), parts, (result,), region=body[0].region))
+    ops.append(Op("moe.concat", "memory_bound", MemoryBound(moved, "copy"), parts, (result,), region=body[0].region))
     ops += forward.ops[end + 1 :]
     return replace(forward, ops=tuple(ops), tensors=tensors)
 
@@ -112,7 +117,7 @@ def _split(tensors: dict[str, Tensor], name: str, chunks: int) -> Op:
     parts = tuple(_part(name, i) for i in range(chunks))
     for part in parts:
         tensors[part] = _portion(full, part, chunks)
-    back = Back(2.0 * full.bytes, 1, like="copy")
+    back = OpBackward(2.0 * full.bytes, 1, like="copy")
     return Op(f"moe.split {name}", "memory_bound", None, (name,), parts, view=True, launches=0, back=back, region="moe")
 
 
@@ -125,7 +130,7 @@ def _of_chunk(op: Op, i: int, chunks: int, split: set[str]) -> Op:
     return op._replace(
         name=_part(op.name, i), work=_smaller(op.work, chunks), reads=names(op.reads), writes=names(op.writes),
         saves=names(op.saves), scratch=op.scratch / chunks, region=f"{CHUNK}{i}", back=_smaller_back(op.back, chunks),
-        prepared=_of_chunk_prepared(op.prepared, i, chunks, split),
+        backward_preparation=_of_chunk_prepared(op.backward_preparation, i, chunks, split),
     )  # fmt: skip
 
 
@@ -143,7 +148,7 @@ def _of_chunk_prepared(
     return BackwardPreparation(gradient, dgrad, wgrad, before_dgrad, after_dgrad, source)
 
 
-def _smaller_back(back: Back | None, chunks: int) -> Back | None:
+def _smaller_back(back: OpBackward | None, chunks: int) -> OpBackward | None:
     if back is None:
         return None
     return back._replace(
@@ -155,9 +160,9 @@ def _smaller_back(back: Back | None, chunks: int) -> Back | None:
 def _smaller(work: Work | None, chunks: int) -> Work | None:
     """The same work on a part of the rows."""
     part: FloatK = 1.0 / chunks
-    if isinstance(work, Grouped):
+    if isinstance(work, GroupedGemm):
         return replace(work, rows=work.rows * part)
-    if isinstance(work, Stream):
+    if isinstance(work, MemoryBound):
         return work._replace(bytes=work.bytes * part, elements=work.elements * part, source=work.source * part)
     if isinstance(work, Collective):
         return work._replace(payload=work.payload * part)

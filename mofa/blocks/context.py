@@ -47,13 +47,13 @@ class Context:
     rows_time: ArrayK
     rows_memory: ArrayK
     imbalance: ArrayK
-    uneven: ArrayK = 0.0
+    expert_rows_deviation: ArrayK = 0.0
     """Standard deviation of the rows of a rank's experts over their mean. [-]"""
     fixed_rows: bool = False
     """Whether every expert gets its capacity of rows, so that no host asks how many there are."""
-    scheduled: BoolK = False
+    schedules_replicas: BoolK = False
     """Where the tokens of merged expert-parallel groups are scheduled over replicas (MicroMoE)."""
-    unseen: ArrayK = 0.0
+    unseen_rows_share: ArrayK = 0.0
     """Share of an expert's numbers of tokens for which the library of products remembers no kernel. [-]"""
     cp_a2a: BoolK = False
     """Where attention's heads are exchanged for tokens."""
@@ -61,7 +61,7 @@ class Context:
     """Kernels that are loaded for an expert's number of tokens, of all its products. [-]"""
     has_all_layers: BoolK = True
     """Where a rank has all layers, in no pipeline."""
-    loops_met: ArrayK = 1.0
+    mean_loops_before: ArrayK = 1.0
     """Loops over experts that a pass has been through at the end of each, in the mean over its layers. [-]"""
     schedule_s: ArrayK = 0.0
     """Host time of scheduling one layer and micro-batch. [s]"""
@@ -76,18 +76,18 @@ class Context:
     """Whether fp8 products of one scale a tensor read both operands with the summed dimension innermost."""
     kernels: LayerKernels = field(default_factory=lambda: load_unmeasured().layer_kernels)
     """Of the GPU: kernels over measured ones that they are like."""
-    element: int = 2
+    activation_element_bytes: int = 2
     """Bytes of an activation element that GEMMs read. [B]"""
-    residual: int = 2
+    residual_element_bytes: int = 2
     """Bytes of an element of the residual stream. [B]"""
-    weight_element: int = 2
+    weight_element_bytes: int = 2
     """Bytes of a parameter element that GEMMs read. [B]"""
     precision_mode: Literal["mixed", "autocast", "uniform"] = "mixed"
     """torchtitan: FSDP2's mixed precision, autocast (one GPU, DDP) of fp32 parameters, or everything in the training
     dtype (TP, PP, bf16 parameters under autocast)."""
-    stored: float = 4.0
+    stored_bytes_per_param: float = 4.0
     """torchtitan: bytes of a parameter as FSDP's shards hold it, and of its reduced gradient. [B]"""
-    amp: bool = False
+    has_amp_casts: bool = False
     """torchtitan: whether torch.autocast runs; of bf16 parameters only a product in fp32 has something to cast."""
 
     @cached_property
@@ -105,12 +105,12 @@ class Context:
         return self.tp > 1
 
     @cached_property
-    def gathers(self) -> BoolK:
+    def gathers_sequence(self) -> BoolK:
         """Where sequence parallelism gathers before and scatters after a tensor-parallel region."""
         return (self.tp > 1) & self.sp
 
     @cached_property
-    def reduces(self) -> BoolK:
+    def all_reduces_over_tp(self) -> BoolK:
         """Where tensor parallelism without sequence parallelism all-reduces."""
         return (self.tp > 1) & logical_not(self.sp)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mofa.blocks.elementwise import BoolK, FloatK
 from mofa.blocks.op import Op, Tape, Tensor
 from mofa.blocks.roles import WEIGHT_ROLES
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 
 KEPT = "checkpoint keeps"
 """The op behind a block's backward by weights that reads what stays until the whole chunk's is through."""
@@ -25,13 +25,13 @@ _NEVER = -1
 class SplitBackward(NamedTuple):
     """Both halves of a backward.
 
-    ``weights`` is that of a layer with others behind it in its chunk. ``weights_of_last`` is that of the last one,
-    whose graph is let go from its end.
+    ``by_weights`` is that of a layer with others behind it in its chunk. ``by_weights_of_last_block`` is that of the
+    last one, whose graph is let go from its end.
     """
 
-    inputs: Tape
-    weights: Tape
-    weights_of_last: Tape
+    by_inputs: Tape
+    by_weights: Tape
+    by_weights_of_last_block: Tape
 
 
 def split_backward(forward: Tape, backward: Tape, checkpointed: bool) -> SplitBackward:
@@ -168,7 +168,7 @@ def _mark(name: str, reads: list[str]) -> Op:
 
 
 def _sum(total: str, given: str, nbytes: FloatK, present: BoolK) -> Op:
-    return Op(f"sum {given}", "memory_bound", Stream(2.0 * nbytes, "copy"), (given,), (total,), present=present)
+    return Op(f"sum {given}", "memory_bound", MemoryBound(2.0 * nbytes, "copy"), (given,), (total,), present=present)
 
 
 def _renamed(names: tuple[str, ...], new: dict[str, str]) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Fp8Recipe:
     """Kind of the forward's product; the backward's follow from it (:data:`mofa.blocks.work.BACK_FORMATS`)."""
     row_cast: str
     """Measured op of a cast to the row-wise copy alone; with the search for the largest where that is a kernel."""
-    both_cast: str
+    row_and_column_cast: str
     """To both copies."""
     column_cast: str
     """To the column-wise copy alone, where the input was kept in bf16; to both where there is no other."""
@@ -50,11 +50,11 @@ class Fp8Recipe:
     """Read per element of the shard to find the largest in a kernel of its own. [B]"""
     amax_bytes: float
     """Read per element to find the largest in a kernel of its own. [B]"""
-    launches: int
+    kernels_per_cast: int
     """Kernels of a cast: the largest, the scale of it, the cast. [-]"""
     scale_bytes: float
     """Of scales that are kept, per element of a copy. [B]"""
-    gathers_rows_alone: bool
+    gathers_row_copy_only: bool
     """Under sequence parallelism the row-wise copy is kept, gathered and then transposed (te/distributed.py,
     ``_all_gather_fp8``); else each copy is gathered in its turn, the column-wise one into a buffer from which it is put
     in order (``_start_all_gather_fp8_blockwise``)."""
@@ -68,13 +68,13 @@ class Fp8Recipe:
     (``set_save_original_input`` in Megatron's attention.py, multi_latent_attention.py and moe/shared_experts.py)."""
     casts_experts_together: bool
     """One launch for the casts of many experts (csrc/extensions/cast.cpp, ``multi_tensor_quantize_impl``)."""
-    context_each_layer: bool
+    enters_context_each_layer: bool
     """Whether Megatron enters TE's context around each layer; around a whole pass under delayed scaling, whose
     context reduces maxima on leaving (transformer_block.py, ``use_inner_quantization_context``)."""
-    casts_ragged_slower: bool = False
+    casts_ragged_blocks_slower: bool = False
     """Whether a cast of rows that a block does not divide runs another kernel (``ragged_block_cast`` of the GPU's
     ``layer_kernels``)."""
-    least_cuda: str = ""
+    min_cuda_version: str = ""
     """Release of CUDA below which Transformer Engine refuses it (te/quantization.py,
     ``_compute_fp8_block_scaling_support``); empty where any has it."""
 
@@ -102,21 +102,26 @@ class Fp8Recipe:
 FP8_RECIPES: dict[str, Fp8Recipe] = {
     "delayed": Fp8Recipe(
         "delayed", "fp8_fast", "fp8_cast_delayed", "fp8_cast_both_delayed", "fp8_cast_both_delayed",
-        "fp8_cast_both_delayed", "fp8_cast_main", main_amax_bytes=0.0, amax_bytes=0.0, launches=1, scale_bytes=0.0,
-        gathers_rows_alone=True, reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
-        context_each_layer=False,
+        "fp8_cast_both_delayed", "fp8_cast_main", main_amax_bytes=0.0, amax_bytes=0.0, kernels_per_cast=1,
+        scale_bytes=0.0,
+        gathers_row_copy_only=True, reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
+        enters_context_each_layer=False,
     ),
     "tensorwise": Fp8Recipe(
         "tensorwise", "fp8_fast", "fp8_cast_tensorwise", "fp8_cast_both_tensorwise", "fp8_cast_both_tensorwise",
-        "fp8_cast_both_tensorwise", "fp8_cast_main", main_amax_bytes=2.0, amax_bytes=2.0, launches=4, scale_bytes=0.0,
-        gathers_rows_alone=True, reduces_amax=True, norm="finds amax", keeps_inputs=True, casts_experts_together=False,
-        context_each_layer=True,
+        "fp8_cast_both_tensorwise", "fp8_cast_main", main_amax_bytes=2.0, amax_bytes=2.0, kernels_per_cast=4,
+        scale_bytes=0.0,
+        gathers_row_copy_only=True, reduces_amax=True, norm="finds amax", keeps_inputs=True,
+        casts_experts_together=False,
+        enters_context_each_layer=True,
     ),
     "blockwise": Fp8Recipe(
         "blockwise", "fp8_block", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block",
-        "fp8_cast_weight_block", "fp8_cast_block", main_amax_bytes=2.0, amax_bytes=0.0, launches=1,
-        scale_bytes=SCALE_BYTES / BLOCK, gathers_rows_alone=False, reduces_amax=False, norm="bf16", keeps_inputs=True,
-        casts_experts_together=False, context_each_layer=True, casts_ragged_slower=True, least_cuda="12.9",
+        "fp8_cast_weight_block", "fp8_cast_block", main_amax_bytes=2.0, amax_bytes=0.0, kernels_per_cast=1,
+        scale_bytes=SCALE_BYTES / BLOCK, gathers_row_copy_only=False, reduces_amax=False, norm="bf16",
+        keeps_inputs=True,
+        casts_experts_together=False, enters_context_each_layer=True, casts_ragged_blocks_slower=True,
+        min_cuda_version="12.9",
     ),
 }  # fmt: skip
 """By Megatron-Core's name (``fp8_recipe``). Delayed scaling finds a tensor's largest while it casts by an older one, in
@@ -133,7 +138,7 @@ def weight_copies(recipe: str, transposes: bool) -> int:
     >>> weight_copies("delayed", True), weight_copies("delayed", False), weight_copies("blockwise", False)
     (2, 1, 2)
     """
-    return 1 + (transposes or not FP8_RECIPES[recipe].gathers_rows_alone)
+    return 1 + (transposes or not FP8_RECIPES[recipe].gathers_row_copy_only)
 
 
 def product_formats(recipe: str) -> tuple[Format, ...]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import OUTSIDE
-from mofa.blocks.work import Attention, Gemm, Grouped, Stream
+from mofa.blocks.work import Attention, Gemm, GroupedGemm, MemoryBound
 
 ATTENTION_SAVES = 7
 """Tensors that autograd saves of a fused attention: query, key, value, output, logsumexp and two of its random numbers
@@ -28,7 +28,7 @@ def num_saved_tensors(op: Op) -> int:
 
     Examples
     --------
-    >>> product, addition = Op("wq", "gemm", Gemm(1.0, 1.0, 1.0)), Op("mid.add", "memory_bound", Stream(1.0))
+    >>> product, addition = Op("wq", "gemm", Gemm(1.0, 1.0, 1.0)), Op("mid.add", "memory_bound", MemoryBound(1.0))
     >>> num_saved_tensors(product), num_saved_tensors(addition)
     (2, 0)
     """
@@ -37,13 +37,13 @@ def num_saved_tensors(op: Op) -> int:
         return ATTENTION_SAVES
     if isinstance(work, Gemm):
         return 2
-    if isinstance(work, Grouped):
+    if isinstance(work, GroupedGemm):
         return 3  # the ends of the groups too
     if op.purpose == "norm":
         return NORM_SAVES
-    if isinstance(work, Stream) and work.like == "rope_heads_fwd":
+    if isinstance(work, MemoryBound) and work.like == "rope_heads_fwd":
         return ROTATION_SAVES
-    if isinstance(work, Stream) and work.like == "rope_complex":
+    if isinstance(work, MemoryBound) and work.like == "rope_complex":
         return len(op.writes)  # a table for each that is turned
     return len(op.saves)
 
@@ -62,4 +62,4 @@ def mark_saved_tensor_hooks(forward: Tape, *, mode: bool) -> Tape:
 
 
 def _marked(op: Op, mode: bool) -> Op:
-    return op._replace(hooked=float(num_saved_tensors(op)), selective=mode and not op.compiled)
+    return op._replace(hooked_tensors=float(num_saved_tensors(op)), selective=mode and not op.compiled)

@@ -136,12 +136,12 @@ class BlockLifetimes:
     """What a block allocates, by its two tapes joined; the others are positions in ``intervals``."""
 
     ops: tuple[Op, ...]
-    boundary: int
+    first_backward_op: int
     """The first op of the backward tape."""
     intervals: list[Interval]
     saved: list[int]
     """What is kept from the forward for the backward."""
-    longer: list[int]
+    alive_at_first_weight_product: list[int]
     """What of it is there yet at the backward's first product with a weight."""
     pools: dict[str, list[int]]
     """What is written on other streams that have memory of their own, by stream."""
@@ -153,7 +153,7 @@ class BlockLifetimes:
         boundary, last = len(forward.ops), len(ops) - 1
         lifetimes = Lifetimes(ops, {**forward.tensors, **backward.tensors})
         end_of = dict.fromkeys(forward.outputs, boundary - 1)  # the next block owns the output from here on
-        end_of.update(dict.fromkeys((*backward.outputs, *backward.lingers), last))
+        end_of.update(dict.fromkeys((*backward.outputs, *backward.retained_by_dispatcher), last))
         # gathered buffers go when the next block's weights are copied out, the last block's at the end
         end_of.update((name, boundary - 1) for op in forward.ops if op.holds_for_next_block for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}

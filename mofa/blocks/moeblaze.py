@@ -8,9 +8,9 @@ from typing import Literal
 
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, all_true, any_true, logical_not, where
-from mofa.blocks.op import Back, FloatK, Op, Tape
+from mofa.blocks.op import FloatK, Op, OpBackward, Tape
 from mofa.blocks.roles import RoutingStep
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 
 INDEX_BYTES = 4.0
 INDEX = "moe.index_lists"
@@ -47,7 +47,7 @@ def dispatch_by_index(forward: Tape, ctx: Context) -> Tape:
     if moe is None or not any_true(by_index) or all(op.routing != "permute" for op in forward.ops):
         return forward
     tokens, tensors = ctx.shard_tokens, dict(forward.tensors)
-    own = tokens * float(ctx.model.hidden) * ctx.element
+    own = tokens * float(ctx.model.hidden) * ctx.activation_element_bytes
     index = INDEX_BYTES * (3.0 * tokens * moe.top_k + moe.num_experts + 1.0)
     dense = INDEX_BYTES * tokens * float(moe.num_experts)
     for name in ("moe.sent", "experts.out"):
@@ -62,10 +62,10 @@ def dispatch_by_index(forward: Tape, ctx: Context) -> Tape:
     for op in forward.ops:
         if op.routing == "permute":
             # the map is written and read, the lists are written
-            made = Stream(2.0 * dense + index)
+            made = MemoryBound(2.0 * dense + index)
             ops.append(
                 Op(op.name, "memory_bound", made, (op.reads[1],), (INDEX,), scratch=where(by_index, dense, 0.0),
-                   launches=4, present=by_index, region=op.region, back=Back(0.0, 0), routing="permute")
+                   launches=4, present=by_index, region=op.region, back=OpBackward(0.0, 0), routing="permute")
             )  # fmt: skip
             ops.append(_left_out(op._replace(name="moe.gather"), by_index))
         elif op.routing in LEFT_OUT:
@@ -96,7 +96,7 @@ def _where_index(ctx: Context) -> BoolK:
 
 def _left_out(op: Op, by_index: BoolK) -> Op:
     """A copy of rows that is a view here, each way."""
-    assert isinstance(op.work, Stream) and op.back is not None
+    assert isinstance(op.work, MemoryBound) and op.back is not None
     back, none = op.back, 0.0
     if any_true(back.launches):
         again = back.memory_bound_work()._replace(bytes=where(by_index, none, back.bytes))

@@ -16,7 +16,7 @@ from mofa.blocks.elementwise import BoolK as BoolK
 from mofa.blocks.elementwise import FloatK as FloatK
 from mofa.blocks.elementwise import any_true, logical_not
 from mofa.blocks.roles import FSDP_USES, LayerStep, Part, Purpose, Role, RoutingStep, TensorUse
-from mofa.blocks.work import Stream, Work
+from mofa.blocks.work import MemoryBound, Work
 from mofa.specs.host import Module
 
 Kind = Literal["activation", "weight_copy", "grad", "state", "buffer", "scratch"]
@@ -34,11 +34,12 @@ class Tensor(NamedTuple):
     ``grad_bytes`` is what the gradient allocates where that differs: a tensor in a buffer that lives outside the tape
     allocates nothing, its gradient does. [B]
 
-    ``sent`` says where a stream of NCCL's uses it of which the allocator is told (``recordStream``): memory that is let
-    go comes back only once the device has got that far. ``grad_sent`` says the same of its gradient.
+    ``recorded_on_nccl_stream`` says where a stream of NCCL's uses it of which the allocator is told (``recordStream``):
+    memory that is let go comes back only once the device has got that far. ``grad_recorded_on_nccl_stream`` says the
+    same of its gradient.
 
-    ``shelved`` says where a coalesced collective that nobody waits for keeps it: it stays allocated until PyTorch's
-    watchdog has seen the collective finished (:mod:`mofa.cost.allocations.watchdog`).
+    ``held_by_watchdog`` says where a coalesced collective that nobody waits for keeps it: it stays allocated until
+    PyTorch's watchdog has seen the collective finished (:mod:`mofa.cost.allocations.watchdog`).
 
     ``use`` says what it is used for, ``weight`` of a weight's gradient the op of the forward that has the weight.
     """
@@ -48,9 +49,9 @@ class Tensor(NamedTuple):
     kind: Kind = "activation"
     grad: bool = True
     grad_bytes: FloatK | None = None
-    sent: BoolK = False
-    grad_sent: BoolK = False
-    shelved: BoolK = False
+    recorded_on_nccl_stream: BoolK = False
+    grad_recorded_on_nccl_stream: BoolK = False
+    held_by_watchdog: BoolK = False
     use: TensorUse = ""
     weight: str = ""
 
@@ -84,7 +85,7 @@ class ScratchSequence(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Call:
+class TimedModuleCall:
     """A call of a module that a host's profile times as a whole (:class:`mofa.specs.host.ModuleCall`).
 
     All ops that the module issues carry the same one: the first of them that runs pays for it, the others nothing but
@@ -94,13 +95,13 @@ class Call:
     module: Module
     format: str = "bf16"
     """What its products compute in."""
-    members: FloatK = 0.0
+    num_members: FloatK = 0.0
     """Experts, or steps of context parallelism. [-]"""
-    times: FloatK = 1.0
+    num_calls: FloatK = 1.0
     """Calls of it, one for each expert where these run one after the other. [-]"""
 
 
-class Back(NamedTuple):
+class OpBackward(NamedTuple):
     """How an op is differentiated where its kind does not say: the bytes that its backward kernels move.
 
     ``bytes`` 0 with ``launches`` 0 is a pure view: the gradient passes through.
@@ -120,21 +121,21 @@ class Back(NamedTuple):
     width: FloatK = 0.0
     source: FloatK = 0.0
     parts: tuple[tuple[FloatK, str], ...] = ()
-    """Of the backward kernels, as in :class:`Stream`."""
-    nodes: FloatK = 1.0
+    """Of the backward kernels, as in :class:`MemoryBound`."""
+    autograd_nodes: FloatK = 1.0
     """Nodes of autograd's graph that they belong to. [-]"""
     order: ScratchSequence | None = None
     """Of the backward kernels, where ``scratch`` is more than one temporary."""
-    over_saved: bool = False
+    overwrites_saved: bool = False
     """With ``work`` and ``view``: the gradient is written over the first tensor that was kept."""
     pool: str = ""
     """Of what the backward kernels write, as :attr:`Op.pool`."""
-    holds: tuple[str, ...] = ()
+    held_outputs: tuple[str, ...] = ()
     """Outputs of ops behind it whose gradients are there until its end: one node of autograd's graph had them."""
 
-    def memory_bound_work(self) -> Stream:
+    def memory_bound_work(self) -> MemoryBound:
         """The work of backward kernels that only move bytes."""
-        return Stream(self.bytes, self.like, self.elements, self.width, self.source, self.parts)
+        return MemoryBound(self.bytes, self.like, self.elements, self.width, self.source, self.parts)
 
 
 GRADIENT = "the gradient of its output"
@@ -183,7 +184,7 @@ class Op(NamedTuple):
     view: BoolK = False
     stream: str = "compute"
     region: str = ""
-    back: Back | None = None
+    back: OpBackward | None = None
     weight: str = ""
     weight_bytes: FloatK = 0.0
     weight_params: FloatK = 0.0
@@ -192,25 +193,25 @@ class Op(NamedTuple):
     """Bytes moved per parameter to add a separate weight gradient to the main one; 0 where the GEMM adds. [B]"""
     regather: tuple[str, ...] = ()
     """Names of collectives that run again before the weight gradient, because only their input was kept."""
-    prepared: BackwardPreparation | None = None
+    backward_preparation: BackwardPreparation | None = None
     """Of a linear layer whose backward casts, gathers or transposes before it multiplies."""
-    functions: FloatK = 0.0
+    autograd_functions: FloatK = 0.0
     """Functions of Python that autograd calls around the op, on the way forward and on the way back."""
-    guarded: FloatK = 0.0
+    guarded_calls: FloatK = 0.0
     """Calls of functions that are compiled by themselves and checked at every call, each way."""
-    choices: FloatK = 0.0
+    kernel_choices: FloatK = 0.0
     """Products among its launches for which the library chooses a kernel anew: of a shape it does not remember."""
     order: ScratchSequence | None = None
     """Where ``scratch`` is more than one temporary: which, and when."""
-    loads: FloatK = 0.0
+    kernel_loads: FloatK = 0.0
     """Kernels among its launches that nothing has used before, which the driver loads while the device idles. [-]"""
-    loops_met: FloatK = 1.0
+    mean_loops_before: FloatK = 1.0
     """Loops like its own that a pass has been through at the end of one, in the mean over the pass's layers. [-]"""
-    nodes: FloatK = 1.0
+    autograd_nodes: FloatK = 1.0
     """Of a backward op: nodes of autograd's graph that it is made of, in each round. [-]"""
-    pieces: FloatK = 0.0
+    split_views: FloatK = 0.0
     """Views that it cuts its inputs into, to join them otherwise, and the same on the way back: a call each. [-]"""
-    listed: FloatK = 0.0
+    listed_elements: FloatK = 0.0
     """Elements whose places the host writes down for the kernel, block by block. [-]"""
     expert_loops: FloatK = 1.0
     """Times that it runs in turn with the ops next to it that run as often: experts one after the other."""
@@ -218,16 +219,16 @@ class Op(NamedTuple):
     """Runs inside a compiled region: its launches cost the host little."""
     dtensor: BoolK = False
     """Where it is dispatched as an op on distributed tensors, which costs the host more."""
-    views: FloatK = 0.0
+    view_calls: FloatK = 0.0
     """Ops without a kernel around it: views, and turns between local and distributed tensors. They cost the host
     something where each op is dispatched in Python."""
     selective: bool = False
     """Goes through the dispatch mode of an op-level checkpoint, forward and where it is repeated."""
     pool: str = ""
     """The stream from whose memory its outputs come, where that is not its own."""
-    hooked: FloatK = 0.0
+    hooked_tensors: FloatK = 0.0
     """Tensors that autograd saves at it through the hooks of PyTorch's checkpoint, forward and where it is repeated."""
-    call: Call | None = None
+    module_call: TimedModuleCall | None = None
     """The call of a module that issues it."""
     role: Role = ""
     """What it is for, in a backward."""
@@ -306,14 +307,14 @@ RENEWAL = "dispatcher renewed"
 class Tape:
     """Ops in issue order with their tensors. ``inputs`` are alive at the start, ``outputs`` at the end.
 
-    What ``lingers`` is alive beyond the end, until the block's :data:`RENEWAL` is passed again.
+    What ``retained_by_dispatcher`` is alive beyond the end, until the block's :data:`RENEWAL` is passed again.
     """
 
     ops: tuple[Op, ...]
     tensors: dict[str, Tensor]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    lingers: tuple[str, ...] = ()
+    retained_by_dispatcher: tuple[str, ...] = ()
 
     def saved_names(self) -> tuple[str, ...]:
         """Names kept for the backward pass, each once."""
@@ -343,16 +344,27 @@ class TapeBuilder:
 
     def tensor(
         self, name: str, nbytes: FloatK, kind: Kind = "activation", *, grad: bool = True,
-        grad_bytes: FloatK | None = None, sent: BoolK = False, grad_sent: BoolK = False,
-        shelved: BoolK = False, use: TensorUse = "",
+        grad_bytes: FloatK | None = None, recorded_on_nccl_stream: BoolK = False,
+        grad_recorded_on_nccl_stream: BoolK = False,
+        held_by_watchdog: BoolK = False, use: TensorUse = "",
     ) -> str:  # fmt: skip
         """Declare a tensor and return its name; a name is declared once."""
         assert name not in self.tensors, f"tensor {name} is declared twice"
-        self.tensors[name] = Tensor(name, nbytes, kind, grad, grad_bytes, sent, grad_sent, shelved, use)
+        self.tensors[name] = Tensor(
+            name,
+            nbytes,
+            kind,
+            grad,
+            grad_bytes,
+            recorded_on_nccl_stream,
+            grad_recorded_on_nccl_stream,
+            held_by_watchdog,
+            use,
+        )
         return name
 
     @contextmanager
-    def in_step(self, step: LayerStep) -> Iterator[None]:
+    def in_layer_step(self, step: LayerStep) -> Iterator[None]:
         """Append ops of this step of a layer."""
         before, self.step = self.step, step
         yield

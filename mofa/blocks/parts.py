@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, any_true, maximum, where
-from mofa.blocks.op import RENEWAL, Back, BackwardPreparation, Family, FloatK, Op, TapeBuilder
+from mofa.blocks.op import RENEWAL, BackwardPreparation, Family, FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.roles import LayerStep, Purpose
-from mofa.blocks.work import Attention, Backend, Collective, Gemm, Stream
+from mofa.blocks.work import Attention, Backend, Collective, Gemm, MemoryBound
 
 
 def memory_bound_op(
@@ -16,9 +16,9 @@ def memory_bound_op(
     back_like: str = "", casts_for: str = "",
 ) -> str:  # fmt: skip
     """A memory-bound op with its backward: ``bytes_`` forward and ``back_bytes`` backward, in all. [B]"""
-    back = Back(back_bytes, back_launches, back_scratch, like=back_like)
+    back = OpBackward(back_bytes, back_launches, back_scratch, like=back_like)
     return b.add(
-        Op(name, family, Stream(bytes_, like), reads, (out,), saves, scratch, launches, back=back,
+        Op(name, family, MemoryBound(bytes_, like), reads, (out,), saves, scratch, launches, back=back,
            weight_params=weight_params, casts_for=casts_for)
     )  # fmt: skip
 
@@ -50,7 +50,12 @@ def mark_recomputed_output(b: TapeBuilder, name: str, out: str, x: str) -> str:
     (tensor_parallel/random.py, ``discard_output_and_register_recompute``).
     """
     like = b.tensors[out]
-    hooked = b.tensor(f"{name}.hooked", like.bytes, grad_bytes=like.grad_bytes, grad_sent=like.grad_sent)
+    hooked = b.tensor(
+        f"{name}.hooked",
+        like.bytes,
+        grad_bytes=like.grad_bytes,
+        grad_recorded_on_nccl_stream=like.grad_recorded_on_nccl_stream,
+    )
     return b.add(Op(f"{name}.hook", "memory_bound", None, (out,), (hooked,), (x,), view=True, launches=0))
 
 
@@ -58,16 +63,16 @@ def mark_dispatcher_renewal(b: TapeBuilder) -> None:
     """Where Megatron's dispatcher of tokens has new probabilities in place of the last ones, whose graph goes.
 
     A recomputed layer's hang by autograd's graph on what its checkpoint was given: that and its gradient stay alive
-    until here (:attr:`mofa.blocks.op.Tape.lingers`).
+    until here (:attr:`mofa.blocks.op.Tape.retained_by_dispatcher`).
     """
     b.add(Op(RENEWAL, "memory_bound", None, (), (), launches=0, purpose="renewal"))
 
 
 def sp_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:
     """All-gather of the sequence shards over tp, where sequence parallelism is on; its backward scatters."""
-    out = b.tensor(f"{name}.full", ctx.tokens * width * ctx.element)
-    work = Collective("all_gather", "tp", ctx.tokens * width * ctx.element)
-    return b.add(Op(f"{name}.all_gather", "tp", work, (x,), (out,), present=ctx.gathers, stream="tp"))
+    out = b.tensor(f"{name}.full", ctx.tokens * width * ctx.activation_element_bytes)
+    work = Collective("all_gather", "tp", ctx.tokens * width * ctx.activation_element_bytes)
+    return b.add(Op(f"{name}.all_gather", "tp", work, (x,), (out,), present=ctx.gathers_sequence, stream="tp"))
 
 
 def tp_copy(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:
@@ -76,34 +81,35 @@ def tp_copy(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> s
     Where the framework launches that ahead of the weight gradient it runs on a stream of its own; else computing waits
     for it behind both products (``copy_to_tensor_model_parallel_region`` in front of ``F.linear``).
     """
-    if not any_true(ctx.reduces):
+    if not any_true(ctx.all_reduces_over_tp):
         return x
-    out = b.tensor(f"{name}.copied", ctx.shard_tokens * width * ctx.element)
-    back = Back(
-        work=Collective("all_reduce", "tp", ctx.tokens * width * ctx.element), family="tp", present=ctx.reduces,
+    out = b.tensor(f"{name}.copied", ctx.shard_tokens * width * ctx.activation_element_bytes)
+    back = OpBackward(
+        work=Collective("all_reduce", "tp", ctx.tokens * width * ctx.activation_element_bytes), family="tp",
+        present=ctx.all_reduces_over_tp,
         view=True, stream="tp" if ctx.framework.overlap_input_grads else "compute",
     )  # fmt: skip
     return b.add(Op(f"{name}.copy", "memory_bound", None, (x,), (out,), view=True, launches=0, back=back))
 
 
 def tp_reduce(
-    b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK, *, scattered_back: Back | None = None
+    b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK, *, scattered_back: OpBackward | None = None
 ) -> str:
     """Reduce-scatter (with sequence parallelism) or in-place all-reduce (without) behind a row-parallel linear.
 
     ``scattered_back`` is the way back of the reduce-scatter where it is not the all-gather of what was reduced.
     """
-    payload = ctx.tokens * width * ctx.element
-    out = b.tensor(f"{name}.scattered", ctx.shard_tokens * width * ctx.element)
+    payload = ctx.tokens * width * ctx.activation_element_bytes
+    out = b.tensor(f"{name}.scattered", ctx.shard_tokens * width * ctx.activation_element_bytes)
     y = b.add(
         Op(f"{name}.reduce_scatter", "tp", Collective("reduce_scatter", "tp", payload), (x,), (out,),
-           present=ctx.gathers, stream="tp", back=scattered_back)
+           present=ctx.gathers_sequence, stream="tp", back=scattered_back)
     )  # fmt: skip
-    if any_true(ctx.reduces):
-        reduced = b.tensor(f"{name}.reduced", ctx.shard_tokens * width * ctx.element)
+    if any_true(ctx.all_reduces_over_tp):
+        reduced = b.tensor(f"{name}.reduced", ctx.shard_tokens * width * ctx.activation_element_bytes)
         y = b.add(
             Op(f"{name}.all_reduce", "tp", Collective("all_reduce", "tp", payload), (y,), (reduced,),
-               present=ctx.reduces, view=True, stream="tp")
+               present=ctx.all_reduces_over_tp, view=True, stream="tp")
         )  # fmt: skip
     return y
 
@@ -116,12 +122,13 @@ def linear(
     step: LayerStep = "",
 ) -> str:  # fmt: skip
     """A matrix product with a weight of n x k; ``grad_bytes_per_param`` of a weight gradient made apart. [B/param]"""
-    out = b.tensor(f"{name}.out", m * n * (out_element or ctx.element), grad=grad)
+    out = b.tensor(f"{name}.out", m * n * (out_element or ctx.activation_element_bytes), grad=grad)
     params = n * k
     return b.add(
         Op(name, "gemm", Gemm(m, n, k, format_ or ctx.gemm_format), (x, *reads), (out,), saves, regather=regather,  # type: ignore[arg-type]
            weight=name, weight_params=params, weight_bytes=params * grad_bytes_per_param,
-           accumulate_bytes_per_param=accumulate_bytes_per_param, functions=functions, prepared=prepared,
+           accumulate_bytes_per_param=accumulate_bytes_per_param, autograd_functions=functions,
+           backward_preparation=prepared,
            purpose=purpose, registered_at=registered_at, step=step)
     )  # fmt: skip
 
@@ -146,7 +153,7 @@ def fused_attention(
     beside its result.
     """
     a = ctx.model.attention
-    heads, e = ctx.heads, ctx.element
+    heads, e = ctx.heads, ctx.activation_element_bytes
     pairs = ctx.attention_pairs(windowed)
     q_len = ctx.seq_len / ctx.cp
     out = b.tensor("attn.out", ctx.tokens * heads * a.d_v * e)
@@ -155,7 +162,7 @@ def fused_attention(
     kv_bytes = ctx.tokens * ctx.kv_heads * (a.d_qk + a.d_v) * e
     cp = ctx.cp
     backend = attention_backend(ctx)
-    back = Back(0.0, back_launches, workspace)
+    back = OpBackward(0.0, back_launches, workspace)
     if not any_true(cp > 1):
         work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend)
         b.add(Op("attn.core", "attention", work, (q, k, v), (out, lse), (q, k, v, out, lse), back=back,
@@ -167,7 +174,7 @@ def fused_attention(
     received = b.tensor("attn.kv_received", where(ring, 2.0, where(cp > 1, cp, 0.0)) * kv_bytes, "buffer")
     sent = Collective("all_gather", "cp", kv_bytes * cp)
     b.add(Op("attn.kv_exchange", "cp", sent, (k, v), (received,), present=cp > 1, stream="cp",
-             back=Back(work=Collective("reduce_scatter", "cp", 2.0 * kv_bytes * cp), family="cp", present=cp > 1,
+             back=OpBackward(work=Collective("reduce_scatter", "cp", 2.0 * kv_bytes * cp), family="cp", present=cp > 1,
                        stream="cp"), step="kv_exchange"))  # fmt: skip
     first = b.tensor("attn.partial", where(ring, ctx.tokens * heads * a.d_v * e, 0.0))
     share = where(ring, hops / cp, 0.0)
@@ -187,7 +194,7 @@ def add_bias(b: TapeBuilder, x: str, name: str, width: float) -> str:
     """The output of a product whose bias another kernel adds for nothing: backward sums the gradient's rows."""
     nbytes = b.tensors[x].bytes
     out = b.tensor(f"{name}.biased", nbytes)
-    back = Back(work=Stream(nbytes, "sum_rows", nbytes / 2.0, width), family="memory_bound", view=True)
+    back = OpBackward(work=MemoryBound(nbytes, "sum_rows", nbytes / 2.0, width), family="memory_bound", view=True)
     return b.add(
         Op(f"{name}.bias", "memory_bound", None, (x,), (out,), view=True, launches=0, region=b.region, back=back)
     )
@@ -216,8 +223,9 @@ def soft_cap(b: TapeBuilder, x: str, name: str) -> str:
     nbytes = b.tensors[x].bytes
     tanh, out = b.tensor(f"{name}.tanh", nbytes, grad=False), b.tensor(f"{name}.capped", nbytes)
     return b.add(
-        Op(f"{name}.softcap", "memory_bound", Stream(6.0 * nbytes, "silu"), (x,), (out, tanh), (tanh,), scratch=nbytes,
-           launches=3, back=Back(7.0 * nbytes, 3, nbytes, like="gelu_bwd"))
+        Op(f"{name}.softcap", "memory_bound", MemoryBound(6.0 * nbytes, "silu"), (x,), (out, tanh), (tanh,),
+        scratch=nbytes,
+           launches=3, back=OpBackward(7.0 * nbytes, 3, nbytes, like="gelu_bwd"))
     )  # fmt: skip
 
 
@@ -229,11 +237,11 @@ kernel more, not issued as ops of their own (``LaunchGammaBetaBackwardCUDAKernel
 aten/src/ATen/native/cuda/layer_norm_kernel.cu). [-]"""
 
 
-def heads_norm_back(ctx: Context, rows: FloatK, width: float) -> Back:
+def heads_norm_back(ctx: Context, rows: FloatK, width: float) -> OpBackward:
     """PyTorch's fused backward of norms over rows as short as a head: a block of threads each, then the weight's."""
     split = rows > SPLIT_ROWS
     counted = rows * where(split, 1.0, 1.0 + ctx.kernels.unsplit_norm_sum.value)
-    return Back(10.0 * rows * width, 2, like="rmsnorm_heads_bwd", elements=counted * width, width=width)
+    return OpBackward(10.0 * rows * width, 2, like="rmsnorm_heads_bwd", elements=counted * width, width=width)
 
 
 def attention_backward_scratch(ctx: Context) -> ArrayK:
@@ -243,7 +251,7 @@ def attention_backward_scratch(ctx: Context) -> ArrayK:
     cuDNN's takes as much: 128.5, 64.25, 48.25 and 16.06 MiB recorded of four shapes, with shared keys or not. [B]
     """
     a, rows = ctx.model.attention, ctx.tokens * ctx.heads
-    shared = where(ctx.heads > ctx.kv_heads, (a.d_qk + a.d_v) * float(ctx.element), 0.0)
+    shared = where(ctx.heads > ctx.kv_heads, (a.d_qk + a.d_v) * float(ctx.activation_element_bytes), 0.0)
     return rows * (4.0 * a.d_qk + 4.0 + shared)
 
 

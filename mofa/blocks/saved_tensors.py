@@ -7,7 +7,7 @@ from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import BoolK, FloatK, all_true, any_true, logical_not, where
 from mofa.blocks.op import Op, Tape, Tensor
 from mofa.blocks.recomputation import Recompute
-from mofa.blocks.work import Collective, HostSync, Stream
+from mofa.blocks.work import Collective, HostSync, MemoryBound
 
 
 class SavedTensors:
@@ -38,7 +38,7 @@ class SavedTensors:
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
         source = self.forward.tensors.get(like) or self.tensors[like]
         kind = kind or source.kind
-        self.tensors[name] = source._replace(name=name, kind=kind, grad=False, grad_sent=False)  # type: ignore[arg-type]
+        self.tensors[name] = source._replace(name=name, kind=kind, grad=False, grad_recorded_on_nccl_stream=False)  # type: ignore[arg-type]
         return name
 
     def _saved(self, reader: Op, name: str) -> str:
@@ -88,7 +88,7 @@ class SavedTensors:
         for name in self.framed[group].outputs:
             again, back = f"{name}~", f"{name} restored"
             self._tensor(back, name)
-            work = Stream(2.0 * self.tensors[again].bytes, "copy")
+            work = MemoryBound(2.0 * self.tensors[again].bytes, "copy")
             self.ops.append(Op(back, "recompute", work, (again,), (back,), part=self.makers[name].part))
 
     def _replay(self, group: str) -> None:
@@ -105,7 +105,7 @@ class SavedTensors:
             if self.group_of[op.name] != group or op.name in self.behind:
                 continue
             if op.name in self.kept_ops:  # called again for its kept result, which goes through the hooks as well
-                owed = owed + where(op.present, op.hooked, 0.0)
+                owed = owed + where(op.present, op.hooked_tensors, 0.0)
                 continue
             issued = (op.launches > 0) & op.present
             begins, paid = logical_not(begun) & issued, where(issued, owed, 0.0)
@@ -123,7 +123,7 @@ class SavedTensors:
                     reads=reads,
                     writes=tuple(f"{w}~" for w in op.writes),
                     saves=(),
-                    hooked=op.hooked + paid,
+                    hooked_tensors=op.hooked_tensors + paid,
                     checkpoints=where(begins, 1.0, 0.0),
                 )
             )

@@ -31,7 +31,9 @@ def user_buffer_bytes(ctx: Context) -> ArrayK:
     """
     if not ctx.framework.tp_overlap:
         return 0.0
-    return where(ctx.gathers, BUFFERS * ctx.tokens * float(ctx.model.hidden) * ctx.element, 0.0)
+    return where(
+        ctx.gathers_sequence, BUFFERS * ctx.tokens * float(ctx.model.hidden) * ctx.activation_element_bytes, 0.0
+    )
 
 
 def with_tp_overlap(tape: Tape, ctx: Context) -> Tape:

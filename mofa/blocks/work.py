@@ -46,7 +46,7 @@ class Gemm:
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
+class GroupedGemm:
     """Products of ``groups`` experts, ``rows`` token rows in all, in one kernel or one kernel each.
 
     ``wgrad`` marks the weight gradient, whose reduction runs over the rows of an expert.
@@ -109,7 +109,7 @@ class Attention:
         return product * (self.d_qk + self.d_v)
 
 
-class Stream(NamedTuple):
+class MemoryBound(NamedTuple):
     """Memory-bound kernels that move ``bytes`` in all. [B]
 
     ``like`` names the measured op whose rate they reach, such as ``rmsnorm_fwd``, as eager or as compiled as the op is.
@@ -149,4 +149,4 @@ class HostSync:
     host_s: FloatK = 0.0
 
 
-Work = Gemm | Grouped | Attention | Stream | Collective | HostSync
+Work = Gemm | GroupedGemm | Attention | MemoryBound | Collective | HostSync

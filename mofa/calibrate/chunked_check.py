@@ -12,7 +12,7 @@ from mofa.calibrate.chunked_layer import LayerPrediction, predict_layer
 from mofa.calibrate.fits.folder import bundled_gpu_and_node
 from mofa.calibrate.measurements import Row, read_file
 from mofa.calibrate.shapes.chunked import FAMILY, ISSUE, OPS
-from mofa.specs.bounded import exists
+from mofa.specs.limited_reads import exists
 from mofa.specs.load import load_cluster, load_framework
 
 QUANTITIES = {"step": "step_s", "forward": "forward_s", "backward": "backward_s", "peak_bytes": "peak_bytes",

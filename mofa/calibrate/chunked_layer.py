@@ -15,9 +15,9 @@ import numpy as np
 from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.chunks import split_into_token_chunks
-from mofa.blocks.op import Back, Op, Tape, TapeBuilder
+from mofa.blocks.op import Op, OpBackward, Tape, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
+from mofa.blocks.work import Collective, Gemm, GroupedGemm, HostSync, MemoryBound
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes.chunked import rank_rows
 from mofa.cost.allocations.allocation_trace import trace_block
@@ -153,15 +153,15 @@ def layer_forward_tape(shape: Shape) -> Tape:
     probs, chosen = _router(b, x, t, h, e, k)
     b.region = REGION
     rows_of, places, order = (b.tensor(name, INT64 * copies, grad=False) for name in ("rows", "places", "order"))
-    b.add(Op("moe.permute", "memory_bound", Stream((SORT_BYTES + 7 * INT64) * copies), (chosen,),
+    b.add(Op("moe.permute", "memory_bound", MemoryBound((SORT_BYTES + 7 * INT64) * copies), (chosen,),
              (order, rows_of, places), scratch=3 * INT64 * copies, launches=14, routing="permute"))  # fmt: skip
     sent = b.tensor("sent", copies * row)
     spread = b.tensor("spread", 0.0, grad_bytes=copies * row)  # back, the copies' gradients are added
     b.add(Op("moe.spread", "memory_bound", None, (x, rows_of), (spread,), view=True, launches=0,
-             back=Back((copies + t) * row, 1, like="sum_copies")))  # fmt: skip
-    b.add(Op("moe.rows", "memory_bound", Stream(2 * copies * row, "gather_copies", source=t * row),
+             back=OpBackward((copies + t) * row, 1, like="sum_copies")))  # fmt: skip
+    b.add(Op("moe.rows", "memory_bound", MemoryBound(2 * copies * row, "gather_copies", source=t * row),
              (spread, rows_of, places), (sent,),
-             (places,), functions=1, back=Back(2 * copies * row, 1, like="permute")))  # fmt: skip
+             (places,), autograd_functions=1, back=OpBackward(2 * copies * row, 1, like="permute")))  # fmt: skip
     received, frame_local = sent, ""
     if several:
         received = _dispatch(b, received, copies, rows, e, row, imbalance=rows / copies)
@@ -173,7 +173,7 @@ def layer_forward_tape(shape: Shape) -> Tape:
         b.add(Op("moe.hold", "memory_bound", None, (out,), (frame_local,), view=True, launches=0))
         back = b.tensor("back", copies * row)
         work = Collective("all_to_all", "ep", copies * row, rows / copies)
-        out = b.add(Op("moe.combine", "ep", work, (out,), (back,), stream="ep", functions=1))
+        out = b.add(Op("moe.combine", "ep", work, (out,), (back,), stream="ep", autograd_functions=1))
     saved = (out, rows_of, places, order, probs)
     done = _combine(b, saved, (frame_local,) if several else (), copies * row, t * row)
     return b.tape((x,), (done,))
@@ -191,15 +191,16 @@ def _combine(b: TapeBuilder, saved: tuple[str, ...], alive: tuple[str, ...], row
         b.tensor("weighed", 0.0, grad_bytes=rows),
         b.tensor("again", 0.0, grad_bytes=rows),
     )
-    b.add(Op("moe.pick", "memory_bound", Stream(2 * rows, "permute"), (y, rows_of, places), (picked,), functions=1,
-             back=Back(2 * rows, 1, like="gather_copies", source=own)))  # fmt: skip
-    b.add(Op("moe.weigh", "memory_bound", Stream(2 * rows, "weigh_copies"), (picked,), (weighed,), view=True,
-             back=Back(work=Stream(2 * rows, "weigh_copies"), launches=1, view=True)))  # fmt: skip
+    b.add(Op("moe.pick", "memory_bound", MemoryBound(2 * rows, "permute"), (y, rows_of, places), (picked,),
+    autograd_functions=1,
+             back=OpBackward(2 * rows, 1, like="gather_copies", source=own)))  # fmt: skip
+    b.add(Op("moe.weigh", "memory_bound", MemoryBound(2 * rows, "weigh_copies"), (picked,), (weighed,), view=True,
+             back=OpBackward(work=MemoryBound(2 * rows, "weigh_copies"), launches=1, view=True)))  # fmt: skip
     b.add(Op("moe.again", "memory_bound", None, (weighed,), (again,), view=True, launches=0,
-             back=Back(work=Stream(2 * rows, "permute"), launches=1, view=True)))  # fmt: skip
+             back=OpBackward(work=MemoryBound(2 * rows, "permute"), launches=1, view=True)))  # fmt: skip
     done = b.tensor("out", own, grad_bytes=0.0)  # its gradient is static
-    work, reads = Stream(rows + own, "sum_copies"), (again, probs, *alive)
-    back = Back(3 * rows + own, 2, like="dot_copies")
+    work, reads = MemoryBound(rows + own, "sum_copies"), (again, probs, *alive)
+    back = OpBackward(3 * rows + own, 2, like="dot_copies")
     return b.add(Op("moe.unpermute", "memory_bound", work, reads, (done,), saved, back=back, routing="unpermute"))
 
 
@@ -209,22 +210,25 @@ def _router(b: TapeBuilder, x: str, t: float, h: float, e: float, k: float) -> t
     b.add(Op("router.gate", "gemm", Gemm(t, e, h), (x,), (logits,), (x,), weight="gate", weight_params=e * h,
              weight_bytes=BF16 * e * h, accumulate_bytes_per_param=3 * BF16))  # fmt: skip
     scores = b.tensor("scores", FP32 * t * e)
-    b.add(Op("router.softmax", "memory_bound", Stream((BF16 + FP32) * t * e, "router_softmax"), (logits,), (scores,),
-             (scores,), back=Back((BF16 + 2 * FP32) * t * e, 1, like="router_softmax")))  # fmt: skip
+    b.add(Op("router.softmax", "memory_bound", MemoryBound((BF16 + FP32) * t * e, "router_softmax"), (logits,),
+    (scores,),
+             (scores,), back=OpBackward((BF16 + 2 * FP32) * t * e, 1, like="router_softmax")))  # fmt: skip
     chosen = b.tensor("chosen", INT64 * t * k, grad=False)
-    b.add(Op("router.topk", "memory_bound", Stream(FP32 * t * e, "router_topk", t * e, e), (scores,), (chosen,),
+    b.add(Op("router.topk", "memory_bound", MemoryBound(FP32 * t * e, "router_topk", t * e, e), (scores,), (chosen,),
              scratch=FP32 * t * e, launches=2))  # fmt: skip
     probs = b.tensor("probs", BF16 * t * k)
     picked = b.tensor("router.picked", 2 * FP32 * t * k, grad=False)
-    b.add(Op("router.probs", "memory_bound", Stream(32 * t * k), (scores, chosen), (probs, picked), (chosen, picked),
-             launches=4, back=Back(48 * t * k + 2 * FP32 * t * e, 8)))  # fmt: skip
+    b.add(Op("router.probs", "memory_bound", MemoryBound(32 * t * k), (scores, chosen), (probs, picked),
+    (chosen, picked),
+             launches=4, back=OpBackward(48 * t * k + 2 * FP32 * t * e, 8)))  # fmt: skip
     return probs, chosen
 
 
 def _gather(name: str, x: str, out: str, index: tuple[str, str], nbytes: float) -> Op:
     """Rows in another order, back by the inverse order, which is kept."""
-    back = Back(2 * nbytes, 1, like="permute")
-    return Op(name, "memory_bound", Stream(2 * nbytes, "permute"), (x, *index), (out,), index[1:], functions=1,
+    back = OpBackward(2 * nbytes, 1, like="permute")
+    return Op(name, "memory_bound", MemoryBound(2 * nbytes, "permute"), (x, *index), (out,), index[1:],
+    autograd_functions=1,
               back=back)  # fmt: skip
 
 
@@ -232,14 +236,14 @@ def _dispatch(b: TapeBuilder, x: str, copies: float, rows: float, e: float, row:
     """Counts travel, the host reads them, rows travel and are put in order of experts."""
     all_counts = b.tensor("counts", INT64 * e, grad=False)
     b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", INT64 * e), ("rows",), (all_counts,), stream="ep"))
-    b.add(Op("moe.sums", "memory_bound", Stream(8 * INT64 * e), (all_counts,), launches=4))
+    b.add(Op("moe.sums", "memory_bound", MemoryBound(8 * INT64 * e), (all_counts,), launches=4))
     b.add(Op("moe.sync", "host", HostSync()))
     goes, comes = (b.tensor(name, INT64 * rows, grad=False) for name in ("goes", "comes"))
-    b.add(Op("moe.blocks", "memory_bound", Stream(10 * INT64 * rows), (all_counts,), (goes, comes),
+    b.add(Op("moe.blocks", "memory_bound", MemoryBound(10 * INT64 * rows), (all_counts,), (goes, comes),
              scratch=2 * INT64 * rows, launches=18))  # fmt: skip
     got = b.tensor("received", rows * row)
     b.add(Op("moe.dispatch", "ep", Collective("all_to_all", "ep", copies * row, imbalance), (x,), (got,), stream="ep",
-             functions=1, routing="dispatch"))  # fmt: skip
+             autograd_functions=1, routing="dispatch"))  # fmt: skip
     ordered = b.tensor("sorted", rows * row)
     return b.add(_gather("moe.sort", got, ordered, ("comes", "goes"), rows * row))
 
@@ -250,16 +254,16 @@ def _experts(b: TapeBuilder, x: str, rows: float, local: float, h: float, f: flo
     def product(name: str, source: str, n: float, k: float) -> str:
         out = b.tensor(f"{name}.out", BF16 * rows * n)
         return b.add(
-            Op(name, "grouped_gemm", Grouped(rows, local, n, k), (source,), (out,), (source,), functions=1,
+            Op(name, "grouped_gemm", GroupedGemm(rows, local, n, k), (source,), (out,), (source,), autograd_functions=1,
                weight=name, weight_params=local * n * k, weight_bytes=BF16 * local * n * k,
                accumulate_bytes_per_param=ACCUMULATE_BYTES)
         )  # fmt: skip
 
     both = product("experts.fc1", x, 2 * f, h)
     act, act_bytes = b.tensor("act", BF16 * rows * f), BF16 * rows * f
-    back = Back(11 * act_bytes, 4, scratch=act_bytes, like="swiglu_halves_bwd")
-    b.add(Op("experts.act", "memory_bound", Stream(5 * act_bytes, "swiglu_halves_fwd"), (both,), (act,), (both,),
-             launches=2, functions=1, back=back))  # fmt: skip
+    back = OpBackward(11 * act_bytes, 4, scratch=act_bytes, like="swiglu_halves_bwd")
+    b.add(Op("experts.act", "memory_bound", MemoryBound(5 * act_bytes, "swiglu_halves_fwd"), (both,), (act,), (both,),
+             launches=2, autograd_functions=1, back=back))  # fmt: skip
     return product("experts.fc2", act, h, f)
 
 
@@ -271,11 +275,11 @@ def _reserved(tapes: BlockTapes, shape: Shape) -> float:
     lived = trace_block(tapes)
     blocks: dict[str, Block] = {}
     for _ in range(STEPS):
-        if lived.back in blocks:  # the input's gradient is let go before a step, the output after it
-            allocator.free(blocks.pop(lived.back))
+        if lived.input_gradient in blocks:  # the input's gradient is let go before a step, the output after it
+            allocator.free(blocks.pop(lived.input_gradient))
         for op_trace in (*lived.forward, *lived.backward):
             _do(op_trace, allocator, blocks)
-        for name in [name for name in blocks if name != lived.back]:
+        for name in [name for name in blocks if name != lived.input_gradient]:
             allocator.free(blocks.pop(name))
     return float(allocator.peak_reserved)
 

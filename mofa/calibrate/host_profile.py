@@ -14,9 +14,9 @@ from mofa.calibrate.fits.profile import host_facts
 from mofa.calibrate.fits.te_host_facts import layer_facts
 from mofa.calibrate.run_cases import Progress, lacking_for_gpu, measure_cases
 from mofa.errors import SpecError
-from mofa.specs.copied import mark_transferred
+from mofa.specs.copied_facts import mark_transferred
 from mofa.specs.host import LayerPace, pace_factors
-from mofa.specs.like import expanded_profile
+from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.scaling import slower_host
 from mofa.units import parse_quantity
 

@@ -81,8 +81,8 @@ def _refuse_beside_a_file(file: str, given: list[str]) -> None:
 def _refuse_a_workload(name: str) -> None:
     """Refuse a workload where a file of runs is due, because no cluster is named."""
     from mofa.errors import SpecError
-    from mofa.specs.bounded import is_plain_file
     from mofa.specs.files import load_yaml
+    from mofa.specs.limited_reads import is_plain_file
     from mofa.specs.load import bundled
 
     known = name in bundled("workloads") or Path(name).suffix == ".json" or is_plain_file(Path(name) / "config.json")
@@ -107,7 +107,7 @@ def _resolve(
     run: RunSpec, folder: Path, overrides: Overrides
 ) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
     """What a run names, with the changes of ``--set``."""
-    from mofa.specs.bounded import exists
+    from mofa.specs.limited_reads import exists
     from mofa.specs.load import build_spec, bundled, load_cluster
     from mofa.specs.overrides import with_overrides
     from mofa.specs.run_files import resolve_run
@@ -141,7 +141,7 @@ class EstimateRequest(NamedTuple):
     cluster: ClusterSpec
     strategy: StrategySpec | Mapping[str, object]
     framework: FrameworkSpec
-    named: frozenset[str]
+    fields_set_by_user: frozenset[str]
     """Fields of the strategy that the user wrote; the others are the framework's defaults."""
     gpu: str | None = None
     """Name of the device in the record of a measured run."""

@@ -113,7 +113,7 @@ class LongRunOptions:
     """Facts of the profile by dotted path: ``--set faults.PATH=VALUE``."""
 
     @property
-    def given(self) -> bool:
+    def is_any_given(self) -> bool:
         """Whether any option was given."""
         return any(value is not None for name, value in vars(self).items() if name != "changes" or value)
 
@@ -123,7 +123,7 @@ class LongRunOptions:
         from mofa.specs.faults import PriceSpec, StorageSpec
         from mofa.specs.load import load_faults
 
-        if not self.given:
+        if not self.is_any_given:
             return None
         self._check_log()
         spec = load_faults(self.faults, self.changes)
@@ -132,7 +132,7 @@ class LongRunOptions:
             write, read = _rates(self.storage)
             changes["storage"] = StorageSpec(write_bytes_per_s=write, read_bytes_per_s=read)
         if self.price is not None:
-            changes["price"] = PriceSpec(usd_per_gpu_hour=_fact(at_least("--price", self.price, "USD")))
+            changes["price"] = PriceSpec(usd_per_gpu_hour=_fact(parse_at_least_zero("--price", self.price, "USD")))
         if self.spares is not None:
             changes["spares"] = parse_spares(self.spares)[0]
         checkpoint: dict[str, object] = {}
@@ -175,7 +175,7 @@ class LongRunOptions:
         if self.faults is None:
             raise SpecError("--log: gives rates and kinds alone; name a profile for restarts, such as --faults llama3")
         if self.log_days is not None:
-            at_least("--log-days", self.log_days, "d")
+            parse_at_least_zero("--log-days", self.log_days, "d")
 
 
 def split_fault_settings(items: list[str] | None) -> tuple[list[str], dict[str, object]]:
@@ -218,7 +218,7 @@ def with_spares_outside(machines: ClusterSpec, spares: str | None) -> ClusterSpe
     return machines.model_copy(update={"num_gpus": machines.num_gpus + more}) if more else machines
 
 
-def at_least(option: str, value: float, unit: str) -> float:
+def parse_at_least_zero(option: str, value: float, unit: str) -> float:
     """A number of at least 0."""
     from mofa.errors import SpecError
 

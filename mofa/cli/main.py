@@ -39,8 +39,8 @@ from mofa.cli.commands.show import show
 from mofa.cli.commands.trace import trace
 from mofa.cli.commands.validate import validate
 from mofa.errors import MofaError, NothingFits, SpecError
-from mofa.specs.bounded import remembering_files
-from mofa.specs.shown_text import visible
+from mofa.specs.limited_reads import remembering_files
+from mofa.specs.shown_text import escape_invisible
 
 EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -179,7 +179,7 @@ def _refuse_empty_places(arguments: Sequence[str]) -> None:
 
 
 def _fail(message: str, status: int) -> int:
-    line = visible(" ".join(message.split()))
+    line = escape_invisible(" ".join(message.split()))
     with contextlib.suppress(OSError, ValueError):
         print(f"mofa: {line}", file=sys.stderr)
     return status

@@ -46,7 +46,7 @@ def parse_count(text: str, example: str) -> int:
     return number
 
 
-def count(example: str) -> Callable[[str | int], int]:
+def whole_number_parser(example: str) -> Callable[[str | int], int]:
     """A parser of an option's whole number, with an example for its errors."""
 
     def parse(text: str | int) -> int:
@@ -58,7 +58,7 @@ def count(example: str) -> Callable[[str | int], int]:
     return parse
 
 
-def batch(text: str | int) -> str:
+def parse_batch(text: str | int) -> str:
     """A parser of a global batch, in sequences or in tokens; checked, and read when the sequence's length is known."""
     words = str(text).strip().split()
     if words[1:] in ([], ["tokens"], ["token"], ["sequences"], ["sequence"]):

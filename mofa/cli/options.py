@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mofa.cli.numbers import batch, count
+from mofa.cli.numbers import parse_batch, whole_number_parser
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 
 
@@ -38,11 +38,14 @@ MaybeCluster = Annotated[
 ]
 Gpus = Annotated[
     int | None,
-    typer.Option("--gpus", metavar="N", parser=count("64 or 1K"), help="Number of GPUs, such as 64 or 1K (1024)."),
+    typer.Option(
+        "--gpus", metavar="N", parser=whole_number_parser("64 or 1K"), help="Number of GPUs, such as 64 or 1K (1024)."
+    ),
 ]
 MaybeGpus = Gpus
 Nodes = Annotated[
-    int | None, typer.Option("--nodes", metavar="N", parser=count("16"), help="Number of nodes, in place of --gpus.")
+    int | None,
+    typer.Option("--nodes", metavar="N", parser=whole_number_parser("16"), help="Number of nodes, in place of --gpus."),
 ]
 MemoryLimit = Annotated[
     str | None,
@@ -50,12 +53,20 @@ MemoryLimit = Annotated[
 ]
 SeqLen = Annotated[
     int | None,
-    typer.Option("--seq-len", metavar="N", parser=count("8192 or 8K"), help="Sequence length in tokens, such as 8K."),
+    typer.Option(
+        "--seq-len",
+        metavar="N",
+        parser=whole_number_parser("8192 or 8K"),
+        help="Sequence length in tokens, such as 8K.",
+    ),
 ]
 GlobalBatch = Annotated[
     str | None,
     typer.Option(
-        "--global-batch", metavar="N", parser=batch, help='Sequences per optimizer step, such as 1024, or "4M tokens".'
+        "--global-batch",
+        metavar="N",
+        parser=parse_batch,
+        help='Sequences per optimizer step, such as 1024, or "4M tokens".',
     ),
 ]
 Tokens = Annotated[str | None, typer.Option("--tokens", help="Tokens to train on, such as 15T.")]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.plan.result import Estimate, PlanReport
-    from mofa.replay.time.time_replayed import TimeReplayed
+    from mofa.replay.time.time_replayed import ReplayedTime
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Output:
             print_all,
         )
 
-    def show_estimates(self, estimates: Sequence[Estimate], steps: Callable[[], Sequence[TimeReplayed]]) -> None:
+    def show_estimates(self, estimates: Sequence[Estimate], steps: Callable[[], Sequence[ReplayedTime]]) -> None:
         """Write and print estimates: one as an object, several as a list; ``steps`` plays them for the figures."""
         from mofa.plan.result import plans_to_frame
         from mofa.report.save import estimates_json, save_estimates

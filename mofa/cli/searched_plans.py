@@ -23,12 +23,12 @@ def best_so_far(progress: ProgressBar) -> Callable[[SearchProgress], None]:
     def show(step: SearchProgress) -> None:
         if step.best is None or shown:
             return
-        from mofa.report.words import strategy_text
+        from mofa.report.phrases import strategy_text
         from mofa.units import format_bytes, format_seconds
 
         shown.append(step.best)
         memory = f"{format_bytes(step.best.memory.device_bytes)} of {format_bytes(step.best.memory.limit_bytes)}"
-        progress.say(
+        progress.set_text(
             f"best so far: {strategy_text(step.best.strategy)}, {format_seconds(step.best.step_s)} a step, {memory}"
         )
 

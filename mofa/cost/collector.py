@@ -45,13 +45,13 @@ class Collector:
         self.allocated[places] = most.allocated[row_index, peak.fullest]
         self.reserved[places] = most.reserved[row_index, peak.fullest]
         self.device[places] = most.device[row_index, peak.fullest]
-        self.fullest[places], self.slowest[places] = rows.layout.shown.stage[peak.fullest], time.slowest
+        self.fullest[places], self.slowest[places] = rows.stage_layers.shown.shown_stages[peak.fullest], time.slowest
         # what is alive on every stage, or on the fullest alone
         pp = most.allocated.shape[1]
         row, stage = (
             (np.repeat(row_index, pp), np.tile(np.arange(pp), len(places))) if self.keep else (row_index, peak.fullest)
         )
-        live = most.candidates.parts(row, most.instant[row, stage], stage)
+        live = most.candidates.components_at(row, most.instant[row, stage], stage)
         of_fullest = live[:, row_index * pp + peak.fullest] if self.keep else live
         communicators = most.communicators[row_index, peak.fullest]
         self.memory[:, places] = _components(
@@ -65,12 +65,14 @@ class Collector:
         if self.keep:
             parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
                                 most.communicators[row, stage])  # fmt: skip
-            counts = rows.layout.layer_counts.sum(axis=1)
-            flight = rows.layout.plain_in_flight.sum(axis=1) + rows.layout.full_in_flight.sum(axis=1)
+            counts = rows.stage_layers.layer_counts.sum(axis=1)
+            flight = rows.stage_layers.base_mode_in_flight.sum(
+                axis=1
+            ) + rows.stage_layers.fully_recomputed_in_flight.sum(axis=1)
             self._keep(places, StageDetail(
                 time.stage_s, most.allocated, most.reserved, most.device, parts.reshape(-1, len(places), pp),
                 base + most.instant, flight / np.maximum(counts, 1), counts.astype(np.int64),
-                rows.layout.full.sum(axis=1).astype(np.int64),
+                rows.stage_layers.fully_recomputed.sum(axis=1).astype(np.int64),
             ))  # fmt: skip
 
     def _keep(self, places: NDArray[np.intp], some: StageDetail) -> None:
@@ -107,7 +109,7 @@ def _components(
 
 def saved_bytes(rows: Rows) -> NDArray[np.float64]:
     """What a rank of the heaviest stage saves in a checkpoint. (n,) [B]"""
-    return rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid]
+    return rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid_index]
 
 
 def hardware_flops(rows: Rows) -> NDArray[np.float64]:
@@ -115,6 +117,6 @@ def hardware_flops(rows: Rows) -> NDArray[np.float64]:
     c, table = rows.costs, rows.table
     per_rank = rows.sum_layers_by_stage(rows.layers.flops) + rows.end_blocks_by_stage(
         c.embedding.forward_flops + c.embedding.backward_flops, c.head.forward_flops + c.head.backward_flops,
-        rows.of_mtp_layer("flops"),
+        rows.mtp_layer_quantity("flops"),
     )  # fmt: skip
     return np.asarray(rows.sum_over_stages(per_rank) * rows.num_micro_batches * table.tp * table.cp * table.dp)

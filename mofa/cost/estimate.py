@@ -179,7 +179,7 @@ class Estimator:
         layers: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Change the seconds of one plain run of each row to those of all its runs, kernels loaded, at its clock."""
-        runs = self.runs_per_step(self.table.take(which)) if self.loads.over else np.ones(len(which))
+        runs = self.runs_per_step(self.table.take(which)) if self.loads.over_budget_fraction else np.ones(len(which))
         exposed *= runs
         hidden *= runs
         share = self.drains[which]
@@ -214,7 +214,7 @@ class Estimator:
     def without_host_lead(self) -> Estimator:
         """The same where loads have taken the host's lead in all passes."""
         if self.shared_rows:
-            return self.of_shared_rows(
+            return self.from_shared_rows(
                 self.table, [(of.without_host_lead, rows, places) for of, rows, places in self.shared_rows]
             )
         other = self._costed_as(BlockCosts.without_host_lead)
@@ -225,17 +225,17 @@ class Estimator:
     def with_device_waits(self) -> Estimator:
         """The same where the slowest rank of each row waits for a share ``RESTED`` of its step."""
         if self.shared_rows:
-            return self.of_shared_rows(
+            return self.from_shared_rows(
                 self.table, [(of.with_device_waits, rows, places) for of, rows, places in self.shared_rows]
             )
         return self._rested_by(RESTED)
 
     @cached_property
-    def at_own_clock(self) -> Estimator:
+    def at_power_limited_clock(self) -> Estimator:
         """The same for the table's only row, at the clock that its own waits leave: what is played."""
         if not self.rests or int(self.table.pp[0]) == 1:
             return self
-        idle = float(self._idle(step_time(self.composed_row).exposed)[0])
+        idle = float(self._idle(step_time(self.row_with_every_stage).exposed)[0])
         return self._rested_by(idle) if idle else self
 
     def _rested_by(self, idle: float) -> Estimator:
@@ -264,7 +264,7 @@ class Estimator:
         return other
 
     @staticmethod
-    def of_shared_rows(table: StrategyTable, shared_rows: Sequence[SharedRows]) -> Estimator:
+    def from_shared_rows(table: StrategyTable, shared_rows: Sequence[SharedRows]) -> Estimator:
         """An estimator of a table that shares the blocks of other estimators, some of each, all its rows in all."""
         first, begin = shared_rows[0][0], 0
         other = first._copy()
@@ -290,18 +290,18 @@ class Estimator:
         other = copy.copy(self)
         other.shared_rows = ()
         for name in (
-            "composed_row",
+            "row_with_every_stage",
             "rank_specs",
             "_row_bytes",
             "without_host_lead",
             "with_device_waits",
-            "at_own_clock",
+            "at_power_limited_clock",
         ):
             other.__dict__.pop(name, None)
         return other
 
     @cached_property
-    def composed_row(self) -> Rows:
+    def row_with_every_stage(self) -> Rows:
         """The table's only row with every stage, composed."""
         only = np.arange(len(self.table))
         ((_, rows),) = self._composed(only, self.table.recompute_layers, every_stage=True)
@@ -310,18 +310,18 @@ class Estimator:
     @cached_property
     def rank_specs(self) -> tuple[RankSpec, ...]:
         """What each of its pipeline ranks holds and does. (pp,)"""
-        return rank_specs(self.composed_row)
+        return rank_specs(self.row_with_every_stage)
 
     @cached_property
     def _row_bytes(self) -> StageBytes:
         """Peaks of its stages, in closed form."""
-        return stage_bytes(self.composed_row)
+        return stage_bytes(self.row_with_every_stage)
 
-    def memory_row(self) -> Breakdown:
+    def row_without_time(self) -> Breakdown:
         """The table's only row in detail, but for its time."""
         only = np.arange(1)
         out = Collector(self.table, 1, True)
-        out.put_peak(only, self.composed_row, fullest_of(self._row_bytes), None)
+        out.put_peak(only, self.row_with_every_stage, fullest_of(self._row_bytes), None)
         return out.breakdown()
 
     def stage_device_bytes(self) -> list[float]:

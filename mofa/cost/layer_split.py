@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from mofa.specs.framework_traits import TRAITS
-from mofa.specs.layouts.own_split import SplitError, megatron_layers, torchtitan_layers
+from mofa.specs.layouts.framework_split import SplitError, megatron_layers, torchtitan_layers
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 from mofa.specs.layouts.read import read_layout
 from mofa.specs.model import ModelSpec
@@ -23,7 +23,7 @@ class LayerSplit:
     """The layout of a pipeline, and who made it."""
 
     layout: PipelineLayout
-    by: SplitBy
+    made_by: SplitBy
     """``mofa`` where the framework splits the layers over these degrees by no rule of its own, and needs a layout."""
 
 
@@ -32,10 +32,10 @@ def split_of(model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = 
     """The layout of a model's layers over virtual chunks.
 
     A strategy's ``layout`` says it. Without one the framework splits by itself
-    (:mod:`mofa.specs.layouts.own_split`; DeepSpeed by ``splits``). Where Megatron refuses the degrees, the layout is
-    the one that makes the heaviest chunk lightest, with the head and multi-token-prediction layers counted. With one
-    or two layers fewer than chunks the last chunk holds the head alone and the first the embedding alone (Llama 3
-    405B: 126 layers in 128 chunks).
+    (:mod:`mofa.specs.layouts.framework_split`; DeepSpeed by ``splits``). Where Megatron refuses the degrees, the layout
+    is the one that makes the heaviest chunk lightest, with the head and multi-token-prediction layers counted. With one
+    or two layers fewer than chunks the last chunk holds the head alone and the first the embedding alone (Llama 3 405B:
+    126 layers in 128 chunks).
 
     Raises
     ------

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Op
 from mofa.blocks.tapes import layer_label
-from mofa.blocks.work import Attention, Gemm, Grouped, Stream
+from mofa.blocks.work import Attention, Gemm, GroupedGemm, MemoryBound
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
 from mofa.specs.base import Fact, Library, Spec
@@ -47,7 +47,7 @@ def fraction_resting_on_library(
     for name, block in costs.tapes.items():
         for tape in (block.forward, block.backward):
             for op, took in zip(tape.ops, device_seconds(tape.ops, machine), strict=True):
-                if isinstance(op.work, (Gemm, Grouped, Attention, Stream)):
+                if isinstance(op.work, (Gemm, GroupedGemm, Attention, MemoryBound)):
                     seconds = layers.get(name, 1) * float(took)
                     by_family[op.family] += seconds
                     under[op.family] += seconds * _is_measured_under(op, machine, library)

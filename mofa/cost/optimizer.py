@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, weight_copies
-from mofa.cost.kernels.compute import stream_rate
+from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.specs.base import Fact
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, GpuSpec
@@ -267,26 +267,26 @@ def device_seconds_by_part(
     each = 2.0 if workload.precision.moments == "bf16" else 4.0
     moments = 2.0 * each * workload.optimizer.traits.num_moments  # read and written
     op_by_op = framework.step_kernels.op_by_op
-    rate = stream_rate(gpu, "adam_foreach" if op_by_op else "adam_fused")
+    rate = memory_bound_rate(gpu, "adam_foreach" if op_by_op else "adam_fused")
     adam = (12.0 + moments + (28.0 if op_by_op else 0.0)) / rate
     per_param = {"adam": adam}
     if workload.optimizer.clip_grad_norm:
-        per_param["norm"] = 4.0 / stream_rate(gpu, "grad_norm")
-        per_param["clip"] = framework.clipped_steps * 8.0 / stream_rate(gpu, "grad_clip")
+        per_param["norm"] = 4.0 / memory_bound_rate(gpu, "grad_norm")
+        per_param["clip"] = framework.clipped_steps * 8.0 / memory_bound_rate(gpu, "grad_clip")
     if framework.traits.has_pytorch_modules:
         if steps_in_16_bit(workload, framework, precision):
             rates = rates_in_16_bit(framework, gpu)
             per_param = {name: s / 2.0 / rates[name].value for name, s in per_param.items()}
         is_unsharded = precision in ("autocast", "uniform")
         return {name: shards.unsharded(s) if is_unsharded else shards.sharded(s) for name, s in per_param.items()}
-    per_param["copy"] = 6.0 / stream_rate(gpu, "cast_down")
+    per_param["copy"] = 6.0 / memory_bound_rate(gpu, "cast_down")
     if framework.widens_gradients:
-        per_param["widen"] = 6.0 / stream_rate(gpu, "cast_up")
+        per_param["widen"] = 6.0 / memory_bound_rate(gpu, "cast_up")
     parts = {name: np.where(zero >= 1, shards.sharded(s), shards.unsharded(s)) for name, s in per_param.items()}
     width = 4.0 if framework.deepspeed else framework.grads_bytes_per_param
-    scaled = shards.unsharded(2.0 * width / stream_rate(gpu, "grad_clip"))
+    scaled = shards.unsharded(2.0 * width / memory_bound_rate(gpu, "grad_clip"))
     scaled = np.where(shards.dense_ranks > 1, scaled, 0.0)
-    return {**parts, "zero": shards.unsharded(width / stream_rate(gpu, "zero")), "scale": scaled}
+    return {**parts, "zero": shards.unsharded(width / memory_bound_rate(gpu, "zero")), "scale": scaled}
 
 
 def weight_cast_seconds(
@@ -310,8 +310,10 @@ def weight_cast_seconds(
     copies = weight_copies(recipe.name, gpu.fp8_transposes)
     if framework.fp8_params:
         cast = main_cast_seconds(recipe, gpu)
-        return np.asarray(linears * (2.0 * (copies - 1) / stream_rate(gpu, "fp8_transpose")) + linears / owners * cast)
-    return np.asarray(linears * (recipe.cast_moved_bytes(copies) / stream_rate(gpu, recipe.weight_cast)))
+        return np.asarray(
+            linears * (2.0 * (copies - 1) / memory_bound_rate(gpu, "fp8_transpose")) + linears / owners * cast
+        )
+    return np.asarray(linears * (recipe.cast_moved_bytes(copies) / memory_bound_rate(gpu, recipe.weight_cast)))
 
 
 def unread_gradient_seconds(framework: FrameworkSpec, linears: ArrayN, gpu: GpuSpec) -> ArrayN:
@@ -323,7 +325,7 @@ def unread_gradient_seconds(framework: FrameworkSpec, linears: ArrayN, gpu: GpuS
     """
     if not framework.fuses_wgrad_accumulation:
         return 0.0 * linears
-    return np.asarray(framework.grads_bytes_per_param * linears / stream_rate(gpu, "te wgrad_add"))
+    return np.asarray(framework.grads_bytes_per_param * linears / memory_bound_rate(gpu, "te wgrad_add"))
 
 
 def main_cast_seconds(recipe: Fp8Recipe, gpu: GpuSpec) -> float:
@@ -339,9 +341,9 @@ def main_cast_seconds(recipe: Fp8Recipe, gpu: GpuSpec) -> float:
     Transformer Engine 2.20.2, common/transpose/cast_transpose.cu (``cast_transpose_general_kernel``) and
     common/recipe/fp8_block_scaling.cu (``fp8_block_scaling_partial_cast``, which makes no transposed copy).
     """
-    row_rate = stream_rate(gpu, recipe.row_cast)
-    if recipe.gathers_rows_alone and gpu.fp8_transposes:
-        return recipe.main_amax_bytes / row_rate + 4.0 / stream_rate(gpu, recipe.main_cast)
+    row_rate = memory_bound_rate(gpu, recipe.row_cast)
+    if recipe.gathers_row_copy_only and gpu.fp8_transposes:
+        return recipe.main_amax_bytes / row_rate + 4.0 / memory_bound_rate(gpu, recipe.main_cast)
     return (recipe.main_amax_bytes + 3.0) / row_rate
 
 

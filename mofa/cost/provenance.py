@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from mofa.blocks.elementwise import PLAIN, FloatK
 from mofa.blocks.op import Tape
-from mofa.blocks.work import Attention, Gemm, Grouped, GroupedKernel, Stream
+from mofa.blocks.work import Attention, Gemm, GroupedGemm, GroupedKernel, MemoryBound
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import Curve
@@ -15,7 +15,7 @@ from mofa.specs.products import FALLBACK, STREAM_FALLBACK, GemmFormat
 
 SIZES: tuple[tuple[str, type, dict[str, str]], ...] = (
     ("gemm", Gemm, {"m": "m", "n": "n", "k": "k"}),
-    ("grouped_gemm", Grouped, {"tokens": "rows", "groups": "groups", "n": "n", "k": "k"}),
+    ("grouped_gemm", GroupedGemm, {"tokens": "rows", "groups": "groups", "n": "n", "k": "k"}),
     ("attention", Attention, {"q": "q_len"}),
 )
 """Works whose sizes a curve's measured ranges name, by family, and their names there."""
@@ -67,7 +67,7 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
 
 def memory_bound_op_names(tapes: Iterable[Tape]) -> frozenset[str]:
     """Measured ops that the memory-bound ops of one candidate's tapes are like."""
-    works = [op.work for tape in tapes for op in tape.ops if type(op.work) is Stream]
+    works = [op.work for tape in tapes for op in tape.ops if type(op.work) is MemoryBound]
     names = {work.like for work in works} | {like for work in works for _, like in work.parts}
     return frozenset([name.rpartition(" ")[2] for name in names])
 
@@ -92,7 +92,11 @@ def unaligned_product_ops(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     names_of: dict[int, dict[str, None]] = {}
     for op in (op for tape in tapes for op in tape.ops):
         work = op.work
-        if isinstance(work, (Gemm, Grouped)) and work.format in ALIGNED and not (type(work) is Gemm and _several(work)):
+        if (
+            isinstance(work, (Gemm, GroupedGemm))
+            and work.format in ALIGNED
+            and not (type(work) is Gemm and _several(work))
+        ):
             for size in set(_span([work.n, work.k])):
                 if size % ALIGNED[work.format]:
                     names_of.setdefault(int(size), {})[op.name] = None

@@ -1,7 +1,7 @@
 """Rules of what pipeline ranks hold and do, for all candidates of :class:`mofa.cost.rows.Rows` at once.
 
 The closed form reads what they return; :mod:`mofa.cost.rank_spec` has the entries of one strategy's ranks. What follows
-from the layers alone is in :class:`mofa.cost.stages.Stages` and :class:`mofa.cost.layout.Layout`.
+from the layers alone is in :class:`mofa.cost.stages.Stages` and :class:`mofa.cost.stage_layers.StageLayers`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def keeps_last_output(rows: Rows) -> bool:
 
 
 def _exchanges_together(rows: Rows) -> bool:
-    return rows.schedule_record.joins_exchanges and rows.layout.stages.pp > 1
+    return rows.schedule_record.joins_send_and_receive and rows.stage_layers.stages.pp > 1
 
 
 def has_flat_buffers(rows: Rows) -> bool:
@@ -50,7 +50,7 @@ def has_flat_buffers(rows: Rows) -> bool:
     return rows.static.grads_always and not rows.framework.deepspeed
 
 
-def gathers_whole(rows: Rows) -> bool:
+def keeps_params_gathered(rows: Rows) -> bool:
     """Whether FSDP keeps parameters gathered and gradients whole for a step, as it does under pipelines."""
     return shards_params(rows) and rows.mode.pipelined
 
@@ -62,7 +62,7 @@ def shards_params(rows: Rows) -> bool:
 
 def reduces_by_chunk(rows: Rows) -> bool:
     """Whether each chunk's gradients are reduced behind its last backward, not at a step's end, and its weights go."""
-    return gathers_whole(rows) and rows.schedule_record.gathers_by_chunk
+    return keeps_params_gathered(rows) and rows.schedule_record.gathers_by_chunk
 
 
 def gradient_sharing(rows: Rows) -> Sharing:
@@ -118,11 +118,11 @@ def ddp_width(rows: Rows) -> float:
 
 def ties_ends(rows: Rows) -> BoolN:
     """Whether a stage has the embedding and a head that is the same weight. (R,)"""
-    lay = rows.layout
+    lay = rows.stage_layers
     return np.asarray(lay.stages_with_embedding & lay.stages_with_head & rows.workload.model.tied_embeddings)
 
 
-def head_waits(rows: Rows) -> bool:
+def head_gradient_waits_for_embedding(rows: Rows) -> bool:
     """Whether the head's weight gradient stays until the embedding's is there, on a rank that has both.
 
     A weight that two functions use has one node that takes its gradients (AccumulateGrad); autograd's engine keeps the
@@ -132,7 +132,7 @@ def head_waits(rows: Rows) -> bool:
     """
     fw = rows.framework
     return (
-        rows.workload.model.tied_embeddings and rows.layout.stages.pp == 1
+        rows.workload.model.tied_embeddings and rows.stage_layers.stages.pp == 1
         and not fw.traits.has_pytorch_modules and not fw.fuses_wgrad_accumulation
     )  # fmt: skip
 
@@ -173,19 +173,21 @@ def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
 
 def held_inputs_of_stages(rows: Rows) -> list[HeldInputs]:
     """:func:`held_inputs` of each stage that is shown. (R,)"""
-    pp, receiving = rows.layout.stages.pp, rows.layout.receives.sum(axis=1).tolist()
+    pp, receiving = rows.stage_layers.stages.pp, rows.stage_layers.receives.sum(axis=1).tolist()
     return [held_inputs(rows.framework, rows.schedule_record, pp, chunks) for chunks in receiving]
 
 
-def kept_bytes(rows: Rows) -> ArrayN:
+def framework_buffer_bytes(rows: Rows) -> ArrayN:
     """What the framework allocates once and keeps outside of all tapes; on its stage the head's too. (n, R) [B]"""
     costs = rows.costs
     return np.where(
-        rows.layout.stages_with_head, costs.persistent_head[rows.k][:, None], costs.persistent[rows.k][:, None]
+        rows.stage_layers.stages_with_head,
+        costs.persistent_bytes_with_head[rows.k][:, None],
+        costs.persistent_bytes[rows.k][:, None],
     )
 
 
-class RotationTables(NamedTuple):
+class RotaryTables(NamedTuple):
     """Tables of rotations that Megatron keeps with a library; of latent attention each layer's."""
 
     number: ArrayN
@@ -196,14 +198,14 @@ class RotationTables(NamedTuple):
     """Of each of a layer that is there from the start. [B]"""
 
 
-def rotation_tables(rows: Rows) -> RotationTables:
+def rotary_tables_of_stages(rows: Rows) -> RotaryTables:
     """The tables of each stage; of a framework that has no library none."""
     n = len(rows.table)
-    layers = rows.layout.layer_counts.sum(axis=1)
+    layers = rows.stage_layers.layer_counts.sum(axis=1)
     if not rows.framework.library:
-        return RotationTables(np.zeros_like(layers), np.zeros(n), ())
+        return RotaryTables(np.zeros_like(layers), np.zeros(n), ())
     tables = rotary_tables(rows.costs.context)
-    nbytes = per_combination(tables.table, len(rows.costs.persistent))[rows.k]
+    nbytes = per_combination(tables.table, len(rows.costs.persistent_bytes))[rows.k]
     if not tables.of_layers:
-        return RotationTables(np.full(layers.shape, float(rows.layout.stages.vpp)), nbytes, ())
-    return RotationTables(layers, nbytes, tables.from_start)
+        return RotaryTables(np.full(layers.shape, float(rows.stage_layers.stages.vpp)), nbytes, ())
+    return RotaryTables(layers, nbytes, tables.from_start)

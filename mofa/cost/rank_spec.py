@@ -1,8 +1,8 @@
 """What a pipeline rank holds and does, described once: the closed form and the replay both read it.
 
 The closed form reads arrays over all candidates: of :class:`mofa.cost.stages.Stages`, of
-:class:`mofa.cost.layout.Layout` and of :mod:`mofa.cost.rank_rules`. The replay plays one strategy, and reads a
-:class:`RankSpec` of each rank. Its fields are entries of the same arrays, so that no rule is written twice.
+:class:`mofa.cost.stage_layers.StageLayers` and of :mod:`mofa.cost.rank_rules`. The replay plays one strategy, and reads
+a :class:`RankSpec` of each rank. Its fields are entries of the same arrays, so that no rule is written twice.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from mofa.cost.rank_rules import (
     Sharing,
     ddp_width,
     first_bucket_params,
+    framework_buffer_bytes,
     gathered_bytes_per_param,
-    gathers_whole,
     gradient_sharing,
     has_flat_buffers,
-    head_waits,
+    head_gradient_waits_for_embedding,
     held_inputs_of_stages,
     keeps_last_output,
-    kept_bytes,
+    keeps_params_gathered,
     reduced_bytes_per_param,
     reduces_by_chunk,
-    rotation_tables,
+    rotary_tables_of_stages,
     scatters_gradients,
     shards_params,
     shards_states,
@@ -111,12 +111,12 @@ class BlockSpec(NamedTuple):
         return self.role in ("layer", "prediction layer")
 
     @property
-    def phrase(self) -> str:
+    def name_with_article(self) -> str:
         """Its name in a sentence, with an article where the name is none of its own.
 
         Examples
         --------
-        >>> BlockSpec("layer", "dense recompute=none", 3).phrase, BlockSpec("head", "head").phrase
+        >>> BlockSpec("layer", "dense recompute=none", 3).name_with_article, BlockSpec("head", "head").name_with_article
         ('block 3', 'the head')
         """
         return self.name if self.role in ("layer", "prediction") else f"the {self.name}"
@@ -191,18 +191,18 @@ class RankParameters:
 class PersistentBuffers:
     """What a rank allocates once and keeps beside parameters, gradients and states. [B]"""
 
-    kept_bytes: float
+    framework_buffer_bytes: float
     """Of the framework, outside of all tapes: workspaces, dummy gradients. With a library these are
     Transformer Engine's."""
-    tables: int
+    num_rotary_tables: int
     """Tables of rotations that Transformer Engine's models keep from the first forward on. [-]"""
-    table_bytes: float
+    rotary_table_bytes: float
     """Of each."""
-    tables_from_start: tuple[int, ...]
+    rotary_tables_from_start: tuple[int, ...]
     """Bytes of each that is there from the start."""
     copies_bytes: float
     """DDP's buckets of gradients, or fp8 copies of weights."""
-    boundary_bytes: float
+    stage_boundary_bytes: float
     """The residual stream of a micro-batch: what one chunk hands on."""
     held_inputs: HeldInputs
 
@@ -223,7 +223,7 @@ class GradientSharing:
     """Whether Megatron's buffers hold all gradients from the start."""
     shards_params: bool
     """Whether FSDP shares parameters out."""
-    gathers_whole: bool
+    keeps_params_gathered: bool
     """Whether FSDP keeps parameters gathered and gradients whole for a step."""
     reduces_by_chunk: bool
     """Whether each chunk's gradients are reduced behind its last backward."""
@@ -235,7 +235,7 @@ class GradientSharing:
     """What Megatron's first rank reduces at once. [params]"""
     bytes_in_bucket: float
     """Of a gradient in DDP's buckets. [B/param]"""
-    head_waits: bool
+    head_gradient_waits_for_embedding: bool
     """Whether the head's weight gradient stays until the embedding's is there."""
     ties_ends: bool
     """Whether the rank's embedding and head are one weight, which has one gradient."""
@@ -279,7 +279,7 @@ def rank_specs(rows: Rows) -> tuple[RankSpec, ...]:
 
 
 def _places(rows: Rows) -> list[RankPlace]:
-    lay, table, shards = rows.layout, rows.table, rows.shards
+    lay, table, shards = rows.stage_layers, rows.table, rows.shards
     dense, expert = int(shards.dense_ranks[0, 0]), int(shards.expert_ranks[0, 0])
     tp, cp, dp, splits_experts = int(table.tp[0]), int(table.cp[0]), int(table.dp[0]), int(table.ep[0]) > 1
     return [
@@ -289,7 +289,7 @@ def _places(rows: Rows) -> list[RankPlace]:
 
 
 def _chunks(rows: Rows) -> list[tuple[ChunkSpec, ...]]:
-    lay, stages = rows.layout, rows.layout.stages
+    lay, stages = rows.stage_layers, rows.stage_layers.stages
     links = stages.positions, lay.receives, lay.sends, lay.feeds_own_chunk
     return [
         tuple(
@@ -302,13 +302,13 @@ def _chunks(rows: Rows) -> list[tuple[ChunkSpec, ...]]:
 
 def _blocks(rows: Rows, r: int, c: int) -> Iterator[BlockSpec]:
     """The blocks of a chunk in forward order."""
-    stages, model, table = rows.layout.stages, rows.workload.model, rows.table
+    stages, model, table = rows.stage_layers.stages, rows.workload.model, rows.table
     modes, position = tuple(rows.costs.blocks), int(stages.positions[r, c])
     if position == 0:
         yield BlockSpec("embedding", "embedding")
     recomputed = stages.recomputed(table.recompute_modes[int(table.recompute[0])], int(table.recompute_layers[0]))
     for j, (kind, is_recomputed) in enumerate(zip(stages.layers[r][c], recomputed[r][c], strict=True)):
-        mode = modes[int((rows.full if is_recomputed else rows.base)[0])]
+        mode = modes[int((rows.full_mode_index if is_recomputed else rows.base_mode_index)[0])]
         yield BlockSpec("layer", layer_label(stages.kinds[kind], mode), stages.first_layers[r][c] + j, kind, mode)
     is_last, last = position == stages.num_chunks - 1, layer_kind(model, model.num_layers - 1)
     for n in range(model.num_mtp_layers):
@@ -323,7 +323,7 @@ def _blocks(rows: Rows, r: int, c: int) -> Iterator[BlockSpec]:
 
 
 def _schedule(rows: Rows) -> RankSchedule:
-    stages = rows.layout.stages
+    stages = rows.stage_layers.stages
     return RankSchedule(
         rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]),
         rows.schedule_record.defers_weight_gradients, waits_at_exchanges(rows), keeps_last_output(rows),
@@ -341,13 +341,19 @@ def _parameters(rows: Rows) -> list[RankParameters]:
 
 
 def _buffers(rows: Rows) -> list[PersistentBuffers]:
-    tables, static = rotation_tables(rows), rows.static
-    boundary_bytes = float(rows.costs.boundary[rows.k[0]])
+    tables, static = rotary_tables_of_stages(rows), rows.static
+    stage_boundary_bytes = float(rows.costs.stage_boundary_bytes[rows.k[0]])
     copies = np.broadcast_to(static.buffers, rows.shards.dense.shape)[0].tolist()
-    of_stages = kept_bytes(rows)[0].tolist(), tables.number[0].tolist(), copies, held_inputs_of_stages(rows)
+    of_stages = framework_buffer_bytes(rows)[0].tolist(), tables.number[0].tolist(), copies, held_inputs_of_stages(rows)
     return [
         PersistentBuffers(
-            of_framework, int(number), float(tables.nbytes[0]), tables.from_start, copies_bytes, boundary_bytes, inputs
+            of_framework,
+            int(number),
+            float(tables.nbytes[0]),
+            tables.from_start,
+            copies_bytes,
+            stage_boundary_bytes,
+            inputs,
         )
         for of_framework, number, copies_bytes, inputs in zip(*of_stages, strict=True)
     ]
@@ -356,9 +362,9 @@ def _buffers(rows: Rows) -> list[PersistentBuffers]:
 def _gradients(rows: Rows) -> list[GradientSharing]:
     shares = (
         gradient_sharing(rows), gathered_bytes_per_param(rows), reduced_bytes_per_param(rows), has_flat_buffers(rows),
-        shards_params(rows), gathers_whole(rows), reduces_by_chunk(rows),
+        shards_params(rows), keeps_params_gathered(rows), reduces_by_chunk(rows),
         bool(shards_states(rows)[0]), bool(scatters_gradients(rows)[0]), float(first_bucket_params(rows)[0]),
-        ddp_width(rows), head_waits(rows),
+        ddp_width(rows), head_gradient_waits_for_embedding(rows),
     )  # fmt: skip
     return [GradientSharing(*shares, ties) for ties in ties_ends(rows).tolist()]
 

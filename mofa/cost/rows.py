@@ -13,8 +13,8 @@ from mofa.cost.block.block_cost import Mode, base_mode, candidate_groups, full_m
 from mofa.cost.block.costs import BlockCost, BlockCosts
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.kernels.topology import Group
-from mofa.cost.layout import Layout, layout
 from mofa.cost.optimizer import ParameterShards, StaticBytes, static_bytes, whole_embedding_gradient
+from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import Stages
 from mofa.schedules import SCHEDULES, Schedule
 from mofa.specs.framework import FrameworkSpec
@@ -165,15 +165,15 @@ class Rows:
     mode: Mode
     schedule: str
     k: NDArray[np.intp]
-    base: NDArray[np.intp]
-    full: NDArray[np.intp]
+    base_mode_index: NDArray[np.intp]
+    full_mode_index: NDArray[np.intp]
     layers: LayerArrays
     mtp: LayerArrays | None
-    layout: Layout
+    stage_layers: StageLayers
     num_micro_batches: IntN
-    grid: NDArray[np.intp]
+    grid_index: NDArray[np.intp]
     """Which of the grids of ranks each candidate has: what is below is the same for all that share one. (n,)"""
-    first: NDArray[np.intp]
+    first_row_of_grid: NDArray[np.intp]
     """The first candidate of each grid. (g,)"""
     grids: StrategyTable
     """A candidate of each grid. (g,)"""
@@ -191,21 +191,23 @@ class Rows:
         """What their schedule does."""
         return SCHEDULES[self.schedule]
 
-    def of_base_and_full(self, by_mode: ArrayN) -> tuple[ArrayN, ArrayN]:
+    def in_base_and_full_mode(self, by_mode: ArrayN) -> tuple[ArrayN, ArrayN]:
         """A stacked quantity of the base mode and of full recomputation. (n, kinds, ...)"""
-        return by_mode[self.base, self.k], by_mode[self.full, self.k]
+        return by_mode[self.base_mode_index, self.k], by_mode[self.full_mode_index, self.k]
 
     def sum_over_layers(self, by_mode: ArrayN, num_plain: ArrayN, num_full: ArrayN, subscripts: str) -> ArrayN:
         """A per-layer quantity times numbers of layers, those recomputed whole and others, summed as einsum says."""
-        lay = self.layout
+        lay = self.stage_layers
         some = (
-            np.einsum(subscripts, num_plain, by_mode[self.base, self.k]) if lay.any_plain or not lay.any_full else 0.0
+            np.einsum(subscripts, num_plain, by_mode[self.base_mode_index, self.k])
+            if lay.any_base_mode or not lay.any_fully_recomputed
+            else 0.0
         )
-        if lay.any_full:
-            some = some + np.einsum(subscripts, num_full, by_mode[self.full, self.k])
+        if lay.any_fully_recomputed:
+            some = some + np.einsum(subscripts, num_full, by_mode[self.full_mode_index, self.k])
         return np.asarray(some)
 
-    def of_mtp_layer(self, name: str) -> ArrayN | None:
+    def mtp_layer_quantity(self, name: str) -> ArrayN | None:
         """A quantity of one multi-token-prediction layer, None without: (n, ...).
 
         Megatron recomputes it whole only under uniform full recomputation; the block method skips it
@@ -222,15 +224,17 @@ class Rows:
         uniform = (table.recompute_layers < 0) & np.array([s.kind == "full" for s in table.recompute_modes])[
             table.recompute
         ]
-        return np.where(uniform, self.full, self.base)
+        return np.where(uniform, self.full_mode_index, self.base_mode_index)
 
     def sum_layers_by_stage(self, by_mode: ArrayN) -> ArrayN:
         """A per-layer quantity summed over the layers of each stage. (n, R)"""
-        return self.sum_over_layers(by_mode, self.layout.plain, self.layout.full, "nkr,nk->nr")
+        return self.sum_over_layers(
+            by_mode, self.stage_layers.base_mode, self.stage_layers.fully_recomputed, "nkr,nk->nr"
+        )
 
     def largest_layer_by_stage(self, by_mode: ArrayN) -> ArrayN:
         """The most of a per-layer quantity among the layers of each stage, 0 where it has none. (n, R)"""
-        most = np.zeros((len(self.k), len(self.layout.shown.stage)))
+        most = np.zeros((len(self.k), len(self.stage_layers.shown.shown_stages)))
         for mode, has in self._modes_there:
             values = by_mode[mode, self.k]
             for kind, there in enumerate(has):  # one after the other: NumPy is slow along a short axis in the middle
@@ -240,41 +244,44 @@ class Rows:
     @cached_property
     def _modes_there(self) -> list[tuple[NDArray[np.intp], list[NDArray[np.bool_]]]]:
         """Each mode that any candidate has layers of, and on which stages they are, by kind of layer. (n, R) each"""
-        lay = self.layout
-        both = ((lay.any_plain, lay.plain, self.base), (lay.any_full, lay.full, self.full))
+        lay = self.stage_layers
+        both = (
+            (lay.any_base_mode, lay.base_mode, self.base_mode_index),
+            (lay.any_fully_recomputed, lay.fully_recomputed, self.full_mode_index),
+        )
         return [(mode, list(np.moveaxis(some > 0, 1, 0))) for there, some, mode in both if there]
 
     @cached_property
     def is_first(self) -> ArrayN:
         """1 on the stage with the embedding, 0 elsewhere. (R,)"""
-        return np.asarray(self.layout.stages_with_embedding, dtype=float)
+        return np.asarray(self.stage_layers.stages_with_embedding, dtype=float)
 
     @cached_property
     def is_head(self) -> ArrayN:
         """1 on the stage with the head, 0 elsewhere. (R,)"""
-        return np.asarray(self.layout.stages_with_head, dtype=float)
+        return np.asarray(self.stage_layers.stages_with_head, dtype=float)
 
     @cached_property
     def is_prediction(self) -> ArrayN:
         """1 on the stage with the multi-token-prediction layers, 0 elsewhere. (R,)"""
-        return np.asarray(self.layout.stages_with_predictions, dtype=float)
+        return np.asarray(self.stage_layers.stages_with_predictions, dtype=float)
 
     @cached_property
     def is_last(self) -> ArrayN:
         """1 on the last stage, 0 elsewhere. (R,)"""
-        return np.asarray(self.layout.is_last, dtype=float)
+        return np.asarray(self.stage_layers.is_last, dtype=float)
 
     def spread_to_all_stages(self, shown: ArrayN) -> ArrayN:
         """What is known of the stages that are shown, for all. (n, R) -> (n, pp)"""
-        return shown[:, self.layout.shown.of]
+        return shown[:, self.stage_layers.shown.shown_index]
 
     def sum_over_stages(self, shown: ArrayN) -> ArrayN:
         """The sum over all stages of what is known of those that are shown. (n, R) -> (n,)"""
-        return np.asarray(shown @ self.layout.shown.num_alike)
+        return np.asarray(shown @ self.stage_layers.shown.num_alike)
 
     def sum_over_stages_ahead(self, shown: ArrayN) -> ArrayN:
         """The sum over the stages ahead of each that is shown. (n, R) -> (n, R)"""
-        return np.asarray(shown @ self.layout.shown.num_alike_ahead)
+        return np.asarray(shown @ self.stage_layers.shown.num_alike_ahead)
 
     def end_blocks_by_stage(self, embedding: ArrayN, head: ArrayN, mtp_layer: ArrayN | None) -> ArrayN:
         """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, R)"""
@@ -293,8 +300,8 @@ def make_rows(
     """Gather everything that the candidates of one pp x vpp need, for every stage or for those that differ."""
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
     base, full = mode_indices(modes, table)
-    lay = layout(table, stages, schedule, m, every_stage=every_stage)
-    first, grid = grids_of(table)
+    lay = count_stage_layers(table, stages, schedule, m, every_stage=every_stage)
+    first, grid = rank_grids(table)
     grids = table.take(first)
     groups = dict(costs.groups) if len(costs.index) == 1 else candidate_groups(cluster, framework, grids)
     params, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
@@ -319,7 +326,7 @@ def mode_indices(modes: Sequence[RecomputeSpec], table: StrategyTable) -> tuple[
 
 def static_bytes_of_grids(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
-    groups: dict[str, Group], lay: Layout, mode: Mode,
+    groups: dict[str, Group], lay: StageLayers, mode: Mode,
 ) -> tuple[ArrayN, ParameterShards, StaticBytes]:  # fmt: skip
     """Parameters of every chunk on one rank, of every stage, and what a stage holds besides activations.
 
@@ -338,7 +345,7 @@ def static_bytes_of_grids(
     return params, shards, replace(static, grads=static.grads + more)
 
 
-def grids_of(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def rank_grids(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The first row of each grid of ranks, and each row's grid, of rows of one pp x vpp. (g,), (n,)"""
     return unique_rows([table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing])
 
@@ -352,9 +359,9 @@ def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Gro
     )
 
 
-def layers_params(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
+def chunk_layer_params(workload: WorkloadSpec, table: StrategyTable, lay: StageLayers) -> ArrayN:
     """Dense and expert parameters of the layers of every chunk on one rank, of each grid. (2, g, R, vpp) [params]"""
-    model, counts = workload.model, lay.stages.counts[:, lay.shown.stage]
+    model, counts = workload.model, lay.stages.counts[:, lay.shown.shown_stages]
     tp, spread = table.tp[:, None], (table.ep * table.etp)[:, None]
     params = np.zeros((2, len(table), *counts.shape[1:]))
     dense, expert = params
@@ -365,10 +372,10 @@ def layers_params(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> 
     return params
 
 
-def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
+def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: StageLayers) -> ArrayN:
     """Parameters of all layers of a stage on one rank, those of predictions' counted, of each grid. (g, R) [params]"""
     model = workload.model
-    params = layers_params(workload, table, lay).sum(axis=(0, 3))
+    params = chunk_layer_params(workload, table, lay).sum(axis=(0, 3))
     if model.num_mtp_layers:  # each has a layer like the last
         p = layer_params(model, model.is_moe_layer(model.num_layers - 1))
         prediction_params = (p.matrices_tp + p.shared) / table.tp + p.replicated + p.routed / (table.ep * table.etp)
@@ -376,10 +383,10 @@ def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) 
     return np.asarray(params)
 
 
-def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout) -> ArrayN:
+def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: StageLayers) -> ArrayN:
     """Dense and expert parameters of every chunk on one rank, of each grid of ranks. (2, g, R, vpp) [params]"""
     model, tp, spread = workload.model, table.tp[:, None], (table.ep * table.etp)[:, None]
-    params = layers_params(workload, table, lay)
+    params = chunk_layer_params(workload, table, lay)
     dense, expert = params
     unit = framework.vocab_divisor * tp
     padding = (np.ceil(model.vocab / unit) * unit - model.vocab) * model.hidden if framework.vocab_divisor > 1 else 0.0

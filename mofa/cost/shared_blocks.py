@@ -51,7 +51,7 @@ def estimators_sharing_blocks(
             if len(places := np.flatnonzero(~shares[table_of == n])):
                 alone = Estimator(workload, cluster, framework, own[n].take(places), loads)
                 shared_rows.append((alone, np.arange(len(places)), places))
-            out[i] = Estimator.of_shared_rows(own[n], shared_rows)
+            out[i] = Estimator.from_shared_rows(own[n], shared_rows)
     return [out[i] for i in range(len(tables))]
 
 

@@ -37,7 +37,7 @@ class Argument:
         return self.stored_as or self.name.replace("-", "_")
 
 
-class Given:
+class GivenArguments:
     """The arguments of a job that somebody has, each with its default where it is absent.
 
     Parameters
@@ -52,7 +52,9 @@ class Given:
         GPUs of the job, where something says them. [-]
     """
 
-    def __init__(self, values: Mapping[str, Any], table: Table, where: str, num_gpus: int | None = None) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], table: ArgumentTable, where: str, num_gpus: int | None = None
+    ) -> None:
         self.values, self.where, self.num_gpus, self._table = dict(values), where, num_gpus, table
 
     def __getitem__(self, name: str) -> Any:
@@ -61,7 +63,7 @@ class Given:
     def __contains__(self, name: str) -> bool:
         return name in self.values
 
-    def needed(self, name: str) -> Any:
+    def required_value(self, name: str) -> Any:
         """The value of an argument that has no default.
 
         Raises
@@ -79,7 +81,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Row:
+class FieldRow:
     """Fields of mofa and the arguments that say them, in both directions."""
 
     fields: tuple[str, ...]
@@ -87,12 +89,12 @@ class Row:
     arguments: tuple[Argument, ...]
     write: Callable[[Job], Mapping[str, Any]]
     """Values of the arguments, without those that stay at their defaults."""
-    read: Callable[[Given], Mapping[str, Any]]
+    read: Callable[[GivenArguments], Mapping[str, Any]]
     """Values of the fields."""
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedField:
     """A field that no argument says: it must have a value that the framework runs with."""
 
     allowed: tuple[Any, ...]
@@ -100,7 +102,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Assumed:
+class AssumedArgument:
     """A value of an argument that the prediction rests on and no field of mofa says."""
 
     argument: Argument
@@ -111,7 +113,7 @@ class Assumed:
 
 
 @dataclass(frozen=True)
-class Unmodelled:
+class UnmodelledArgument:
     """An argument that matters and is not modelled: a job that gives it another value than these is refused."""
 
     neutral: tuple[Any, ...]
@@ -119,19 +121,19 @@ class Unmodelled:
 
 
 @dataclass(frozen=True)
-class Table:
+class ArgumentTable:
     """All that is known of one framework's arguments."""
 
     framework: str
-    rows: tuple[Row, ...]
-    fixed: Mapping[str, Fixed]
+    rows: tuple[FieldRow, ...]
+    fixed: Mapping[str, FixedField]
     facts: Mapping[str, str]
     """Fields of the framework that describe what it does: an export needs the profile's own value. Why no argument
     says them."""
     free: Mapping[str, str]
     """Fields of any value that no argument says, and why none does."""
-    assumed: tuple[Assumed, ...] = ()
-    unmodelled: Mapping[str, Unmodelled] = field(default_factory=dict)
+    assumed: tuple[AssumedArgument, ...] = ()
+    unmodelled: Mapping[str, UnmodelledArgument] = field(default_factory=dict)
 
     @property
     def represented(self) -> tuple[str, ...]:
@@ -182,7 +184,7 @@ class Table:
             if (value := job.value(name)) != usual:
                 yield job.refusal(f"{name} ({_word(value)})", f"{why}; use {_word(usual)}, as the profile has it")
 
-    def read(self, given: Given) -> dict[str, Any]:
+    def read(self, given: GivenArguments) -> dict[str, Any]:
         """Values of all fields that the arguments say.
 
         Raises
@@ -198,7 +200,7 @@ class Table:
             fields |= row.read(given)
         return fields
 
-    def differences(self, given: Given, has_experts: bool) -> tuple[str, ...]:
+    def differences(self, given: GivenArguments, has_experts: bool) -> tuple[str, ...]:
         """Where a job differs from what predictions assume, in words."""
         out = []
         for rule in self.assumed:
@@ -217,33 +219,33 @@ def _word(value: Any) -> str:
     return "none" if value is None or value == "" else str(value).lower() if isinstance(value, bool) else short(value)
 
 
-def same(path: str, argument: Argument) -> Row:
+def same_value_row(path: str, argument: Argument) -> FieldRow:
     """A field and an argument that have the same values; a field that is absent stays unwritten."""
 
     def write(job: Job) -> Mapping[str, Any]:
         return {} if (value := job.value(path)) is None else {argument.name: value}
 
-    return Row((path,), (argument,), write, lambda given: {path: given[argument.name]})
+    return FieldRow((path,), (argument,), write, lambda given: {path: given[argument.name]})
 
 
-def required(path: str, argument: Argument) -> Row:
+def required_row(path: str, argument: Argument) -> FieldRow:
     """A field and an argument of the same values that a job cannot be without."""
-    return Row(
+    return FieldRow(
         (path,), (argument,), lambda job: {argument.name: job.value(path)},
-        lambda given: {path: given.needed(argument.name)},
+        lambda given: {path: given.required_value(argument.name)},
     )  # fmt: skip
 
 
-def switch(path: str, argument: Argument) -> Row:
+def switch_row(path: str, argument: Argument) -> FieldRow:
     """A truth and a switch, which is written where the truth is not its default."""
 
     def write(job: Job) -> Mapping[str, Any]:
         return {} if (value := bool(job.value(path))) == argument.default else {argument.name: value}
 
-    return Row((path,), (argument,), write, lambda given: {path: bool(given[argument.name])})
+    return FieldRow((path,), (argument,), write, lambda given: {path: bool(given[argument.name])})
 
 
-def words(path: str, argument: Argument, names: Mapping[Any, Any]) -> Row:
+def translated_row(path: str, argument: Argument, names: Mapping[Any, Any]) -> FieldRow:
     """A field and an argument with words of their own, mofa's to the framework's; a switch is written if it is on."""
 
     def write(job: Job) -> Mapping[str, Any]:
@@ -253,7 +255,7 @@ def words(path: str, argument: Argument, names: Mapping[Any, Any]) -> Row:
         is_off = argument.kind in ("flag", "off") and names[value] == argument.default
         return {} if is_off else {argument.name: names[value]}
 
-    def read(given: Given) -> Mapping[str, Any]:
+    def read(given: GivenArguments) -> Mapping[str, Any]:
         value = given[argument.name]
         for own, word in names.items():
             if word == value:
@@ -261,16 +263,16 @@ def words(path: str, argument: Argument, names: Mapping[Any, Any]) -> Row:
         known = " or ".join(_word(word) for word in names.values())
         raise given.refusal(f"{argument.name} ({_word(value)}) is not modelled", f"what is: {known}")
 
-    return Row((path,), (argument,), write, read)
+    return FieldRow((path,), (argument,), write, read)
 
 
-def only_with(
-    present: Callable[[Job], bool], given_has: Callable[[Given], bool], rows: Iterable[Row]
-) -> tuple[Row, ...]:
+def rows_if_present(
+    present: Callable[[Job], bool], given_has: Callable[[GivenArguments], bool], rows: Iterable[FieldRow]
+) -> tuple[FieldRow, ...]:
     """Rows of a part that some models lack: nothing is written or read without it."""
 
-    def part(row: Row) -> Row:
-        return Row(
+    def part(row: FieldRow) -> FieldRow:
+        return FieldRow(
             row.fields, row.arguments, lambda job: row.write(job) if present(job) else {},
             lambda given: row.read(given) if given_has(given) else {},
         )  # fmt: skip

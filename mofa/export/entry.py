@@ -14,8 +14,8 @@ from mofa.export.job import Job
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import Estimate, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary
-from mofa.specs.bounded import read_bytes, read_json
 from mofa.specs.files import did_you_mean, short
+from mofa.specs.limited_reads import read_bytes, read_json
 from mofa.specs.write_files import check_writable, make_directory, write_atomic, written_together
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.arguments import Argument, Assumed, Given, Row
+from mofa.export.arguments import Argument, AssumedArgument, FieldRow, GivenArguments
 from mofa.export.job import Job
 
 ALLOCATOR = Argument("$PYTORCH_CUDA_ALLOC_CONF", "text", "", aliases=("$PYTORCH_ALLOC_CONF",))
@@ -20,7 +20,7 @@ def write_allocator(job: Job) -> Mapping[str, Any]:
     return {ALLOCATOR.name: EXPANDABLE if job.framework.allocator == "expandable" else NATIVE}
 
 
-def read_allocator(given: Given) -> Mapping[str, Any]:
+def read_allocator(given: GivenArguments) -> Mapping[str, Any]:
     """The allocator that PyTorch's setting says; other settings of it are not modelled."""
     settings = [part for part in str(given[ALLOCATOR.name]).replace(" ", "").split(",") if part]
     others = [part for part in settings if not part.startswith("expandable_segments:")]
@@ -30,18 +30,18 @@ def read_allocator(given: Given) -> Mapping[str, Any]:
     return {"framework.allocator": "expandable" if expandable else "native"}
 
 
-ALLOCATOR_ROW = Row(("framework.allocator",), (ALLOCATOR,), write_allocator, read_allocator)
-BLOCKING_ROW = Row(
+ALLOCATOR_ROW = FieldRow(("framework.allocator",), (ALLOCATOR,), write_allocator, read_allocator)
+BLOCKING_ROW = FieldRow(
     ("framework.launch_blocking",), (BLOCKING,),
     lambda job: {BLOCKING.name: "1"} if job.framework.launch_blocking else {},
     lambda given: {"framework.launch_blocking": str(given[BLOCKING.name]) == "1"},
 )  # fmt: skip
-NVLS_ROW = Row(
+NVLS_ROW = FieldRow(
     ("nvls",), (NVLS,), lambda job: {NVLS.name: "2" if job.nvls else "0"},
     lambda given: {"nvls": str(given[NVLS.name]) != "0"},
 )  # fmt: skip
 """NCCL's reduction in the switch: 2 is its own default, wherever the hardware has it."""
-ENVIRONMENT_ROWS: tuple[Row, ...] = (ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW)
-ONE_CONNECTION = Assumed(
+ENVIRONMENT_ROWS: tuple[FieldRow, ...] = (ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW)
+ONE_CONNECTION = AssumedArgument(
     CONNECTIONS, "1", "collectives are launched in order with products; Megatron-LM asks for it with tp or cp on Hopper"
 )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mofa.export.arguments import Given, Table
+from mofa.export.arguments import ArgumentTable, GivenArguments
 from mofa.specs.base import Fact
-from mofa.specs.bounded import read_bytes
 from mofa.specs.files import MAX_FILE_BYTES
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.limited_reads import read_bytes
 from mofa.specs.load import load_framework
 from mofa.specs.workload import WorkloadSpec
 
@@ -54,7 +54,7 @@ class ReadJob:
         return cluster.model_copy(update={"node": cluster.node.model_copy(update={"nvls_factor": factor})})
 
 
-def text_of(file: Path, limit: int = MAX_FILE_BYTES) -> str:
+def read_limited_text(file: Path, limit: int = MAX_FILE_BYTES) -> str:
     """The text of a file, not larger than a limit.
 
     Raises
@@ -65,7 +65,9 @@ def text_of(file: Path, limit: int = MAX_FILE_BYTES) -> str:
     return read_bytes(file, str(file), limit, "cut it down").decode("utf-8", errors="replace")
 
 
-def assemble(table: Table, given: Given, file: Path, unread: tuple[str, ...], what: str) -> ReadJob:
+def job_from_arguments(
+    table: ArgumentTable, given: GivenArguments, file: Path, unread: tuple[str, ...], what: str
+) -> ReadJob:
     """What the arguments of a job say, put together.
 
     Parameters

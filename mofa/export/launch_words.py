@@ -14,7 +14,7 @@ _SBATCH = re.compile(r"^#SBATCH\s+(--[a-z-]+|-[A-Za-z])[=\s]\s*(\S+)", re.MULTIL
 _OPTION = re.compile(r"--([a-z][a-z_-]*)(?:=(.*))?", re.DOTALL)
 
 
-def environment_of(script: Script, arguments: Sequence[Argument]) -> dict[str, str]:
+def environment_values(script: Script, arguments: Sequence[Argument]) -> dict[str, str]:
     """Values of environment variables that a script sets, by name."""
     out = {}
     for argument in arguments:
@@ -24,12 +24,12 @@ def environment_of(script: Script, arguments: Sequence[Argument]) -> dict[str, s
     return out
 
 
-def gpus_of_launch(words: Sequence[str], text: str) -> int | None:
+def num_gpus_of_launch(words: Sequence[str], text: str) -> int | None:
     """GPUs of a launch: processes of a node times nodes, as torchrun's words or Slurm's lines say. [-]
 
     Examples
     --------
-    >>> gpus_of_launch(["torchrun", "--nproc_per_node=8", "--nnodes", "2", "train.py"], "")
+    >>> num_gpus_of_launch(["torchrun", "--nproc_per_node=8", "--nnodes", "2", "train.py"], "")
     16
     """
     options: dict[str, str] = {}

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mofa.export.shell_words import ASSIGNED, Piece, ShellError, Word, commands_of, plain_text
+from mofa.export.shell_words import ASSIGNED, ShellError, Word, WordPart, commands_of, plain_text
 from mofa.units import is_whole_number
 
 MAX_WORDS = 100_000
@@ -60,7 +60,7 @@ class Script:
             raise ShellError("variables name each other in a circle; write the value itself")
         out: list[str] = []
         pending: str | None = None
-        if all(piece.every or piece == Piece("", quoted=True) for piece in word) and any(p.every for p in word):
+        if all(piece.every or piece == WordPart("", quoted=True) for piece in word) and any(p.every for p in word):
             word = tuple(piece for piece in word if piece.every)  # an array without entries is no word
         for piece in word:
             parts = self._parts(piece, depth)
@@ -78,7 +78,7 @@ class Script:
         self.characters += sum(len(text) for text in out)
         return out
 
-    def _parts(self, piece: Piece, depth: int) -> list[str]:
+    def _parts(self, piece: WordPart, depth: int) -> list[str]:
         """The words of one piece."""
         if piece.unknown:
             return [f"{UNKNOWN}{piece.unknown[:60]} would have to be run{UNKNOWN}"]
@@ -102,7 +102,7 @@ class Script:
             return [" ".join(values)]
         return values if piece.quoted else [text for value in values for text in value.split()]
 
-    def _unset(self, piece: Piece) -> list[str]:
+    def _unset(self, piece: WordPart) -> list[str]:
         if piece.every or piece.name == "@":
             return []
         return [f"{UNKNOWN}${piece.name} is not set in the script{UNKNOWN}"]
@@ -110,8 +110,8 @@ class Script:
     def _calculated(self, text: str, depth: int) -> str:
         names = {}
         for name in set(_NAME.findall(text)) & (self.arrays.keys() - self.undecided):
-            names[name] = " ".join(self._parts(Piece(name=name, quoted=True), depth + 1))
-        number = number_of(text, names)
+            names[name] = " ".join(self._parts(WordPart(name=name, quoted=True), depth + 1))
+        number = evaluate_whole_number(text, names)
         return f"{UNKNOWN}$(({text[:60]})) would have to be calculated{UNKNOWN}" if number is None else str(number)
 
 
@@ -229,12 +229,12 @@ def _assign(script: Script, words: list[Word], undecided: bool) -> None:
         entries = word[-1].entries
         before = script.arrays.get(name, []) if adds else []
         if entries is not None:
-            added = [(Piece(name=MAYBE, default=entry, quoted=True, every=True),) if undecided and adds else entry
+            added = [(WordPart(name=MAYBE, default=entry, quoted=True, every=True),) if undecided and adds else entry
                      for entry in entries]  # fmt: skip
             script.arrays[name] = [*before, *added]
         else:
-            rest = Piece(word[0].text[match.end() :], quoted=word[0].quoted)
-            value = tuple(piece for piece in (rest, *word[1:]) if piece != Piece(""))
+            rest = WordPart(word[0].text[match.end() :], quoted=word[0].quoted)
+            value = tuple(piece for piece in (rest, *word[1:]) if piece != WordPart(""))
             settled = (*(before[0] if before else ()), *_settled(script, name, value))
             if len(settled) > MAX_WORDS:
                 raise ShellError(f"${name} becomes more than {MAX_WORDS:,} parts; shorten it")
@@ -247,7 +247,7 @@ def _assign(script: Script, words: list[Word], undecided: bool) -> None:
 
 def _settled(script: Script, name: str, value: Word) -> Word:
     """A value that names its own variable with what that was before."""
-    out: list[Piece] = []
+    out: list[WordPart] = []
     for piece in value:
         if piece.name == name:
             out += script.arrays.get(name, [piece.default or ()])[0]
@@ -256,10 +256,11 @@ def _settled(script: Script, name: str, value: Word) -> Word:
     return tuple(out)
 
 
-def number_of(text: str, names: Mapping[str, str]) -> int | None:
+def evaluate_whole_number(text: str, names: Mapping[str, str]) -> int | None:
     """The whole number that a text or a calculation says, of sums or of products; None where it says none.
 
-    >>> number_of("2 * N", {"N": "4"}), number_of("8", {}), number_of("x", {}), number_of("1 + 2 * 3", {})
+    >>> texts = ("2 * N", "8", "x", "1 + 2 * 3")
+    >>> tuple(evaluate_whole_number(text, {"N": "4"}) for text in texts)
     (8, 8, None, None)
     """
     words = _WORDS.findall(text)

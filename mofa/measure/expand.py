@@ -9,7 +9,6 @@ import numpy as np
 
 from mofa.errors import SpecError
 from mofa.measure.records import configuration_hash
-from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.layer_kind_params import refuse_unmodelled
@@ -18,6 +17,7 @@ from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.specs.strategy import RecomputeSpec, StrategySpec
+from mofa.specs.strategy_defaults import default_zero
 
 _WRITTEN_OUT = (
     "compile", "allocator", "attention", "data_parallel", "optimizer", "overlap_grad_reduce", "overlap_param_gather",
@@ -46,7 +46,7 @@ class ExpandedRun:
 
         Records of before that was known say 3 of an FSDP group of one rank, which torchtitan does not wrap.
         """
-        run, s = self.spelled_out(), self.strategy
+        run, s = self.with_full_specs(), self.strategy
         if int(default_zero(self.framework, s.dp, s.cp, s.pp)) == 0:
             run = run.model_copy(update={"strategy": {**run.strategy, "zero": 0}})
         return configuration_hash(run)
@@ -55,7 +55,7 @@ class ExpandedRun:
         """The one line that says why this run cannot be measured."""
         return SpecError(f"{self.run.id}: {self.framework.name} cannot run {what}; {instead}")
 
-    def spelled_out(self) -> RunSpec:
+    def with_full_specs(self) -> RunSpec:
         """The run with its model, strategy and options in full: a later change to a workload changes no record."""
         model = self.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         model["attention"]["kind"] = self.model.attention.kind

@@ -89,5 +89,9 @@ def record_of(run: ExpandedRun, outcome: TaskOutcome, split: Split) -> Record:
         f"{datetime.now(tz=UTC):%Y-%m-%d}"
     )
     return Record(
-        run=run.spelled_out(), measured=measured_of(outcome.ranks), environment=environment, source=source, split=split
+        run=run.with_full_specs(),
+        measured=measured_of(outcome.ranks),
+        environment=environment,
+        source=source,
+        split=split,
     )

@@ -206,7 +206,7 @@ def _splits(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str, Sp
     todo = {id: run for id, run in runs.items() if id not in there}
     by_model = {id: run for id, run in todo.items() if run.framework.name in DEALT_BY_MODEL}
     wanted = {id: (run.framework.name, run.configuration) for id, run in todo.items() if id not in by_model}
-    dealt = {id: split_of_model(run.spelled_out()) for id, run in by_model.items()}
+    dealt = {id: split_of_model(run.with_full_specs()) for id, run in by_model.items()}
     return {**assign_splits(wanted, existing), **dealt}
 
 

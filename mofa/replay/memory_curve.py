@@ -55,7 +55,7 @@ def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int 
     reserved_after = np.array([reserved for _, reserved in journal.grown])
     reserved = reserved_after[np.maximum(np.searchsorted(marks, events + first, side="right") - 1, 0)]
     return MemoryOverTime(
-        time_s, np.maximum(reserved, total[events]), journal.by_group(events + first), int(total[events].argmax())
+        time_s, np.maximum(reserved, total[events]), journal.bytes_by_group(events + first), int(total[events].argmax())
     )
 
 
@@ -67,7 +67,7 @@ def _passages(journal: Journal, spans: Sequence[Computation]) -> Iterator[tuple[
     played = list(journal.spans(first))[-(len(journal.computations) - before) :]
     gaps = {
         computation - before: (skipped, period)
-        for computation, skipped, period in journal.left_out
+        for computation, skipped, period in journal.skipped_rounds
         if computation > before
     }
     order: list[int] = []

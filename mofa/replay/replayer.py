@@ -9,13 +9,18 @@ from typing import NamedTuple
 
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.pools import LimitPassed
-from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest, play_memory
+from mofa.replay.memory.rank_memory import RankMemoryReplay, ReplayedRankMemory, may_be_fullest, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.of_plan import makers_of_extremes, outside_allocator_bytes, rank_maker, tokens_over_mean_by_rank
+from mofa.replay.rank.from_estimator import (
+    describers_of_extreme_ranks,
+    outside_allocator_bytes,
+    rank_describer,
+    tokens_over_mean_by_rank,
+)
 from mofa.replay.rank.uneven_layers import rows_over_mean_by_layer
 from mofa.replay.time.step import replay_time
-from mofa.replay.time.time_replayed import TimeReplayed, scaled_by_runs, weighted_mean
+from mofa.replay.time.time_replayed import ReplayedTime, scaled_by_runs, weighted_mean
 from mofa.specs.residuals import load_residuals
 
 ENDS_DIFFER = 0.09
@@ -30,7 +35,7 @@ ENDS_ARE_OFF = 0.2
 into none of the activations' blocks. [-]"""
 
 
-def mean_over_steps(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
+def mean_over_steps(estimator: Estimator, played: ReplayedTime) -> ReplayedTime:
     """What a played step takes in the mean of all: in some, kernels that are loaded take the host's lead, and some run
     again. Its spans, transfers and ops are those of the one that was played."""
     if share := float(estimator.drains[0]):
@@ -38,7 +43,7 @@ def mean_over_steps(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
     return scaled_by_runs(played, float(estimator.runs_per_step(estimator.table)[0]))
 
 
-class PlayedMemory(NamedTuple):
+class PeaksAtRoutingLoad(NamedTuple):
     """What a rank whose experts get so many tokens over the mean allocates and reserves at most. [-], [B]"""
 
     tokens_over_mean: float
@@ -65,36 +70,42 @@ class Replayer:
         self.estimator = estimator
         self.context_bytes, self.communicator_bytes = outside_allocator_bytes(estimator)
         self.num_ranks = int(estimator.table.pp[0])
-        self._played: dict[int, MemoryPlayed] = {}
+        self._played: dict[int, ReplayedRankMemory] = {}
         self._recordings = SharedRecordings()
-        self._others: dict[int, tuple[bool, Rank, MemoryPlayed]] = {}
+        self._others: dict[int, tuple[bool, Rank, ReplayedRankMemory]] = {}
         """Of pipeline ranks whether the one that reserves most has the fewest tokens, and the other end of routing."""
-        self._ends: dict[int, tuple[PlayedMemory, PlayedMemory] | None] = {}
+        self._ends: dict[int, tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None] = {}
 
     @cached_property
     def _makers(self) -> tuple[tuple[Callable[[int], Rank], ...], tuple[Callable[[int], Rank], ...]]:
         """Of the ends of what a distributed optimizer cuts, and of the one with the fewest tokens."""
         uneven = int(self.estimator.table.ep[0]) > 1 and rows_over_mean_by_layer(self.estimator) is not None
-        ends, emptiest = makers_of_extremes(self.estimator)
+        ends, emptiest = describers_of_extreme_ranks(self.estimator)
         return ends, (emptiest,) if uneven else ()
 
-    def rank_memory(self, r: int) -> MemoryPlayed:
+    def rank_memory(self, r: int) -> ReplayedRankMemory:
         """The memory of a pipeline rank; of its ranks the one that reserves most."""
         if r not in self._played:
             self._played[r] = self._fullest_of_stage(r)
         return self._played[r]
 
-    def _fullest_of_stage(self, r: int, limit: float = math.inf) -> MemoryPlayed:
+    def _fullest_of_stage(self, r: int, limit: float = math.inf) -> ReplayedRankMemory:
         """As :meth:`rank`; raises :class:`LimitPassed` as soon as one of the ranks reserves more than a limit. [B]"""
-        room = self.room_bytes(r)
+        capacity_bytes = self.allocator_capacity_bytes(r)
         expandable = self.estimator.framework.allocator == "expandable"
         ends, emptiest = (tuple(make(r) for make in makers) for makers in self._makers)
         known = self._recordings
-        fullest = may_be_fullest(ends, room=int(room), expandable=expandable, recordings=known)
+        fullest = may_be_fullest(ends, capacity_bytes=int(capacity_bytes), expandable=expandable, recordings=known)
         ranks = *fullest, *emptiest
 
-        def playing(rank: Rank) -> Playing:
-            return Playing(rank, room=int(room), expandable=expandable, recordings=known, limit=limit)
+        def playing(rank: Rank) -> RankMemoryReplay:
+            return RankMemoryReplay(
+                rank,
+                capacity_bytes=int(capacity_bytes),
+                expandable=expandable,
+                recordings=known,
+                limit=limit,
+            )
 
         def reserves(n: int) -> tuple[int, int]:
             return every[n].peak_reserved, every[n].allocated
@@ -102,7 +113,7 @@ class Replayer:
         # steps with other tokens are played of the one that reserves most without them
         tried = [playing(rank) for rank in ranks]
         every = [rank.result() for rank in tried]
-        if self._may_not_fit(max(rank.peak_reserved for rank in every), room):
+        if self._may_not_fit(max(rank.peak_reserved for rank in every), capacity_bytes):
             left = [playing(rank) for rank in ends if all(rank is not other for other in fullest)]
             tried += left
             every += [rank.result() for rank in left]
@@ -113,7 +124,7 @@ class Replayer:
             self._others[r] = most == few, tried[other].rank, every[other]
         return every[most] if tried[most].rank.routing_drift is None else tried[most].play_drawn_steps()
 
-    def ends_of_routing(self, r: int) -> tuple[PlayedMemory, PlayedMemory] | None:
+    def extreme_ranks(self, r: int) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
         """What the ranks of a pipeline rank with the fewest and with the most tokens hold; None where all have as many.
 
         Where each layer's tokens are known both are played of those, else of the quantiles of a distribution.
@@ -123,10 +134,10 @@ class Replayer:
         return self._ends[r]
 
     def tokens_over_mean_by_rank(self, r: int) -> tuple[float, ...]:
-        """As :func:`mofa.replay.rank.of_plan.tokens_over_mean_by_rank`, of a pipeline rank."""
+        """As :func:`mofa.replay.rank.from_estimator.tokens_over_mean_by_rank`, of a pipeline rank."""
         return tokens_over_mean_by_rank(self.estimator, r)
 
-    def _by_layer(self, r: int) -> tuple[PlayedMemory, PlayedMemory] | None:
+    def _by_layer(self, r: int) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
         tokens = self.tokens_over_mean_by_rank(r)
         if not tokens or max(tokens) == min(tokens):
             return None
@@ -136,37 +147,45 @@ class Replayer:
             other = self._play(rank, r)
         few, many = (own, other) if own_is_emptiest else (other, own)
         return (
-            PlayedMemory(min(tokens), float(few.allocated), float(few.peak_reserved)),
-            PlayedMemory(max(tokens), float(many.allocated), float(many.peak_reserved)),
+            PeaksAtRoutingLoad(min(tokens), float(few.allocated), float(few.peak_reserved)),
+            PeaksAtRoutingLoad(max(tokens), float(many.allocated), float(many.peak_reserved)),
         )
 
-    def _by_quantile(self, r: int) -> tuple[PlayedMemory, PlayedMemory] | None:
+    def _by_quantile(self, r: int) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
         estimator, ep = self.estimator, int(self.estimator.table.ep[0])
         least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
         if least is None:
             return None
         emptier = Estimator(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
-        few, many = self._play(rank_maker(emptier)(r), r), self.rank_memory(r)
+        few, many = self._play(rank_describer(emptier)(r), r), self.rank_memory(r)
         if few.allocated == many.allocated and few.peak_reserved == many.peak_reserved:  # no experts here
             return None
         return (
-            PlayedMemory(least.memory[ep], float(few.allocated), float(few.peak_reserved)),
-            PlayedMemory(estimator.loads.memory[ep], float(many.allocated), float(many.peak_reserved)),
+            PeaksAtRoutingLoad(least.quantile_rows_over_mean[ep], float(few.allocated), float(few.peak_reserved)),
+            PeaksAtRoutingLoad(
+                estimator.loads.quantile_rows_over_mean[ep], float(many.allocated), float(many.peak_reserved)
+            ),
         )
 
-    def _play(self, rank: Rank, r: int) -> MemoryPlayed:
+    def _play(self, rank: Rank, r: int) -> ReplayedRankMemory:
         return play_memory(
-            rank, room=int(self.room_bytes(r)), expandable=self.estimator.framework.allocator == "expandable"
+            rank,
+            capacity_bytes=int(self.allocator_capacity_bytes(r)),
+            expandable=self.estimator.framework.allocator == "expandable",
         )
 
-    def room_bytes(self, r: int) -> float:
+    def allocator_capacity_bytes(self, r: int) -> float:
         """What the capacity leaves the allocator of a pipeline rank, beside context and communicators. [B]"""
         return self.estimator.cluster.gpu.capacity_bytes.value - self.context_bytes - self.communicator_bytes[r]
 
-    def _may_not_fit(self, reserved: int, room: float) -> bool:
+    def _may_not_fit(self, reserved: int, capacity_bytes: float) -> bool:
         """Whether what was played so far fits, but with the margin of a plan would not if it were the emptier end."""
         capacity = self.estimator.cluster.gpu.capacity_bytes.value
-        return room - (load_residuals().device_memory.value + ENDS_DIFFER) * capacity < reserved <= room
+        return (
+            capacity_bytes - (load_residuals().device_memory.value + ENDS_DIFFER) * capacity
+            < reserved
+            <= capacity_bytes
+        )
 
     def device_bytes(self, r: int, limit: float = math.inf) -> float:
         """Reserved memory, context and communicators of a pipeline rank; what it takes so far, as soon as that is above
@@ -180,16 +199,16 @@ class Replayer:
         return self._played[r].peak_reserved + outside
 
     @cached_property
-    def time(self) -> TimeReplayed:
+    def time(self) -> ReplayedTime:
         """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
         return mean_over_steps(self.estimator, replay_time(self.estimator, detail=False))
 
-    def time_without_spans(self) -> TimeReplayed:
+    def time_without_spans(self) -> ReplayedTime:
         """The same without the spans."""
         return mean_over_steps(self.estimator, replay_time(self.estimator, detail=False, spans=False))
 
     @property
-    def played(self) -> tuple[int, ...]:
+    def played_ranks(self) -> tuple[int, ...]:
         """The pipeline ranks whose memory has been played."""
         return tuple(sorted(self._played))
 
@@ -229,7 +248,7 @@ class Replayer:
         if spec.gradients.reduces_by_chunk:
             return 1.0
         is_moe = self.estimator.workload.model.moe is not None
-        return ENDS_ARE_OFF if spec.gradients.gathers_whole and is_moe else STAGES_ARE_OFF
+        return ENDS_ARE_OFF if spec.gradients.keeps_params_gathered and is_moe else STAGES_ARE_OFF
 
     def _layers(self, r: int) -> object:
         """Equal for pipeline ranks that hold the same; an end is like no other, nor is any where layers get tokens of

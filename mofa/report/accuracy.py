@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from mofa.report.chunked_layers import LAYER_WORDS, layer_tables
 from mofa.report.hopper import hopper_section_lines
+from mofa.report.phrases import component_name
 from mofa.report.search_text import shares_text
-from mofa.report.tables import Columns, markdown_table, print_table, say
-from mofa.report.words import component_name
+from mofa.report.tables import Columns, markdown_table, print_paragraph, print_table
 from mofa.units import GIB, format_seconds
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
             print_table(console, name, RUN_COLUMNS, rows, leaves=RUN_COLUMNS_LEAVE, under="strategy")
         if rows := repeat_rows(report):
             print_table(console, "Repeats", REPEAT_COLUMNS, rows)
-        say(console, f"{WEAK_WORDS}.\n")
+        print_paragraph(console, f"{WEAK_WORDS}.\n")
     print_table(
         console, "Errors by group", GROUP_COLUMNS, group_rows(report), leaves=("median", "mean by model"),
         under="worst run",
@@ -175,13 +175,13 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
     if report.layers:
         step = [abs(layer.step_time.error) for layer in report.layers]
         peak = [abs(layer.peak_allocated.error) for layer in report.layers if layer.peak_allocated]
-        say(
+        print_paragraph(
             console,
             f"{len(step)} MoE layers in token chunks: step {percent(fmean(step))}, "
             f"peak allocated {percent(fmean(peak) if peak else None)} (mean).",
         )
     if not quiet:
-        say(
+        print_paragraph(
             console,
             f"{len(report.runs)} runs predicted in {report.elapsed_s:.1f} s, {len(report.not_scored)} left out by a "
             f"rule, {report.false_fits} out of memory but said to fit.",
@@ -284,8 +284,8 @@ def with_readme_table(text: str, report: ValidationReport) -> str:
 
 def markdown_report(report: ValidationReport, references: Path | None = None) -> str:
     """``docs/accuracy.md``: the tables and a hash of what they rest on."""
+    from mofa.validate.report_hash import inputs_hash
     from mofa.validate.score import MAX_PLAYED
-    from mofa.validate.stale import inputs_hash
 
     parts = [INTRODUCTION.format(
         runs=len(report.runs), left_out=len(report.not_scored), false_fits=report.false_fits,
@@ -383,10 +383,10 @@ def print_attribution(attribution: Attribution, console: Console) -> None:
     rows.append(["step", "", *total])
     print_table(console, "One step", FAMILY_COLUMNS, rows)
     if words := cancelling_text(attribution):
-        say(console, words)
-    say(console, FAMILY_WORDS)
+        print_paragraph(console, words)
+    print_paragraph(console, FAMILY_WORDS)
     for note in attribution.notes:
-        say(console, f"- {note}", indent=2)
+        print_paragraph(console, f"- {note}", indent=2)
 
 
 CANCELLING = 0.01

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, tidy
+from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, remove_clutter
+from mofa.report.phrases import with_count_noun
 from mofa.report.save import csv_bytes, figure_files, write_files
-from mofa.report.tables import print_table, say
-from mofa.report.words import with_count_noun
+from mofa.report.tables import print_paragraph, print_table
 from mofa.routing.placement_file import placement_rows
 from mofa.units import format_bytes, format_seconds
 
@@ -59,7 +59,7 @@ def plot_balance(report: BalanceReport, *, ax: Axes | None = None) -> Axes:
     ax.set_title(
         f"{group.name}: {group.experts} experts on {group.gpus} GPUs, ep {group.ep}, {group.routing}", loc="left"
     )
-    tidy(ax, grid_axis="both")
+    remove_clutter(ax, grid_axis="both")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax
 
@@ -110,7 +110,7 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
     ]  # fmt: skip
     print_table(console, "", [("", "left"), ("", "left")], facts)
     for note in report.notes:
-        say(console, note)
+        print_paragraph(console, note)
 
 
 def _payback(report: BalanceReport) -> str:
@@ -144,7 +144,9 @@ def _print_step(s: StepBalance, console: Console) -> None:
     ):
         if not fits:
             over = format_bytes(memory_bytes - s.limit_bytes)
-            say(console, f"{name} does not fit: {over} over the limit of {format_bytes(s.limit_bytes)}.", "red")
+            print_paragraph(
+                console, f"{name} does not fit: {over} over the limit of {format_bytes(s.limit_bytes)}.", "red"
+            )
 
 
 def save_balance(report: BalanceReport, placement: Placement, directory: Path) -> list[Path]:

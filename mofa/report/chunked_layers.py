@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mofa.report.tables import Columns, markdown_table, print_table, say
+from mofa.report.tables import Columns, markdown_table, print_paragraph, print_table
 from mofa.units import GIB, format_seconds
 
 if TYPE_CHECKING:
@@ -85,4 +85,4 @@ def print_layers(scores: Sequence[LayerScore], console: Console) -> None:
     print_table(console, "MoE layers in token chunks: mean absolute error", GROUP_COLUMNS, group_cells(groups),
                 leaves=("backward", "forward"))  # fmt: skip
     wanted = ", ".join(f"{dict(QUANTITIES)[q]} {bar:.0%}" for q, bar in TARGETS.items())
-    say(console, f"wanted of all: {wanted}; profile: bundled, nothing fitted on these layers")
+    print_paragraph(console, f"wanted of all: {wanted}; profile: bundled, nothing fitted on these layers")

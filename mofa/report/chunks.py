@@ -9,7 +9,7 @@ import numpy as np
 from mofa.report.figures.chunk_policies import plot_policy_memory, plot_throughput, whole_iterations
 from mofa.report.figures.style import new_axes
 from mofa.report.save import csv_bytes, figure_files, write_files
-from mofa.report.tables import print_table, say
+from mofa.report.tables import print_paragraph, print_table
 from mofa.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def print_chunks(report: ChunkReport, console: Console, *, quiet: bool = False) 
         heads = [("recomputation and chunks chosen together", "left"), ("", "left")]
         print_table(console, "", heads, facts)
     elif report.joint_asked:
-        say(console, "\nrecomputation and chunks chosen together: none fits")
+        print_paragraph(console, "\nrecomputation and chunks chosen together: none fits")
     if quiet:
         return
     stages = len(next(iter(report.max_rows.values())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mofa.report.long_run import print_ledger
-from mofa.report.tables import print_table, say
+from mofa.report.tables import print_paragraph, print_table
 from mofa.units import format_seconds
 
 if TYPE_CHECKING:
@@ -32,14 +32,18 @@ def print_calculation(console: Console, calculation: GoodputCalculation, *, quie
         for name, words in FORMULAS.items()
     ]
     print_table(console, "Checkpoint intervals", [("formula", "left"), ("interval", "right"), ("ETTR", "right")], rows)
-    say(console, f"ETTR {calculation.ettr:.4f} at an interval of {format_seconds(calculation.at_interval_s)}")
+    print_paragraph(
+        console, f"ETTR {calculation.ettr:.4f} at an interval of {format_seconds(calculation.at_interval_s)}"
+    )
     if calculation.ettr_monte_carlo is None:
         reason = "so few intervals say nothing of checkpoints that are restorable so late"
-        say(console, f"Not simulated: {'the run all but stands still' if calculation.ettr < LEAST_ETTR else reason}.")
+        print_paragraph(
+            console, f"Not simulated: {'the run all but stands still' if calculation.ettr < LEAST_ETTR else reason}."
+        )
     else:
         _print_simulated(console, calculation.ettr_monte_carlo)
     if calculation.meta_ettr is not None and not quiet:
-        say(console, f"Meta's approximation {calculation.meta_ettr:.4f}")
+        print_paragraph(console, f"Meta's approximation {calculation.meta_ettr:.4f}")
     console.print()
     if not quiet:
         print_ledger(console, calculation.ledger, "Where the wall clock goes")
@@ -50,7 +54,7 @@ def _print_simulated(console: Console, mc: MonteCarlo) -> None:
     # the rule of three: what was never seen in n runs has a rate below 3 / n
     unseen = f"none failed, below {3 / mc.runs:.2g} failures a run with 95 % confidence"
     sure = unseen if mc.standard_error is None else f"+- {mc.standard_error:.5f}"
-    say(console, f"Simulated {mc.mean:.5f} {sure} ({what})")
+    print_paragraph(console, f"Simulated {mc.mean:.5f} {sure} ({what})")
 
 
 def print_levels(console: Console, calculation: LevelCalculation, *, quiet: bool = False) -> None:
@@ -65,9 +69,11 @@ def print_levels(console: Console, calculation: LevelCalculation, *, quiet: bool
     print_table(
         console, "Levels of checkpoints", [(head, "right") for head in heads], rows, leaves=("first order", "restart")
     )
-    say(console, f"ETTR {calculation.ettr:.4f} at an interval of {format_seconds(calculation.at_interval_s)}")
+    print_paragraph(
+        console, f"ETTR {calculation.ettr:.4f} at an interval of {format_seconds(calculation.at_interval_s)}"
+    )
     if calculation.ettr_monte_carlo is None:
-        say(console, "Not simulated: the run all but stands still.")
+        print_paragraph(console, "Not simulated: the run all but stands still.")
     else:
         _print_simulated(console, calculation.ettr_monte_carlo)
     console.print()
@@ -82,14 +88,14 @@ def print_rate(console: Console, rate: LogReport) -> None:
     text = (
         f"{rate.failures:,} failures in {rate.node_days:,.1f} node-days: {rate.rate_per_node_day * per:.3g} per 1000 "
     )
-    say(console, f"{text}node-days, {rate.confidence:.0%} interval {low:.3g} to {high:.3g}")
+    print_paragraph(console, f"{text}node-days, {rate.confidence:.0%} interval {low:.3g} to {high:.3g}")
     kinds = ", ".join(f"{kind} {share:.1%}" for kind, share in rate.kinds.items())
-    say(console, f"Kinds: {kinds}")
+    print_paragraph(console, f"Kinds: {kinds}")
     if rate.weibull_shape is None:
-        say(console, "Too few failures of one and the same node for a Weibull shape: taken as exponential")
+        print_paragraph(console, "Too few failures of one and the same node for a Weibull shape: taken as exponential")
     else:
         words = "below 1: they cluster" if rate.weibull_shape < 1 else "1 is exponential"
-        say(console, f"Weibull shape of a node's time between failures {rate.weibull_shape:.2f} ({words})")
+        print_paragraph(console, f"Weibull shape of a node's time between failures {rate.weibull_shape:.2f} ({words})")
 
 
 def variant_names(report: GoodputReport) -> list[str]:
@@ -107,10 +113,10 @@ def print_scale(console: Console, report: GoodputReport, *, quiet: bool = False)
         batch = "the global batch grows with the GPUs" if report.weak else "the global batch is fixed"
         how = "planned anew at every scale" if report.replan else "dp of one plan replicated"
         title = f"{report.workload.name} on {report.node}, {report.framework.name}, failures of {report.faults}"
-        say(console, title, "bold")
+        print_paragraph(console, title, "bold")
         fewer = "are a plan's own" if report.replan else "have replicas and pipeline stages that leave them over"
         of_spares = f"spares are nodes of these GPUs, and the rest computes the same batch: its degrees {fewer}"
-        say(console, f"{how}; {batch}; {of_spares}\n")
+        print_paragraph(console, f"{how}; {batch}; {of_spares}\n")
     columns = [("GPUs", "right"), ("MTBF", "right"), ("step", "right"), ("tokens/s/GPU", "right"), ("spares", "right")]
     columns += [(name, "right") for name in names]
     for title, cell in (("ETTR", "{0.ettr:.2%}"), ("Effective tokens/s/GPU, spares included",
@@ -128,10 +134,10 @@ def print_scale(console: Console, report: GoodputReport, *, quiet: bool = False)
             rows.append([*head, " or ".join(spares), *cells])
         print_table(console, title, columns, rows, leaves=("spares", "step", "MTBF", "tokens/s/GPU"))
     if any(not v.host_memory_fits for point in report.points for v in point.variants.values()):
-        say(console, "* needs more host memory than a node has\n")
+        print_paragraph(console, "* needs more host memory than a node has\n")
     for point in report.points:
         if point.why is not None:
-            say(console, f"{point.num_gpus:,} GPUs: {point.why}")
+            print_paragraph(console, f"{point.num_gpus:,} GPUs: {point.why}")
     if quiet:
         return
     rows = [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mofa.report.tables import print_table, say
+from mofa.report.tables import print_paragraph, print_table
 from mofa.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _print_detail(console: Console, run: LongRunDetail) -> None:
         f"Power is a model: {run.watts_per_gpu:,.0f} W a GPU on average, spares, nodes and building included.",
     ]
     for line in lines:
-        say(console, line)
+        print_paragraph(console, line)
     console.print()
 
 
@@ -129,6 +129,6 @@ def _print_unknown(console: Console, unknown: Mapping[str, str]) -> None:
     for figure, reason in unknown.items():
         reasons.setdefault(reason, []).append(figure)
     for reason, figures in reasons.items():
-        say(console, f"Not known ({reason}): {', '.join(figures)}.")
+        print_paragraph(console, f"Not known ({reason}): {', '.join(figures)}.")
     if reasons:
         console.print()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mofa.specs.shown_text import no_formula, visible
+from mofa.specs.shown_text import escape_invisible, without_formula
 from mofa.specs.write_files import check_writable as check_writable
 from mofa.specs.write_files import make_directory, written_together
 from mofa.specs.write_files import write_atomic as write_atomic
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from mofa.plan.result import Estimate, Plan, PlanReport
-    from mofa.replay.time.time_replayed import TimeReplayed
+    from mofa.replay.time.time_replayed import ReplayedTime
 
 MAX_STAGE_FIGURES = 10
 MAX_STAGE_CURVES = 4
@@ -133,7 +133,7 @@ def estimates_json(estimates: Sequence[Estimate]) -> str:
 
 
 def save_estimates(
-    estimates: Sequence[Estimate], directory: Path, steps: Sequence[TimeReplayed] = ()
+    estimates: Sequence[Estimate], directory: Path, steps: Sequence[ReplayedTime] = ()
 ) -> list[Path]:  # fmt: skip
     """Write the figures and tables of estimates; ``steps`` are their played steps, for the pipelines' charts.
 
@@ -153,7 +153,7 @@ def save_estimates(
     return write_files(directory, files)
 
 
-def _pipelines(estimates: Sequence[Estimate], steps: Sequence[TimeReplayed]) -> dict[str, bytes]:
+def _pipelines(estimates: Sequence[Estimate], steps: Sequence[ReplayedTime]) -> dict[str, bytes]:
     """A chart of each pipeline, and a table of where each stage's time goes."""
     import pandas as pd
 
@@ -246,7 +246,7 @@ def figure_files(name: str, ax: Axes) -> dict[str, bytes]:
 
     figure = ax.figure
     for text in figure.findobj(Text):  # names of users may hold what no drawing can
-        text.set_text(visible(text.get_text(), lines=True))
+        text.set_text(escape_invisible(text.get_text(), lines=True))
     png, svg = io.BytesIO(), io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "mofa"}):
         figure.savefig(png, format="png", dpi=160, metadata={"Software": None})  # type: ignore[union-attr]
@@ -266,7 +266,7 @@ def csv_bytes(table: pd.DataFrame) -> bytes:
 
 
 def _plain_cells(column: pd.Series) -> pd.Series:
-    return column.map(lambda cell: no_formula(visible(cell)) if isinstance(cell, str) else cell)
+    return column.map(lambda cell: without_formula(escape_invisible(cell)) if isinstance(cell, str) else cell)
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> list[Path]:

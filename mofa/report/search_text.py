@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mofa.report.tables import print_table, say
-from mofa.report.words import component_name, quantity_text, strategy_text
+from mofa.report.phrases import component_name, quantity_text, strategy_text
+from mofa.report.tables import print_paragraph, print_table
 from mofa.specs.framework_traits import TRAITS
 from mofa.units import GIB, format_bytes, format_count, format_seconds
 
@@ -28,17 +28,19 @@ def print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, f
     tokens = f", {format_count(job.tokens)} tokens" if job.tokens else ""
     numerics = f"{job.gemm_format} matrix products, {job.moments_format} moments, {job.routing} routing"
     batch = f"sequence {job.seq_len:,}, global batch {job.global_batch:,}{tokens}"
-    say(console, f"{job.name}: {size}; {batch}; {numerics}", "bold")
+    print_paragraph(console, f"{job.name}: {size}; {batch}; {numerics}", "bold")
     nodes = f"{cluster.gpus_per_node} a node"
     if cluster.gpus_per_domain > cluster.gpus_per_node:
         nodes += f", fast domain of {cluster.gpus_per_domain}"
     capacity = f"capacity {format_bytes(cluster.capacity_bytes)} ({cluster.capacity_provenance})"
-    say(console, f"{cluster.name}: {cluster.num_gpus:,} x {cluster.gpu}, {nodes}, {capacity}")
+    print_paragraph(console, f"{cluster.name}: {cluster.num_gpus:,} x {cluster.gpu}, {nodes}, {capacity}")
     how = "compiled" if framework.compile else "not compiled"
     replicas = f" in {framework.dp_replicate} replicas" if framework.dp_replicate > 1 else ""
     shards = f"{framework.data_parallel}{replicas}"
     options = f"{how}, {shards}, {framework.allocator} allocator, {framework.dispatcher} dispatcher"
-    say(console, f"framework: {framework.name} {framework.version}, {options} (facts {framework.provenance})\n")
+    print_paragraph(
+        console, f"framework: {framework.name} {framework.version}, {options} (facts {framework.provenance})\n"
+    )
 
 
 _IN_WORDS = {"slower": "slower: cannot be among the best"}
@@ -49,7 +51,7 @@ def print_search(console: Console, report: PlanReport) -> None:
     """Print how many strategies were looked at, and why others were rejected with the nearest miss of each reason."""
     costed = f"costed {report.searched:,}, in full the {report.feasible:,} that fit"
     counts = f"Looked at {report.space:,} strategies, {costed}"
-    say(console, f"{counts}; {format_seconds(report.elapsed_s)}.\n")
+    print_paragraph(console, f"{counts}; {format_seconds(report.elapsed_s)}.\n")
     rows = []
     for reason, count in report.rejected.items():
         miss = report.nearest_miss.get(reason)
@@ -71,9 +73,9 @@ def print_min_gpus(console: Console, report: PlanReport) -> None:
     """Print the smallest number of GPUs that would do, where it is known."""
     if report.min_gpus is not None:
         note = f" ({report.min_gpus_note})" if report.min_gpus_note else ""
-        say(console, f"The smallest number of GPUs that would do: {report.min_gpus:,}{note}.\n")
+        print_paragraph(console, f"The smallest number of GPUs that would do: {report.min_gpus:,}{note}.\n")
     elif report.min_gpus_note:
-        say(console, f"{report.min_gpus_note}\n")
+        print_paragraph(console, f"{report.min_gpus_note}\n")
 
 
 def print_defaults(console: Console, defaults: Mapping[str, str]) -> None:
@@ -86,22 +88,24 @@ def print_export(console: Console, command: str, framework: str) -> None:
     """How to make a job of the plan, where a framework of today runs it."""
     if targets := TRAITS[framework].exported_to:
         to = " (or ".join(targets) + ")" * (len(targets) - 1)
-        say(console, f"To run it: mofa {command} ... --json-file plan.json, then mofa export plan.json --to {to}.\n")
+        print_paragraph(
+            console, f"To run it: mofa {command} ... --json-file plan.json, then mofa export plan.json --to {to}.\n"
+        )
 
 
-def print_grounds(console: Console, plan: Plan) -> None:
+def print_provenance(console: Console, plan: Plan) -> None:
     """What the prediction rests on."""
     halved = "causal attention halved" if plan.flops_convention == "causal" else "causal attention counted in full"
     if plan.band is not None:
         for line in band_lines(plan.band):
-            say(console, line)
-    say(console, f"The step rests on numbers that are: {shares_text(plan.provenance)}.")
+            print_paragraph(console, line)
+    print_paragraph(console, f"The step rests on numbers that are: {shares_text(plan.provenance)}.")
     if plan.library_fraction is not None:
-        say(console, library_line(plan.library_fraction))
+        print_paragraph(console, library_line(plan.library_fraction))
     costed = f"Costed by {plan.costed_by.replace('_', ' ')}"
-    say(console, f"{costed}; MFU {plan.mfu:.1%} and HFU {plan.hfu:.1%} with {halved}.")
+    print_paragraph(console, f"{costed}; MFU {plan.mfu:.1%} and HFU {plan.hfu:.1%} with {halved}.")
     for note in plan.notes:
-        say(console, f"- {note}", indent=2)
+        print_paragraph(console, f"- {note}", indent=2)
     console.print()
 
 

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mofa.report.table_layout import GAP, Columns, TableLayout, fit_columns
-from mofa.specs.shown_text import visible
+from mofa.specs.shown_text import escape_invisible
 
-__all__ = ["Columns", "make_console", "markdown_table", "print_table", "say"]
+__all__ = ["Columns", "make_console", "markdown_table", "print_paragraph", "print_table"]
 
 PIPED_WIDTH = 4000
 """Rows of a table are not wrapped where a program reads them."""
@@ -35,9 +35,9 @@ class SafeConsole(Console):
 
 def _safe(item: Any) -> Any:
     if isinstance(item, str):
-        return visible(item, lines=True)
+        return escape_invisible(item, lines=True)
     if isinstance(item, Text) and not item.plain.replace("\n", "").isprintable():
-        return Text(visible(item.plain, lines=True), style=item.style)
+        return Text(escape_invisible(item.plain, lines=True), style=item.style)
     return item
 
 
@@ -58,7 +58,7 @@ def make_console(file: TextIO | None = None) -> Console:
     )
 
 
-def say(console: Console, text: str, style: str = "", indent: int = 0) -> None:
+def print_paragraph(console: Console, text: str, style: str = "", indent: int = 0) -> None:
     """Print a paragraph, folded at spaces where the console has a width.
 
     Parameters
@@ -111,7 +111,7 @@ def print_table(
         Heading of the column that may go under its row, such as the strategy.
     """
     if title:
-        say(console, title, "bold")
+        print_paragraph(console, title, "bold")
     layout = fit_columns(columns, rows, console.width, leaves, under)
     if layout is None:
         _print_records(console, columns, rows)
@@ -119,7 +119,7 @@ def print_table(
         _print_grid(console, columns, rows, layout, under)
         if layout.left_out:
             names = ", ".join(columns[c][0] for c in layout.left_out)
-            say(console, f"(no room for: {names}; a wider terminal shows them)")
+            print_paragraph(console, f"(no room for: {names}; a wider terminal shows them)")
     console.print()
 
 
@@ -163,9 +163,9 @@ def _grid_lines(
     )
     for (heading, side), width in zip(columns, widths, strict=True):
         justify: Literal["left", "right"] = "right" if side == "right" else "left"
-        table.add_column(Text(visible(heading)), justify=justify, overflow="fold", width=width)
+        table.add_column(Text(escape_invisible(heading)), justify=justify, overflow="fold", width=width)
     for row in rows:
-        table.add_row(*(Text(visible(cell, lines=True)) for cell in row))
+        table.add_row(*(Text(escape_invisible(cell, lines=True)) for cell in row))
     return _lines_of(console, table)
 
 
@@ -180,7 +180,7 @@ def _print_records(console: Console, columns: Columns, rows: Sequence[Sequence[s
     for row in rows:
         for (heading, _), cell in zip(columns, row, strict=True):
             if cell:
-                say(console, f"{heading}: {cell}" if heading else cell, indent=UNDER)
+                print_paragraph(console, f"{heading}: {cell}" if heading else cell, indent=UNDER)
         if row is not rows[-1]:
             console.print()
 
@@ -197,5 +197,5 @@ def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:
     """
     lines = ["| " + " | ".join(heading for heading, _ in columns) + " |"]
     lines.append("|" + "|".join("---:" if side == "right" else "---" for _, side in columns) + "|")
-    lines += ["| " + " | ".join(visible(cell).replace("|", "/") for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(escape_invisible(cell).replace("|", "/") for cell in row) + " |" for row in rows]
     return "\n".join(lines)

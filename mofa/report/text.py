@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from mofa.report.layout_text import layout_lines
 from mofa.report.long_run import print_long_runs
+from mofa.report.phrases import component_name, equal_runs_text, strategy_text
 from mofa.report.search_text import (
     has_experts,
     offers_line,
     print_defaults,
     print_export,
-    print_grounds,
     print_job,
     print_min_gpus,
+    print_provenance,
     print_search,
     ties_line,
 )
-from mofa.report.tables import print_table, say
-from mofa.report.words import component_name, equal_runs_text, strategy_text
+from mofa.report.tables import print_paragraph, print_table
 from mofa.schedules import SCHEDULES
 from mofa.units import GIB, format_bytes, format_seconds
 
@@ -56,9 +56,9 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         if quiet:
             return
         if report.num_tied > 1:
-            say(console, ties_line(report))
+            print_paragraph(console, ties_line(report))
         if report.numerics_offers:
-            say(console, offers_line(report))
+            print_paragraph(console, offers_line(report))
         best = report.plans[0]
         _print_split(console, best, " of the best plan")
         _print_layouts(console, report.plans)
@@ -66,13 +66,13 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         print_time(console, best.time, "Where the step of the best plan goes")
         print_memory(console, best.memory, "What fills the memory of its fullest rank")
     else:
-        say(console, "Nothing fits.", "bold red")
+        print_paragraph(console, "Nothing fits.", "bold red")
         print_min_gpus(console, report)
     print_search(console, report)
     if quiet:
         return
     for plan in report.plans[:1]:
-        print_grounds(console, plan)
+        print_provenance(console, plan)
     print_defaults(console, report.defaults)
     if report.plans:
         print_export(console, "plan", report.framework.name)
@@ -100,7 +100,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     _print_layouts(console, [estimate])
     if not estimate.memory.fits:
         short = format_bytes(-estimate.memory.free_bytes)
-        say(console, f"Does not fit: {short} over the limit.\n", "bold red")
+        print_paragraph(console, f"Does not fit: {short} over the limit.\n", "bold red")
     from mofa.plan.long_run import NO_FAULTS
 
     if set(estimate.unknown.values()) != {NO_FAULTS} or estimate.usd is not None:
@@ -113,7 +113,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
         print_stages(console, estimate.memory)
     print_ranks(console, estimate.memory)
     print_peak(console, estimate.memory)
-    print_grounds(console, estimate)
+    print_provenance(console, estimate)
     print_defaults(console, estimate.defaults)
     print_export(console, "estimate", estimate.framework.name)
 
@@ -300,7 +300,7 @@ def print_peak(console: Console, memory: Memory) -> None:
         first = stage.out_of_memory
         assert first is not None
         others = f" ({len(full)} of {len(memory.by_stage)} stages run out of memory)" if len(full) > 1 else ""
-        say(
+        print_paragraph(
             console,
             f"Stage {stage.stage} runs out of memory in step {first.step}, {first.where}: "
             f"{format_bytes(first.missing_bytes)} are missing beside {format_bytes(first.allocated_bytes)} allocated "
@@ -321,15 +321,15 @@ def _print_split(console: Console, plan: Plan, of: str = "") -> None:
         else f"{vpp} times over the stages"
     )
     what = f"chunk{of}, in a micro-batch's order ({order})" if vpp > 1 else f"stage{of}"
-    say(console, f"Layers per {what}: {equal_runs_text(layers)}.\n")
+    print_paragraph(console, f"Layers per {what}: {equal_runs_text(layers)}.\n")
 
 
 def _print_layouts(console: Console, plans: Sequence[Plan]) -> None:
     """The layouts to launch with, whose each is, and what searches found."""
     if lines := layout_lines(plans):
         for line in lines:
-            say(console, line)
-        say(console, "")
+            print_paragraph(console, line)
+        print_paragraph(console, "")
 
 
 def _seconds(value_s: float) -> str:

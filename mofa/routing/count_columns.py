@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.specs.bounded import read_bytes
 from mofa.specs.files import did_you_mean, short
+from mofa.specs.limited_reads import read_bytes
 
 if TYPE_CHECKING:
     import pandas as pd

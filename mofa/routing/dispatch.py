@@ -83,7 +83,7 @@ def route_tokens(placement: Placement, tokens: IntA, inputs: IntA, gpus_per_node
     return np.asarray(flow[experts, :, column].T)
 
 
-def traffic(placement: Placement, flow: IntA) -> IntA:
+def gpu_to_gpu_tokens(placement: Placement, flow: IntA) -> IntA:
     """Tokens from each GPU to each GPU, of those to each replica. (G, R) -> (G, G) [tokens]"""
     out = np.zeros((placement.num_gpus, placement.num_gpus), dtype=np.int64)
     np.add.at(out.T, placement.pairs[1], flow.T)

@@ -82,10 +82,11 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     --------
     >>> from mofa.specs.load import load_workload
     >>> model = load_workload("deepseek-v3").model
-    >>> routing_loads(RoutingSpec(), model, [1, 8]).time
+    >>> routing_loads(RoutingSpec(), model, [1, 8]).slowest_rows_over_mean
     {1: 1.0, 8: 1.0}
     >>> extreme = routing_loads(RoutingSpec(kind="zipf", s=10), model, [1, 8, 32, 256])
-    >>> {ep: round(ratio, 6) for ep, ratio in extreme.time.items() if ep in (1, 256)}  # an expert: 256 / top 8
+    >>> ratios = extreme.slowest_rows_over_mean
+    >>> {ep: round(ratio, 6) for ep, ratio in ratios.items() if ep in (1, 256)}  # an expert: 256 / top 8
     {1: 1.0, 256: 32.0}
     """
     moe = _checked(routing, model, degrees)
@@ -122,7 +123,8 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     before = np.inf if routing.steps_before is None else float(routing.steps_before)
     padded = routing.pad_to_capacity  # to one number of rows for all
     return RoutingLoads(
-        time, memory, sent=sent, over=over, uneven=uneven, shares=None if padded else shares[0], steps_before=before,
+        time, memory, sent_bytes_over_mean=sent, over_budget_fraction=over, expert_rows_deviation=uneven,
+        shares=None if padded else shares[0], steps_before=before,
         drifts=routing.drifts,
         by_layer=by_layer, emptiest=emptiest,
     )  # fmt: skip

@@ -61,8 +61,8 @@ def with_token_scheduling(
     >>> from mofa.specs.load import load_workload
     >>> model = load_workload("mixtral-8x7b").model
     >>> plain = RoutingLoads({4: 1.5}, {4: 2.0})
-    >>> load = with_token_scheduling(plain, RoutingSpec(kind="zipf", s=0.5), model, [4]).scheduled[4]
-    >>> round(load.time, 2), round(load.sent, 2), round(load.host_s, 6)
+    >>> load = with_token_scheduling(plain, RoutingSpec(kind="zipf", s=0.5), model, [4]).scheduled_over_replicas[4]
+    >>> round(load.slowest_rows_over_mean, 2), round(load.sent_bytes_over_mean, 2), round(load.host_s, 6)
     (1.02, 0.96, 0.000344)
     """
     if routing.rank_capacity_factor is not None:
@@ -74,7 +74,12 @@ def with_token_scheduling(
         for ep in degrees
         if model.moe is not None and ep > 1 and model.moe.num_experts >= 2 * ep
     }
-    return RoutingLoads(loads.time, loads.memory, scheduled, uneven=loads.uneven)
+    return RoutingLoads(
+        loads.slowest_rows_over_mean,
+        loads.quantile_rows_over_mean,
+        scheduled,
+        expert_rows_deviation=loads.expert_rows_deviation,
+    )
 
 
 def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> ScheduledLoads:
@@ -93,9 +98,9 @@ def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> ScheduledLoad
     hosted = shares @ placement.hosts
     busiest = (np.maximum(density, 1.0)[:, None] - hosted).max(axis=-1)
     return ScheduledLoads(
-        time=float(density.mean()),
-        memory=float(np.quantile(density, routing.memory_quantile, method="inverted_cdf")),
-        sent=float(busiest.mean()) / (1.0 - 1.0 / gpus),
+        slowest_rows_over_mean=float(density.mean()),
+        quantile_rows_over_mean=float(np.quantile(density, routing.memory_quantile, method="inverted_cdf")),
+        sent_bytes_over_mean=float(busiest.mean()) / (1.0 - 1.0 / gpus),
         host_s=scheduling_s(num_experts),
     )
 

@@ -136,7 +136,8 @@ def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order
 
 INTERLEAVED = Schedule(
     "interleaved", _order, interleaved_program, interleaved_in_flight, "Interleaved1F1B", chunks_per_rank=None,
-    runs_in_megatron=True, searched=True, gathers_by_chunk=True, in_rounds=True, repeats="round",
+    runs_in_megatron=True, is_searched=True, gathers_by_chunk=True, runs_in_equal_rounds=True,
+    steady_state_unit="round",
     # in a backward: the output that was sent, the next input that is received meanwhile, and the gradient that the
     # backward before sent
     handed_on_tensors=3,

@@ -56,5 +56,5 @@ def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order
 
 INTERLEAVED_ZERO_BUBBLE = Schedule(
     "interleaved-zb", _order, interleaved_program, interleaved_in_flight, "InterleavedZeroBubble", chunks_per_rank=None,
-    defers_weight_gradients=True, gathers_by_chunk=True, in_rounds=True,
+    defers_weight_gradients=True, gathers_by_chunk=True, runs_in_equal_rounds=True,
 )  # fmt: skip

@@ -47,8 +47,8 @@ def _in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
 
 
 ONE_F_ONE_B = Schedule(
-    "1f1b", _order, _program, _in_flight, "1F1B", chunks_per_rank=1, runs_in_megatron=True, searched=True,
-    joins_exchanges=True, has_closed_form=True, repeats="micro-batch",
+    "1f1b", _order, _program, _in_flight, "1F1B", chunks_per_rank=1, runs_in_megatron=True, is_searched=True,
+    joins_send_and_receive=True, has_closed_form=True, steady_state_unit="micro-batch",
     # in a forward the input of the backward before it, which hangs on the output's graph, and that one's gradient; in a
     # backward the gradient alone (mofa/replay/memory/received_inputs.py)
     handed_on_tensors=2,

@@ -30,22 +30,22 @@ class Schedule:
     placement: Placement = "loop"
     """Placement of a model's chunks: round and round over the ranks (``loop``), or there and back (``v``)."""
     runs_in_megatron: bool = False
-    searched: bool = False
+    is_searched: bool = False
     """Whether a search tries it where the framework runs it; else only where a strategy is fixed to it."""
     forwards_first: bool = False
     """All forwards come before the first backward: everything is in flight at once."""
     defers_weight_gradients: bool = False
     """Backwards are split: weights' gradients are made later than inputs'."""
-    joins_exchanges: bool = False
+    joins_send_and_receive: bool = False
     """A send goes with the receive of the other direction, and computing waits for both."""
     has_closed_form: bool = False
     """Whether its time has a formula (:mod:`mofa.cost.step_time.bubble`); else its critical path is computed."""
     gathers_by_chunk: bool = False
     """Under FSDP, PyTorch gathers weights and reduces gradients chunk by chunk, not once a step."""
-    in_rounds: bool = False
+    runs_in_equal_rounds: bool = False
     """PyTorch works in equal rounds of about pp micro-batches
     (:func:`mofa.schedules.interleaved.micro_batches_per_round`)."""
-    repeats: Literal["", "micro-batch", "round"] = ""
+    steady_state_unit: Literal["", "micro-batch", "round"] = ""
     """Unit that its steady state repeats, and a replay may skip. ``micro-batch`` is a forward and a backward, ``round``
     pp micro-batches in all chunks; empty without a steady state."""
     handed_on_tensors: int = 0

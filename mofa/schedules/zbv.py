@@ -73,6 +73,6 @@ def _in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
 
 
 ZBV = Schedule(
-    "zbv", _order, _program, _in_flight, "ZBVZeroBubble", chunks_per_rank=2, placement="v", searched=True,
+    "zbv", _order, _program, _in_flight, "ZBVZeroBubble", chunks_per_rank=2, placement="v", is_searched=True,
     defers_weight_gradients=True, gathers_by_chunk=True,
 )  # fmt: skip

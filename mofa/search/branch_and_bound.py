@@ -34,7 +34,7 @@ from mofa.search.costing import (
 from mofa.search.goals import BestRows, Goal, ParetoFront
 from mofa.search.legality.masks import Job
 from mofa.search.objective import Objective, keys_of
-from mofa.search.recomputed_layers import with_none_and_all
+from mofa.search.recomputed_layers import rows_recomputing_none_and_all
 from mofa.search.space import SOLVED, Combinations
 from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.specs.strategy import RecomputeSpec
@@ -121,7 +121,9 @@ class _BranchAndBound:
     def result(self) -> CheckedSpace:
         """What was costed, and verdicts on all rows."""
         slower = self.reason == SLOWER
-        self.shortfall[slower] = self.goal.key_excess(self.shortfall[slower]) / self.goal.objective.keys_per_unit
+        self.shortfall[slower] = (
+            self.goal.excess_over_best_key(self.shortfall[slower]) / self.goal.objective.keys_per_unit
+        )
         rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows for rows, _ in self.costed)])
         return merge_part_costs(self.space, rows, [costs for _, costs in self.costed], self.reason, self.shortfall)
 
@@ -190,7 +192,7 @@ class _BranchAndBound:
         wanted = np.zeros(len(part.legal), dtype=bool)
         wanted[rows] = ~self.goal.is_dominated(bound, np.repeat(self.least_bytes[degrees], self._num_rows(degrees)))
         open_rows = rows[is_open & wanted[rows]]
-        for needed in with_none_and_all(part.space, open_rows) if len(open_rows) else ():
+        for needed in rows_recomputing_none_and_all(part.space, open_rows) if len(open_rows) else ():
             if needed is not None:
                 wanted[needed] = part.legal[needed]
         chosen, cut = np.flatnonzero(wanted), ~wanted[rows]

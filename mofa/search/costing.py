@@ -85,7 +85,7 @@ class CheckedSpace:
     reason: IntN
     shortfall: FloatN
 
-    def with_layers(self, some: Mapping[int, Breakdown]) -> CheckedSpace:
+    def with_recompute_layers(self, some: Mapping[int, Breakdown]) -> CheckedSpace:
         """A copy in which the rows at these positions in ``costed`` recompute so many layers and cost what is given."""
         layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
         for i, costs in some.items():
@@ -239,18 +239,18 @@ def space_part(
     job: Job, loads: RoutingLoads, space: Combinations, degrees: NDArray[np.intp], legal: NDArray[np.bool_]
 ) -> SpacePart:
     """The part of some degrees that choose the same options."""
-    of_part = space.of_degrees(degrees)
+    of_part = space.rows_of_degrees(degrees)
     legal_rows = np.asarray(legal.reshape(-1, len(space.recompute))[degrees].reshape(-1))
     return SpacePart(job.with_options(of_part.degrees.common_options), loads, of_part, legal_rows)
 
 
-def cost_part(part: SpacePart, tell: Callable[[int], None] | None = None) -> PartCosts:
+def cost_part(part: SpacePart, on_rows_costed: Callable[[int], None] | None = None) -> PartCosts:
     """Cost the memory of a part's legal rows, solve for their recomputed layers where open, and time what may fit.
 
-    ``tell`` is called with the number of rows whose memory is known.
+    ``on_rows_costed`` is called with the number of rows whose memory is known.
     """
     rows = np.flatnonzero(part.legal)
-    return cost_rows_of_part(part, estimator_of_part(part), rows, tell)
+    return cost_rows_of_part(part, estimator_of_part(part), rows, on_rows_costed)
 
 
 def estimator_of_part(part: SpacePart) -> Estimator:

@@ -17,7 +17,7 @@ from mofa.errors import SpecError, StrategyError
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import NearestMiss, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
-from mofa.replay.garbage_collection import no_collection
+from mofa.replay.garbage_collection import without_collection
 from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, best_rows_with_fewer_recomputed_layers
 from mofa.search.costing import MEMORY, CheckedSpace, CostedRows, cost_rows
@@ -29,9 +29,9 @@ from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
 from mofa.search.offers import numerics_offers
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
-from mofa.search.search_progress import OnProgress, telling, telling_best
+from mofa.search.search_progress import OnProgress, progress_callback, progress_callback_with_best_row
 from mofa.search.search_result import Search
-from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space, values_of
+from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space, fixed_values
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
@@ -173,8 +173,8 @@ def find_plans(
     space = constrained(default_space(workload, cluster, framework) if space is None else space)
     if "dp" in fix:
         space = _with_dp(space, cluster, fix["dp"])
-    progress = telling(progress, on_progress, "costing", None)
-    with Workers(jobs) as workers, no_collection():
+    progress = progress_callback(progress, on_progress, "costing", None)
+    with Workers(jobs) as workers, without_collection():
         if replay:
             workers.start_processes(AT_WORK)
         # what a judge ranks may be ranked again by its replay
@@ -203,13 +203,15 @@ def find_plans(
                 known[i] = Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
             return known[i]
 
-        replay_progress = telling_best(replay_progress, on_progress, _rank(costed, key, reason, 1), candidate)
+        replay_progress = progress_callback_with_best_row(
+            replay_progress, on_progress, _rank(costed, key, reason, 1), candidate
+        )
         if replay:
             admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster), candidate, workers)
         best = _rank(costed, key, reason, wanted)
         final = ReplayedRanking()
         if replay and (fewer := best_rows_with_fewer_recomputed_layers(best[:REPLAYED].tolist(), candidate, workers)):
-            searched_rows = searched_rows.with_layers(
+            searched_rows = searched_rows.with_recompute_layers(
                 {i: candidate_found.costed for i, candidate_found in fewer.items()}
             )
             costed = searched_rows.costed
@@ -219,16 +221,16 @@ def find_plans(
             order = judge.plan_key if judge is not None else None
             final = replay_best(best.tolist(), candidate, top, replay_progress, order, workers)
     if final.changed:
-        searched_rows = searched_rows.with_layers(
+        searched_rows = searched_rows.with_recompute_layers(
             {i: candidate_found.costed for i, candidate_found in final.changed.items()}
         )
         costed = searched_rows.costed
         known.update(final.changed)
         best = _ranked_again(costed, best, judge)
-    for i, over in final.too_big.items():
+    for i, over in final.lacking_bytes.items():
         reason[costed.rows[i]], shortfall[costed.rows[i]] = MEMORY, over
         costed.device_bytes[i] = memory_limit_bytes(cluster) + over
-    plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
+    plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.lacking_bytes])]
     plans += [candidate(i).plan_in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
     if not plans and default:
@@ -352,7 +354,7 @@ def _defaults(
         "gemm_format": workload.precision.gemm,
         "routing": workload.routing.kind,
         "flops_convention": convention,
-        **({"fixed": " ".join(f"{k}={','.join(map(str, values_of(v)))}" for k, v in fix.items())} if fix else {}),
+        **({"fixed": " ".join(f"{k}={','.join(map(str, fixed_values(v)))}" for k, v in fix.items())} if fix else {}),
     }
 
 
@@ -420,7 +422,7 @@ def estimate(
     >>> round(plan.tokens_per_s_per_gpu * 8 * plan.step_s / tokens, 9)
     1.0
     """
-    with nullcontext() if replay else no_collection():  # the closed forms make no cycles
+    with nullcontext() if replay else without_collection():  # the closed forms make no cycles
         return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, over_time, jobs)
 
 

@@ -15,10 +15,10 @@ from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import MAX_PP, Space, combinations_table, default_space, divisors, most_stages
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
-from mofa.specs.complete import default_zero
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_mtp_params, num_params
 from mofa.specs.strategy import StrategyTable
+from mofa.specs.strategy_defaults import default_zero
 
 if TYPE_CHECKING:
     from mofa.search.goodput import LongRunObjective
@@ -98,7 +98,7 @@ def legal_rows_by_num_gpus(job: Job, space: Space) -> StrategyTable:
         if space.zero is None:
             framework = job.framework.with_options(table.common_options)
             table = replace(table, zero=default_zero(framework, table.dp, table.cp, table.pp))
-        tables.append(table.take(check_strategies(job, table, but=("gpus",)).reason < 0))
+        tables.append(table.take(check_strategies(job, table, except_checks=("gpus",)).reason < 0))
     table = StrategyTable.concatenated(tables)
     return table.take(np.argsort(_num_gpus(table), kind="stable"))
 

@@ -26,7 +26,7 @@ class Goal(Protocol):
     def is_dominated(self, key: FloatN, device_bytes: FloatN) -> BoolN:
         """Whether rows whose key and memory are no smaller than these cannot be among those sought. (n,)"""
 
-    def key_excess(self, key: FloatN) -> FloatN:
+    def excess_over_best_key(self, key: FloatN) -> FloatN:
         """How much rows with such keys are beaten by. (n,)"""
 
 
@@ -38,7 +38,7 @@ class BestRows:
     >>> from mofa.search.objective import SHORTEST_STEP
     >>> best = BestRows(SHORTEST_STEP, 2)
     >>> best.add_costed(np.array([5.0, 3.0, 4.0]), np.ones(3))
-    >>> best.is_dominated(np.array([3.5, 4.5]), np.ones(2)), best.key_excess(np.array([4.5]))
+    >>> best.is_dominated(np.array([3.5, 4.5]), np.ones(2)), best.excess_over_best_key(np.array([4.5]))
     (array([False,  True]), array([0.5]))
     """
 
@@ -58,7 +58,7 @@ class BestRows:
         """Whether keys are above the last of the wanted ones. (n,)"""
         return np.asarray(key > self.last_key * (1.0 + TIED))
 
-    def key_excess(self, key: FloatN) -> FloatN:
+    def excess_over_best_key(self, key: FloatN) -> FloatN:
         """What keys are above the last of the wanted ones. (n,)"""
         return np.maximum(key - self.last_key, 0.0)
 
@@ -94,6 +94,6 @@ class ParetoFront:
         place = np.searchsorted(self.keys * (1.0 + TIED), key) - 1
         return np.asarray((place >= 0) & (self.device_bytes[np.maximum(place, 0)] <= device_bytes))
 
-    def key_excess(self, key: FloatN) -> FloatN:
+    def excess_over_best_key(self, key: FloatN) -> FloatN:
         """Nothing: a front has no last row. (n,)"""
         return np.zeros_like(key)

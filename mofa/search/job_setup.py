@@ -30,11 +30,11 @@ OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
 class NumericsSwitch(NamedTuple):
     """A framework's switch that acts on something that some models lack."""
 
-    usual: bool
+    neutral_value: bool
     """The value with which it changes nothing."""
-    has: bool
+    model_has_it: bool
     """Whether the model has what it acts on."""
-    needs: str
+    acts_on: str
     """What it acts on, in words."""
 
 
@@ -60,9 +60,9 @@ def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, NumericsS
 def _refuse_idle_switches(model: ModelSpec, framework: FrameworkSpec) -> None:
     """Refuse switches that would change nothing, as the model has nothing for them to act on."""
     for field, switch in _switches(model, framework).items():
-        if not switch.has and (value := getattr(framework, field)) != switch.usual:
+        if not switch.model_has_it and (value := getattr(framework, field)) != switch.neutral_value:
             said = str(value).lower()
-            raise SpecError(f"{field}: {said} needs {switch.needs}, and {model.name} has none; leave it out")
+            raise SpecError(f"{field}: {said} needs {switch.acts_on}, and {model.name} has none; leave it out")
 
 
 def with_numerics(

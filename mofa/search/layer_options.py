@@ -21,7 +21,7 @@ class LayerOptions:
     ----------
     stage
         Pipeline stage of each layer. (L,)
-    seconds
+    layer_s
         Forward and backward of a micro-batch. (L, O) [s]
     kept_bytes
         Kept between forward and backward, of all micro-batches in flight. (L, O) [B]
@@ -29,7 +29,7 @@ class LayerOptions:
         At the layer's own peak, beyond the kept bytes. (L, O) [B]
     stage_s
         Time of a stage outside its layers, for a micro-batch. (P,) [s]
-    around_bytes, apart_bytes
+    stage_bytes_at_layer_peak, stage_bytes_outside_layers
         What a stage holds beside its layers: at a layer's peak, and outside of layers. (P,), (P,) [B]
     limit_bytes
         Memory of a stage. [B]
@@ -38,18 +38,18 @@ class LayerOptions:
     """
 
     stage: IntA
-    seconds: FloatA
+    layer_s: FloatA
     kept_bytes: FloatA
     live_bytes: FloatA
     stage_s: FloatA
-    around_bytes: FloatA
-    apart_bytes: FloatA
+    stage_bytes_at_layer_peak: FloatA
+    stage_bytes_outside_layers: FloatA
     limit_bytes: float
     micro_batches: int
 
     def stage_seconds(self, option: IntA) -> FloatA:
         """Time of each stage with these options. (P,) [s]"""
-        chosen = self.seconds[np.arange(len(option)), option]
+        chosen = self.layer_s[np.arange(len(option)), option]
         return np.asarray(self.stage_s + np.bincount(self.stage, chosen, len(self.stage_s)))
 
     def stage_bytes(self, option: IntA) -> FloatA:
@@ -58,7 +58,9 @@ class LayerOptions:
         kept_by_stage = np.bincount(self.stage, self.kept_bytes[rows, option], len(self.stage_s))
         live = np.zeros(len(self.stage_s))
         np.maximum.at(live, self.stage, self.live_bytes[rows, option])
-        return np.asarray(kept_by_stage + np.maximum(self.around_bytes + live, self.apart_bytes))
+        return np.asarray(
+            kept_by_stage + np.maximum(self.stage_bytes_at_layer_peak + live, self.stage_bytes_outside_layers)
+        )
 
     def step_s(self, option: IntA) -> float:
         """``(m - 1)`` times the slowest stage and once all of them, as under plain 1F1B. [s]"""
@@ -97,11 +99,11 @@ def choose_layer_options(problem: LayerOptions, time_limit_s: float = 10.0, seed
     from ortools.sat.python import cp_model
 
     model: Any = cp_model.CpModel()
-    layers, options = problem.seconds.shape
+    layers, options = problem.layer_s.shape
     pick = [[model.new_bool_var("") for _ in range(options)] for _ in range(layers)]
     for row in pick:
         model.add_exactly_one(row)
-    nanoseconds = np.round(problem.seconds * _NANOSECONDS).astype(np.int64)
+    nanoseconds = np.round(problem.layer_s * _NANOSECONDS).astype(np.int64)
     kept_kib, live = (np.ceil(b / _KIB).astype(np.int64) for b in (problem.kept_bytes, problem.live_bytes))
     limit = int(problem.limit_bytes // _KIB)
     longest = int(nanoseconds.max(axis=1).sum() + np.round(problem.stage_s * _NANOSECONDS).sum()) + 1
@@ -112,8 +114,8 @@ def choose_layer_options(problem: LayerOptions, time_limit_s: float = 10.0, seed
         model.add(slowest >= time)
         total.append(time)
         chosen_kib = sum(int(kept_kib[i, o]) * pick[i][o] for i, o in on_stage)
-        model.add(chosen_kib + int(np.ceil(problem.apart_bytes[r] / _KIB)) <= limit)
-        around = int(np.ceil(problem.around_bytes[r] / _KIB))
+        model.add(chosen_kib + int(np.ceil(problem.stage_bytes_outside_layers[r] / _KIB)) <= limit)
+        around = int(np.ceil(problem.stage_bytes_at_layer_peak[r] / _KIB))
         for i, o in on_stage:
             model.add(chosen_kib + around + int(live[i, o]) <= limit).only_enforce_if(pick[i][o])
     model.minimize((problem.micro_batches - 1) * slowest + sum(total))

@@ -10,11 +10,11 @@ from mofa.errors import SpecError, StrategyError
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
-from mofa.specs.complete import complete_strategy, default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.strategy import BALANCING, CP_KINDS, RecomputeSpec, StrategySpec, StrategyTable
+from mofa.specs.strategy_defaults import complete_strategy, default_zero
 from mofa.specs.workload import WorkloadSpec
 
 

@@ -33,7 +33,7 @@ def solve_recomputed_layers(
         return rows, space.recompute_layers
     table, layers = space.degrees, space.recompute_layers.copy()
     num_modes = len(space.recompute)
-    plain, all_layers = with_none_and_all(space, rows)
+    plain, all_layers = rows_recomputing_none_and_all(space, rows)
     if plain is None or all_layers is None:
         layers[rows] = 1
         return rows, layers
@@ -63,7 +63,7 @@ def solve_recomputed_layers(
     return solved_rows, layers
 
 
-def with_none_and_all(
+def rows_recomputing_none_and_all(
     space: Combinations, rows: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp] | None, NDArray[np.intp] | None]:
     """The rows of the same degrees that recompute no layer, and those that recompute all; None of a space without.

@@ -13,12 +13,12 @@ from operator import not_
 from typing import TYPE_CHECKING
 
 from mofa.plan.result import Plan
-from mofa.replay.garbage_collection import no_collection
+from mofa.replay.garbage_collection import without_collection
 from mofa.search.to_plan.builder import Candidate, workers_for
 from mofa.search.workers import Workers
 
 if TYPE_CHECKING:
-    from mofa.replay.time.time_replayed import TimeReplayed
+    from mofa.replay.time.time_replayed import ReplayedTime
 
 REPLAYED = 30
 """Rows that are ranked again by their replayed steps. [-]"""
@@ -51,7 +51,7 @@ class ReplayedRanking:
 
     plans: list[Plan] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    too_big: dict[int, float] = field(default_factory=dict)
+    lacking_bytes: dict[int, float] = field(default_factory=dict)
     changed: dict[int, Candidate] = field(default_factory=dict)
 
 
@@ -100,7 +100,7 @@ def replay_best(
     fitting_plans: list[_Found] = []
     later: list[_Row] = []
     seen = 0
-    with no_collection():  # what is played of most rows is gone before it would be looked through
+    with without_collection():  # what is played of most rows is gone before it would be looked through
         while seen < len(rows) and (not fitting_plans or (len(fitting_plans) < min(top, REPLAYED) and seen < PATIENCE)):
             some = [_Row(i, rows[i], candidate(rows[i])) for i in range(seen, min(seen + REPLAYED, len(rows)))]
             seen += len(some)
@@ -138,11 +138,14 @@ def _fitting(
             if plan.memory.fits:
                 fitting_plans.append((value, lacking, row, plan))
                 bar.step()
-            elif row.tried < MORE_LAYERS and (with_more := row.candidate.recomputing_more(lacking)) is not None:
+            elif (
+                row.tried < MORE_LAYERS
+                and (with_more := row.candidate.with_more_recomputed_layers(lacking)) is not None
+            ):
                 changed.append(replace(row, candidate=with_more, tried=row.tried + 1))
                 out.changed[row.row] = with_more
             else:
-                out.too_big[row.row] = lacking
+                out.lacking_bytes[row.row] = lacking
         due, postponed = _due(changed, last, order)
         later += postponed
         ranked = sorted([*ranked, *_ranked(due, bar, order, workers)], key=_key)
@@ -190,7 +193,7 @@ def _shared_out(ranked: list[tuple[float, _Row]]) -> list[tuple[float, _Row]]:
     The best row comes last, so that this process has its ranks when all of them are asked for.
     """
     best, *others = ranked
-    others.sort(key=lambda item: -item[1].candidate.passes)
+    others.sort(key=lambda item: -item[1].candidate.num_layer_forwards)
     return [*others[::2], *others[1::2][::-1], best]
 
 
@@ -213,11 +216,11 @@ class _Bar:
             self.progress(self.expected, self.expected)
 
 
-def _time(candidate: Candidate) -> TimeReplayed:
-    with no_collection():
+def _time(candidate: Candidate) -> ReplayedTime:
+    with without_collection():
         return candidate.time
 
 
 def _plan(candidate: Candidate) -> Plan:
-    with no_collection():
+    with without_collection():
         return candidate.plan(replay=True, explain=False)

@@ -30,7 +30,7 @@ OnProgress = Callable[[SearchProgress], None]
 ReportDone = Callable[[int, int], None]
 
 
-def telling_best(
+def progress_callback_with_best_row(
     progress: ReportDone | None,
     on_progress: OnProgress | None,
     best: NDArray[np.intp],
@@ -41,10 +41,10 @@ def telling_best(
         return progress
     plan = candidate(int(best[0])).plan_in_closed_form(banded=False)
     on_progress(SearchProgress("playing", 0, 0, plan))
-    return telling(progress, on_progress, "playing", plan)
+    return progress_callback(progress, on_progress, "playing", plan)
 
 
-def telling(
+def progress_callback(
     progress: ReportDone | None, on_progress: OnProgress | None, phase: str, best: Plan | None
 ) -> ReportDone | None:
     """A callback of (done, total) that tells the other one too."""

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from mofa.blocks.frameworks.recompute import selective_modes
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
-from mofa.specs.complete import default_zero
 from mofa.specs.files import did_you_mean
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_offers import OFFERED
@@ -27,6 +26,7 @@ from mofa.specs.strategy import (
     RecomputeSpec,
     StrategyTable,
 )
+from mofa.specs.strategy_defaults import default_zero
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
 
 MAX_TP = 16
@@ -47,7 +47,7 @@ OPTIONS = FrameworkOptions._fields
 WITH = (*FP8_RECIPES, OLD_FP8, "bf16_moments", "bf16_grads", "deepep", "micro_moe", "token_chunks", "moeblaze")
 TOKEN_CHUNKS = (1, 2, 4, 8)
 """MemFine's bins, which --with token_chunks searches."""
-ZERO_BUBBLE = tuple(name for name, record in SCHEDULES.items() if record.searched and record.defers_weight_gradients)
+ZERO_BUBBLE = tuple(name for name, record in SCHEDULES.items() if record.is_searched and record.defers_weight_gradients)
 """Schedules that ``--without`` leaves out."""
 WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full", *ZERO_BUBBLE, *OPTIONS)
 
@@ -142,7 +142,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     modes.append((RecomputeSpec(kind="full"), -1))
     schedules = tuple(
         name for name, schedule in SCHEDULES.items()
-        if schedule.searched and (schedule.runs_in_megatron or framework.traits.has_pytorch_pipelines)
+        if schedule.is_searched and (schedule.runs_in_megatron or framework.traits.has_pytorch_pipelines)
     )  # fmt: skip
     return Space(
         tp=tp, cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
@@ -226,7 +226,7 @@ def constrain(
     _apply_fixed(values, fix)
     chunks: tuple[int, ...] = TOKEN_CHUNKS if "token_chunks" in with_ else (1,)
     if "token_chunks" in fix:
-        chunks = tuple(int(str(value)) for value in values_of(fix["token_chunks"]))
+        chunks = tuple(int(str(value)) for value in fixed_values(fix["token_chunks"]))
     for name, bound in maximum.items():
         if name == "dp":
             raise SpecError("--max: dp follows from the other degrees; bound tp, cp or pp instead")
@@ -256,7 +256,7 @@ def _refuse_contradictions(fix: Mapping[str, object], without: Sequence[str]) ->
         asked = {"recompute": "recompute", "selective": "recompute", "full": "recompute"}.get(word, word)
         if asked not in fix:
             continue
-        value = " ".join(map(str, values_of(fix[asked])))
+        value = " ".join(map(str, fixed_values(fix[asked])))
         left_out = value.split(":")[0]
         if (
             (asked != "recompute" and value not in ("1", "False"))
@@ -281,10 +281,10 @@ def _in_chunks(
     )
 
 
-def values_of(value: object) -> tuple[object, ...]:
+def fixed_values(value: object) -> tuple[object, ...]:
     """The values that ``--fix`` gives a field: several as a tuple, else one.
 
-    >>> values_of((4, 8)), values_of("full")
+    >>> fixed_values((4, 8)), fixed_values("full")
     ((4, 8), ('full',))
     """
     return value if isinstance(value, tuple) else (value,)
@@ -296,10 +296,10 @@ def _apply_fixed(values: dict[str, object], fix: Mapping[str, object]) -> None:
         if name == "token_chunks":
             continue
         if name in OPTIONS:
-            sets = [_with_option(values["options"], name, value) for value in values_of(given)]  # type: ignore[arg-type]
+            sets = [_with_option(values["options"], name, value) for value in fixed_values(given)]  # type: ignore[arg-type]
             values["options"] = tuple(dict.fromkeys(chosen for options in sets for chosen in options))
             continue
-        by_value = [_fixed(name, value) for value in values_of(given)]
+        by_value = [_fixed(name, value) for value in fixed_values(given)]
         for key, first in by_value[0].items():
             if len(by_value) == 1:
                 values[key] = first
@@ -354,12 +354,12 @@ class Combinations:
         table = self.degrees.take(of)
         return replace(table, recompute=self.recompute[mode], recompute_layers=self.recompute_layers[rows])
 
-    def in_mode(self, mode: int) -> StrategyTable:
+    def table_of_mode(self, mode: int) -> StrategyTable:
         """The table of one mode's rows. (c,)"""
         column, number = self.recompute_layers.reshape(-1, len(self.recompute))[:, mode], self.recompute[mode]
         return replace(self.degrees, recompute=np.full(len(column), number), recompute_layers=column)
 
-    def of_degrees(self, degrees: NDArray[np.intp]) -> Combinations:
+    def rows_of_degrees(self, degrees: NDArray[np.intp]) -> Combinations:
         """These degrees in all modes."""
         layers = self.recompute_layers.reshape(-1, len(self.recompute))[degrees].reshape(-1)
         return Combinations(self.degrees.take(degrees), self.recompute, layers)

@@ -10,7 +10,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
 
 
-def estimator_of(
+def strategy_estimator(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object
 ) -> Estimator:  # fmt: skip
     """The estimator of one strategy, as :func:`mofa.search.entry_points.estimate` costs it.

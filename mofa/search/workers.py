@@ -219,10 +219,10 @@ def _load(modules: Sequence[str]) -> None:
 def _begin() -> None:
     """In a worker process: end quietly at Ctrl-C, which reaches all of them, or when the parent process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    end_with_parent()
+    exit_when_parent_exits()
 
 
-def end_with_parent() -> None:
+def exit_when_parent_exits() -> None:
     """In a worker process: end as soon as the process that started it is gone, however that ended."""
     import multiprocessing
     from multiprocessing.connection import wait

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from mofa.specs.copied import bundled_profile
+from mofa.specs.copied_facts import bundled_profile
 from mofa.specs.curve_ratios import curves_by_ratios
 from mofa.specs.files import bundled
 

@@ -108,8 +108,9 @@ class AttentionForm:
 
 
 @dataclass(frozen=True, config=_STRICT)
-class StreamForm:
-    """Parameters of :func:`mofa.cost.kernels.fitted_forms.stream_s`: one memory-bound op as a framework runs it."""
+class MemoryBoundForm:
+    """Parameters of :func:`mofa.cost.kernels.fitted_forms.memory_bound_s`: one memory-bound op as a framework runs
+    it."""
 
     launch_s: KernelSeconds
     bytes_per_element: BytesPerElement
@@ -149,10 +150,10 @@ class AttentionCurve(PoweredCurve):
     form: AttentionForm
 
 
-class StreamCurve(Curve):
+class MemoryBoundCurve(Curve):
     """One memory-bound op, eager or compiled."""
 
-    form: StreamForm
+    form: MemoryBoundForm
     clock_share: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of its time at full clock that grows as the clock falls: what multiprocessors issue, and not the memory,
     takes so long. Absent where it was not measured; then no time grows. [-]"""
@@ -171,7 +172,7 @@ class ReleaseCurves(Spec):
     """What another release of PyTorch, with the cuBLAS that it brings, runs in place of a GPU's own curves."""
 
     gemm: dict[GemmFormat, GemmCurve] = {}
-    stream: dict[StreamKey, StreamCurve] = {}
+    stream: dict[StreamKey, MemoryBoundCurve] = {}
 
 
 AttentionKey = tuple[str, str, float, float]
@@ -213,7 +214,7 @@ class GpuCurves(Spec):
     """Experts' products as Transformer Engine runs them; of formats that were not measured see
     :attr:`multi_stream_curves`."""
     attention: dict[Annotated[str, Field(pattern=r"^(cudnn|flash1?) (fwd|bwd) \d+/\d+$")], AttentionCurve]
-    stream: dict[StreamKey, StreamCurve]
+    stream: dict[StreamKey, MemoryBoundCurve]
     releases: dict[Annotated[str, Field(pattern=r"^\d+\.\d+$")], ReleaseCurves] = {}
     """Kernels of other releases of PyTorch, by their number, where they differ and were measured."""
     host: HostCurve
@@ -300,11 +301,11 @@ class GpuCurves(Spec):
             nearest = self._nearest[key] = best, self.attention_kernels[best]
         return nearest
 
-    def stream_like(self, like: str, compiled: bool) -> StreamCurve:
+    def memory_bound_curve_like(self, like: str, compiled: bool) -> MemoryBoundCurve:
         """The curve of a memory-bound op: compiled where it was measured compiled, else eager, else the default."""
         if " " in like:
             op = like.split()[1]
-            return self.stream.get(like) or self.stream_like(ELSE.get(op, op), compiled)
+            return self.stream.get(like) or self.memory_bound_curve_like(ELSE.get(op, op), compiled)
         if like in STREAM_FALLBACK and not any(f"{v} {like}" in self.stream for v in ("eager", "compiled")):
             like = STREAM_FALLBACK[like]
         if like:

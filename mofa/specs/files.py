@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from mofa.errors import SpecError
-from mofa.specs.bounded import exists, read_bytes, utf8_text
+from mofa.specs.limited_reads import exists, read_bytes, utf8_text
 from mofa.specs.unmodelled import other_name, why_not_modelled
 
 DataKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles"]

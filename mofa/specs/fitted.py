@@ -64,13 +64,13 @@ class PoweredCurve(Curve):
             )
         return self
 
-    def at_clock(self, clock: FloatArray | float) -> FloatArray | float:
+    def relative_rate_at_clock(self, clock: FloatArray | float) -> FloatArray | float:
         """Rate at a part of the full clock over the rate at full clock: a power of the clock.
 
         Examples
         --------
         >>> curve = PoweredCurve(provenance="assumed", source="an example", alone=0.85, clock=0.75)
-        >>> curve.at_clock(np.array([0.75, 0.9, 1.0])).round(3)
+        >>> curve.relative_rate_at_clock(np.array([0.75, 0.9, 1.0])).round(3)
         array([0.85 , 0.942, 1.   ])
         """
         power = self.clock_power

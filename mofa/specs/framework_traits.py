@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mofa.schedules import Runtime
-from mofa.specs.layouts.own_split import MEGATRON_SPLIT, TORCHTITAN_SPLIT, SplitRule
+from mofa.specs.layouts.framework_split import MEGATRON_SPLIT, TORCHTITAN_SPLIT, SplitRule
 
 Layers = Literal["transformer-engine", "megatron", "pytorch"]
 """Whose modules a framework's layers are made of: Transformer Engine's, Megatron's own, or plain PyTorch's."""

@@ -77,7 +77,7 @@ class GpuSpec(Spec):
         return reached_shares(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value)
 
     @property
-    def doubts(self) -> tuple[str, ...]:
+    def slow_curve_notes(self) -> tuple[str, ...]:
         """Curves that reach less than a tenth of their peak, a sentence each."""
         return tuple(
             f"{share.sentence('less than a tenth of')}: check that both are of {self.name}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from mofa.specs.like import expanded_profile
+from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.workload_template import UNFILLED
 
 Facts = Mapping[str, Any]

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.specs.bounded import is_folder, is_plain_file
-from mofa.specs.complete import complete_strategy
+from mofa.specs.earlier_names import with_current_override_names
 from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.files import (
     bundled,
@@ -28,10 +27,11 @@ from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.implied_facts import implied_facts
+from mofa.specs.limited_reads import is_folder, is_plain_file
 from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
 from mofa.specs.profiles import profile_of_text
-from mofa.specs.renamed import with_current_override_names
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
+from mofa.specs.strategy_defaults import complete_strategy
 from mofa.specs.workload import WorkloadSpec
 from mofa.specs.workload_template import refuse_unfilled
 

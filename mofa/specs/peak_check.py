@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from mofa.specs.curves import AttentionForm, CollectiveCurve, GemmCurve, GpuCurves, StreamCurve
+from mofa.specs.curves import AttentionForm, CollectiveCurve, GemmCurve, GpuCurves, MemoryBoundCurve
 from mofa.specs.products import FALLBACK, GemmFormat
 
 SLOW = 0.1
@@ -121,7 +121,7 @@ def _products(place: str, curves: Mapping[GemmFormat, GemmCurve], peaks: Mapping
             yield ReachedShare(f"{place}.{format_}", rate, peak, _peak_path(format_), "FLOP/s")
 
 
-def _streams(place: str, curves: Mapping[str, StreamCurve], bytes_per_s: float) -> Iterator[ReachedShare]:
+def _streams(place: str, curves: Mapping[str, MemoryBoundCurve], bytes_per_s: float) -> Iterator[ReachedShare]:
     for key, curve in curves.items():
         allowed = ROUNDING if key in COPIES else CACHED
         path, peak_path = f"{place}.{key}", "memory_bandwidth_bytes_per_s"

@@ -6,13 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mofa.specs.copied import Folder, mark_copied
 from mofa.specs.copied_curves import with_rescaled_copies
+from mofa.specs.copied_facts import Folder, mark_copied
+from mofa.specs.earlier_names import with_current_gpu_names
 from mofa.specs.files import bundled, bundled_dir, find_file, read_text, yaml_mapping
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import GpuSpec
-from mofa.specs.like import expand_like
-from mofa.specs.renamed import with_current_gpu_names
+from mofa.specs.like_profiles import expand_like
 from mofa.specs.workload_template import refuse_unfilled
 
 

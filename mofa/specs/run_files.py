@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from mofa.errors import SpecError, StrategyError
-from mofa.specs.bounded import exists
-from mofa.specs.complete import complete_strategy
 from mofa.specs.files import BundledKind, bundled, load_yaml, short
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.limited_reads import exists
 from mofa.specs.load import load_cluster, load_framework, load_workload, with_routing_path
 from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import with_overrides
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
+from mofa.specs.strategy_defaults import complete_strategy
 from mofa.specs.workload import WorkloadSpec
 
 

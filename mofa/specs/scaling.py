@@ -23,7 +23,7 @@ FIT_FIELDS = ("points", "median_abs_error", "p90_abs_error", "ranges")
 """What holds of a fit on one processor and format alone."""
 
 
-def scaled_stream_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwidth: float, issue: float) -> float:
+def scaled_memory_bound_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwidth: float, issue: float) -> float:
     """Rate of a memory-bound kernel on a GPU whose memory is ``bandwidth`` times as fast and whose multiprocessors
     together issue ``issue`` times as much.
 
@@ -43,8 +43,8 @@ def scaled_stream_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwidth: f
 
     Examples
     --------
-    >>> scaled_stream_rate(4e12, 4e12, 0.5, 1.0) / 1e12, round(scaled_stream_rate(1e12, 4e12, 0.5, 1.0) / 1e12, 3)
-    (2.0, 0.918)
+    >>> [round(scaled_memory_bound_rate(rate, 4e12, 0.5, 1.0) / 1e12, 3) for rate in (4e12, 1e12)]
+    [2.0, 0.918]
     """
     if bytes_per_s >= copy_bytes_per_s or bandwidth == issue:
         return bytes_per_s * bandwidth
@@ -128,7 +128,7 @@ def transferred_curves(
 
     def moved(curve: dict[str, Any]) -> dict[str, Any]:
         known = said(curve, 1.0)
-        measured = scaled_stream_rate(curve["form"]["bytes_per_s"], copy, bandwidth, sms * clock)
+        measured = scaled_memory_bound_rate(curve["form"]["bytes_per_s"], copy, bandwidth, sms * clock)
         made = {**known, "form": {**known["form"], "bytes_per_s": _digits(measured)}}
         if curve.get("clock_share"):
             made["clock_share"] = scaled_clock_share(

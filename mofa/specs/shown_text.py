@@ -9,7 +9,7 @@ FORMULA_BEGINS = ("=", "+", "-", "@", "\t", "\r")
 
 
 @lru_cache(maxsize=4096)
-def visible(text: str, *, lines: bool = False) -> str:
+def escape_invisible(text: str, *, lines: bool = False) -> str:
     """A text with control characters, marks of direction and lone surrogates written as escapes.
 
     Parameters
@@ -21,7 +21,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
     Examples
     --------
-    >>> visible("a\x1b[31m b\u202e"), visible("llama3-8b")
+    >>> escape_invisible("a\x1b[31m b\u202e"), escape_invisible("llama3-8b")
     ('a\\\\x1b[31m b\\\\u202e', 'llama3-8b')
     """
     if text.isprintable():
@@ -35,14 +35,14 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def no_formula(text: str) -> str:
+def without_formula(text: str) -> str:
     """A text that no spreadsheet reads as a formula: led by an apostrophe where one would.
 
     Numbers with a sign are no formulas.
 
     Examples
     --------
-    >>> no_formula("=1+1"), no_formula("-1.5e3"), no_formula("tp=8")
+    >>> without_formula("=1+1"), without_formula("-1.5e3"), without_formula("tp=8")
     ("'=1+1", '-1.5e3', 'tp=8')
     """
     if not text.startswith(FORMULA_BEGINS):

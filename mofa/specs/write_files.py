@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from mofa.errors import SpecError
-from mofa.specs.bounded import reason_of, was_read
+from mofa.specs.limited_reads import error_reason, was_read
 
 _numbers = itertools.count()
 _set: ContextVar[dict[Path, bytes] | None] = ContextVar("set_of_files", default=None)
@@ -38,7 +38,7 @@ def check_writable(path: Path, *, directory: bool = False) -> None:
     except SpecError:
         raise
     except (OSError, ValueError) as error:  # a name that is too long, a folder without permission, a loop of links
-        raise SpecError(f"{_shown(path)}: cannot be written ({reason_of(error)}); name another place") from None
+        raise SpecError(f"{_shown(path)}: cannot be written ({error_reason(error)}); name another place") from None
 
 
 def _check_directory(path: Path) -> None:
@@ -153,7 +153,7 @@ def make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise SpecError(f"{_shown(path)}: cannot be made ({reason_of(error)}); name another directory") from error
+        raise SpecError(f"{_shown(path)}: cannot be made ({error_reason(error)}); name another directory") from error
 
 
 @contextlib.contextmanager
@@ -228,7 +228,7 @@ def write_all(files: Mapping[Path, bytes]) -> None:
     except SpecError:
         raise
     except (OSError, ValueError) as error:
-        raise SpecError(f"{_shown(place)}: cannot be written ({reason_of(error)}); name another place") from error
+        raise SpecError(f"{_shown(place)}: cannot be written ({error_reason(error)}); name another place") from error
     finally:
         for _, temporary, _ in staged:
             with contextlib.suppress(OSError):
@@ -244,7 +244,7 @@ def _rename(staged: list[tuple[Path, Path, Path]]) -> None:
             except OSError as error:
                 others = f"; {', '.join(renamed)} are there" if renamed else ""
                 raise SpecError(
-                    f"{_shown(place)}: cannot be written ({reason_of(error)}); name another place{others}"
+                    f"{_shown(place)}: cannot be written ({error_reason(error)}); name another place{others}"
                 ) from error
             renamed.append(_shown(place))
 

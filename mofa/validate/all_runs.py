@@ -17,9 +17,9 @@ from mofa.validate.bands import band_coverage
 from mofa.validate.hopper import hopper_set
 from mofa.validate.hosts import host_op_s_by_machine
 from mofa.validate.published import published_references
-from mofa.validate.reference import LeftOut, Reference, measured_references
+from mofa.validate.reference import Reference, UnscoredReference, measured_references
+from mofa.validate.run_processes import RunProcesses
 from mofa.validate.score import group_score, score_references
-from mofa.validate.spread import RunProcesses
 from mofa.validate.validation_report import GroupScore, LayerComparison, RunScore, ValidationReport, compared
 
 Group = Literal["measured", "published"]
@@ -47,10 +47,10 @@ def layer_folders(folder: Path) -> list[Path]:
 
 def reference_runs(
     folder: Path, scratch: Path, group: Group | None = None, spread: RunProcesses | None = None
-) -> tuple[list[Reference], list[LeftOut]]:
+) -> tuple[list[Reference], list[UnscoredReference]]:
     """The reference runs of a folder with ``measured`` and ``published`` in it, and those that a rule leaves out."""
     usable: list[Reference] = []
-    left_out: list[LeftOut] = []
+    left_out: list[UnscoredReference] = []
     if group in (None, "measured"):
         runs, out = measured_references(folder / "measured", scratch, spread=spread)
         usable, left_out = usable + runs, left_out + out

@@ -14,8 +14,8 @@ from pydantic import Field
 from mofa.errors import SpecError
 from mofa.plan.result import Plan
 from mofa.specs.base import Spec
-from mofa.specs.bounded import read_bytes, read_json, unzipped
 from mofa.specs.files import short
+from mofa.specs.limited_reads import read_bytes, read_json, unzipped
 from mofa.units import format_seconds
 
 Family = Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "communication", "host_idle"]

@@ -75,7 +75,7 @@ class StepResidual:
 
 def step_residual_of(run: RunScore) -> StepResidual | None:
     """The residual of a run; None where it says nothing of time."""
-    if run.step_time is None or run.band is None or run.is_traced:
+    if run.step_time is None or run.band is None or run.ran_under_profiler:
         return None
     off = -log(1.0 + run.step_time.error)
     fast, slow = (log(step_s / _predicted_s(run)) for step_s in run.band.hosts_s or (_predicted_s(run),) * 2)
@@ -310,7 +310,7 @@ def band_coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
     """The bands of runs that nothing was learned from, by group; groups of too few runs go to the next wider one."""
     pools: dict[tuple[str, ...], list[RunScore]] = {}
     for run in runs:
-        if run.split == "judging" and run.step_time is not None and run.band is not None and not run.is_traced:
+        if run.split == "judging" and run.step_time is not None and run.band is not None and not run.ran_under_profiler:
             pools.setdefault(UNMEASURED if run.band.unmeasured else run.band.group, []).append(run)
     for depth in range(len(LEVELS), 0, -1):
         for path in [p for p in pools if len(p) == depth and p != UNMEASURED and len(pools[p]) < FEWEST_RUNS]:

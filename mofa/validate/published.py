@@ -19,7 +19,7 @@ from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.run import RunSpec
-from mofa.validate.reference import LeftOut, MeasuredOutcome, Reference, Switch
+from mofa.validate.reference import MeasuredOutcome, Reference, Switch, UnscoredReference
 
 UNUSABLE = "unusable.csv"
 
@@ -61,7 +61,7 @@ class PublishedFile(Spec):
     runs: tuple[PublishedRun, ...]
 
 
-def published_references(folder: Path) -> tuple[list[Reference], list[LeftOut]]:
+def published_references(folder: Path) -> tuple[list[Reference], list[UnscoredReference]]:
     """The published runs of a folder, and the rows that a rule left out."""
     files = sorted(folder.glob("*.yaml"))
     if not files:
@@ -85,8 +85,8 @@ def published_references(folder: Path) -> tuple[list[Reference], list[LeftOut]]:
     return references, _left_out(folder / UNUSABLE)
 
 
-def _left_out(path: Path) -> list[LeftOut]:
+def _left_out(path: Path) -> list[UnscoredReference]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [LeftOut(row["id"], row["group"], row["reason"], row["gpu"]) for row in csv.DictReader(file)]
+        return [UnscoredReference(row["id"], row["group"], row["reason"], row["gpu"]) for row in csv.DictReader(file)]

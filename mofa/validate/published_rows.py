@@ -31,8 +31,8 @@ from mofa.validate.architecture import (
     why_not_the_bundled,
     with_section_columns,
 )
+from mofa.validate.contradictions import contradictory_readings, implausible_out_of_memory
 from mofa.validate.published import UNUSABLE, PublishedFile, PublishedRun
-from mofa.validate.readings import contradictory_readings, implausible_out_of_memory
 
 FRAMEWORKS = {
     **dict.fromkeys(("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama",

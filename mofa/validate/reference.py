@@ -35,7 +35,7 @@ from mofa.validate.hosts import (
     unexplained_spread,
 )
 from mofa.validate.routing_counts import _steps_before, with_counts
-from mofa.validate.spread import RunProcesses
+from mofa.validate.run_processes import RunProcesses
 from mofa.validate.step_pace import is_paced
 
 Switch = Literal["tp_overlap", "layout"]
@@ -144,7 +144,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class UnscoredReference:
     """A run that is not predicted, and the rule that says so."""
 
     id: str
@@ -213,7 +213,7 @@ def _emptied_its_cache(record: Record) -> bool:
 
 def measured_references(
     folder: Path, scratch: Path, *, hosts: bool = True, spread: RunProcesses | None = None
-) -> tuple[list[Reference], list[LeftOut]]:
+) -> tuple[list[Reference], list[UnscoredReference]]:
     """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.
 
     Runs on another GPU than the H200 only judge, in a group of their own.
@@ -231,7 +231,7 @@ def measured_references(
 
     Returns
     -------
-    list[Reference], list[LeftOut]
+    list[Reference], list[UnscoredReference]
         A configuration that was measured several times is one run, with the median of its step times and all of them
         as its repeats; the others are left out as runs of their own. Every run has its own host's speed, and its own
         routing.
@@ -254,7 +254,9 @@ def measured_references(
             outcome = _outcome(first, median(times) if times else None)
             reference = replace(reference, outcome=outcome, notes=reference.notes + over, repeats=repeats)
             group = reference.group
-            left_out += [LeftOut(r.run.id, group, f"a repeat of {first.run.id}, in its median") for r in same[1:]]
+            left_out += [
+                UnscoredReference(r.run.id, group, f"a repeat of {first.run.id}, in its median") for r in same[1:]
+            ]
         references.append(reference)
     return references, left_out
 

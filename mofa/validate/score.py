@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 
 from mofa.plan.result import Plan
-from mofa.replay.garbage_collection import collected_at_the_end
+from mofa.replay.garbage_collection import collect_at_end
 from mofa.schedules import default_schedule
 from mofa.search.entry_points import estimate, step_s
 from mofa.search.to_plan.step_band import num_nodes
@@ -15,8 +15,8 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.validate.reference import LeftOut, Reference
-from mofa.validate.spread import RunProcesses
+from mofa.validate.reference import Reference, UnscoredReference
+from mofa.validate.run_processes import RunProcesses
 from mofa.validate.validation_report import Compared, Errors, GroupScore, NotScored, RepeatScore, RunScore, compared
 
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
@@ -234,7 +234,7 @@ def _cell(run: RunScore) -> str:
 
 def score_references(
     references: Sequence[Reference],
-    left_out: Sequence[LeftOut] = (),
+    left_out: Sequence[UnscoredReference] = (),
     *,
     spread: RunProcesses | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -266,5 +266,5 @@ def _expected(reference: Reference) -> tuple[int, ...]:
 
 
 def _all_alike(references: Sequence[Reference]) -> list[RunScore]:
-    with collected_at_the_end():
+    with collect_at_end():
         return list(score_configuration(references))

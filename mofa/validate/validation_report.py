@@ -113,7 +113,7 @@ class RunScore(Spec):
         return self.framework.split()[0]
 
     @property
-    def is_traced(self) -> bool:
+    def ran_under_profiler(self) -> bool:
         """Whether a profiler ran beside it, which takes time and memory."""
         return self.id.endswith(TRACED)
 

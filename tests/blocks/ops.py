@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 
 
 def one(tape: Tape, name: str) -> Op:
@@ -16,5 +16,5 @@ def one(tape: Tape, name: str) -> Op:
 
 def moved(op: Op) -> float:
     """Bytes that a memory-bound op moves, of the first candidate. [B]"""
-    assert isinstance(op.work, Stream)
+    assert isinstance(op.work, MemoryBound)
     return float(np.asarray(op.work.bytes).reshape(-1)[0])

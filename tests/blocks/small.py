@@ -16,7 +16,7 @@ from mofa.blocks.frameworks.megatron import local as megatron_local
 from mofa.blocks.frameworks.megatron import transformer_engine as megatron
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.blocks.work import Gemm, Grouped
+from mofa.blocks.work import Gemm, GroupedGemm
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.implied_facts import implied_facts
 from mofa.specs.model import ModelSpec
@@ -132,6 +132,6 @@ def flops(tape: Tape, suffixes: tuple[str, ...] = ()) -> float:
     """FLOPs of the matrix products, of ops with one of these endings. [FLOP]"""
     total = 0.0
     for op in tape.ops:
-        if isinstance(op.work, Gemm | Grouped) and (not suffixes or op.name.endswith(suffixes)):
+        if isinstance(op.work, Gemm | GroupedGemm) and (not suffixes or op.name.endswith(suffixes)):
             total += float(np.asarray(op.work.flops).reshape(-1)[0])
     return total

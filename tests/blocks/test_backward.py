@@ -10,9 +10,9 @@ import pytest
 from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.frameworks.recompute import derive_recompute
-from mofa.blocks.op import Back, Op, TapeBuilder
+from mofa.blocks.op import Op, OpBackward, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.blocks.work import Gemm, Stream
+from mofa.blocks.work import Gemm, MemoryBound
 from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec
@@ -140,14 +140,14 @@ def test_only_what_backward_reads_is_kept() -> None:
     """An add keeps nothing, an exponential its output; a chain of the two keeps one tensor."""
     b = TapeBuilder()
     x, y, z = b.tensor("x", 8.0), b.tensor("y", 8.0), b.tensor("z", 8.0)
-    b.add(Op("exp", "memory_bound", Stream(16.0), (x,), (y,), (y,), back=Back(24.0, 1)))
-    b.add(Op("add", "memory_bound", Stream(24.0), (y, x), (z,)))
+    b.add(Op("exp", "memory_bound", MemoryBound(16.0), (x,), (y,), (y,), back=OpBackward(24.0, 1)))
+    b.add(Op("add", "memory_bound", MemoryBound(24.0), (y, x), (z,)))
     forward = b.tape((x,), (z,))
     found = BlockTapes("toy", forward, backward(forward))
     assert kept(found) == {"y": 8.0}
     # dz goes to y and x as it is; x gets a second gradient through exp: one addition, of 3 x 8 bytes
     adds = [op for op in found.backward.ops if op.name.startswith("accumulate")]
-    assert [op.work for op in adds] == [Stream(24.0, "residual_add")]
+    assert [op.work for op in adds] == [MemoryBound(24.0, "residual_add")]
 
 
 def test_a_product_of_two_activations_has_two_gradients() -> None:
@@ -166,7 +166,7 @@ def test_a_discarded_output_is_made_again_and_a_checkpoint_keeps_it() -> None:
     """A norm between two products: its output is the second's kept input."""
     b = TapeBuilder()
     x, n, y = b.tensor("x", 8.0), b.tensor("n", 8.0), b.tensor("y", 8.0)
-    b.add(Op("norm", "memory_bound", Stream(16.0), (x,), (n,), (x,), region="norm", back=Back(24.0, 2)))
+    b.add(Op("norm", "memory_bound", MemoryBound(16.0), (x,), (n,), (x,), region="norm", back=OpBackward(24.0, 2)))
     b.add(Op("linear", "gemm", Gemm(1, 4, 4), (n,), (y,), (n,), weight="w"))
     forward = b.tape((x,), (y,))
 
@@ -184,8 +184,8 @@ def test_a_checkpoint_that_is_a_function_holds_what_it_has_to_its_end() -> None:
     """Its input, what it made again and the gradient it was given; to which nothing can be added in place."""
     b = TapeBuilder()
     x, n, y, z = (b.tensor(name, 8.0) for name in "xnyz")
-    b.add(Op("norm", "memory_bound", Stream(16.0), (x,), (n,), (n,), region="part", back=Back(24.0, 2)))
-    b.add(Op("add", "memory_bound", Stream(24.0), (x, n), (y,), region="part", view=True, back=Back(0.0, 0)))
+    b.add(Op("norm", "memory_bound", MemoryBound(16.0), (x,), (n,), (n,), region="part", back=OpBackward(24.0, 2)))
+    b.add(Op("add", "memory_bound", MemoryBound(24.0), (x, n), (y,), region="part", view=True, back=OpBackward(0.0, 0)))
     b.add(Op("linear", "gemm", Gemm(1, 4, 4), (y,), (z,), (y,), weight="w"))
     forward = b.tape((x,), (z,))
 
@@ -267,5 +267,5 @@ def test_a_fused_accumulation_takes_its_bytes_and_no_launch() -> None:
     assert made and all(op.launches == 0 for op in made)
     for op in made:
         product = weights[op.name.removesuffix(".accumulate").removesuffix(".wgrad")]
-        assert isinstance(op.work, Stream) and isinstance(product.work, Gemm)
+        assert isinstance(op.work, MemoryBound) and isinstance(product.work, Gemm)
         assert op.work.bytes == pytest.approx(6 * product.work.n * product.work.m)

@@ -12,7 +12,7 @@ from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape
 from mofa.blocks.chunks import split_into_token_chunks, without_module_locals
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.blocks.work import Collective, Grouped
+from mofa.blocks.work import Collective, GroupedGemm
 from mofa.cost.block.liveness import block_memory
 from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 
@@ -25,7 +25,7 @@ FORWARD = layer_forward_tape(CTX, primitives(CTX), BlockKind(True))
 def expert_flops(tape: Tape, *, again: bool | None = None) -> float:
     return sum(
         float(np.sum(op.work.flops)) for op in tape.ops
-        if isinstance(op.work, Grouped) and again in (None, op.name.endswith("~"))
+        if isinstance(op.work, GroupedGemm) and again in (None, op.name.endswith("~"))
     )  # fmt: skip
 
 

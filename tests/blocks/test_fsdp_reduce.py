@@ -6,7 +6,7 @@ import pytest
 
 from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.replay.replayer import Replayer
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import EXPERTS, LATENT, framework, llama
 from tests.cost.toy import cluster, workload
@@ -18,7 +18,7 @@ def held(model: ModelSpec, block: str, *, ranks: int = 2, ep: int = 1, profile: 
     """Gradients that a group's reduction still holds when its sum is there."""
     job = workload(model, seq_len=256, global_batch=8)
     strategy = f"dp={ranks} ep={ep} micro_batch=1 recompute=none"
-    estimator = estimator_of(job, cluster(ranks), framework(profile), strategy)
+    estimator = strategy_estimator(job, cluster(ranks), framework(profile), strategy)
     tapes = estimator.parts[0].costs.tapes
     (name,) = [name for name in tapes if name.split()[0] == block]
     deeds = trace_block(tapes[name]).backward
@@ -46,7 +46,7 @@ def test_a_large_head_adds_the_sharded_sum_to_the_peak() -> None:
     model = llama(vocab=256_000, hidden=2048, attention={"kind": "gqa", "num_heads": 16, "num_kv_heads": 4,
                                                         "head_dim": 128})  # fmt: skip
     job = workload(model, seq_len=256, global_batch=8)
-    estimator = estimator_of(job, cluster(2), framework("torchtitan"), "dp=2 micro_batch=1 recompute=full")
+    estimator = strategy_estimator(job, cluster(2), framework("torchtitan"), "dp=2 micro_batch=1 recompute=full")
     played, closed = Replayer(estimator).rank_memory(0), estimator.breakdown()
     assert float(closed.allocated_bytes[0]) == pytest.approx(played.allocated, rel=1e-3)
     head = 256_000 * 2048

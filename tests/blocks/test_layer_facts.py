@@ -12,7 +12,7 @@ from mofa.blocks.build import BlockKind, BlockTapes, block_kinds, head_tapes, la
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.frameworks.megatron.transformer_engine import persistent_buffers
 from mofa.blocks.op import Tape
-from mofa.blocks.work import Collective, Stream
+from mofa.blocks.work import Collective, MemoryBound
 from mofa.plan.result import Plan
 from mofa.search.entry_points import estimate
 from mofa.specs.model import ModelSpec
@@ -123,7 +123,7 @@ def test_norms_of_all_heads_add_up_over_ranks(name: str, tp: int) -> None:
     for op in sums:
         assert isinstance(op.work, Collective) and op.work.kind == "all_reduce"
         assert float(np.asarray(op.work.payload).reshape(-1)[0]) == 4.0 * TOKENS
-    widths = [op.work.width for op in tape.ops if op.name in ("q_norm", "k_norm") and isinstance(op.work, Stream)]
+    widths = [op.work.width for op in tape.ops if op.name in ("q_norm", "k_norm") and isinstance(op.work, MemoryBound)]
     assert widths == [HEADS * D, KV * D]
 
 

@@ -15,7 +15,7 @@ from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.frameworks.recompute import derive_recompute, why_unsupported
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.blocks.work import Collective, Gemm, Grouped, HostSync, Stream
+from mofa.blocks.work import Collective, Gemm, GroupedGemm, HostSync, MemoryBound
 from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.errors import SpecError
 from mofa.specs.load import load_framework
@@ -127,7 +127,7 @@ def test_unfused_attention_moves_and_computes_the_full_square() -> None:
     assert sum(first(w.flops) for w in again if isinstance(w, Gemm)) == 4 * (2 * S * S * D) * A * B
     scores = B * A * S * S
     softmax = one(found.backward, "attn.softmax.backward").work
-    assert isinstance(softmax, Stream) and first(softmax.bytes) == 44 * scores
+    assert isinstance(softmax, MemoryBound) and first(softmax.bytes) == 44 * scores
 
 
 def test_selective_recomputation_of_unfused_attention_keeps_q_k_v() -> None:
@@ -237,7 +237,7 @@ def test_experts_one_after_the_other() -> None:
     """experts.py, SequentialMLP: a kernel set and a weight gradient an expert; outputs are concatenated."""
     local, grouped = layer("megatron-local", MOE, ep=2), layer("megatron", MOE, ep=2)
     fc1 = one(local.forward, "experts.fc1")
-    assert isinstance(fc1.work, Grouped) and fc1.work.sequential and fc1.launches == 4
+    assert isinstance(fc1.work, GroupedGemm) and fc1.work.sequential and fc1.launches == 4
     assert one(grouped.forward, "experts.fc1").launches == 1
     assert size(local.backward, "dW:experts.fc1") == 2 * H * 2 * 256
     assert size(grouped.backward, "dW:experts.fc1") == 0
@@ -277,7 +277,7 @@ def test_weight_gradients_apart_or_added_by_the_product(name: str, bytes_: int) 
     found = layer(name)
     assert size(found.backward, "dW:mlp.fc1") == bytes_ * H * 2 * F
     moved = [op.work for op in found.backward.ops if op.name == "mlp.fc1.accumulate"]
-    assert [first(w.bytes) for w in moved if isinstance(w, Stream)] == [(10 if bytes_ else 6) * H * 2 * F]
+    assert [first(w.bytes) for w in moved if isinstance(w, MemoryBound)] == [(10 if bytes_ else 6) * H * 2 * F]
 
 
 @pytest.mark.parametrize("name", ["megatron", "megatron-local"])
@@ -408,12 +408,12 @@ def test_functions_of_python_around_linears(tp: int, sp: bool, row: int, column:
     every residual sum is compiled by itself."""
     tapes = layer("megatron-local", tp=tp, sp=sp)
     for name, functions in (("qkv", column), ("mlp.fc1", column), ("proj", row), ("mlp.fc2", row)):
-        assert first(one(tapes.forward, name).functions) == functions
-        assert first(one(tapes.backward, f"{name}.dgrad").functions) == functions
+        assert first(one(tapes.forward, name).autograd_functions) == functions
+        assert first(one(tapes.backward, f"{name}.dgrad").autograd_functions) == functions
     for tape, name in ((tapes.forward, "mlp.activation"), (tapes.backward, "mlp.activation.backward")):
-        assert (first(one(tape, name).functions), first(one(tape, name).guarded)) == (1, 1)
-    assert [first(one(tapes.forward, f"{name}.add").guarded) for name in ("mid", "out")] == [1, 1]
-    assert all(not np.any(op.functions) for op in layer("megatron").forward.ops)
+        assert (first(one(tape, name).autograd_functions), first(one(tape, name).guarded_calls)) == (1, 1)
+    assert [first(one(tapes.forward, f"{name}.add").guarded_calls) for name in ("mid", "out")] == [1, 1]
+    assert all(not np.any(op.autograd_functions) for op in layer("megatron").forward.ops)
 
 
 def test_every_expert_has_its_functions() -> None:
@@ -421,8 +421,8 @@ def test_every_expert_has_its_functions() -> None:
     tapes = layer("megatron-local", llama(moe=EXPERTS))
     local = EXPERTS["num_experts"]
     names = ("experts.fc1", "experts.activation", "experts.fc2")
-    assert [first(one(tapes.forward, name).functions) for name in names] == [local] * 3
-    assert first(one(tapes.forward, "experts.activation").guarded) == local
+    assert [first(one(tapes.forward, name).autograd_functions) for name in names] == [local] * 3
+    assert first(one(tapes.forward, "experts.activation").guarded_calls) == local
 
 
 @pytest.mark.parametrize("name", ["megatron", "megatron-local"])
@@ -443,7 +443,7 @@ def test_biases_of_experts_are_added_in_eager_ops_expert_by_expert() -> None:
     forward = next(op for op in found.forward.ops if op.name == "experts.bias")
     back = next(op for op in found.backward.ops if op.name == "experts.bias.backward")
     assert (forward.launches, back.launches) == (3 * local + 1, 5 * local + 1)
-    assert isinstance(forward.work, Stream) and isinstance(back.work, Stream)
+    assert isinstance(forward.work, MemoryBound) and isinstance(back.work, MemoryBound)
     rows = TOKENS * EXPERTS["top_k"]
     assert (first(forward.work.bytes), first(back.work.bytes)) == (12 * rows * H, 16 * rows * H)
     assert all(op.name != "experts.bias" for op in layer("megatron", MOE).forward.ops)
@@ -453,7 +453,7 @@ def test_gradients_in_bf16_move_fewer_bytes() -> None:
     """grad_reduce_in_fp32 = False: the product reads and writes 2 bytes of the main gradient, not 4."""
     found = layer("megatron", grads_bytes_per_param=2)
     moved = [op.work for op in found.backward.ops if op.name == "mlp.fc1.accumulate"]
-    assert [first(w.bytes) for w in moved if isinstance(w, Stream)] == [2 * H * 2 * F]
+    assert [first(w.bytes) for w in moved if isinstance(w, MemoryBound)] == [2 * H * 2 * F]
 
 
 def test_scaled_cosines_take_the_eager_rotation() -> None:
@@ -461,8 +461,8 @@ def test_scaled_cosines_take_the_eager_rotation() -> None:
     table of cosines, where the fused kernel reads and writes once."""
     plain, scaled = (layer("megatron", llama(rope_scale=s)).forward for s in (1.0, 1.3466))
     fused, eager = (next(op for op in tape.ops if op.name == "q.rope") for tape in (plain, scaled))
-    assert isinstance(fused.work, Stream)
-    assert isinstance(eager.work, Stream)
+    assert isinstance(fused.work, MemoryBound)
+    assert isinstance(eager.work, MemoryBound)
     nbytes = plain.tensors["q.rope"].bytes
     table = scaled.tensors["q.cos"].bytes / 2  # 2 bytes each
     assert fused.work.bytes == 2 * nbytes

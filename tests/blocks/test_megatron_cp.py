@@ -13,7 +13,7 @@ from mofa.blocks.build import BlockKind, BlockTapes, layer_tapes
 from mofa.blocks.elementwise import value_at
 from mofa.blocks.frameworks.megatron.cp import ORDER
 from mofa.blocks.op import CP_POOL, Tape
-from mofa.blocks.work import Attention, Collective, Stream
+from mofa.blocks.work import Attention, Collective, MemoryBound
 from mofa.cost.allocations.allocation_trace import STREAMS, trace_block
 from tests.blocks.small import context, framework, kept, llama, primitives, size
 
@@ -81,9 +81,9 @@ def test_gathered_chunks_are_put_in_order_forward_and_twice_back() -> None:
     tapes = of("allgather", 2)
     ordered = 2.0 * (2.0 * S * K * 2 * D)
     (forward,) = [op for op in tapes.forward.ops if op.name == "attn.kv_order"]
-    assert isinstance(forward.work, Stream) and forward.work.like == ORDER
+    assert isinstance(forward.work, MemoryBound) and forward.work.like == ORDER
     assert float(np.asarray(forward.work.bytes).item()) == ordered
-    parts = [part for op in tapes.backward.ops if isinstance(op.work, Stream) for part in op.work.parts]
+    parts = [part for op in tapes.backward.ops if isinstance(op.work, MemoryBound) for part in op.work.parts]
     assert [float(np.asarray(moved).item()) for moved, like in parts if like == ORDER] == [2.0 * ordered]
 
 
@@ -123,7 +123,7 @@ def test_a_rings_buffers_by_hand() -> None:
         assert given == [0, 2 * kv]
         assert size(tapes.backward, "d:attn.partial") == 2 * kv
         tensors = {**tapes.forward.tensors, **tapes.backward.tensors}
-        sent = {name for name, tensor in tensors.items() if value_at(tensor.sent)}
+        sent = {name for name, tensor in tensors.items() if value_at(tensor.recorded_on_nccl_stream)}
         later = {f"attn.kv_step{step}" for step in range(3, cp)}
         assert sent == {"attn.kv_joined", *later, "attn.kv_received", "d:attn.v.turned", "d:attn.partial"}
         assert all(size(tapes.forward, name) == kv for name in later)

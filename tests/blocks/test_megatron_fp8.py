@@ -10,7 +10,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import FloatK, value_at
 from mofa.blocks.frameworks.megatron.fp8 import cast_input
 from mofa.blocks.op import Op, Tape, TapeBuilder
-from mofa.blocks.work import Collective, Gemm, Grouped, Stream
+from mofa.blocks.work import Collective, Gemm, GroupedGemm, MemoryBound
 from tests.blocks.small import EXPERTS, build, context, framework, in_fp8, kept, llama, size, together
 
 S, B, H, F, TP = 256, 2, 512, 1536, 4
@@ -38,7 +38,7 @@ def one(tape: Tape, name: str) -> Op:
 
 
 def moved(op: Op) -> float:
-    assert isinstance(op.work, Stream)
+    assert isinstance(op.work, MemoryBound)
     return number(op.work.bytes)
 
 
@@ -154,7 +154,9 @@ def test_several_combinations_at_once_are_each_alone(recipe: str, moe: bool) -> 
         single = build(ctx, moe=moe)
         for tape, other in ((both.forward, single.forward), (both.backward, single.backward)):
             bytes_ = [
-                sum(number(op.work.bytes, k) * number(op.present, k) for op in t.ops if isinstance(op.work, Stream))
+                sum(
+                    number(op.work.bytes, k) * number(op.present, k) for op in t.ops if isinstance(op.work, MemoryBound)
+                )
                 for t, k in ((tape, i), (other, 0))
             ]
             assert bytes_[0] == pytest.approx(bytes_[1])
@@ -178,7 +180,7 @@ def test_experts_are_padded_and_cast_each(recipe: str, launches: int) -> None:
     assert moved(cast) == pytest.approx((6.0 if recipe == "tensorwise" else 4.0) * rows * H * passes)
     assert moved(one(tapes.forward, "experts.pad")) == 4.0 * rows * H
     work = one(tapes.forward, "experts.fc1").work
-    assert isinstance(work, Grouped) and number(work.rows) == rows
+    assert isinstance(work, GroupedGemm) and number(work.rows) == rows
     assert number(one(tapes.backward, "experts.fc2.dy.cast").launches) == launches
     unpadded = one(tapes.forward, "experts.unpad")
     assert size(tapes.forward, unpadded.writes[0]) == 2.0 * TOKENS * 2 * H

@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockTapes, head_tapes
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.cost.block.liveness import block_memory
 from mofa.errors import SpecError
@@ -38,7 +38,7 @@ def moved(block: BlockTapes) -> tuple[float, float]:
     ops = one(block.forward, "loss.cross_entropy"), one(block.backward, "loss.cross_entropy.backward")
     both = []
     for op in ops:
-        assert isinstance(op.work, Stream)
+        assert isinstance(op.work, MemoryBound)
         both.append(float(np.asarray(op.work.bytes).item()) / LOGITS)
     return both[0], both[1]
 

@@ -10,7 +10,7 @@ import pytest
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.op import Tape
-from mofa.blocks.work import Collective, Gemm, Grouped, HostSync
+from mofa.blocks.work import Collective, Gemm, GroupedGemm, HostSync
 from tests.blocks.ops import moved, one
 from tests.blocks.small import build, context, framework, in_fp8, kept, llama, size
 
@@ -110,7 +110,7 @@ def test_permuted_and_received_rows_are_held_until_the_layer_returns() -> None:
 
 def test_products_run_on_several_streams() -> None:
     found = layer(ep=4)
-    products = [op.work for op in (*found.forward.ops, *found.backward.ops) if isinstance(op.work, Grouped)]
+    products = [op.work for op in (*found.forward.ops, *found.backward.ops) if isinstance(op.work, GroupedGemm)]
     assert len(products) == 6 and {work.kernel for work in products} == {"multi-stream"}
     assert not any(work.sequential for work in products)
 

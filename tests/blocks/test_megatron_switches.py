@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.work import Attention, Stream
+from mofa.blocks.work import Attention, MemoryBound
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import build, context, framework, kept, llama
 
@@ -35,13 +35,15 @@ def test_dense_biases_cost_a_sum_of_rows_each() -> None:
     })  # fmt: skip
     sums = {
         op.name: op.work.bytes for op in layer(biased).backward.ops
-        if isinstance(op.work, Stream) and op.work.like == "sum_rows"
+        if isinstance(op.work, MemoryBound) and op.work.like == "sum_rows"
     }  # fmt: skip
     assert sums == {
         "mlp.fc2.bias.backward": TOKENS * H * 2, "mlp.fc1.bias.backward": TOKENS * F * 2,
         "proj.bias.backward": TOKENS * H * 2,
     }  # fmt: skip
-    plain = [op for op in layer(llama()).backward.ops if isinstance(op.work, Stream) and op.work.like == "sum_rows"]
+    plain = [
+        op for op in layer(llama()).backward.ops if isinstance(op.work, MemoryBound) and op.work.like == "sum_rows"
+    ]
     assert plain == []
 
 

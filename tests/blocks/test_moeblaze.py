@@ -15,7 +15,7 @@ from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.moeblaze import published_saved_bytes, routing_buffer_bytes
 from mofa.blocks.op import Tape
-from mofa.blocks.work import Grouped, Stream
+from mofa.blocks.work import GroupedGemm, MemoryBound
 from mofa.errors import SpecError, StrategyError
 from mofa.units import MIB
 from tests.blocks.small import EXPERTS, context, framework, kept, llama, primitives, size
@@ -37,7 +37,9 @@ def keeps(copies: str) -> dict[str, float]:
 
 def moved(tape: Tape) -> float:
     return sum(
-        float(np.sum(op.work.bytes)) for op in tape.ops if isinstance(op.work, Stream) and op.name.startswith("moe.")
+        float(np.sum(op.work.bytes))
+        for op in tape.ops
+        if isinstance(op.work, MemoryBound) and op.name.startswith("moe.")
     )
 
 
@@ -62,7 +64,7 @@ def test_rows_out_of_the_experts_are_added_to_the_output() -> None:
 def test_the_products_are_the_same_and_the_copies_are_not_moved() -> None:
     by_index, copies = forward("index"), forward("materialised")
     for tape in (lambda t: t, backward):
-        flops = [sum(float(np.sum(op.work.flops)) for op in tape(t).ops if isinstance(op.work, Grouped))
+        flops = [sum(float(np.sum(op.work.flops)) for op in tape(t).ops if isinstance(op.work, GroupedGemm))
                  for t in (by_index, copies)]  # fmt: skip
         assert flops[0] == flops[1] > 0
         assert moved(tape(by_index)) < 0.3 * moved(tape(copies))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mofa
-from mofa.blocks.work import Gemm, Grouped
+from mofa.blocks.work import Gemm, GroupedGemm
 from mofa.cost.estimate import Estimator
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
@@ -29,7 +29,8 @@ def test_ops_do_what_their_names_say(name: str, model: str, strategy: str) -> No
     job, nodes, framework = mofa.load_workload(model), mofa.load_cluster("h100-hgx", 8), mofa.load_framework(name)
     table = strategy_row(job, nodes, framework, strategy)
     estimator = Estimator(job, nodes, framework, table, routing_loads_by_ep(job, table))
-    ops = [op for block in estimator.composed_row.costs.tapes.values() for tape in (block.forward, block.backward)
+    ops = [op for block in estimator.row_with_every_stage.costs.tapes.values() for tape in (block.forward,
+    block.backward)
            for op in tape.ops]  # fmt: skip
     assert len(ops) > 50
     assert [(op.name, op.role) for op in ops if op.role != role_of(op.name)] == []
@@ -40,5 +41,5 @@ def test_ops_do_what_their_names_say(name: str, model: str, strategy: str) -> No
     for op in ops:
         assert purpose_of(op.name) in (None, op.purpose), (op.name, op.purpose)
         # a norm keeps what it scaled its rows by
-        scales = any(name.endswith(".rstd") for name in op.saves) and not isinstance(op.work, Gemm | Grouped)
+        scales = any(name.endswith(".rstd") for name in op.saves) and not isinstance(op.work, Gemm | GroupedGemm)
         assert (op.purpose == "norm") == scales or op.repeated, op.name

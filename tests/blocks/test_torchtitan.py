@@ -16,7 +16,7 @@ from mofa.blocks.context import Context
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES, ops_with_saved_outputs
 from mofa.blocks.op import Op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.blocks.work import Collective, Gemm, HostSync, Stream
+from mofa.blocks.work import Collective, Gemm, HostSync, MemoryBound
 from mofa.cost.block.block_cost import autocast_cached_bytes
 from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec
@@ -32,10 +32,11 @@ GQA = {"kind": "gqa", "num_heads": HQ, "num_kv_heads": HKV, "head_dim": DH}
 LINEARS = 2 * D * Q + 2 * D * KV + 3 * D * F
 MODES: dict[str, dict[str, Any]] = {
     "mixed": {},
-    "autocast": {"precision_mode": "autocast", "residual": 4},
+    "autocast": {"precision_mode": "autocast", "residual_element_bytes": 4},
     "bf16": {"precision_mode": "uniform"},
-    "fp32": {"precision_mode": "uniform", "element": 4, "residual": 4, "weight_element": 4},
-}
+    "fp32": {"precision_mode": "uniform", "weight_element_bytes": 4,
+             "activation_element_bytes": 4, "residual_element_bytes": 4},
+}  # fmt: skip
 
 
 def context(
@@ -78,7 +79,7 @@ def size(tapes: BlockTapes, name: str) -> float:
 
 
 def moved(op: Op) -> float:
-    assert isinstance(op.work, Stream)
+    assert isinstance(op.work, MemoryBound)
     return float(np.asarray(op.work.bytes).reshape(-1)[0])
 
 
@@ -486,7 +487,7 @@ def test_padded_rows_are_added_one_after_the_other() -> None:
     """Backward of the permutation: every padded place took the same row of zeros (moe/utils.py, _permute)."""
     ctx = context(llama(moe=EXPERTS))
     (op,) = ops_named(layer(ctx).backward.ops, "moe.extend.backward")
-    assert isinstance(op.work, Stream)
+    assert isinstance(op.work, MemoryBound)
     padding = ctx.framework.grouped_alignment * number(ctx.local_experts)
     assert number(op.work.elements) / op.work.width == padding
 

@@ -11,7 +11,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.op import Op
 from mofa.blocks.recomputation import Recompute
-from mofa.blocks.work import Grouped, Stream
+from mofa.blocks.work import GroupedGemm, MemoryBound
 from mofa.replay.replayer import Replayer
 from tests.blocks.small import EXPERTS, framework, llama
 from tests.blocks.test_torchtitan import TOKENS, D, context, layer, ops_named
@@ -21,7 +21,7 @@ E, F = 8.0, 256.0
 
 
 def in_turn(ctx: Context) -> Context:
-    return replace(ctx, framework=framework("torchtitan", experts="sequential"), unseen=0.5)
+    return replace(ctx, framework=framework("torchtitan", experts="sequential"), unseen_rows_share=0.5)
 
 
 def one_gpu(recompute: Recompute | None = None) -> BlockTapes:
@@ -31,7 +31,7 @@ def one_gpu(recompute: Recompute | None = None) -> BlockTapes:
 
 
 def moved(op: Op) -> float:
-    assert isinstance(op.work, Stream)
+    assert isinstance(op.work, MemoryBound)
     return float(np.max(op.work.bytes))
 
 
@@ -78,7 +78,7 @@ def test_launches_of_an_expert_are_those_of_a_profiled_step() -> None:
 
 def test_matrices_up_share_the_choice_of_a_kernel() -> None:
     """The second one's shape is that of the first, which the library remembers."""
-    found = {op.name: op.choices for op in one_gpu().forward.ops if isinstance(op.work, Grouped)}
+    found = {op.name: op.kernel_choices for op in one_gpu().forward.ops if isinstance(op.work, GroupedGemm)}
     assert found == {"experts.w1": 0.5 * E, "experts.w3": 0.0, "experts.w2": 0.5 * E}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.context import Context
-from mofa.blocks.work import Collective, Stream
+from mofa.blocks.work import Collective, MemoryBound
 from mofa.calibrate.shapes.routed import product_bytes
 from tests.blocks.small import EXPERTS, LATENT, llama
 from tests.blocks.test_torchtitan import TOKENS, D, context, layer, ops_named
@@ -42,7 +42,7 @@ def test_gradients_of_experts_under_tensor_parallelism_are_summed_product_by_pro
     assert all_reduced(context(model, tp=2, ep=2, etp=2)) == pytest.approx(norms | made | sums | rows)
     assert all_reduced(context(llama(moe=EXPERTS), tp=2, ep=2)) == pytest.approx(norms)
     cut = ops_named(layer(context(model, tp=2, ep=2)).backward.ops, "moe.all_gather.backward")
-    assert [op.work for op in cut] == [Stream(2.0 * TOKENS / 2 * D * 2.0, "copy")]
+    assert [op.work for op in cut] == [MemoryBound(2.0 * TOKENS / 2 * D * 2.0, "copy")]
 
 
 def test_python_around_exchanges_of_experts() -> None:
@@ -51,7 +51,7 @@ def test_python_around_exchanges_of_experts() -> None:
 
     def functions(**changes: Any) -> dict[str, float]:
         ops = layer(context(llama(moe=EXPERTS), **changes)).forward.ops
-        return {op.name: float(np.max(op.functions)) for op in ops if np.any(op.functions)}
+        return {op.name: float(np.max(op.autograd_functions)) for op in ops if np.any(op.autograd_functions)}
 
     experts = {"moe.counts": 5.0, "moe.plan": 8.0, "moe.zeros": 8.0}
     assert functions(ep=2) == experts
@@ -66,7 +66,7 @@ def test_weighted_sum_takes_four_experts_at_a_time() -> None:
         tapes = layer(context(llama(moe=EXPERTS | {"num_experts": 16, "top_k": top_k}), ep=2))
         (sums,) = ops_named(tapes.forward.ops, "moe.sum")
         (back,) = ops_named(tapes.backward.ops, "moe.sum.backward")
-        assert isinstance(sums.work, Stream) and isinstance(back.work, Stream)
+        assert isinstance(sums.work, MemoryBound) and isinstance(back.work, MemoryBound)
         assert (sums.work.like, back.work.like, back.work.width) == ("score_product", "score_product_bwd", top_k)
         return float(np.max(sums.work.bytes)), float(np.max(back.work.elements))
 
@@ -79,22 +79,24 @@ def test_weighted_sum_takes_four_experts_at_a_time() -> None:
 def test_weighted_sum_of_timed_numbers_of_experts_takes_their_curves(precision: str, end: str, top_k: int) -> None:
     """Bytes as the benchmark counts them: experts' outputs and their sum, back twice."""
     model = llama(moe=EXPERTS | {"num_experts": 16, "top_k": top_k})
-    tapes = layer(context(model, precision_mode=precision, residual=4 if precision == "autocast" else 2))
+    tapes = layer(context(model, precision_mode=precision, residual_element_bytes=4 if precision == "autocast" else 2))
     (sums,) = ops_named(tapes.forward.ops, "moe.sum")
     (back,) = ops_named(tapes.backward.ops, "moe.sum.backward")
     for op, way in ((sums, ""), (back, "_bwd")):
-        assert isinstance(op.work, Stream)
+        assert isinstance(op.work, MemoryBound)
         assert op.work.like == (name := f"score_product{way}_top{top_k}{end}")
         assert float(np.max(op.work.bytes)) == pytest.approx(product_bytes(name) * top_k * TOKENS * D)
 
 
 @pytest.mark.parametrize(("precision", "like"), [("mixed", "index_backward"), ("autocast", "row_backward_fp32")])
 def test_gradients_put_on_rows_are_issued_in_16_bits_and_moved_in_32(precision: str, like: str) -> None:
-    ctx = context(llama(moe=EXPERTS), precision_mode=precision, residual=4 if precision == "autocast" else 2)
+    ctx = context(
+        llama(moe=EXPERTS), precision_mode=precision, residual_element_bytes=4 if precision == "autocast" else 2
+    )
     tapes = layer(ctx)
     (back,) = ops_named(tapes.backward.ops, "moe.permute.backward")
     (put,) = ops_named(tapes.forward.ops, "moe.unpermute")
-    assert isinstance(back.work, Stream) and isinstance(put.work, Stream)
+    assert isinstance(back.work, MemoryBound) and isinstance(put.work, MemoryBound)
     assert (back.work.like, put.work.like) == (like, "index_put" if precision == "mixed" else "index_put_fp32")
-    rows = float(np.max(put.work.bytes)) / (2 * ctx.residual)
+    rows = float(np.max(put.work.bytes)) / (2 * ctx.residual_element_bytes)
     assert float(np.max(back.work.bytes)) == pytest.approx(rows * (2 if precision == "mixed" else 12))

@@ -11,7 +11,7 @@ from mofa.blocks.backward import backward
 from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import Recompute
-from mofa.blocks.work import Collective, Grouped
+from mofa.blocks.work import Collective, GroupedGemm
 from mofa.calibrate.cases import Sample, Shape
 from mofa.calibrate.chunked_check import LayerScore, score_layers, summarise_layers
 from mofa.calibrate.chunked_layer import REGION, layer_forward_tape, predict_layer, static_tensors
@@ -51,7 +51,7 @@ def test_flops_are_forward_again_and_twice_back(chunks: int) -> None:
     """Three matrices of hidden x ffn an expert: 6 FLOP a row, once forward, once again, twice back."""
     forward, back = tapes({**SHAPE, "chunks": chunks})
     rows = rank_rows(SHAPE)[0]
-    flops = sum(float(op.work.flops) for op in (*forward.ops, *back.ops) if isinstance(op.work, Grouped))
+    flops = sum(float(op.work.flops) for op in (*forward.ops, *back.ops) if isinstance(op.work, GroupedGemm))
     assert flops == pytest.approx(4 * 6 * rows * 2048 * 768)
 
 

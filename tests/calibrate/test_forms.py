@@ -17,9 +17,9 @@ from mofa.cost.kernels.fitted_forms import (
     gemm_s,
     grouped_gemm_s,
     l2_miss_bytes,
-    stream_s,
+    memory_bound_s,
 )
-from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, MemoryBoundForm
 
 GEMM = GemmForm(((128, 256, 8.5e14), (128, 128, 8.2e14), (64, 64, 5e14)), 130.0, 3e-6, 4e12, 3.2)
 SIZE = st.integers(1, 40000)
@@ -81,8 +81,8 @@ def test_attention_causal_is_between_half_and_full() -> None:
 
 def test_stream_by_hand() -> None:
     # 16384 x 4096 bf16, read and written at 4 TB/s: 268 MB / 4e12 = 67.1 us, and 2 us of launch.
-    form = StreamForm(2e-6, 4.0, 4e12)
-    assert float(stream_s(16384 * 4096, 16384, 4096, form)) == pytest.approx(69.1e-6, rel=1e-3)
+    form = MemoryBoundForm(2e-6, 4.0, 4e12)
+    assert float(memory_bound_s(16384 * 4096, 16384, 4096, form)) == pytest.approx(69.1e-6, rel=1e-3)
 
 
 def test_collective_start_grows_with_the_group() -> None:
@@ -111,12 +111,12 @@ def test_fit_finds_the_gemm_that_made_the_data() -> None:
 
 
 def test_prediction_outside_the_range_is_marked_and_an_unknown_kernel_is_nan() -> None:
-    form = StreamForm(2e-6, 6.0, 4e12)
+    form = MemoryBoundForm(2e-6, 6.0, 4e12)
     cases = [
         Case("memory_bound", "mul", "eager", "bf16", "grid", {"tokens": t, "width": 4096})
         for t in range(1024, 9000, 1024)
     ]
-    times = stream_s([c.size("tokens") * 4096 for c in cases], 0, 0, form)
+    times = memory_bound_s([c.size("tokens") * 4096 for c in cases], 0, 0, form)
     curves = fit_curves(rows(cases, times), num_sms=132, gpu="G")
     near, far, other = (
         dataclasses.replace(cases[0], shape={"tokens": t, "width": 4096}, op=o)
@@ -167,11 +167,11 @@ def test_uneven_weight_gradients_cost_what_orders_of_experts_do_on_average(
 
 def test_gathers_of_more_than_the_cache_holds_are_found() -> None:
     """Rows read 8 times: from a source of up to half of the L2 at one rate, beyond it also from memory."""
-    form = StreamForm(1e-6, 4.0, 5e12, missed_bytes_per_s=4e12)
+    form = MemoryBoundForm(1e-6, 4.0, 5e12, missed_bytes_per_s=4e12)
     sizes = np.array([4096, 16384, 65536, 131072, 262144, 524288])
     cases = [Case("routed", "gather_copies", "eager", "bf16", "grid", {"tokens": int(t), "width": 2048}) for t in sizes]
     missed = l2_miss_bytes(sizes * 2048 * 4.0, sizes * 2048 * 2 / 8, 50e6)
-    times = stream_s(sizes * 2048, sizes, 2048, form, missed)
+    times = memory_bound_s(sizes * 2048, sizes, 2048, form, missed)
     assert (missed > 0).tolist() == [False, False, True, True, True, True]
     found = fit_curves(rows(cases, times), num_sms=1, gpu="G", l2_bytes=50e6).memory_bound["eager gather_copies"].form
     assert found.bytes_per_s == pytest.approx(5e12, rel=1e-3)

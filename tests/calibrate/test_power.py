@@ -79,9 +79,9 @@ def test_a_kind_whose_clock_was_not_read_takes_the_next_names() -> None:
 def test_rate_at_a_clock_goes_through_both_measured_states() -> None:
     """Full rate at full clock, 0.85 at 0.75; a kernel whose rate did not fall keeps it at any clock."""
     curve = PoweredCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85, clock=0.75)
-    assert curve.at_clock(np.array([1.0, 0.75])) == pytest.approx([1.0, 0.85])
+    assert curve.relative_rate_at_clock(np.array([1.0, 0.75])) == pytest.approx([1.0, 0.85])
     steady = PoweredCurve(provenance="assumed", source="an example", clock=0.97)
-    assert steady.at_clock(np.array([0.7])) == pytest.approx([1.0])
+    assert steady.relative_rate_at_clock(np.array([0.7])) == pytest.approx([1.0])
 
 
 def test_slowdown_counts_kernels_that_the_collective_outlasts() -> None:

@@ -115,7 +115,7 @@ def test_plan_writes_what_it_prints(llama: dict[str, Any]) -> None:
 
 
 def test_the_best_plan_is_estimated_to_the_same_numbers(llama: dict[str, Any], cli: Cli) -> None:
-    from mofa.report.words import strategy_text
+    from mofa.report.phrases import strategy_text
     from mofa.specs.strategy import StrategySpec
 
     best = llama["report"]["plans"][0]

@@ -30,11 +30,11 @@ from mofa.report.save import csv_bytes
 from mofa.report.tables import make_console, markdown_table, print_table
 from mofa.search.space import most_stages
 from mofa.specs.base import Fact
-from mofa.specs.bounded import read_bytes, read_json, unzipped
 from mofa.specs.faults import FaultSpec
 from mofa.specs.files import load_json, parse_yaml
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import GpuSpec, NodeSpec
+from mofa.specs.limited_reads import read_bytes, read_json, unzipped
 from mofa.specs.load import load_cluster, load_workload, parse_set
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
@@ -320,7 +320,7 @@ def test_a_step_of_too_many_computations_is_refused_at_once(cli: Cli, tmp_path: 
 def test_killed_validation_leaves_no_worker(tmp_path: Path) -> None:
     code = (
         "import multiprocessing, time\n"
-        "from mofa.validate.spread import RunProcesses\n"
+        "from mofa.validate.run_processes import RunProcesses\n"
         "with RunProcesses(2) as processes:\n"
         "    asked = processes.map(time.sleep, [300.0] * 8)\n"
         "    time.sleep(0.3)\n"

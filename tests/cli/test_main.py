@@ -15,7 +15,7 @@ from mofa.cli.command_groups import PANELS
 from mofa.cli.main import app, main
 from mofa.cli.parse import parse_degree_limits, parse_fixed, split_words
 from mofa.errors import SpecError, StrategyError
-from mofa.report.words import strategy_text
+from mofa.report.phrases import strategy_text
 from mofa.schedules import SCHEDULES
 from mofa.search.space import WITH, WITHOUT, constrain, default_space
 from mofa.specs.files import did_you_mean

@@ -13,7 +13,7 @@ from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.topology import process_groups
 from mofa.measure.records import read_record
 from mofa.plan.result import Plan
-from mofa.replay.rank.of_plan import outside_allocator_bytes
+from mofa.replay.rank.from_estimator import outside_allocator_bytes
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run

@@ -28,7 +28,7 @@ from tests.cost.toy import cluster, framework, llama, mla_moe, table, workload
 def test_who_splits(name: str, layers: int, pp: int, vpp: int, splits: str, layout: str, by: str, text: str) -> None:
     """A strategy's layout first, then the framework's own rule, then mofa's where there is none."""
     split = split_of(llama(num_layers=layers), pp, vpp, name, splits, layout)
-    assert (split.by, split.layout.text) == (by, text)
+    assert (split.made_by, split.layout.text) == (by, text)
     assert sum(split.layout.layers_by_chunk) == layers
 
 
@@ -36,7 +36,7 @@ def test_predictions_are_with_the_loss_without_a_layout() -> None:
     """Megatron puts them on the last stage (multi_token_prediction.py, get_mtp_num_layers_to_build)."""
     split = split_of(load_workload("deepseek-v3").model, 16, 1, "megatron")
     assert split.layout.text.endswith("mL")
-    assert split.by == "mofa"
+    assert split.made_by == "mofa"
     assert split.layout.prediction_chunk == 15
 
 

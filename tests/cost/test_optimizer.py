@@ -11,7 +11,7 @@ import pytest
 from mofa.cost.breakdown import MEMORY_COMPONENTS, Breakdown
 from mofa.cost.checkpoint import saved_bytes_per_param
 from mofa.cost.estimate import estimate_table
-from mofa.cost.kernels.compute import stream_rate
+from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.optimizer import (
     ParameterShards,
     StaticBytes,
@@ -192,11 +192,11 @@ def step_seconds(
 
 def test_gradients_are_scaled_in_the_share_of_steps_that_clip() -> None:
     """A billion parameters: 8 GB read and written where the norm exceeds the limit; torchtitan always multiplies."""
-    scaled = 8e9 / stream_rate(cluster().gpu, "grad_clip")
+    scaled = 8e9 / memory_bound_rate(cluster().gpu, "grad_clip")
     never, half = (step_seconds(clipped_steps=share) for share in (0.0, 0.5))
     assert half - never == pytest.approx(scaled / 2)
     assert never - step_seconds(workload(llama(), optimizer={"clip_grad_norm": False})) == pytest.approx(
-        4e9 / stream_rate(cluster().gpu, "grad_norm")
+        4e9 / memory_bound_rate(cluster().gpu, "grad_norm")
     )
     with pytest.raises(ValueError, match="clipped_steps"):
         framework("torchtitan", clipped_steps=0.5)

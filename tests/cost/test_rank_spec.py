@@ -15,10 +15,10 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE, persistent_buffer_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes
 from mofa.cost.rank_spec import RankSpec
-from mofa.cost.step_time.data_parallel import tied_seconds
-from mofa.replay.rank.of_plan import ranks_of
+from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
+from mofa.replay.rank.from_estimator import describe_ranks
 from mofa.replay.time.step import replay_time
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 
 REPLAY = Path(mofa.__file__).parent / "replay"
 CASES = (
@@ -46,7 +46,7 @@ def estimator(case: tuple[str, int, str, str], tied: bool = False) -> Estimator:
     name, gpus, framework, strategy = case
     changes = {"model": {"tied_embeddings": True}} if tied else None
     workload = mofa.load_workload(name, global_batch=gpus * 8, overrides=changes)
-    return estimator_of(workload, mofa.load_cluster("h200-hgx", gpus), mofa.load_framework(framework), strategy)
+    return strategy_estimator(workload, mofa.load_cluster("h200-hgx", gpus), mofa.load_framework(framework), strategy)
 
 
 def _chunk(spec: RankSpec, c: int) -> list[str]:
@@ -82,8 +82,8 @@ def test_blocks_of_a_prediction_by_hand() -> None:
         "head",
     ]
     assert last.chunks[0].blocks[-3].tapes == last.chunks[0].blocks[-5].tapes  # recomputed as all layers are
-    assert last.chunks[0].blocks[-5].phrase == "block 60"
-    assert last.chunks[0].blocks[-3].phrase == "the layer of prediction 0"
+    assert last.chunks[0].blocks[-5].name_with_article == "block 60"
+    assert last.chunks[0].blocks[-3].name_with_article == "the layer of prediction 0"
     assert not last.place.has_embedding
 
 
@@ -121,7 +121,7 @@ def test_ranks_hold_the_model_once(case: tuple[str, int, str, str]) -> None:
         if block.is_layer:
             layer = block.number if block.role == "layer" else model.num_layers - 1
             assert block.tapes.startswith(layer_kind(model, layer).name)
-            assert block.tapes in own.composed_row.costs.tapes
+            assert block.tapes in own.row_with_every_stage.costs.tapes
 
 
 @named
@@ -140,26 +140,28 @@ def test_the_order_hands_over_where_chunks_say_so(case: tuple[str, int, str, str
 def test_the_closed_form_reads_it(case: tuple[str, int, str, str]) -> None:
     """Its arrays count the same layers, kinds and modes, and have the same bytes."""
     own = estimator(case)
-    rows, specs = own.composed_row, own.rank_specs
-    lay, kinds = rows.layout, len(rows.layout.stages.kinds)
+    rows, specs = own.row_with_every_stage, own.rank_specs
+    lay, kinds = rows.stage_layers, len(rows.stage_layers.stages.kinds)
     held = np.zeros((kinds, len(specs)))
     recomputed = np.zeros((kinds, len(specs)))
     for r, spec in enumerate(specs):
         for block in (b for chunk in spec.chunks for b in chunk.blocks if b.role == "layer"):
             held[block.kind, r] += 1
-            recomputed[block.kind, r] += block.mode == tuple(rows.costs.blocks)[rows.full[0]] and lay.any_full
+            recomputed[block.kind, r] += (
+                block.mode == tuple(rows.costs.blocks)[rows.full_mode_index[0]] and lay.any_fully_recomputed
+            )
     assert np.array_equal(held, lay.layer_counts[0])
-    assert np.array_equal(recomputed, lay.full[0])
+    assert np.array_equal(recomputed, lay.fully_recomputed[0])
     assert [spec.place.has_embedding for spec in specs] == (rows.is_first > 0).tolist()
     assert [spec.place.has_head for spec in specs] == (rows.is_head > 0).tolist()
     throughout, at_end = (held_input_bytes(rows)[i][0].tolist() for i in (0, 1))
     workspaces = 2 * PYTORCH_WORKSPACE * (rows.is_head if rows.framework.library else np.ones(len(specs)))
     for r, spec in enumerate(specs):
         buffers = spec.buffers
-        assert buffers.boundary_bytes * buffers.held_inputs.throughout == throughout[r]
-        assert buffers.boundary_bytes * buffers.held_inputs.at_end == at_end[r]
-        tables = buffers.tables * (buffers.table_bytes + sum(buffers.tables_from_start))
-        assert persistent_buffer_bytes(rows)[0, r] == buffers.kept_bytes + tables + workspaces[r]
+        assert buffers.stage_boundary_bytes * buffers.held_inputs.throughout == throughout[r]
+        assert buffers.stage_boundary_bytes * buffers.held_inputs.at_end == at_end[r]
+        tables = buffers.num_rotary_tables * (buffers.rotary_table_bytes + sum(buffers.rotary_tables_from_start))
+        assert persistent_buffer_bytes(rows)[0, r] == buffers.framework_buffer_bytes + tables + workspaces[r]
         assert spec.parameters.total == rows.params[:, 0, r].sum()
         assert spec.parameters.params_bytes == rows.static.params[0, r]
 
@@ -168,13 +170,16 @@ def test_the_closed_form_reads_it(case: tuple[str, int, str, str]) -> None:
 def test_the_replay_reads_it(case: tuple[str, int, str, str]) -> None:
     """Its ranks have the same blocks, run the same computations and take the same bytes."""
     own = estimator(case)
-    for spec, rank in zip(own.rank_specs, ranks_of(own), strict=True):
-        blocks = [[block.phrase for block in chunk.blocks] for chunk in spec.chunks]
+    for spec, rank in zip(own.rank_specs, describe_ranks(own), strict=True):
+        blocks = [[block.name_with_article for block in chunk.blocks] for chunk in spec.chunks]
         assert [[piece.name for piece in chunk] for chunk in rank.chunks] == blocks
-        assert (rank.computations, rank.boundary_bytes) == (spec.computations, int(spec.buffers.boundary_bytes))
+        assert (rank.computations, rank.stage_boundary_bytes) == (
+            spec.computations,
+            int(spec.buffers.stage_boundary_bytes),
+        )
         assert rank.inputs_at_end == spec.buffers.held_inputs.at_end
-        assert rank.unshards == spec.gradients.reduces_by_chunk
-        assert (rank.gathered_params is not None) == spec.gradients.gathers_whole
+        assert rank.reduces_by_chunk == spec.gradients.reduces_by_chunk
+        assert (rank.gathered_params is not None) == spec.gradients.keeps_params_gathered
     played = replay_time(own, detail=False)
     for spec, spans in zip(own.rank_specs, played.spans, strict=True):
         assert [(s.kind, s.chunk, s.micro_batch) for s in spans[:-1]] == list(spec.computations)
@@ -185,11 +190,11 @@ def test_one_row_is_described_as_among_others(case: tuple[str, int, str, str]) -
     """Arrays over stages that stand for others have the entries of the ranks that they stand for."""
     own = estimator(case)
     ((_, shown),) = own._composed(np.arange(1), own.table.recompute_layers, every_stage=False)
-    of = shown.layout.shown.of
+    of = shown.stage_layers.shown.shown_index
     for r, spec in enumerate(own.rank_specs):
-        assert shown.layout.receives[of[r]].tolist() == [chunk.receives for chunk in spec.chunks]
-        assert shown.layout.sends[of[r]].tolist() == [chunk.sends for chunk in spec.chunks]
-        assert (shown.layout.head_position == of[r]) == spec.place.has_head
+        assert shown.stage_layers.receives[of[r]].tolist() == [chunk.receives for chunk in spec.chunks]
+        assert shown.stage_layers.sends[of[r]].tolist() == [chunk.sends for chunk in spec.chunks]
+        assert (shown.stage_layers.head_position == of[r]) == spec.place.has_head
 
 
 @pytest.mark.parametrize(
@@ -201,8 +206,8 @@ def test_tied_ends(framework: str, pp: int, waits: bool) -> None:
     own = estimator(("llama3-8b", 8, framework, f"pp={pp} micro_batch=1 recompute=none"), tied=True)
     for spec in own.rank_specs:
         assert spec.gradients.ties_ends == (pp == 1)
-        assert spec.gradients.head_waits == waits
-    assert (tied_seconds(own.composed_row)[0] > 0) == (pp > 1)
+        assert spec.gradients.head_gradient_waits_for_embedding == waits
+    assert (tied_embedding_all_reduce_s(own.row_with_every_stage)[0] > 0) == (pp > 1)
 
 
 DERIVED = (

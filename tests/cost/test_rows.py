@@ -9,11 +9,11 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.replay.rank.of_plan import rows_of
+from mofa.replay.rank.from_estimator import composed_rows
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.strategy import BALANCING, StrategyTable
 
 SAMPLE = 8
@@ -111,8 +111,8 @@ def test_a_chunk_has_its_experts_and_the_last_one_those_of_the_layer_that_predic
     a layer of multi-token prediction behind the last; an expert is three matrices of 7,168 x 2,048, and a rank holds 16
     of 256 in each layer."""
     job, machines = mofa.load_workload("deepseek-v3"), mofa.load_cluster("h200-hgx", 64)
-    estimator = estimator_of(job, machines, mofa.load_framework("megatron"), "pp=2 vpp=2 ep=16 micro_batch=1")
-    rows = rows_of(estimator)
+    estimator = strategy_estimator(job, machines, mofa.load_framework("megatron"), "pp=2 vpp=2 ep=16 micro_batch=1")
+    rows = composed_rows(estimator)
     dense, expert = rows.params
     assert (expert[0] / (16 * 3 * 7168 * 2048)).tolist() == [[16 - 3, 17], [16, 12 + 1]]
     np.testing.assert_allclose(rows.shards.dense, dense.sum(axis=2))

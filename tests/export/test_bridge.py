@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mofa.errors import SpecError
-from mofa.export.bridge.places import ELSEWHERE, SAID_OTHERWISE, SWITCHES, fields_of
+from mofa.export.bridge.config_fields import ELSEWHERE, SAID_OTHERWISE, SWITCHES, container_fields
 from mofa.export.bridge.recipe import write_bridge
 from mofa.export.megatron.megatron_table import MEGATRON
 from tests.export.frameworks import wheel
@@ -113,7 +113,7 @@ READ_ALONE = ("num-layers-per-virtual-pipeline-stage", "decoder-first-pipeline-n
 def test_fields_say_what_the_arguments_say(plans: list[Drawn]) -> None:
     for drawn in plans:
         job = job_of(drawn, "megatron-bridge")
-        fields, s = fields_of(job, MEGATRON.write(job)), drawn.plan.strategy
+        fields, s = container_fields(job, MEGATRON.write(job)), drawn.plan.strategy
         assert fields["model.tensor_model_parallel_size"] == s.tp
         assert fields["model.context_parallel_size"] == s.cp
         assert fields["train.micro_batch_size"] == s.micro_batch

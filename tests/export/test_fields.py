@@ -12,7 +12,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.export import bridge, megatron, torchtitan
 from mofa.export.all_tables import TABLES
-from mofa.export.arguments import Table
+from mofa.export.arguments import ArgumentTable
 from mofa.export.entry import writers
 from mofa.export.fields import job_fields
 from mofa.search.entry_points import plan_in_closed_form
@@ -32,7 +32,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_every_field_is_said_refused_or_has_a_reason(table: Table) -> None:
+def test_every_field_is_said_refused_or_has_a_reason(table: ArgumentTable) -> None:
     places = [set(table.represented), set(table.fixed), set(table.facts), set(table.free)]
     assert sorted(set(job_fields()) - set().union(*places)) == []
     assert sorted(set().union(*places) - set(job_fields())) == []

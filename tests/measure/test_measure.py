@@ -130,7 +130,7 @@ def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
     assert record.run.model["hidden"] == 4096
     assert record.run.strategy["schedule"] == "1f1b"
     assert record.run.framework["data_parallel"] == "fsdp"
-    assert expand_run(record.run).spelled_out() == record.run
+    assert expand_run(record.run).with_full_specs() == record.run
 
 
 @pytest.mark.parametrize(

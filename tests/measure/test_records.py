@@ -296,7 +296,7 @@ def test_no_two_configurations_are_almost_the_same(expanded: list[ExpandedRun]) 
     unsaid = (".model.name", ".model.source", ".strategy.zero")  # zero says the same of older records in other words
     fields = {}
     for run in {one.configuration: one for one in expanded}.values():
-        content = flat(run.spelled_out().model_dump(mode="json", by_alias=True, exclude={"id", "hardware"}))
+        content = flat(run.with_full_specs().model_dump(mode="json", by_alias=True, exclude={"id", "hardware"}))
         fields[run.run.id] = {k: v for k, v in content.items() if k not in unsaid}
     assert len(fields) >= 60
     for (id, a), (other, b) in itertools.combinations(fields.items(), 2):

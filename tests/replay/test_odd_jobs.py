@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mofa.replay.rank.of_plan import rank_maker
 
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.of_plan import rank_maker
 from mofa.replay.time.step import replay_time
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row

@@ -7,14 +7,14 @@ from matplotlib.colors import to_rgb
 
 import mofa
 from mofa.replay.time.step import replay_time
-from mofa.replay.time.time_replayed import TimeReplayed
+from mofa.replay.time.time_replayed import ReplayedTime
 from mofa.report.figures.gantt import BUBBLE, LOOKS, MAX_COMPUTATIONS, TRANSFER, plot_pipeline
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 
 
-def step(framework: str, strategy: str, batch: int = 16) -> TimeReplayed:
+def step(framework: str, strategy: str, batch: int = 16) -> ReplayedTime:
     job, machines = mofa.load_workload("llama3-8b", global_batch=batch), mofa.load_cluster("h100-hgx", 8)
-    return replay_time(estimator_of(job, machines, mofa.load_framework(framework), strategy))
+    return replay_time(strategy_estimator(job, machines, mofa.load_framework(framework), strategy))
 
 
 def test_looks_differ_in_print() -> None:

@@ -19,22 +19,22 @@ def test_loads_under_a_capacity_by_hand() -> None:
     one expert has 1.0 of the mean instead of 1.92, and 5.75 of 25 are dropped."""
     model = moe_model(4, 1)
     dropped = RoutingSpec(kind="zipf", s=1, capacity_factor=1.0)
-    assert routing_loads(dropped, model, [4]).time[4] == pytest.approx(1.0)
+    assert routing_loads(dropped, model, [4]).slowest_rows_over_mean[4] == pytest.approx(1.0)
     kept = drop_to_capacity(expert_shares(dropped, model, 1), 1.0)
     assert 1 - kept.sum(axis=-1) == pytest.approx(np.full((1, 4), 5.75 / 25))
     # everything on one rank: what is dropped is not computed
-    assert routing_loads(dropped, model, [1]).time[1] == pytest.approx(19.25 / 25)
+    assert routing_loads(dropped, model, [1]).slowest_rows_over_mean[1] == pytest.approx(19.25 / 25)
 
 
 def test_padding_computes_the_capacity_on_every_rank() -> None:
     padded = RoutingSpec(kind="zipf", s=1, capacity_factor=1.5, pad_to_capacity=True)
-    assert routing_loads(padded, moe_model(8, 2), [1, 8]).time == pytest.approx({1: 1.5, 8: 1.5})
-    assert routing_loads(padded, moe_model(8, 2), [2]).memory == pytest.approx({2: 1.5})
+    assert routing_loads(padded, moe_model(8, 2), [1, 8]).slowest_rows_over_mean == pytest.approx({1: 1.5, 8: 1.5})
+    assert routing_loads(padded, moe_model(8, 2), [2]).quantile_rows_over_mean == pytest.approx({2: 1.5})
 
 
 def test_a_balanced_load_is_padded_too() -> None:
     padded = RoutingSpec(capacity_factor=1.25, pad_to_capacity=True)
-    assert routing_loads(padded, moe_model(8, 2), [4]).time == pytest.approx({4: 1.25})
+    assert routing_loads(padded, moe_model(8, 2), [4]).slowest_rows_over_mean == pytest.approx({4: 1.25})
 
 
 @given(st.floats(0.1, 4), st.floats(0, 3))

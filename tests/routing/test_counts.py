@@ -57,13 +57,15 @@ def test_loads_by_hand(tmp_path: Path) -> None:
     """Two ranks of two experts: 70/30, 50/50, 20/80 and 50/50 of 100; slowest over mean 1.4, 1, 1.6, 1."""
     path = write(frame(), tmp_path / "c.csv")
     loads = routing_loads(counts(path), MODEL, [1, 2, 4])
-    assert loads.time == pytest.approx({1: 1.0, 2: 1.25, 4: (1.6 + 1 + 1.6 + 2) / 4})
+    assert loads.slowest_rows_over_mean == pytest.approx({1: 1.0, 2: 1.25, 4: (1.6 + 1 + 1.6 + 2) / 4})
     # of each layer the larger of both iterations: 70 and 20, 30 and 80 of 50; 50 both times
     assert loads.by_layer[2] == pytest.approx(np.array([[1.4, 1.6], [1.0, 1.0]]))
     assert loads.by_layer[1] == pytest.approx(np.ones((2, 1)))
-    assert loads.memory == pytest.approx({1: 1.0, 2: 1.6, 4: 2.0})
+    assert loads.quantile_rows_over_mean == pytest.approx({1: 1.0, 2: 1.6, 4: 2.0})
     # Of the eight ratios 0.4 0.6 1 1 1 1 1.4 1.6, seven eighths are at most 1.4.
-    assert routing_loads(counts(path, memory_quantile=0.875), MODEL, [2]).memory[2] == pytest.approx(1.4)
+    assert routing_loads(counts(path, memory_quantile=0.875), MODEL, [2]).quantile_rows_over_mean[2] == pytest.approx(
+        1.4
+    )
     # A tenth of the tokens of the file: 10 rows a rank instead of 50.
     rows = rank_loads(counts(path), MODEL, 2, tokens=5)
     assert rows == pytest.approx(np.array([[[14, 6], [10, 10]], [[4, 16], [10, 10]]]))
@@ -76,7 +78,7 @@ def test_counts_that_no_router_gives_are_capped(tmp_path: Path) -> None:
     """All copies on one expert: with top 2 it gets half, the others, of which none is ahead, a sixth each."""
     data = frame().assign(tokens=lambda d: np.where(d["expert"] == 0, 90, 0))
     loads = routing_loads(counts(write(data, tmp_path / "c.csv")), MODEL, [4])
-    assert loads.time[4] == loads.memory[4] == 2.0
+    assert loads.slowest_rows_over_mean[4] == loads.quantile_rows_over_mean[4] == 2.0
 
 
 def edited(row: int, column: str, value: object) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.routing.balance.flow import FlowScheduler
-from mofa.routing.dispatch import route_tokens, traffic
+from mofa.routing.dispatch import gpu_to_gpu_tokens, route_tokens
 from mofa.routing.placement import Placement, symmetric_placement
 
 
@@ -50,7 +50,7 @@ def test_agrees_with_the_papers_loop(seed: int, gpus_per_node: int) -> None:
     assert np.array_equal(flow, twin[experts, :, gpus].T)
     assert np.array_equal(twin.sum(axis=2), inputs) and twin.sum() == flow.sum()
     assert np.array_equal(flow.sum(axis=0), tokens)
-    assert np.array_equal(traffic(placement, flow), twin.sum(axis=0))
+    assert np.array_equal(gpu_to_gpu_tokens(placement, flow), twin.sum(axis=0))
 
 
 def test_tokens_that_are_not_the_inputs_are_refused() -> None:

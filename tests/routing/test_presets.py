@@ -45,8 +45,8 @@ def test_other_numbers_of_experts_and_layers() -> None:
 def test_the_preset_reaches_memory_and_time() -> None:
     """On 32 ranks the straggler has several times the mean: below MemFine's implied 18 (moe.md D.6), a run's worst."""
     loads = routing_loads(PRESET, load_workload("memfine-model-1").model, [1, 32])
-    assert loads.time[1] == 1.0
-    assert 2.5 < loads.time[32] < loads.memory[32] < 12
+    assert loads.slowest_rows_over_mean[1] == 1.0
+    assert 2.5 < loads.slowest_rows_over_mean[32] < loads.quantile_rows_over_mean[32] < 12
     assert rank_loads(PRESET, V3, 32, 4096, iterations=1).shape == (1, 58, 32)
 
 

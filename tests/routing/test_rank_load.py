@@ -26,11 +26,11 @@ from mofa.routing.rank_load import (
 )
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.attention.gqa import GqaSpec
-from mofa.specs.complete import complete_strategy
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.model import MlpSpec, ModelSpec, MoeSpec
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.routing import RoutingSpec
+from mofa.specs.strategy_defaults import complete_strategy
 
 
 def moe_model(num_experts: int = 8, top_k: int = 2, num_layers: int = 4, dense: int = 0) -> ModelSpec:
@@ -61,21 +61,21 @@ models = st.sampled_from([(8, 2), (8, 1), (8, 8), (12, 5), (64, 6), (1, 1)]).map
 
 def test_balanced_is_exactly_even() -> None:
     loads = routing_loads(RoutingSpec(), V3, DEGREES)
-    assert loads.time == loads.memory == dict.fromkeys(DEGREES, 1.0)
+    assert loads.slowest_rows_over_mean == loads.quantile_rows_over_mean == dict.fromkeys(DEGREES, 1.0)
     assert np.all(rank_loads(RoutingSpec(), V3, 64, 4096, iterations=2) == 4096 * 8)
 
 
 @pytest.mark.parametrize("routing", [RoutingSpec(kind="zipf", s=0), RoutingSpec(kind="lognormal", sigma=0)])
 def test_no_skew_is_balanced(routing: RoutingSpec) -> None:
     loads = routing_loads(routing, V3, DEGREES)
-    assert list(loads.time.values()) == pytest.approx([1.0] * 9, rel=1e-12)
-    assert list(loads.memory.values()) == pytest.approx([1.0] * 9, rel=1e-12)
+    assert list(loads.slowest_rows_over_mean.values()) == pytest.approx([1.0] * 9, rel=1e-12)
+    assert list(loads.quantile_rows_over_mean.values()) == pytest.approx([1.0] * 9, rel=1e-12)
 
 
 @pytest.mark.parametrize("routing", UNEVEN, ids=lambda r: f"{r.kind} {r.s} {r.alpha} {r.sigma}")
 def test_more_ranks_are_never_more_even(routing: RoutingSpec) -> None:
     """All experts on one rank are even; each rank that is split in two has a half with at least half of its tokens."""
-    time = list(routing_loads(routing, V3, DEGREES).time.values())
+    time = list(routing_loads(routing, V3, DEGREES).slowest_rows_over_mean.values())
     assert time[0] == pytest.approx(1.0)
     assert all(fewer <= more * (1 + 1e-9) for fewer, more in pairwise(time))
 
@@ -83,14 +83,16 @@ def test_more_ranks_are_never_more_even(routing: RoutingSpec) -> None:
 def test_zipf_by_hand_one_expert_a_rank() -> None:
     """s = 1 over 4 experts: 12/25, 6/25, 4/25, 3/25; top 1 has no cap below 1. The slowest rank has 4 * 12/25."""
     loads = routing_loads(RoutingSpec(kind="zipf", s=1), moe_model(4, 1), [1, 4])
-    assert loads.time == pytest.approx({1: 1.0, 4: 1.92})
-    assert loads.memory == pytest.approx({1: 1.0, 4: 1.92})
+    assert loads.slowest_rows_over_mean == pytest.approx({1: 1.0, 4: 1.92})
+    assert loads.quantile_rows_over_mean == pytest.approx({1: 1.0, 4: 1.92})
 
 
 def test_zipf_by_hand_two_experts_a_rank() -> None:
     """The first shares its rank with the second, third or fourth, each a third of the time: 18, 16 or 15 of 25 rows."""
     routing = RoutingSpec(kind="zipf", s=1, samples=30_000)
-    assert routing_loads(routing, moe_model(4, 1), [2]).time[2] == pytest.approx(2 * (18 + 16 + 15) / 3 / 25, rel=0.003)
+    assert routing_loads(routing, moe_model(4, 1), [2]).slowest_rows_over_mean[2] == pytest.approx(
+        2 * (18 + 16 + 15) / 3 / 25, rel=0.003
+    )
 
 
 def test_zipf_by_hand_at_the_cap() -> None:
@@ -136,7 +138,7 @@ def test_degrees_that_do_not_divide_are_named() -> None:
 
 def test_a_dense_model_has_no_uneven_routing() -> None:
     dense = load_workload("llama3-8b").model
-    assert routing_loads(RoutingSpec(), dense, [1]).time == {1: 1.0}
+    assert routing_loads(RoutingSpec(), dense, [1]).slowest_rows_over_mean == {1: 1.0}
     for call in (
         lambda: routing_loads(RoutingSpec(kind="zipf", s=1), dense, [1]),
         lambda: rank_loads(RoutingSpec(), dense, 1, 4096),
@@ -158,9 +160,9 @@ def test_loads_are_the_statistics_of_rank_loads() -> None:
     ratios = rank_loads(routing, V3, 32, 4096) / (4096 * 8)
     loads = routing_loads(routing, V3, [32])
     assert ratios.shape == (5, 58, 32)  # 256 samples of 58 layers: 5 iterations
-    assert loads.time[32] == pytest.approx(ratios.max(axis=-1).mean())
-    assert np.mean(ratios <= loads.memory[32] * (1 + 1e-12)) >= 0.99
-    assert np.mean(ratios < loads.memory[32] * (1 - 1e-12)) < 0.99
+    assert loads.slowest_rows_over_mean[32] == pytest.approx(ratios.max(axis=-1).mean())
+    assert np.mean(ratios <= loads.quantile_rows_over_mean[32] * (1 + 1e-12)) >= 0.99
+    assert np.mean(ratios < loads.quantile_rows_over_mean[32] * (1 - 1e-12)) < 0.99
 
 
 def test_every_layer_and_iteration_differs_and_the_seed_repeats() -> None:
@@ -179,18 +181,18 @@ def test_totals_caps_and_order_of_degrees(routing: RoutingSpec, model: ModelSpec
     num, k = moe.num_experts, moe.top_k
     degrees = [d for d in range(1, num + 1) if num % d == 0]
     loads = routing_loads(routing, model, degrees)
-    assert loads.time[1] == loads.memory[1] == 1.0
+    assert loads.slowest_rows_over_mean[1] == loads.quantile_rows_over_mean[1] == 1.0
     for ep in degrees:
         rows = rank_loads(routing, model, ep, 100.0)
         assert rows.sum(axis=-1) == pytest.approx(np.full(rows.shape[:-1], ep * 100.0 * k), rel=1e-9)
         assert rows.min() >= 0
         assert rows.max() <= ep * 100.0 * min(k, num // ep) * (1 + 1e-9)
-        assert 1.0 <= loads.time[ep] <= max_rank_ratio(moe, ep)
-        assert 1.0 <= loads.memory[ep] <= max_rank_ratio(moe, ep)
+        assert 1.0 <= loads.slowest_rows_over_mean[ep] <= max_rank_ratio(moe, ep)
+        assert 1.0 <= loads.quantile_rows_over_mean[ep] <= max_rank_ratio(moe, ep)
         for divisor in (d for d in degrees if ep % d == 0):
-            assert loads.time[divisor] <= loads.time[ep] * (1 + 1e-9)
+            assert loads.slowest_rows_over_mean[divisor] <= loads.slowest_rows_over_mean[ep] * (1 + 1e-9)
     if k == num:
-        assert list(loads.time.values()) == pytest.approx([1.0] * len(degrees))
+        assert list(loads.slowest_rows_over_mean.values()) == pytest.approx([1.0] * len(degrees))
 
 
 @given(st.floats(0, 5), st.floats(0, 5), st.sampled_from(["zipf", "lognormal"]))
@@ -200,13 +202,14 @@ def test_skew_grows_with_its_parameter(a: float, b: float, kind: str) -> None:
     low, high = sorted((a, b))
     name = {"zipf": "s", "lognormal": "sigma"}[kind]
     less, more = (routing_loads(RoutingSpec.model_validate({"kind": kind, name: x}), V3, [8, 256]) for x in (low, high))
-    assert less.time[256] <= more.time[256] * (1 + 1e-9)
-    assert less.time[8] <= more.time[8] * (1 + 1e-3)
+    assert less.slowest_rows_over_mean[256] <= more.slowest_rows_over_mean[256] * (1 + 1e-9)
+    assert less.slowest_rows_over_mean[8] <= more.slowest_rows_over_mean[8] * (1 + 1e-3)
 
 
 def test_dirichlet_grows_even_with_alpha() -> None:
     ratios = [
-        routing_loads(RoutingSpec(kind="dirichlet", alpha=alpha), V3, [64]).time[64] for alpha in (0.01, 0.1, 1, 10)
+        routing_loads(RoutingSpec(kind="dirichlet", alpha=alpha), V3, [64]).slowest_rows_over_mean[64]
+        for alpha in (0.01, 0.1, 1, 10)
     ]
     assert ratios == sorted(ratios, reverse=True)
 
@@ -259,14 +262,15 @@ def test_a_budget_per_rank_pads_rows_and_runs_steps_again() -> None:
     of m of them runs again with 1 - 0.99^m, in the closed form and played; memory stays."""
     job = load_workload("mixtral-8x7b")
     even = routing_loads(RoutingSpec(rank_capacity_factor=1.5), job.model, [1, 4])
-    assert (even.time, even.memory) == ({1: 1.0, 4: 1.5}, {1: 1.0, 4: 1.5})
-    assert (even.sent[4], even.over[4]) == (1.0, 0.0)
+    assert (even.slowest_rows_over_mean, even.quantile_rows_over_mean) == ({1: 1.0, 4: 1.5}, {1: 1.0, 4: 1.5})
+    assert (even.sent_bytes_over_mean[4], even.over_budget_fraction[4]) == (1.0, 0.0)
     machines, facts = load_cluster("h200-hgx", 8), load_framework("megatron")
     spec = complete_strategy(parse_strategy("pp=2 ep=4 micro_batch=1"), 8, facts, moe=True)
     row = strategy_row(job, machines, facts, spec)
     draws = job.batch.global_batch // int(row.dp[0])  # of the one group that the 4 ranks of a stage make
     once, more = (
-        Estimator(job, machines, facts, row, RoutingLoads({4: 1.5}, {4: 1.5}, over=over)) for over in ({}, {4: 0.01})
+        Estimator(job, machines, facts, row, RoutingLoads({4: 1.5}, {4: 1.5}, over_budget_fraction=over))
+        for over in ({}, {4: 0.01})
     )
     runs = 2.0 - 0.99**draws
     assert 1.1 < runs < 2.0
@@ -287,9 +291,9 @@ def test_a_budget_per_rank_counts_the_draws_that_exceed_it(tmp_path: Path) -> No
     counts = {"kind": "counts", "file": str(tmp_path / "t.csv")}
     for budget, over in ((2.0, 0.5), (4.0, 0.0)):
         loads = routing_loads(RoutingSpec.model_validate({**counts, "rank_capacity_factor": budget}), model, [4])
-        assert loads.over[4] == over
-        assert loads.time[4] == budget
-        assert loads.memory[4] == 4.0  # what runs again has no budget
+        assert loads.over_budget_fraction[4] == over
+        assert loads.slowest_rows_over_mean[4] == budget
+        assert loads.quantile_rows_over_mean[4] == 4.0  # what runs again has no budget
 
 
 def test_a_budget_per_rank_is_refused_where_it_means_nothing() -> None:

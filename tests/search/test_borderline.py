@@ -28,10 +28,10 @@ TITAN = framework("torchtitan")
 FIX: dict[str, object] = {"tp": 1, "pp": 2, "vpp": 2, "cp": 1, "micro_batch": 4, "recompute": "ops"}
 
 
-def with_room(room: float) -> ClusterSpec:
+def with_room(capacity_bytes: float) -> ClusterSpec:
     """GPUs of which a plan may fill so much."""
     machines = cluster(16, memory_gib=1.0)
-    return cluster(16, memory_gib=room / 2.0**30 / (1.0 - margin_bytes(machines) / 2.0**30))
+    return cluster(16, memory_gib=capacity_bytes / 2.0**30 / (1.0 - margin_bytes(machines) / 2.0**30))
 
 
 def candidate(machines: ClusterSpec, strategy: object, *, solved: bool = False, name: str = "torchtitan") -> Candidate:

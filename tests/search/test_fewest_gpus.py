@@ -107,7 +107,9 @@ def test_what_only_the_closed_form_fits_is_not_enough(monkeypatch: pytest.Monkey
     assert smallest_number_of_gpus(job, unconstrained())[0] == 1
     assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 1
     monkeypatch.setattr(
-        Candidate, "device_bytes", lambda self, room: room + (1.0 if self.job[1].num_gpus < 16 else -1.0)
+        Candidate,
+        "device_bytes",
+        lambda self, capacity_bytes: capacity_bytes + (1.0 if self.job[1].num_gpus < 16 else -1.0),
     )
     assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 16
 

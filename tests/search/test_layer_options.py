@@ -22,10 +22,11 @@ def test_agrees_with_all_choices(seed: int, tightness: float) -> None:
     rng = np.random.default_rng(seed)
     layers, options, stages = 4, 3, 2
     problem = LayerOptions(
-        stage=np.sort(rng.integers(0, stages, layers)), seconds=rng.uniform(1e-3, 9e-3, (layers, options)),
+        stage=np.sort(rng.integers(0, stages, layers)), layer_s=rng.uniform(1e-3, 9e-3, (layers, options)),
         kept_bytes=rng.uniform(0, 2**30, (layers, options)), live_bytes=rng.uniform(0, 2**30, (layers, options)),
-        stage_s=rng.uniform(0, 1e-3, stages), around_bytes=rng.uniform(0, 2**28, stages),
-        apart_bytes=rng.uniform(0, 2**29, stages), limit_bytes=0.0, micro_batches=int(rng.integers(1, 9)),
+        stage_s=rng.uniform(0, 1e-3, stages), stage_bytes_at_layer_peak=rng.uniform(0, 2**28, stages),
+        stage_bytes_outside_layers=rng.uniform(0, 2**29, stages), limit_bytes=0.0,
+        micro_batches=int(rng.integers(1, 9)),
     )  # fmt: skip
     every = [np.array(o) for o in np.ndindex(*(options,) * layers)]
     need = sorted(float(problem.stage_bytes(o).max()) for o in every)

@@ -33,12 +33,12 @@ class _Fake:
         self.time, self.device_gib = _Clock(step_s), device_gib
         self.explained = self.played = 0
 
-    passes = 0
+    num_layer_forwards = 0
     order_key = (0, 1, 1, 1)
     more: _Fake | None = None
     """What takes its place where it does not fit."""
 
-    def recomputing_more(self, lacking_bytes: float) -> _Fake | None:
+    def with_more_recomputed_layers(self, lacking_bytes: float) -> _Fake | None:
         assert lacking_bytes > 0
         return self.more
 
@@ -74,7 +74,7 @@ def test_plans_are_ranked_by_their_replay() -> None:
     fakes = [_Fake(s) for s in (3.0, 1.0, 2.0)]
     found = _best(fakes)
     assert [p.step_s for p in found.plans] == [1.0, 2.0, 3.0]
-    assert found.rows == [1, 2, 0] and not found.too_big
+    assert found.rows == [1, 2, 0] and not found.lacking_bytes
     assert [f.explained for f in fakes] == [0, 1, 0]
 
 
@@ -86,7 +86,7 @@ def test_what_does_not_fit_makes_room_for_the_next() -> None:
     fakes = [_Fake(1.0, 90.0), _Fake(2.0), _Fake(3.0), _Fake(4.0)]
     found = _best(fakes, top=2)
     assert [p.step_s for p in found.plans] == [2.0, 3.0]
-    assert set(found.too_big) == {0} and found.too_big[0] > 0
+    assert set(found.lacking_bytes) == {0} and found.lacking_bytes[0] > 0
     assert fakes[3].played == 0  # its step alone
 
 
@@ -96,7 +96,7 @@ def test_no_more_are_played_than_promised() -> None:
     assert found.rows == list(range(REPLAYED))
     few = [_Fake(1.0)] + [_Fake(1.0, 90.0) for i in range(1, 200)]
     found = _best(few)
-    assert found.rows == [0] and len(found.too_big) == PATIENCE - 1
+    assert found.rows == [0] and len(found.lacking_bytes) == PATIENCE - 1
     none = _best([_Fake(1.0, 90.0) for _ in range(PATIENCE + 5)] + [_Fake(2.0)])
     assert none.rows == [PATIENCE + 5]
 
@@ -112,16 +112,16 @@ def test_a_row_recomputes_more_until_it_fits() -> None:
     first = _chain(_Fake(1.0, 90.0), _Fake(1.5, 85.0), _Fake(2.5, 70.0), _Fake(2.6))
     found = _best([first, _Fake(2.0), _Fake(3.0)])
     assert [p.step_s for p in found.plans] == [2.0, 2.5, 3.0]
-    assert found.rows == [1, 0, 2] and not found.too_big
+    assert found.rows == [1, 0, 2] and not found.lacking_bytes
     assert set(found.changed) == {0} and cast(_Fake, found.changed[0]).time.step_s == 2.5
     quickest = _best([_chain(_Fake(1.0, 90.0), _Fake(2.5)), _Fake(2.0)], top=1)
-    assert quickest.rows == [1] and set(quickest.changed) == {0} and not quickest.too_big
+    assert quickest.rows == [1] and set(quickest.changed) == {0} and not quickest.lacking_bytes
 
 
 def test_a_row_is_given_up_after_some_numbers_of_layers() -> None:
     never = [_Fake(1.0 + i, 90.0) for i in range(MORE_LAYERS + 2)]
     found = _best([_chain(*never), _Fake(9.0)])
-    assert found.rows == [1] and set(found.too_big) == {0}
+    assert found.rows == [1] and set(found.lacking_bytes) == {0}
     assert [f.played for f in never] == [1] * (MORE_LAYERS + 1) + [0]
 
 
@@ -142,8 +142,8 @@ def test_more_layers_are_recomputed_where_the_closed_form_is_too_hopeful() -> No
         for replay in (False, True)
     )
     assert said.peak_bytes < played.peak_bytes
-    room = (said.capacity_bytes - said.margin_bytes) / machines.gpu.memory_bytes.value
-    between = (said.peak_bytes + played.peak_bytes) / 2 / room
+    capacity_bytes = (said.capacity_bytes - said.margin_bytes) / machines.gpu.memory_bytes.value
+    between = (said.peak_bytes + played.peak_bytes) / 2 / capacity_bytes
     machines = load_cluster("h100-hgx", 3, overrides={"gpu.memory_bytes": f"{between:.0f} B"})
     closed = find_plans(job, machines, fix=fix, replay=False)
     search = find_plans(job, machines, fix=fix)

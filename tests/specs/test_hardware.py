@@ -16,10 +16,10 @@ from mofa.cost.kernels.compute import attention_s, gemm_s
 from mofa.specs.base import Fact, Spec
 from mofa.specs.curves import Curve
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
-from mofa.specs.like import expanded_profile
+from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.load import load_cluster
 from mofa.specs.products import FALLBACK
-from mofa.specs.scaling import scaled_stream_rate
+from mofa.specs.scaling import scaled_memory_bound_rate
 from mofa.units import GIB
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -139,7 +139,7 @@ def test_one_processor_with_two_memories_tells_how_memory_bound_kernels_are_carr
     def off(rate: Callable[[float], float]) -> list[float]:
         return [h100[key].form.bytes_per_s / rate(h200[key].form.bytes_per_s) - 1 for key in kernels]
 
-    by_both = off(lambda r: scaled_stream_rate(r, copy, 3.35 / 4.8, 1.0))
+    by_both = off(lambda r: scaled_memory_bound_rate(r, copy, 3.35 / 4.8, 1.0))
     by_bandwidth = off(lambda r: r * 3.35 / 4.8)
     assert len(kernels) > 40
     assert median(map(abs, by_both)) < 0.045 < 0.09 < median(map(abs, by_bandwidth))

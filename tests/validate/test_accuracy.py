@@ -11,8 +11,8 @@ import pytest
 from mofa.cli.main import main
 from mofa.report.accuracy import README_GROUPS, README_MARKERS, run_cells
 from mofa.validate.all_runs import reference_dir, reference_runs
+from mofa.validate.report_hash import inputs_hash
 from mofa.validate.score import score_run
-from mofa.validate.stale import inputs_hash
 
 TEXT = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 COMMAND = "mofa validate --markdown docs/accuracy.md --readme README.md"

@@ -10,7 +10,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.step_time.data_parallel import _replicas
 from mofa.errors import StrategyError
-from mofa.replay.rank.of_plan import rows_of
+from mofa.replay.rank.from_estimator import composed_rows
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.framework_offers import PYTORCH_MODULES
@@ -39,7 +39,7 @@ def test_views_are_not_copied_out_and_gradients_are_divided() -> None:
     copied = mofa.load_framework("fsdp1", overrides={"flat_params": False})
     ours, theirs = (mofa.estimate(JOB, MACHINES, {}, framework=f, replay=False) for f in (FSDP1, copied))
     saved_s = theirs.time.exposed["dp"] - ours.time.exposed["dp"]
-    rate = MACHINES.gpu.curves.stream_like("copy", False).form.bytes_per_s
+    rate = MACHINES.gpu.curves.memory_bound_curve_like("copy", False).form.bytes_per_s
     assert saved_s == pytest.approx(2 * 4.0 * num_params(JOB.model) / rate, rel=0.2)  # two micro-batches
     assert ours.memory.allocated_bytes == pytest.approx(theirs.memory.allocated_bytes, rel=1e-6)
 
@@ -108,7 +108,7 @@ def test_replicas_sum_in_the_dtype_that_the_framework_reduces_in(name: str, widt
     machines = mofa.load_cluster("h100-hgx", 32)
     job = mofa.load_workload("llama3-8b", seq_len=2048, global_batch=32)
     row = strategy_row(job, machines, spec, {"micro_batch": 1})
-    rows = rows_of(Estimator(job, machines, spec, row, routing_loads_by_ep(job, row)))
+    rows = composed_rows(Estimator(job, machines, spec, row, routing_loads_by_ep(job, row)))
     exposed, hidden = _replicas(rows, np.zeros((1, 1)))
     payload = np.array([width * 8.03e9 / 8])
     wanted = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)

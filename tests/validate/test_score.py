@@ -15,8 +15,8 @@ from mofa.measure.records import Record, write_record
 from mofa.validate.all_runs import group_scores, validate
 from mofa.validate.published import published_references
 from mofa.validate.reference import measured_references, why_no_time
+from mofa.validate.run_processes import BATCH, RunProcesses
 from mofa.validate.score import group_score, score_references, score_run
-from mofa.validate.spread import BATCH, RunProcesses
 from mofa.validate.validation_report import RunScore, compared
 from tests.committed import MEASURED, measured_records
 

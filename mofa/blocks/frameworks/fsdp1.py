@@ -11,16 +11,16 @@ from dataclasses import replace
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.frameworks.torchtitan import layer as torchtitan
 from mofa.blocks.frameworks.torchtitan.linear import linear
-from mofa.blocks.op import Back, Op, TapeBuilder
+from mofa.blocks.op import Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import add_bias
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     """One product for q, k and v and views of it; backward concatenates their gradients."""
     if not ctx.framework.fused_qkv:
         return torchtitan.qkv(b, ctx, h)
-    a, t, e = ctx.model.attention, ctx.tokens, ctx.element
+    a, t, e = ctx.model.attention, ctx.tokens, ctx.activation_element_bytes
     q_width, k_width, v_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk, ctx.kv_heads * a.d_v
     fused = linear(b, ctx, h, "wqkv", m=t, n=q_width + k_width + v_width, k=float(ctx.model.hidden), wide_input=True)
     if a.qkv_bias:
@@ -28,7 +28,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     q, k, v = (b.tensor(name, t * width * e) for name, width in (("q", q_width), ("k", k_width), ("v", v_width)))
     moved = 2 * t * (q_width + k_width + v_width) * e
     b.add(Op("wqkv.chunk", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
-             back=Back(moved, 1, like="copy")))  # fmt: skip
+             back=OpBackward(moved, 1, like="copy")))  # fmt: skip
     return q, k, v
 
 
@@ -43,12 +43,12 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     spec = ctx.model.mlp
     if spec is None or not spec.bias or spec.gated:
         return torchtitan.mlp(b, ctx, h, name, width)
-    t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
+    t, e, hidden = ctx.tokens, ctx.activation_element_bytes, float(ctx.model.hidden)
     up = add_bias(b, linear(b, ctx, h, f"{name}.up", m=t, n=width, k=hidden, wide_input=True), f"{name}.up", width)
     act = b.tensor(f"{name}.gelu", t * width * e)
     moved = t * width * e
-    b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved, "gelu_fwd"), (up,), (act,), (up,),
-             back=Back(3 * moved, 1, like="gelu_bwd")))  # fmt: skip
+    b.add(Op(f"{name}.act", "memory_bound", MemoryBound(2 * moved, "gelu_fwd"), (up,), (act,), (up,),
+             back=OpBackward(3 * moved, 1, like="gelu_bwd")))  # fmt: skip
     return add_bias(b, linear(b, ctx, act, f"{name}.down", m=t, n=hidden, k=width), f"{name}.down", hidden)
 
 

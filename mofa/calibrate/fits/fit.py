@@ -23,7 +23,7 @@ from mofa.calibrate.fits.loaded_clocks import (
 from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios
 from mofa.calibrate.fits.te_host_facts import layer_time_over_small_op, relative_module_times
 from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
-from mofa.calibrate.fits.te_rows import ADDED_BYTES, accumulation_form, fitted_by_bytes_only, has_own_curve
+from mofa.calibrate.fits.te_rows import ADDED_BYTES, accumulation_form, has_own_curve, is_row_of_short_kernels
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.bytes_moved import bytes_moved_per_element
 from mofa.calibrate.shapes.families import MIN_POINTS
@@ -37,10 +37,10 @@ from mofa.cost.kernels.fitted_forms import (
     gemm_s,
     grouped_gemm_s,
     l2_miss_bytes,
-    stream_s,
+    memory_bound_s,
 )
 from mofa.cost.kernels.multi_stream import multi_stream_s
-from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, MemoryBoundForm
 from mofa.specs.multi_stream import MultiStreamForm
 from mofa.specs.products import ELEMENT_BYTES
 
@@ -362,10 +362,10 @@ def _missed(rows: Sequence[Row], l2_bytes: float) -> FloatN | None:
     return l2_miss_bytes(moved, elements * READ_AGAIN[op], l2_bytes)
 
 
-def _stream_times(rows: Sequence[Row], form: StreamForm, l2_bytes: float) -> FloatN:
+def _stream_times(rows: Sequence[Row], form: MemoryBoundForm, l2_bytes: float) -> FloatN:
     elements, counted_rows, columns = _stream_columns(rows)
     missed = _missed(rows, l2_bytes)
-    return stream_s(elements, counted_rows, columns, form, 0.0 if missed is None else missed)
+    return memory_bound_s(elements, counted_rows, columns, form, 0.0 if missed is None else missed)
 
 
 def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
@@ -377,7 +377,7 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
 
     measured, missed = _measured(rows), _missed(rows, l2_bytes)
     columns = _stream_columns(rows) if missed is None else np.stack([_stream_columns(rows)[0], missed])
-    if bare := rows[0].case.op in BY_BYTES or fitted_by_bytes_only(rows[0]):
+    if bare := rows[0].case.op in BY_BYTES or is_row_of_short_kernels(rows[0]):
         columns = columns[:1]
     features = np.vstack([np.ones(len(rows)), columns]).T / measured[:, None]
     scale = np.maximum(np.abs(features).mean(axis=0), 1e-300)
@@ -386,7 +386,7 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
         x = nnls(features / scale * weight[:, None], weight)[0] / scale
         weight = 1 / np.sqrt(np.maximum(np.abs(features @ x - 1), 0.01))
     moved = bytes_moved_per_element(rows[0].case.op, rows[0].case.variant)
-    form = StreamForm(float(x[0]), moved, moved / max(float(x[1]), 1e-30))
+    form = MemoryBoundForm(float(x[0]), moved, moved / max(float(x[1]), 1e-30))
     if missed is None and not bare:
         form = replace(form, per_row_s=float(x[2]), per_column_s=float(x[3]))
     elif missed is not None and x[2] > 0:

@@ -13,7 +13,7 @@ from mofa.calibrate.fits.fitted_curves import Fitted
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED
 from mofa.calibrate.shapes.te_throttled import FAMILY, timed_case
-from mofa.cost.kernels.fitted_forms import stream_s
+from mofa.cost.kernels.fitted_forms import memory_bound_s
 
 BETWEEN, BETWEEN_WIDTH = ("eager silu", "eager mul", "eager rmsnorm_fwd"), 8192.0
 """What ``sustained`` runs between products, on as many rows as they have, and its width."""
@@ -72,7 +72,7 @@ def memory_bound_clock(rows: Sequence[Row], between_s: Callable[[float], float])
 def memory_bound_time_between_s(streams: Mapping[str, Fitted], rows: float) -> float:
     """Time of the memory-bound kernels between products of so many rows, by their own curves. [s]"""
     forms = [streams[key].form for key in BETWEEN if key in streams]
-    return sum(float(stream_s(rows * BETWEEN_WIDTH, rows, BETWEEN_WIDTH, form)) for form in forms)
+    return sum(float(memory_bound_s(rows * BETWEEN_WIDTH, rows, BETWEEN_WIDTH, form)) for form in forms)
 
 
 def clock_exponents(rows: Sequence[Row]) -> dict[str, float]:

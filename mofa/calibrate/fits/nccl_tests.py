@@ -18,10 +18,10 @@ from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte
 from mofa.cost.kernels.topology import Group
 from mofa.errors import SpecError
-from mofa.specs.bounded import is_plain_file, read_bytes, read_json, utf8_text
 from mofa.specs.files import bundled, load_yaml, short
 from mofa.specs.hardware import ClusterSpec, NodeSpec
-from mofa.specs.like import expand_like
+from mofa.specs.like_profiles import expand_like
+from mofa.specs.limited_reads import is_plain_file, read_bytes, read_json, utf8_text
 from mofa.specs.load import load_cluster
 from mofa.specs.ranges import MAX_GPUS
 from mofa.specs.write_files import write_atomic

@@ -18,11 +18,11 @@ from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte, collective_s
 from mofa.errors import SpecError
-from mofa.specs.copied import Folder
-from mofa.specs.copied import mark_transferred as mark_transferred
+from mofa.specs.copied_facts import Folder
+from mofa.specs.copied_facts import mark_transferred as mark_transferred
 from mofa.specs.files import bundled
 from mofa.specs.host import LayerPace
-from mofa.specs.like import expanded_profile
+from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host
 from mofa.units import parse_quantity
@@ -159,7 +159,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
                              for key, fitted in curves.attention.items()}  # fmt: skip
     if curves.memory_bound:
         made["stream"] = {"default": _default_stream(curves, source)}
-        made["stream"] |= {key: stream_fact(key, fitted, source) for key, fitted in curves.memory_bound.items()}
+        made["stream"] |= {key: memory_bound_fact(key, fitted, source) for key, fitted in curves.memory_bound.items()}
         made["stream"] |= {key: curve for key, curve in base["stream"].items() if key not in made["stream"]}
         if "device_copy" in curves.copy_bytes_per_s:
             form = {**made["stream"]["default"]["form"], "bytes_per_s": curves.copy_bytes_per_s["device_copy"]}
@@ -202,13 +202,14 @@ def fp8_products(
 OF_TE: dict[str, Any] = {"library": "transformer-engine"}
 
 
-def stream_fact(key: str, fitted: Fitted, source: str) -> dict[str, Any]:
+def memory_bound_fact(key: str, fitted: Fitted, source: str) -> dict[str, Any]:
     """A memory-bound op's curve; of Transformer Engine's kernels with their library."""
     return {**curve_fact(fitted, source), **(OF_TE if key.startswith("te ") else {})}
 
 
 def with_clock_shares(stream: dict[str, Any], curves: Curves) -> dict[str, Any]:
-    """Memory-bound ops' curves with their :attr:`mofa.specs.curves.StreamCurve.clock_share` where it was measured."""
+    """Memory-bound ops' curves with their :attr:`mofa.specs.curves.MemoryBoundCurve.clock_share` where it was
+    measured."""
     shares = curves.clock_shares
     return {
         key: round_numbers({**curve, "clock_share": shares[key]}) if key in shares else curve

@@ -84,7 +84,7 @@ def cold_to_warm_ratio_forward(times: RelativeTimes, dtype: str = BF16) -> float
 
 def cold_to_warm_ratio_backward(times: RelativeTimes) -> float:
     """The same back: a dense layer's backward over its modules' chains. [-]"""
-    layer, plain = times.layer(DENSE, "backward"), times.median_of("silu", "bwd")
+    layer, plain = times.seconds_per_layer(DENSE, "backward"), times.median_of("silu", "bwd")
     chains = {CALLED[name][0]: number for name, number in DENSE_LAYER.items()}
     alone = [(number, times.median_of(chain, "bwd", BF16, **_chosen(chain))) for chain, number in chains.items()]
     known = [count * seconds for count, seconds in alone if seconds is not None]
@@ -239,7 +239,7 @@ def _over_experts(
     than two numbers."""
     made: RelativeSeconds = {}
     for direction, name, cold in (("fwd", "forward", ahead), ("bwd", "backward", back)):
-        numbers = {int(shape["experts"]) for shape, _ in times.by.get((op, direction, dtype), [])}
+        numbers = {int(shape["experts"]) for shape, _ in times.times_by_case.get((op, direction, dtype), [])}
         medians = {n: times.median_of(op, direction, dtype, **sizes, experts=n) for n in numbers}
         values = {n: value for n, value in medians.items() if value is not None}
         line = _line(values)
@@ -265,9 +265,10 @@ def _choice(times: RelativeTimes, dtype: str, direction: str) -> float | None:
     by_linear: dict[str, list[float]] = defaultdict(list)
     for scaling in ONE_SCALE if dtype in ONE_SCALE else (dtype,):
         seen = {
-            linear_shape(shape): value for shape, value in times.by.get(("grouped_seen_rows", direction, scaling), [])
+            linear_shape(shape): value
+            for shape, value in times.times_by_case.get(("grouped_seen_rows", direction, scaling), [])
         }
-        for shape, value in times.by.get(("grouped_new_rows", direction, scaling), []):
+        for shape, value in times.times_by_case.get(("grouped_new_rows", direction, scaling), []):
             if (linear := linear_shape(shape)) in seen:
                 by_linear[linear].append((value - seen[linear]) / (CHOSEN[direction] * int(shape["experts"])))
     return min(map(max, by_linear.values()), default=None)
@@ -327,8 +328,8 @@ def _dense(times: RelativeTimes, modules: dict[str, RelativeSeconds], back: floa
     _put(modules, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
     if ahead is not None and "norm" in modules:
         norm, first = modules["norm"], modules["embedding"]
-        forward = _rest(times.fixed_part(DENSE, "forward"), ahead + norm["forward_s"])
-        behind = _rest(times.fixed_part(DENSE, "backward"), norm["backward_s"] + first["backward_s"])
+        forward = _rest(times.seconds_beside_layers(DENSE, "forward"), ahead + norm["forward_s"])
+        behind = _rest(times.seconds_beside_layers(DENSE, "backward"), norm["backward_s"] + first["backward_s"])
         _put(modules, "head", forward, behind)
 
 

@@ -30,7 +30,7 @@ WAYS_BACK = ("bwd", "backward")
 class RelativeTimes:
     """Rows by what they timed, each over the layer beside it. [-]"""
 
-    by: dict[tuple[str, str, str], list[tuple[Shape, float]]]
+    times_by_case: dict[tuple[str, str, str], list[tuple[Shape, float]]]
     """By medians of both: low quantiles of a ratio are moments at which the layer happened to be slow."""
 
     @classmethod
@@ -54,7 +54,7 @@ class RelativeTimes:
 
     def median_of(self, op: str, variant: str, dtype: str = BF16, **sizes: int) -> float | None:
         """The median of what was timed of an op, of shapes with these sizes."""
-        some = self.by.get((op, variant, dtype), [])
+        some = self.times_by_case.get((op, variant, dtype), [])
         values = [value for shape, value in some if all(shape.get(k) == v for k, v in sizes.items())]
         return median(values) if values else None
 
@@ -77,12 +77,12 @@ class RelativeTimes:
             return 1.0
         return min(layer / sum(call * times for call, times in calls if call is not None), 1.0)
 
-    def layer(self, model: str, part: str, dtype: str = BF16) -> float | None:
+    def seconds_per_layer(self, model: str, part: str, dtype: str = BF16) -> float | None:
         """What a layer more of a model adds to a part of its step."""
         line = self._by_layers(model, part, dtype)
         return None if line is None else line[1]
 
-    def fixed_part(self, model: str, part: str) -> float | None:
+    def seconds_beside_layers(self, model: str, part: str) -> float | None:
         """What a part of a model's step takes beside its layers."""
         line = self._by_layers(model, part, BF16)
         return None if line is None else line[0]
@@ -92,13 +92,13 @@ class RelativeTimes:
 
         The difference of two sizes, two layers apart, is as uncertain as a whole layer where the host's pace changes.
         """
-        ends, timed = self.fixed_part(DENSE, part), self.by.get((model, part, BF16), [])
+        ends, timed = self.seconds_beside_layers(DENSE, part), self.times_by_case.get((model, part, BF16), [])
         each = [(value - (ends or 0.0)) / int(shape["layers"]) for shape, value in timed if shape["micro_batches"] == 1]
         return None if ends is None or not each else median(each)
 
     def _by_layers(self, model: str, part: str, dtype: str) -> tuple[float, float] | None:
         by: dict[int, list[float]] = defaultdict(list)
-        for shape, value in self.by.get((model, part, dtype), []):
+        for shape, value in self.times_by_case.get((model, part, dtype), []):
             if shape["micro_batches"] == 1:
                 by[int(shape["layers"])].append(value)
         if len(by) < 2:

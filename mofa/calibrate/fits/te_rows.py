@@ -9,7 +9,7 @@ import numpy as np
 from mofa.blocks.frameworks.megatron.tuned_norms import TUNED_NORMS
 from mofa.calibrate.measurements import Row
 from mofa.cost.kernels.fitted_forms import gemm_s
-from mofa.specs.curves import GemmForm, StreamForm
+from mofa.specs.curves import GemmForm, MemoryBoundForm
 
 ADDED_BYTES = 6.0
 """What adding to an fp32 gradient moves beyond writing a 16-bit one: 4 read, 4 written. [B]"""
@@ -26,12 +26,12 @@ def has_own_curve(row: Row) -> bool:
     return row.case.variant != "te" or kind not in TUNED_NORMS or row.case.size("width") in TUNED_NORMS[kind]
 
 
-def fitted_by_bytes_only(row: Row) -> bool:
+def is_row_of_short_kernels(row: Row) -> bool:
     """Whether a memory-bound row is one of several short kernels, which tell no row's or column's cost from bytes."""
     return row.case.variant == "megatron" and row.case.op.endswith("_bwd")
 
 
-def accumulation_form(rows: Sequence[Row], single: GemmForm, num_sms: int) -> StreamForm | None:
+def accumulation_form(rows: Sequence[Row], single: GemmForm, num_sms: int) -> MemoryBoundForm | None:
     """Bandwidth of the extra traffic when a product accumulates into an fp32 gradient: the median over long products.
 
     Examples
@@ -45,4 +45,4 @@ def accumulation_form(rows: Sequence[Row], single: GemmForm, num_sms: int) -> St
     m, n, k = (np.array([float(r.case.size(x)) for r in long]) for x in "mnk")
     alone_s = gemm_s(m, n, k, single, element_bytes=2.0, num_sms=num_sms)
     each_s = float(np.median((np.array([r.sample.median_s for r in long]) - alone_s) / (m * n)))
-    return StreamForm(0.0, ADDED_BYTES, ADDED_BYTES / each_s) if each_s > 0 else None
+    return MemoryBoundForm(0.0, ADDED_BYTES, ADDED_BYTES / each_s) if each_s > 0 else None

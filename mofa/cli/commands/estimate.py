@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mofa.cli.jobs import EstimateRequest
     from mofa.plan.result import Estimate, FlopsConvention, Plan
     from mofa.plan.summaries import WorkloadSummary
-    from mofa.replay.time.time_replayed import TimeReplayed
+    from mofa.replay.time.time_replayed import ReplayedTime
     from mofa.specs.faults import FaultSpec
 
 
@@ -138,17 +138,17 @@ def _refuse_what_does_not_fit(estimates: Sequence[Estimate]) -> None:
             )
 
 
-def _step(job: EstimateRequest, faults: FaultSpec | None) -> TimeReplayed:
+def _step(job: EstimateRequest, faults: FaultSpec | None) -> ReplayedTime:
     """The step of a job on its clocks, for the figures."""
     from mofa.replay.time.step import replay_time
-    from mofa.search.strategy_estimator import estimator_of
+    from mofa.search.strategy_estimator import strategy_estimator
 
     cluster = job.cluster
     if faults is not None:
         from mofa.search.long_run.spare_nodes import without_spares
 
         cluster = without_spares(cluster, faults.spares or 0, faults.name)
-    return replay_time(estimator_of(job.workload, cluster, job.framework, job.strategy))
+    return replay_time(strategy_estimator(job.workload, cluster, job.framework, job.strategy))
 
 
 def estimate_of(
@@ -192,7 +192,7 @@ def estimate_of(
         cluster=ClusterSummary.from_spec(cluster),
         framework=FrameworkSummary.from_spec(framework),
         job=JobFacts.from_specs(workload, framework, cluster),
-        defaults=_defaults(plan, summary, job.named),
+        defaults=_defaults(plan, summary, job.fields_set_by_user),
     )
 
 
@@ -204,7 +204,7 @@ def _notes(job: EstimateRequest, plan: Plan) -> tuple[str, ...]:
 
 def _defaults(plan: Plan, workload: WorkloadSummary, named: frozenset[str]) -> dict[str, str]:
     """What was taken where the user wrote nothing, in words."""
-    from mofa.report.words import strategy_text
+    from mofa.report.phrases import strategy_text
 
     words = strategy_text(plan.strategy, moe=workload.num_active_params < workload.num_params).split()
     return {

@@ -279,7 +279,7 @@ def _record(log: Path, nodes: int | None, days: float | None) -> LogReport:
     if nodes is None:
         raise SpecError("--log-nodes: is missing; say how many nodes the log is of, those that never failed included")
     if days is not None:
-        long_run.at_least("--log-days", days, "d")
+        long_run.parse_at_least_zero("--log-days", days, "d")
     return read_log(log).report(nodes, days)
 
 

@@ -89,7 +89,7 @@ def show_faults(name: Annotated[str | None, typer.Argument(help="A fault profile
 def show_frameworks(name: Annotated[str | None, typer.Argument(help="A framework.")] = None,
                     json: opt.Json = False) -> None:  # fmt: skip
     """List the frameworks, or every option of one with its values and its default."""
-    from mofa.cli.vocabularies import framework_options, frameworks
+    from mofa.cli.choice_tables import framework_options, frameworks
 
     if name is None:
         _list_records("Frameworks", frameworks(), json, under="source")
@@ -100,7 +100,7 @@ def show_frameworks(name: Annotated[str | None, typer.Argument(help="A framework
 @show.command("strategy")
 def show_strategy(json: opt.Json = False) -> None:
     """List every field of a strategy, as --strategy, --fix and --max read it, with its values and its default."""
-    from mofa.cli.vocabularies import strategy_fields
+    from mofa.cli.choice_tables import strategy_fields
 
     _list_records("Fields of a strategy", strategy_fields(), json, under="meaning")
 
@@ -108,7 +108,7 @@ def show_strategy(json: opt.Json = False) -> None:
 @show.command("schedules")
 def show_schedules(json: opt.Json = False) -> None:
     """List the pipeline schedules: who runs them, and when a search tries them."""
-    from mofa.cli.vocabularies import schedules
+    from mofa.cli.choice_tables import schedules
 
     _list_records("Pipeline schedules", schedules(), json, under="meaning")
 
@@ -157,7 +157,7 @@ def show_workload(
 
 def _print_parts(parts: Sequence[PartStates]) -> None:
     """A table of what each kind of layer holds, of all ranks together."""
-    from mofa.report.words import quantity_text
+    from mofa.report.phrases import quantity_text
 
     columns = [("kind", "left"), ("of", "left"), ("layers", "right"), ("parameters each", "right"),
                ("parameters", "right"), ("bf16 weights", "right"), ("fp32 gradients", "right"),
@@ -224,7 +224,7 @@ def _list_records(title: str, records: Sequence[dict[str, Any]], json: bool, und
 
 
 def _list_hardware(json: bool) -> None:
-    from mofa.report.words import quantity_text
+    from mofa.report.phrases import quantity_text
     from mofa.specs.load import bundled, load_cluster
 
     clusters = [load_cluster(name, 1) for name in bundled("nodes")]
@@ -257,7 +257,7 @@ def _list_hardware(json: bool) -> None:
 
 
 def _show_hardware(name: str, json: bool) -> None:
-    from mofa.report.words import quantity_text, unit_of_field
+    from mofa.report.phrases import quantity_text, unit_of_field
     from mofa.specs.base import Fact
     from mofa.specs.curves import Curve
     from mofa.specs.load import bundled, load_cluster

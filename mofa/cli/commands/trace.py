@@ -84,9 +84,9 @@ def _played(
     from mofa.replay.replayer import Replayer, mean_over_steps
     from mofa.replay.time.perfetto import evenly_spread, trace_events
     from mofa.replay.time.step import replay_time
-    from mofa.search.strategy_estimator import estimator_of
+    from mofa.search.strategy_estimator import strategy_estimator
 
-    estimator = estimator_of(job.workload, job.cluster, job.framework, job.strategy)
+    estimator = strategy_estimator(job.workload, job.cluster, job.framework, job.strategy)
     pp = int(estimator.table.pp[0])
     shown = _ranks(ranks, pp) if ranks is not None else evenly_spread(pp, MAX_RANKS)
     watched = frozenset((r, i) for r in shown for i in range(micro_batches))

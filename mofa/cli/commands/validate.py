@@ -83,7 +83,7 @@ def _page(path: Path) -> str:
     """A page that has a place for the table."""
     from mofa.errors import SpecError
     from mofa.report.accuracy import README_MARKERS
-    from mofa.specs.bounded import read_bytes, utf8_text
+    from mofa.specs.limited_reads import read_bytes, utf8_text
 
     where = f"--readme {path}"
     text = utf8_text(read_bytes(path, where, MAX_PAGE_BYTES, "name a page of text"), where)

@@ -51,9 +51,9 @@ def trace_block(
     if not split_backward:
         return trace
     halves, both = block.split_backward, []
-    for weights in (halves.weights, halves.weights_of_last):
-        tape = replace(halves.inputs, ops=(*halves.inputs.ops, *weights.ops), tensors=weights.tensors)
-        behind = len(halves.inputs.ops)
+    for weights in (halves.by_weights, halves.by_weights_of_last_block):
+        tape = replace(halves.by_inputs, ops=(*halves.by_inputs.ops, *weights.ops), tensors=weights.tensors)
+        behind = len(halves.by_inputs.ops)
         halves_of = replace(block, backward=tape)
         both.append(
             _trace_block(
@@ -105,7 +105,7 @@ def _trace_block(
     out = of(block.forward.outputs[0]) if block.forward.outputs else ""
     back = of(block.backward.outputs[0]) if block.backward.outputs else ""
     given = block.backward.inputs[0] if block.backward.inputs else ""
-    lingers = {of(name): int(value_at(tensors[name].bytes, k)) for name in block.backward.lingers}
+    lingers = {of(name): int(value_at(tensors[name].bytes, k)) for name in block.backward.retained_by_dispatcher}
     for name in (out, back, *lingers):
         death.pop(name, None)
     # a node of autograd's lets what comes in go at its end, and then what it had saved (engine.cpp, evaluate_function)
@@ -147,7 +147,7 @@ def _trace_block(
         and op.work.kind == "all_reduce"
         and op.work.group == "tp"
     )
-    sent = frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.sent, k))
+    sent = frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.recorded_on_nccl_stream, k))
     first = next((op for op in block.forward.ops if op.part == "loss" and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
     return BlockTrace(
@@ -155,8 +155,9 @@ def _trace_block(
         given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
         _dry(block, k) if pipelined else (), reduced, sent,
-        frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.shelved, k)),
-        lingers=tuple(lingers.items()), input=of(block.forward.inputs[0]) if block.forward.inputs else "",
+        frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.held_by_watchdog, k)),
+        retained_by_dispatcher=tuple(lingers.items()),
+        input=of(block.forward.inputs[0]) if block.forward.inputs else "",
     )  # fmt: skip
 
 

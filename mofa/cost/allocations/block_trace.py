@@ -67,31 +67,32 @@ class OpTrace(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockTrace:
-    """Forward and backward of one block, op by op. ``out`` and ``back`` name what each hands on, empty for nothing.
+    """Forward and backward of one block, op by op. ``output`` and ``input_gradient`` name what each hands on, empty for
+    nothing.
 
-    ``cached`` are weight copies that autocast's cache holds until the loss is there; ``weights`` the parameters of each
-    weight, before data parallelism shards them. [params]
+    ``autocast_cached`` are weight copies that autocast's cache holds until the loss is there; ``weights`` the
+    parameters of each weight, before data parallelism shards them. [params]
     """
 
     name: str
     forward: tuple[OpTrace, ...]
     backward: tuple[OpTrace, ...]
-    out: str
-    back: str
-    given: str
-    cached: frozenset[str]
+    output: str
+    input_gradient: str
+    output_gradient: str
+    autocast_cached: frozenset[str]
     weights: tuple[BlockWeight, ...]
     logits: str = ""
     """Of a pipeline's head: what the stage gave, which the schedule holds until its backward is through."""
     launches: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Kernels of the forward, of the backward by inputs and of that by weights. [-]"""
-    dry: tuple[OpTrace, ...] = ()
+    shape_inference: tuple[OpTrace, ...] = ()
     """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
-    reduced: frozenset[str] = frozenset()
+    all_reduced_in_place: frozenset[str] = frozenset()
     """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
-    sent: frozenset[str] = frozenset()
+    recorded_on_nccl_stream: frozenset[str] = frozenset()
     """What else a stream of NCCL's uses that the allocator is told of (:class:`mofa.blocks.op.Tensor`)."""
-    shelved: frozenset[str] = frozenset()
+    held_by_watchdog: frozenset[str] = frozenset()
     """What PyTorch's watchdog lets go (:mod:`mofa.cost.allocations.watchdog`)."""
     freed_at_end: frozenset[str] = frozenset()
     """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until
@@ -100,7 +101,7 @@ class BlockTrace:
     """The backward by inputs and behind it that by weights, where a checkpoint makes the block again in both."""
     split_backward_of_last: tuple[OpTrace, ...] = ()
     """The same of a chunk's last block."""
-    lingers: tuple[tuple[str, int], ...] = ()
+    retained_by_dispatcher: tuple[tuple[str, int], ...] = ()
     """What is alive beyond the backward's end, until an op that renews it, as it goes then. [B]"""
     torch_products: bool = True
     """Whether its products are PyTorch's, which have a workspace for each thread."""

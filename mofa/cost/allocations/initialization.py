@@ -53,7 +53,8 @@ def build_requests(weights: Sequence[Weight], table: Sequence[int]) -> list[Slot
 
     Examples
     --------
-    >>> build_requests([Weight("a wq", 2, 0, 2, 0, draft=4)], (8, 4, 4))[3:7]  # doctest: +NORMALIZE_WHITESPACE
+    >>> weight = Weight("a wq", 2, 0, 2, 0, init_copy_bytes=4)
+    >>> build_requests([weight], (8, 4, 4))[3:7]  # doctest: +NORMALIZE_WHITESPACE
     [SlotRequest(slot=3, nbytes=4, name='draft of a first value'), SlotRequest(slot=4, nbytes=8, name='buffer'),
      SlotRequest(slot=2, nbytes=0, name=''), SlotRequest(slot=3, nbytes=0, name='')]
     """
@@ -70,7 +71,7 @@ def build_requests(weights: Sequence[Weight], table: Sequence[int]) -> list[Slot
     for c in sorted({w.chunk for w in weights}):
         of_chunk = [w for w in weights if w.chunk == c]
         for w in of_chunk:
-            take(w.param, w.name)
+            take(w.param_bytes, w.name)
         if table:
             old = take(table[0], TABLE)
             parts = [take(nbytes, DRAFT) for nbytes in table[1:]]
@@ -78,8 +79,8 @@ def build_requests(weights: Sequence[Weight], table: Sequence[int]) -> list[Slot
             for slot in (*parts, old):
                 give(slot)
         for w in sorted(of_chunk, key=lambda w: w.purpose == "embedding"):  # which is the head's, where it is one
-            if w.draft:
-                give(take(w.draft, DRAFT))
+            if w.init_copy_bytes:
+                give(take(w.init_copy_bytes, DRAFT))
     return out
 
 
@@ -99,7 +100,7 @@ def broadcast_requests(weights: Sequence[Weight]) -> list[SlotRequest]:
     for w in weights:
         if sum(filled[-1]) >= BROADCAST_BYTES:
             filled.append([])
-        filled[-1].append(w.param)
+        filled[-1].append(w.param_bytes)
     out: list[SlotRequest] = []
     for n, sizes in enumerate(filled):
         if n >= IN_FLIGHT and len(filled[n - IN_FLIGHT]) > 1:

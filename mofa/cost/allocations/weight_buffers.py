@@ -26,22 +26,22 @@ class Weight(NamedTuple):
     """A parameter tensor on one rank: bytes of itself, its main copy, each of its states and temporaries. [B]"""
 
     name: str
-    param: int
-    main: int
-    state: int
-    temporary: int
-    own_optimizer: bool = False
+    param_bytes: int
+    main_copy_bytes: int
+    state_bytes: int
+    temporary_bytes: int
+    has_expert_optimizer: bool = False
     """Stepped by an optimizer of its own, behind the others': Megatron's experts under expert parallelism."""
     chunk: int = 0
     """The chunk of the rank that it belongs to."""
-    flat: bool = False
+    is_1d: bool = False
     """Of one dimension: stepped behind the others of its optimizer in Megatron, which does not decay it."""
-    widened: int = 0
+    fp32_gradient_copy_bytes: int = 0
     """Bytes of the fp32 copy of its gradient, from one step of Megatron's optimizer to the beginning of the next."""
-    draft: int = 0
+    init_copy_bytes: int = 0
     """Bytes of the copy that first values are drawn in: torchtitan's fp32 one (models/utils.py, ``trunc_normal_``), of
     an fp8 parameter the 16-bit one (te/module/base.py, ``reset_parameters``)."""
-    transposed: int = 0
+    fp8_transpose_bytes: int = 0
     """Bytes of an fp8 parameter's second copy, there from the start."""
     module: str = ""
     purpose: Purpose = ""
@@ -80,7 +80,7 @@ def weight_states_of_rank(
     stored_params = parameters.sharded if fsdp else parameters.total
     stepped_params = parameters.sharded if fsdp or distributed else parameters.total
     held_bytes = parameters.params_bytes
-    if spec.gradients.gathers_whole:
+    if spec.gradients.keeps_params_gathered:
         held_bytes -= 2.0 * parameters.total
     states = parameters.states_bytes / stepped_params
     main, num_moments = 0.0, workload.optimizer.traits.num_moments
@@ -117,8 +117,9 @@ def with_fp8_weights(rows: Rows, weights: tuple[Weight, ...], layers: Collection
         return weights
     copies = weight_copies(recipe, rows.costs.context.fp8_transposes)
     return tuple(
-        w._replace(param=w.param // 2, draft=w.param, transposed=(copies - 1) * (w.param // 2))
-        if w.module in layers and not w.flat else w
+        w._replace(param_bytes=w.param_bytes // 2, init_copy_bytes=w.param_bytes,
+        fp8_transpose_bytes=(copies - 1) * (w.param_bytes // 2))
+        if w.module in layers and not w.is_1d else w
         for w in weights
     )  # fmt: skip
 
@@ -134,7 +135,7 @@ def buffers_taken_at_build(
     if framework.library is None or not weights:
         return ()
     first = next((n for n, w in enumerate(weights) if w.purpose == "attention_output"), 0)
-    tables = spec.buffers.tables_from_start * len(spec.layer_numbers)
+    tables = spec.buffers.rotary_tables_from_start * len(spec.layer_numbers)
     return (first, WORKSPACE), *((len(weights) - 1, nbytes) for nbytes in tables)
 
 
@@ -147,7 +148,7 @@ def flat_buffers(
     out = []
     for b in megatron_buffers_of_rank(framework, spec, params):
         padding = b.buckets[-1] / max(sum(round(params[n].params) for n in b.members), 1)
-        params_bytes = int(padding * sum(weights[n].param for n in b.members))
+        params_bytes = int(padding * sum(weights[n].param_bytes for n in b.members))
         grads_bytes = int(framework.grads_bytes_per_param * b.buckets[-1])
         out.append(FlatBuffer(b.members, params_bytes if spec.gradients.shards_states else 0, grads_bytes))
     return tuple(out)
@@ -161,10 +162,10 @@ def weights_by_optimizer(weights: Sequence[Weight], buffers: Sequence[FlatBuffer
     if buffers:
         turned = any(flat.params for flat in buffers)
         order = [n for flat in buffers for n in (flat.weights if turned else ())] or range(len(weights))
-        ordered = sorted((weights[n] for n in order), key=lambda w: w.flat)
+        ordered = sorted((weights[n] for n in order), key=lambda w: w.is_1d)
     of_each: tuple[list[Weight], list[Weight]] = ([], [])
     for w in ordered:
-        of_each[w.own_optimizer].append(w)
+        of_each[w.has_expert_optimizer].append(w)
     return tuple(tuple(of_one) for of_one in of_each if of_one)
 
 

@@ -97,7 +97,7 @@ def block_context(
     local = where(sp, tokens / f["tp"], tokens)
     top_k = model.moe.top_k if model.moe else 0
     load = loads.load_columns(table.ep, table.balancing)
-    time_ratio, memory_ratio = _plain(load.time), _plain(load.memory)
+    time_ratio, memory_ratio = _plain(load.slowest_rows_over_mean), _plain(load.quantile_rows_over_mean)
     element: int = 2
     recipe = FP8_RECIPES.get(workload.precision.fp8_recipe)
     gemm_format: Format = recipe.product if recipe else "bf16"
@@ -120,16 +120,18 @@ def block_context(
         model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), cp_a2a=_plain(exchanges), ep=f["ep"], etp=f["etp"],
         micro_batch=f["micro_batch"], fsdp=shards["fsdp"], efsdp=shards["efsdp"],
-        rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
-        uneven=_plain(load.uneven), fixed_rows=workload.routing.pad_to_capacity,
-        unseen=_plain(unseen), expected_first_use_kernels=_plain(kernels),
+        rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio,
+        imbalance=_plain(load.sent_bytes_over_mean),
+        expert_rows_deviation=_plain(load.expert_rows_deviation), fixed_rows=workload.routing.pad_to_capacity,
+        unseen_rows_share=_plain(unseen), expected_first_use_kernels=_plain(kernels),
         has_all_layers=_plain(table.pp == 1),
-        loops_met=_plain((np.maximum(model.num_moe_layers / (table.pp * table.vpp), 1.0) + 1.0) / 2.0),
-        scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
-        accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
-        residual=4 if mode.precision == "autocast" else element, weight_element=element,
+        mean_loops_before=_plain((np.maximum(model.num_moe_layers / (table.pp * table.vpp), 1.0) + 1.0) / 2.0),
+        schedules_replicas=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
+        accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined,
+        activation_element_bytes=element,
+        residual_element_bytes=4 if mode.precision == "autocast" else element, weight_element_bytes=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
-        amp=mode.amp, stored=optimizer_dtype_bytes(workload, mode.precision),
+        has_amp_casts=mode.amp, stored_bytes_per_param=optimizer_dtype_bytes(workload, mode.precision),
         fp8=recipe, fp8_transposes=cluster.gpu.fp8_transposes, kernels=cluster.gpu.curves.layer_kernels,
     ), groups  # fmt: skip
 
@@ -216,7 +218,8 @@ def block_costs(
     return BlockCosts(
         ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),
         per_combination(with_head, num_k),
-        per_combination(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual, num_k), tapes, machine, weights,
+        per_combination(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual_element_bytes, num_k), tapes,
+        machine, weights,
     )  # fmt: skip
 
 

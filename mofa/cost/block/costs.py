@@ -13,7 +13,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, per_combination, stack_rows
 from mofa.blocks.op import Tape
-from mofa.cost.block.deferred_weight_gradients import Deferred, deferred
+from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split_backward_memory
 from mofa.cost.block.durations import Machine, Timed, time_works
 from mofa.cost.block.host_clock import Clocks
 from mofa.cost.block.liveness import BlockMemory, block_memories, sent_and_launched, watchdog_held_bytes
@@ -198,11 +198,11 @@ class BlockCosts:
     embedding: BlockCost
     head: BlockCost
     mtp: Mapping[RecomputeSpec, BlockCost] | None
-    persistent: ArrayK
+    persistent_bytes: ArrayK
     """Buffers that stay allocated from the first use on, outside the tapes; without the head's. (K,) [B]"""
-    persistent_head: ArrayK
+    persistent_bytes_with_head: ArrayK
     """The same on the stage with the head. (K,) [B]"""
-    boundary: ArrayK
+    stage_boundary_bytes: ArrayK
     """The residual stream of a micro-batch on one rank: what one stage hands to the next. (K,) [B]"""
     tapes: Mapping[str, BlockTapes]
     machine: Machine
@@ -220,7 +220,7 @@ class BlockCosts:
 
     def without_host_lead(self) -> BlockCosts:
         """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
-        return self._on(replace(self.machine, drained=True))
+        return self._on(replace(self.machine, host_lead_lost=True))
 
     def with_device_waits(self, idle: float) -> BlockCosts:
         """The same on a device that waits for a share of the time besides: only times differ."""
@@ -250,6 +250,6 @@ class BlockCosts:
         return {name: (by_inputs.clocks, by_weights.clocks) for name, (by_inputs, by_weights) in both.items()}
 
     @cached_property
-    def deferred(self) -> dict[str, Deferred]:
+    def split_backward_memories(self) -> dict[str, SplitBackwardMemory]:
         """Memory of each block's backward by weights, as those schedules run it."""
-        return {name: deferred(block, self.machine.num_k) for name, block in self.tapes.items()}
+        return {name: split_backward_memory(block, self.machine.num_k) for name, block in self.tapes.items()}

@@ -20,47 +20,53 @@ ArrayK = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Deferred:
+class SplitBackwardMemory:
     """Bytes of one block and one micro-batch, (K,); by kind (len(KINDS), K). [B]
 
-    A backward by inputs leaves ``between_halves`` for that by weights, beside what the forward saved. ``before`` is the
-    most alive in the former, saved tensors included. ``peak`` and ``kinds`` are the most alive in the latter, both
-    included; ``peak_of_last`` is the same of a chunk's last block, with no weight behind it. ``left`` stays until the
-    whole chunk's backward by weights is through.
+    A backward by inputs leaves ``between_halves`` for that by weights, beside what the forward saved.
+    ``peak_by_inputs`` is the most alive in the former, saved tensors included. ``peak_by_weights`` and
+    ``peak_by_weights_kinds`` are the most alive in the latter, both included; ``peak_by_weights_of_last`` is the same
+    of a chunk's last block, with no weight behind it. ``left_until_chunk_end`` stays until the whole chunk's backward
+    by weights is through.
     """
 
     between_halves: ArrayK
-    before: ArrayK
-    left: ArrayK
-    peak: ArrayK
-    kinds: ArrayK
-    peak_of_last: ArrayK
+    peak_by_inputs: ArrayK
+    left_until_chunk_end: ArrayK
+    peak_by_weights: ArrayK
+    peak_by_weights_kinds: ArrayK
+    peak_by_weights_of_last: ArrayK
 
 
-def deferred(block: BlockTapes, num_k: int) -> Deferred:
+def split_backward_memory(block: BlockTapes, num_k: int) -> SplitBackwardMemory:
     """What deferred weight gradients of a block keep alive."""
     halves = block.split_backward
-    memory = _alive(block.forward, halves.inputs, halves.weights, num_k)
-    if halves.weights_of_last is halves.weights:
+    memory = _alive(block.forward, halves.by_inputs, halves.by_weights, num_k)
+    if halves.by_weights_of_last_block is halves.by_weights:
         return memory
-    return replace(memory, peak_of_last=_alive(block.forward, halves.inputs, halves.weights_of_last, num_k).peak)
+    return replace(
+        memory,
+        peak_by_weights_of_last=_alive(
+            block.forward, halves.by_inputs, halves.by_weights_of_last_block, num_k
+        ).peak_by_weights,
+    )
 
 
-def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> Deferred:
+def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> SplitBackwardMemory:
     """Of a backward's two halves, one after the other."""
     # what the backward by inputs hands on is the next block's; nothing is added to a gradient that is held
     halves = [op._replace(view=False) if op.role == "sum" else op for op in inputs.ops]
     lifetimes = BlockLifetimes.from_tapes(forward, Tape((*halves, *weights.ops), weights.tensors, inputs.inputs, ()))
-    weights_begin = lifetimes.boundary + len(inputs.ops)
-    ops = lifetimes.ops[lifetimes.boundary :]
+    weights_begin = lifetimes.first_backward_op + len(inputs.ops)
+    ops = lifetimes.ops[lifetimes.first_backward_op :]
     if weights_begin == len(lifetimes.ops):
         nothing = np.zeros(num_k)
-        return Deferred(nothing, nothing, nothing, nothing, np.zeros((len(KINDS), num_k)), nothing)
-    intervals = [interval for interval in lifetimes.intervals if interval.end >= lifetimes.boundary]
+        return SplitBackwardMemory(nothing, nothing, nothing, nothing, np.zeros((len(KINDS), num_k)), nothing)
+    intervals = [interval for interval in lifetimes.intervals if interval.end >= lifetimes.first_backward_op]
     sizes = stack_rows([interval.bytes for interval in intervals], num_k) if intervals else np.zeros((0, num_k))
     fields = ("start", "end", "since", "kind")
     start, end, since, kind = (np.array([getattr(each, name) for each in intervals], dtype=int) for name in fields)
-    saved = (since < lifetimes.boundary) & (start <= lifetimes.boundary)
+    saved = (since < lifetimes.first_backward_op) & (start <= lifetimes.first_backward_op)
     staying = [n for n, interval in enumerate(intervals) if saved[n] and interval.end < weights_begin]
     rest = np.zeros((len(staying), num_k))
     for more, n in zip(rest, staying, strict=True):
@@ -73,19 +79,24 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> Deferred:
     sizes = np.concatenate([sizes, rest])
     start, end = np.append(start, end[staying] + 1), np.append(end, np.full(len(staying), len(lifetimes.ops) - 1))
     since, kind = np.append(since, since[staying]), np.append(kind, kind[staying])
-    op_index = np.arange(lifetimes.boundary, len(lifetimes.ops))[:, None]
+    op_index = np.arange(lifetimes.first_backward_op, len(lifetimes.ops))[:, None]
     there = (start <= op_index) & (op_index <= end)
     scratch = stack_rows(
         [op.scratch if op.present is True else where(op.present, op.scratch, 0.0) for op in ops], num_k
     )
     alive = there.astype(float) @ sizes + scratch
-    behind = weights_begin - lifetimes.boundary
+    behind = weights_begin - lifetimes.first_backward_op
     most = behind + alive[behind:].argmax(axis=0)
     kinds = np.array([
         [(there[op] * (kind == of)) @ sizes[:, k] for k, op in enumerate(most)] for of in range(len(KINDS))
     ])  # fmt: skip
     kinds[KINDS.index("scratch")] += scratch[most, np.arange(num_k)]
-    waits = (since >= lifetimes.boundary) & (since < weights_begin) & (start <= weights_begin) & (end >= weights_begin)
+    waits = (
+        (since >= lifetimes.first_backward_op)
+        & (since < weights_begin)
+        & (start <= weights_begin)
+        & (end >= weights_begin)
+    )
     peak = alive[behind:].max(axis=0)
     before = alive[:behind].max(axis=0) if behind else np.zeros(num_k)
-    return Deferred(waits @ sizes, before, there[-1] @ sizes, peak, kinds, peak)
+    return SplitBackwardMemory(waits @ sizes, before, there[-1] @ sizes, peak, kinds, peak)

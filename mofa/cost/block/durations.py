@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, any_true, maximum, per_combination, stack_rows, where
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.work import Attention, Collective, Gemm, Grouped, HostSync, Stream
+from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostSync, MemoryBound
 from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
@@ -51,22 +51,22 @@ class Machine:
     groups: Mapping[str, Group]
     framework: FrameworkSpec
     num_k: int
-    spread: TokenSpread | None = None
+    token_spread: TokenSpread | None = None
     """Where copies of a token go, for dispatchers that send a token once to each place."""
-    drained: bool = False
+    host_lead_lost: bool = False
     """Whether a kernel that was loaded has taken the lead that the host had (:mod:`mofa.cost.kernels.lazy_loading`)."""
-    idle: float = 0.0
+    idle_fraction: float = 0.0
     """Share of the time in which the device waits besides (:mod:`mofa.cost.step_time.power_averaging`). [-]"""
-    known: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
+    timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
     """Shared by machines that differ in ``drained`` alone."""
 
     def with_device_waits(self, idle: float) -> Machine:
         """The same, waiting for a share of the time besides what its tapes say."""
-        return replace(self, idle=idle, known=TimedOps(self.known.works, host=self.known.host))
+        return replace(self, idle_fraction=idle, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
 
     def on_hosts_of(self, cluster: ClusterSpec) -> Machine:
         """The same GPUs, of a cluster whose hosts alone differ: devices take as long."""
-        return replace(self, cluster=cluster, known=TimedOps(self.known.works, self.known.device))
+        return replace(self, cluster=cluster, timed_ops=TimedOps(self.timed_ops.works, self.timed_ops.device))
 
     @cached_property
     def fabric(self) -> Fabric:
@@ -103,7 +103,7 @@ class Machine:
         """What ``compute`` returns for the ops of a tape; called once where there are few combinations."""
         if self.num_k > MOST_KEPT:
             return compute()
-        tapes = self.known.device if clock == "device" else self.known.host
+        tapes = self.timed_ops.device if clock == "device" else self.timed_ops.host
         known = tapes.get(id(ops))
         if known is None:
             known = tapes[id(ops)] = ops, tuple(compute())
@@ -115,7 +115,7 @@ def _rows(array: ArrayK) -> list[FloatK]:
     return array[:, 0].tolist() if array.shape[1] == 1 else list(array)
 
 
-PRODUCTS = (Gemm, Grouped, Attention)
+PRODUCTS = (Gemm, GroupedGemm, Attention)
 """Work that the power limit slows down."""
 UNTIMED = (type(None), HostSync)
 """Work that takes the device no time."""
@@ -126,7 +126,7 @@ Timed = Mapping[int, FloatK]
 def _work_key(op: Op) -> Hashable:
     """The same for ops that take the same time: recomputed copies, the tapes of other recomputation modes."""
     work = op.work
-    if type(work) is Stream:
+    if type(work) is MemoryBound:
         launches = op.launches
         return id(work), launches if isinstance(launches, PLAIN) else id(launches), op.compiled
     return id(work)
@@ -135,12 +135,12 @@ def _work_key(op: Op) -> Hashable:
 def _work_kind(op: Op) -> Hashable:
     """Ops of one kind are timed by one call: what the call takes that is not an array."""
     w = op.work
-    if type(w) is Stream:
-        return Stream
+    if type(w) is MemoryBound:
+        return MemoryBound
     if type(w) is Gemm:
         return Gemm, w.format
-    if type(w) is Grouped:
-        return Grouped, w.format, w.wgrad, w.sequential, w.kernel, w.added_bytes
+    if type(w) is GroupedGemm:
+        return GroupedGemm, w.format, w.wgrad, w.sequential, w.kernel, w.added_bytes
     if type(w) is Attention:
         return Attention, w.backward, w.d_qk, w.d_v, w.backend
     assert type(w) is Collective
@@ -152,7 +152,7 @@ def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
 
     All works of a kind are timed by one call, so that an estimate of one candidate makes few.
     """
-    works = machine.known.works if machine.num_k <= MOST_KEPT else {}
+    works = machine.timed_ops.works if machine.num_k <= MOST_KEPT else {}
     kinds: dict[Any, dict[Hashable, Op]] = defaultdict(dict)
     keys: dict[int, Hashable] = {}
     met = set(works)
@@ -177,7 +177,7 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
     def columns(*names: str) -> ArrayK:
         return stack_rows([getattr(op.work, name) for name in names for op in ops], num_k).reshape(-1, len(ops), num_k)
 
-    if kind is Stream:
+    if kind is MemoryBound:
         return _stream_seconds(ops, machine)
     if kind[0] is Gemm:
         m, n, k, count = columns("m", "n", "k", "count")
@@ -185,7 +185,7 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
         if kind[1] != "bf16":
             return time_s
         return unaligned_gemm_s(time_s, m, n, k, count, [op.work.product for op in ops if type(op.work) is Gemm], gpu)
-    if kind[0] is Grouped:
+    if kind[0] is GroupedGemm:
         rows, groups, n, k, uneven = columns("rows", "groups", "n", "k", "uneven")
         return grouped_gemm_s(
             rows, groups, n, k, gpu, kind[1], wgrad=kind[2], sequential=kind[3], uneven=uneven, kernel=kind[4],
@@ -195,7 +195,9 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
         places = [machine.groups[op.work.group] for op in ops if isinstance(op.work, Collective)]
         group = stacked_groups(places)
         payload, imbalance = columns("payload", "imbalance")
-        time = collective_time(kind[1], payload, group, machine.fabric, imbalance=imbalance, spread=machine.spread)
+        time = collective_time(
+            kind[1], payload, group, machine.fabric, imbalance=imbalance, spread=machine.token_spread
+        )
         return time.total_s
     batch, heads, groups, q_len, pairs = columns("batch", "heads", "groups", "q_len", "pairs")
     return attention_s(batch, heads, groups, q_len, pairs, kind[2], kind[3], gpu, backward=kind[1], backend=kind[4])
@@ -244,8 +246,8 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     }
     curves = machine.cluster.gpu.curves
     limit, memory = curves.power_limit, curves.stream_clock
-    if limit is not None and machine.idle:
-        busy = limit.mix_weight_beside_idle(machine.idle)
+    if limit is not None and machine.idle_fraction:
+        busy = limit.mix_weight_beside_idle(machine.idle_fraction)
         shares = {kind: share * busy for kind, share in shares.items()}
     else:
         busy = 1.0
@@ -256,7 +258,9 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     for kind, rows in kinds.items():
         curve = powered[kind]
         # where clocks were not read, the share of products and attention says how far it falls
-        rate_fraction = curve.rate_fraction(np.minimum(work, 1.0)) if memory is None else curve.at_clock(clock)
+        rate_fraction = (
+            curve.rate_fraction(np.minimum(work, 1.0)) if memory is None else curve.relative_rate_at_clock(clock)
+        )
         slower: FloatK = curve.sustained / rate_fraction * machine.slowest
         if isinstance(slower, np.generic):
             slower = float(slower)
@@ -271,7 +275,9 @@ def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, 
     """Make the memory-bound ops of a tape as much longer as their kernels wait for the clock, in place."""
     curves, longer = machine.cluster.gpu.curves, 1.0 / clock - 1.0
     for i, op in enumerate(ops):
-        if type(op.work) is Stream and (share := curves.stream_like(op.work.like, op.compiled).clock_share):
+        if type(op.work) is MemoryBound and (
+            share := curves.memory_bound_curve_like(op.work.like, op.compiled).clock_share
+        ):
             seconds[i] = seconds[i] * (1.0 + share * longer)
 
 
@@ -281,15 +287,15 @@ def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
     if kind[0] is Attention:
         widths = kernel_width(kind[2], kind[4]), kernel_width(kind[3], kind[4])
         return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", *widths))[1]
-    if kind[0] is Grouped and not kind[3]:
+    if kind[0] is GroupedGemm and not kind[3]:
         return curves.grouped_product(kind[1]) if kind[4] == "one" else curves.multi_stream_curves[kind[1]]
     return curves.product(kind[1])
 
 
 def kernel_curve(op: Op, machine: Machine) -> Curve | None:
     """The curve that an op's kernels are timed by; None of an op that has none, or communicates."""
-    if type(op.work) is Stream:
-        return machine.cluster.gpu.curves.stream_like(op.work.like, op.compiled)
+    if type(op.work) is MemoryBound:
+        return machine.cluster.gpu.curves.memory_bound_curve_like(op.work.like, op.compiled)
     return _powered_curve(_work_kind(op), machine) if type(op.work) in PRODUCTS else None
 
 
@@ -302,9 +308,9 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     that the L2 does not hold count too. Parts that are like other ops take their rates.
     """
     num_k, curves = machine.num_k, machine.cluster.gpu.curves
-    works = [op.work for op in ops if isinstance(op.work, Stream)]
+    works = [op.work for op in ops if isinstance(op.work, MemoryBound)]
     kinds = [(work.like, op.compiled) for work, op in zip(works, ops, strict=True)]
-    known = {kind: curves.stream_like(*kind).form for kind in set(kinds)}
+    known = {kind: curves.memory_bound_curve_like(*kind).form for kind in set(kinds)}
     like = [known[kind] for kind in kinds]
     moved = stack_rows([w.bytes for w in works], num_k)
     launches = np.maximum(stack_rows([op.launches for op in ops], num_k), 1.0)
@@ -314,8 +320,8 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     for i, (work, op) in enumerate(zip(works, ops, strict=True)):
         for part, other in work.parts:
             moved[i] -= part
-            extra[i] += part / curves.stream_like(other, op.compiled).form.bytes_per_s
-    unlike = curves.stream_like("", False).form  # what none was measured like moves its own bytes
+            extra[i] += part / curves.memory_bound_curve_like(other, op.compiled).form.bytes_per_s
+    unlike = curves.memory_bound_curve_like("", False).form  # what none was measured like moves its own bytes
     if shaped := [i for i, work in enumerate(works) if any_true(work.width > 0) and like[i] is not unlike]:
         elements = stack_rows([works[i].elements for i in shaped], num_k)
         width = np.maximum(stack_rows([works[i].width for i in shaped], num_k), 1.0)
@@ -329,7 +335,7 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
         source = stack_rows([works[i].source for i in again], num_k)
         missed = l2_miss_bytes(moved[again], source, machine.cluster.gpu.l2_bytes.value)
         extra[again] += missed / np.array([[like[i].missed_bytes_per_s] for i in again])
-    launch_s = curves.stream_like("", False).form.launch_s
+    launch_s = curves.memory_bound_curve_like("", False).form.launch_s
     floor_s = np.maximum(launches * launch_s, np.array([[form.launch_s] for form in like]))
     return np.where(busy, moved / rate + extra + floor_s, 0.0)
 

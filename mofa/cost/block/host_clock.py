@@ -28,9 +28,9 @@ class Clocks(NamedTuple):
 
     device_s: ArrayN
     """What the device takes with the host far ahead."""
-    held_s: ArrayN
+    device_behind_host_s: ArrayN
     """From the host's beginning to the device's end, where the device waits for it."""
-    woken_s: ArrayN
+    host_behind_device_s: ArrayN
     """From the device's beginning to the host's end, where the host waits: :data:`NEVER` without synchronisation."""
     host_s: ArrayN
     kernels: ArrayN | float = 0.0
@@ -48,10 +48,10 @@ class Clocks(NamedTuple):
         [4.0, 6.0, -9995.0, 6.0]
         """
         return Clocks(
-            np.maximum(behind.device_s + self.device_s, behind.held_s + self.woken_s),
-            np.maximum(behind.device_s + self.held_s, behind.held_s + self.host_s),
-            np.maximum(behind.woken_s + self.device_s, behind.host_s + self.woken_s),
-            np.maximum(behind.woken_s + self.held_s, behind.host_s + self.host_s),
+            np.maximum(behind.device_s + self.device_s, behind.device_behind_host_s + self.host_behind_device_s),
+            np.maximum(behind.device_s + self.device_behind_host_s, behind.device_behind_host_s + self.host_s),
+            np.maximum(behind.host_behind_device_s + self.device_s, behind.host_s + self.host_behind_device_s),
+            np.maximum(behind.host_behind_device_s + self.device_behind_host_s, behind.host_s + self.host_s),
             self.kernels + behind.kernels,
         )
 
@@ -61,12 +61,12 @@ class Clocks(NamedTuple):
         Assumes that where the host waits at all, both clocks end at fixed times behind the last wait.
         """
         more, slower = count - 1.0, np.maximum(self.device_s, self.host_s)
-        waits = self.woken_s > NEVER / 2
+        waits = self.host_behind_device_s > NEVER / 2
         some = count > 0
         return Clocks(
             np.where(some, self.device_s + more * np.where(waits, slower, self.device_s), 0.0),
-            np.where(some, self.held_s + more * slower, NEVER),
-            np.where(some, self.woken_s + more * slower, NEVER),
+            np.where(some, self.device_behind_host_s + more * slower, NEVER),
+            np.where(some, self.host_behind_device_s + more * slower, NEVER),
             np.where(some, self.host_s + more * np.where(waits, slower, self.host_s), 0.0),
             count * self.kernels,
         )
@@ -84,19 +84,21 @@ class Clocks(NamedTuple):
         >>> [float(x[0]) for x in many.through_queue()]
         [24.0, 40.0, 20.0, 40.0, 2048.0]
         """
-        over = (self.woken_s <= NEVER / 2) & (self.kernels > QUEUE)
+        over = (self.host_behind_device_s <= NEVER / 2) & (self.kernels > QUEUE)
         if not np.any(over):
             return self
         rest_s = (1.0 - QUEUE / np.maximum(self.kernels, QUEUE)) * self.host_s
         return self._replace(
             device_s=np.where(over, np.maximum(self.device_s, rest_s), self.device_s),
-            woken_s=np.where(over, rest_s, self.woken_s),
+            host_behind_device_s=np.where(over, rest_s, self.host_behind_device_s),
         )
 
     @property
-    def ended_s(self) -> ArrayN:
+    def both_ended_s(self) -> ArrayN:
         """When both clocks have ended that began together. [s]"""
-        return np.maximum(np.maximum(self.device_s, self.held_s), np.maximum(self.woken_s, self.host_s))
+        return np.maximum(
+            np.maximum(self.device_s, self.device_behind_host_s), np.maximum(self.host_behind_device_s, self.host_s)
+        )
 
     @property
     def cycle_s(self) -> ArrayN:
@@ -110,4 +112,4 @@ class Clocks(NamedTuple):
         array([7.])
         """
         either = np.maximum(self.device_s, self.host_s)
-        return np.asarray(np.maximum(either, (self.held_s + self.woken_s) / 2.0))
+        return np.asarray(np.maximum(either, (self.device_behind_host_s + self.host_behind_device_s) / 2.0))

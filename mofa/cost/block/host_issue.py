@@ -44,7 +44,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     for i, op in enumerate(ops):
         forward = not backward or op.repeated  # what is computed again is a forward pass again
         launches = op.launches
-        if op.call is not None and host.modules:
+        if op.module_call is not None and host.modules:
             called_s = modules.issue_s(op, forward=forward)
             if called_s is not None:
                 out[i] = where(op.present, slowest * called_s, 0.0)
@@ -60,8 +60,8 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             each = _sharding_s(op, host)
         else:
             each = eager.issue_s(op, forward=forward)
-        if forward and any_true(op.hooked):
-            each = each + op.hooked * packing_s
+        if forward and any_true(op.hooked_tensors):
+            each = each + op.hooked_tensors * packing_s
         # autograd adds a module's gradients once its backward has run, which ends no region
         if regions.inside is not op.compiled and op.role != "accumulate":
             regions.begin_or_end(op)
@@ -72,7 +72,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
 def _sharding_s(op: Op, host: HostCurve) -> FloatK:
     """An op of FSDP's, which hooks issue and which may write down where large gradients lie. [s]"""
     each = host.shard_hook_s.value
-    return each + op.listed * (host.listing_s.value / 2**20) if any_true(op.listed) else each
+    return each + op.listed_elements * (host.listing_s.value / 2**20) if any_true(op.listed_elements) else each
 
 
 class EagerOps:
@@ -90,16 +90,21 @@ class EagerOps:
         work, launches = op.work, op.launches
         first: FloatK = self.product_s - self.small_s if type(work) in PRODUCTS else 0.0
         if op.role in NODE_ROLES:
-            first = first + self.engine_s * op.nodes
+            first = first + self.engine_s * op.autograd_nodes
         first = first * op.expert_loops
         python = self.model_s if forward else 0.0
-        calls = launches + op.views
+        calls = launches + op.view_calls
         each = launches * python + where(op.dtensor, calls * self.dispatch_s, launches * self.small_s) + first
-        each = each + op.functions * self.function_s + op.guarded * self.guarded_s + op.pieces * self.view_s
+        each = (
+            each
+            + op.autograd_functions * self.function_s
+            + op.guarded_calls * self.guarded_s
+            + op.split_views * self.view_s
+        )
         if any_true(op.expert_loops > 1.0):
             each = each - self._cached_s(op)
-        if any_true(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
-            each = each + op.choices * self.host.gemm_choice_s.value
+        if any_true(op.kernel_choices) and not op.repeated:  # computed again, it was chosen for a moment ago
+            each = each + op.kernel_choices * self.host.gemm_choice_s.value
         if type(work) is Collective and op.dtensor is not False:
             each = each + where(op.dtensor, self.host.redistribute_s.value, 0.0)
         if op.selective and forward:
@@ -110,8 +115,8 @@ class EagerOps:
 
     def _cached_s(self, op: Op) -> FloatK:
         """What loops over experts save: what runs again and again is in the processor's caches. (K,) [s]"""
-        cold = op.functions * (self.function_s - self.host.loop_function_s.value)
-        cold = cold + op.guarded * (self.guarded_s - self.host.loop_guarded_s.value)
+        cold = op.autograd_functions * (self.function_s - self.host.loop_function_s.value)
+        cold = cold + op.guarded_calls * (self.guarded_s - self.host.loop_guarded_s.value)
         return cold - cold / maximum(op.expert_loops, 1.0)  # the first round finds nothing there
 
 
@@ -163,7 +168,7 @@ class ModuleCalls:
 
     def issue_s(self, op: Op, *, forward: bool) -> FloatK | None:
         """Seconds of an op that a call issues, where it is present; None where its module was not timed. [s]"""
-        call = op.call
+        call = op.module_call
         assert call is not None
         name, format_ = call.module, call.format
         work = op.work
@@ -179,10 +184,10 @@ class ModuleCalls:
         if on_top:
             return once
         begun = self.begun.get((id(call), forward), False)
-        seconds = where(begun, 0.0, call.times * (once + call.members * each))
+        seconds = where(begun, 0.0, call.num_calls * (once + call.num_members * each))
         self.begun[id(call), forward] = begun | op.present
-        if any_true(op.choices) and not op.repeated:  # computed again, it was chosen for a moment ago
-            seconds = seconds + op.choices * self.kernel_choice_s(format_, forward=forward)
+        if any_true(op.kernel_choices) and not op.repeated:  # computed again, it was chosen for a moment ago
+            seconds = seconds + op.kernel_choices * self.kernel_choice_s(format_, forward=forward)
         return seconds + op.checkpoints * self.host.checkpoint_s.value
 
     def kernel_choice_s(self, format_: str, *, forward: bool) -> float:

@@ -45,7 +45,7 @@ class BlockMemory:
     large_peak: ArrayK
     """Of the computing stream's tensors larger than each of the sizes given: what is kept, and the most alive in the
     forward and at all beyond what is kept. (sizes, K) [B]"""
-    above: ArrayK
+    freed_before_last_weight: ArrayK
     """Of what was kept, what the backward reads only before it comes to the last weight. [B]"""
     pool_slack: ArrayK
     """Peaks of other streams' memory pools beyond what is alive of them at the block's peak. [B]"""
@@ -69,7 +69,7 @@ class BlockMemory:
             large_saved=self.large_saved + block.large_saved,
             large_forward=np.maximum(self.large_forward, block.large_forward),
             large_peak=np.maximum(self.large_peak, block.large_peak),
-            above=block.above,
+            freed_before_last_weight=block.freed_before_last_weight,
             pool_slack=np.maximum(self.pool_slack, block.pool_slack),
             forward_peak=np.maximum(forward, self.forward_peak),
             forward_kinds=np.where(later_f, self.saved_kinds + block.forward_kinds, self.forward_kinds),
@@ -104,7 +104,9 @@ def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> li
     of_block = joined.of_block[:, crossing]
     saved_kinds = (of_block[:, None] & joined.is_kind[:, crossing]) @ sizes[crossing]
     slack = of_block @ (rounded_bytes(sizes[crossing]) - sizes[crossing])
-    above = joined.sums([block.saved for block in blocks]) - joined.sums([block.longer for block in blocks])
+    above = joined.sums([block.saved for block in blocks]) - joined.sums(
+        [block.alive_at_first_weight_product for block in blocks]
+    )
     own = sizes.copy()
     for block, first in zip(blocks, joined.first, strict=True):
         for pool in block.pools.values():
@@ -115,7 +117,7 @@ def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> li
         BlockMemory(
             saved=saved_kinds[i].sum(axis=0), saved_kinds=saved_kinds[i], saved_slack=slack[i], largest=largest[i],
             large_saved=large_saved[i], large_forward=large_forward[i], large_peak=large_peak[i],
-            above=above[i], pool_slack=_pool_slack(block, sizes[first:], peak_op[2 * i + 1]),
+            freed_before_last_weight=above[i], pool_slack=_pool_slack(block, sizes[first:], peak_op[2 * i + 1]),
             forward_peak=peak[2 * i], forward_kinds=peak_kinds[2 * i], forward_op=peak_op[2 * i],
             backward_peak=peak[2 * i + 1], backward_kinds=peak_kinds[2 * i + 1], backward_op=peak_op[2 * i + 1],
         )
@@ -149,7 +151,9 @@ class _Joined:
         """The blocks one after the other."""
         intervals = [interval for block in blocks for interval in block.intervals]
         _, kind, start, end, nbytes, since, _ = zip(*intervals, strict=True)
-        bounds = np.cumsum([0, *(num for b in blocks for num in (b.boundary, len(b.ops) - b.boundary))])
+        bounds = np.cumsum(
+            [0, *(num for b in blocks for num in (b.first_backward_op, len(b.ops) - b.first_backward_op))]
+        )
         count = [len(b.intervals) for b in blocks]
         block = np.repeat(np.arange(len(blocks)), count)
         begin = bounds[::2][block]
@@ -288,7 +292,7 @@ def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
     large = np.zeros((num_sizes, num_k))
     return BlockMemory(
         saved=zero, saved_kinds=kinds, saved_slack=zero, largest=zero, large_saved=large, large_forward=large,
-        large_peak=large, above=zero, pool_slack=zero, forward_peak=zero, forward_kinds=kinds,
+        large_peak=large, freed_before_last_weight=zero, pool_slack=zero, forward_peak=zero, forward_kinds=kinds,
         forward_op=op, backward_peak=zero, backward_kinds=kinds, backward_op=op,
     )  # fmt: skip
 
@@ -299,12 +303,12 @@ def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
         stack_rows([where(op.present, op.launches, 0.0) for op in tape.ops] or [0.0], num_k).sum(axis=0)
         for tape in (block.forward, block.backward)
     ]
-    return np.array([*_given_up(block, num_k, lambda tensor: tensor.sent), *launches])
+    return np.array([*_given_up(block, num_k, lambda tensor: tensor.recorded_on_nccl_stream), *launches])
 
 
 def watchdog_held_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes that a forward and a backward leave to the watchdog (:mod:`mofa.cost.allocations.watchdog`). (2, K) [B]"""
-    return np.array(_given_up(block, num_k, lambda tensor: tensor.shelved))
+    return np.array(_given_up(block, num_k, lambda tensor: tensor.held_by_watchdog))
 
 
 def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -> list[ArrayK]:
@@ -318,7 +322,7 @@ def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -
         asked = which(tensors[interval.owner])
         if any_true(asked):
             by_pass = by_owner.setdefault(interval.owner, [0.0, 0.0])
-            is_backward = int(interval.end >= lifetimes.boundary)
+            is_backward = int(interval.end >= lifetimes.first_backward_op)
             by_pass[is_backward] = maximum(by_pass[is_backward], where(asked, interval.bytes, 0.0))
     forward: list[FloatK] = [0.0, *(where(back > 0, 0.0, ahead) for ahead, back in by_owner.values())]
     backward: list[FloatK] = [0.0, *(back for _, back in by_owner.values())]

@@ -26,14 +26,14 @@ MOST_RANKS = 8
 class ScheduledLoads:
     """Load of the ranks where tokens are scheduled over replicas in merged expert-parallel groups.
 
-    ``time`` and ``memory`` are rows of a rank over the mean [-]. ``sent`` is the busiest rank's tokens, sent or
-    received, over those of a uniform exchange in the merged group [-]. ``host_s`` is what the host adds to every layer
-    and micro-batch [s].
+    ``slowest_rows_over_mean`` and ``quantile_rows_over_mean`` are rows of a rank over the mean [-].
+    ``sent_bytes_over_mean`` is the busiest rank's tokens, sent or received, over those of a uniform exchange in the
+    merged group [-]. ``host_s`` is what the host adds to every layer and micro-batch [s].
     """
 
-    time: float
-    memory: float
-    sent: float
+    slowest_rows_over_mean: float
+    quantile_rows_over_mean: float
+    sent_bytes_over_mean: float
     host_s: float
 
 
@@ -42,29 +42,30 @@ class LoadColumns:
     """Load of every candidate: rows over the mean for time and memory, bytes sent over the mean, host time, how
     uneven a rank's experts are. (n,)"""
 
-    time: FloatN
-    memory: FloatN
-    sent: FloatN
+    slowest_rows_over_mean: FloatN
+    quantile_rows_over_mean: FloatN
+    sent_bytes_over_mean: FloatN
     host_s: FloatN
-    uneven: FloatN
+    expert_rows_deviation: FloatN
 
 
 @dataclass(frozen=True)
 class RoutingLoads:
     """Rows of the slowest rank, and of the quantile that memory must hold, over the mean of all ranks. [-]
 
-    ``time`` and ``memory`` map an expert-parallel degree to its ratio, at least 1; a degree that is missing is
-    balanced. ``scheduled`` has the degrees at which tokens may be scheduled over replicas.
+    ``slowest_rows_over_mean`` and ``quantile_rows_over_mean`` map an expert-parallel degree to its ratio, at least 1; a
+    degree that is missing is balanced. ``scheduled_over_replicas`` has the degrees at which tokens may be scheduled
+    over replicas.
     """
 
-    time: Mapping[int, float]
-    memory: Mapping[int, float]
-    scheduled: Mapping[int, ScheduledLoads] = field(default_factory=dict)
-    sent: Mapping[int, float] = field(default_factory=dict)
+    slowest_rows_over_mean: Mapping[int, float]
+    quantile_rows_over_mean: Mapping[int, float]
+    scheduled_over_replicas: Mapping[int, ScheduledLoads] = field(default_factory=dict)
+    sent_bytes_over_mean: Mapping[int, float] = field(default_factory=dict)
     """Bytes of the busiest rank's exchange over the mean, where rows are padded and bytes are not. [-]"""
-    over: Mapping[int, float] = field(default_factory=dict)
+    over_budget_fraction: Mapping[int, float] = field(default_factory=dict)
     """Share of micro-batches of one expert-parallel group in which a rank is over its budget of rows. [-]"""
-    uneven: Mapping[int, float] = field(default_factory=dict)
+    expert_rows_deviation: Mapping[int, float] = field(default_factory=dict)
     """Standard deviation of the rows of the slowest rank's experts over their mean; 0 where a degree is missing. [-]"""
     shares: FloatN | None = None
     """Share of the token copies that each expert of each layer gets, None where all get the same. (L, E) [-]"""
@@ -83,13 +84,13 @@ class RoutingLoads:
         Examples
         --------
         >>> loads = RoutingLoads({2: 1.2}, {2: 1.5}, emptiest={2: 0.5})
-        >>> loads.at_emptiest(2).memory, loads.at_emptiest(4)
+        >>> loads.at_emptiest(2).quantile_rows_over_mean, loads.at_emptiest(4)
         ({2: 0.5}, None)
         """
         least = self.emptiest.get(ep)
-        if ep == 1 or least is None or least >= self.memory[ep]:
+        if ep == 1 or least is None or least >= self.quantile_rows_over_mean[ep]:
             return None
-        return replace(self, memory={**self.memory, ep: least})
+        return replace(self, quantile_rows_over_mean={**self.quantile_rows_over_mean, ep: least})
 
     def kernel_selection_figures(
         self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float],
@@ -145,14 +146,14 @@ class RoutingLoads:
 
         Examples
         --------
-        >>> loads = RoutingLoads({8: 1.5}, {8: 1.5}, over={8: 0.5})
+        >>> loads = RoutingLoads({8: 1.5}, {8: 1.5}, over_budget_fraction={8: 0.5})
         >>> loads.runs_per_step(np.array([8, 8, 1]), np.array([1.0, 2.0, 2.0]))
         array([1.5 , 1.75, 1.  ])
         """
-        if not self.over:
+        if not self.over_budget_fraction:
             return np.ones(len(ep))
         degrees, inverse = np.unique(ep, return_inverse=True)
-        over = np.array([self.over.get(int(degree), 0.0) for degree in degrees])[inverse]
+        over = np.array([self.over_budget_fraction.get(int(degree), 0.0) for degree in degrees])[inverse]
         return np.asarray(2.0 - (1.0 - over) ** draws)
 
     def load_columns(self, ep: NDArray[np.int64], balancing: NDArray[np.int64]) -> LoadColumns:
@@ -162,11 +163,23 @@ class RoutingLoads:
         return LoadColumns(*np.array([known[key] for key in keys]).reshape(-1, 5).T)
 
     def _row(self, ep: int, scheduled: bool) -> tuple[float, float, float, float, float]:
-        if scheduled and ep in self.scheduled:
-            load = self.scheduled[ep]
-            return load.time, load.memory, load.sent, load.host_s, 0.0
-        time = self.time.get(ep, 1.0)
-        return time, self.memory.get(ep, 1.0), self.sent.get(ep, time), 0.0, self.uneven.get(ep, 0.0)
+        if scheduled and ep in self.scheduled_over_replicas:
+            load = self.scheduled_over_replicas[ep]
+            return (
+                load.slowest_rows_over_mean,
+                load.quantile_rows_over_mean,
+                load.sent_bytes_over_mean,
+                load.host_s,
+                0.0,
+            )
+        time = self.slowest_rows_over_mean.get(ep, 1.0)
+        return (
+            time,
+            self.quantile_rows_over_mean.get(ep, 1.0),
+            self.sent_bytes_over_mean.get(ep, time),
+            0.0,
+            self.expert_rows_deviation.get(ep, 0.0),
+        )
 
 
 BALANCED = RoutingLoads({}, {})

@@ -14,7 +14,7 @@ import numpy as np
 
 from mofa.blocks.elementwise import FloatK, any_true, maximum, minimum, where
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.work import Grouped, Stream
+from mofa.blocks.work import GroupedGemm, MemoryBound
 from mofa.cost.kernels.launch_queue import QUEUE, num_queued_kernels
 
 BETWEEN = 0.5826
@@ -39,9 +39,9 @@ def issue_of_expert_loops(ops: Sequence[Op], seconds: Sequence[FloatK], issue: S
     Two products of 4 ms in four rounds, issued in 2 ms each: the first one is issued after half a millisecond. Where
     issue takes 6 ms each the device still computes the last millisecond's when all 12 are issued.
 
-    >>> from mofa.blocks.op import Stream
+    >>> from mofa.blocks.op import MemoryBound
     >>> loops = {"a": 4.0, "b": 4.0, "cat": 1.0}
-    >>> ops = [Op(name, "grouped_gemm", Stream(1.0), expert_loops=n) for name, n in loops.items()]
+    >>> ops = [Op(name, "grouped_gemm", MemoryBound(1.0), expert_loops=n) for name, n in loops.items()]
     >>> issue_of_expert_loops(ops, [4.0, 4.0, 1.0], [2.0, 2.0, 1.0])
     [0.5, 0.0, 4.5]
     >>> issue_of_expert_loops(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
@@ -62,9 +62,9 @@ def issue_around_expert_loops(
 
     Examples
     --------
-    >>> from mofa.blocks.op import Stream
+    >>> from mofa.blocks.work import MemoryBound
     >>> loops = {"a": 4.0, "b": 4.0, "c": 1.0}
-    >>> ops = [Op(name, "grouped_gemm", Stream(1.0), expert_loops=n) for name, n in loops.items()]
+    >>> ops = [Op(name, "grouped_gemm", MemoryBound(1.0), expert_loops=n) for name, n in loops.items()]
     >>> issue_around_expert_loops(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
     ([5.0, 0.0, 1.0], {1: 7.0})
     """
@@ -90,8 +90,8 @@ def tape_with_full_queues(
     Two ops of 1,024 launches each, in four rounds. They are issued in 40 s and computed in 8: half of the issue is left
     when the device begins, and a second's op behind it.
 
-    >>> ops = tuple(Op(name, "grouped_gemm", Stream(1.0), launches=1024, expert_loops=4.0) for name in ("a", "b"))
-    >>> behind = Op("c", "gemm", Stream(1.0))
+    >>> ops = tuple(Op(name, "grouped_gemm", MemoryBound(1.0), launches=1024, expert_loops=4.0) for name in ("a", "b"))
+    >>> behind = Op("c", "gemm", MemoryBound(1.0))
     >>> tape, took, issued = tape_with_full_queues(Tape((*ops, behind), {}, (), ()), [4.0, 4.0, 1.0], [20.0, 20.0, 1.0])
     >>> [op.name for op in tape.ops], took, issued
     (['a', 'a.queue', 'b', 'c'], [4.0, 13.0, 4.0, 1.0], [20.0, 0.0, 20.0, 1.0])
@@ -104,7 +104,7 @@ def tape_with_full_queues(
             issued, busy = sum([issue[i] for i in running], 0.0), sum([seconds[i] for i in running], 0.0)
             rest_s = (1.0 - QUEUE / maximum(launches, QUEUE)) * issued + seconds[running[-1]] / loops
             idle_s = where(launches > QUEUE, maximum(rest_s - busy, 0.0), 0.0)
-            wait = Op(f"{first.name}.queue", "host_idle", Stream(0.0), launches=0, expert_loops=loops)
+            wait = Op(f"{first.name}.queue", "host_idle", MemoryBound(0.0), launches=0, expert_loops=loops)
             waits[running[0]] = wait, idle_s
     if not waits:
         return tape, list(seconds), list(issue)
@@ -179,7 +179,7 @@ def _one_loop(
     ahead = maximum(out[first] / loops, issued + seconds[last] / loops - busy)
     uneven: FloatK = 0.0
     for i in running:
-        if type(work := ops[i].work) is Grouped and any_true(work.uneven):
+        if type(work := ops[i].work) is GroupedGemm and any_true(work.uneven):
             uneven = uneven + work.uneven * seconds[i]
     if any_true(uneven):
         ahead = minimum(ahead + uneven_loops_wait(issued - busy, uneven / loops, loops), issued)

@@ -18,7 +18,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, stack_rows, where
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
-from mofa.blocks.work import Collective, HostSync, Stream
+from mofa.blocks.work import Collective, HostSync, MemoryBound
 from mofa.cost.block.compiled_clock import MOST, CompiledStreams, CompiledTape, library
 from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
@@ -78,14 +78,16 @@ def scan_halves(block: BlockTapes, machine: Machine) -> tuple[PhaseTime, PhaseTi
     rest = [n for n, op in enumerate(tape.ops) if op.role not in WEIGHT_ROLES]
     inputs = replace(tape, ops=tuple([tape.ops[n] for n in rest]))
     by_inputs = _scanned(inputs, [seconds[n] for n in rest], [issue[n] for n in rest], machine, 2)
-    return by_inputs, _scanned(*_read(block.split_backward.weights, machine, None), machine, 2)
+    return by_inputs, _scanned(*_read(block.split_backward.by_weights, machine, None), machine, 2)
 
 
 def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:
     """A tape with its ops' device and host seconds."""
     seconds = device_seconds(tape.ops, machine, timed)
     load_s = machine.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
-    tape, seconds, issue = tape_with_loads(tape, seconds, host_seconds(tape.ops, machine), load_s, machine.drained)
+    tape, seconds, issue = tape_with_loads(
+        tape, seconds, host_seconds(tape.ops, machine), load_s, machine.host_lead_lost
+    )
     tape, seconds, issue = tape_with_full_queues(tape, seconds, issue)
     issue = issue_of_expert_loops(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
@@ -236,7 +238,7 @@ def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tu
             sent[op.family] = sent[op.family] + took
             if op.stream != "compute":
                 aside[op.family] = aside[op.family] + took
-                if isinstance(op.work, Stream):
+                if isinstance(op.work, MemoryBound):
                     copies[op.family] = copies[op.family] + took
     return {
         name: (sent_s, share + (1.0 - share) * copies[name] / maximum(aside[name], 1e-12))

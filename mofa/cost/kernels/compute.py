@@ -207,7 +207,7 @@ def grouped_gemm_s(
     those of tokens routed one by one. ``wgrad`` is the weight gradient, which reduces over the rows of an expert: it
     takes the longer, the more they are ``uneven`` (their standard deviation over their mean [-]). ``sequential`` runs
     one kernel per expert, ``kernel`` says how others run, ``added_bytes`` what a weight gradient moves beyond one
-    element (:class:`mofa.blocks.work.Grouped`). Equal products are timed once. [s]
+    element (:class:`mofa.blocks.work.GroupedGemm`). Equal products are timed once. [s]
 
     Examples
     --------
@@ -317,20 +317,20 @@ def attention_s(
     return np.where(batch * heads * pairs > 0, time_s, 0.0)
 
 
-def stream_rate(gpu: GpuSpec, like: str = "", *, compiled: bool = False) -> float:
+def memory_bound_rate(gpu: GpuSpec, like: str = "", *, compiled: bool = False) -> float:
     """Rate of a memory-bound kernel, reads and writes counted. [B/s]"""
-    return gpu.curves.stream_like(like, compiled).form.bytes_per_s
+    return gpu.curves.memory_bound_curve_like(like, compiled).form.bytes_per_s
 
 
-def stream_s(moved_bytes: ArrayLike, gpu: GpuSpec, kernels: ArrayLike = 1.0, like: str = "") -> FloatN:
+def memory_bound_s(moved_bytes: ArrayLike, gpu: GpuSpec, kernels: ArrayLike = 1.0, like: str = "") -> FloatN:
     """Time of memory-bound kernels: a launch for each and their bytes over the rate of the op they are like. [s]
 
     Examples
     --------
     >>> from mofa.cost.kernels.toy_gpu import toy_gpu
-    >>> float(stream_s(4e9, toy_gpu())[()])
+    >>> float(memory_bound_s(4e9, toy_gpu())[()])
     0.001002
     """
     moved, kernels = np.asarray(moved_bytes, dtype=float), np.asarray(kernels, dtype=float)
-    launch_s = gpu.curves.stream_like("", False).form.launch_s
-    return kernels * launch_s + moved / stream_rate(gpu, like)
+    launch_s = gpu.curves.memory_bound_curve_like("", False).form.launch_s
+    return kernels * launch_s + moved / memory_bound_rate(gpu, like)

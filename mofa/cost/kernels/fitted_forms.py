@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, MemoryBoundForm
 
 FloatN = NDArray[np.float64]
 AT_ONCE = 2048
@@ -345,15 +345,15 @@ def l2_miss_bytes(moved: ArrayLike, source: ArrayLike, l2_bytes: float) -> Float
     return missed
 
 
-def stream_s(
-    elements: ArrayLike, rows: ArrayLike, columns: ArrayLike, form: StreamForm, missed: ArrayLike = 0.0
+def memory_bound_s(
+    elements: ArrayLike, rows: ArrayLike, columns: ArrayLike, form: MemoryBoundForm, missed: ArrayLike = 0.0
 ) -> FloatN:
     """Time of a memory-bound op: launches, bytes over bandwidth, what each row (token) and column costs, and ``missed``
     bytes that come from memory again.
 
     Examples
     --------
-    >>> round(float(stream_s(1e9, 1e5, 1e4, StreamForm(2e-6, 4.0, 4e12))) * 1e6, 3)
+    >>> round(float(memory_bound_s(1e9, 1e5, 1e4, MemoryBoundForm(2e-6, 4.0, 4e12))) * 1e6, 3)
     1002.0
     """
     elements, rows, columns = (np.asarray(x, dtype=np.float64) for x in (elements, rows, columns))

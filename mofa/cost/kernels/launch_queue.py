@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mofa.blocks.elementwise import FloatK
 from mofa.blocks.op import Op
-from mofa.blocks.work import Grouped
+from mofa.blocks.work import GroupedGemm
 
 QUEUE = 1024.0
 """Launches that the host may be ahead of its device: 1,017 to 1,038 in the middle of every step that the device bounds
@@ -19,6 +19,10 @@ def num_queued_kernels(op: Op) -> FloatK:
     it goes by the call.
     """
     work = op.work
-    if isinstance(work, Grouped) and not work.sequential and (work.kernel == "multi-stream" or op.call is not None):
+    if (
+        isinstance(work, GroupedGemm)
+        and not work.sequential
+        and (work.kernel == "multi-stream" or op.module_call is not None)
+    ):
         return work.groups
     return op.launches

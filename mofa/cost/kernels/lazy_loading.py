@@ -18,7 +18,7 @@ import numpy as np
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, any_true, maximum, where
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.work import HostSync, Stream
+from mofa.blocks.work import HostSync, MemoryBound
 
 
 def share_of_passes_with_load(ctx: Context) -> FloatK:
@@ -28,7 +28,7 @@ def share_of_passes_with_load(ctx: Context) -> FloatK:
     """
     if ctx.model.moe is None:
         return 0.0
-    share: FloatK = 1.0 - np.exp(-0.5 * ctx.local_experts * ctx.expected_first_use_kernels * ctx.loops_met)
+    share: FloatK = 1.0 - np.exp(-0.5 * ctx.local_experts * ctx.expected_first_use_kernels * ctx.mean_loops_before)
     return share
 
 
@@ -64,14 +64,16 @@ def tape_with_loads(
     Two products in a loop that takes the device 8 ms and the host 4, and a kernel loaded in 2 ms: it costs the device
     half a millisecond, and nothing of the host's time is the device's.
 
-    >>> ops = tuple(Op(name, "grouped_gemm", Stream(1.0), expert_loops=4.0, loads=0.5) for name in ("a", "b"))
+    >>> ops = tuple(
+    ...     Op(name, "grouped_gemm", MemoryBound(1.0), expert_loops=4.0, kernel_loads=0.5) for name in ("a", "b")
+    ... )
     >>> tape, took, issued = tape_with_loads(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0, drained=True)
     >>> [op.name for op in tape.ops]
     ['a.waits', 'a.loads', 'a.loaded', 'a', 'b']
     >>> took, issued
     ([0.0, 0.5, 0.0, 4.0, 4.0], [0.0, 0.0, 2.0, 2.0, 2.0])
     """
-    some = [loads for op in tape.ops if type(loads := op.loads) is not float or loads != 0.0]
+    some = [loads for op in tape.ops if type(loads := op.kernel_loads) is not float or loads != 0.0]
     if load_s == 0.0 or not (some and any(map(any_true, some))):  # nearly always
         return tape, list(seconds), list(issue)
     out: list[tuple[Op, FloatK, FloatK]] = []
@@ -80,14 +82,14 @@ def tape_with_loads(
         end = _end(tape.ops, begin)
         loop = list(zip(tape.ops[begin:end], seconds[begin:end], issue[begin:end], strict=True))
         first = [op for op, *_ in loop if not op.repeated]
-        loads = sum((where(op.present, op.loads, 0.0) for op in first), 0.0)
+        loads = sum((where(op.present, op.kernel_loads, 0.0) for op in first), 0.0)
         if any_true(loads):
             ahead = maximum(sum((s - i for _, s, i in loop), 0.0), 0.0)
             idle = where(ahead < load_s, load_s - ahead / 2.0, load_s**2 / (2.0 * maximum(ahead, load_s)))
             name = tape.ops[begin].name
             if drained:
                 out.append((Op(f"{name}.waits", "host", HostSync(), launches=0, present=loads > 0.0), 0.0, 0.0))
-            out.append((Op(f"{name}.loads", "host_idle", Stream(0.0), launches=0), loads * idle, 0.0))
+            out.append((Op(f"{name}.loads", "host_idle", MemoryBound(0.0), launches=0), loads * idle, 0.0))
             out.append((Op(f"{name}.loaded", "host", None, launches=0), 0.0, loads * load_s))
         out += loop
         begin = end

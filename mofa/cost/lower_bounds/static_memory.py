@@ -13,10 +13,10 @@ from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.block.block_cost import Mode, candidate_groups, unique_rows
 from mofa.cost.estimate import ALLOCATED_IS_OFF, rows_by_precision_mode
 from mofa.cost.kernels.topology import Group
-from mofa.cost.layout import Layout, layout
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
-from mofa.cost.rows import grids_of, static_bytes_of_grids
+from mofa.cost.rows import rank_grids, static_bytes_of_grids
+from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import stages_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.specs.framework import FrameworkSpec
@@ -47,7 +47,7 @@ def memory_lower_bounds_bytes(
         begins = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
         for chosen in (order[begin:end] for begin, end in pairwise(begins)):
             alike = plain.take(chosen)
-            first, grid = grids_of(alike)
+            first, grid = rank_grids(alike)
             bound[rows[chosen]] = _of_grids(workload, cluster, framework, alike.take(first), mode)[grid]
     return bound
 
@@ -58,7 +58,7 @@ def _of_grids(
     """The bound of grids of ranks of one pp x vpp. (g,) [B]"""
     stages = stages_of(workload, framework, grids, 0)
     schedule = SCHEDULE_NAMES[int(grids.schedule[0])]
-    lay = layout(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
+    lay = count_stage_layers(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
     groups = candidate_groups(cluster, framework, grids)
     _, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     resident = static.params + static.grads + static.states + static.buffers + static.step_scratch
@@ -72,11 +72,13 @@ def _of_grids(
 
 def _communicators(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
-    groups: dict[str, Group], lay: Layout, schedule: str,
+    groups: dict[str, Group], lay: StageLayers, schedule: str,
 ) -> ArrayN:  # fmt: skip
     """Device memory of communicators. (g, R) [B]"""
     stages = lay.stages
-    pipeline = pipeline_links(SCHEDULES[schedule].wraps_around, stages.pp, stages.rank_with_head, lay.shown.stage)
+    pipeline = pipeline_links(
+        SCHEDULES[schedule].wraps_around, stages.pp, stages.rank_with_head, lay.shown.shown_stages
+    )
     experts = workload.model.moe is not None
     return communicator_bytes(
         groups, cluster, framework, experts, grids.zero, pipeline, grids.cp_kind, reduces_amaxes(workload)

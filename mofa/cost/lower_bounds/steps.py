@@ -95,7 +95,7 @@ def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mappin
 
 
 def _runs(estimator: Estimator) -> ArrayN | float:
-    return estimator.runs_per_step(estimator.table) if estimator.loads.over else 1.0
+    return estimator.runs_per_step(estimator.table) if estimator.loads.over_budget_fraction else 1.0
 
 
 def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:

@@ -65,9 +65,9 @@ class _Used(NamedTuple):
 def communicators_of(rows: Rows) -> ArrayN:
     """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown, and of Transformer
     Engine's user buffers, through which it communicates. (n, R) [B]"""
-    stages = rows.layout.stages
+    stages = rows.stage_layers.stages
     pipeline = pipeline_links(
-        rows.schedule_record.wraps_around, stages.pp, stages.rank_with_head, rows.layout.shown.stage
+        rows.schedule_record.wraps_around, stages.pp, stages.rank_with_head, rows.stage_layers.shown.shown_stages
     )
     experts = rows.workload.model.moe is not None
     sizes = communicator_bytes(
@@ -76,7 +76,7 @@ def communicators_of(rows: Rows) -> ArrayN:
     )  # fmt: skip
     context = rows.costs.context
     user_buffers = per_combination(user_buffer_bytes(context), rows.costs.machine.num_k)[rows.k]
-    return np.asarray(sizes[rows.grid] + user_buffers[:, None])
+    return np.asarray(sizes[rows.grid_index] + user_buffers[:, None])
 
 
 def pipeline_links(wraps_around: bool, pp: int, rank_with_head: int, shown_stages: IntN) -> PipelineLinks:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Tape
 from mofa.blocks.tapes import layer_label
-from mofa.cost.memory.in_flight import ROUNDS, layers_behind_last_by_mode
+from mofa.cost.memory.in_flight import WALKED_ROUNDS, layers_behind_last_by_mode
 from mofa.cost.rows import Rows
 from mofa.schedules import Runtime, order_of
 from mofa.schedules.interleaved import micro_batches_per_round
@@ -85,21 +85,24 @@ class Retention:
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        costs, kinds = rows.costs, rows.layout.stages.kinds
+        costs, kinds = rows.costs, rows.stage_layers.stages.kinds
         tapes = [[costs.tapes[layer_label(kind, mode)].backward for kind in kinds] for mode in costs.blocks]
-        names = [[tape.lingers for tape in ts] for ts in tapes]
+        names = [[tape.retained_by_dispatcher for tape in ts] for ts in tapes]
         self.candidates = np.zeros(0, dtype=np.intp)
         if not any(name for of_mode in names for name in of_mode):
             return
         each = self._of_tapes(names, tapes)
         has = np.asarray(each.any(axis=(1, 2)))
-        self.candidates = np.flatnonzero(has[rows.base] * rows.layout.any_plain + has[rows.full] * rows.layout.any_full)
+        self.candidates = np.flatnonzero(
+            has[rows.base_mode_index] * rows.stage_layers.any_base_mode
+            + has[rows.full_mode_index] * rows.stage_layers.any_fully_recomputed
+        )
         if not len(self.candidates):
             return
-        self.choice = rows.layout.choice[self.candidates]
+        self.choice = rows.stage_layers.recompute_choice[self.candidates]
         self.own = self._gather(each)
         self.of_chunk = self._by_chunk(*self.own) + self._of_predictions(each)
-        handed = [[tuple(n for n in tape.outputs if n in tape.lingers) for tape in ts] for ts in tapes]
+        handed = [[tuple(n for n in tape.outputs if n in tape.retained_by_dispatcher) for tape in ts] for ts in tapes]
         self.handed_on = self._gather(self._of_tapes(handed, tapes))
         """Of that what is the gradient that the block before is given."""
         self.saved = self._gather(rows.layers.saved)
@@ -115,7 +118,7 @@ class Retention:
     def _gather(self, by_mode: ArrayN) -> tuple[ArrayN, ArrayN]:
         """As :meth:`mofa.cost.rows.Rows.gather`. (p, kinds)"""
         rows, k = self.rows, self.rows.k[self.candidates]
-        return by_mode[rows.base[self.candidates], k], by_mode[rows.full[self.candidates], k]
+        return by_mode[rows.base_mode_index[self.candidates], k], by_mode[rows.full_mode_index[self.candidates], k]
 
     def _for_all(self, some: NDArray[np.generic]) -> ArrayN:
         """Of all candidates, 0 of others. (p, R) -> (n, R)"""
@@ -125,7 +128,7 @@ class Retention:
 
     def _of_tapes(self, names: Sequence[Sequence[tuple[str, ...]]], tapes: Sequence[Sequence[Tape]]) -> ArrayN:
         """The bytes of some tensors of every mode's and kind's tape. (modes, K, kinds) [B]"""
-        zero = np.zeros(self.rows.costs.boundary.shape)
+        zero = np.zeros(self.rows.costs.stage_boundary_bytes.shape)
         by_mode = [
             [zero + sum(tape.tensors[n].bytes for n in of_one) for of_one, tape in zip(of_mode, ts, strict=True)]
             for of_mode, ts in zip(names, tapes, strict=True)
@@ -134,16 +137,16 @@ class Retention:
 
     def _by_chunk(self, plain: ArrayN, full: ArrayN) -> ArrayN:
         """Something of layers, by their mode, summed over those of each chunk. (p, kinds) each -> (p, R, vpp)"""
-        lay = self.rows.layout
-        out = np.einsum("krc,nk->nrc", lay.stages.counts[:, lay.shown.stage], plain)
-        for kind in range(len(lay.stages.kinds) if lay.any_full else 0):
-            out += lay.full_by_chunk[:, kind][self.choice] * (full - plain)[:, kind, None, None]
+        lay = self.rows.stage_layers
+        out = np.einsum("krc,nk->nrc", lay.stages.counts[:, lay.shown.shown_stages], plain)
+        for kind in range(len(lay.stages.kinds) if lay.any_fully_recomputed else 0):
+            out += lay.fully_recomputed_by_chunk[:, kind][self.choice] * (full - plain)[:, kind, None, None]
         return np.asarray(out)
 
     def _of_predictions(self, each: ArrayN) -> ArrayN:
         """What lingers of multi-token-prediction layers, on their chunk. (p, R, vpp) [B]"""
-        rows, model, stages = self.rows, self.rows.workload.model, self.rows.layout.stages
-        out = np.zeros((len(self.candidates), len(rows.layout.shown.stage), stages.vpp))
+        rows, model, stages = self.rows, self.rows.workload.model, self.rows.stage_layers.stages
+        out = np.zeros((len(self.candidates), len(rows.stage_layers.shown.shown_stages), stages.vpp))
         if model.num_mtp_layers:
             kind = stages.kinds.index(layer_kind(model, model.num_layers - 1))
             of_micro_batch = model.num_mtp_layers * each[rows.mtp_mode[self.candidates], rows.k[self.candidates], kind]
@@ -153,15 +156,15 @@ class Retention:
     def _over_moments(self) -> ArrayN:
         """The most alive of what is kept in flight and lingers, more than what is in flight as the first backward
         begins, in computations of either way, of every chunk, which lingers itself or not. (2, 2, p, R, vpp) [B]"""
-        rows, stages = self.rows, self.rows.layout.stages
+        rows, stages = self.rows, self.rows.stage_layers.stages
         pp, vpp = stages.pp, stages.vpp
         num = rows.num_micro_batches[self.candidates]
         each = np.array([micro_batches_per_round(pp, int(m)) if vpp > 1 else pp for m in num])
-        walked = np.minimum(num, ROUNDS * each)
+        walked = np.minimum(num, WALKED_ROUNDS * each)
         out = np.full((2, 2, *self.in_flight.shape), -np.inf)
         for m in np.unique(walked).tolist():
             of_length = np.flatnonzero(walked == m)
-            for r, rank in enumerate(rows.layout.shown.stage.tolist()):
+            for r, rank in enumerate(rows.stage_layers.shown.shown_stages.tolist()):
                 computations = _computations(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, rank)
                 in_flight = self.in_flight[of_length, r]
                 alive = (
@@ -174,16 +177,20 @@ class Retention:
         return out
 
     @property
-    def at_rest(self) -> ArrayN:
+    def between_steps(self) -> ArrayN:
         """Bytes retained between steps. (n, R) [B]"""
         return self._for_all(self.of_chunk.sum(axis=2))
 
-    def inside(self, kind: int, recomputed: int, direction: int, *, first: bool = False) -> ArrayN:
+    def in_layer(self, kind: int, recomputed: int, direction: int, *, first: bool = False) -> ArrayN:
         """In the last layer of a kind, recomputed whole or not, whose own goes before most is alive, with nothing kept
         by those behind it; of a backward in the ``first`` one, where the others have nothing any more. (n, R) [B]"""
-        lay = self.rows.layout
-        recomputed_layers = lay.full_by_chunk[:, kind][self.choice]
-        has = recomputed_layers > 0 if recomputed else lay.stages.counts[kind][lay.shown.stage] - recomputed_layers > 0
+        lay = self.rows.stage_layers
+        recomputed_layers = lay.fully_recomputed_by_chunk[:, kind][self.choice]
+        has = (
+            recomputed_layers > 0
+            if recomputed
+            else lay.stages.counts[kind][lay.shown.shown_stages] - recomputed_layers > 0
+        )
         own, saved = (of[recomputed][:, kind, None, None] for of in (self.own, self.saved))
         if first:
             more = saved + self.of_chunk - own - self.in_flight - self._given(self.handed_on[recomputed][:, kind])
@@ -199,9 +206,9 @@ class Retention:
         """The gradient that a chunk's first block is given, where that lingers of another, as does not what it hands on
         of its ``own``. (p,) -> (p, R, vpp) [B]"""
         others = self._by_chunk(*self.handed_on) > own[:, None, None]
-        return np.asarray(others * self.rows.costs.boundary[self.rows.k[self.candidates], None, None])
+        return np.asarray(others * self.rows.costs.stage_boundary_bytes[self.rows.k[self.candidates], None, None])
 
-    def at_end(self, chunk: int, direction: int, *, ended: bool = False) -> ArrayN:
+    def in_end_block(self, chunk: int, direction: int, *, ended: bool = False) -> ArrayN:
         """At the end of the model that a chunk has, in a forward, a backward or as that has ``ended``. (n, R) [B]"""
         has = np.zeros(self.of_chunk.shape, dtype=bool)
         has[:, :, chunk] = True

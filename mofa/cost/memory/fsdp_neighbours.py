@@ -22,27 +22,27 @@ def gathered_embedding_swap_bytes(rows: Rows, kind: int) -> ArrayN | float:
 
     Nothing where that block is of another kind. (n, 1) [B]
     """
-    if not gathers_ends(rows) or rows.layout.stages.layers[0][0][0] != kind:
+    if not gathers_ends(rows) or rows.stage_layers.stages.layers[0][0][0] != kind:
         return 0.0
     more = 2.0 * (embedding_params(rows.workload.model) / rows.grids.tp - _own_params(rows, kind))
     gathered = np.where(rows.shards.dense_ranks[:, 0] > 1, more, 0.0)
-    return np.asarray(gathered[rows.grid, None])
+    return np.asarray(gathered[rows.grid_index, None])
 
 
 def reduced_head_swap_bytes(rows: Rows, kind: int) -> ArrayN | float:
     """What the backward of the model's last block holds more than one in the middle: the head's gradients on their way
     in place of a block's. Nothing where that block is of another kind, or where its experts are reduced by themselves,
     midway. (n, 1) [B]"""
-    if not gathers_ends(rows) or rows.layout.stages.layers[-1][-1][-1] != kind:
+    if not gathers_ends(rows) or rows.stage_layers.stages.layers[-1][-1][-1] != kind:
         return 0.0
     model, width = rows.workload.model, rows.framework.reduced_bytes_per_param
     more = width * (model.vocab * model.hidden / rows.grids.tp + model.hidden - _own_params(rows, kind))
-    together = rows.grids.ep == 1 if rows.layout.stages.kinds[kind].moe else np.ones(len(rows.grids), dtype=bool)
-    return np.asarray(np.where(together, more, 0.0)[rows.grid, None])
+    together = rows.grids.ep == 1 if rows.stage_layers.stages.kinds[kind].moe else np.ones(len(rows.grids), dtype=bool)
+    return np.asarray(np.where(together, more, 0.0)[rows.grid_index, None])
 
 
 def _own_params(rows: Rows, kind: int) -> ArrayN:
     """Parameters of a block's own group, without experts that have one of their own. (g,)"""
-    p, t = layer_params(rows.workload.model, rows.layout.stages.kinds[kind].moe), rows.grids
+    p, t = layer_params(rows.workload.model, rows.stage_layers.stages.kinds[kind].moe), rows.grids
     own = (p.matrices_tp + p.shared) / t.tp + p.replicated
     return np.asarray(own + np.where(t.ep > 1, 0.0, p.routed / (t.ep * t.etp)))

@@ -17,10 +17,10 @@ A fourth one's weights are taken to be gathered in front of its first forward, a
 [-]"""
 
 
-def unsharded(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
+def gathered_bytes_and_unreduced_share(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
     """Bytes of all gathered weights, and what is left of the gradients when they are reduced, as a share of ``grads``,
     the whole ones. (n, R) each [B, -]"""
-    shards, grid = rows.shards, rows.grid
+    shards, grid = rows.shards, rows.grid_index
     each = rows.framework.grads_bytes_per_param * optimizer_dtype_bytes(rows.workload, rows.mode.precision) / 4.0
     return shards.unsharded(2.0)[grid], shards.sharded(each)[grid] / np.maximum(grads, 1.0)
 
@@ -32,14 +32,14 @@ def reduction_bytes(rows: Rows) -> ArrayN:
     before it weights are gone and gradients shared out. So it is most at the first group, or the first of a larger
     kind. (n, R, vpp) [B]
     """
-    model, t, stages, shards = rows.workload.model, rows.grids, rows.layout.stages, rows.shards
-    out = np.zeros((len(t), len(rows.layout.shown.stage), stages.vpp))
+    model, t, stages, shards = rows.workload.model, rows.grids, rows.stage_layers.stages, rows.shards
+    out = np.zeros((len(t), len(rows.stage_layers.shown.shown_stages), stages.vpp))
     of_kind = []
     for kind in stages.kinds:
         p, ways = layer_params(model, kind.moe), t.ep * t.etp
         of_kind.append(((p.total - p.routed) / t.tp, p.routed / ways))
     known: dict[tuple[int, ...], ArrayN] = {}
-    for r, stage in enumerate(rows.layout.shown.stage.tolist()):
+    for r, stage in enumerate(rows.stage_layers.shown.shown_stages.tolist()):
         for c, layers in enumerate(stages.layers[stage]):
             groups = (-1, *layers) if rows.is_first[r] > 0 and c == 0 else layers
             if groups not in known:
@@ -54,4 +54,4 @@ def reduction_bytes(rows: Rows) -> ArrayN:
                     before = before + 6.0 * (dense + expert) - 4.0 * shared
                 known[groups] = most
             out[:, r, c] = known[groups]
-    return np.asarray(out[rows.grid])
+    return np.asarray(out[rows.grid_index])

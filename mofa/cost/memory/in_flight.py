@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.tapes import layer_label
-from mofa.cost.block.deferred_weight_gradients import Deferred
-from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD, unsharded
+from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory
+from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD, gathered_bytes_and_unreduced_share
 from mofa.cost.rank_rules import reduces_by_chunk
 from mofa.cost.rows import Rows
 from mofa.schedules import Runtime, order_of
 from mofa.schedules.interleaved import micro_batches_per_round
 
 ArrayN = NDArray[np.float64]
-ROUNDS = 4
+WALKED_ROUNDS = 4
 """Rounds of micro-batches after which a rank holds nothing new. [-]"""
 AT_ONCE = 64
 """Moments that are compared with all others in one call. [-]"""
@@ -43,13 +43,13 @@ class RankInFlight:
     backward puts them off (ranks, moments)."""
 
     chunk: NDArray[np.intp]
-    flying: ArrayN
-    begun: ArrayN
-    waiting: ArrayN
-    away: ArrayN
+    in_flight: ArrayN
+    has_gradients: ArrayN
+    deferred: ArrayN
+    weights_freed: ArrayN
     reduced: ArrayN
-    first: NDArray[np.bool_]
-    split: NDArray[np.bool_]
+    gradients_come_now: NDArray[np.bool_]
+    defers_now: NDArray[np.bool_]
 
 
 @lru_cache(maxsize=MOST_ORDERS)
@@ -66,7 +66,7 @@ def rank_in_flight(
     Rank 0 of two in 1F1B: of the second forward on two are in flight, first without gradients, later with them.
 
     >>> backward = rank_in_flight("1f1b", "pytorch", 2, 1, 4, "B")
-    >>> backward.flying[0, :, 0], backward.begun[0, :, 0]
+    >>> backward.in_flight[0, :, 0], backward.has_gradients[0, :, 0]
     (array([2., 2.]), array([0., 1.]))
     """
     known = _known_states(schedule, runtime, pp, vpp, num_micro_batches, unshards)
@@ -149,11 +149,11 @@ def _covered(states: list[_State]) -> Iterator[_State]:
 def layers_behind_last_by_mode(rows: Rows) -> ArrayN:
     """Layers of each kind (second axis), recomputed whole or not (third), behind the last of each kind (fourth) that is
     recomputed or not (fifth), in each chunk. (choices, kinds, 2, kinds, 2, R, vpp)"""
-    lay, table = rows.layout, rows.table
-    stages, shown = lay.stages, lay.shown.stage
-    _, given = np.unique(lay.choice, return_index=True)
+    lay, table = rows.stage_layers, rows.table
+    stages, shown = lay.stages, lay.shown.shown_stages
+    _, given = np.unique(lay.recompute_choice, return_index=True)
     kinds = len(stages.kinds)
-    out = np.zeros((len(lay.full_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
+    out = np.zeros((len(lay.fully_recomputed_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
     for first in given.tolist():
         spec, layers = table.recompute_modes[int(table.recompute[first])], int(table.recompute_layers[first])
         recomputed = stages.recomputed(spec, layers)
@@ -163,7 +163,7 @@ def layers_behind_last_by_mode(rows: Rows) -> ArrayN:
                 for each in set(layers_seen):
                     last = len(layers_seen) - 1 - layers_seen[::-1].index(each)
                     for other in layers_seen[last + 1 :]:
-                        out[(int(lay.choice[first]), *other, *each, r, c)] += 1
+                        out[(int(lay.recompute_choice[first]), *other, *each, r, c)] += 1
     return out
 
 
@@ -206,17 +206,17 @@ class InFlight:
     def __init__(self, rows: Rows, grads: ArrayN, whole_table: ArrayN) -> None:
         """``grads`` are all gradients of a stage, ``whole_table`` what of them the embedding's has over its parameter.
         (n, R) each [B]"""
-        lay, stages = rows.layout, rows.layout.stages
+        lay, stages = rows.stage_layers, rows.stage_layers.stages
         self.rows, self.grads = rows, grads
-        self.unshards = reduces_by_chunk(rows)
-        self.copies, self.reduced = unsharded(rows, grads)
-        plain, full = rows.of_base_and_full(rows.layers.saved)
-        per_micro_batch = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
-        for kind in range(len(stages.kinds) if lay.any_full else 0):
-            recomputed = lay.full_by_chunk[:, kind][lay.choice]
+        self.reduces_by_chunk = reduces_by_chunk(rows)
+        self.copies, self.reduced = gathered_bytes_and_unreduced_share(rows, grads)
+        plain, full = rows.in_base_and_full_mode(rows.layers.saved)
+        per_micro_batch = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.shown_stages], plain)
+        for kind in range(len(stages.kinds) if lay.any_fully_recomputed else 0):
+            recomputed = lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice]
             per_micro_batch = per_micro_batch + recomputed * (full - plain)[:, kind, None, None]
         # a chunk's input is in the buffer that it was received in, its output stays until its backward
-        boundary = rows.costs.boundary[rows.k]
+        boundary = rows.costs.stage_boundary_bytes[rows.k]
         per_micro_batch[:, 0, 0] += boundary
         per_micro_batch[:, lay.head_position, -1] -= boundary
         self.loss = np.zeros_like(per_micro_batch)
@@ -232,20 +232,22 @@ class InFlight:
         self.defers_weight_gradients = rows.schedule_record.defers_weight_gradients
         self.deferred = self._deferred() if self.defers_weight_gradients else np.zeros_like(per_micro_batch)
         # the first stage has no input to differentiate by, W does it all
-        self.split = self.defers_weight_gradients & ((lay.shown.stage > 0)[:, None] | (np.arange(stages.vpp) > 0))
+        self.split = self.defers_weight_gradients & (
+            (lay.shown.shown_stages > 0)[:, None] | (np.arange(stages.vpp) > 0)
+        )
         self.layers_behind = layers_behind_last_by_mode(rows)
         params = rows.params.sum(axis=0)
-        self.params_share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
+        self.params_share = (params / params.sum(axis=2, keepdims=True))[rows.grid_index]
         of_table = (whole_table / np.maximum(grads, 1.0))[:, :, None]
         self.grads_share = self.params_share * (1.0 - of_table)
         self.grads_share[:, :, 0] += of_table[:, :, 0]
-        in_rounds = stages.vpp > 1 and rows.schedule_record.in_rounds
+        in_rounds = stages.vpp > 1 and rows.schedule_record.runs_in_equal_rounds
         each = np.array(
             [micro_batches_per_round(stages.pp, int(m)) if in_rounds else stages.pp for m in rows.num_micro_batches]
         )
         self.walked = rows.num_micro_batches
         if not rows.schedule_record.forwards_first:
-            self.walked = np.minimum(self.walked, ROUNDS * each)
+            self.walked = np.minimum(self.walked, WALKED_ROUNDS * each)
         self.lengths = [(m, np.flatnonzero(self.walked == m)) for m in np.unique(self.walked).tolist()]
         """Numbers of micro-batches whose orders are walked, and the candidates that have so many."""
         self.moments: dict[tuple[str, bool], list[_Moments]] = {}
@@ -253,23 +255,30 @@ class InFlight:
 
     def _deferred(self) -> ArrayN:
         """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
-        rows, lay, stages = self.rows, self.rows.layout, self.rows.layout.stages
-        plain, full = rows.of_base_and_full(self.of_layers(lambda costs: costs.between_halves))
-        deferred = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
-        for kind in range(len(stages.kinds) if lay.any_full else 0):
-            deferred = deferred + lay.full_by_chunk[:, kind][lay.choice] * (full - plain)[:, kind, None, None]
+        rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
+        plain, full = rows.in_base_and_full_mode(self.stack_layers(lambda costs: costs.between_halves))
+        deferred = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.shown_stages], plain)
+        for kind in range(len(stages.kinds) if lay.any_fully_recomputed else 0):
+            deferred = (
+                deferred
+                + lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice] * (full - plain)[:, kind, None, None]
+            )
         last = lay.head_position
         head = rows.costs.head.memory  # what is above its weight goes with the loss, which is detached
-        deferred[:, last, -1] += (rows.costs.deferred["head"].between_halves + head.saved - head.above)[rows.k]
+        deferred[:, last, -1] += (
+            rows.costs.split_backward_memories["head"].between_halves + head.saved - head.freed_before_last_weight
+        )[rows.k]
         # the output goes with the backward by inputs, as the head has none
-        deferred -= rows.costs.boundary[rows.k, None, None]
-        deferred[:, last, -1] += rows.costs.boundary[rows.k]
+        deferred -= rows.costs.stage_boundary_bytes[rows.k, None, None]
+        deferred[:, last, -1] += rows.costs.stage_boundary_bytes[rows.k]
         return np.asarray(deferred)
 
-    def of_layers(self, pick: Callable[[Deferred], ArrayN]) -> ArrayN:
+    def stack_layers(self, pick: Callable[[SplitBackwardMemory], ArrayN]) -> ArrayN:
         """Something of layers whose weights' gradients are put off. (modes, K, kinds) [B]"""
-        c, kinds = self.rows.costs, self.rows.layout.stages.kinds
-        by_mode = np.array([[pick(c.deferred[layer_label(kind, mode)]) for kind in kinds] for mode in c.blocks])
+        c, kinds = self.rows.costs, self.rows.stage_layers.stages.kinds
+        by_mode = np.array(
+            [[pick(c.split_backward_memories[layer_label(kind, mode)]) for kind in kinds] for mode in c.blocks]
+        )
         return np.ascontiguousarray(np.moveaxis(by_mode, 2, 1))
 
     def alive_in_backward_by_inputs(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
@@ -278,8 +287,9 @@ class InFlight:
         was saved; and what the layer has at its end, in each chunk. (n, R, vpp) [B]"""
         if not self.defers_weight_gradients:
             return self.output, np.zeros((1, 1, 1))
-        before, between_halves = (self.rows.of_base_and_full(grid)[recomputed][:, kind] for grid in (
-            self.of_layers(lambda costs: costs.before) - backward, self.of_layers(lambda costs: costs.between_halves),
+        before, between_halves = (self.rows.in_base_and_full_mode(grid)[recomputed][:, kind] for grid in (
+            self.stack_layers(lambda costs: costs.peak_by_inputs) - backward,
+            self.stack_layers(lambda costs: costs.between_halves),
         ))  # fmt: skip
         alone = between_halves + self.saved[recomputed][:, kind]
         return before[:, None, None] * self.split + self.output, alone[:, None, None] * self.split
@@ -305,56 +315,57 @@ class InFlight:
         there = there & self.split
         if not np.any(there):
             return
-        peak, of_last, left, kinds = (self.of_layers(pick) for pick in (
-            lambda costs: costs.peak, lambda costs: costs.peak_of_last, lambda costs: costs.left,
-            lambda costs: costs.kinds.T,
+        peak, of_last, left, kinds = (self.stack_layers(pick) for pick in (
+            lambda costs: costs.peak_by_weights, lambda costs: costs.peak_by_weights_of_last,
+            lambda costs: costs.left_until_chunk_end,
+            lambda costs: costs.peak_by_weights_kinds.T,
         ))  # fmt: skip
         between_halves, before_last = (
-            self.rows.of_base_and_full(grid)[recomputed][:, kind, None, None]
-            for grid in (self.of_layers(lambda costs: costs.between_halves), peak - of_last)
+            self.rows.in_base_and_full_mode(grid)[recomputed][:, kind, None, None]
+            for grid in (self.stack_layers(lambda costs: costs.between_halves), peak - of_last)
         )
         alone = self.saved[recomputed][:, kind, None, None] + between_halves - self._more_left(left, kind, recomputed)
         gone = alone + np.where(self._ends(kind, recomputed), before_last, 0.0)
         yield (
             (peak, kinds),
             np.asarray(there.any(axis=2)),
-            self.most("W", np.where(there, gone, np.inf), own_grads=own_grads),
+            self.peak("W", np.where(there, gone, np.inf), own_grads=own_grads),
         )
 
     def _more_left(self, left: ArrayN, kind: int, recomputed: int) -> ArrayN:
         """What layers before the last one of a kind leave of their backward by weights more than they held
         before it, in each chunk; ``left`` by mode, combination and kind. (n, R, vpp) [B]"""
-        rows, lay, stages = self.rows, self.rows.layout, self.rows.layout.stages
-        between_halves = self.of_layers(lambda costs: costs.between_halves)
-        counts = stages.counts[:, lay.shown.stage]
-        recomputed_layers = lay.full_by_chunk[lay.choice]
-        behind = self.layers_behind[:, :, :, kind, recomputed][lay.choice]
+        rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
+        between_halves = self.stack_layers(lambda costs: costs.between_halves)
+        counts = stages.counts[:, lay.shown.shown_stages]
+        recomputed_layers = lay.fully_recomputed_by_chunk[lay.recompute_choice]
+        behind = self.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice]
         of = np.stack([counts - recomputed_layers, recomputed_layers], axis=2) - behind
         of[:, kind, recomputed] -= 1
         more = [
             a - b - c
             for a, b, c in zip(
-                rows.of_base_and_full(left), rows.of_base_and_full(between_halves), self.saved, strict=True
+                rows.in_base_and_full_mode(left), rows.in_base_and_full_mode(between_halves), self.saved, strict=True
             )
         ]
         return np.asarray(np.einsum("nkorc,nko->nrc", np.maximum(of, 0.0), np.stack(more, axis=2)))
 
     def _ends(self, kind: int, recomputed: int) -> NDArray[np.bool_]:
         """Whether the last layer of a kind is its chunk's last and has no head behind it. (n, R, vpp)"""
-        lay = self.rows.layout
-        behind = self.layers_behind[:, :, :, kind, recomputed][lay.choice].sum(axis=(1, 2)) == 0
+        lay = self.rows.stage_layers
+        behind = self.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice].sum(axis=(1, 2)) == 0
         head = np.zeros(behind.shape[1:], dtype=bool)
         head[lay.head_position, -1] = True
         return np.asarray(behind & ~head)
 
-    def saved_behind(self, kind: int, recomputed: int) -> ArrayN:
+    def saved_by_layers_behind(self, kind: int, recomputed: int) -> ArrayN:
         """What layers behind the last one of a kind keep, in each chunk. (n, R, vpp) [B]"""
-        layers = self.layers_behind[:, :, :, kind, recomputed][self.rows.layout.choice]
+        layers = self.layers_behind[:, :, :, kind, recomputed][self.rows.stage_layers.recompute_choice]
         plain, full = self.saved
         return np.asarray(np.einsum("nkrc,nk->nrc", layers[:, :, 0], plain) + np.einsum(
             "nkrc,nk->nrc", layers[:, :, 1], full))  # fmt: skip
 
-    def most(
+    def peak(
         self, kind: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0,
         beside: ArrayN | float = 0.0,
     ) -> InFlightPeak:  # fmt: skip
@@ -399,14 +410,15 @@ class InFlight:
         return self.moments[kind, ended]
 
     def _moments(self, kind: str, ended: bool, num_micro_batches: int, of_length: NDArray[np.intp]) -> _Moments:
-        rows, lay = self.rows, self.rows.layout
-        vpp, ranks = lay.stages.vpp, tuple(lay.shown.stage.tolist())
+        rows, lay = self.rows, self.rows.stage_layers
+        vpp, ranks = lay.stages.vpp, tuple(lay.shown.shown_stages.tolist())
         states = rank_in_flight(
-            rows.schedule, rows.framework.traits.runtime, lay.stages.pp, vpp, num_micro_batches, kind, self.unshards,
+            rows.schedule, rows.framework.traits.runtime, lay.stages.pp, vpp, num_micro_batches, kind,
+            self.reduces_by_chunk,
             ranks,
         )  # fmt: skip
-        chunk, flying, begun = states.chunk, states.flying, states.begun
-        own, waiting, split = np.eye(vpp)[chunk], states.waiting, states.split[:, :, None]
+        chunk, flying, begun = states.chunk, states.in_flight, states.has_gradients
+        own, waiting, split = np.eye(vpp)[chunk], states.deferred, states.defers_now[:, :, None]
         if ended:
             flying, begun = flying - own * ~split, np.maximum(begun, own * ~split)
             waiting = waiting + own * split
@@ -417,10 +429,10 @@ class InFlight:
             alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.deferred[of_length])
         grads_share, share = self.grads_share[of_length], self.params_share[of_length]
         reduced, away = None, None
-        if self.unshards:
+        if self.reduces_by_chunk:
             reduced = np.einsum("rsc,nrc->nrs", states.reduced, share) * self.reduced[of_length][:, :, None]
-            away = np.einsum("rsc,nrc->nrs", states.away, share) * self.copies[of_length][:, :, None]
+            away = np.einsum("rsc,nrc->nrs", states.weights_freed, share) * self.copies[of_length][:, :, None]
         return _Moments(
             np.arange(len(ranks))[:, None] * vpp + chunk, alive, np.einsum("rsc,nrc->nrs", begun, grads_share),
-            states.first if ended or kind == "W" else None, reduced, away,
+            states.gradients_come_now if ended or kind == "W" else None, reduced, away,
         )  # fmt: skip

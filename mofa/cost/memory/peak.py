@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest
 from mofa.cost.memory.communicators import communicators_of
 from mofa.cost.memory.peak_candidates import PeakCandidates
-from mofa.cost.memory.reserved import native_allocator_bytes, shards_waste
+from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_allocator_bytes
 from mofa.cost.memory.unsplit_rests import unsplit_rests
 from mofa.cost.rank_rules import has_flat_buffers, shards_params
 from mofa.cost.rows import Rows
@@ -75,20 +75,22 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: 
       (:func:`mofa.cost.memory.reserved.native_allocator_bytes`). The expandable allocator maps pages instead; pages
       once mapped stay, those of the parameters that Megatron copied too.
     """
-    lay, c, static = rows.layout, rows.costs, rows.static
-    slack = rows.sum_over_layers(rows.layers.slack, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+    lay, c, static = rows.stage_layers, rows.costs, rows.static
+    slack = rows.sum_over_layers(
+        rows.layers.slack, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
+    )
     ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
     slack = slack + np.maximum(ends, rows.largest_layer_by_stage(rows.layers.pools))
     shards = shards_params(rows)
     if shards and not rows.mode.pipelined:
-        slack = slack + (1.0 - candidates.grads_at(which)) * candidates.grads
+        slack = slack + (1.0 - candidates.gradient_share_at(which)) * candidates.grads
     if rows.framework.allocator != "expandable":
         if shards:  # under no pipeline the gradients' too
-            slack = slack + shards_waste(rows) * (1.0 if rows.mode.pipelined else 2.0)
-        return native_allocator_bytes(rows, candidates.alive(allocated)) + slack
+            slack = slack + fsdp_shard_waste_bytes(rows) * (1.0 if rows.mode.pipelined else 2.0)
+        return native_allocator_bytes(rows, candidates.largest_alive(allocated)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
-        slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
+        slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid_index]
     if has_flat_buffers(rows):
-        return np.maximum(allocated + slack, (2.0 * static.params + static.grads)[rows.grid])
+        return np.maximum(allocated + slack, (2.0 * static.params + static.grads)[rows.grid_index])
     return allocated + slack

@@ -13,17 +13,17 @@ from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
 from mofa.cost.memory.fsdp_neighbours import gathered_embedding_swap_bytes, reduced_head_swap_bytes
 from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, waiting_head_gradient_bytes
-from mofa.cost.memory.fsdp_unsharded import reduction_bytes, unsharded
+from mofa.cost.memory.fsdp_unsharded import gathered_bytes_and_unreduced_share, reduction_bytes
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
 from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
 from mofa.cost.memory.replica_sums import waiting_sums_bytes
 from mofa.cost.memory.reserved import LivePeaks
-from mofa.cost.memory.saved_in_flight import ends_saved_bytes, saved_by_kind
-from mofa.cost.memory.stage_inputs import held_input_bytes, let_go_input_bytes, pipeline_buffer_bytes, sent_part_bytes
+from mofa.cost.memory.saved_in_flight import saved_by_kind, saved_bytes_outside_layers
+from mofa.cost.memory.stage_inputs import freed_input_bytes, held_input_bytes, pipeline_buffer_bytes, sent_part_bytes
 from mofa.cost.memory.unsplit_rests import UnsplitRests
 from mofa.cost.memory.watchdog_held import shelved_bytes
 from mofa.cost.optimizer import whole_embedding_gradient
-from mofa.cost.rank_rules import gathers_whole
+from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import Rows
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, head_params, layer_params
@@ -42,19 +42,19 @@ _ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
 class _Instant:
     """One instant: bytes alive per stage, -inf where it does not occur, and what they are made of. (n, R) [B]
 
-    ``minus`` of the kept activations is gone by then, all where None; ``grads`` is the part of the gradients that is
-    there, ``copies`` are weight copies besides, ``lingers`` what earlier computations left; ``transient`` gives the
-    kinds that the op holds for the candidates at these positions. (len(KINDS), len(at)) ``inside`` says where it is: a
-    layer's forward or backward, or the loss.
+    ``freed_bytes`` of the kept activations is gone by then, all where None; ``grads`` is the part of the gradients that
+    is there, ``copies`` are weight copies besides, ``leftover_bytes`` what earlier computations left;
+    ``transient`` gives the kinds that the op holds for the candidates at these positions. (len(KINDS), len(at))
+    ``inside`` says where it is: a layer's forward or backward, or the loss.
     """
 
     name: str
     inside: str
     total: ArrayN
-    minus: ArrayN | float | None
+    freed_bytes: ArrayN | float | None
     grads: ArrayN | float
     copies: ArrayN | float
-    lingers: ArrayN | float
+    leftover_bytes: ArrayN | float
     transient: Callable[[NDArray[np.intp]], ArrayN]
 
 
@@ -63,20 +63,22 @@ class PeakCandidates:
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        lay, static = rows.layout, rows.static
-        self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
-        self.grads = static.grads[rows.grid]
+        lay, static = rows.stage_layers, rows.static
+        self.n, self.num_shown = len(rows.table), len(lay.shown.shown_stages)
+        self.grads = static.grads[rows.grid_index]
         self.whole_table = whole_embedding_gradient(
             rows.workload, rows.framework, rows.mode.precision, rows.mode.pipelined, rows.grids.tp, rows.is_first
-        )[rows.grid]
-        self.buffers = static.buffers[rows.grid] + pipeline_buffer_bytes(rows) + persistent_buffer_bytes(rows)
-        self.fixed = (static.params + static.states)[rows.grid] + self.buffers
-        self.saved_plain, self.saved_full = rows.of_base_and_full(rows.layers.saved)
-        self.ends_saved = ends_saved_bytes(rows)
-        of_layers = rows.sum_over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+        )[rows.grid_index]
+        self.buffers = static.buffers[rows.grid_index] + pipeline_buffer_bytes(rows) + persistent_buffer_bytes(rows)
+        self.fixed = (static.params + static.states)[rows.grid_index] + self.buffers
+        self.saved_plain, self.saved_full = rows.in_base_and_full_mode(rows.layers.saved)
+        self.ends_saved = saved_bytes_outside_layers(rows)
+        of_layers = rows.sum_over_layers(
+            rows.layers.saved, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
+        )
         self.activations = of_layers + self.ends_saved
         self.retention = Retention(rows)
-        self.shelved, self.let_go = shelved_bytes(rows), let_go_input_bytes(rows)
+        self.shelved, self.let_go = shelved_bytes(rows), freed_input_bytes(rows)
         self.sums = waiting_sums_bytes(rows)
         self.all: list[_Instant] = []
         self.rests: UnsplitRests | None = None
@@ -86,7 +88,7 @@ class PeakCandidates:
 
         When the first layer's backward runs, neither its own gradients nor the embedding's exist yet.
         """
-        p, t = layer_params(self.rows.workload.model, self.rows.layout.stages.kinds[kind].moe), self.rows.grids
+        p, t = layer_params(self.rows.workload.model, self.rows.stage_layers.stages.kinds[kind].moe), self.rows.grids
         dense = num_layers * ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None]
         dense = dense + self._end_params(embedding_params)
         return self._share_of_grads(dense, num_layers * (p.routed / (t.ep * t.etp))[:, None], embedding=True)
@@ -109,53 +111,53 @@ class PeakCandidates:
         sharded = rows.mode.precision == "mixed" and not rows.mode.pipelined
         dense_ranks, expert_ranks = (s.dense_ranks, s.expert_ranks) if sharded else (1.0, 1.0)
         all_grads = s.dense / dense_ranks + s.expert / expert_ranks
-        share = np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid]
+        share = np.clip((dense / dense_ranks + expert / expert_ranks) / all_grads, 0.0, 1.0)[rows.grid_index]
         of_table = self.whole_table / np.maximum(self.grads, 1.0)
         return np.asarray(share * (1.0 - of_table) + of_table * embedding)
 
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
-        minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
-        lingers: ArrayN | float = 0.0, direction: str = "",
+        freed_bytes: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
+        leftover_bytes: ArrayN | float = 0.0, direction: str = "",
     ) -> None:  # fmt: skip
         """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``.
 
         Inside of layers, at the loss, is behind a forward; outside of all is behind a backward. ``direction`` is of the
         computation that it is in, empty outside of all.
         """
-        lingers = lingers + self.shelved[not inside]
+        leftover_bytes = leftover_bytes + self.shelved[not inside]
         if direction:
-            lingers = lingers - self.let_go[direction == "backward"]
-        alive = self.fixed + grads * self.grads + transient[:, None] + copies + lingers
-        if minus is not None:
-            alive += self.activations - minus
+            leftover_bytes = leftover_bytes - self.let_go[direction == "backward"]
+        alive = self.fixed + grads * self.grads + transient[:, None] + copies + leftover_bytes
+        if freed_bytes is not None:
+            alive += self.activations - freed_bytes
         total = np.where(where, alive, -np.inf)
-        self.all.append(_Instant(name, inside, total, minus, grads, copies, lingers, kinds))
+        self.all.append(_Instant(name, inside, total, freed_bytes, grads, copies, leftover_bytes, kinds))
 
     def add_block(
         self, direction: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
-        where: NDArray[np.bool_], minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
-        lingers: ArrayN | float = 0.0,
+        where: NDArray[np.bool_], freed_bytes: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
+        leftover_bytes: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """Add an instant inside a kind of layer; ``peaks`` are by mode, combination and kind."""
         k, (peak, kinds) = self.rows.k, peaks
         self.add(
             f"{direction} {name}", where, peak[mode, k, kind],
-            lambda positions: kinds[mode[positions], k[positions], kind].T, minus, grads=grads,
-            copies=copies, lingers=lingers, inside=direction, direction=direction,
+            lambda positions: kinds[mode[positions], k[positions], kind].T, freed_bytes, grads=grads,
+            copies=copies, leftover_bytes=leftover_bytes, inside=direction, direction=direction,
         )  # fmt: skip
 
     def build(self) -> None:
         """All instants, in the order of a step."""
         rows = self.rows
         # no backward has run when all activations are there, where so many are in flight as a step has
-        several = (rows.num_micro_batches[:, None] > rows.layout.last_in_flight).astype(float)
+        several = (rows.num_micro_batches[:, None] > rows.stage_layers.last_in_flight).astype(float)
         mid = 1.0 if rows.static.grads_always else several
         # autocast's cache holds the weight copies of recomputed layers until the loss is there
         cached: ArrayN | float = 0.0
         if np.any(rows.layers.autocast_cached_bytes):
             cached = rows.sum_layers_by_stage(rows.layers.autocast_cached_bytes)
-        if rows.framework.traits.has_pytorch_modules and rows.layout.stages.pp > 1:
+        if rows.framework.traits.has_pytorch_modules and rows.stage_layers.stages.pp > 1:
             in_flight = InFlight(rows, self.grads, self.whole_table)
             self._pipelined_layers(in_flight)
             self._pipelined_ends(in_flight)
@@ -166,7 +168,7 @@ class PeakCandidates:
 
     def _layers(self, mid: ArrayN | float, several: ArrayN, cached: ArrayN | float) -> None:
         """Inside the last layer of each kind, and the first where gradients appear only with it."""
-        rows, lay = self.rows, self.rows.layout
+        rows, lay = self.rows, self.rows.stage_layers
         always, piped = rows.static.grads_always, lay.stages.pp > 1
         # DeepSpeed makes output and gradient whole for a backward, where ranks keep and send parts of them
         tp = np.where(rows.table.tp > 1, rows.table.tp, 0.0)[:, None]
@@ -177,26 +179,29 @@ class PeakCandidates:
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
             for label, mode, saved, has, more in (
-                ("", rows.base, self.saved_plain, lay.plain[:, i] > 0, 0.0),
-                (" recomputed", rows.full, self.saved_full, lay.full[:, i] > 0, own_plain),
+                ("", rows.base_mode_index, self.saved_plain, lay.base_mode[:, i] > 0, 0.0),
+                (" recomputed", rows.full_mode_index, self.saved_full, lay.fully_recomputed[:, i] > 0, own_plain),
             ):
                 if not np.any(has):
                     continue
-                own, layers = saved[:, i][:, None], (lay.full if label else lay.plain)[:, i]
+                own, layers = saved[:, i][:, None], (lay.fully_recomputed if label else lay.base_mode)[:, i]
                 alone = layers == lay.layer_counts[:, i]
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
-                self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, lingers=ahead)
+                self.add_block(
+                    "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
+                )
                 later = later + self.sums * self._share_of_grads(self._end_params(head_params))
                 reduced = waiting + np.where(alone, reduced_head_swap_bytes(rows, i), 0.0)
                 self.add_block(
-                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced, lingers=later
+                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced,
+                    leftover_bytes=later
                 )  # fmt: skip
                 if self.retention:
                     name = f"of the first {kind} block{label}"
                     some = has & self.retention.there
-                    self.add_block("backward", name, i, backward, mode, some, own, grads=mid, lingers=first)
+                    self.add_block("backward", name, i, backward, mode, some, own, grads=mid, leftover_bytes=first)
                 if not always and piped:  # of the second micro-batch, with the first one's gradients
                     second = has & (rows.num_micro_batches[:, None] > 1)
                     gone = gone - received + self._one_micro_batch()
@@ -208,7 +213,8 @@ class PeakCandidates:
                     swap = gathered_embedding_swap_bytes(rows, i) + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
-                        "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap, lingers=sums
+                        "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,
+                        leftover_bytes=sums
                     )  # fmt: skip
                     if gathers_ends(rows):
                         inner = backward, mode, has & (layers > 1)
@@ -221,21 +227,22 @@ class PeakCandidates:
         """The backwards of a kind's last block but one and of its second, whose neighbours are blocks: larger than an
         end of the model may be. What is ``gone`` by the one, and ``done`` by the other."""
         peaks, mode, has = of_block
-        several = self.rows.num_micro_batches[:, None] > self.rows.layout.last_in_flight
+        several = self.rows.num_micro_batches[:, None] > self.rows.stage_layers.last_in_flight
+        kind_name = self.rows.stage_layers.stages.kinds[kind].name
         for name, minus, num_layers in (("last", gone, None), ("first", done, 2.0)):
             ahead = 1.0 - self._layer_grads(kind, num_layers) if num_layers else np.zeros((1, 1))
             grads = np.where(several, 1.0, ahead)
             self.add_block(
-                "backward", f"beside the {name} {self.rows.layout.stages.kinds[kind].name} block{label}", kind, peaks,
-                mode, has, minus, grads=grads, copies=waiting, lingers=self.sums * ahead,
+                "backward", f"beside the {name} {kind_name} block{label}", kind, peaks,
+                mode, has, minus, grads=grads, copies=waiting, leftover_bytes=self.sums * ahead,
             )  # fmt: skip
 
     def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
-        """What lingers of earlier computations in a kind's last forward, last backward and first backward, and what is
-        not ``gone`` at the moment at which that is most."""
+        """What is left of earlier computations in a kind's last forward, last backward and first
+        backward, and what is not ``gone`` at the moment at which that is most."""
         if not self.retention:
             return 0.0, 0.0, 0.0
-        inside, gone = self.retention.inside, gone * self.retention.there
+        inside, gone = self.retention.in_layer, gone * self.retention.there
         return (
             inside(kind, recomputed, FORWARD) + gone, inside(kind, recomputed, BACKWARD) + gone,
             inside(kind, recomputed, BACKWARD, first=True),
@@ -247,38 +254,43 @@ class PeakCandidates:
         Where the first layers are recomputed, those behind run plainly, and their backward is over first. Of every nth
         the least that they can be.
         """
-        lay, least = self.rows.layout, self.saved_plain[:, :, None]
-        after = lay.after[kind]
-        if not lay.any_full:
+        lay, least = self.rows.stage_layers, self.saved_plain[:, :, None]
+        after = lay.layers_behind[kind]
+        if not lay.any_fully_recomputed:
             return np.asarray(np.einsum("or,no->nr", after, self.saved_plain)), 0.0
         table = self.rows.table
         first = np.array([spec.kind == "full" for spec in table.recompute_modes])[table.recompute][:, None, None]
-        in_last_chunk = lay.stages.counts[:, lay.shown.stage, -1] - lay.full_by_chunk[..., -1][lay.choice]
-        plain = np.where(first, np.minimum(after, in_last_chunk), np.where(lay.full > 0, 0.0, after))
+        in_last_chunk = (
+            lay.stages.counts[:, lay.shown.shown_stages, -1]
+            - lay.fully_recomputed_by_chunk[..., -1][lay.recompute_choice]
+        )
+        plain = np.where(first, np.minimum(after, in_last_chunk), np.where(lay.fully_recomputed > 0, 0.0, after))
         recomputed = np.minimum(self.saved_full[:, :, None], least)
         behind = (plain * least + (after - plain) * recomputed).sum(axis=1)
         return behind, np.where(first[:, 0], in_last_chunk[:, kind] * self.saved_plain[:, kind, None], 0.0)
 
     def _pipelined_layers(self, in_flight: InFlight) -> None:
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
-        rows, lay = self.rows, self.rows.layout
-        counts = lay.stages.counts[:, lay.shown.stage]
+        rows, lay = self.rows, self.rows.stage_layers
+        counts = lay.stages.counts[:, lay.shown.shown_stages]
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
-            recomputed_layers = lay.full_by_chunk[:, i][lay.choice]
+            recomputed_layers = lay.fully_recomputed_by_chunk[:, i][lay.recompute_choice]
             for recomputed, mode, saved, there in (
-                (0, rows.base, self.saved_plain, counts[i] - recomputed_layers > 0),
-                (1, rows.full, self.saved_full, recomputed_layers > 0),
+                (0, rows.base_mode_index, self.saved_plain, counts[i] - recomputed_layers > 0),
+                (1, rows.full_mode_index, self.saved_full, recomputed_layers > 0),
             ):  # fmt: skip
                 has, label = np.asarray(there.any(axis=2)), " recomputed" * recomputed
                 if not np.any(has):
                     continue
                 more, alone = in_flight.alive_in_backward_by_inputs(i, recomputed, backward[0])
-                gone = np.where(there, in_flight.saved_behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
+                gone = np.where(
+                    there, in_flight.saved_by_layers_behind(i, recomputed) + saved[:, i][:, None, None], np.inf
+                )
                 name = f"of the last {kind} block{label}"
                 for direction, peaks in (("forward", forward), ("backward", backward)):
-                    most = in_flight.most(
+                    most = in_flight.peak(
                         "F" if direction == "forward" else "B", gone - more * (direction == "backward")
                     )
                     self.add_block(direction, name, i, peaks, mode, has, **self._alive_at(most))
@@ -287,46 +299,47 @@ class PeakCandidates:
                 ):
                     self.add_block("backward", f"by weights {name}", i, peaks, mode, on, **self._alive_at(most))
                 done = np.where(there, alone - more, np.inf)
-                most = in_flight.most("B", done, ended=True, own_grads=self._layer_grads(i))
+                most = in_flight.peak("B", done, ended=True, own_grads=self._layer_grads(i))
                 name = f"of the first {kind} block{label}"
                 self.add_block("backward", name, i, backward, mode, has, **self._alive_at(most))
 
     def _alive_at(self, most: InFlightPeak) -> dict[str, ArrayN]:
         """What an instant is made of at such a moment."""
-        return {"minus": self.activations - most.kept_bytes, "grads": most.grads, "copies": most.copies}
+        return {"freed_bytes": self.activations - most.kept_bytes, "grads": most.grads, "copies": most.copies}
 
     def _pipelined_ends(self, in_flight: InFlight) -> None:
         """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
-        rows, stages = self.rows, self.rows.layout.stages
+        rows, stages = self.rows, self.rows.stage_layers.stages
         head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
         on_head, on_first = (np.full((self.n, self.num_shown, stages.vpp), np.inf) for _ in range(2))
-        on_head[:, rows.layout.head_position, -1] = 0.0
+        on_head[:, rows.stage_layers.head_position, -1] = 0.0
         on_first[:, 0, 0] = 0.0
         for direction, kinds in (("forward", head.forward_kinds), ("backward", head.backward_kinds)):
-            most = in_flight.most("F" if direction == "forward" else "B", on_head)
+            most = in_flight.peak("F" if direction == "forward" else "B", on_head)
             self._add_end("loss", direction, rows.is_head, kinds, **self._alive_at(most))
         # the first micro-batch's gradient becomes the parameter's, but for FSDP's, which is copied into fp32
         own = 0.0 if rows.mode.precision == "mixed" else self._embedding_share
-        most = in_flight.most("B", on_first, ended=True, own_grads=own)
+        most = in_flight.peak("B", on_first, ended=True, own_grads=own)
         self._add_end("embedding", "backward", rows.is_first, embedding.backward_kinds, **self._alive_at(most))
         if rows.mode.precision != "mixed":
             return
-        if in_flight.unshards:
-            most = in_flight.most("R", np.zeros(on_first.shape), beside=reduction_bytes(rows))
+        if in_flight.reduces_by_chunk:
+            most = in_flight.peak("R", np.zeros(on_first.shape), beside=reduction_bytes(rows))
             self._add_nothing("reduction of gradients", **self._alive_at(most))
             return
-        self._add_nothing("reduction of gradients", minus=None, grads=1.0, copies=reduction_bytes(rows)[:, :, 0])
+        self._add_nothing("reduction of gradients", freed_bytes=None, grads=1.0, copies=reduction_bytes(rows)[:, :, 0])
 
     def _add_nothing(
-        self, name: str, *, minus: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float,
-        lingers: ArrayN | float = 0.0,
+        self, name: str, *, freed_bytes: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float,
+        leftover_bytes: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant outside of all layers."""
         nothing = np.zeros((len(KINDS), self.n))
         everywhere = np.ones((1, self.num_shown), dtype=bool)
         self.add(
-            name, everywhere, nothing[0], lambda positions: nothing[:, positions], minus, grads=grads, copies=copies,
-            lingers=lingers
+            name, everywhere, nothing[0], lambda positions: nothing[:, positions], freed_bytes, grads=grads,
+            copies=copies,
+            leftover_bytes=leftover_bytes
         )  # fmt: skip
 
     def _ends(self, mid: ArrayN | float, cached: ArrayN | float) -> None:
@@ -338,15 +351,24 @@ class PeakCandidates:
             ("forward", head.forward_kinds + others, cached), ("backward", head.backward_kinds + others, 0.0),
         ):  # fmt: skip
             pass_of = FORWARD if direction == "forward" else BACKWARD
-            lingers = self.retention.at_end(-1, pass_of) if self.retention else 0.0
-            self._add_end("loss", direction, rows.is_head, kinds, 0.0, grads=mid, copies=copies, lingers=lingers)
-        gone, lingers = self._one_micro_batch(), 0.0
+            leftover_bytes = self.retention.in_end_block(-1, pass_of) if self.retention else 0.0
+            self._add_end(
+                "loss",
+                direction,
+                rows.is_head,
+                kinds,
+                0.0,
+                grads=mid,
+                copies=copies,
+                leftover_bytes=leftover_bytes,
+            )
+        gone, leftover_bytes = self._one_micro_batch(), 0.0
         if self.retention:
-            lingers = self.retention.at_end(0, BACKWARD, ended=True) + self.retention.there * gone
-        lingers = lingers + self.sums * (1.0 - self._embedding_share)
+            leftover_bytes = self.retention.in_end_block(0, BACKWARD, ended=True) + self.retention.there * gone
+        leftover_bytes = leftover_bytes + self.sums * (1.0 - self._embedding_share)
         self._add_end(
             "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0,
-            copies=tied_head_gradient_bytes(rows), lingers=lingers,
+            copies=tied_head_gradient_bytes(rows), leftover_bytes=leftover_bytes,
         )  # fmt: skip
 
     def _optimizer(self) -> None:
@@ -354,29 +376,36 @@ class PeakCandidates:
         rows = self.rows
         grads: ArrayN | float = 1.0
         copies: ArrayN | float = 0.0
-        if gathers_whole(rows):
-            gathered, grads = unsharded(rows, self.grads)
+        if keeps_params_gathered(rows):
+            gathered, grads = gathered_bytes_and_unreduced_share(rows, self.grads)
             copies = -gathered
-        lingers = self.retention.at_rest if self.retention else 0.0
-        lingers = lingers + held_input_bytes(rows)[1]
-        self._add_nothing("optimizer step", minus=None, grads=grads, copies=copies, lingers=lingers)
-        self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
+        leftover_bytes = self.retention.between_steps if self.retention else 0.0
+        leftover_bytes = leftover_bytes + held_input_bytes(rows)[1]
+        self._add_nothing(
+            "optimizer step",
+            freed_bytes=None,
+            grads=grads,
+            copies=copies,
+            leftover_bytes=leftover_bytes,
+        )
+        self.all[-1].total[:] += rows.static.step_scratch[rows.grid_index]
 
     def _add_end(
-        self, end: str, direction: str, stage: ArrayN, kinds: ArrayN, minus: ArrayN | float, *,
-        grads: ArrayN | float, copies: ArrayN | float = 0.0, lingers: ArrayN | float = 0.0,
+        self, end: str, direction: str, stage: ArrayN, kinds: ArrayN, freed_bytes: ArrayN | float, *,
+        grads: ArrayN | float, copies: ArrayN | float = 0.0, leftover_bytes: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""
         k = self.rows.k
         self.add(
             f"{end} {direction}", stage[None] > 0, kinds.sum(axis=0)[k], lambda positions: kinds[:, k[positions]],
-            minus, grads=grads, copies=copies, lingers=lingers, inside="loss" if end == "loss" else "",
+            freed_bytes, grads=grads, copies=copies, leftover_bytes=leftover_bytes,
+            inside="loss" if end == "loss" else "",
             direction=direction,
         )  # fmt: skip
 
     def _one_micro_batch(self) -> ArrayN:
         """What the layers of the chunk whose backward ends keep for one micro-batch. (n, R)"""
-        lay = self.rows.layout
+        lay = self.rows.stage_layers
         vpp = lay.stages.vpp
         of_layers = self.rows.sum_layers_by_stage(self.rows.layers.saved)
         ends = self.ends_saved / np.maximum(lay.last_in_flight, 1.0)
@@ -396,7 +425,7 @@ class PeakCandidates:
     def freed_at_step(self) -> ArrayN:
         """What a step has freed by its end of what was alive at most, its gradients not among it. (n, R) [B]"""
         most = np.maximum.reduce([candidate.total for candidate in self.all[:-1]])
-        at_end = self.all[-1].total - self.rows.static.step_scratch[self.rows.grid]
+        at_end = self.all[-1].total - self.rows.static.step_scratch[self.rows.grid_index]
         return np.asarray(np.maximum(most - at_end, 0.0))
 
     def hold_rests(self, rests: UnsplitRests) -> None:
@@ -406,7 +435,7 @@ class PeakCandidates:
             candidate.total[:] += rests.params + rests.states
         self.all[-1].total[:] += rests.step_scratch
 
-    def alive(self, most: ArrayN) -> LivePeaks:
+    def largest_alive(self, most: ArrayN) -> LivePeaks:
         """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]"""
 
         def of(inside: tuple[str, ...], grads: bool) -> ArrayN:
@@ -420,7 +449,7 @@ class PeakCandidates:
                 return np.asarray(most_of)
             return np.where(has_layers, most_of, self.fixed)  # an end alone has what lasts
 
-        has_layers = self.rows.layout.layer_counts.sum(axis=1) > 0
+        has_layers = self.rows.stage_layers.layer_counts.sum(axis=1) > 0
         forward, piped = ("forward",), self.rows.mode.pipelined
         return LivePeaks(
             of(forward, True), of(("forward", "backward"), True), of(("loss",), True), most,
@@ -428,20 +457,20 @@ class PeakCandidates:
             self.grads, self.buffers,
         )  # fmt: skip
 
-    def grads_at(self, which: NDArray[np.int64]) -> ArrayN:
+    def gradient_share_at(self, which: NDArray[np.int64]) -> ArrayN:
         """The part of the gradients that is there at each stage's instant. (n, R)"""
         out = np.empty(which.shape)
         for i, candidate in enumerate(self.all):
             np.copyto(out, candidate.grads, where=which == i)
         return out
 
-    def parts(self, rows_at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
+    def components_at(self, rows_at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
         """Live components of candidates ``rows_at``, each at one instant of one stage. (len(LIVE_COMPONENTS),
         len(at))"""
         rows = self.rows
         out = np.zeros((len(LIVE_COMPONENTS), len(rows_at)))
         place = {name: i for i, name in enumerate(LIVE_COMPONENTS)}
-        of = rows.grid[rows_at]
+        of = rows.grid_index[rows_at]
         out[place["parameters"]] = rows.static.params[of, stage]
         out[place["gradients"]] = self.grads[rows_at, stage]
         out[place["optimizer_states"]] = rows.static.states[of, stage]
@@ -455,12 +484,14 @@ class PeakCandidates:
             where = rows_at[chosen], stage[chosen]
             out[place["gradients"], chosen] *= _entries(candidate.grads, where)
             live = candidate.transient(rows_at[chosen])
-            if candidate.minus is not None:
+            if candidate.freed_bytes is not None:
                 some = activations[chosen]
-                left = np.clip((some - _entries(candidate.minus, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0)
+                left = np.clip(
+                    (some - _entries(candidate.freed_bytes, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0
+                )
                 live = live + in_flight[:, chosen] * np.where(some > 0, left, 0.0)
             out[_ROW[:, None], chosen] += live
-            out[place["activations"], chosen] += _entries(candidate.lingers, where)
+            out[place["activations"], chosen] += _entries(candidate.leftover_bytes, where)
             copies = _entries(candidate.copies, where)  # less than none where weights are not gathered
             out[place["weight_copies"], chosen] += np.maximum(copies, 0.0)
             out[place["parameters"], chosen] += np.minimum(copies, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.rank_rules import kept_bytes, rotation_tables
+from mofa.cost.rank_rules import framework_buffer_bytes, rotary_tables_of_stages
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -20,7 +20,7 @@ def persistent_buffer_bytes(rows: Rows) -> ArrayN:
 
     Where layers are a library's only the head's products are PyTorch's, which work in memory of PyTorch's.
     """
-    tables = rotation_tables(rows)
+    tables = rotary_tables_of_stages(rows)
     of_tables = tables.number * (tables.nbytes[:, None] + sum(tables.from_start))
     with_products = rows.is_head if rows.framework.library else 1.0
-    return np.asarray(kept_bytes(rows) + of_tables + 2.0 * PYTORCH_WORKSPACE * with_products)
+    return np.asarray(framework_buffer_bytes(rows) + of_tables + 2.0 * PYTORCH_WORKSPACE * with_products)

@@ -17,8 +17,8 @@ def waiting_sums_bytes(rows: Rows) -> ArrayN | float:
     _fsdp_param_group.py, ``AllReduceState``). A step's first micro-batch has none beside: its sums become the
     gradients. Pipelines reduce once, at the end of a step.
     """
-    fw, mode, each = rows.framework, rows.mode, float(rows.costs.context.stored)
+    fw, mode, each = rows.framework, rows.mode, float(rows.costs.context.stored_bytes_per_param)
     if not fw.shards_params or fw.dp_replicate == 1 or mode.precision != "mixed" or mode.pipelined:
         return 0.0
     several = (rows.num_micro_batches > 1).astype(float)[:, None]
-    return np.asarray(several * rows.shards.sharded(each)[rows.grid])
+    return np.asarray(several * rows.shards.sharded(each)[rows.grid_index])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.liveness import BlockMemory
 from mofa.cost.memory.ring_buffers import late_ring_bytes
 from mofa.cost.optimizer import optimizer_dtype_bytes, whole_embedding_gradient
-from mofa.cost.rank_rules import gathers_whole, has_flat_buffers, shards_states
+from mofa.cost.rank_rules import has_flat_buffers, keeps_params_gathered, shards_states
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -66,7 +66,7 @@ class LivePeaks:
     forward: ArrayN
     layers: ArrayN
     loss: ArrayN
-    most: ArrayN
+    overall: ArrayN
     forward_no_grads: ArrayN
     no_grads: ArrayN
     grads: ArrayN
@@ -85,17 +85,17 @@ def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
     """
     bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_first
     late_states, widest = _late_states(rows), rows.largest_layer_by_stage(rows.layers.largest)
-    if gathers_whole(rows):
+    if keeps_params_gathered(rows):
         return _unsharded(rows, alive, late_states, bulk)
     if not has_flat_buffers(rows):
         ahead = alive.forward - late_states
-        return np.maximum(np.maximum(alive.most, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
+        return np.maximum(np.maximum(alive.overall, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
     made = start_bytes_of_weights(rows)
-    lost, pieces = holes_bytes(rows, made, alive.most)
+    lost, pieces = holes_bytes(rows, made, alive.overall)
     most, ahead = _beside_holes(rows, made, alive.buffers)
     ahead, late_freed = np.maximum(alive.forward - late_states, ahead), late_ring_bytes(rows)
     layers = alive.layers + np.maximum(pieces, widest) + bulk + late_freed
-    in_pieces = np.maximum(alive.most + np.maximum(lost, pieces), layers)
+    in_pieces = np.maximum(alive.overall + np.maximum(lost, pieces), layers)
     # holes take what is in pieces
     return np.maximum(np.maximum(in_pieces, most), _with_loss(rows, alive, ahead, 0.0, late_freed))
 
@@ -108,7 +108,7 @@ def _bulk(memory: BlockMemory) -> ArrayN:
 def _late_states(rows: Rows) -> ArrayN:
     """The states that appear at the end of the first step: Megatron's main copies are there before. (n, R) [B]"""
     num_moments = rows.workload.optimizer.traits.num_moments
-    return rows.static.states[rows.grid] * (num_moments / (num_moments + 1.0) if has_flat_buffers(rows) else 1.0)
+    return rows.static.states[rows.grid_index] * (num_moments / (num_moments + 1.0) if has_flat_buffers(rows) else 1.0)
 
 
 def _with_loss(
@@ -143,10 +143,10 @@ def holes_bytes(rows: Rows, made: StartBytesOfWeights, allocated: ArrayN) -> tup
     allocated
         The peak of the live tensors. (n, R) [B]
     """
-    lay, costs, static, grid = rows.layout, rows.costs, rows.static, rows.grid
+    lay, costs, static, grid = rows.stage_layers, rows.costs, rows.static, rows.grid_index
     start = _start(made, 1.0 + rows.workload.optimizer.traits.num_moments)
     saved, peak = rows.layers.large_saved[..., 0], rows.layers.large_peak[..., 0]
-    large = rows.sum_over_layers(saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+    large = rows.sum_over_layers(saved, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr")
     head = costs.head.memory
     peak = np.maximum(
         rows.largest_layer_by_stage(peak), (head.large_saved[0] + head.large_peak[0])[rows.k][:, None] * rows.is_head
@@ -166,14 +166,16 @@ def _beside_holes(rows: Rows, made: StartBytesOfWeights, buffers: ArrayN) -> tup
     alive, which fits none of them: states and activations. The largest such sum is what is reserved if all else fits
     somewhere. Of Megatron's buffers the fp8 copies of weights come with the first forward, two in the hole of one.
     """
-    lay, static, grid, layers = rows.layout, rows.static, rows.grid, rows.layers
+    lay, static, grid, layers = rows.stage_layers, rows.static, rows.grid_index, rows.layers
     fixed = (static.params + static.grads - static.buffers)[grid] + buffers
     most, ahead = np.zeros(fixed.shape), np.zeros(fixed.shape)
     num_states = 1.0 + rows.workload.optimizer.traits.num_moments
     ends = [(end.large_saved + end.large_peak, there) for end, there in
             ((rows.costs.head.memory, rows.is_head), (rows.costs.embedding.memory, rows.is_first))]  # fmt: skip
     for i, (holes, states, copies) in enumerate(_by_size(rows, made), start=1):
-        saved = rows.sum_over_layers(layers.large_saved[..., i], lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+        saved = rows.sum_over_layers(
+            layers.large_saved[..., i], lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
+        )
         peak = rows.largest_layer_by_stage(layers.large_peak[..., i])
         for large, there in ends:
             peak = np.maximum(peak, large[i, rows.k][:, None] * there)
@@ -186,14 +188,14 @@ def _beside_holes(rows: Rows, made: StartBytesOfWeights, buffers: ArrayN) -> tup
 def _by_size(rows: Rows, made: StartBytesOfWeights) -> Iterator[tuple[ArrayN, ArrayN, ArrayN]]:
     """For each of the sizes that most parameters are in, holes of up to it, and states of one kind and fp8 copies of
     weights that are larger. (g, R) each [B]"""
-    states = made.owned * made.taken
-    each = (made.kind < len(made.layers) - 2)[:, None] * made.number * made.hole  # of layers alone
-    share = rows.static.buffers / np.maximum(made.staged(each), 1.0)
-    for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first]]:
+    states = made.owned * made.state_segment_bytes
+    each = (made.kind < len(made.layers) - 2)[:, None] * made.number * made.freed_block_bytes  # of layers alone
+    share = rows.static.buffers / np.maximum(made.sum_by_stage(each), 1.0)
+    for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first_row_of_grid]]:
         yield (
-            made.staged(np.where(made.hole <= size, made.room, 0.0)),
-            made.staged(np.where(made.state > block_bytes(size), states, 0.0)),
-            made.staged(np.where(made.hole / 2.0 > block_bytes(size), each, 0.0)) * share,
+            made.sum_by_stage(np.where(made.freed_block_bytes <= size, made.freed_segment_bytes, 0.0)),
+            made.sum_by_stage(np.where(made.state > block_bytes(size), states, 0.0)),
+            made.sum_by_stage(np.where(made.freed_block_bytes / 2.0 > block_bytes(size), each, 0.0)) * share,
         )
 
 
@@ -206,16 +208,16 @@ class StartBytesOfWeights:
     kind: NDArray[np.intp]
     """Of each weight. (weights,)"""
     number: ArrayN
-    hole: ArrayN
-    room: ArrayN
+    freed_block_bytes: ArrayN
+    freed_segment_bytes: ArrayN
     """Segments of all that are alike, once copied and let go."""
     owned: ArrayN
     """How many of them a rank of the distributed optimizer steps, on average over the ranks. [-]"""
     state: ArrayN
-    taken: ArrayN
+    state_segment_bytes: ArrayN
     """A state of each of these, and what it takes of segments."""
 
-    def staged(self, of_weights: ArrayN) -> ArrayN:
+    def sum_by_stage(self, of_weights: ArrayN) -> ArrayN:
         """Sums over the weights of each stage. (weights, g) -> (g, R)"""
         of_kinds = np.zeros((len(self.layers), of_weights.shape[1]))
         np.add.at(of_kinds, self.kind, of_weights)
@@ -224,9 +226,13 @@ class StartBytesOfWeights:
 
 def start_bytes_of_weights(rows: Rows) -> StartBytesOfWeights:
     """What the start makes of the weights of every grid of ranks."""
-    weights, ranks, counts = rows.costs.weights, rows.shards, rows.layout.stages.counts[:, rows.layout.shown.stage]
+    weights, ranks, counts = (
+        rows.costs.weights,
+        rows.shards,
+        rows.stage_layers.stages.counts[:, rows.stage_layers.shown.shown_stages],
+    )
     layers = np.concatenate([counts.sum(axis=2), rows.is_first[None], rows.is_head[None]])
-    k = rows.k[rows.first]  # a weight is the same for all candidates of a grid
+    k = rows.k[rows.first_row_of_grid]  # a weight is the same for all candidates of a grid
     number, hole = weights.numbers[:, k], 2.0 * weights.params[:, k]
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
     shared = np.where(shards_states(rows), shared, 1.0)
@@ -261,18 +267,18 @@ def _start(made: StartBytesOfWeights, num_states: float) -> _Start:
 
     ``num_states`` counts main copy and moments. [-]
     """
-    hole, state, room, layers = block_bytes(made.hole), made.state, made.room, made.layers
+    hole, state, room, layers = block_bytes(made.freed_block_bytes), made.state, made.freed_segment_bytes, made.layers
     is_small = state <= SMALL
-    needed = num_states * made.owned * made.taken
+    needed = num_states * made.owned * made.state_segment_bytes
     large = np.zeros((hole.shape[1], layers.shape[1]))
     w, some = np.nonzero((state > SMALL) & (state > hole))  # where states are hardly shared out
     if len(w):
-        wider = made.staged(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
+        wider = made.sum_by_stage(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
         np.add.at(large, some, np.maximum(needed[w, some, None] * layers[made.kind[w]] - wider, 0.0))
     waste = np.where(is_small, needed - num_states * made.owned * state, 0.0)
     return _Start(
-        made.staged(room), made.staged(np.where(is_small, needed, 0.0)), made.staged(waste),
-        made.staged(np.where(is_small, 0.0, needed)) - large, large,
+        made.sum_by_stage(room), made.sum_by_stage(np.where(is_small, needed, 0.0)), made.sum_by_stage(waste),
+        made.sum_by_stage(np.where(is_small, 0.0, needed)) - large, large,
     )  # fmt: skip
 
 
@@ -291,7 +297,7 @@ def _unsharded(rows: Rows, alive: LivePeaks, late_states: ArrayN, bulk: ArrayN) 
     - What comes while a layer's forward holds most lies in the loss's blocks as well, and all but temporaries stays: of
       these the widest is gone by the next loss.
     """
-    model, lay, table, costs, grid = rows.workload.model, rows.layout, rows.grids, rows.costs, rows.grid
+    model, lay, table, costs, grid = rows.workload.model, rows.stage_layers, rows.grids, rows.costs, rows.grid_index
     p = layer_params(model, lay.stages.kinds[-1].moe)
     layer = ((p.total - p.routed) / table.tp + p.routed / (table.ep * table.etp))[grid, None]
     end = (embedding_params(model) / table.tp)[grid, None]
@@ -317,8 +323,8 @@ def _unsharded(rows: Rows, alive: LivePeaks, late_states: ArrayN, bulk: ArrayN) 
     group = np.maximum(end, layer)
     two = np.where(loss >= 4.0 * layer, 4.0 * end, 4.0 * (group + layer))
     buffer = np.where(head, np.where(loss >= 4.0 * group, 0.0, two), 8.0 * layer) * ~first
-    unfitting = np.maximum(alive.no_grads + _unfitting_gradients(rows)[rows.k] * alive.grads - alive.most, 0.0)
-    reserved = alive.most + unfitting + 2.0 * buffer + np.where(unfitting > 0, loss * head, 0.0)
+    unfitting = np.maximum(alive.no_grads + _unfitting_gradients(rows)[rows.k] * alive.grads - alive.overall, 0.0)
+    reserved = alive.overall + unfitting + 2.0 * buffer + np.where(unfitting > 0, loss * head, 0.0)
     beside = alive.forward - widest + _bulk(costs.head.memory)[rows.k][:, None]
     loss_first = replace(alive, loss=np.maximum(alive.loss, beside))
     reserved = np.maximum(reserved, _with_loss(rows, loss_first, alive.forward_no_grads - late_states, widest))
@@ -327,28 +333,28 @@ def _unsharded(rows: Rows, alive: LivePeaks, late_states: ArrayN, bulk: ArrayN) 
 
 def _unfitting_gradients(rows: Rows) -> ArrayN:
     """Share of each stage's unsharded gradients in blocks that are larger than any activation of a layer. (K, R) [-]"""
-    weights, shown = rows.costs.weights, rows.layout.shown.stage
+    weights, shown = rows.costs.weights, rows.stage_layers.shown.shown_stages
     largest = np.max([cost.memory.largest for blocks in rows.costs.blocks.values() for cost in blocks], axis=0)
-    counts = np.concatenate([rows.layout.stages.counts[:, shown].sum(axis=2), rows.is_first[None], rows.is_head[None]])[
-        weights.kind
-    ]  # (weights, R)
+    counts = np.concatenate(
+        [rows.stage_layers.stages.counts[:, shown].sum(axis=2), rows.is_first[None], rows.is_head[None]]
+    )[weights.kind]  # (weights, R)
     params = weights.params * weights.numbers
     larger = np.where(4.0 * weights.params > largest, params, 0.0)
     return np.asarray((larger.T @ counts) / (params.T @ counts))
 
 
-def shards_waste(rows: Rows) -> ArrayN:
+def fsdp_shard_waste_bytes(rows: Rows) -> ArrayN:
     """What the segments of FSDP's shards of the parameters take beyond their bytes. (n, R) [B]
 
     Parameters come one by one, as do without pipelines their gradients' shards in the reduction stream's pool. What no
     op of a tape names (norms) is taken to be spread over those that are named: each is a little more than its bytes.
     """
     weights, ranks = rows.costs.weights, rows.shards
-    counts = rows.layout.stages.counts[:, rows.layout.shown.stage].sum(axis=2)
+    counts = rows.stage_layers.stages.counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2)
     layers = np.concatenate([counts, rows.is_first[None], rows.is_head[None]])[weights.kind]  # (weights, R)
-    k = rows.k[rows.first]
+    k = rows.k[rows.first_row_of_grid]
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
     narrow = optimizer_dtype_bytes(rows.workload, rows.mode.precision) / 4.0
     shard = narrow * rows.framework.params_bytes_per_param * weights.params[:, k] / shared
     waste = weights.numbers[:, k] * (bytes_taken_of_segments(shard + 1.0) - shard)
-    return np.asarray((waste.T @ layers)[rows.grid])
+    return np.asarray((waste.T @ layers)[rows.grid_index])

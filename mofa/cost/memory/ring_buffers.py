@@ -28,12 +28,12 @@ def late_ring_bytes(rows: Rows) -> ArrayN:
     no more than in the launches that the queue takes. Takes a pass's buffers to be spread evenly over it, and all
     chunks of a stage to run before the loss.
     """
-    lay = rows.layout
+    lay = rows.stage_layers
     if not any_true(rows.costs.context.cp_ring & (rows.costs.context.cp > 1)):
-        return np.zeros((len(rows.k), len(lay.shown.stage)))
+        return np.zeros((len(rows.k), len(lay.shown.shown_stages)))
 
     def summed(by_mode: ArrayN) -> ArrayN:
-        return rows.sum_over_layers(by_mode, lay.plain, lay.full, "nkr,nk->nr")
+        return rows.sum_over_layers(by_mode, lay.base_mode, lay.fully_recomputed, "nkr,nk->nr")
 
     sent_and_launched, layers = rows.layers.sent_and_launched, rows.layers
     sent_f, sent_b, launched_f, launched_b = (summed(sent_and_launched[..., i]) for i in range(4))

@@ -13,44 +13,48 @@ from mofa.cost.rows import Rows
 ArrayN = NDArray[np.float64]
 
 
-def ends_saved_bytes(rows: Rows) -> ArrayN:
+def saved_bytes_outside_layers(rows: Rows) -> ArrayN:
     """What a stage keeps for micro-batches in flight beside its layers. (n, R) [B]
 
     That is of the embedding and the prediction layers, of outputs that it sent, and of losses. The head's of the
     micro-batch at hand comes apart.
     """
-    out = np.zeros((len(rows.table), len(rows.layout.shown.stage)))
-    saved = rows.of_mtp_layer("saved")
+    out = np.zeros((len(rows.table), len(rows.stage_layers.shown.shown_stages)))
+    saved = rows.mtp_layer_quantity("saved")
     if saved is not None:
         depth = rows.workload.model.num_mtp_layers
-        out += depth * saved[:, None] * rows.is_prediction * rows.layout.last_in_flight
+        out += depth * saved[:, None] * rows.is_prediction * rows.stage_layers.last_in_flight
     if rows.framework.deepspeed:
-        out += sent_part_bytes(rows) * rows.layout.last_in_flight
+        out += sent_part_bytes(rows) * rows.stage_layers.last_in_flight
     return out + _loss_saved(rows) + root_gathered_bytes(rows)
 
 
 def _loss_saved(rows: Rows) -> ArrayN:
     """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, R)"""
     if not rows.schedule_record.forwards_first:
-        return np.zeros((len(rows.table), len(rows.layout.shown.stage)))
-    before = np.maximum(rows.layout.last_in_flight - 1.0, 0.0)
+        return np.zeros((len(rows.table), len(rows.stage_layers.shown.shown_stages)))
+    before = np.maximum(rows.stage_layers.last_in_flight - 1.0, 0.0)
     return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
 
 
 def saved_by_kind(rows: Rows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
     """What is kept of the micro-batches in flight, by kind. (len(KINDS), len(at))"""
-    lay = rows.layout
+    lay = rows.stage_layers
     saved_kinds, k = rows.layers.saved_kinds, rows.k[rows_at]
-    in_flight = np.einsum("nk,nkf->fn", lay.plain_in_flight[rows_at, :, stage], saved_kinds[rows.base[rows_at], k])
-    if lay.any_full:
+    in_flight = np.einsum(
+        "nk,nkf->fn", lay.base_mode_in_flight[rows_at, :, stage], saved_kinds[rows.base_mode_index[rows_at], k]
+    )
+    if lay.any_fully_recomputed:
         in_flight = in_flight + np.einsum(
-            "nk,nkf->fn", lay.full_in_flight[rows_at, :, stage], saved_kinds[rows.full[rows_at], k]
+            "nk,nkf->fn",
+            lay.fully_recomputed_in_flight[rows_at, :, stage],
+            saved_kinds[rows.full_mode_index[rows_at], k],
         )
     if rows.framework.deepspeed:
         in_flight[KINDS.index("activation")] += (sent_part_bytes(rows) * lay.last_in_flight)[rows_at, stage]
     if root_holds_ends(rows):
         in_flight = in_flight + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
-    mtp_kinds = rows.of_mtp_layer("saved_kinds")
+    mtp_kinds = rows.mtp_layer_quantity("saved_kinds")
     if mtp_kinds is not None:
         weight = rows.workload.model.num_mtp_layers * rows.is_prediction[stage] * lay.last_in_flight[rows_at, stage]
         in_flight = in_flight + weight * mtp_kinds[rows_at].T

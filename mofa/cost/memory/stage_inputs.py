@@ -14,20 +14,20 @@ ArrayN = NDArray[np.float64]
 def held_input_bytes(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """Bytes of :func:`mofa.cost.rank_rules.held_inputs`: all the time, and more between two steps. (n, R) each [B]"""
     throughout, at_end = np.array(held_inputs_of_stages(rows), dtype=float).T
-    boundary = rows.costs.boundary[rows.k][:, None]
+    boundary = rows.costs.stage_boundary_bytes[rows.k][:, None]
     return boundary * throughout, boundary * at_end
 
 
-def let_go_input_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
+def freed_input_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     """What is not there of the first of these in a 1F1B's forwards, and in its backwards. (n, R) each [B]
 
     In a forward both are, in a backward the gradient alone; neither where as many micro-batches are in flight as the
     step has, so that no backward was before.
     """
-    if rows.layout.stages.vpp > 1:
+    if rows.stage_layers.stages.vpp > 1:
         return 0.0, 0.0
     throughout = held_input_bytes(rows)[0]
-    earlier = rows.num_micro_batches[:, None] > rows.layout.last_in_flight
+    earlier = rows.num_micro_batches[:, None] > rows.stage_layers.last_in_flight
     return np.where(earlier, 0.0, throughout), np.where(earlier, 0.5, 1.0) * throughout
 
 
@@ -36,9 +36,9 @@ def pipeline_buffer_bytes(rows: Rows) -> ArrayN:
 
     All micro-batches' where that is preallocated.
     """
-    if rows.layout.stages.pp == 1:
+    if rows.stage_layers.stages.pp == 1:
         return np.zeros((len(rows.table), 1))
-    boundary = rows.costs.boundary[rows.k][:, None]
+    boundary = rows.costs.stage_boundary_bytes[rows.k][:, None]
     if rows.framework.traits.has_pytorch_modules:
         return np.asarray(boundary * rows.num_micro_batches[:, None] * _received(rows))
     if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
@@ -48,7 +48,9 @@ def pipeline_buffer_bytes(rows: Rows) -> ArrayN:
 
 def sent_part_bytes(rows: Rows) -> ArrayN:
     """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
-    return np.asarray((rows.costs.boundary[rows.k] / rows.table.tp)[:, None] * rows.layout.sends[:, -1])
+    return np.asarray(
+        (rows.costs.stage_boundary_bytes[rows.k] / rows.table.tp)[:, None] * rows.stage_layers.sends[:, -1]
+    )
 
 
 def _received(rows: Rows) -> ArrayN:
@@ -58,7 +60,7 @@ def _received(rows: Rows) -> ArrayN:
     too, until the next step's takes its place (stage_backward_input); in a V what turns round on the last rank
     instead of what it receives.
     """
-    lay = rows.layout
+    lay = rows.stage_layers
     ways = (lay.receives.astype(float) + lay.sends + lay.feeds_own_chunk).sum(axis=1)
     if rows.schedule_record.defers_weight_gradients:
         ways = ways + lay.stages.vpp - lay.stages_with_embedding

@@ -77,7 +77,7 @@ def unsplit_rests(rows: Rows, freed: ArrayN) -> UnsplitRests | None:
     """
     if rows.framework.allocator == "expandable" or rows.framework.deepspeed:
         return None
-    fw, shards, grid = rows.framework, rows.shards, rows.grid
+    fw, shards, grid = rows.framework, rows.shards, rows.grid_index
     num_moments, flat = rows.workload.optimizer.traits.num_moments, has_flat_buffers(rows)
     wide = optimizer_dtype_bytes(rows.workload, rows.mode.precision)
     stored, each = (2.0, fw.states_bytes_per_param / 3.0) if flat else (wide * fw.params_bytes_per_param / 4.0, wide)
@@ -101,8 +101,8 @@ def unsplit_rests(rows: Rows, freed: ArrayN) -> UnsplitRests | None:
 
 def _of_stages(rows: Rows, width: float, ranks: Sequence[ArrayN | float]) -> ArrayN:
     """The rests of one tensor for each weight of the stages' layers, of so many bytes a parameter. (g, R) [B]"""
-    counts = rows.layout.stages.counts[:, rows.layout.shown.stage].sum(axis=2).astype(float)
-    weights, k = rows.costs.weights, rows.k[rows.first]
+    counts = rows.stage_layers.stages.counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2).astype(float)
+    weights, k = rows.costs.weights, rows.k[rows.first_row_of_grid]
     params, numbers = weights.params[:, k], np.maximum(weights.numbers[:, k], 1.0).astype(int)
     sequential = rows.framework.experts == "sequential"
     out = np.zeros((len(k), counts.shape[1]))

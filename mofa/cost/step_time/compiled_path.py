@@ -72,7 +72,7 @@ def longest_path(
 
 def _walk_of(walk: DependencyLevels) -> _Walk:
     """Where its arrays are, which it keeps."""
-    arrays = (*walk.waits, *walk.sent, walk.before)
-    ends = (walk.ends, walk.last_steady, walk.round_before)
+    arrays = (*walk.waits, *walk.hand_over_before, walk.previous_on_rank)
+    ends = (walk.last_nodes, walk.last_steady, walk.round_before)
     pointers, ends_of = ([array.ctypes.data for array in some] for some in (arrays, ends))
-    return _Walk(walk.size, *pointers, len(walk.ends), len(walk.last_steady), *ends_of)
+    return _Walk(walk.size, *pointers, len(walk.last_nodes), len(walk.last_steady), *ends_of)

@@ -3,7 +3,7 @@
 The replay's clock. A computation starts when the one before it on its rank is done and its input has come. It ends no
 sooner than the host's lead lets it. A hand-over takes ``hop_s`` from when both sides have launched it and their streams
 are free. What can start once so many others are done forms a level, and a level is one pass over arrays. Rounds of a
-steady state take equally long, so that only :data:`ROUNDS` of them are walked.
+steady state take equally long, so that only :data:`MOST_WALKED_ROUNDS` of them are walked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
 IntN = NDArray[np.int64]
 
-ROUNDS = 3
+MOST_WALKED_ROUNDS = 3
 """Rounds of micro-batches that are walked at most; those behind take as long as the last of the steady state. [-]"""
 FEW_PLANS = 8
 """Plans of which all durations are gathered at once. [-]"""
@@ -32,15 +32,15 @@ _AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True)
-class OncePerStep:
+class DataParallelOncePerStep:
     """What data parallelism does once a step for each chunk of a rank, on a stream beside computing. (n, pp, vpp) [s]
 
-    ``gather_s`` of parameters, ``held_s`` what of it comes before anything of the first forward, ``reduce_s`` of
-    gradients.
+    ``gather_s`` of parameters, ``blocking_gather_s`` what of it comes before anything of the first forward,
+    ``reduce_s`` of gradients.
     """
 
     gather_s: ArrayN
-    held_s: ArrayN
+    blocking_gather_s: ArrayN
     reduce_s: ArrayN
 
 
@@ -63,14 +63,14 @@ class Durations:
     weights_s: ArrayN
     hop_s: ArrayN
     slowdown: float = 0.0
-    once: OncePerStep | None = None
+    once: DataParallelOncePerStep | None = None
     host: tuple[Clocks, ...] | None = None
 
     def take(self, index: IntA, host: tuple[Clocks, ...]) -> Durations:
         """Those of some plans, with the clocks of their hosts."""
         once = self.once
         if once is not None:
-            once = OncePerStep(once.gather_s[index], once.held_s[index], once.reduce_s[index])
+            once = DataParallelOncePerStep(once.gather_s[index], once.blocking_gather_s[index], once.reduce_s[index])
         return Durations(
             self.forward_s[index],
             self.backward_s[index],
@@ -91,7 +91,7 @@ class Durations:
         alone = np.stack(kinds, axis=1).reshape(len(self.hop_s), -1).T
         parts = [self.hop_s[None], alone, alone + self.slowdown * np.minimum(self.hop_s, alone)]
         if self.once is not None:
-            each = (self.once.gather_s, self.once.held_s, self.once.reduce_s)
+            each = (self.once.gather_s, self.once.blocking_gather_s, self.once.reduce_s)
             parts += [part.reshape(len(part), -1).T for part in each]
         return np.concatenate(parts)
 
@@ -134,7 +134,8 @@ def critical_path_s(
 
     Notes
     -----
-    Assumes that the clocks of all ranks have found their common period before the last of :data:`ROUNDS` rounds.
+    Assumes that the clocks of all ranks have found their common period before the last of :data:`MOST_WALKED_ROUNDS`
+    rounds.
 
     Examples
     --------
@@ -158,7 +159,9 @@ def critical_path_s(
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)
     per_round = _per_round(plan, nums)
     # plans of one order are walked together, however many rounds each leaves out
-    kinds, kind = np.unique(np.stack([np.minimum(nums, ROUNDS * per_round), per_round]), axis=1, return_inverse=True)
+    kinds, kind = np.unique(
+        np.stack([np.minimum(nums, MOST_WALKED_ROUNDS * per_round), per_round]), axis=1, return_inverse=True
+    )
     kind_of = kind.ravel()[inverse]
     for which, (walked, each) in enumerate(kinds.T.tolist()):
         plans_alike = np.flatnonzero(kind_of == which)
@@ -180,7 +183,7 @@ def critical_path_s(
 def _per_round(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> IntN:
     """Micro-batches of a round. (n,) [-]"""
     schedule, runtime, pp, _ = plan
-    in_rounds = runtime == "pytorch" and SCHEDULES[schedule].in_rounds
+    in_rounds = runtime == "pytorch" and SCHEDULES[schedule].runs_in_equal_rounds
     return np.array([micro_batches_per_round(pp, num) if in_rounds else pp for num in num_micro_batches.tolist()])
 
 
@@ -193,7 +196,7 @@ def may_be_too_low(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN)
     if plan[1] != "pytorch":
         return np.zeros(len(num_micro_batches), dtype=bool)
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)
-    return np.asarray((nums > ROUNDS * _per_round(plan, nums))[inverse])
+    return np.asarray((nums > MOST_WALKED_ROUNDS * _per_round(plan, nums))[inverse])
 
 
 def _walk(
@@ -203,7 +206,7 @@ def _walk(
 
     By the compiled part where there is one.
     """
-    rows = place.take(walk.which)
+    rows = place.take(walk.duration_index)
     if (compiled := compiled_path.library()) is not None:
         return compiled_path.longest_path(compiled, walk, rows, durations, hosts)
     return _walk_by_level(walk, rows, durations, hosts)
@@ -243,7 +246,10 @@ def _walk_by_level(
             np.maximum(ends, np.add(issued_before, held_s), out=ends)
             np.add(latest, woken_s, out=latest)
             np.maximum(latest, np.add(issued_before, host_s, out=issued_before), out=issued[nodes])
-    latest_end, round_s = done[walk.ends].max(axis=0), (done[walk.last_steady] - done[walk.round_before]).max(axis=0)
+    latest_end, round_s = (
+        done[walk.last_nodes].max(axis=0),
+        (done[walk.last_steady] - done[walk.round_before]).max(axis=0),
+    )
     return np.atleast_1d(latest_end), np.atleast_1d(round_s)
 
 

@@ -11,7 +11,7 @@ from mofa.blocks.elementwise import row_max
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.kernels.compute import stream_rate
+from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.cost.rank_rules import (
     DDP_BUCKET_BYTES,
@@ -24,7 +24,7 @@ from mofa.cost.rank_rules import (
     shards_states,
 )
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.critical_path import OncePerStep
+from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.micro_batch import HostBound
 
 ArrayN = NDArray[np.float64]
@@ -34,17 +34,17 @@ ArrayN = NDArray[np.float64]
 class CommunicationOutsideBlocks:
     """Exposed and hidden seconds of a step, and what holds up each stage's first forward. (n,), (n,), (n, R) [s]
 
-    ``once`` is what the pipeline's own path goes through, ``on_path`` about how much of it is exposed there; through
-    ``in_passing`` of ``exposed`` the host issues on. (n,)
+    ``once`` is what the pipeline's own path goes through, ``exposed_on_path`` about how much of it is exposed there;
+    through ``exposed_while_host_issues`` of ``exposed`` the host issues on. (n,)
     """
 
     exposed: ArrayN
     hidden: ArrayN
     before_forward: ArrayN
-    once: OncePerStep | None = None
-    on_path: ArrayN | float = 0.0
-    in_passing: ArrayN | float = 0.0
-    each_s: ArrayN | float = 0.0
+    once: DataParallelOncePerStep | None = None
+    exposed_on_path: ArrayN | float = 0.0
+    exposed_while_host_issues: ArrayN | float = 0.0
+    after_each_backward_s: ArrayN | float = 0.0
     """What of it is behind each backward: the device waits, and the host goes on. (n,)"""
     after_optimizer_s: ArrayN | float = 0.0
     """Of it each stage's gathers between its optimizer and its next step; ``exposed`` has the longest. (n, R)"""
@@ -84,7 +84,9 @@ def communication_outside_blocks(
     if sharing == "FSDP by step":
         return _pipelined_fsdp(rows, forward_s, backward_s, host_bound)
     exposed, hidden = _replicas(rows, backward_s)
-    return replace(none, exposed=num_micro_batches * exposed, hidden=num_micro_batches * hidden, each_s=exposed)
+    return replace(
+        none, exposed=num_micro_batches * exposed, hidden=num_micro_batches * hidden, after_each_backward_s=exposed
+    )
 
 
 def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
@@ -128,7 +130,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     the first forward there; a later stage of 1F1B begins to gather when its first input has come
     (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead.
     """
-    fw, s, stages = rows.framework, rows.shards, rows.layout.stages
+    fw, s, stages = rows.framework, rows.shards, rows.stage_layers.stages
     pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
     slow = _slowdown(rows)
     shards, scatters = (of_grids[:, None, None] for of_grids in (shards_states(rows), scatters_gradients(rows)))
@@ -136,10 +138,10 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     reduces, gathers = _over(rows, ("reduce_scatter", width), ("all_gather", each))
     if not scatters.all():
         reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
-    reduces, gathers = reduces[rows.grid], np.where(shards, gathers, 0.0)[rows.grid]
+    reduces, gathers = reduces[rows.grid_index], np.where(shards, gathers, 0.0)[rows.grid_index]
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     parts = np.maximum((s.dense + s.expert)[:, 0] / vpp / first_bucket_params(rows), 1.0)
-    buckets = _at_once(rows, parts)[rows.grid]
+    buckets = _at_once(rows, parts)[rows.grid_index]
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
@@ -163,7 +165,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     first = np.maximum(gather[:, 0] / vpp / buckets, gather[:, 0] / vpp - forward_s[:, 0] / vpp)
     after_optimizer_s = np.zeros_like(gather)
     if not fw.overlap_param_gather:
-        after_optimizer_s = gather * gathers_per_step(rows)[rows.grid]
+        after_optimizer_s = gather * gathers_per_step(rows)[rows.grid_index]
         exposed = exposed + row_max(after_optimizer_s)
     elif vpp == 1:
         before_forward = gather.copy()
@@ -181,32 +183,32 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     if vpp == 1:  # what computing loses beside communication is the first stage's alone
         with_first_s = exposed - row_max(after_optimizer_s)
         beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
-    exposed = exposed + tied_seconds(rows)
+    exposed = exposed + tied_embedding_all_reduce_s(rows)
     once = None
     if vpp > 1:
         gathers = gathers * fw.overlap_param_gather
         starts = gathers.copy()
         starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
-        once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
+        once = DataParallelOncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return CommunicationOutsideBlocks(
         exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0,
         after_optimizer_s=after_optimizer_s, beyond_path_s=beyond_path_s,
     )  # fmt: skip
 
 
-def tied_seconds(rows: Rows) -> ArrayN:
+def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
     """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. (n,) [s]"""
     model = rows.workload.model
-    if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.layout.stages.pp == 1:
+    if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.stage_layers.stages.pp == 1:
         return np.zeros(len(rows.table))
     nbytes = model.vocab * model.hidden * reduced_bytes_per_param(rows) / rows.grids.tp
-    return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid]
+    return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid_index]
 
 
 def _at_once(rows: Rows, buckets: ArrayN) -> ArrayN:
     """In how many parts the first rank's first chunk reduces its gradients: in ``buckets``, but those of a layer's
     experts come together, as one product makes them. (g,) [-]"""
-    stages, shards = rows.layout.stages, rows.shards
+    stages, shards = rows.stage_layers.stages, rows.shards
     layers = sum(int(stages.counts[k, 0, 0]) for k, kind in enumerate(stages.kinds) if kind.moe)
     experts = shards.expert[:, 0] / stages.vpp / max(layers, 1)
     chunk_params = (shards.dense + shards.expert)[:, 0] / stages.vpp
@@ -233,14 +235,14 @@ def _pipelined_fsdp(
     each reduction, or each copy where a rank has its experts alone, the host writes down where gradients lie: 1.7 of
     the 2.1 ms that a layer takes behind the last backward in tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half).
     """
-    stages = rows.layout.stages
+    stages = rows.stage_layers.stages
     pp, vpp = stages.pp, stages.vpp
     each = _over(
         rows, ("all_gather", gathered_bytes_per_param(rows)), ("reduce_scatter", reduced_bytes_per_param(rows))
     )
-    gather, reduce = (seconds.sum(axis=2)[rows.grid] for seconds in each)
+    gather, reduce = (seconds.sum(axis=2)[rows.grid_index] for seconds in each)
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
-    pieces = np.maximum(rows.layout.layer_counts.sum(axis=1) / vpp, 1.0)
+    pieces = np.maximum(rows.stage_layers.layer_counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     chunk_f = forward_s / vpp
@@ -251,17 +253,19 @@ def _pipelined_fsdp(
         # a host that waits for the device in every layer gathers the next one's parameters no earlier: on each stage
         # of the first micro-batch's way, all but what computing has left of a layer by then
         index, ahead = host_bound.rows, host_bound.forward
-        waits = (ahead.woken_s > NEVER / 2)[:, :, 0]
-        lead = np.maximum(ahead.device_s - ahead.woken_s, 0.0)[:, :, 0]
+        waits = (ahead.host_behind_device_s > NEVER / 2)[:, :, 0]
+        lead = np.maximum(ahead.device_s - ahead.host_behind_device_s, 0.0)[:, :, 0]
         first = np.where(rows.is_first > 0, 0.0, gather[index] / pieces[index])
         alone = waits * np.maximum(gather[index] - first - pieces[index] * lead, 0.0)
         gathered[index] = np.maximum(gathered[index], rows.sum_over_stages(alone))
-    written = np.maximum(reduce, _listing_s(rows)[rows.grid]) + _replicas_s(rows)
+    written = np.maximum(reduce, _listing_s(rows)[rows.grid_index]) + _replicas_s(rows)
     reduced = row_max(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
     in_passing = gathered + slow[:, 0] * beside
-    return CommunicationOutsideBlocks(in_passing + reduced, hidden, np.zeros_like(forward_s), in_passing=in_passing)
+    return CommunicationOutsideBlocks(
+        in_passing + reduced, hidden, np.zeros_like(forward_s), exposed_while_host_issues=in_passing
+    )
 
 
 def _listing_s(rows: Rows) -> ArrayN:
@@ -283,9 +287,9 @@ def _ddp(
     params = s.dense + s.expert
     payload = params[..., None] * width
     once = collective_s("all_reduce", payload, _of_chunks(rows.groups["dp"]), rows.costs.machine.fabric)[
-        rows.grid, 0, 0
+        rows.grid_index, 0, 0
     ]
-    params = params[rows.grid]
+    params = params[rows.grid_index]
     last = max(float(DDP_BUCKET_BYTES), width * model.vocab * model.hidden)
     last_s = once * np.minimum(1.0, last / np.maximum(params[:, 0] * width, 1.0))
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
@@ -293,21 +297,24 @@ def _ddp(
     room = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
     beside = np.minimum(once - last_s, room)
     left_s = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
-    copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / stream_rate(rows.cluster.gpu, "copy"), 0.0)
+    copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / memory_bound_rate(rows.cluster.gpu, "copy"), 0.0)
     each = left_s + copies
     return CommunicationOutsideBlocks(
-        num_micro_batches * each, num_micro_batches * np.minimum(once, room), none.before_forward, each_s=each
+        num_micro_batches * each,
+        num_micro_batches * np.minimum(once, room),
+        none.before_forward,
+        after_each_backward_s=each,
     )
 
 
 def _replicas_s(rows: Rows) -> ArrayN:
     """All-reduce of each stage's sharded gradients over replicas of hybrid sharding. (n, R) [s]"""
     if rows.framework.dp_replicate <= 1:
-        return np.zeros((len(rows.table), len(rows.layout.shown.stage)))
+        return np.zeros((len(rows.table), len(rows.stage_layers.shown.shown_stages)))
     group = rows.groups["dp_replicate"]
     group = group.indexed(np.s_[:, None])
     payload = rows.shards.sharded(rows.framework.reduced_bytes_per_param)
-    return collective_s("all_reduce", payload, group, rows.costs.machine.fabric)[rows.grid]
+    return collective_s("all_reduce", payload, group, rows.costs.machine.fabric)[rows.grid_index]
 
 
 def _replicas(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:

@@ -22,15 +22,15 @@ class DependencyLevels:
     A level has its nodes, and for each of them three more things: the nodes whose ends it waits for, (waits, nodes),
     those that a hand-over follows, and the computation before it on its rank. Node 0 is the start.
 
-    ``which`` says which of the durations each node takes, (N,). Duration 0 is a hand-over. Behind it come, by rank and
-    chunk: each kind of computation alone; each beside a hand-over; gathers; what of these holds up a forward;
+    ``duration_index`` says which of the durations each node takes, (N,). Duration 0 is a hand-over. Behind it come, by
+    rank and chunk: each kind of computation alone; each beside a hand-over; gathers; what of these holds up a forward;
     reductions.
     """
 
     levels: tuple[tuple[slice, IntA, IntA, IntA], ...]
-    which: IntA
+    duration_index: IntA
     size: int
-    ends: IntA
+    last_nodes: IntA
     """The last computation and the last reduction of each rank."""
     last_steady: IntA
     """The last backward of each rank's steady state."""
@@ -38,9 +38,9 @@ class DependencyLevels:
     """The backward one round before it."""
     waits: tuple[IntA, IntA]
     """What of ``levels`` each node waits for: where its nodes begin in the second array, (N + 1,), and these."""
-    sent: tuple[IntA, IntA]
+    hand_over_before: tuple[IntA, IntA]
     """The same of what a hand-over follows."""
-    before: IntA
+    previous_on_rank: IntA
     """The computation before each node on its rank, (N,)."""
 
 

@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.step_time.critical_path import ROUNDS, Durations, critical_path_s
+from mofa.cost.step_time.critical_path import MOST_WALKED_ROUNDS, Durations, critical_path_s
 from mofa.cost.step_time.dependency_levels import DependencyLevels, levels_of
 from mofa.schedules import SCHEDULES, Runtime, order_of
 from mofa.schedules.interleaved import micro_batches_per_round
@@ -26,17 +26,19 @@ ArrayN = NDArray[np.float64]
 class ComputationPath:
     """How often each computation lies on a path. (kinds, pp, vpp)
 
-    ``beside`` are those of them that run beside a hand-over, (pp, vpp); ``hops`` the hand-overs that it waits for.
+    ``beside_hops`` are those of them that run beside a hand-over, (pp, vpp); ``hops`` the hand-overs that it waits for.
     """
 
     counts: ArrayN
-    beside: ArrayN
+    beside_hops: ArrayN
     hops: float
 
     def plus(self, other: ComputationPath, times: float) -> ComputationPath:
         """This path with another's parts so many times more."""
         return ComputationPath(
-            self.counts + times * other.counts, self.beside + times * other.beside, self.hops + times * other.hops
+            self.counts + times * other.counts,
+            self.beside_hops + times * other.beside_hops,
+            self.hops + times * other.hops,
         )
 
 
@@ -46,7 +48,8 @@ class LongestPaths:
     Parameters
     ----------
     schedule, runtime, pp, vpp, num_micro_batches
-        The pipeline. Rounds behind the first :data:`mofa.cost.step_time.critical_path.ROUNDS` repeat the last of these.
+        The pipeline. Rounds behind the first :data:`mofa.cost.step_time.critical_path.MOST_WALKED_ROUNDS` repeat the
+        last of these.
     hop_s, slowdown
         One hand-over, and what computing loses of its rate beside one. [s], [-]
     """
@@ -58,9 +61,9 @@ class LongestPaths:
         self.shape = (len(SCHEDULES[schedule].computations), pp, vpp)
         self.num_micro_batches, self.num_computations = num_micro_batches, self.shape[0]
         self.hop_s, self.slowdown = hop_s, slowdown
-        in_rounds = runtime == "pytorch" and SCHEDULES[schedule].in_rounds
+        in_rounds = runtime == "pytorch" and SCHEDULES[schedule].runs_in_equal_rounds
         self.each = micro_batches_per_round(pp, num_micro_batches) if in_rounds else pp
-        self.walked = min(num_micro_batches, ROUNDS * self.each)
+        self.walked = min(num_micro_batches, MOST_WALKED_ROUNDS * self.each)
         self.rounds_behind = (num_micro_batches - self.walked) / self.each
         self.walk: DependencyLevels = levels_of(schedule, runtime, pp, vpp, self.walked, self.each, False)
         self._firsts = [nodes.start for nodes, *_ in self.walk.levels]
@@ -72,7 +75,7 @@ class LongestPaths:
         given = Durations(seconds[:, 0], seconds[:, 1:].sum(axis=1), seconds[:, -1], hops, self.slowdown)
         return critical_path_s(self.plan, given, number)
 
-    def through_ranks(self) -> list[ComputationPath]:
+    def paths_along_ranks(self) -> list[ComputationPath]:
         """Paths along each rank: the first micro-batch's way to a chunk of it, all that the rank computes from there to
         the last backward of one of its chunks, and that one's way back.
 
@@ -107,7 +110,7 @@ class LongestPaths:
     def paths(self, seconds: ArrayN) -> list[ComputationPath]:
         """The longest path with these durations, and one through the rank that sets the steady state's period."""
         done, durations = self._walked(seconds)
-        ends = self.walk.ends
+        ends = self.walk.last_nodes
         longest = self._nodes(int(ends[np.argmax(done[ends])]), done, durations)
         periods = done[self.walk.last_steady] - done[self.walk.round_before]
         slowest = int(np.argmax(periods))
@@ -119,7 +122,7 @@ class LongestPaths:
         """When each node is done, and the durations of nodes."""
         alone = seconds.ravel()
         beside = alone + self.slowdown * np.minimum(self.hop_s, alone)
-        durations = np.concatenate([[self.hop_s], alone, beside])[self.walk.which]
+        durations = np.concatenate([[self.hop_s], alone, beside])[self.walk.duration_index]
         durations[0] = 0.0
         done = np.zeros(self.walk.size)
         for nodes, waits, sent, _ in self.walk.levels:
@@ -150,7 +153,7 @@ class LongestPaths:
     def _places(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Of each node which computation it is, -1 for hand-overs, and which of its micro-batches. (N,) each"""
         number = int(np.prod(self.shape))
-        which = np.where(self.walk.which == 0, -1, (self.walk.which - 1) % number)
+        which = np.where(self.walk.duration_index == 0, -1, (self.walk.duration_index - 1) % number)
         which[0] = -1
         micro_batch = np.zeros(self.walk.size, dtype=np.intp)
         for computation in range(number):
@@ -182,7 +185,7 @@ class LongestPaths:
 
     def _path(self, nodes: list[tuple[int, bool]]) -> ComputationPath:
         number = int(np.prod(self.shape))
-        which = self.walk.which[[node for node, _ in nodes]]
+        which = self.walk.duration_index[[node for node, _ in nodes]]
         counts = np.bincount(which, minlength=1 + 2 * number).astype(float)
         alone, beside = counts[1 : 1 + number].reshape(self.shape), counts[1 + number :].reshape(self.shape)
         return ComputationPath(alone + beside, beside.sum(axis=0), counts[0] + sum(handed for _, handed in nodes))
@@ -201,15 +204,15 @@ class FormulaPaths:
 
     def steps_s(self, seconds: ArrayN) -> ArrayN:
         """From the first computation to the last, given what each takes. (n, 3, pp, 1) -> (n,) [s]"""
-        counts = np.stack([path.counts for path in self.through_ranks()])
+        counts = np.stack([path.counts for path in self.paths_along_ranks()])
         return np.asarray(np.einsum("jkrc,nkrc->nj", counts, seconds).max(axis=1))
 
     def paths(self, seconds: ArrayN) -> list[ComputationPath]:
         """The longest path with these durations. (3, pp, 1) [s]"""
-        every = self.through_ranks()
+        every = self.paths_along_ranks()
         return [every[int(np.argmax([np.sum(path.counts * seconds) for path in every]))]]
 
-    def through_ranks(self) -> list[ComputationPath]:
+    def paths_along_ranks(self) -> list[ComputationPath]:
         """All paths: four of each stage in 1F1B (:func:`mofa.cost.step_time.bubble.one_f_one_b_s`); in GPipe the way
         there and back with the other micro-batches at the stage with the slowest forward and the slowest backward."""
         pp, m = self.pp, self.num_micro_batches

@@ -40,16 +40,16 @@ class HostBound:
     waits: NDArray[np.bool_]
     """Whether the host waits for the device, in a pass or between two, and so never gets far ahead. (late rows,)"""
 
-    queued: tuple[Clocks, Clocks]
+    with_full_queue: tuple[Clocks, Clocks]
     """Forward and backward with no more launches ahead than the device's queue takes."""
 
     split_backward: tuple[Clocks, Clocks] | None = None
     """Backwards by inputs and by weights, where a schedule defers weight gradients."""
 
     @property
-    def kinds(self) -> tuple[Clocks, ...]:
+    def clocks_by_kind(self) -> tuple[Clocks, ...]:
         """Each kind of computation."""
-        forward, backward = self.queued
+        forward, backward = self.with_full_queue
         return (forward, *(self.split_backward or (backward,)))
 
     def issued_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
@@ -58,8 +58,8 @@ class HostBound:
         The host of every rank issues all that it has without a pause; the last backward goes on to the first rank.
         ``of`` says which of the stages that are shown each one is like. (pp,)
         """
-        issue = np.sum([clocks.host_s for clocks in self.kinds], axis=0).sum(axis=2)[:, of]
-        backward_s = np.sum([clocks.device_s for clocks in self.kinds[1:]], axis=0)[:, of, 0]
+        issue = np.sum([clocks.host_s for clocks in self.clocks_by_kind], axis=0).sum(axis=2)[:, of]
+        backward_s = np.sum([clocks.device_s for clocks in self.clocks_by_kind[1:]], axis=0)[:, of, 0]
         ahead_s = np.cumsum(backward_s, axis=1) - backward_s
         return row_max(num_micro_batches[:, None] * issue + ahead_s)
 
@@ -77,10 +77,10 @@ class HostBound:
         """
         wait_s = behind_s[:, None, None]
         nothing = np.zeros_like(wait_s)
-        forward, backward = self.queued
+        forward, backward = self.with_full_queue
         turn = forward.then(backward).then(Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing))
         alone_s = self.forward.device_s + self.backward.device_s + wait_s
-        first_s = np.maximum(np.maximum(turn.device_s, turn.held_s), turn.cycle_s)
+        first_s = np.maximum(np.maximum(turn.device_s, turn.device_behind_host_s), turn.cycle_s)
         each_s = np.maximum(turn.cycle_s - alone_s, 0.0)
         waited = (first_s - turn.cycle_s)[:, 0, 0] + num_micro_batches * each_s[:, 0, 0]
         return np.asarray(waited)
@@ -92,9 +92,9 @@ class HostBound:
         handed on is there once both have ended. The ``first`` stage goes from a backward on to the next forward, the
         ``last`` from a forward to its backward. (R,)
         """
-        forward, backward = self.queued
-        ended = [clocks.ended_s for clocks in (forward, backward)]
-        before, behind = backward.then(forward).ended_s - ended[1], forward.then(backward).ended_s - ended[0]
+        forward, backward = self.with_full_queue
+        ended = [clocks.both_ended_s for clocks in (forward, backward)]
+        before, behind = backward.then(forward).both_ended_s - ended[1], forward.then(backward).both_ended_s - ended[0]
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
 
@@ -103,8 +103,10 @@ class HostBound:
 
         Both clocks begin a forward and its backward together.
         """
-        turn = self.queued[0].then(self.queued[1])
-        ended = np.maximum(turn.device_s, turn.held_s) - np.maximum(turn.woken_s, turn.host_s)
+        turn = self.with_full_queue[0].then(self.with_full_queue[1])
+        ended = np.maximum(turn.device_s, turn.device_behind_host_s) - np.maximum(
+            turn.host_behind_device_s, turn.host_s
+        )
         return np.asarray(np.maximum(ended, 0.0)[:, :, 0])
 
     def device_wait_s(self) -> tuple[ArrayN, ArrayN]:
@@ -114,7 +116,7 @@ class HostBound:
         the host waits for nothing, as then the whole step counts.
         """
         forward, backward = self.forward, self.backward
-        turn = self.queued[0].then(self.queued[1])
+        turn = self.with_full_queue[0].then(self.with_full_queue[1])
         wait_s = np.maximum(turn.cycle_s - forward.device_s - backward.device_s, 0.0)
         wait_s *= self.waits[:, None, None]
         forward_s, backward_s = (np.maximum(each.host_s - each.device_s, 1e-12) for each in (forward, backward))
@@ -174,10 +176,10 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
         _clocks_of(rows, index, direction) for direction in ("forward", "backward")
     )
     clocks = forward_clocks, backward_clocks
-    waits = np.maximum(*(clock.woken_s for clock in clocks)).max(axis=(1, 2)) > NEVER / 2
+    waits = np.maximum(*(clock.host_behind_device_s for clock in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
     exchanges = waits_at_exchanges(rows)
-    waits |= rows.layout.stages.pp == 1 or exchanges
+    waits |= rows.stage_layers.stages.pp == 1 or exchanges
     queued = queued_forward, queued_backward
     host = HostBound(index, *clocks, waits, queued, _split_backward_clocks(rows, index, clocks[1]) if splits else None)
     before, waited = (forward + backward).sum(axis=2), None
@@ -209,31 +211,31 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     where backwards by inputs and by weights are more than whole ones. (n,)"""
     if rows.schedule_record.defers_weight_gradients:
         return np.ones(len(rows.table), dtype=bool)
-    layers, lay = rows.layers, rows.layout
+    layers, lay = rows.layers, rows.stage_layers
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
-    handed_s = sum(hand_over_host_s(rows)) / chunk if not rows.schedule_record.joins_exchanges else 0.0
+    handed_s = sum(exchange_host_s(rows)) / chunk if not rows.schedule_record.joins_send_and_receive else 0.0
     for clocks in (layers.forward_clocks, layers.backward_clocks):
         host_bound |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
     if not host_bound.any():
         return np.zeros(len(rows.table), dtype=bool)
-    plain, full = (host_bound[mode, rows.k] for mode in (rows.base, rows.full))
-    bound_stages = plain & (lay.plain > 0).any(axis=2) | full & (lay.full > 0).any(axis=2)
+    plain, full = (host_bound[mode, rows.k] for mode in (rows.base_mode_index, rows.full_mode_index))
+    bound_stages = plain & (lay.base_mode > 0).any(axis=2) | full & (lay.fully_recomputed > 0).any(axis=2)
     return np.asarray(bound_stages.any(axis=1))
 
 
 def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     """Something of the layers summed over each chunk, with that of the embedding and the heads. (n, R, vpp)"""
-    stages, shown = rows.layout.stages, rows.layout.shown
-    depth, lay = rows.workload.model.num_mtp_layers, rows.layout
-    plain, full = rows.of_base_and_full(getattr(rows.layers, name))
-    chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
-    for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
-        num_full = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
+    stages, shown = rows.stage_layers.stages, rows.stage_layers.shown
+    depth, lay = rows.workload.model.num_mtp_layers, rows.stage_layers
+    plain, full = rows.in_base_and_full_mode(getattr(rows.layers, name))
+    chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.shown_stages], plain)
+    for kind in range(len(stages.kinds) if rows.stage_layers.any_fully_recomputed else 0):
+        num_full = rows.stage_layers.fully_recomputed_by_chunk[:, kind][rows.stage_layers.recompute_choice]
         chunks += num_full * (full - plain)[:, kind, None, None]
     chunks[:, 0, 0] += first[rows.k]
     chunks[:, lay.head_position, -1] += (1 + depth) * head[rows.k]
-    mtp = rows.of_mtp_layer(name)
+    mtp = rows.mtp_layer_quantity(name)
     if mtp is not None:
         chunks[:, lay.prediction_position, -1] += depth * mtp
     return np.asarray(chunks)
@@ -245,14 +247,14 @@ def _clocks_of(rows: Rows, index: IntA, direction: str) -> tuple[Clocks, Clocks]
     ends: list[PhaseTime] = [getattr(cost, direction) for cost in (c.embedding, c.head)]
     grid: ArrayN = getattr(rows.layers, name)
     return _clocks(
-        rows, index, grid, [end.clocks for end in ends], rows.of_mtp_layer(name), forward=direction == "forward"
+        rows, index, grid, [end.clocks for end in ends], rows.mtp_layer_quantity(name), forward=direction == "forward"
     )
 
 
 def _split_layer_clocks(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """The clocks of layers' backwards by inputs and by weights, as :class:`mofa.cost.rows.LayerArrays` has those of
     whole ones."""
-    c, kinds = rows.costs, rows.layout.stages.kinds
+    c, kinds = rows.costs, rows.stage_layers.stages.kinds
     both = np.array([[c.split_backward[layer_label(kind, mode)] for kind in kinds] for mode in c.blocks])
     grids = both.transpose(2, 0, 4, 1, 3)  # modes, kinds, parts, 4, K
     return grids[0], grids[1]
@@ -278,18 +280,18 @@ def _clocks(
 
     First by a host that may be ahead as far as it likes, then as far as the device's queue takes.
     """
-    stages, shown, model = rows.layout.stages, rows.layout.shown, rows.workload.model
-    counts = stages.counts[:, shown.stage].astype(float)
-    num_full = rows.layout.full_by_chunk[rows.layout.choice[index]]
+    stages, shown, model = rows.stage_layers.stages, rows.stage_layers.shown, rows.workload.model
+    counts = stages.counts[:, shown.shown_stages].astype(float)
+    num_full = rows.stage_layers.fully_recomputed_by_chunk[rows.stage_layers.recompute_choice[index]]
     first, predictions, heads = np.zeros((3, 1, *counts.shape[1:]))
     first[0, 0, 0] = 1.0
-    predictions[0, rows.layout.prediction_position, -1] = model.num_mtp_layers
-    heads[0, rows.layout.head_position, -1] = 1 + model.num_mtp_layers
-    k, plain, full = rows.k[index], rows.base[index], rows.full[index]
+    predictions[0, rows.stage_layers.prediction_position, -1] = model.num_mtp_layers
+    heads[0, rows.stage_layers.head_position, -1] = 1 + model.num_mtp_layers
+    k, plain, full = rows.k[index], rows.base_mode_index[index], rows.full_mode_index[index]
     pieces = [(ends[0][:, k].T, first)]
     for kind in range(len(stages.kinds)):
         pieces.append((grid[plain, k, kind], counts[kind] - num_full[:, kind]))
-        if rows.layout.any_full:
+        if rows.stage_layers.any_fully_recomputed:
             pieces.append((grid[full, k, kind], num_full[:, kind]))
     if mtp is not None:
         pieces.append((mtp[index], predictions))
@@ -302,9 +304,9 @@ def _clocks(
     fits = all(map(is_, through_queue, passed))  # as nearly always
     ahead = reduce(Clocks.then, passed)
     queued = ahead if fits else reduce(Clocks.then, through_queue)
-    behind_s, ahead_s = hand_over_host_s(rows)
+    behind_s, ahead_s = exchange_host_s(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
-    only_host = behind_s + (ahead_s if not rows.schedule_record.joins_exchanges else 0.0)
+    only_host = behind_s + (ahead_s if not rows.schedule_record.joins_send_and_receive else 0.0)
     if not only_host:
         return ahead, queued
     handed = Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))
@@ -312,14 +314,14 @@ def _clocks(
     return both, both if fits else queued.then(handed)
 
 
-def hand_over_host_s(rows: Rows) -> tuple[float, float]:
+def exchange_host_s(rows: Rows) -> tuple[float, float]:
     """What Megatron's host does behind a forward or backward of a stage, up to the exchange, and ahead of the next one.
     [s]
 
     Scales of losses, the exchange's tensors and its launch; ``backward`` is called from Python, tensors that were sent
     are let go, the batch is fetched (pipeline_parallel/schedules.py, p2p_communication.py).
     """
-    if rows.framework.traits.has_pytorch_modules or rows.layout.stages.pp == 1:
+    if rows.framework.traits.has_pytorch_modules or rows.stage_layers.stages.pp == 1:
         return 0.0, 0.0
     host, slowest = rows.cluster.gpu.curves.host, rows.cluster.slowest_host
     return slowest * host.exchange_s.value, slowest * host.pass_start_s.value

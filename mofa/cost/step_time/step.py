@@ -24,7 +24,7 @@ from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.critical_path import Durations, critical_path_s
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
-from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, hand_over_host_s, micro_batch_passes
+from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.staggered_starts import staggered_start_s
 from mofa.specs.params import layer_tensors
 
@@ -53,7 +53,7 @@ def step_time(rows: Rows) -> StepTime:
     others (:func:`mofa.cost.step_time.bubble.pipeline_s`). Then what data parallelism
     (:mod:`mofa.cost.step_time.data_parallel`) and the optimizer leave exposed.
     """
-    c, lay, table = rows.costs, rows.layout, rows.table
+    c, lay, table = rows.costs, rows.stage_layers, rows.table
     n = len(table)
     rowsel = np.arange(n)
     each = micro_batch_passes(rows)
@@ -64,7 +64,7 @@ def step_time(rows: Rows) -> StepTime:
     hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
     m = rows.num_micro_batches.astype(float)
     # the slowest stage's own micro-batches
-    shares = lay.plain[rowsel, :, slowest], lay.full[rowsel, :, slowest]
+    shares = lay.base_mode[rowsel, :, slowest], lay.fully_recomputed[rowsel, :, slowest]
     per_batch = rows.sum_over_layers(rows.layers.exposed, *shares, "nk,nkf->fn")
     per_batch_hidden = rows.sum_over_layers(rows.layers.hidden, *shares, "nk,nkf->fn")
     depth = rows.workload.model.num_mtp_layers
@@ -72,7 +72,7 @@ def step_time(rows: Rows) -> StepTime:
         index = np.flatnonzero(there[slowest])
         per_batch[:, index] += times * (cost.forward.exposed + cost.backward.exposed)[:, rows.k[index]]
         per_batch_hidden[:, index] += times * (cost.forward.hidden + cost.backward.hidden)[:, rows.k[index]]
-    mtp_exposed, mtp_hidden = rows.of_mtp_layer("exposed"), rows.of_mtp_layer("hidden")
+    mtp_exposed, mtp_hidden = rows.mtp_layer_quantity("exposed"), rows.mtp_layer_quantity("hidden")
     if mtp_exposed is not None and mtp_hidden is not None:
         there = rows.is_prediction[slowest]
         per_batch += there * depth * mtp_exposed.T
@@ -82,7 +82,7 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["host_idle"]] -= m * (saved_s if isinstance(saved_s, float) else saved_s[rowsel, slowest])
     if each.split_backward_extra_s is not None:  # blocks made again for each weight, or sums of one gradient
         extra_s = m * each.split_backward_extra_s[rowsel, slowest]
-        again = np.max(lay.full > 0, axis=1)[rowsel, slowest]
+        again = np.max(lay.fully_recomputed > 0, axis=1)[rowsel, slowest]
         exposed[_T["recompute"]] += np.where(again, extra_s, 0.0)
         exposed[_T["memory_bound"]] += np.where(again, 0.0, extra_s)
     hidden += m * per_batch_hidden
@@ -90,10 +90,10 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     _pipeline(rows, exposed, hidden, each, slowest, m, outside)
-    if each.host_bound is not None and rows.layout.stages.pp == 1:
+    if each.host_bound is not None and rows.stage_layers.stages.pp == 1:
         index = each.host_bound.rows
         counted = stage_s[index, 0] - (each.host_bound.forward.device_s + each.host_bound.backward.device_s)[:, 0, 0]
-        behind_s = np.broadcast_to(outside.each_s, len(m))[index]
+        behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
         exposed[_T["host_idle"], index] += each.host_bound.single_stage_s(m[index], behind_s) - m[index] * counted
     elif each.host_bound is not None:
         _catch_up(rows, exposed, each.host_bound, m, outside)
@@ -105,7 +105,7 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["optimizer"]] += row_max(ends) + norm_seconds(rows)
     _stagger(rows, exposed, each, ends, m, outside)
     beyond_path_s = np.broadcast_to(outside.beyond_path_s, stage_s.shape)[rowsel, slowest]
-    return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest], beyond_path_s)
+    return StepTime(exposed, hidden, stage_s, lay.shown.shown_stages[slowest], beyond_path_s)
 
 
 def name_own_reductions(exposed: ArrayN, beyond_path_s: ArrayN) -> None:
@@ -138,20 +138,20 @@ def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
     issue = rows.sum_layers_by_stage(rows.layers.issue_s) + rows.end_blocks_by_stage(
         c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
-        rows.of_mtp_layer("issue_s"),
+        rows.mtp_layer_quantity("issue_s"),
     )  # fmt: skip
     lead = np.maximum(sum(each.of_stages()) - issue, 0.0)
     if each.host_bound is not None:
         lead[each.host_bound.rows] = each.host_bound.lead_s()
     parts = device_seconds_by_part(*given)
-    waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid, _distributed(rows), parts)
-    seconds = optimizer_seconds(*given, parts)[rows.grid] + waited
+    waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid_index, _distributed(rows), parts)
+    seconds = optimizer_seconds(*given, parts)[rows.grid_index] + waited
     if rows.workload.precision.fp8_recipe:
-        linears = params_in_layers(rows.workload, rows.grids, rows.layout)
+        linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers)
         owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
         casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
         unread = unread_gradient_seconds(rows.framework, linears, rows.cluster.gpu)
-        seconds = seconds + (casts - unread)[rows.grid]
+        seconds = seconds + (casts - unread)[rows.grid_index]
     if rows.framework.traits.has_pytorch_modules:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
         start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value
@@ -169,7 +169,7 @@ def _distributed(rows: Rows) -> NDArray[np.bool_]:
 def _tensors(rows: Rows) -> ArrayN:
     """Parameter tensors of every stage on one rank, of each grid of ranks. (g, R)"""
     model, packed = rows.workload.model, not rows.framework.traits.has_pytorch_modules
-    stages, shown = rows.layout.stages, rows.layout.shown.stage
+    stages, shown = rows.stage_layers.stages, rows.stage_layers.shown.shown_stages
     counts = stages.counts[:, shown].sum(axis=2)
     total = np.zeros((len(rows.grids), len(shown)))
     for i, kind in enumerate(stages.kinds):
@@ -185,7 +185,7 @@ def norm_seconds(rows: Rows) -> ArrayN:
     if not rows.workload.optimizer.clip_grad_norm:
         return np.zeros(len(rows.table))
     reduce = collective_s("all_reduce", np.full(len(rows.grids), 4.0), rows.groups["world"], rows.costs.machine.fabric)
-    return np.asarray(reduce[rows.grid] + rows.cluster.sync_s)
+    return np.asarray(reduce[rows.grid_index] + rows.cluster.sync_s)
 
 
 def _pipeline(
@@ -198,7 +198,7 @@ def _pipeline(
     outside: CommunicationOutsideBlocks,
 ) -> None:
     """Bubble and the hand-over of activations between stages."""
-    stages, before = rows.layout.stages, outside.before_forward
+    stages, before = rows.stage_layers.stages, outside.before_forward
     if stages.pp == 1:
         exposed[_T["dp"]] += before[:, 0]
         return
@@ -214,17 +214,21 @@ def _pipeline(
         sent = fill * hop + slow * num_passes * hop
         plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
         given = Durations(each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once)
-        total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.layout.shown.of)
+        total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.stage_layers.shown.shown_index)
         if each.host_bound is not None:
             index = each.host_bound.rows
-            with_host = given.take(index, each.host_bound.kinds)
-            until = critical_path_s(plan, with_host, rows.num_micro_batches[index], of=rows.layout.shown.of)
+            with_host = given.take(index, each.host_bound.clocks_by_kind)
+            until = critical_path_s(
+                plan, with_host, rows.num_micro_batches[index], of=rows.stage_layers.shown.shown_index
+            )
             ahead = np.where(
-                each.host_bound.waits, 0.0, np.broadcast_to(outside.in_passing, len(num_micro_batches))[index]
+                each.host_bound.waits,
+                0.0,
+                np.broadcast_to(outside.exposed_while_host_issues, len(num_micro_batches))[index],
             )
             exposed[_T["host_idle"], index] += np.maximum(until - total[index] - ahead, 0.0)
         idle = np.maximum(total - busy, 0.0)
-        for name, part in (("pp", sent), ("dp", outside.on_path)):
+        for name, part in (("pp", sent), ("dp", outside.exposed_on_path)):
             shown = np.minimum(part, idle)
             exposed[_T[name]] += shown
             idle = idle - shown
@@ -243,8 +247,8 @@ def _pipeline(
         before = rows.spread_to_all_stages(before)
         with_gathers = pipeline_s(schedule, fwd, bwd, num_micro_batches, before_s=before, rested_s=rested)
         _count_gathers(exposed, with_gathers - alone, own_gather)
-    exposed[_T["pp"]] += fill * hop + (num_passes * hop if schedule.joins_exchanges else slow * num_passes * hop)
-    if not schedule.joins_exchanges:
+    exposed[_T["pp"]] += fill * hop + (num_passes * hop if schedule.joins_send_and_receive else slow * num_passes * hop)
+    if not schedule.joins_send_and_receive:
         hidden[_H["pp"]] += num_passes * hop
 
 
@@ -266,8 +270,8 @@ def _exchanging(
     (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for
     a forward, the last none for a backward."""
     fwd, bwd, rested = passes_s
-    pp = rows.layout.stages.pp
-    wait_s = rows.cluster.sync_s + hand_over_host_s(rows)[1]
+    pp = rows.stage_layers.stages.pp
+    wait_s = rows.cluster.sync_s + exchange_host_s(rows)[1]
     each = (hop + wait_s)[:, None]
     receives = _received_s(rows, hop)
     given = fwd + receives[0], bwd + receives[1], num_micro_batches
@@ -290,9 +294,11 @@ def _catch_up(
     """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
     gone, but whatever the device waits for meanwhile counts as well."""
     index = host_bound.rows
-    reduced = np.broadcast_to(outside.exposed - outside.in_passing, len(num_micro_batches))[index]
+    reduced = np.broadcast_to(outside.exposed - outside.exposed_while_host_issues, len(num_micro_batches))[index]
     missing_s = (
-        host_bound.issued_s(rows.layout.shown.of, num_micro_batches[index]) + reduced - exposed[:, index].sum(axis=0)
+        host_bound.issued_s(rows.stage_layers.shown.shown_index, num_micro_batches[index])
+        + reduced
+        - exposed[:, index].sum(axis=0)
     )
     exposed[_T["host_idle"], index] += np.where(host_bound.waits, 0.0, np.maximum(missing_s, 0.0))
 
@@ -304,7 +310,7 @@ def _stagger(
     """Take off what stages gain that begin a step as their own optimizer is over: of the bubble, where that is shorter
     of the longest optimizer and the gathers behind it."""
     schedule = rows.schedule_record
-    if rows.layout.stages.pp == 1 or not schedule.has_closed_form or schedule.forwards_first:
+    if rows.stage_layers.stages.pp == 1 or not schedule.has_closed_form or schedule.forwards_first:
         return
     fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.of_stages())
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else fwd + bwd
@@ -325,14 +331,17 @@ def _stagger(
 
 def _received_s(rows: Rows, hop: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What each stage's forward and backward take with the exchange that they receive in. (n, pp) each [s]"""
-    stages = rows.layout.stages
-    each = (hop + rows.cluster.sync_s + hand_over_host_s(rows)[1])[:, None]
+    stages = rows.stage_layers.stages
+    each = (hop + rows.cluster.sync_s + exchange_host_s(rows)[1])[:, None]
     return each * stages.receives[:, 0], each * stages.sends[:, -1]
 
 
 def hop_seconds(rows: Rows) -> ArrayN:
     """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
-    payload, groups = rows.costs.boundary[rows.k], {name: rows.groups[name].take(rows.grid) for name in ("pp", "tp")}
+    payload, groups = (
+        rows.costs.stage_boundary_bytes[rows.k],
+        {name: rows.groups[name].take(rows.grid_index) for name in ("pp", "tp")},
+    )
     full_s = collective_s("send_recv", payload, groups["pp"], rows.costs.machine.fabric)
     if not rows.framework.scatters_pipeline_sends:
         return full_s

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.export.bridge import VERSION
-from mofa.export.bridge.places import fields_of
-from mofa.export.head import comment, head_lines
+from mofa.export.bridge.config_fields import container_fields
+from mofa.export.file_header import as_comment, header_lines
 from mofa.export.job import Job
 from mofa.export.megatron import VERSION as CORE_VERSION
 from mofa.export.megatron.megatron_table import MEGATRON
@@ -40,8 +40,8 @@ def write_bridge(job: Job) -> dict[str, str]:
         If a choice of the job has no field.
     """
     values = MEGATRON.write(job)
-    fields = fields_of(job, values)
-    head = comment(head_lines(job, f"Megatron-Bridge {VERSION} with Megatron-Core {CORE_VERSION}"))
+    fields = container_fields(job, values)
+    head = as_comment(header_lines(job, f"Megatron-Bridge {VERSION} with Megatron-Core {CORE_VERSION}"))
     environment = [f"export {name[1:]}={shlex.quote(str(v))}" for name, v in values.items() if name.startswith("$")]
     script = "\n".join(
         [

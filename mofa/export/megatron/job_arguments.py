@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.arguments import Argument, Given, Row, only_with, required, same, switch, words
+from mofa.export.arguments import (
+    Argument,
+    FieldRow,
+    GivenArguments,
+    required_row,
+    rows_if_present,
+    same_value_row,
+    switch_row,
+    translated_row,
+)
 from mofa.export.environment import ENVIRONMENT_ROWS
 from mofa.export.job import Job
 from mofa.export.megatron.model_arguments import EXPERTS, LAYERS, read_positions
 from mofa.measure.megatron_te_job import AMAX_HISTORY, CP_COMM, FP8_FORMATS
 from mofa.schedules import default_schedule
-from mofa.specs.complete import default_zero
 from mofa.specs.implied_facts import GRADIENTS
 from mofa.specs.layouts.pipeline_layout import LayoutError, parse_layout
 from mofa.specs.strategy import RecomputeSpec
+from mofa.specs.strategy_defaults import default_zero
 from mofa.specs.workload import OLD_FP8
 
 TP = Argument("tensor-model-parallel-size", "int", 1)
@@ -39,7 +48,7 @@ def _has_experts(job: Job) -> bool:
     return job.model.moe is not None
 
 
-def _given_experts(given: Given) -> bool:
+def _given_experts(given: GivenArguments) -> bool:
     return bool(given[EXPERTS.name])
 
 
@@ -53,7 +62,7 @@ def _write_layout(job: Job) -> Mapping[str, Any]:
     return {CHUNKS.name: s.vpp} if s.vpp > 1 else {}
 
 
-def _read_layout(given: Given) -> Mapping[str, Any]:
+def _read_layout(given: GivenArguments) -> Mapping[str, Any]:
     pp = given[PP.name]
     if (text := given[LAYOUT.name]) is not None:
         try:
@@ -65,7 +74,7 @@ def _read_layout(given: Given) -> Mapping[str, Any]:
         return {"strategy.layout": text, "strategy.vpp": max(chunks // pp, 1)}
     options = [argument for argument in OWN_SPLIT if given[argument.name]]
     words_ = [a.name if a.kind == "flag" else f"{a.name}:{given[a.name]}" for a in options]
-    layers = given.needed(LAYERS.name) + sum(a.kind == "flag" for a in options)
+    layers = given.required_value(LAYERS.name) + sum(a.kind == "flag" for a in options)
     vpp = given[CHUNKS.name] or 1
     if (each := given[CHUNK_LAYERS.name]) is not None:
         if each < 1 or layers % (pp * each):
@@ -97,7 +106,7 @@ def _write_sharding(job: Job) -> Mapping[str, Any]:
     return {SHARDED.name: True} if framework.data_parallel == "distributed-optimizer" else {}
 
 
-def _read_sharding(given: Given) -> Mapping[str, Any]:
+def _read_sharding(given: GivenArguments) -> Mapping[str, Any]:
     kind = "distributed-optimizer" if given[SHARDED.name] else "ddp"
     return {"framework.data_parallel": kind, "strategy.zero": int(given[SHARDED.name])}
 
@@ -117,7 +126,7 @@ def _write_overlaps(job: Job) -> Mapping[str, Any]:
     }
 
 
-def _read_overlaps(given: Given) -> Mapping[str, Any]:
+def _read_overlaps(given: GivenArguments) -> Mapping[str, Any]:
     alone = given[TP.name] * given[PP.name]
     if _given_experts(given):
         etp = given["expert-tensor-parallel-size"] or given[TP.name]
@@ -140,7 +149,7 @@ def _write_grads(job: Job) -> Mapping[str, Any]:
     )
 
 
-def _read_grads(given: Given) -> Mapping[str, Any]:
+def _read_grads(given: GivenArguments) -> Mapping[str, Any]:
     return {"framework.grads": "bf16"} if given["grad-reduce-in-bf16"] else {}
 
 
@@ -154,7 +163,7 @@ def _write_optimizer(job: Job) -> Mapping[str, Any]:
     return {"optimizer": "adam"}
 
 
-def _read_optimizer(given: Given) -> Mapping[str, Any]:
+def _read_optimizer(given: GivenArguments) -> Mapping[str, Any]:
     if given["optimizer"] != "adam":
         raise given.refusal(f"optimizer ({given['optimizer']}) is not modelled", "what is: adam")
     return {"optimizer.name": "adamw", "framework.optimizer": "te"}
@@ -174,7 +183,7 @@ def _write_moments(job: Job) -> Mapping[str, Any]:
     return {_AWARE.name: True, **{argument.name: "bf16" for argument in _MOMENTS}}
 
 
-def _read_moments(given: Given) -> Mapping[str, Any]:
+def _read_moments(given: GivenArguments) -> Mapping[str, Any]:
     kinds = {str(given[argument.name]).removeprefix("torch.") for argument in _MOMENTS}
     kind = {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}.get("+".join(sorted(kinds)))
     if kind is None or (kind == "bf16") != bool(given[_AWARE.name]):
@@ -198,7 +207,7 @@ def _write_products(job: Job) -> Mapping[str, Any]:
     return {"bf16": True, "fp8-format": FP8_FORMATS[recipe], "fp8-recipe": recipe, **history}
 
 
-def _read_products(given: Given) -> Mapping[str, Any]:
+def _read_products(given: GivenArguments) -> Mapping[str, Any]:
     if not given["bf16"]:
         raise given.refusal("bf16 is not given", "parameters in fp32 or fp16 are not modelled; add --bf16")
     if given["fp8-format"] is None:
@@ -237,7 +246,7 @@ def _write_recompute(job: Job) -> Mapping[str, Any]:
     )
 
 
-def _read_recompute(given: Given) -> Mapping[str, Any]:
+def _read_recompute(given: GivenArguments) -> Mapping[str, Any]:
     kind = "selective" if given["recompute-activations"] else given["recompute-granularity"]
     if kind is None:
         return {"strategy.recompute": "none"}
@@ -262,7 +271,7 @@ def _write_attention(job: Job) -> Mapping[str, Any]:
     return {"attention-backend": job.framework.attention}
 
 
-def _read_attention(given: Given) -> Mapping[str, Any]:
+def _read_attention(given: GivenArguments) -> Mapping[str, Any]:
     """Left to Transformer Engine it is taken to choose cuDNN's kernels, as on Hopper without FlashAttention 3."""
     kind = {"auto": "fused", "fused": "fused", "flash": "flash"}.get(str(given["attention-backend"]))
     if kind is None:
@@ -281,7 +290,7 @@ def _write_dispatcher(job: Job) -> Mapping[str, Any]:
     return {_DISPATCHER.name: job.framework.dispatcher}
 
 
-def _read_dispatcher(given: Given) -> Mapping[str, Any]:
+def _read_dispatcher(given: GivenArguments) -> Mapping[str, Any]:
     kind = given[_DISPATCHER.name]
     if kind == "flex" and given[_FLEX.name] == "deepep":
         return {"framework.dispatcher": "deepep"}
@@ -296,12 +305,12 @@ def _write_loss(job: Job) -> Mapping[str, Any]:
     return {} if kind == "none" else {"cross-entropy-loss-fusion": True, "cross-entropy-fusion-impl": kind}
 
 
-def _read_loss(given: Given) -> Mapping[str, Any]:
+def _read_loss(given: GivenArguments) -> Mapping[str, Any]:
     fused = given["cross-entropy-loss-fusion"]
     return {"framework.cross_entropy_fusion": given["cross-entropy-fusion-impl"] if fused else "none"}
 
 
-def _read_capacity(given: Given) -> Mapping[str, Any]:
+def _read_capacity(given: GivenArguments) -> Mapping[str, Any]:
     factor = given["moe-expert-capacity-factor"]
     return {
         "routing.capacity_factor": None if factor is not None and factor < 0 else factor,
@@ -328,11 +337,11 @@ def _write_tp_overlap(job: Job) -> Mapping[str, Any]:
     return {"tp-comm-overlap": True}
 
 
-def _given_rotary(given: Given) -> bool:
+def _given_rotary(given: GivenArguments) -> bool:
     return bool(read_positions(given)["model.positions"] == "rope")
 
 
-def _check_overlapped_sends(given: Given) -> Mapping[str, Any]:
+def _check_overlapped_sends(given: GivenArguments) -> Mapping[str, Any]:
     """Nothing, where the sends of an interleaved pipeline are overlapped; others cannot be."""
     if _read_layout(given)["strategy.vpp"] > 1 and not given["no-overlap-p2p-communication"]:
         raise given.refusal(
@@ -341,7 +350,7 @@ def _check_overlapped_sends(given: Given) -> Mapping[str, Any]:
     return {}
 
 
-def _read_cp_kind(given: Given) -> Mapping[str, Any]:
+def _read_cp_kind(given: GivenArguments) -> Mapping[str, Any]:
     kinds = set(given["cp-comm-type"])
     own = {word: kind for kind, word in CP_COMM.items()}
     if len(kinds) != 1 or (word := kinds.pop()) not in own:
@@ -349,103 +358,108 @@ def _read_cp_kind(given: Given) -> Mapping[str, Any]:
     return {"strategy.cp_kind": own[word]}
 
 
-def _read_global_batch(given: Given) -> Mapping[str, Any]:
+def _read_global_batch(given: GivenArguments) -> Mapping[str, Any]:
     if (batch := given[GLOBAL_BATCH.name]) is None:
         if given.num_gpus is None:
             raise given.refusal(f"{GLOBAL_BATCH.name} is missing", "it follows from the GPUs; give --gpus")
-        batch = given.needed(MICRO_BATCH.name) * (given.num_gpus // (given[TP.name] * given[PP.name] * given[CP.name]))
+        batch = given.required_value(MICRO_BATCH.name) * (
+            given.num_gpus // (given[TP.name] * given[PP.name] * given[CP.name])
+        )
     return {"batch.global_batch": batch}
 
 
-_EXPERT_ROWS = only_with(_has_experts, _given_experts, (
-    same("strategy.ep", Argument("expert-model-parallel-size", "int", 1)),
-    Row(
+_EXPERT_ROWS = rows_if_present(_has_experts, _given_experts, (
+    same_value_row("strategy.ep", Argument("expert-model-parallel-size", "int", 1)),
+    FieldRow(
         ("strategy.etp",), (Argument("expert-tensor-parallel-size", "int"),),
         lambda job: {"expert-tensor-parallel-size": job.strategy.etp},
         lambda given: {"strategy.etp": given["expert-tensor-parallel-size"] or given[TP.name]},
     ),
-    Row(("framework.dispatcher",), (_DISPATCHER, _FLEX), _write_dispatcher, _read_dispatcher),
-    words("framework.experts", Argument("moe-grouped-gemm", "flag", False), {"grouped": True, "sequential": False}),
-    switch("framework.permute_fusion", Argument("moe-permute-fusion", "flag", False)),
-    switch("framework.router_padding", Argument("moe-router-padding-for-quantization", "flag", False,
+    FieldRow(("framework.dispatcher",), (_DISPATCHER, _FLEX), _write_dispatcher, _read_dispatcher),
+    translated_row("framework.experts", Argument("moe-grouped-gemm", "flag", False),
+    {"grouped": True, "sequential": False}),
+    switch_row("framework.permute_fusion", Argument("moe-permute-fusion", "flag", False)),
+    switch_row("framework.router_padding", Argument("moe-router-padding-for-quantization", "flag", False,
                                                 aliases=("moe-router-padding-for-fp8",))),
-    Row(
+    FieldRow(
         ("routing.capacity_factor", "routing.pad_to_capacity"),
         (Argument("moe-expert-capacity-factor", "float"), Argument("moe-pad-expert-input-to-capacity", "flag", False)),
         _write_capacity, _read_capacity,
     ),
 ))  # fmt: skip
-JOB_ROWS: tuple[Row, ...] = (
-    same("strategy.tp", TP),
-    Row(
+JOB_ROWS: tuple[FieldRow, ...] = (
+    same_value_row("strategy.tp", TP),
+    FieldRow(
         ("strategy.sp",), (Argument("sequence-parallel", "flag", False),),
         lambda job: {"sequence-parallel": True} if job.strategy.sp and job.strategy.tp > 1 else {},
         lambda given: {"strategy.sp": bool(given["sequence-parallel"]) and given[TP.name] > 1},
     ),
-    same("strategy.pp", PP),
-    Row(("strategy.layout", "strategy.vpp"), (LAYOUT, CHUNKS, CHUNK_LAYERS, *OWN_SPLIT), _write_layout, _read_layout),
-    Row(("strategy.schedule",), (), _write_schedule, lambda given: {}),
-    same("strategy.cp", CP),
-    Row(
+    same_value_row("strategy.pp", PP),
+    FieldRow(("strategy.layout", "strategy.vpp"), (LAYOUT, CHUNKS, CHUNK_LAYERS, *OWN_SPLIT), _write_layout,
+    _read_layout),
+    FieldRow(("strategy.schedule",), (), _write_schedule, lambda given: {}),
+    same_value_row("strategy.cp", CP),
+    FieldRow(
         ("strategy.cp_kind",), (Argument("cp-comm-type", "texts", ["p2p"]),),
         lambda job: {"cp-comm-type": [CP_COMM[s.cp_kind]]} if (s := job.strategy).cp > 1 or s.cp_kind != "ring" else {},
         _read_cp_kind,
     ),
-    required("strategy.micro_batch", MICRO_BATCH),
-    Row(
+    required_row("strategy.micro_batch", MICRO_BATCH),
+    FieldRow(
         ("batch.global_batch",), (GLOBAL_BATCH,),
         lambda job: {GLOBAL_BATCH.name: job.workload.batch.global_batch}, _read_global_batch,
     ),
-    Row(("strategy.recompute",), _RECOMPUTE, _write_recompute, _read_recompute),
-    Row(("framework.data_parallel", "strategy.zero"), (SHARDED,), _write_sharding, _read_sharding),
-    Row(
+    FieldRow(("strategy.recompute",), _RECOMPUTE, _write_recompute, _read_recompute),
+    FieldRow(("framework.data_parallel", "strategy.zero"), (SHARDED,), _write_sharding, _read_sharding),
+    FieldRow(
         ("framework.overlap_grad_reduce", "framework.overlap_param_gather"), (OVERLAP_GRADS, OVERLAP_PARAMS),
         _write_overlaps, _read_overlaps,
     ),
-    Row(
+    FieldRow(
         ("framework.grads", "framework.grads_bytes_per_param", "framework.reduced_bytes_per_param",
          "framework.accumulation_bytes_per_param"),
         (Argument("grad-reduce-in-bf16", "flag", False),), _write_grads, _read_grads,
     ),
-    Row(
+    FieldRow(
         ("optimizer.name", "optimizer.implementation", "framework.optimizer"), (Argument("optimizer", "text", "adam"),),
         _write_optimizer, _read_optimizer,
     ),
-    Row(
+    FieldRow(
         ("optimizer.clip_grad_norm",), (Argument("clip-grad", "float", 1.0),), _write_clipping,
         lambda given: {"optimizer.clip_grad_norm": given["clip-grad"] > 0},
     ),
-    Row(("precision.moments",), (_AWARE, *_MOMENTS), _write_moments, _read_moments),
-    Row(
+    FieldRow(("precision.moments",), (_AWARE, *_MOMENTS), _write_moments, _read_moments),
+    FieldRow(
         ("precision.gemm", "precision.params"),
         (Argument("bf16", "flag", False), Argument("fp8-format", "text", stored_as="fp8"),
          Argument("fp8-recipe", "text", "delayed"), Argument("fp8-amax-history-len", "int", 1),
          Argument("fp8-amax-compute-algo", "text", "most_recent")), _write_products, _read_products,
     ),
-    switch("framework.fp8_params", Argument("fp8-param-gather", "flag", False)),
-    Row(("framework.attention",), (Argument("attention-backend", "text", "auto"),), _write_attention, _read_attention),
-    Row(
+    switch_row("framework.fp8_params", Argument("fp8-param-gather", "flag", False)),
+    FieldRow(("framework.attention",), (Argument("attention-backend", "text", "auto"),), _write_attention,
+    _read_attention),
+    FieldRow(
         ("framework.tp_overlap",), (Argument("tp-comm-overlap", "flag", False),), _write_tp_overlap,
         lambda given: {"framework.tp_overlap": bool(given["tp-comm-overlap"])},
     ),
-    Row(
+    FieldRow(
         ("framework.cross_entropy_fusion",),
         (Argument("cross-entropy-loss-fusion", "flag", False), Argument("cross-entropy-fusion-impl", "text", "native")),
         _write_loss, _read_loss,
     ),
-    switch("framework.fuses_wgrad_accumulation",
+    switch_row("framework.fuses_wgrad_accumulation",
            Argument("no-gradient-accumulation-fusion", "off", True, "gradient_accumulation_fusion")),
-    switch("framework.fused_swiglu", Argument("no-bias-swiglu-fusion", "off", True, "bias_swiglu_fusion")),
-    Row(
+    switch_row("framework.fused_swiglu", Argument("no-bias-swiglu-fusion", "off", True, "bias_swiglu_fusion")),
+    FieldRow(
         ("framework.fused_rope",), (Argument("no-rope-fusion", "off", True, "apply_rope_fusion"),),
         lambda job: {} if job.framework.fused_rope else {"no-rope-fusion": False},
         lambda given: {"framework.fused_rope": bool(given["no-rope-fusion"]) or not _given_rotary(given)},
     ),
-    Row(
+    FieldRow(
         (), (Argument("no-overlap-p2p-communication", "off", True, "overlap_p2p_comm"),), lambda job: {},
         _check_overlapped_sends,
     ),
-    same("framework.vocab_divisor", Argument("make-vocab-size-divisible-by", "int", 128)),
+    same_value_row("framework.vocab_divisor", Argument("make-vocab-size-divisible-by", "int", 128)),
     *_EXPERT_ROWS,
     *ENVIRONMENT_ROWS,
 )  # fmt: skip

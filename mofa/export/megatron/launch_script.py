@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mofa.export.arguments import Argument
-from mofa.export.head import comment, head_lines
+from mofa.export.file_header import as_comment, header_lines
 from mofa.export.job import Job
 from mofa.export.megatron import COMMIT, VERSION
 from mofa.export.megatron.megatron_table import ASSUMED, MEGATRON
@@ -37,7 +37,7 @@ def write_megatron(job: Job) -> dict[str, str]:
     script = "\n".join(
         [
             "#!/usr/bin/env bash",
-            comment(head_lines(job, runs_in)) + "set -euo pipefail",
+            as_comment(header_lines(job, runs_in)) + "set -euo pipefail",
             "",
             'MEGATRON_LM="${MEGATRON_LM:-.}" # the folder of Megatron-LM',
             f"NODES={job.num_nodes}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.arguments import Argument, Fixed, Given, Row
+from mofa.export.arguments import Argument, FieldRow, FixedField, GivenArguments
 from mofa.export.job import Job
 from mofa.units import is_whole_number
 
@@ -13,16 +13,16 @@ GATED, SQUARED_RELU = Argument("swiglu", "flag", False), Argument("squared-relu"
 QK_NORM, L2_NORM = Argument("qk-layernorm", "flag", False), Argument("qk-l2-norm", "flag", False)
 NO_ROPE, ROTARY_SHARE = Argument("no-rope-freq", "text"), Argument("rotary-percent", "float", 1.0)
 _MODULES = "Megatron-Core's GPT model has no such layers"
-FIXED: Mapping[str, Fixed] = {
-    "model.norm_bias": Fixed((True,), "its LayerNorms have a bias"),
-    "model.norm_placement": Fixed(("before",), _MODULES),
-    "model.parallel_branches": Fixed((False,), _MODULES),
-    "model.shared_branch_norm": Fixed((False,), _MODULES),
-    "model.head_bias": Fixed((False,), "its output layer has no bias"),
-    "model.logit_softcap": Fixed((False,), _MODULES),
-    "model.multipliers": Fixed(((),), _MODULES),
-    "model.attention.softcap": Fixed((False, None), _MODULES),
-    "model.attention.chunked": Fixed((False, None), _MODULES),
+FIXED: Mapping[str, FixedField] = {
+    "model.norm_bias": FixedField((True,), "its LayerNorms have a bias"),
+    "model.norm_placement": FixedField(("before",), _MODULES),
+    "model.parallel_branches": FixedField((False,), _MODULES),
+    "model.shared_branch_norm": FixedField((False,), _MODULES),
+    "model.head_bias": FixedField((False,), "its output layer has no bias"),
+    "model.logit_softcap": FixedField((False,), _MODULES),
+    "model.multipliers": FixedField(((),), _MODULES),
+    "model.attention.softcap": FixedField((False, None), _MODULES),
+    "model.attention.chunked": FixedField((False, None), _MODULES),
 }
 """Facts of a layer that no argument says, and the values that need none."""
 
@@ -38,7 +38,7 @@ def write_activation(job: Job) -> Mapping[str, Any]:
     return switches[activation]
 
 
-def read_activation(given: Given) -> Mapping[str, Any]:
+def read_activation(given: GivenArguments) -> Mapping[str, Any]:
     """The activation of the switches."""
     if given[GATED.name] and given[SQUARED_RELU.name]:
         raise given.refusal("swiglu and squared-relu exclude each other", "leave one out")
@@ -68,7 +68,7 @@ def write_head_dim(job: Job) -> Mapping[str, Any]:
     return {"kv-channels": a.d_qk}
 
 
-def read_qk_norm(given: Given) -> Mapping[str, Any]:
+def read_qk_norm(given: GivenArguments) -> Mapping[str, Any]:
     """The kind of norms that the switches ask for."""
     kind = "unweighted" if given[QK_NORM.name] and given[L2_NORM.name] else "head"
     return {"model.attention.qk_norm": bool(given[QK_NORM.name]), "model.attention.qk_norm_kind": kind}
@@ -90,7 +90,7 @@ def write_rotation(job: Job) -> Mapping[str, Any]:
     return out
 
 
-def read_rotation(given: Given) -> Mapping[str, Any]:
+def read_rotation(given: GivenArguments) -> Mapping[str, Any]:
     """The layers without a rotation and the share of a head that is rotated."""
     text = given[NO_ROPE.name]
     if text is not None and not is_whole_number(str(text)):
@@ -98,15 +98,15 @@ def read_rotation(given: Given) -> Mapping[str, Any]:
     share, width = float(given[ROTARY_SHARE.name]), given["kv-channels"]
     fields: dict[str, Any] = {"model.attention.nope_every": int(text or 0), "model.attention.rotary_dim": None}
     if share != 1.0:
-        width = int(width or given.needed("hidden-size") // given.needed("num-attention-heads"))
+        width = int(width or given.required_value("hidden-size") // given.required_value("num-attention-heads"))
         fields["model.attention.rotary_dim"] = round(share * width)
     return fields
 
 
-ACTIVATION_ROW = Row(("model.mlp.activation",), (GATED, SQUARED_RELU), write_activation, read_activation)
-QK_NORM_ROW = Row(
+ACTIVATION_ROW = FieldRow(("model.mlp.activation",), (GATED, SQUARED_RELU), write_activation, read_activation)
+QK_NORM_ROW = FieldRow(
     ("model.attention.qk_norm", "model.attention.qk_norm_kind"), (QK_NORM, L2_NORM), write_qk_norm, read_qk_norm
 )
-ROTATION_ROW = Row(
+ROTATION_ROW = FieldRow(
     ("model.attention.nope_every", "model.attention.rotary_dim"), (NO_ROPE, ROTARY_SHARE), write_rotation, read_rotation
 )

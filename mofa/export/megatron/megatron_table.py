@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
-from mofa.export.arguments import Argument, Assumed, Fixed, Table, Unmodelled
+from mofa.export.arguments import Argument, ArgumentTable, AssumedArgument, FixedField, UnmodelledArgument
 from mofa.export.environment import ONE_CONNECTION
+from mofa.export.fields_without_argument import FREE, NOT_RELEASED, WHAT_IT_DOES
 from mofa.export.megatron import layer_arguments
 from mofa.export.megatron.job_arguments import JOB_ROWS
 from mofa.export.megatron.model_arguments import MODEL_ROWS
-from mofa.export.no_argument import FREE, NOT_RELEASED, WHAT_IT_DOES
 
 _TORCHTITAN = "it is an option of torchtitan"
 _OFF = (False, None, "")
 
-FIXED: dict[str, Fixed] = {
+FIXED: dict[str, FixedField] = {
     **NOT_RELEASED,
-    "framework.name": Fixed(
+    "framework.name": FixedField(
         ("megatron",),
         "mofa's runs of megatron-local put PyTorch's attention into Megatron's layers, which no argument does, and "
         "the others are other programs",
     ),
-    "framework.compile": Fixed((False,), _TORCHTITAN),
-    "framework.compile_loss": Fixed((True,), _TORCHTITAN),
-    "framework.dp_replicate": Fixed((1,), "optimizer states are sharded over all of dp here"),
-    "framework.loss_parallel": Fixed((True,), _TORCHTITAN),
-    "framework.saves_attention": Fixed((True,), _TORCHTITAN),
-    "framework.ends_apart": Fixed((True,), _TORCHTITAN),
-    "framework.shards_head_norms": Fixed((True,), _TORCHTITAN),
-    "framework.repeats_keys": Fixed((False,), _TORCHTITAN),
-    "framework.process_groups": Fixed(("lazy",), "Megatron-LM gives init_process_group no device"),
-    "framework.overlap_input_grads": Fixed((True,), "Transformer Engine's linears have no switch for it"),
-    "framework.loss_copies_logits": Fixed((True,), "Transformer Engine does so since 2.20.2, whatever is asked"),
+    "framework.compile": FixedField((False,), _TORCHTITAN),
+    "framework.compile_loss": FixedField((True,), _TORCHTITAN),
+    "framework.dp_replicate": FixedField((1,), "optimizer states are sharded over all of dp here"),
+    "framework.loss_parallel": FixedField((True,), _TORCHTITAN),
+    "framework.saves_attention": FixedField((True,), _TORCHTITAN),
+    "framework.ends_apart": FixedField((True,), _TORCHTITAN),
+    "framework.shards_head_norms": FixedField((True,), _TORCHTITAN),
+    "framework.repeats_keys": FixedField((False,), _TORCHTITAN),
+    "framework.process_groups": FixedField(("lazy",), "Megatron-LM gives init_process_group no device"),
+    "framework.overlap_input_grads": FixedField((True,), "Transformer Engine's linears have no switch for it"),
+    "framework.loss_copies_logits": FixedField((True,), "Transformer Engine does so since 2.20.2, whatever is asked"),
     **layer_arguments.FIXED,
-    "model.embedding_norm": Fixed((False,), "pretrain_gpt.py puts no norm behind the embedding"),
-    "routing.rank_capacity_factor": Fixed((None,), "Megatron-Core 0.16.1 has no moe-expert-rank-capacity-factor"),
+    "model.embedding_norm": FixedField((False,), "pretrain_gpt.py puts no norm behind the embedding"),
+    "routing.rank_capacity_factor": FixedField((None,), "Megatron-Core 0.16.1 has no moe-expert-rank-capacity-factor"),
 }
 ASSUMED = (
     ONE_CONNECTION,
-    Assumed(Argument("transformer-impl", "text", "transformer_engine"), "transformer_engine", "whose layers run"),
-    Assumed(
+    AssumedArgument(Argument("transformer-impl", "text", "transformer_engine"), "transformer_engine",
+    "whose layers run"),
+    AssumedArgument(
         Argument("no-create-attention-mask-in-dataloader", "off", True, "create_attention_mask_in_dataloader"), False,
         "a mask of seq-length squared bytes is made and sent",
     ),
-    Assumed(
+    AssumedArgument(
         Argument("no-check-for-nan-in-loss-and-grad", "off", True, "check_for_nan_in_loss_and_grad"), False,
         "the host waits for each micro-batch's loss",
     ),
-    Assumed(Argument("rerun-mode", "text", "validate_results"), "disabled", "results are checked after each step"),
-    Assumed(Argument("moe-router-dtype", "text"), "fp32", "routers compute in this format", of_experts=True),
-    Assumed(
+    AssumedArgument(Argument("rerun-mode", "text", "validate_results"), "disabled",
+    "results are checked after each step"),
+    AssumedArgument(Argument("moe-router-dtype", "text"), "fp32", "routers compute in this format", of_experts=True),
+    AssumedArgument(
         Argument("moe-router-load-balancing-type", "texts", ["aux_loss"]), ["none"],
         "an auxiliary loss takes kernels of its own; choose it for training, mofa predicts none", of_experts=True,
     ),
@@ -55,11 +57,11 @@ ASSUMED = (
 """What mofa's own runs of Megatron-Core have, beside what fields say."""
 
 
-def _no(why: str, *neutral: object) -> Unmodelled:
-    return Unmodelled((*_OFF, *neutral), why)
+def _no(why: str, *neutral: object) -> UnmodelledArgument:
+    return UnmodelledArgument((*_OFF, *neutral), why)
 
 
-UNMODELLED: dict[str, Unmodelled] = {
+UNMODELLED: dict[str, UnmodelledArgument] = {
     **dict.fromkeys(
         ("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2"), _no("parameters are sharded; leave it out")
     ),
@@ -82,7 +84,7 @@ UNMODELLED: dict[str, Unmodelled] = {
         _no("experts run other kernels; leave it out"),
     ),
     "moe-latent-size": _no("experts of a latent width are another model; leave it out"),
-    "moe-router-force-load-balancing": Unmodelled((False, True), "balanced routing is what is predicted"),
+    "moe-router-force-load-balancing": UnmodelledArgument((False, True), "balanced routing is what is predicted"),
     **dict.fromkeys(("quick-geglu", "openai-gelu"), _no("the activation is none that is modelled")),
     "activation-func-clamp-value": _no("the activation is clamped, which is not modelled"),
     **dict.fromkeys(
@@ -120,7 +122,7 @@ DUMPED_AS: dict[str, str] = {
     "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
 }
 """Arguments of these by their names in a dump, where these are other ones."""
-MEGATRON = Table(
+MEGATRON = ArgumentTable(
     "megatron", (*MODEL_ROWS, *JOB_ROWS), FIXED, WHAT_IT_DOES, FREE, ASSUMED, UNMODELLED,
 )  # fmt: skip
 """Megatron-LM's arguments."""

@@ -6,10 +6,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.arguments import Argument, Given, Row, only_with, required, same, switch, words
+from mofa.export.arguments import (
+    Argument,
+    FieldRow,
+    GivenArguments,
+    required_row,
+    rows_if_present,
+    same_value_row,
+    switch_row,
+    translated_row,
+)
 from mofa.export.job import Job
 from mofa.export.megatron.layer_arguments import ACTIVATION_ROW, QK_NORM_ROW, ROTATION_ROW, write_head_dim
-from mofa.export.megatron.patterns import expert_layers, pattern_of, places_of_experts
+from mofa.export.megatron.patterns import expert_layer_flags, expert_layers, list_expression_of_layers
 from mofa.specs.attention import ATTENTION_KINDS
 from mofa.units import is_whole_number
 
@@ -33,7 +42,7 @@ def _has_experts(job: Job) -> bool:
     return job.model.moe is not None
 
 
-def _given_experts(given: Given) -> bool:
+def _given_experts(given: GivenArguments) -> bool:
     return bool(given[EXPERTS.name])
 
 
@@ -41,7 +50,7 @@ def _is_latent(job: Job) -> bool:
     return job.has_latents
 
 
-def _given_latent(given: Given) -> bool:
+def _given_latent(given: GivenArguments) -> bool:
     return bool(given[LATENT.name])
 
 
@@ -52,7 +61,7 @@ def _write_vocab(job: Job) -> Mapping[str, Any]:
     return {"tokenizer-type": NULL_TOKENIZER, "vocab-size": job.model.vocab - 1}
 
 
-def _read_vocab(given: Given) -> Mapping[str, Any]:
+def _read_vocab(given: GivenArguments) -> Mapping[str, Any]:
     size = given["vocab-size"]
     if size is None:
         raise given.refusal(
@@ -77,13 +86,13 @@ def _write_positions(job: Job) -> Mapping[str, Any]:
     return {"position-embedding-type": "rope", "max-position-embeddings": rows}
 
 
-def read_positions(given: Given) -> Mapping[str, Any]:
+def read_positions(given: GivenArguments) -> Mapping[str, Any]:
     """The kind of positions, and the rows of a learned embedding."""
     kind = "rope" if given["use-rotary-position-embeddings"] else given["position-embedding-type"]
     if kind == "rope":
         return {"model.positions": "rope", "model.max_positions": None}
     if kind == "learned_absolute":
-        rows = given.needed("max-position-embeddings")
+        rows = given.required_value("max-position-embeddings")
         return {"model.positions": "learned", "model.max_positions": rows}
     raise given.refusal(f"position-embedding-type ({kind}) is not modelled", "what is: rope and learned_absolute")
 
@@ -97,13 +106,13 @@ def _write_grouped(job: Job) -> Mapping[str, Any]:
     return grouped if a.num_kv_heads < a.num_heads else {}
 
 
-def _read_grouped(given: Given) -> Mapping[str, Any]:
-    heads = given.needed("num-attention-heads")
+def _read_grouped(given: GivenArguments) -> Mapping[str, Any]:
+    heads = given.required_value("num-attention-heads")
     return {"model.attention.num_kv_heads": given["num-query-groups"] if given["group-query-attention"] else heads}
 
 
-def _read_head_dim(given: Given) -> Mapping[str, Any]:
-    hidden, heads = given.needed(HIDDEN.name), given.needed("num-attention-heads")
+def _read_head_dim(given: GivenArguments) -> Mapping[str, Any]:
+    hidden, heads = given.required_value(HIDDEN.name), given.required_value("num-attention-heads")
     return {"model.attention.head_dim": given["kv-channels"] or hidden // heads}
 
 
@@ -115,7 +124,7 @@ def _write_window(job: Job) -> Mapping[str, Any]:
     return {"window-size": f"{a.window - 1},0", **some}
 
 
-def _read_window(given: Given) -> Mapping[str, Any]:
+def _read_window(given: GivenArguments) -> Mapping[str, Any]:
     text = given["window-size"]
     if text is None:
         return {"model.attention.window": None, "model.attention.window_every": 1}
@@ -132,7 +141,7 @@ def _write_latent(job: Job) -> Mapping[str, Any]:
     return {LATENT.name: True, "qk-layernorm": True, "rope-type": "yarn"} if _is_latent(job) else {}
 
 
-def _read_latent(given: Given) -> Mapping[str, Any]:
+def _read_latent(given: GivenArguments) -> Mapping[str, Any]:
     if not _given_latent(given):
         return {"model.attention.kind": GROUPED_KIND}
     if not given["qk-layernorm"]:
@@ -153,7 +162,7 @@ def _write_rope_scale(job: Job) -> Mapping[str, Any]:
     return {"rotary-scaling-factor": math.exp((scale - 1.0) / 0.1)}
 
 
-def _read_rope_scale(given: Given) -> Mapping[str, Any]:
+def _read_rope_scale(given: GivenArguments) -> Mapping[str, Any]:
     if not _given_latent(given) or given["rope-type"] == "rope":
         return {"model.rope_scale": 1.0}
     return {"model.rope_scale": round(0.1 * math.log(given["rotary-scaling-factor"]) + 1.0, 12)}
@@ -181,7 +190,7 @@ def _write_biases(job: Job) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _read_biases(given: Given) -> Mapping[str, Any]:
+def _read_biases(given: GivenArguments) -> Mapping[str, Any]:
     biased = bool(given[BIASES.name])
     fields: dict[str, Any] = {"model.mlp.bias": biased}
     if not _given_latent(given):
@@ -189,7 +198,7 @@ def _read_biases(given: Given) -> Mapping[str, Any]:
         fields |= {"model.attention.qkv_bias": qkv, "model.attention.out_bias": biased}
     if _given_experts(given):
         fields |= {"model.moe.expert_bias": biased, "model.moe.router_bias": biased}
-        layers = given.needed(LAYERS.name)
+        layers = given.required_value(LAYERS.name)
         if not given["moe-shared-expert-intermediate-size"] and all(
             expert_layers(given["moe-layer-freq"], layers, given)
         ):
@@ -204,8 +213,8 @@ def _write_dense(job: Job) -> Mapping[str, Any]:
     return {"ffn-hidden-size": job.model.mlp.ffn_hidden or 4 * job.model.hidden}
 
 
-def _read_dense(given: Given) -> Mapping[str, Any]:
-    hidden, layers = given.needed(HIDDEN.name), given.needed(LAYERS.name)
+def _read_dense(given: GivenArguments) -> Mapping[str, Any]:
+    hidden, layers = given.required_value(HIDDEN.name), given.required_value(LAYERS.name)
     if _given_experts(given) and all(expert_layers(given["moe-layer-freq"], layers, given)):
         return {"model.mlp.ffn_hidden": None}
     own = int(4 * hidden * 2 / 3 / 64) * 64 if given["swiglu"] else 4 * hidden
@@ -216,7 +225,7 @@ def _write_dropout(job: Job) -> Mapping[str, Any]:
     return {"hidden-dropout": job.model.dropout, "attention-dropout": job.model.dropout}
 
 
-def _read_dropout(given: Given) -> Mapping[str, Any]:
+def _read_dropout(given: GivenArguments) -> Mapping[str, Any]:
     hidden, attention = given["hidden-dropout"], given["attention-dropout"]
     if hidden != attention:
         raise given.refusal(
@@ -228,12 +237,12 @@ def _read_dropout(given: Given) -> Mapping[str, Any]:
 
 def _write_places(job: Job) -> Mapping[str, Any]:
     layers = [job.model.is_moe_layer(i) for i in range(job.model.num_layers)]
-    return {} if all(layers) else {"moe-layer-freq": pattern_of(layers)}
+    return {} if all(layers) else {"moe-layer-freq": list_expression_of_layers(layers)}
 
 
-def _read_places(given: Given) -> Mapping[str, Any]:
-    layers = expert_layers(given["moe-layer-freq"], given.needed(LAYERS.name), given)
-    first, every = places_of_experts(layers, given)
+def _read_places(given: GivenArguments) -> Mapping[str, Any]:
+    layers = expert_layers(given["moe-layer-freq"], given.required_value(LAYERS.name), given)
+    first, every = expert_layer_flags(layers, given)
     return {"model.moe.first_k_dense": first, "model.moe.every": every}
 
 
@@ -251,57 +260,58 @@ def _write_groups(job: Job) -> Mapping[str, Any]:
     return grouped if moe.num_groups > 1 else {}
 
 
-_LATENT_ROWS = only_with(_is_latent, _given_latent, (
-    same("model.attention.q_lora_rank", Argument("q-lora-rank", "int")),
-    same("model.attention.kv_lora_rank", Argument("kv-lora-rank", "int", 32)),
-    same("model.attention.qk_nope_head_dim", Argument("qk-head-dim", "int", 128)),
-    same("model.attention.qk_rope_head_dim", Argument("qk-pos-emb-head-dim", "int", 64)),
-    same("model.attention.v_head_dim", Argument("v-head-dim", "int", 128)),
+_LATENT_ROWS = rows_if_present(_is_latent, _given_latent, (
+    same_value_row("model.attention.q_lora_rank", Argument("q-lora-rank", "int")),
+    same_value_row("model.attention.kv_lora_rank", Argument("kv-lora-rank", "int", 32)),
+    same_value_row("model.attention.qk_nope_head_dim", Argument("qk-head-dim", "int", 128)),
+    same_value_row("model.attention.qk_rope_head_dim", Argument("qk-pos-emb-head-dim", "int", 64)),
+    same_value_row("model.attention.v_head_dim", Argument("v-head-dim", "int", 128)),
 ))  # fmt: skip
-_GROUPED_ROWS = only_with(lambda job: not _is_latent(job), lambda given: not _given_latent(given), (
-    Row(
+_GROUPED_ROWS = rows_if_present(lambda job: not _is_latent(job), lambda given: not _given_latent(given), (
+    FieldRow(
         ("model.attention.num_kv_heads",),
         (Argument("group-query-attention", "flag", False), Argument("num-query-groups", "int", 1)),
         _write_grouped, _read_grouped,
     ),
-    Row(
+    FieldRow(
         ("model.attention.head_dim",), (Argument("kv-channels", "int"),), write_head_dim, _read_head_dim,
     ),
     QK_NORM_ROW,
     ROTATION_ROW,
-    words("model.attention.sinks", Argument("softmax-type", "text", "vanilla"), {False: "vanilla", True: "learnable"}),
-    Row(
+    translated_row("model.attention.sinks", Argument("softmax-type", "text", "vanilla"),
+    {False: "vanilla", True: "learnable"}),
+    FieldRow(
         ("model.attention.window", "model.attention.window_every"),
         (Argument("window-size", "text"), Argument("window-attn-skip-freq", "text")), _write_window, _read_window,
     ),
 ))  # fmt: skip
-_EXPERT_ROWS = only_with(_has_experts, _given_experts, (
-    same("model.moe.num_experts", EXPERTS),
-    same("model.moe.top_k", Argument("moe-router-topk", "int", 2)),
-    Row(
+_EXPERT_ROWS = rows_if_present(_has_experts, _given_experts, (
+    same_value_row("model.moe.num_experts", EXPERTS),
+    same_value_row("model.moe.top_k", Argument("moe-router-topk", "int", 2)),
+    FieldRow(
         ("model.moe.expert_hidden",), (Argument("moe-ffn-hidden-size", "int"),),
         lambda job: {"moe-ffn-hidden-size": job.value("model.moe.expert_hidden")},
         lambda given: {
-            "model.moe.expert_hidden": given["moe-ffn-hidden-size"] or given.needed("ffn-hidden-size")
+            "model.moe.expert_hidden": given["moe-ffn-hidden-size"] or given.required_value("ffn-hidden-size")
         },
     ),
-    Row(
+    FieldRow(
         ("model.moe.shared_hidden",), (Argument("moe-shared-expert-intermediate-size", "int"),),
         lambda job: {"moe-shared-expert-intermediate-size": width}
         if (width := job.value("model.moe.shared_hidden")) else {},
         lambda given: {"model.moe.shared_hidden": given["moe-shared-expert-intermediate-size"] or 0},
     ),
-    switch("model.moe.shared_gate", Argument("moe-shared-expert-gate", "flag", False)),
-    Row(
+    switch_row("model.moe.shared_gate", Argument("moe-shared-expert-gate", "flag", False)),
+    FieldRow(
         ("model.moe.first_k_dense", "model.moe.every"), (Argument("moe-layer-freq", "text", "1"),),
         _write_places, _read_places,
     ),
-    Row(
+    FieldRow(
         ("model.moe.score",),
         (Argument("moe-router-score-function", "text", "softmax"), Argument("moe-router-pre-softmax", "flag", False)),
         _write_score, lambda given: {"model.moe.score": given["moe-router-score-function"]},
     ),
-    Row(
+    FieldRow(
         ("model.moe.num_groups", "model.moe.groups_per_token"),
         (Argument("moe-router-num-groups", "int"), Argument("moe-router-group-topk", "int")), _write_groups,
         lambda given: {
@@ -309,47 +319,48 @@ _EXPERT_ROWS = only_with(_has_experts, _given_experts, (
             "model.moe.groups_per_token": given["moe-router-group-topk"] or 1,
         },
     ),
-    switch("model.moe.correction_bias", Argument("moe-router-enable-expert-bias", "flag", False)),
+    switch_row("model.moe.correction_bias", Argument("moe-router-enable-expert-bias", "flag", False)),
 ))  # fmt: skip
-MODEL_ROWS: tuple[Row, ...] = (
-    required("model.num_layers", LAYERS),
-    required("model.hidden", HIDDEN),
-    required("model.attention.num_heads", Argument("num-attention-heads", "int")),
-    Row(
+MODEL_ROWS: tuple[FieldRow, ...] = (
+    required_row("model.num_layers", LAYERS),
+    required_row("model.hidden", HIDDEN),
+    required_row("model.attention.num_heads", Argument("num-attention-heads", "int")),
+    FieldRow(
         ("model.attention.kind",),
         (LATENT, Argument("qk-layernorm", "flag", False), Argument("rope-type", "text")), _write_latent, _read_latent,
     ),
     *_GROUPED_ROWS,
     *_LATENT_ROWS,
-    Row(("model.rope_scale",), (Argument("rotary-scaling-factor", "float", 1.0),), _write_rope_scale, _read_rope_scale),
-    Row(("model.mlp.ffn_hidden",), (Argument("ffn-hidden-size", "int"),), _write_dense, _read_dense),
+    FieldRow(("model.rope_scale",), (Argument("rotary-scaling-factor", "float", 1.0),), _write_rope_scale,
+    _read_rope_scale),
+    FieldRow(("model.mlp.ffn_hidden",), (Argument("ffn-hidden-size", "int"),), _write_dense, _read_dense),
     ACTIVATION_ROW,
-    Row(
+    FieldRow(
         ("model.mlp.bias", "model.attention.qkv_bias", "model.attention.out_bias", "model.moe.expert_bias",
          "model.moe.router_bias"),
         (BIASES, Argument("add-qkv-bias", "flag", False),
          Argument("no-bias-dropout-fusion", "off", True, "bias_dropout_fusion")), _write_biases, _read_biases,
     ),
-    words("model.norm", Argument("normalization", "text", "LayerNorm"),
+    translated_row("model.norm", Argument("normalization", "text", "LayerNorm"),
           {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}),
-    Row(
+    FieldRow(
         ("model.positions", "model.max_positions"),
         (Argument("position-embedding-type", "text", "learned_absolute"), Argument("max-position-embeddings", "int"),
          Argument("use-rotary-position-embeddings", "flag", False)), _write_positions, read_positions,
     ),
-    Row(("model.vocab",), (TOKENIZER, Argument("vocab-size", "int")), _write_vocab, _read_vocab),
-    words("model.tied_embeddings", Argument("untie-embeddings-and-output-weights", "flag", False),
+    FieldRow(("model.vocab",), (TOKENIZER, Argument("vocab-size", "int")), _write_vocab, _read_vocab),
+    translated_row("model.tied_embeddings", Argument("untie-embeddings-and-output-weights", "flag", False),
           {True: False, False: True}),
-    Row(
+    FieldRow(
         ("model.dropout",), (Argument("hidden-dropout", "float", 0.1), Argument("attention-dropout", "float", 0.1)),
         _write_dropout, _read_dropout,
     ),
     *_EXPERT_ROWS,
-    Row(
+    FieldRow(
         ("model.num_mtp_layers",), (Argument("mtp-num-layers", "int"),),
         lambda job: {"mtp-num-layers": job.model.num_mtp_layers} if job.model.num_mtp_layers else {},
         lambda given: {"model.num_mtp_layers": given["mtp-num-layers"] or 0},
     ),
-    required("batch.seq_len", SEQ_LENGTH),
+    required_row("batch.seq_len", SEQ_LENGTH),
 )  # fmt: skip
 """The model and the length of its sequences."""

@@ -6,25 +6,25 @@ import ast
 from collections.abc import Sequence
 from itertools import groupby
 
-from mofa.export.arguments import Given
+from mofa.export.arguments import GivenArguments
 from mofa.units import is_whole_number
 
 MAX_LAYERS = 10_000
 """Longest pattern that is read. [layers]"""
 
 
-def pattern_of(layers: Sequence[bool]) -> str:
+def list_expression_of_layers(layers: Sequence[bool]) -> str:
     """The layers as an expression of lists.
 
     Examples
     --------
-    >>> pattern_of([False, True, True]), pattern_of([False, True, False, True])
+    >>> list_expression_of_layers([False, True, True]), list_expression_of_layers([False, True, False, True])
     ('([0]*1+[1]*2)', '([0]*1+[1]*1+[0]*1+[1]*1)')
     """
     return "(" + "+".join(f"[{int(kind)}]*{len(list(run))}" for kind, run in groupby(layers)) + ")"
 
 
-def expert_layers(text: object, num_layers: int, given: Given) -> list[bool]:
+def expert_layers(text: object, num_layers: int, given: GivenArguments) -> list[bool]:
     """Whether each layer has experts: of a number N every N-th from the first, else as the expression says.
 
     Raises
@@ -95,7 +95,7 @@ def _checked(left: list[int], right: list[int]) -> list[int]:
     return left + right
 
 
-def places_of_experts(layers: Sequence[bool], given: Given) -> tuple[int, int]:
+def expert_layer_flags(layers: Sequence[bool], given: GivenArguments) -> tuple[int, int]:
     """First layers without experts, and which of the others have them: every n-th.
 
     Raises

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.export.arguments import Argument, Given
-from mofa.export.job_file import MAX_LOG_BYTES, ReadJob, assemble, text_of
-from mofa.export.launch_words import environment_of, gpus_of_launch
+from mofa.export.arguments import Argument, GivenArguments
+from mofa.export.job_file import MAX_LOG_BYTES, ReadJob, job_from_arguments, read_limited_text
+from mofa.export.launch_words import environment_values, num_gpus_of_launch
 from mofa.export.megatron.megatron_table import DUMPED_AS, MEGATRON
 from mofa.export.shell import MAYBE, UNKNOWN, Script, read_script
 from mofa.export.shell_words import ShellError
@@ -32,16 +32,16 @@ def read_megatron(file: Path, num_gpus: int | None) -> ReadJob:
     SpecError
         If it has no arguments, or some that matter and are not modelled.
     """
-    text = text_of(file, MAX_LOG_BYTES)
+    text = read_limited_text(file, MAX_LOG_BYTES)
     dumped = {name: said.strip() for name, said in _DUMPED.findall(text)}
     if len(dumped) >= FEWEST_DUMPED:
         values, unread, gpus = _of_dump(dumped, text, str(file))
     else:
-        values, unread, gpus = _of_script(text_of(file), str(file))
+        values, unread, gpus = _of_script(read_limited_text(file), str(file))
     if not values:
         raise SpecError(f"{file}: has no arguments of pretrain_gpt.py; name a script that calls it, or its log")
-    given = Given(values, MEGATRON, str(file), num_gpus if num_gpus is not None else gpus)
-    return assemble(MEGATRON, given, file, tuple(unread), f"arguments of Megatron-LM in {file.name}")
+    given = GivenArguments(values, MEGATRON, str(file), num_gpus if num_gpus is not None else gpus)
+    return job_from_arguments(MEGATRON, given, file, tuple(unread), f"arguments of Megatron-LM in {file.name}")
 
 
 # --- a log
@@ -95,7 +95,7 @@ def _of_script(text: str, where: str) -> tuple[dict[str, Any], list[str], int | 
     try:
         script = read_script(text)
         launch, words = launch_words(script)
-        environment = environment_of(script, _ENVIRONMENT)
+        environment = environment_values(script, _ENVIRONMENT)
     except ShellError as error:
         raise SpecError(f"{where}: {error}") from None
     values: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def _of_script(text: str, where: str) -> tuple[dict[str, Any], list[str], int | 
         for name in (argument.name, *argument.aliases):
             if (value := environment.get(name[1:])) is not None:
                 values[argument.name] = _typed(argument, [value], where)
-    return values, unread, gpus_of_launch(launch, text)
+    return values, unread, num_gpus_of_launch(launch, text)
 
 
 def launch_words(script: Script) -> tuple[list[str], list[str]]:

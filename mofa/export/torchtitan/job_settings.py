@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.arguments import Argument, Given, Row, only_with, same, words
+from mofa.export.arguments import Argument, FieldRow, GivenArguments, rows_if_present, same_value_row, translated_row
 from mofa.export.environment import ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW
 from mofa.export.job import Job
 from mofa.export.torchtitan.model_settings import MODEL, QWEN3, given_experts, model_of
@@ -42,7 +42,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # --- data parallelism
 
 
-def degrees(job: Job) -> tuple[int, int]:
+def replicas_and_shards(job: Job) -> tuple[int, int]:
     """Replicas and shards of the data-parallel ranks.
 
     Raises
@@ -68,11 +68,11 @@ def degrees(job: Job) -> tuple[int, int]:
 
 
 def _write_degrees(job: Job) -> Mapping[str, Any]:
-    replicas, shards = degrees(job)
+    replicas, shards = replicas_and_shards(job)
     return {REPLICAS.name: replicas, SHARDS.name: shards}
 
 
-def given_degrees(given: Given) -> tuple[int, int]:
+def given_degrees(given: GivenArguments) -> tuple[int, int]:
     """Replicas and shards of a job's data-parallel ranks.
 
     Raises
@@ -92,14 +92,14 @@ def given_degrees(given: Given) -> tuple[int, int]:
     return replicas, max(shards, 1)
 
 
-def gpus_of(given: Given) -> int | None:
+def num_gpus_of_degrees(given: GivenArguments) -> int | None:
     """GPUs that the degrees say; None where shards are what is left. [-]"""
     if given[SHARDS.name] < 0:
         return None
     return int(given[REPLICAS.name] * given[SHARDS.name] * given[TP.name] * given[PP.name] * given[CP.name])
 
 
-def _read_degrees(given: Given) -> Mapping[str, Any]:
+def _read_degrees(given: GivenArguments) -> Mapping[str, Any]:
     replicas, shards = given_degrees(given)
     if replicas > 1 and shards * given[CP.name] * given[TP.name] * given[PP.name] == 1:
         return {"framework.data_parallel": "ddp", "framework.dp_replicate": 1}
@@ -109,7 +109,7 @@ def _read_degrees(given: Given) -> Mapping[str, Any]:
 
 def _write_reshard(job: Job) -> Mapping[str, Any]:
     s = job.strategy
-    _, shards = degrees(job)
+    _, shards = replicas_and_shards(job)
     sharded = shards * s.cp > 1
     if job.framework.data_parallel == "ddp" or not sharded:
         if s.zero:
@@ -121,7 +121,7 @@ def _write_reshard(job: Job) -> Mapping[str, Any]:
     return {RESHARD.name: "default" if s.zero == default else "always" if s.zero == 3 else "never"}
 
 
-def _read_reshard(given: Given) -> Mapping[str, Any]:
+def _read_reshard(given: GivenArguments) -> Mapping[str, Any]:
     _, shards = given_degrees(given)
     if shards * given[CP.name] == 1:
         return {"strategy.zero": 0}
@@ -133,13 +133,13 @@ def _read_reshard(given: Given) -> Mapping[str, Any]:
 
 def _write_dtype(job: Job) -> Mapping[str, Any]:
     s = job.strategy
-    _, shards = degrees(job)
+    _, shards = replicas_and_shards(job)
     mixed = shards > 1 or s.cp > 1 or (s.tp == 1 and s.pp == 1)
     params = job.workload.precision.params
     return {DTYPE.name: DTYPES[params or ("fp32" if mixed else "bf16")]}
 
 
-def _read_dtype(given: Given) -> Mapping[str, Any]:
+def _read_dtype(given: GivenArguments) -> Mapping[str, Any]:
     own = {word: kind for kind, word in DTYPES.items()}
     if (word := given[DTYPE.name]) not in own:
         raise given.refusal(f"{DTYPE.name} ({word}) is unknown", f"use {' or '.join(own)}")
@@ -156,7 +156,7 @@ def _write_batch(job: Job) -> Mapping[str, Any]:
     return {LOCAL_BATCH.name: local, GLOBAL_BATCH.name: job.workload.batch.global_batch, **micro}
 
 
-def _read_batch(given: Given) -> Mapping[str, Any]:
+def _read_batch(given: GivenArguments) -> Mapping[str, Any]:
     local, batch = given[LOCAL_BATCH.name], given[GLOBAL_BATCH.name]
     replicas, shards = given_degrees(given)
     if batch < 0:
@@ -179,7 +179,7 @@ def _write_schedule(job: Job) -> Mapping[str, Any]:
     return {SCHEDULE.name: SCHEDULES[s.schedule].pytorch_name} if s.pp > 1 else {}
 
 
-def _read_schedule(given: Given) -> Mapping[str, Any]:
+def _read_schedule(given: GivenArguments) -> Mapping[str, Any]:
     if given[PP.name] == 1:
         return {"strategy.schedule": default_schedule(1)}
     names = {schedule.pytorch_name.lower(): name for name, schedule in SCHEDULES.items()}
@@ -198,7 +198,7 @@ def _write_layout(job: Job, output: str) -> Mapping[str, Any]:
     return {PARTS.name: [[output if name == OUTPUT else name for name in part] for part in parts]}
 
 
-def _read_layout(given: Given, output: str) -> Mapping[str, Any]:
+def _read_layout(given: GivenArguments, output: str) -> Mapping[str, Any]:
     if given[PP.name] == 1:
         return {"strategy.layout": "", "strategy.vpp": 1}
     several = SCHEDULES[_read_schedule(given)["strategy.schedule"]].has_several_chunks
@@ -215,7 +215,7 @@ def _read_layout(given: Given, output: str) -> Mapping[str, Any]:
     first, last, each = given[LESS_FIRST.name], given[LESS_LAST.name], given[STAGE_LAYERS.name]
     vpp = 2 if several else 1
     if each is not None:
-        chunks = -(-(given.needed("args.n_layers") + first + last) // each)
+        chunks = -(-(given.required_value("args.n_layers") + first + last) // each)
         if chunks % pp:
             raise given.refusal(f"{STAGE_LAYERS.name} ({each}) makes {chunks} parts", f"{PP.name} is {pp}")
         vpp = chunks // pp
@@ -224,9 +224,9 @@ def _read_layout(given: Given, output: str) -> Mapping[str, Any]:
     return {"strategy.layout": layout_text, "strategy.vpp": vpp}
 
 
-def layout_row(output: str) -> Row:
+def layout_row(output: str) -> FieldRow:
     """The parts of a pipeline, where the model's output has this name."""
-    return Row(
+    return FieldRow(
         ("strategy.layout", "strategy.vpp"), (PARTS, STAGE_LAYERS, LESS_FIRST, LESS_LAST),
         lambda job: _write_layout(job, output), lambda given: _read_layout(given, output),
     )  # fmt: skip
@@ -238,7 +238,7 @@ def _write_pipelined(job: Job) -> Mapping[str, Any]:
     return {}
 
 
-def _read_pipelined(given: Given) -> Mapping[str, Any]:
+def _read_pipelined(given: GivenArguments) -> Mapping[str, Any]:
     if given[PP.name] > 1 and given[MODEL.name] == QWEN3:
         raise given.refusal(f"{PP.name} is {given[PP.name]}", f"{QWEN3_IS_WHOLE}; write 1")
     return {}
@@ -271,7 +271,7 @@ def _write_recompute(job: Job) -> Mapping[str, Any]:
     raise job.refusal(f"strategy.recompute ({mode})", "torchtitan has none, full, ops and every:n; use one of them")
 
 
-def _read_recompute(given: Given) -> Mapping[str, Any]:
+def _read_recompute(given: GivenArguments) -> Mapping[str, Any]:
     mode, option = given[AC_MODE.name], str(given[AC_OPTION.name])
     if mode in ("none", "full"):
         return {"strategy.recompute": mode}
@@ -291,7 +291,7 @@ def _write_compile(job: Job) -> Mapping[str, Any]:
     return {COMPILE.name: True, COMPONENTS.name: ["model", "loss"] if framework.compile_loss else ["model"]}
 
 
-def _read_compile(given: Given) -> Mapping[str, Any]:
+def _read_compile(given: GivenArguments) -> Mapping[str, Any]:
     parts = list(given[COMPONENTS.name])
     if not given[COMPILE.name] or not parts:
         return {"framework.compile": False}
@@ -302,7 +302,7 @@ def _read_compile(given: Given) -> Mapping[str, Any]:
 
 
 _LOSS_PARALLEL = Argument("parallelism.disable_loss_parallel", "flag", False)
-LOSS_ROW = Row(
+LOSS_ROW = FieldRow(
     ("framework.loss_parallel",), (_LOSS_PARALLEL,),
     lambda job: {} if job.framework.loss_parallel else {_LOSS_PARALLEL.name: True},
     lambda given: {"framework.loss_parallel": not given[_LOSS_PARALLEL.name]},
@@ -314,52 +314,52 @@ def _write_optimizer(job: Job) -> Mapping[str, Any]:
     return {"optimizer.name": "AdamW", "optimizer.implementation": kernels}
 
 
-def _read_optimizer(given: Given) -> Mapping[str, Any]:
+def _read_optimizer(given: GivenArguments) -> Mapping[str, Any]:
     if given["optimizer.name"] != "AdamW":
         raise given.refusal(f"optimizer.name ({given['optimizer.name']}) is not modelled", "what is: AdamW")
     return {"optimizer.name": "adamw", "framework.optimizer": given["optimizer.implementation"]}
 
 
-_OPTIMIZER_ROW = Row(
+_OPTIMIZER_ROW = FieldRow(
     ("optimizer.name", "optimizer.implementation", "framework.optimizer"),
     (Argument("optimizer.name", "text", "AdamW"), Argument("optimizer.implementation", "text", "fused")),
     _write_optimizer, _read_optimizer,
 )  # fmt: skip
-SHARED_ROWS: tuple[Row, ...] = (
-    same("batch.seq_len", Argument("training.seq_len", "int", 2048)),
-    Row(
+SHARED_ROWS: tuple[FieldRow, ...] = (
+    same_value_row("batch.seq_len", Argument("training.seq_len", "int", 2048)),
+    FieldRow(
         ("strategy.micro_batch", "batch.global_batch"), (LOCAL_BATCH, GLOBAL_BATCH, MICRO_BATCH), _write_batch,
         _read_batch,
     ),
-    Row(("precision.params",), (DTYPE,), _write_dtype, _read_dtype),
-    Row(("framework.data_parallel", "framework.dp_replicate"), (REPLICAS, SHARDS), _write_degrees, _read_degrees),
-    Row(("strategy.zero",), (RESHARD,), _write_reshard, _read_reshard),
-    same("strategy.tp", TP),
-    Row(("strategy.sp",), (), _write_sequence_parallel, lambda given: {"strategy.sp": given[TP.name] > 1}),
-    same("strategy.pp", PP),
-    Row(("strategy.schedule",), (SCHEDULE,), _write_schedule, _read_schedule),
-    same("strategy.cp", CP),
-    Row(
+    FieldRow(("precision.params",), (DTYPE,), _write_dtype, _read_dtype),
+    FieldRow(("framework.data_parallel", "framework.dp_replicate"), (REPLICAS, SHARDS), _write_degrees, _read_degrees),
+    FieldRow(("strategy.zero",), (RESHARD,), _write_reshard, _read_reshard),
+    same_value_row("strategy.tp", TP),
+    FieldRow(("strategy.sp",), (), _write_sequence_parallel, lambda given: {"strategy.sp": given[TP.name] > 1}),
+    same_value_row("strategy.pp", PP),
+    FieldRow(("strategy.schedule",), (SCHEDULE,), _write_schedule, _read_schedule),
+    same_value_row("strategy.cp", CP),
+    FieldRow(
         ("framework.compile", "framework.compile_loss"), (COMPILE, COMPONENTS), _write_compile, _read_compile,
     ),
     ALLOCATOR_ROW,
     BLOCKING_ROW,
     NVLS_ROW,
 )  # fmt: skip
-TOML_ROWS: tuple[Row, ...] = (
+TOML_ROWS: tuple[FieldRow, ...] = (
     *SHARED_ROWS,
     layout_row(OUTPUT),
-    Row(("strategy.pp",), (), _write_pipelined, _read_pipelined),
+    FieldRow(("strategy.pp",), (), _write_pipelined, _read_pipelined),
     _OPTIMIZER_ROW,
     LOSS_ROW,
-    words("strategy.cp_kind", Argument("parallelism.context_parallel_rotate_method", "text", "allgather"),
+    translated_row("strategy.cp_kind", Argument("parallelism.context_parallel_rotate_method", "text", "allgather"),
           {"allgather": "allgather", "ring": "alltoall"}),
-    *only_with(lambda job: job.model.moe is not None, given_experts, (
-        same("strategy.ep", EP),
-        same("strategy.etp", ETP),
-        words("framework.dispatcher", Argument("parallelism.expert_parallel_comm_backend", "text", "standard"),
+    *rows_if_present(lambda job: job.model.moe is not None, given_experts, (
+        same_value_row("strategy.ep", EP),
+        same_value_row("strategy.etp", ETP),
+        translated_row("framework.dispatcher", Argument("parallelism.expert_parallel_comm_backend", "text", "standard"),
               {"alltoall": "standard", "deepep": "deepep"}),
     )),
-    Row(("strategy.recompute",), (AC_MODE, AC_OPTION), _write_recompute, _read_recompute),
+    FieldRow(("strategy.recompute",), (AC_MODE, AC_OPTION), _write_recompute, _read_recompute),
 )  # fmt: skip
 """Settings of a TOML."""

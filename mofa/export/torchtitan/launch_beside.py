@@ -7,8 +7,8 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.export.environment import ENVIRONMENT_ROWS
-from mofa.export.job_file import text_of
-from mofa.export.launch_words import environment_of, gpus_of_launch
+from mofa.export.job_file import read_limited_text
+from mofa.export.launch_words import environment_values, num_gpus_of_launch
 from mofa.export.shell import UNKNOWN, read_script
 from mofa.export.shell_words import ShellError
 
@@ -25,16 +25,16 @@ def launch_beside(file: Path, name: str) -> tuple[int | None, dict[str, Any]]:
         If the script cannot be read, or a shell would have to compute a variable that matters.
     """
     scripts = sorted(file.parent.glob("*.sh"))[:MAX_SCRIPTS]
-    naming = [script for script in scripts if name in text_of(script)]
+    naming = [script for script in scripts if name in read_limited_text(script)]
     if len(naming) != 1:
         return None, {}
-    text = text_of(naming[0])
+    text = read_limited_text(naming[0])
     variables = tuple(argument for row in ENVIRONMENT_ROWS for argument in row.arguments)
     try:
         script = read_script(text)
         commands = [[text for word in command for text in script.words(word)] for command in script.commands]
         words = next((command for command in commands if any(name in word for word in command)), [])
-        environment = environment_of(script, variables)
+        environment = environment_values(script, variables)
     except ShellError as error:
         raise SpecError(f"{naming[0]}: {error}") from None
     out: dict[str, Any] = {}
@@ -45,4 +45,4 @@ def launch_beside(file: Path, name: str) -> tuple[int | None, dict[str, Any]]:
                 raise SpecError(f"{naming[0]}: {variable[1:]}: {value.replace(UNKNOWN, '')}; write its value")
             if value is not None:
                 out[argument.name] = value
-    return gpus_of_launch(words, text), out
+    return num_gpus_of_launch(words, text), out

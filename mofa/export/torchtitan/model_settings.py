@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.arguments import Argument, Given, Row, only_with, required, same, words
+from mofa.export.arguments import (
+    Argument,
+    FieldRow,
+    GivenArguments,
+    required_row,
+    rows_if_present,
+    same_value_row,
+    translated_row,
+)
 from mofa.export.job import Job
 from mofa.specs.attention import ATTENTION_KINDS
 
@@ -71,8 +79,8 @@ def _write_kind(job: Job) -> Mapping[str, Any]:
     return {MODEL.name: model_of(job)}
 
 
-def _read_kind(given: Given) -> Mapping[str, Any]:
-    name = given.needed(MODEL.name)
+def _read_kind(given: GivenArguments) -> Mapping[str, Any]:
+    name = given.required_value(MODEL.name)
     if name not in MODELS:
         raise given.refusal(f"model {name} is not modelled", f"what is: {', '.join(MODELS)}")
     kinds = (kind.name for kind in ATTENTION_KINDS.values() if kind.megatron.has_latents == (name == DEEPSEEK))
@@ -82,8 +90,8 @@ def _read_kind(given: Given) -> Mapping[str, Any]:
 # --- grouped-query attention
 
 
-def _read_kv_heads(given: Given) -> Mapping[str, Any]:
-    default = 8 if given[MODEL.name] == QWEN3 else given.needed(_HEADS.name)
+def _read_kv_heads(given: GivenArguments) -> Mapping[str, Any]:
+    default = 8 if given[MODEL.name] == QWEN3 else given.required_value(_HEADS.name)
     return {"model.attention.num_kv_heads": given[_KV_HEADS.name] or default}
 
 
@@ -94,17 +102,17 @@ def _write_head_dim(job: Job) -> Mapping[str, Any]:
     return {_HEAD_DIM.name: job.model.attention.d_qk} if model_of(job) == QWEN3 else {}
 
 
-def _read_head_dim(given: Given) -> Mapping[str, Any]:
+def _read_head_dim(given: GivenArguments) -> Mapping[str, Any]:
     if given[MODEL.name] == QWEN3:
         return {"model.attention.head_dim": given[_HEAD_DIM.name]}
-    return {"model.attention.head_dim": given.needed(_DIM.name) // given.needed(_HEADS.name)}
+    return {"model.attention.head_dim": given.required_value(_DIM.name) // given.required_value(_HEADS.name)}
 
 
 def _write_qk_norm(job: Job) -> Mapping[str, Any]:
     return {_QK_NORM.name: job.model.attention.qk_norm} if model_of(job) == QWEN3 else {}
 
 
-def _read_qk_norm(given: Given) -> Mapping[str, Any]:
+def _read_qk_norm(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.attention.qk_norm": given[MODEL.name] == QWEN3 and bool(given[_QK_NORM.name])}
 
 
@@ -124,13 +132,17 @@ def _write_dense(job: Job) -> Mapping[str, Any]:
     return {_HIDDEN.name if name == QWEN3 else _INTER.name: width}
 
 
-def _read_dense(given: Given) -> Mapping[str, Any]:
+def _read_dense(given: GivenArguments) -> Mapping[str, Any]:
     name = given[MODEL.name]
     if name == QWEN3:
         return {"model.mlp.ffn_hidden": None if given[_HAS_EXPERTS.name] else given[_HIDDEN.name]}
     if name == DEEPSEEK:
         return {"model.mlp.ffn_hidden": given[_INTER.name] if given["args.n_dense_layers"] else None}
-    width, multiple, multiplier = int(8 * given.needed(_DIM.name) / 3), given[_MULTIPLE.name], given[_MULTIPLIER.name]
+    width, multiple, multiplier = (
+        int(8 * given.required_value(_DIM.name) / 3),
+        given[_MULTIPLE.name],
+        given[_MULTIPLIER.name],
+    )
     if multiplier is not None:
         width = int(multiplier * width)
     return {"model.mlp.ffn_hidden": multiple * -(-width // multiple)}
@@ -143,7 +155,7 @@ def _has_experts(job: Job) -> bool:
     return job.model.moe is not None
 
 
-def given_experts(given: Given) -> bool:
+def given_experts(given: GivenArguments) -> bool:
     """Whether a job's model has experts."""
     return given[MODEL.name] == DEEPSEEK or (given[MODEL.name] == QWEN3 and bool(given[_HAS_EXPERTS.name]))
 
@@ -155,7 +167,7 @@ def _write_experts(job: Job) -> Mapping[str, Any]:
     return {**enabled, "args.moe_args.num_experts": moe.num_experts, _EXPERT_HIDDEN.name: moe.expert_hidden}
 
 
-def _read_experts(given: Given) -> Mapping[str, Any]:
+def _read_experts(given: GivenArguments) -> Mapping[str, Any]:
     width = given.values.get(_EXPERT_HIDDEN.name, 1408 if given[MODEL.name] == DEEPSEEK else _EXPERT_HIDDEN.default)
     return {"model.moe.num_experts": given["args.moe_args.num_experts"], "model.moe.expert_hidden": width}
 
@@ -172,7 +184,7 @@ def _write_shared(job: Job) -> Mapping[str, Any]:
     return {_SHARED.name: number}
 
 
-def _read_shared(given: Given) -> Mapping[str, Any]:
+def _read_shared(given: GivenArguments) -> Mapping[str, Any]:
     width = _read_experts(given)["model.moe.expert_hidden"]
     return {"model.moe.shared_hidden": given[_SHARED.name] * width}
 
@@ -183,7 +195,7 @@ def _write_places(job: Job) -> Mapping[str, Any]:
     return {"args.n_dense_layers": moe.first_k_dense} if model_of(job) == DEEPSEEK else {}
 
 
-def _read_places(given: Given) -> Mapping[str, Any]:
+def _read_places(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.moe.first_k_dense": given["args.n_dense_layers"] if given[MODEL.name] == DEEPSEEK else 0}
 
 
@@ -198,7 +210,7 @@ def _write_routing(job: Job) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _read_routing(given: Given) -> Mapping[str, Any]:
+def _read_routing(given: GivenArguments) -> Mapping[str, Any]:
     if given[_EARLY.name]:
         raise given.refusal(f"{_EARLY.name} (true) is not modelled", "what is: scores behind the experts, false")
     return {
@@ -210,55 +222,55 @@ def _read_routing(given: Given) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-_GROUPED_ROWS = only_with(_is(LLAMA3, QWEN3), _given_is(LLAMA3, QWEN3), (
-    Row(
+_GROUPED_ROWS = rows_if_present(_is(LLAMA3, QWEN3), _given_is(LLAMA3, QWEN3), (
+    FieldRow(
         ("model.attention.num_kv_heads",), (_KV_HEADS,),
         lambda job: {_KV_HEADS.name: job.model.attention.num_kv_heads}, _read_kv_heads,
     ),
-    Row(("model.attention.head_dim",), (_HEAD_DIM,), _write_head_dim, _read_head_dim),
-    Row(("model.attention.qk_norm",), (_QK_NORM,), _write_qk_norm, _read_qk_norm),
+    FieldRow(("model.attention.head_dim",), (_HEAD_DIM,), _write_head_dim, _read_head_dim),
+    FieldRow(("model.attention.qk_norm",), (_QK_NORM,), _write_qk_norm, _read_qk_norm),
 ))  # fmt: skip
-_LATENT_ROWS = only_with(_is(DEEPSEEK), _given_is(DEEPSEEK), (
-    Row(
+_LATENT_ROWS = rows_if_present(_is(DEEPSEEK), _given_is(DEEPSEEK), (
+    FieldRow(
         ("model.attention.q_lora_rank",), (Argument("args.q_lora_rank", "int", 0),),
         lambda job: {"args.q_lora_rank": job.value("model.attention.q_lora_rank") or 0},
         lambda given: {"model.attention.q_lora_rank": given["args.q_lora_rank"] or None},
     ),
-    same("model.attention.kv_lora_rank", Argument("args.kv_lora_rank", "int", 512)),
-    same("model.attention.qk_nope_head_dim", Argument("args.qk_nope_head_dim", "int", 128)),
-    same("model.attention.qk_rope_head_dim", Argument("args.qk_rope_head_dim", "int", 64)),
-    same("model.attention.v_head_dim", Argument("args.v_head_dim", "int", 128)),
+    same_value_row("model.attention.kv_lora_rank", Argument("args.kv_lora_rank", "int", 512)),
+    same_value_row("model.attention.qk_nope_head_dim", Argument("args.qk_nope_head_dim", "int", 128)),
+    same_value_row("model.attention.qk_rope_head_dim", Argument("args.qk_rope_head_dim", "int", 64)),
+    same_value_row("model.attention.v_head_dim", Argument("args.v_head_dim", "int", 128)),
 ))  # fmt: skip
-_EXPERT_ROWS = only_with(_has_experts, given_experts, (
-    Row(
+_EXPERT_ROWS = rows_if_present(_has_experts, given_experts, (
+    FieldRow(
         ("model.moe.num_experts", "model.moe.expert_hidden"),
         (_HAS_EXPERTS, Argument("args.moe_args.num_experts", "int", 8), _EXPERT_HIDDEN), _write_experts, _read_experts,
     ),
-    Row(("model.moe.shared_hidden",), (_SHARED,), _write_shared, _read_shared),
-    Row(("model.moe.first_k_dense",), (Argument("args.n_dense_layers", "int", 1),), _write_places, _read_places),
-    Row(
+    FieldRow(("model.moe.shared_hidden",), (_SHARED,), _write_shared, _read_shared),
+    FieldRow(("model.moe.first_k_dense",), (Argument("args.n_dense_layers", "int", 1),), _write_places, _read_places),
+    FieldRow(
         ("model.moe.top_k", "model.moe.score", "model.moe.router_bias", "model.moe.correction_bias",
          "model.moe.num_groups", "model.moe.groups_per_token"),
         (Argument("args.moe_args.top_k", "int", 1), Argument("args.moe_args.score_func", "text", "sigmoid"),
          Argument("args.moe_args.gate_bias", "flag", False), _ROUTE_NORM, _EARLY, _BALANCE, _GROUPS, _LIMITED),
         _write_routing, _read_routing,
     ),
-    words("framework.experts", Argument("args.moe_args.use_grouped_mm", "text", True),
+    translated_row("framework.experts", Argument("args.moe_args.use_grouped_mm", "text", True),
           {"grouped": True, "sequential": False}),
 ))  # fmt: skip
-MODEL_ROWS: tuple[Row, ...] = (
-    Row(("model.attention.kind",), (MODEL,), _write_kind, _read_kind),
-    required("model.hidden", _DIM),
-    required("model.num_layers", _LAYERS),
-    required("model.attention.num_heads", _HEADS),
+MODEL_ROWS: tuple[FieldRow, ...] = (
+    FieldRow(("model.attention.kind",), (MODEL,), _write_kind, _read_kind),
+    required_row("model.hidden", _DIM),
+    required_row("model.num_layers", _LAYERS),
+    required_row("model.attention.num_heads", _HEADS),
     *_GROUPED_ROWS,
     *_LATENT_ROWS,
-    required("model.vocab", Argument("args.vocab_size", "int")),
-    Row(
+    required_row("model.vocab", Argument("args.vocab_size", "int")),
+    FieldRow(
         ("model.tied_embeddings",), (_TIED,), _write_tied,
         lambda given: {"model.tied_embeddings": given[MODEL.name] == QWEN3 and bool(given[_TIED.name])},
     ),
-    Row(("model.mlp.ffn_hidden",), (_HIDDEN, _INTER, _MULTIPLE, _MULTIPLIER), _write_dense, _read_dense),
+    FieldRow(("model.mlp.ffn_hidden",), (_HIDDEN, _INTER, _MULTIPLE, _MULTIPLIER), _write_dense, _read_dense),
     *_EXPERT_ROWS,
 )  # fmt: skip
 """What a model is made of."""

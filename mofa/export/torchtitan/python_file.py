@@ -6,7 +6,7 @@ import pprint
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.head import comment, head_lines
+from mofa.export.file_header import as_comment, header_lines
 from mofa.export.job import Job
 from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_text
 from mofa.export.torchtitan import EXPERIMENTAL_VERSION, VERSION
@@ -39,8 +39,8 @@ def write_torchtitan_python(job: Job) -> dict[str, str]:
         If a choice of the job has no setting.
     """
     values = TORCHTITAN_PYTHON.write(job)
-    head = comment([
-        *head_lines(job, f"torchtitan {EXPERIMENTAL_VERSION}"),
+    head = as_comment([
+        *header_lines(job, f"torchtitan {EXPERIMENTAL_VERSION}"),
         f"Predicted with facts of torchtitan {VERSION}, which mofa read and measured; settings below keep to it.",
     ])  # fmt: skip
     launch = f"-m torchtitan.train --module {MODULE} --config {FUNCTION}"

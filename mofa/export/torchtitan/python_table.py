@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mofa.export.arguments import Argument, Assumed, Fixed, Given, Row, Table, only_with, same, words
+from mofa.export.arguments import (
+    Argument,
+    ArgumentTable,
+    AssumedArgument,
+    FieldRow,
+    FixedField,
+    GivenArguments,
+    rows_if_present,
+    same_value_row,
+    translated_row,
+)
 from mofa.export.job import Job
 from mofa.export.torchtitan.job_settings import EP, SHARED_ROWS, TP, layout_row
 from mofa.export.torchtitan.model_settings import MODEL_ROWS, QWEN3, given_experts, model_of
@@ -28,7 +38,7 @@ def _write_recompute(job: Job) -> Mapping[str, Any]:
     return {POLICY.name: _POLICIES[mode.kind]}
 
 
-def _read_recompute(given: Given) -> Mapping[str, Any]:
+def _read_recompute(given: GivenArguments) -> Mapping[str, Any]:
     own = {word: kind for kind, word in _POLICIES.items()}
     if (word := given[POLICY.name]) not in own:
         raise given.refusal(f"activation_checkpoint ({word}) is not modelled", f"what is: {', '.join(own)}")
@@ -46,7 +56,7 @@ def _write_etp(job: Job) -> Mapping[str, Any]:
     return {}
 
 
-def _read_etp(given: Given) -> Mapping[str, Any]:
+def _read_etp(given: GivenArguments) -> Mapping[str, Any]:
     return {"strategy.etp": given[TP.name] if given[EP.name] == 1 else 1}
 
 
@@ -62,40 +72,41 @@ def _check_head_norms(job: Job) -> Mapping[str, Any]:
     return {}
 
 
-PYTHON_ROWS: tuple[Row, ...] = (
+PYTHON_ROWS: tuple[FieldRow, ...] = (
     *(row for row in MODEL_ROWS if "framework.experts" not in row.fields),
-    Row((), (), _check_head_norms, lambda given: {}),
+    FieldRow((), (), _check_head_norms, lambda given: {}),
     *SHARED_ROWS,
     layout_row(OUTPUT),
-    Row(
+    FieldRow(
         ("optimizer.name", "optimizer.implementation", "framework.optimizer"), (IMPLEMENTATION,), _write_optimizer,
         lambda given: {"optimizer.name": "adamw", "framework.optimizer": given[IMPLEMENTATION.name]},
     ),
-    Row(("strategy.recompute",), (POLICY,), _write_recompute, _read_recompute),
-    *only_with(lambda job: job.model.moe is not None, given_experts, (
-        same("strategy.ep", EP),
-        Row(("strategy.etp",), (), _write_etp, _read_etp),
-        words("framework.dispatcher", BACKEND, {"alltoall": "standard", "deepep": "deepep"}),
+    FieldRow(("strategy.recompute",), (POLICY,), _write_recompute, _read_recompute),
+    *rows_if_present(lambda job: job.model.moe is not None, given_experts, (
+        same_value_row("strategy.ep", EP),
+        FieldRow(("strategy.etp",), (), _write_etp, _read_etp),
+        translated_row("framework.dispatcher", BACKEND, {"alltoall": "standard", "deepep": "deepep"}),
     )),
 )  # fmt: skip
 _NOT_IN_0_3 = ("training.mixed_precision_reduce",)
 PYTHON_ASSUMED = (
     *(rule for rule in ASSUMED if rule.argument.name not in _NOT_IN_0_3),
-    Assumed(Argument("training.disable_cuda_graphs", "flag", False), True, "the host issues every op"),
-    Assumed(
+    AssumedArgument(Argument("training.disable_cuda_graphs", "flag", False), True, "the host issues every op"),
+    AssumedArgument(
         Argument("parallelism.spmd_backend", "text", "spmd_types"), "partial_dtensor",
         "0.2.2, whose facts predictions rest on, had distributed tensors alone",
     ),
-    Assumed(Argument("loss", "text", "BaseLoss.Config"), "CrossEntropyLoss.Config", "logits are there at once"),
-    Assumed(Argument("args.fuse_qkv", "flag", True), False, "queries, keys and values are products of their own"),
+    AssumedArgument(Argument("loss", "text", "BaseLoss.Config"), "CrossEntropyLoss.Config", "logits are there at once"),
+    AssumedArgument(Argument("args.fuse_qkv", "flag", True), False,
+    "queries, keys and values are products of their own"),
 )  # fmt: skip
-TORCHTITAN_PYTHON: Table = replace(
+TORCHTITAN_PYTHON: ArgumentTable = replace(
     TORCHTITAN, rows=PYTHON_ROWS, assumed=PYTHON_ASSUMED,
     fixed={
         **FIXED,
-        "framework.experts": Fixed(("grouped",), "0.3.0 runs experts grouped alone"),
-        "framework.loss_parallel": Fixed((True,), "0.3.0 splits the loss wherever tp is above 1"),
-        "strategy.cp_kind": Fixed(("allgather",), "0.3.0 gathers keys"),
+        "framework.experts": FixedField(("grouped",), "0.3.0 runs experts grouped alone"),
+        "framework.loss_parallel": FixedField((True,), "0.3.0 splits the loss wherever tp is above 1"),
+        "strategy.cp_kind": FixedField(("allgather",), "0.3.0 gathers keys"),
     },
 )  # fmt: skip
 """Settings of torchtitan 0.3.0."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.export.job_file import ReadJob, text_of
+from mofa.export.job_file import ReadJob, read_limited_text
 from mofa.export.torchtitan.launch_beside import launch_beside
 from mofa.export.torchtitan.model_settings import LLAMA3
 from mofa.export.torchtitan.python_calls import (
@@ -22,7 +22,7 @@ from mofa.export.torchtitan.python_calls import (
 )  # fmt: skip
 from mofa.export.torchtitan.python_file import SIZES
 from mofa.export.torchtitan.python_table import BACKEND, IMPLEMENTATION, POLICY, TORCHTITAN_PYTHON
-from mofa.export.torchtitan.settings import flavour_arguments, model_defaults, read_given, typed
+from mofa.export.torchtitan.settings import checked_setting, flavour_arguments, model_defaults, read_given
 from mofa.specs.files import short
 
 _SECTIONS = ("training", "parallelism", "compile", "debug")
@@ -38,7 +38,7 @@ def read_python(file: Path, num_gpus: int | None) -> ReadJob:
         If it has no one ``Trainer.Config(...)``, or says something that matters and is not modelled.
     """
     try:
-        tree = parse_python(text_of(file))
+        tree = parse_python(read_limited_text(file))
     except PythonError as error:
         raise SpecError(f"{file}: {error}; name a Python config") from None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) == _CONFIG]
@@ -104,7 +104,7 @@ def _typed(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name, value in settings.items():
         argument = TORCHTITAN_PYTHON.arguments.get(name)
         if argument is not None:
-            values[name] = typed(argument, value, where)
+            values[name] = checked_setting(argument, value, where)
         elif name in TORCHTITAN_PYTHON.unmodelled:
             values[name] = value
     return values

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.export.job_file import ReadJob, text_of
+from mofa.export.job_file import ReadJob, read_limited_text
 from mofa.export.torchtitan.flavours import FLAVOURS
 from mofa.export.torchtitan.launch_beside import launch_beside
 from mofa.export.torchtitan.python_calls import PythonError, assignments, called_name, keywords, parse_python
 from mofa.export.torchtitan.read_python import read_python
-from mofa.export.torchtitan.settings import flavour_arguments, model_defaults, read_given, typed
+from mofa.export.torchtitan.settings import checked_setting, flavour_arguments, model_defaults, read_given
 from mofa.export.torchtitan.toml_files import ARGUMENT_CLASSES
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
 
@@ -33,7 +33,7 @@ def read_torchtitan(file: Path, num_gpus: int | None) -> ReadJob:
     if file.suffix == ".py":
         return read_python(file, num_gpus)
     try:
-        raw = tomllib.loads(text_of(file))
+        raw = tomllib.loads(read_limited_text(file))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecError(f"{file}: is no TOML ({error}); name a torchtitan config") from None
     settings = _flat(raw)
@@ -60,7 +60,7 @@ def _typed_settings(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name, value in settings.items():
         argument = TORCHTITAN.arguments.get(name)
         if argument is not None:
-            values[name] = typed(argument, value, where)
+            values[name] = checked_setting(argument, value, where)
         elif name in TORCHTITAN.unmodelled:
             values[name] = value
     return values
@@ -93,7 +93,7 @@ def module_arguments(place: Path, flavour: str) -> dict[str, Any]:
         If it has none, or Python would have to compute them.
     """
     try:
-        tree = parse_python(text_of(place))
+        tree = parse_python(read_limited_text(place))
     except PythonError as error:
         raise SpecError(f"{place}: {error}; name a module of Python") from None
     classes = {kind: name for name, kind in ARGUMENT_CLASSES.items()}
@@ -118,5 +118,5 @@ def module_arguments(place: Path, flavour: str) -> dict[str, Any]:
     for key, value in values.items():
         argument = TORCHTITAN.arguments.get(f"args.{key}")
         if argument is not None:
-            typed(argument, value, str(place))
+            checked_setting(argument, value, str(place))
     return values

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.export.arguments import Argument, Given, Table
-from mofa.export.job_file import ReadJob, assemble
+from mofa.export.arguments import Argument, ArgumentTable, GivenArguments
+from mofa.export.job_file import ReadJob, job_from_arguments
 from mofa.export.torchtitan.flavours import FLAVOURS
-from mofa.export.torchtitan.job_settings import gpus_of
+from mofa.export.torchtitan.job_settings import num_gpus_of_degrees
 from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3
 from mofa.export.torchtitan.python_calls import NotLiteral
 from mofa.specs.files import did_you_mean
@@ -20,7 +20,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def typed(argument: Argument, value: Any, where: str) -> Any:
+def checked_setting(argument: Argument, value: Any, where: str) -> Any:
     """A value of a setting's type.
 
     Raises
@@ -38,13 +38,13 @@ def typed(argument: Argument, value: Any, where: str) -> Any:
 
 
 def read_given(
-    table: Table, values: Mapping[str, Any], file: Path, unread: tuple[str, ...], num_gpus: int | None
+    table: ArgumentTable, values: Mapping[str, Any], file: Path, unread: tuple[str, ...], num_gpus: int | None
 ) -> ReadJob:
     """The job of typed settings; GPUs are those of its degrees where nothing else says them."""
-    given = Given(values, table, str(file), num_gpus)
+    given = GivenArguments(values, table, str(file), num_gpus)
     if num_gpus is None:
-        given.num_gpus = gpus_of(given)
-    return assemble(table, given, file, unread, f"torchtitan's settings in {file.name}")
+        given.num_gpus = num_gpus_of_degrees(given)
+    return job_from_arguments(table, given, file, unread, f"torchtitan's settings in {file.name}")
 
 
 _OF_MODEL = ("model.name", "model.flavor", "experimental.custom_import")

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.export.head import comment, head_lines
+from mofa.export.file_header import as_comment, header_lines
 from mofa.export.job import Job
 from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_text
 from mofa.export.torchtitan import VERSION
@@ -30,7 +30,7 @@ def write_torchtitan(job: Job) -> dict[str, str]:
         If a choice of the job has no setting.
     """
     values = TORCHTITAN.write(job)
-    head = comment(head_lines(job, f"torchtitan {VERSION}"))
+    head = as_comment(header_lines(job, f"torchtitan {VERSION}"))
     settings = {n: value for n, value in values.items() if not n.startswith(("$", "args.")) and value is not None}
     return {
         TOML: head + toml_text(settings, steps_text(job)),

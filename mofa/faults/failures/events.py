@@ -15,8 +15,8 @@ from pydantic import Field
 
 from mofa.errors import SpecError
 from mofa.faults.failures.rates import RateEstimate, estimate_rate, fit_weibull_shape
-from mofa.specs.bounded import read_bytes, utf8_text
 from mofa.specs.files import short
+from mofa.specs.limited_reads import read_bytes, utf8_text
 from mofa.specs.ranges import MOST_SECONDS
 from mofa.units import SECONDS_PER_DAY
 

@@ -47,15 +47,15 @@ class Allocator:
 
     Parameters
     ----------
-    room
+    capacity_bytes
         What the device has for it: all but context, libraries and communicators; None is without end. [B]
     expandable
         ``expandable_segments:True``.
     collect_above
-        ``garbage_collection_threshold``, the share of the room above which old free segments are given back before
+        ``garbage_collection_threshold``, the share of the capacity above which old free segments are given back before
         a new one is taken; 0 is off. [-]
     fraction
-        Whether the room was set by ``set_per_process_memory_fraction``: it is then held against whole requests.
+        Whether the capacity was set by ``set_per_process_memory_fraction``: it is then held against whole requests.
     limit
         Reserved memory above which :class:`~mofa.replay.allocator.pools.LimitPassed` is raised; no request is refused
         for it. [B]
@@ -75,10 +75,10 @@ class Allocator:
     """
 
     def __init__(
-        self, room: int | None = None, *, expandable: bool = False, collect_above: float = 0.0,
+        self, capacity_bytes: int | None = None, *, expandable: bool = False, collect_above: float = 0.0,
         fraction: bool = False, limit: float = inf, place: Callable[[int], int] | None = None,
     ) -> None:  # fmt: skip
-        self.room, self.expandable, self.collect_above = room, expandable, collect_above
+        self.capacity_bytes, self.expandable, self.collect_above = capacity_bytes, expandable, collect_above
         self.fraction, self.limit, self.place = fraction, limit, place
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.num_retries = self.num_segments = 0
@@ -135,7 +135,7 @@ class Allocator:
             free.freed_at = 0
             blocks = pool.bins.get(rest)
             if blocks is None:
-                blocks = pool.open(rest)
+                blocks = pool.open_bin(rest)
             if blocks and blocks[-1].address > address:
                 insort(blocks, free, key=address_of)
             else:
@@ -239,7 +239,7 @@ class Allocator:
         block.freed_at = self._searches
         known = bins.get(size)
         if known is None:
-            known = pool.open(size)
+            known = pool.open_bin(size)
         if known and known[-1].address > block.address:
             insort(known, block, key=address_of)
         else:
@@ -255,25 +255,29 @@ class Allocator:
         OutOfDeviceMemory
             If the device has no room.
         """
-        if self.collect_above and self.room is not None:
-            self._collect(self.collect_above * self.room)
+        if self.collect_above and self.capacity_bytes is not None:
+            self._collect(self.collect_above * self.capacity_bytes)
         block = self._new(pool, size)
         if block is None:
             self.empty_cache()
             self.num_retries += 1
             block = self._new(pool, size)
         if block is None:
-            assert self.room is not None
+            assert self.capacity_bytes is not None
             page = page_size(pool)
             wanted = -(-size // page) * page if self.expandable else segment_size(size)
-            raise OutOfDeviceMemory(size, wanted, self.allocated, self.reserved, self.room)
+            raise OutOfDeviceMemory(size, wanted, self.allocated, self.reserved, self.capacity_bytes)
         return block
 
     def _new(self, pool: BlockPool, size: int) -> Block | None:
         """A block out of fresh memory, outside the lists of free blocks; None where the device has no room."""
         segment_bytes = segment_size(size)
         if self.expandable:
-            if self.fraction and self.room is not None and self.reserved + segment_bytes > self.room:
+            if (
+                self.fraction
+                and self.capacity_bytes is not None
+                and self.reserved + segment_bytes > self.capacity_bytes
+            ):
                 return None
             return extend(self, pool, size)
         if not self.try_reserve(segment_bytes):
@@ -293,7 +297,7 @@ class Allocator:
         LimitPassed
             If that is more than the limit.
         """
-        if self.room is not None and self.reserved + size > self.room:
+        if self.capacity_bytes is not None and self.reserved + size > self.capacity_bytes:
             return False
         self.reserved += size
         if self.reserved > self.peak_reserved:

@@ -56,7 +56,7 @@ def library() -> ctypes.PyDLL | None:
     return compiled_part(SOURCE, LIBRARY, ARGUMENTS)
 
 
-def fastest_allocator(room: int | None = None, *, expandable: bool = False, limit: float = inf) -> Allocator:
+def fastest_allocator(capacity_bytes: int | None = None, *, expandable: bool = False, limit: float = inf) -> Allocator:
     """The fastest allocator there is; arguments as of :class:`~mofa.replay.allocator.caching.Allocator`.
 
     Examples
@@ -65,8 +65,8 @@ def fastest_allocator(room: int | None = None, *, expandable: bool = False, limi
     True
     """
     if expandable or library() is None:
-        return Allocator(room, expandable=expandable, limit=limit)
-    return CompiledAllocator(room, limit=limit)
+        return Allocator(capacity_bytes, expandable=expandable, limit=limit)
+    return CompiledAllocator(capacity_bytes, limit=limit)
 
 
 class NumberedBlock(Block):
@@ -124,10 +124,10 @@ class CompiledAllocator(Allocator):
     """
 
     def __init__(
-        self, room: int | None = None, *, fraction: bool = False, limit: float = inf,
+        self, capacity_bytes: int | None = None, *, fraction: bool = False, limit: float = inf,
         place: Callable[[int], int] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(room, fraction=fraction, limit=limit, place=place)
+        super().__init__(capacity_bytes, fraction=fraction, limit=limit, place=place)
         compiled = library()
         if compiled is None:
             raise RuntimeError(f"{LIBRARY.name} is not compiled; use Allocator")
@@ -211,7 +211,7 @@ class CompiledAllocator(Allocator):
         """Where their blocks will be."""
         return NumberedBlocks(self)
 
-    def answer(
+    def serve_requests(
         self, requests: bytes, begin: int, end: int, slots: NumberedBlocks, given: Block | None, rests: dict[int, int]
     ) -> int:
         """Answer requests until memory must be asked of the device.

@@ -12,7 +12,7 @@ from mofa.replay.allocator.pools import FREE, UNMAPPED, Block, BlockPool, page_s
 class Device(Protocol):
     """What an allocator has of its device; see :class:`mofa.replay.allocator.caching.Allocator`. [B]"""
 
-    room: int | None
+    capacity_bytes: int | None
     reserved: int
 
     def address(self, size: int) -> int:
@@ -55,16 +55,16 @@ def _range(a: Device, pool: BlockPool, size: int) -> Block:
         first = unmapped
         if first.previous is not None and first.previous.state == FREE:
             first = first.previous
-        room, piece = 0, first
+        free_bytes, piece = 0, first
         while True:
-            room += piece.size
-            if room >= size:
+            free_bytes += piece.size
+            if free_bytes >= size:
                 return first
             if piece.following is None or piece.following.state not in (FREE, UNMAPPED):
                 break
             piece = piece.following
     page = page_size(pool)
-    space = 1 << 40 if a.room is None else -(-a.room * 9 // 8 // page) * page
+    space = 1 << 40 if a.capacity_bytes is None else -(-a.capacity_bytes * 9 // 8 // page) * page
     block = Block(pool, a.address(space), space, UNMAPPED)
     insort(pool.unmapped, (block.address, block), key=lambda item: item[0])
     return block

@@ -25,10 +25,12 @@ FREE, ALLOCATED, WAITING, UNMAPPED = range(4)
 class OutOfDeviceMemory(Exception):
     """No room for a request although every free segment was given back; it asks the device for ``wanted``. [B]"""
 
-    def __init__(self, size: int, wanted: int, allocated: int, reserved: int, room: int) -> None:
+    def __init__(self, size: int, wanted: int, allocated: int, reserved: int, capacity_bytes: int) -> None:
         self.size, self.wanted = size, wanted
-        self.allocated, self.reserved, self.room = allocated, reserved, room
-        super().__init__(f"{size} B do not fit: {allocated} B are allocated and {reserved} B reserved of {room} B")
+        self.allocated, self.reserved, self.capacity_bytes = allocated, reserved, capacity_bytes
+        super().__init__(
+            f"{size} B do not fit: {allocated} B are allocated and {reserved} B reserved of {capacity_bytes} B"
+        )
 
 
 class LimitPassed(Exception):
@@ -82,7 +84,7 @@ class BlockPool:
         """One more free block."""
         blocks = self.bins.get(block.size)
         if blocks is None:
-            blocks = self.open(block.size)
+            blocks = self.open_bin(block.size)
         if blocks and blocks[-1].address > block.address:
             insort(blocks, block, key=address_of)
         else:
@@ -96,7 +98,7 @@ class BlockPool:
         else:
             del blocks[bisect_left(blocks, block.address, key=address_of)]
 
-    def first(self, size: int) -> int:
+    def first_fitting_bin(self, size: int) -> int:
         """The place of the first bin that holds a block of a size or larger; past the last bin where there is none."""
         lists = self.lists
         index = bisect_left(self.sizes, size)
@@ -110,9 +112,9 @@ class BlockPool:
     def bin(self, size: int) -> list[Block]:
         """The bin of a size, which stays the same list for good."""
         self.pinned_sizes.add(size)
-        return self.bins[size] if size in self.bins else self.open(size)
+        return self.bins[size] if size in self.bins else self.open_bin(size)
 
-    def open(self, size: int) -> list[Block]:
+    def open_bin(self, size: int) -> list[Block]:
         """A new bin; so many of them after which empty ones are closed."""
         self.new += 1
         if self.new > MOST_EMPTY:

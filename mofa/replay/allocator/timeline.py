@@ -35,11 +35,11 @@ class Instruction(NamedTuple):
 
 
 OUTSIDE = -1
-"""The code of an act that belongs to no tape: its ``op`` is the whole of where it happens."""
+"""The code of an instruction that belongs to no tape: its ``op`` is the whole of where it happens."""
 
 
-def off_tape_act(group: int, name: str, where: str, stream: int = 0) -> Instruction:
-    """An act that belongs to no tape."""
+def off_tape_instruction(group: int, name: str, where: str, stream: int = 0) -> Instruction:
+    """An instruction that belongs to no tape."""
     return Instruction(OUTSIDE, 0, 0, stream, group, name, where)
 
 
@@ -73,7 +73,7 @@ Passage = tuple[int, str, str]
 """An event, the phase and the piece that begin with it."""
 
 
-Larger = tuple[int, dict[int, tuple[tuple[int, int], ...]], dict[int, int]]
+LargerBlocks = tuple[int, dict[int, tuple[tuple[int, int], ...]], dict[int, int]]
 """The first event of a repetition, the events of each slot, counted from there, with their signs, and by how much the
 blocks in some slots are larger than noted. [B]"""
 
@@ -91,12 +91,12 @@ class SlotEvents(NamedTuple):
     signs: NDArray[np.int64]
 
     @classmethod
-    def of(cls, entries: Mapping[int, Sequence[tuple[int, int]]]) -> SlotEvents:
+    def from_entries(cls, entries: Mapping[int, Sequence[tuple[int, int]]]) -> SlotEvents:
         """Of the (event, sign) of each slot.
 
         Examples
         --------
-        >>> SlotEvents.of({0: [(3, -1)], 2: [(1, 1), (2, -1)]}).changes({2: 512, 7: 512})
+        >>> SlotEvents.from_entries({0: [(3, -1)], 2: [(1, 1), (2, -1)]}).size_changes({2: 512, 7: 512})
         (array([1, 2]), array([ 512, -512]))
         """
         slots = sorted(entries)
@@ -105,7 +105,7 @@ class SlotEvents(NamedTuple):
         pairs = np.array([pair for slot in slots for pair in entries[slot]], dtype=np.int64).reshape(-1, 2)
         return cls(np.concatenate([[0], np.cumsum(count)]), pairs[:, 0].copy(), pairs[:, 1].copy())
 
-    def changes(self, rests: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def size_changes(self, rests: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The events at which more comes or goes where blocks are so much larger than noted, and how much. [B]"""
         slots = np.fromiter(rests, dtype=np.int64, count=len(rests))
         rest = np.fromiter(rests.values(), dtype=np.int64, count=len(rests))
@@ -129,22 +129,23 @@ class Journal:
     """Every allocation and free: acts with their signed sizes, and marks of where they happened. [B]
 
     ``new_instructions`` and ``new_sizes`` are those behind the last computation that was repeated from notes; what is
-    in front of them is ``closed``, ``num_closed`` events: one entry for a computation however often it was repeated.
-    ``larger`` says which blocks there are larger than noted. ``new_passages`` are (event, phase, piece) of what
-    was not repeated, ``noted`` the first event of each repetition, how many of those are in front of it and its own
-    passages, events counted from there; ``computations`` (event, kind, chunk, micro-batch); ``left_out`` are (number of
-    computations in front, those left out, the length of what would have been repeated).
+    in front of them is ``closed_runs``, ``num_closed`` events: one entry for a computation however often it was
+    repeated. ``larger_blocks`` says which blocks there are larger than noted. ``new_passages`` are (event, phase,
+    piece) of what was not repeated, ``repetitions`` the first event of each repetition, how many of those are in front
+    of it and its own passages, events counted from there; ``computations`` (event, kind, chunk, micro-batch);
+    ``skipped_rounds`` are (number of computations in front, those left out, the length of what would have been
+    repeated).
     """
 
     new_instructions: list[Instruction] = field(default_factory=list)
     new_sizes: list[int] = field(default_factory=list)
-    closed: list[EventRun] = field(default_factory=list)
+    closed_runs: list[EventRun] = field(default_factory=list)
     num_closed: int = 0
-    larger: list[Larger] = field(default_factory=list)
+    larger_blocks: list[LargerBlocks] = field(default_factory=list)
     new_passages: list[Passage] = field(default_factory=list)
-    noted: list[tuple[int, int, Sequence[Passage]]] = field(default_factory=list)
+    repetitions: list[tuple[int, int, Sequence[Passage]]] = field(default_factory=list)
     computations: list[tuple[int, str, int, int]] = field(default_factory=list)
-    left_out: list[tuple[int, int, int]] = field(default_factory=list)
+    skipped_rounds: list[tuple[int, int, int]] = field(default_factory=list)
     grown: list[tuple[int, int]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     _read: _Events | None = None
@@ -155,7 +156,7 @@ class Journal:
         """How many are written down."""
         return self.num_closed + len(self.new_sizes)
 
-    def since(self, event: int) -> tuple[list[Instruction], list[int]]:
+    def events_since(self, event: int) -> tuple[list[Instruction], list[int]]:
         """Instructions and sizes from an event on, none of which was repeated from notes."""
         assert event >= self.num_closed
         return self.new_instructions[event - self.num_closed :], self.new_sizes[event - self.num_closed :]
@@ -164,12 +165,12 @@ class Journal:
         self, instructions: Sequence[Instruction], sizes: Sequence[int], passages: Sequence[Passage]
     ) -> int:
         """A computation that was written down before; the event after its last."""
-        self.noted.append((self.num_events, len(self.new_passages), passages))
+        self.repetitions.append((self.num_events, len(self.new_passages), passages))
         if self.new_instructions:
-            self.closed.append((self.new_instructions, self.new_sizes))
+            self.closed_runs.append((self.new_instructions, self.new_sizes))
             self.num_closed += len(self.new_instructions)
             self.new_instructions, self.new_sizes = [], []
-        self.closed.append((instructions, sizes))
+        self.closed_runs.append((instructions, sizes))
         self.num_closed += len(instructions)
         return self.num_closed
 
@@ -204,13 +205,13 @@ class Journal:
         """(event, phase, piece) of all that was played."""
         out: list[Passage] = []
         done = 0
-        for start, before, passages in self.noted:
+        for start, before, passages in self.repetitions:
             out += self.new_passages[done:before]
             out += [(start + event, phase, piece) for event, phase, piece in passages]
             done = before
         return out + self.new_passages[done:]
 
-    def highest(self, start: int, end: int, before: int) -> tuple[int, int]:
+    def allocated_peak(self, start: int, end: int, before: int) -> tuple[int, int]:
         """The most that is allocated while events from ``start`` up to ``end`` happen, where ``before`` was in front of
         them, and the number of events in front of when that is so first. [B]"""
         allocated = np.cumsum(np.concatenate([[before], self._events().sizes[start:end]]))
@@ -218,30 +219,30 @@ class Journal:
         return int(allocated[highest]), start + highest
 
     def _events(self) -> _Events:
-        """All events as arrays; an act is one object however often it is done."""
+        """All events as arrays; an instruction is one object however often it is done."""
         if self._read is None or len(self._read.sizes) < self.num_events:
-            self._read = _read((*self.closed, (self.new_instructions, self.new_sizes)), self.larger)
+            self._read = _read((*self.closed_runs, (self.new_instructions, self.new_sizes)), self.larger_blocks)
         return self._read
 
-    def what_ran(self, event: int, act: Instruction | None = None) -> str:
-        """What ran when an event happened; ``act`` is what was to be done in one that did not."""
-        if act is None:
+    def running_op(self, event: int, instruction: Instruction | None = None) -> str:
+        """What ran when an event happened; ``instruction`` is what was to be done in one that did not."""
+        if instruction is None:
             events = self._events()
-            act = events.instructions[events.numbers[event]]
-        if act.code == OUTSIDE:
-            return act.op
+            instruction = events.instructions[events.numbers[event]]
+        if instruction.code == OUTSIDE:
+            return instruction.op
         _, phase, piece = self._passage_of(event)
-        return f"{phase} of {piece}: {act.op}"
+        return f"{phase} of {piece}: {instruction.op}"
 
     def _passage_of(self, event: int) -> Passage:
         """The last that begins no later than an event; its own event is counted from where its repetition begins."""
-        i = bisect_right(self.noted, event, key=itemgetter(0))
-        behind = self.noted[i][1] if i < len(self.noted) else len(self.new_passages)
-        since = self.new_passages[self.noted[i - 1][1] if i else 0 : behind]
+        i = bisect_right(self.repetitions, event, key=itemgetter(0))
+        behind = self.repetitions[i][1] if i < len(self.repetitions) else len(self.new_passages)
+        since = self.new_passages[self.repetitions[i - 1][1] if i else 0 : behind]
         if number := bisect_right(since, (event, "~")):
             return since[number - 1]
         if i:
-            start, _, repeated = self.noted[i - 1]
+            start, _, repeated = self.repetitions[i - 1]
             if number := bisect_right(repeated, (event - start, "~")):
                 return repeated[number - 1]
         passages = self.passages
@@ -259,31 +260,31 @@ class Journal:
         totals = np.bincount(numbers, weights=sizes).tolist()
         counts = np.bincount(numbers, weights=np.where(sizes > 0, 1, -1)).tolist()
         sums: dict[tuple[int, str], list[int]] = {}
-        for act, total, count in zip(events.instructions, totals, counts, strict=False):
-            item = sums.setdefault((act.group, act.name), [0, 0])
+        for instruction, total, count in zip(events.instructions, totals, counts, strict=False):
+            item = sums.setdefault((instruction.group, instruction.name), [0, 0])
             item[0] += int(total)
             item[1] += int(count)
         tensors = [LiveTensor(name, GROUPS[g], count, total) for (g, name), (total, count) in sums.items() if total]
         return tuple(sorted(tensors, key=lambda live: (-live.bytes, live.name)))
 
-    def moment(self, event: int, reserved: int) -> MemoryInstant:
+    def instant_at(self, event: int, reserved: int) -> MemoryInstant:
         """What was alive after an event, and where."""
         tensors = self.live(event)
         alive = dict.fromkeys(GROUPS, 0)
         for live in tensors:
             alive[live.group] += live.bytes
-        return MemoryInstant(self.step_of(event), self.what_ran(event), sum(alive.values()), reserved, alive, tensors)
+        return MemoryInstant(self.step_of(event), self.running_op(event), sum(alive.values()), reserved, alive, tensors)
 
     def allocated_after(self, start: int) -> NDArray[np.int64]:
         """Bytes alive after every event from ``start`` on. (events,) [B]"""
         return np.asarray(np.cumsum(self._events().sizes)[start:])
 
-    def by_group(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    def bytes_by_group(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Bytes alive by group after each of some events. (chosen, groups) [B]"""
         events = self._events()
         marks, of_mark = np.unique(chosen, return_inverse=True)
         end = int(marks[-1]) + 1
-        group_of = np.array([act.group for act in events.instructions], dtype=np.int64)
+        group_of = np.array([instruction.group for instruction in events.instructions], dtype=np.int64)
         between = np.repeat(np.arange(len(marks)), np.diff(marks, prepend=-1))
         cells = between * len(GROUPS) + group_of[events.numbers[:end]]
         # sums stay far below 2**53, so that they are exact
@@ -298,7 +299,7 @@ class Journal:
             yield event, marks[i + 1][0] if i + 1 < len(marks) else self.num_events, kind, c, m
 
 
-def _read(stretches: Iterable[EventRun], larger: Sequence[Larger]) -> _Events:
+def _read(stretches: Iterable[EventRun], larger: Sequence[LargerBlocks]) -> _Events:
     instructions: list[Instruction] = []
     number_of: dict[int, int] = {}
     known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
@@ -307,9 +308,9 @@ def _read(stretches: Iterable[EventRun], larger: Sequence[Larger]) -> _Events:
     for some, sizes in stretches:
         if id(some) not in known:
             ids = list(map(id, some))
-            for key, act in dict(zip(ids, some, strict=True)).items():
+            for key, instruction in dict(zip(ids, some, strict=True)).items():
                 if number_of.setdefault(key, len(instructions)) == len(instructions):
-                    instructions.append(act)
+                    instructions.append(instruction)
             numbers = np.fromiter(map(number_of.__getitem__, ids), dtype=np.int64, count=len(some))
             known[id(some)] = numbers, np.array(sizes, dtype=np.int64)
         numbers, of_stretch = known[id(some)]
@@ -320,7 +321,7 @@ def _read(stretches: Iterable[EventRun], larger: Sequence[Larger]) -> _Events:
     return _Events(instructions, np.concatenate(numbers_read), all_sizes)
 
 
-def _add_larger(sizes: NDArray[np.int64], larger: Sequence[Larger]) -> None:
+def _add_larger(sizes: NDArray[np.int64], larger: Sequence[LargerBlocks]) -> None:
     """Add to the sizes of events what blocks are larger than noted."""
     changed: list[int] = []
     changes: list[int] = []
@@ -329,8 +330,8 @@ def _add_larger(sizes: NDArray[np.int64], larger: Sequence[Larger]) -> None:
         if len(rests) >= MANY_RESTS:
             of_slots = known.get(id(entries))
             if of_slots is None:
-                of_slots = known[id(entries)] = SlotEvents.of(entries)
-            events, more = of_slots.changes(rests)
+                of_slots = known[id(entries)] = SlotEvents.from_entries(entries)
+            events, more = of_slots.size_changes(rests)
             np.add.at(sizes, start + events, more)
             continue
         for slot, rest in rests.items():

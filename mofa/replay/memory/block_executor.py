@@ -7,13 +7,13 @@ from functools import cached_property
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import Block, OutOfDeviceMemory
-from mofa.replay.allocator.timeline import BUFFERS, GRADIENTS, Instruction, off_tape_act
+from mofa.replay.allocator.timeline import BUFFERS, GRADIENTS, Instruction, off_tape_instruction
 from mofa.replay.memory.dispatcher_retention import BLOCKS, RetainedBlocks
 from mofa.replay.memory.pass_state import Allocation, Slots
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.received_inputs import ReceivedInputs
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.stage_outputs import LateFrees
+from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock
 from mofa.replay.rank.program import (
     CACHE,
@@ -55,7 +55,7 @@ class BlockExecutor:
         self.received = 0
         self.freed_at_end: list[Allocation] = []
         self.retained = RetainedBlocks(lambda: self.programs)
-        self.sends = LateFrees(self.state)
+        self.sends = DeferredFrees(self.state)
         self.received_inputs = ReceivedInputs(self.state)
 
     @cached_property
@@ -74,24 +74,25 @@ class BlockExecutor:
         self.state.threads.add(thread)
         start = self.state.events_and_allocated()
         if not self.rank.deepspeed:
-            self.state.new(
-                PYTORCH_WORKSPACE, off_tape_act(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS")
+            self.state.allocate(
+                PYTORCH_WORKSPACE,
+                off_tape_instruction(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS"),
             )
             self.state.note_peak_since(start)
 
-    def take_persistent(self, act: Instruction, index: int) -> None:
+    def take_persistent(self, instruction: Instruction, index: int) -> None:
         """Take a buffer for good, where it is the first of its name on the rank, or of the block with this index."""
-        key = index if act.slot else -1, act.name
+        key = index if instruction.slot else -1, instruction.name
         if key not in self.taken:
             self.taken.add(key)
-            self.state.new(act.size, act)
+            self.state.allocate(instruction.size, instruction)
 
     def take_first_forward_buffers(self) -> None:
         """Take what the first forward keeps for good."""
         if self.state.step == 1 and not self.lasts:
             self.lasts = True
-            for nbytes in self.rank.lazy_buffers:
-                self.state.new(nbytes, off_tape_act(BUFFERS, "buffer kept for good", "first forward"))
+            for nbytes in self.rank.first_forward_buffers:
+                self.state.allocate(nbytes, off_tape_instruction(BUFFERS, "buffer kept for good", "first forward"))
 
     def run_block(
         self, code: BlockProgram, instructions: Packed, slots: Slots, phase: str, piece: RankBlock, index: int = 0
@@ -107,7 +108,7 @@ class BlockExecutor:
                 try:
                     block = take(size, pool)
                 except OutOfDeviceMemory as full:
-                    block = self.state.overflow(full, instruction, self.state.journal.num_events)
+                    block = self.state.note_out_of_memory(full, instruction, self.state.journal.num_events)
                 slots[slot] = block
                 did(instruction)
                 sizes(block.size)
@@ -120,15 +121,15 @@ class BlockExecutor:
                     free(old)
                     slots[slot] = None
             elif kind in WITHOUT_SLOT:
-                self.take_or_let_go(kind, instruction, phase, index, code)
+                self.run_off_slot_instruction(kind, instruction, phase, index, code)
             elif kind == SUM:
                 if old is None and self.received:
-                    slots[slot], _ = self.state.new(self.received, instruction)
+                    slots[slot], _ = self.state.allocate(self.received, instruction)
                     self.received = 0
             elif kind == CLAIM:
-                slots[slot] = self.claim(carried.pop(code.claims[slot], None), instruction, size)
+                slots[slot] = self.take_over_carried(carried.pop(code.claims[slot], None), instruction, size)
             elif kind == DROP_CARRIED:
-                carried = self.drop_carried(carried, code)
+                carried = self.free_carried(carried, code)
             elif kind == KEEP:
                 if old is not None:
                     self.keep_gradient(old, instruction, slots, index, piece)
@@ -136,11 +137,11 @@ class BlockExecutor:
                 self.hand_over_slot(kind, (old, instruction), code.holds.get(slot, ""))
                 slots[slot] = None
         for allocation in carried.values():
-            self.state.drop(allocation)
+            self.state.free_allocation(allocation)
         self.sends.after_block(phase, piece)
         self.state.note_peak_since(start)
 
-    def take_or_let_go(
+    def run_off_slot_instruction(
         self, kind: int, instruction: Instruction, phase: str, index: int, code: BlockProgram
     ) -> None:  # fmt: skip
         """What an instruction takes or lets go that is in none of the block's slots."""
@@ -150,25 +151,27 @@ class BlockExecutor:
             self.take_persistent(instruction, index)
         elif kind == REPLACED:
             self.sends.drop_replaced_output()
-            if self.state.notes is not None and self.rank.output_stays:  # another pass's output goes, if there is one
+            if (
+                self.state.notes is not None and self.rank.keeps_last_output
+            ):  # another pass's output goes, if there is one
                 self.state.notes.clean = False
         elif kind == RENEW:
-            received = code.x if phase == "forward" and index % BLOCKS == 0 else -1
+            received = code.input_slot if phase == "forward" and index % BLOCKS == 0 else -1
             for gone in self.retained.release_of_layer(index):
-                if gone[1].slot != received or not self.received_inputs.outlives(gone[0]):
-                    self.state.drop(gone)
+                if gone[1].slot != received or not self.received_inputs.is_held_by_graph(gone[0]):
+                    self.state.free_allocation(gone)
 
-    def claim(self, carried: Allocation | None, instruction: Instruction, size: int) -> Block:
+    def take_over_carried(self, carried: Allocation | None, instruction: Instruction, size: int) -> Block:
         """What the block before handed on, by its new name; new memory where it did not."""
-        taken = self.state.new(size, instruction) if carried is None else self.state.rename(carried, instruction)
+        taken = self.state.allocate(size, instruction) if carried is None else self.state.rename(carried, instruction)
         return taken[0]
 
-    def drop_carried(self, carried: dict[str, Allocation], code: BlockProgram) -> dict[str, Allocation]:
+    def free_carried(self, carried: dict[str, Allocation], code: BlockProgram) -> dict[str, Allocation]:
         """Free what the block before handed on, but what this block takes over later: gradients being reduced."""
         later = {name: allocation for name, allocation in carried.items() if name in code.claims.values()}
         for name, allocation in carried.items():
             if name not in later:
-                self.state.drop(allocation)
+                self.state.free_allocation(allocation)
         return later
 
     def hand_over_slot(self, kind: int, allocation: Allocation, name: str) -> None:
@@ -182,14 +185,14 @@ class BlockExecutor:
         elif kind == SHELVE:
             self.sends.shelve(allocation)
         elif kind in (FREE_REDUCED, FREE_SENT):
-            self.sends.drop_late(allocation, sent=kind == FREE_SENT)
+            self.sends.free_allocation_once_device_passed(allocation, sent=kind == FREE_SENT)
 
     def free_slots(self, instructions: tuple[Instruction, ...], slots: Slots) -> None:
         """Free what is left in slots."""
         for instruction in instructions:
             block = slots[instruction.slot]
             if block is not None:
-                self.state.drop((block, instruction))
+                self.state.free_allocation((block, instruction))
                 slots[instruction.slot] = None
 
     def keep_gradient(self, block: Block, instruction: Instruction, slots: Slots, index: int, piece: RankBlock) -> None:
@@ -199,7 +202,7 @@ class BlockExecutor:
         as_gradient = instruction._replace(group=GRADIENTS)
         if self.rank.gathered_params is not None:
             self.state.accumulators.setdefault(index, []).append(
-                self.state.new(2 * (instruction.size or block.size), as_gradient)
+                self.state.allocate(2 * (instruction.size or block.size), as_gradient)
             )
         elif not (self.rank.tied and piece.trace.name == "embedding"):
             self.state.grads.append(self.state.rename((block, instruction), as_gradient))

@@ -16,7 +16,7 @@ from mofa.replay.allocator.timeline import (
     PARAMETERS,
     STATES,
     TEMPORARIES,
-    off_tape_act,
+    off_tape_instruction,
 )
 from mofa.replay.rank.program import GRADIENT, INPUT
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mofa.replay.allocator.timeline import Instruction
     from mofa.replay.memory.pass_state import Allocation
     from mofa.replay.memory.rank_state import RankState
-    from mofa.replay.memory.recording import Waiting
-    from mofa.replay.memory.stage_outputs import LateFrees
+    from mofa.replay.memory.recording import RetainedBlock
+    from mofa.replay.memory.stage_outputs import DeferredFrees
     from mofa.replay.rank.description import Weight
 
 BUCKET = 2 * 500_000_000
@@ -43,19 +43,19 @@ def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
     Examples
     --------
     >>> from mofa.replay.rank.description import Weight
-    >>> groups_of([Weight(name, 2, 0, 0, 0, flat=name == "norm") for name in ("embedding", "norm", "up", "down")])
+    >>> groups_of([Weight(name, 2, 0, 0, 0, is_1d=name == "norm") for name in ("embedding", "norm", "up", "down")])
     ((0,), (2, 3), (1,))
     """
-    decayed = [n for n, w in enumerate(weights) if not w.flat]
+    decayed = [n for n, w in enumerate(weights) if not w.is_1d]
     half = len(decayed) // 2
-    rest = (n for n, w in enumerate(weights) if w.flat)
+    rest = (n for n, w in enumerate(weights) if w.is_1d)
     return tuple(members for members in (tuple(decayed[:half]), tuple(decayed[half:]), tuple(rest)) if members)
 
 
 def group_bytes(state: RankState) -> list[int]:
     """16-bit bytes of the parameters of each group. [B]"""
     weights = state.rank.weights
-    return [sum(weights[n].param for n in members) for members in groups_of(weights)]
+    return [sum(weights[n].param_bytes for n in members) for members in groups_of(weights)]
 
 
 def allocate_flat_buffers(state: RankState) -> None:
@@ -66,83 +66,85 @@ def allocate_flat_buffers(state: RankState) -> None:
     tr11-200B-ml.slurm). Without ZeRO the buffer is made of copies of the parameters (``FP16_Optimizer``).
     """
     r, where, begun = state.rank, "start", state.events_and_allocated()
-    params = [state.new(w.param, off_tape_act(PARAMETERS, "parameter", where)) for w in r.weights]
+    params = [state.allocate(w.param_bytes, off_tape_instruction(PARAMETERS, "parameter", where)) for w in r.weights]
     parts = [int(total / r.optimizer_ranks) for total in group_bytes(state)]
     for members, total, part in zip(groups_of(r.weights), group_bytes(state), parts, strict=True):
-        copies = off_tape_act(TEMPORARIES, "copy of a parameter", where)
-        copied = [state.new(r.weights[n].param, copies) for n in members] if r.deepspeed == "zero0" else []
-        state.new(total, off_tape_act(PARAMETERS, "buffer of the parameters", where))
-        state.drop_all([*(params[n] for n in members), *copied])
-        clone = state.new(part, off_tape_act(STATES, "16-bit copy of the partition", where))
-        state.new(2 * part, off_tape_act(STATES, "fp32 copy of the partition", where))
-        state.drop(clone)
+        copies = off_tape_instruction(TEMPORARIES, "copy of a parameter", where)
+        copied = [state.allocate(r.weights[n].param_bytes, copies) for n in members] if r.deepspeed == "zero0" else []
+        state.allocate(total, off_tape_instruction(PARAMETERS, "buffer of the parameters", where))
+        state.free_allocations([*(params[n] for n in members), *copied])
+        clone = state.allocate(part, off_tape_instruction(STATES, "16-bit copy of the partition", where))
+        state.allocate(2 * part, off_tape_instruction(STATES, "fp32 copy of the partition", where))
+        state.free_allocation(clone)
         if r.deepspeed == "bf16":
-            state.new(2 * total, off_tape_act(GRADIENTS, "fp32 buffer of the gradients", where))
-    zeros = off_tape_act(GRADIENTS, "fp32 zeros of the partition", where)
-    steps = [state.new(2 * part, zeros) for part in parts] if r.deepspeed != "bf16" else []
+            state.allocate(2 * total, off_tape_instruction(GRADIENTS, "fp32 buffer of the gradients", where))
+    zeros = off_tape_instruction(GRADIENTS, "fp32 zeros of the partition", where)
+    steps = [state.allocate(2 * part, zeros) for part in parts] if r.deepspeed != "bf16" else []
     for part in parts:
         for moments in r.moments:
-            state.new(2 * part, off_tape_act(STATES, moments, where))
-    state.drop_all(steps)
+            state.allocate(2 * part, off_tape_instruction(STATES, moments, where))
+    state.free_allocations(steps)
     state.note_peak_since(begun)
 
 
-def before_backward(state: RankState) -> None:
+def free_bf16_gradients(state: RankState) -> None:
     """The BF16 optimizer lets the 16-bit gradients of the backward before go (``clear_lp_grads``)."""
     if state.rank.deepspeed == "bf16":
         _drop_grads(state)
 
 
-def after_backward(state: RankState) -> None:
+def add_to_fp32_gradients(state: RankState) -> None:
     """It adds each 16-bit gradient, cast to fp32, to the buffer, and keeps it (``update_hp_grads``)."""
     if state.rank.deepspeed == "bf16":
         begun = state.events_and_allocated()
-        act = off_tape_act(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")
+        instruction = off_tape_instruction(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")
         for w in state.rank.weights:
-            state.drop(state.new(2 * w.param, act))
+            state.free_allocation(state.allocate(2 * w.param_bytes, instruction))
         state.note_peak_since(begun)
 
 
-def bf16_gradients(state: RankState) -> list[Waiting]:
+def live_bf16_gradients(state: RankState) -> list[RetainedBlock]:
     """The 16-bit gradients that a backward of the BF16 optimizer's finds, and what was asked for each. [B]"""
-    return [(block, act.size) for block, act in state.grads] if state.rank.deepspeed == "bf16" else []
+    return [(block, instruction.size) for block, instruction in state.grads] if state.rank.deepspeed == "bf16" else []
 
 
 def move_gradients(state: RankState, blocks: Sequence[Block]) -> None:
     """They are in these blocks now."""
-    state.grads = [(block, act) for block, (_, act) in zip(blocks, state.grads, strict=True)]
+    state.grads = [(block, instruction) for block, (_, instruction) in zip(blocks, state.grads, strict=True)]
 
 
 def kept_part_of_output(state: RankState, output: Allocation) -> Allocation:
     """What stays of a stage's output until its backward: a rank's part (``PartitionedTensor``); all of one rank's."""
     if not state.rank.sent_bytes:
         return output
-    part = state.new(state.rank.sent_bytes, off_tape_act(ACTIVATIONS, INPUT, "send of an output"))
-    state.drop(output)
+    part = state.allocate(state.rank.sent_bytes, off_tape_instruction(ACTIVATIONS, INPUT, "send of an output"))
+    state.free_allocation(output)
     return part
 
 
-def gather_parts(state: RankState, sends: LateFrees, name: str, where: str) -> Allocation:
+def gather_parts(state: RankState, sends: DeferredFrees, name: str, where: str) -> Allocation:
     """A tensor whose parts the tensor-parallel ranks hold, put together (``PartitionedTensor.full``).
 
     It is gathered into the flat output of torch's all-gather, copied into a flat tensor and cloned. One rank receives
     it as it is. The host waits for the device first, which has its parts' sizes (``from_meta``).
     """
-    act = off_tape_act(ACTIVATIONS, name, where)
-    size = state.rank.boundary_bytes
+    instruction = off_tape_instruction(ACTIVATIONS, name, where)
+    size = state.rank.stage_boundary_bytes
     if not state.rank.sent_bytes:
-        return state.new(size, act)
-    sends.deepspeed_waits()
-    flat = state.new(size, act)
-    output = state.new(size, off_tape_act(BUFFERS, "all-gather output", where))
-    sends.deepspeed_launches(3 + size // state.rank.sent_bytes)  # zeros, the gather, a copy for each part, the clone
-    sends.drop_late(output)
-    full = state.new(size, act)
-    sends.drop_late(flat)
+        return state.allocate(size, instruction)
+    sends.synchronize_deepspeed()
+    flat = state.allocate(size, instruction)
+    output = state.allocate(size, off_tape_instruction(BUFFERS, "all-gather output", where))
+    sends.count_deepspeed_launches(
+        3 + size // state.rank.sent_bytes
+    )  # zeros, the gather, a copy for each part, the clone
+    sends.free_allocation_once_device_passed(output)
+    full = state.allocate(size, instruction)
+    sends.free_allocation_once_device_passed(flat)
     return full
 
 
-def restore_output(state: RankState, sends: LateFrees) -> list[Allocation]:
+def restore_output(state: RankState, sends: DeferredFrees) -> list[Allocation]:
     """What a backward holds to its end: the output, whole again, and its gradient (``_exec_backward_pass``).
 
     The gradient is received into a buffer that stays; the ranks' part of it where there are several.
@@ -150,11 +152,14 @@ def restore_output(state: RankState, sends: LateFrees) -> list[Allocation]:
     r, where = state.rank, "receive of a gradient"
     if "gradient" not in state.threads:
         state.threads.add("gradient")
-        state.new(r.sent_bytes or r.boundary_bytes, off_tape_act(BUFFERS, "buffer of a received gradient", where))
+        state.allocate(
+            r.sent_bytes or r.stage_boundary_bytes,
+            off_tape_instruction(BUFFERS, "buffer of a received gradient", where),
+        )
     return [gather_parts(state, sends, name, where) for name in (INPUT, GRADIENT)] if r.sent_bytes else []
 
 
-def optimize(state: RankState) -> None:
+def step_optimizer(state: RankState) -> None:
     """Gradients reduced bucket by bucket, the part's checked, normed in fp64 and made fp32, then the gather.
 
     The BF16 optimizer's fp32 gradients are reduced in bf16, each group's in one copy: ``allreduce_bucket`` casts what
@@ -162,27 +167,31 @@ def optimize(state: RankState) -> None:
     (runtime/engine.py).
     """
     r, where = state.rank, "optimizer step"
-    scratch = off_tape_act(TEMPORARIES, "temporaries of the optimizer", where)
+    scratch = off_tape_instruction(TEMPORARIES, "temporaries of the optimizer", where)
     if r.deepspeed == "bf16":  # norm and update read the buffer in place
-        _communicate(state, group_bytes(state), off_tape_act(TEMPORARIES, "16-bit gradients to reduce", where))
+        _communicate(state, group_bytes(state), off_tape_instruction(TEMPORARIES, "16-bit gradients to reduce", where))
         _gather(state, scratch)
         return
-    _reduce(state, gradient_buckets([r.weights[n].param for members in groups_of(r.weights) for n in members]), scratch)
+    _reduce(
+        state,
+        gradient_buckets([r.weights[n].param_bytes for members in groups_of(r.weights) for n in members]),
+        scratch,
+    )
     if r.deepspeed == "zero1":
         _step_in_parts(state, scratch)
         _gather(state, scratch)
         return
     for w in r.weights:  # looked through in fp32 for what is not finite
-        state.drop(state.new(2 * w.param, scratch))
+        state.free_allocation(state.allocate(2 * w.param_bytes, scratch))
     wide = []
     grads = _by_group(state)
     for members, total, group_grads in zip(groups_of(r.weights), group_bytes(state), grads, strict=True):
-        each = [state.new(2 * r.weights[n].param, scratch) for n in members]
-        wide.append(state.new(2 * total, scratch))
-        state.drop_all(each)
-        state.drop_all(group_grads)
+        each = [state.allocate(2 * r.weights[n].param_bytes, scratch) for n in members]
+        wide.append(state.allocate(2 * total, scratch))
+        state.free_allocations(each)
+        state.free_allocations(group_grads)
     state.grads = []
-    state.drop_all(wide)
+    state.free_allocations(wide)
 
 
 def _step_in_parts(state: RankState, scratch: Instruction) -> None:
@@ -193,17 +202,17 @@ def _step_in_parts(state: RankState, scratch: Instruction) -> None:
     by_group = [_part_of(state, grads, part) for grads, part in zip(_by_group(state), parts, strict=True)]
     for _, part_sizes in by_group:
         for size in part_sizes:
-            state.drop(state.new(2 * size, scratch))
+            state.free_allocation(state.allocate(2 * size, scratch))
     wide = []
     for part, (part_grads, part_sizes) in zip(parts, by_group, strict=True):
         for size in part_sizes if state.rank.norms_gradients else ():
-            state.drop(state.new(4 * size, scratch))
-        flat = state.new(part, scratch)
-        wide.append(state.new(2 * part, scratch))
-        state.drop(flat)
-        state.drop_all(part_grads)
+            state.free_allocation(state.allocate(4 * size, scratch))
+        flat = state.allocate(part, scratch)
+        wide.append(state.allocate(2 * part, scratch))
+        state.free_allocation(flat)
+        state.free_allocations(part_grads)
     state.grads = []
-    state.drop_all(wide)
+    state.free_allocations(wide)
 
 
 def _gather(state: RankState, scratch: Instruction) -> None:
@@ -220,15 +229,15 @@ def _reduce(state: RankState, filled: list[list[int]], scratch: Instruction) -> 
         return
     pending = []
     for bucket in filled:
-        flat = [state.new(sum(bucket), scratch)] if len(bucket) > 1 else []
-        pending.append(state.new(sum(bucket), scratch))
+        flat = [state.allocate(sum(bucket), scratch)] if len(bucket) > 1 else []
+        pending.append(state.allocate(sum(bucket), scratch))
         if state.rank.launch_blocking:
-            state.drop(pending.pop())
-        state.drop_all(flat)  # which no collective has seen
-    state.drop_all(pending)
+            state.free_allocation(pending.pop())
+        state.free_allocations(flat)  # which no collective has seen
+    state.free_allocations(pending)
 
 
-def _communicate(state: RankState, sizes: Sequence[int], act: Instruction) -> None:
+def _communicate(state: RankState, sizes: Sequence[int], instruction: Instruction) -> None:
     """Flat tensors of collectives one after the other, each let go behind its launch.
 
     A collective runs on a stream of its own, which the allocator is told of (``recordStream``, PyTorch's
@@ -237,10 +246,10 @@ def _communicate(state: RankState, sizes: Sequence[int], act: Instruction) -> No
     """
     flats = []
     for size in sizes:
-        flats.append(state.new(size, act))
+        flats.append(state.allocate(size, instruction))
         if state.rank.launch_blocking:
-            state.drop(flats.pop())
-    state.drop_all(flats)
+            state.free_allocation(flats.pop())
+    state.free_allocations(flats)
 
 
 def _by_group(state: RankState) -> list[list[Allocation]]:
@@ -250,7 +259,7 @@ def _by_group(state: RankState) -> list[list[Allocation]]:
     ordered = [*first, *state.grads[len(first) :][::-1]]
     out = []
     for members in groups_of(state.rank.weights):
-        flat = state.rank.weights[members[0]].flat
+        flat = state.rank.weights[members[0]].is_1d
         out.append([] if flat else ordered[: len(members)])
         ordered = ordered[len(out[-1]) :]
     return out
@@ -297,10 +306,10 @@ def _part_of(state: RankState, grads: list[Allocation], part: int) -> tuple[list
             part_sizes.append(inside)
             part_grads.append(grad)
         else:
-            state.drop(grad)
+            state.free_allocation(grad)
     return part_grads, part_sizes
 
 
 def _drop_grads(state: RankState) -> None:
-    state.drop_all(state.grads)
+    state.free_allocations(state.grads)
     state.grads = []

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from mofa.replay.allocator.pools import Block
 from mofa.replay.memory.pass_state import Allocation, Slots
-from mofa.replay.memory.recording import Waiting
+from mofa.replay.memory.recording import RetainedBlock
 from mofa.replay.rank.program import BlockProgram
 
 BLOCKS = 10_000
@@ -28,7 +28,7 @@ class RetainedBlocks:
     def retaining_layers(self) -> list[list[tuple[int, BlockProgram]]]:
         """The layers of each chunk whose dispatchers may retain tensors, with their numbers."""
         return [
-            [(c * BLOCKS + n, code) for n, code in enumerate(codes) if code.lingers]
+            [(c * BLOCKS + n, code) for n, code in enumerate(codes) if code.retained_by_dispatcher]
             for c, codes in enumerate(self._programs())
         ]
 
@@ -40,10 +40,10 @@ class RetainedBlocks:
     def retain_from_pass(self, index: int, code: BlockProgram, slots: Slots) -> None:
         """Move what the dispatcher retains out of the pass, whose layer's backward is through."""
         left: list[Allocation] = []
-        for act, _ in code.lingers:
-            block, slots[act.slot] = slots[act.slot], None
-            assert block is not None, act
-            left.append((block, act))
+        for instruction, _ in code.retained_by_dispatcher:
+            block, slots[instruction.slot] = slots[instruction.slot], None
+            assert block is not None, instruction
+            left.append((block, instruction))
         self._allocations[index] = left
 
     def release_of_layer(self, index: int) -> list[Allocation]:
@@ -54,13 +54,13 @@ class RetainedBlocks:
         """Whether a chunk's dispatchers retain tensors: between computations all of them do, or none."""
         return any(index in self._allocations for index, _ in self.retaining_layers[c][:1])
 
-    def waiting(self, c: int) -> list[Waiting]:
+    def waiting(self, c: int) -> list[RetainedBlock]:
         """The retained blocks of a chunk, None where there is none now; always as many, in one order."""
-        out: list[Waiting] = []
+        out: list[RetainedBlock] = []
         for index, code in self.retaining_layers[c]:
             allocations = self._allocations.get(index)
-            blocks = [block for block, _ in allocations] if allocations else [None] * len(code.lingers)
-            out += [(block, size) for block, (_, size) in zip(blocks, code.lingers, strict=True)]
+            blocks = [block for block, _ in allocations] if allocations else [None] * len(code.retained_by_dispatcher)
+            out += [(block, size) for block, (_, size) in zip(blocks, code.retained_by_dispatcher, strict=True)]
         return out
 
     def blocks(self, c: int) -> list[Block]:
@@ -73,7 +73,7 @@ class RetainedBlocks:
         for index, code in self.retaining_layers[c]:
             self._allocations.pop(index, None)
             if blocks:
-                self._allocations[index] = [(next(rest), act) for act, _ in code.lingers]
+                self._allocations[index] = [(next(rest), instruction) for instruction, _ in code.retained_by_dispatcher]
 
     def addresses(self) -> tuple[tuple[int, ...], ...]:
         """The addresses of all retained blocks: equal for states from which all goes alike."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import Block
-from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, Instruction, off_tape_act
+from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, Instruction, off_tape_instruction
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.block_executor import BlockExecutor
 from mofa.replay.memory.dispatcher_retention import BLOCKS
-from mofa.replay.memory.fsdp_and_optimizer import gather, gather_ahead, gather_ends, optimize, reduce
+from mofa.replay.memory.fsdp_and_optimizer import (
+    gather_all_groups,
+    gather_ends,
+    gather_group_weights,
+    reduce_chunk_gradients,
+    step_optimizer,
+)
 from mofa.replay.memory.pass_state import Allocation, ChunkPass, Slots
 from mofa.replay.memory.rank_start import allocate_start
 from mofa.replay.memory.shared_recordings import SharedRecordings
@@ -62,24 +68,24 @@ class StepExecutor(BlockExecutor):
         self.state.journal.computations.append((start[0], "start", 0, 0))
         if self.rank.deepspeed != "bf16":  # whose 16-bit gradients stay until the next backward
             for allocation in self.state.grads:
-                self.state.drop(allocation)
+                self.state.free_allocation(allocation)
             self.state.grads = []
         self.state.begun = set()
         self.state.note_peak_since(start)
         if r.preallocated and self.state.step == 1:
             self.prepare()
         else:
-            gather_ahead(self.state)
-        self.received_inputs.step_begins()
+            gather_all_groups(self.state)
+        self.received_inputs.on_step_begin()
         self.steady.compute()
         start = self.state.events_and_allocated()
         if self.state.unsharded:
             self.state.journal.computations.append((start[0], "reduce", 0, 0))
             for c in list(self.state.unsharded):
-                reduce(self.state, c)
+                reduce_chunk_gradients(self.state, c)
             start = self.state.events_and_allocated()
         self.state.journal.computations.append((start[0], "optimizer", 0, 0))
-        optimize(self.state)
+        step_optimizer(self.state)
         self.state.note_peak_since(start)
 
     def prepare(self) -> None:
@@ -89,37 +95,39 @@ class StepExecutor(BlockExecutor):
         r = self.rank
         if not any((*r.receives, *r.sends)):
             return
-        instruction = off_tape_act(BUFFERS, "pipeline's receive buffers", "start of the step")
+        instruction = off_tape_instruction(BUFFERS, "pipeline's receive buffers", "start of the step")
         for c, pieces in enumerate(r.chunks):
-            zeros = None if c in r.first_chunks else self.state.new(r.boundary_bytes, instruction)
+            zeros = None if c in r.first_chunks else self.state.allocate(r.stage_boundary_bytes, instruction)
             self.take_first_forward_buffers()
             x = zeros[0] if zeros is not None else None
             for g, (piece, code) in enumerate(zip(pieces, self.programs[c], strict=True)):
-                gather(self.state, c, g)
+                gather_group_weights(self.state, c, g)
                 slots: Slots = [None] * code.num_slots
                 if zeros is None or x is not zeros[0]:
-                    slots[code.x] = x
-                self.run_block(code, code.dry, slots, "trial forward", piece)
-                out = code.logits if code.logits >= 0 else code.out
+                    slots[code.input_slot] = x
+                self.run_block(code, code.shape_inference, slots, "trial forward", piece)
+                out = code.logits if code.logits >= 0 else code.output_slot
                 after, slots[out] = slots[out], None
-                self.free_slots(code.rest, slots)
+                self.free_slots(code.free_remaining, slots)
                 x = after
             gather_ends(self.state)
             for allocation in self.handed_on.values():
-                self.state.drop(allocation)
+                self.state.free_allocation(allocation)
             self.handed_on = {}
             if x is not None:
-                self.state.drop((x, off_tape_act(ACTIVATIONS, self.sends.output_name(c), "end of a trial forward")))
+                self.state.free_allocation(
+                    (x, off_tape_instruction(ACTIVATIONS, self.sends.output_name(c), "end of a trial forward"))
+                )
             if zeros is not None:
-                self.state.drop(zeros)
+                self.state.free_allocation(zeros)
             start = self.state.events_and_allocated()
             for _ in range(r.num_micro_batches if r.receives[c] else 0):
-                self.state.new(r.boundary_bytes, instruction)
+                self.state.allocate(r.stage_boundary_bytes, instruction)
             self.state.note_peak_since(start)
         start = self.state.events_and_allocated()
         for c in range(len(r.chunks)):
             for _ in range(r.num_micro_batches if r.sends[c] else 0):
-                self.state.new(r.boundary_bytes, instruction)
+                self.state.allocate(r.stage_boundary_bytes, instruction)
         self.state.note_peak_since(start)
 
     def fingerprint_between_steps(self) -> object:
@@ -134,7 +142,7 @@ class StepExecutor(BlockExecutor):
     def play_computation(self, kind: str, c: int, i: int) -> None:
         """Play a computation op by op."""
         if (c, i) in self.state.passes:
-            self.state.passes[c, i].unfold()
+            self.state.passes[c, i].restore_slots()
         if kind == "F":
             self.forward(c, i)
         elif kind == "B" or (kind == "W" and c in self.rank.first_chunks):
@@ -150,52 +158,54 @@ class StepExecutor(BlockExecutor):
         self.take_first_forward_buffers()
         if r.receives[c] and not r.preallocated:
             x, _ = deepspeed.gather_parts(self.state, self.sends, INPUT, "receive of an input")
-            if r.keeps_received:
-                self.received_inputs.forward_begins()
+            if r.keeps_received_inputs:
+                self.received_inputs.on_forward_begin()
         chunk_pass = ChunkPass()
         sharded = r.gathered_params is not None and c not in self.state.unsharded
         for g, (piece, code) in enumerate(zip(r.chunks[c], self.programs_of(c, i), strict=True)):
             if sharded:
-                gather(self.state, c, g)
+                gather_group_weights(self.state, c, g)
             slots: Slots = [None] * code.num_slots
             if x is not None:
-                slots[code.x] = x
+                slots[code.input_slot] = x
             self.run_block(code, code.forward, slots, "forward", piece, c * BLOCKS + g)
             x = None
-            given = code.logits if code.logits >= 0 else code.out
+            given = code.logits if code.logits >= 0 else code.output_slot
             if given >= 0:
                 x, slots[given] = slots[given], None
             chunk_pass.slots.append(slots)
         gather_ends(self.state)
-        self.received_inputs.graph_goes()
+        self.received_inputs.on_graph_freed()
         for allocation in self.handed_on.values():
-            self.state.drop(allocation)
+            self.state.free_allocation(allocation)
         self.handed_on = {}
         for allocation in self.cache:
-            self.state.drop(allocation)
+            self.state.free_allocation(allocation)
         self.cache = []
         if (
             x is not None and r.feeds_own_chunk[c]
         ):  # the next stage is here: its input buffer becomes this tensor for good
-            self.keep_for_a_step(self.state.turned, c, i, x, off_tape_act(ACTIVATIONS, INPUT, "turn of the pipeline"))
+            self.hold_until_next_step(
+                self.state.turned, c, i, x, off_tape_instruction(ACTIVATIONS, INPUT, "turn of the pipeline")
+            )
         elif x is not None and r.sends[c] and not r.preallocated:
-            output = x, off_tape_act(ACTIVATIONS, INPUT, "send of an output")
+            output = x, off_tape_instruction(ACTIVATIONS, INPUT, "send of an output")
             if r.deepspeed:
                 chunk_pass.out = deepspeed.kept_part_of_output(self.state, output)[0]
             else:
-                self.state.drop(output)
+                self.state.free_allocation(output)
         else:
             chunk_pass.out = x
         self.state.passes[c, i] = chunk_pass
 
-    def keep_for_a_step(
-        self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Instruction
+    def hold_until_next_step(
+        self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, instruction: Instruction
     ) -> None:
         """Keep a tensor until the next step's takes its place."""
         old = where.get((c, i))
         where[c, i] = block
         if old is not None:
-            self.state.drop((old, act))
+            self.state.free_allocation((old, instruction))
 
     def backward_weights(self, c: int, i: int) -> None:
         """Compute deferred weight gradients, then free what was kept for them."""
@@ -206,100 +216,102 @@ class StepExecutor(BlockExecutor):
             instructions = code.weights_of_last if n == len(pieces) - 1 else code.weights
             self.run_block(code, instructions, slots, "backward by weights", pieces[n], c * BLOCKS + n)
         for code, slots in zip(self.programs[c], chunk_pass.slots, strict=True):
-            self.free_slots(code.rest, slots)
+            self.free_slots(code.free_remaining, slots)
         chunk_pass.slots, chunk_pass.place = [[None]], -1
 
     def backward(self, c: int, i: int, hold: bool = False) -> None:
         r = self.rank
         chunk_pass = self.state.passes[c, i]
-        sent = self.output_of(c, chunk_pass)
+        sent = self.take_forward_output(c, chunk_pass)
         to_the_end: list[Allocation] = []
         if r.deepspeed and r.sends[c]:
             assert sent is not None
             to_the_end = [*deepspeed.restore_output(self.state, self.sends), sent]
         elif sent is not None and not r.preallocated:
-            self.state.drop(sent)
+            self.state.free_allocation(sent)
         dy = self.received_gradient(c)
         if not hold:
             self.first = c not in self.state.begun or r.deepspeed == "bf16"
             self.state.begun.add(c)
-        deepspeed.before_backward(self.state)
-        if r.keeps_received:
-            self.received_inputs.backward_begins(chunk_pass.slots[0], self.programs_of(c, i)[0])
-        dy = self.back_through_blocks(c, i, dy, hold=hold)
+        deepspeed.free_bf16_gradients(self.state)
+        if r.keeps_received_inputs:
+            self.received_inputs.on_backward_begin(chunk_pass.slots[0], self.programs_of(c, i)[0])
+        dy = self.run_blocks_backward(c, i, dy, hold=hold)
         for allocation in self.freed_at_end:
-            self.state.drop(allocation)
+            self.state.free_allocation(allocation)
         self.freed_at_end = []
         dy = self.input_gradient(c, i, dy, hold=hold)
         for allocation in self.handed_on.values():
-            self.state.drop(allocation)
+            self.state.free_allocation(allocation)
         self.handed_on = {}
         if hold:
-            self.keep_for_weights(c, chunk_pass, sent)
+            self.free_unread_by_weight_backward(c, chunk_pass, sent)
         elif r.preallocated:  # until the schedule lets them go (Sends)
             chunk_pass.slots, chunk_pass.place = [[dy]], -1
         else:
             del self.state.passes[c, i]
-        deepspeed.after_backward(self.state)
+        deepspeed.add_to_fp32_gradients(self.state)
         for allocation in to_the_end:
-            self.state.drop(allocation)
+            self.state.free_allocation(allocation)
 
-    def output_of(self, c: int, chunk_pass: ChunkPass) -> Allocation | None:
+    def take_forward_output(self, c: int, chunk_pass: ChunkPass) -> Allocation | None:
         """What a forward left of its output; only a preallocated pipeline leaves it to the pass."""
         out = chunk_pass.out
         if not self.rank.preallocated:
             chunk_pass.out = None
-        return None if out is None else (out, off_tape_act(ACTIVATIONS, self.sends.output_name(c), "backward"))
+        return None if out is None else (out, off_tape_instruction(ACTIVATIONS, self.sends.output_name(c), "backward"))
 
     def received_gradient(self, c: int) -> Block | None:
         """The gradient of a chunk's output, where it is received in new memory."""
         r = self.rank
         dy: Block | None = None
         if r.sends[c] and not r.preallocated and not r.deepspeed:
-            dy, _ = self.state.new(r.boundary_bytes, off_tape_act(ACTIVATIONS, GRADIENT, "receive of a gradient"))
+            dy, _ = self.state.allocate(
+                r.stage_boundary_bytes, off_tape_instruction(ACTIVATIONS, GRADIENT, "receive of a gradient")
+            )
         # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
-        self.received = r.boundary_bytes if r.sends[c] and r.preallocated and not r.defers_weight_gradients else 0
+        self.received = r.stage_boundary_bytes if r.sends[c] and r.preallocated and not r.defers_weight_gradients else 0
         return dy
 
-    def back_through_blocks(self, c: int, i: int, dy: Block | None, *, hold: bool) -> Block | None:
+    def run_blocks_backward(self, c: int, i: int, dy: Block | None, *, hold: bool) -> Block | None:
         """Run a chunk's blocks from the last to the first; returns the gradient of its input."""
         r, chunk_pass = self.rank, self.state.passes[c, i]
         for n in range(len(chunk_pass.slots) - 1, -1, -1):
             code, slots = self.programs_of(c, i)[n], chunk_pass.slots[n]
-            if dy is not None and code.given >= 0:
-                slots[code.given] = dy
+            if dy is not None and code.output_gradient_slot >= 0:
+                slots[code.output_gradient_slot] = dy
             phase = "backward by inputs" if hold else "backward"
             self.run_block(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * BLOCKS + n)
             dy = None
-            if code.lingers:
+            if code.retained_by_dispatcher:
                 self.retained.retain_from_pass(c * BLOCKS + n, code, slots)
-            if code.back >= 0:
-                dy, slots[code.back] = slots[code.back], None
+            if code.input_gradient_slot >= 0:
+                dy, slots[code.input_gradient_slot] = slots[code.input_gradient_slot], None
                 if dy is None and n == 0 and r.receives[c]:  # it lingers: what is received gets a copy as its gradient
-                    dy, _ = self.state.new(
-                        r.boundary_bytes, off_tape_act(ACTIVATIONS, GRADIENT, "gradient of an input")
+                    dy, _ = self.state.allocate(
+                        r.stage_boundary_bytes, off_tape_instruction(ACTIVATIONS, GRADIENT, "gradient of an input")
                     )
-            self.free_slots(code.loose if hold else code.rest, slots)
+            self.free_slots(code.free_after_backward_by_inputs if hold else code.free_remaining, slots)
         return dy
 
     def input_gradient(self, c: int, i: int, dy: Block | None, *, hold: bool) -> Block | None:
         """Keep or free the gradient of a chunk's input; returns it where the pass still has it."""
-        r, act = self.rank, off_tape_act(ACTIVATIONS, GRADIENT, "end of a backward")
+        r, instruction = self.rank, off_tape_instruction(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
-            self.keep_for_a_step(self.state.input_grads, c, i, dy, act)
-        elif dy is not None and r.keeps_received:
-            self.received_inputs.backward_ends(dy)
+            self.hold_until_next_step(self.state.input_grads, c, i, dy, instruction)
+        elif dy is not None and r.keeps_received_inputs:
+            self.received_inputs.on_backward_end(dy)
             return None
         elif dy is not None and not (r.preallocated and r.receives[c]):
-            self.state.drop((dy, act))
+            self.state.free_allocation((dy, instruction))
             return None
         return dy
 
-    def keep_for_weights(self, c: int, chunk_pass: ChunkPass, sent: Allocation | None) -> None:
+    def free_unread_by_weight_backward(self, c: int, chunk_pass: ChunkPass, sent: Allocation | None) -> None:
         """Free what a backward by inputs leaves and the one by weights does not read."""
         if chunk_pass.slots:
-            self.free_slots(self.programs[c][-1].above, chunk_pass.slots[-1])
+            self.free_slots(self.programs[c][-1].free_above_last_weight, chunk_pass.slots[-1])
         if sent is not None and not self.rank.sends[c]:  # the loss stands for it in what is put off (backward_state)
-            self.state.drop(sent)
+            self.state.free_allocation(sent)
             chunk_pass.out = None
         chunk_pass.place = -1

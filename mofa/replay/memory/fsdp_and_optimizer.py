@@ -15,7 +15,7 @@ from mofa.replay.allocator.timeline import (
     PARAMETERS,
     STATES,
     TEMPORARIES,
-    off_tape_act,
+    off_tape_instruction,
 )
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.pass_state import name_in_layer
@@ -29,19 +29,19 @@ GATHER, REDUCE = 1, 2
 """FSDP's streams."""
 
 
-def play_requests(state: RankState, wants: Iterable[SlotRequest], where: str) -> None:
+def allocate_requests(state: RankState, wants: Iterable[SlotRequest], where: str) -> None:
     """What is allocated and freed before there is a computation."""
     allocations: dict[int, Allocation] = {}
     for slot, nbytes, name in wants:
         if not nbytes:
-            state.drop(allocations.pop(slot))
+            state.free_allocation(allocations.pop(slot))
             continue
         lasts = PARAMETERS if name not in (TABLE, DRAFT, BROADCAST) else BUFFERS if name == TABLE else TEMPORARIES
         shown = f"parameter {name_in_layer(name)}" if lasts == PARAMETERS else name
-        allocations[slot] = state.new(nbytes, off_tape_act(lasts, shown, where))
+        allocations[slot] = state.allocate(nbytes, off_tape_instruction(lasts, shown, where))
 
 
-def gather(state: RankState, c: int, g: int) -> None:
+def gather_group_weights(state: RankState, c: int, g: int) -> None:
     """A group's weights in front of its first forward of a step, and they stay; what was gathered before it goes when
     this is copied (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``wait_for_unshard``)."""
     groups = state.rank.gathered_params
@@ -60,11 +60,11 @@ def gather_ends(state: RankState) -> None:
     _let_go(state)
 
 
-def gather_ahead(state: RankState) -> None:
+def gather_all_groups(state: RankState) -> None:
     """torch's schedules of several chunks begin a step by gathering all groups of each (``UNSHARD``,
     torch/distributed/pipelining/schedules.py), up to three: on the stream that computes."""
     groups = state.rank.gathered_params
-    if groups is None or not state.rank.unshards:
+    if groups is None or not state.rank.reduces_by_chunk:
         return
     start = state.events_and_allocated()
     for c in list(dict.fromkeys(c for _, c, _ in state.rank.computations))[:CHUNKS_AHEAD]:
@@ -81,29 +81,31 @@ def copy_gathered(state: RankState, c: int) -> None:
     fetched = state.fetched.pop(c, None) or [_gathered(state, weights, 0) for weights in groups[c]]
     for weights, gathered in zip(groups[c], fetched, strict=True):
         state.unsharded.setdefault(c, []).append(_copied(state, weights))
-        state.drop(gathered)
+        state.free_allocation(gathered)
     state.note_peak_since(start)
 
 
 def _gathered(state: RankState, weights: tuple[tuple[float, float], ...], stream: int) -> Allocation:
     where = "gather of parameters"
-    source = state.new(
+    source = state.allocate(
         int(2 * sum(share for _, share in weights)),
-        off_tape_act(BUFFERS, "all-gather input", where, stream),
+        off_tape_instruction(BUFFERS, "all-gather input", where, stream),
     )
-    full = state.new(int(2 * sum(n for n, _ in weights)), off_tape_act(BUFFERS, "all-gather output", where, stream))
-    state.drop(source)
+    full = state.allocate(
+        int(2 * sum(n for n, _ in weights)), off_tape_instruction(BUFFERS, "all-gather output", where, stream)
+    )
+    state.free_allocation(source)
     return full
 
 
 def _copied(state: RankState, weights: tuple[tuple[float, float], ...]) -> list[Allocation]:
-    copy = off_tape_act(PARAMETERS, "gathered weights", "gather of parameters")
-    return [state.new(int(2 * n), copy) for n, _ in weights]
+    copy = off_tape_instruction(PARAMETERS, "gathered weights", "gather of parameters")
+    return [state.allocate(int(2 * n), copy) for n, _ in weights]
 
 
 def _let_go(state: RankState) -> None:
     if state.gathered is not None:
-        state.drop(state.gathered)
+        state.free_allocation(state.gathered)
         state.gathered = None
 
 
@@ -113,21 +115,21 @@ def allocate_ddp_buckets(state: RankState) -> None:
     The final buckets follow ``bucket_cap_mb`` and the order in which gradients became ready
     (torch/nn/parallel/distributed.py, ``_ddp_init_helper``; csrc/distributed/c10d/reducer.cpp, ``rebuild_buckets``).
     """
-    act = off_tape_act(GRADIENTS, "bucket of gradients", "DDP's buckets")
+    instruction = off_tape_instruction(GRADIENTS, "bucket of gradients", "DDP's buckets")
     start = state.events_and_allocated()
     if not state.whole_buckets and "backward" not in state.threads:
-        play_requests(state, broadcast_requests(state.rank.weights), "DDP's beginning")
-        state.whole_buckets = [state.new(sum(sizes), act) for sizes in state.rank.buckets]
+        allocate_requests(state, broadcast_requests(state.rank.weights), "DDP's beginning")
+        state.whole_buckets = [state.allocate(sum(sizes), instruction) for sizes in state.rank.buckets]
     elif state.whole_buckets and "backward" in state.threads:
         for bucket, sizes in zip(state.whole_buckets, state.rank.buckets, strict=True):
-            state.drop(bucket)
+            state.free_allocation(bucket)
             for size in sizes:
-                state.new(size, act)
+                state.allocate(size, instruction)
         state.whole_buckets = []
     state.note_peak_since(start)
 
 
-def reduce(state: RankState, c: int) -> None:
+def reduce_chunk_gradients(state: RankState, c: int) -> None:
     """Behind a chunk's last backward FSDP reduces its unsharded gradients group by group.
 
     The weights go first, then what was sent before, then there is what is sent (_fsdp_param_group.py,
@@ -136,26 +138,26 @@ def reduce(state: RankState, c: int) -> None:
     groups = state.rank.gathered_params
     assert groups is not None
     where = "reduction of gradients"
-    sent = off_tape_act(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
-    sharded = off_tape_act(GRADIENTS, "sharded gradients", where, REDUCE)
+    sent = off_tape_instruction(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
+    sharded = off_tape_instruction(GRADIENTS, "sharded gradients", where, REDUCE)
     previous: Allocation | None = None
     start = state.events_and_allocated()
     for g, (weights, copies) in enumerate(zip(groups[c], state.unsharded.pop(c), strict=True)):
         for copy in copies:
-            state.drop(copy)
+            state.free_allocation(copy)
         if previous is not None:
-            state.drop(previous)
-        previous = state.new(int(4 * sum(n for n, _ in weights)), sent)
+            state.free_allocation(previous)
+        previous = state.allocate(int(4 * sum(n for n, _ in weights)), sent)
         for copy in state.accumulators.pop(c * 10_000 + g, ()):
-            state.drop(copy)
+            state.free_allocation(copy)
         shares = sum(share for _, share in weights)
-        summed = state.new(int(4 * shares), sharded)
-        if state.rank.stored_bytes < 4.0:  # cast to the parameters' format
-            wide, summed = summed, state.new(int(state.rank.stored_bytes * shares), sharded)
-            state.drop(wide)
+        summed = state.allocate(int(4 * shares), sharded)
+        if state.rank.stored_bytes_per_param < 4.0:  # cast to the parameters' format
+            wide, summed = summed, state.allocate(int(state.rank.stored_bytes_per_param * shares), sharded)
+            state.free_allocation(wide)
         state.grads.append(summed)
     if previous is not None:
-        state.drop(previous)
+        state.free_allocation(previous)
     state.note_peak_since(start)
 
 
@@ -169,26 +171,30 @@ def weights_in_step_order(rank: Rank) -> tuple[Weight, ...]:
     return tuple(w for of_one in optimizers_weights(rank) for w in of_one)
 
 
-def optimize(state: RankState) -> None:
+def step_optimizer(state: RankState) -> None:
     """The optimizer's step; its states appear in the first, and fp32 copies of 16-bit gradients stay to the next."""
     where = "optimizer step"
     if state.rank.deepspeed:
-        deepspeed.optimize(state)
+        deepspeed.step_optimizer(state)
         return
-    inputs = off_tape_act(ACTIVATIONS, "last input of a chunk, with its gradient", where)
-    state.grads += [state.new(state.rank.boundary_bytes, inputs) for _ in range(state.rank.inputs_at_end)]
-    widened = off_tape_act(TEMPORARIES, "fp32 copies of gradients", where)
-    state.grads += [state.new(w.widened, widened) for w in weights_in_step_order(state.rank) if w.widened]
-    scratch = off_tape_act(TEMPORARIES, "temporaries of the optimizer", where)
-    state_kinds = [off_tape_act(STATES, name, where) for name in state.rank.moments]
+    inputs = off_tape_instruction(ACTIVATIONS, "last input of a chunk, with its gradient", where)
+    state.grads += [state.allocate(state.rank.stage_boundary_bytes, inputs) for _ in range(state.rank.inputs_at_end)]
+    widened = off_tape_instruction(TEMPORARIES, "fp32 copies of gradients", where)
+    state.grads += [
+        state.allocate(w.fp32_gradient_copy_bytes, widened)
+        for w in weights_in_step_order(state.rank)
+        if w.fp32_gradient_copy_bytes
+    ]
+    scratch = off_tape_instruction(TEMPORARIES, "temporaries of the optimizer", where)
+    state_kinds = [off_tape_instruction(STATES, name, where) for name in state.rank.moments]
     for w in weights_in_step_order(state.rank) if state.rank.flat_buffers else ():
-        if w.temporary:  # clipping scales each gradient into a temporary (utils.py:1212)
-            state.drop(state.new(w.state, scratch))
+        if w.temporary_bytes:  # clipping scales each gradient into a temporary (utils.py:1212)
+            state.free_allocation(state.allocate(w.state_bytes, scratch))
     for weights in optimizers_weights(state.rank):
         if state.step == 1:
             for w in weights:
-                for moment in state_kinds if w.state else ():
-                    state.new(w.state, moment)
-        temporaries = [state.new(w.temporary, scratch) for w in weights if w.temporary]
+                for moment in state_kinds if w.state_bytes else ():
+                    state.allocate(w.state_bytes, moment)
+        temporaries = [state.allocate(w.temporary_bytes, scratch) for w in weights if w.temporary_bytes]
         for temporary in temporaries:
-            state.drop(temporary)
+            state.free_allocation(temporary)

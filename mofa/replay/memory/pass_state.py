@@ -37,7 +37,7 @@ class ChunkPass:
             self.place = numbers.setdefault(where, len(numbers))
         return self.place
 
-    def unfold(self) -> None:
+    def restore_slots(self) -> None:
         """Put the recorded blocks back into slots, so that the pass can be played op by op."""
         if self.recorded is not None:
             *self.slots, (self.out,) = self.recorded.slots()

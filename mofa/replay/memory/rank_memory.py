@@ -12,9 +12,9 @@ import numpy as np
 
 from mofa.replay.allocator.compiled import fastest_allocator
 from mofa.replay.allocator.timeline import Journal, MemoryInstant
-from mofa.replay.garbage_collection import no_collection
+from mofa.replay.garbage_collection import without_collection
 from mofa.replay.memory.executor import StepExecutor
-from mofa.replay.memory.fsdp_and_optimizer import optimize
+from mofa.replay.memory.fsdp_and_optimizer import step_optimizer
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 
@@ -22,54 +22,54 @@ FIRST_STEPS = 2
 """Steps of equal tokens that are counted among those with drawn tokens: without and with optimizer states. [-]"""
 NUM_STEPS = 4
 """Steps that are played at most: 252 of 271 measured configurations then begin as the step before did. [-]"""
-ROUNDS = 8
+EXTRA_MICRO_BATCHES_OF_SHORT_STEP = 8
 """Micro-batches that a short step has beyond those in flight. [-]"""
-SHORTER = 4
+MIN_SHORTENING = 4
 """Times as many computations of a step from which a short one is played first. [-]"""
 
 
 @dataclass(frozen=True)
-class MemoryPlayed:
+class ReplayedRankMemory:
     """What playing the steps gave; peaks are over the steps after the first. [B]
 
-    ``around`` are the first event, the event after the last and the bytes in front of where the peak is.
+    ``peak_window`` are the first event, the event after the last and the bytes in front of where the peak is.
     ``out_of_memory`` says where the device was full first, None where never, and ``missing_bytes`` how much more that
     request wanted.
     """
 
     allocated: int
     peak_reserved: int
-    between_steps: int
-    ready: int
+    allocated_between_steps: int
+    allocated_at_start: int
     first_step_peak: int
     retries: int
     missing_bytes: int
     journal: Journal
-    around: tuple[int, int, int]
-    failed: tuple[int, MemoryInstant] | None
+    peak_window: tuple[int, int, int]
+    first_failure: tuple[int, MemoryInstant] | None
 
     @cached_property
     def highest(self) -> int:
         """The event of the peak."""
-        peak, num = self.journal.highest(*self.around)
+        peak, num = self.journal.allocated_peak(*self.peak_window)
         assert peak == self.allocated, (peak, self.allocated)
         return num - 1
 
     @cached_property
     def peak(self) -> MemoryInstant:
         """The instant at which most is allocated."""
-        return self.journal.moment(self.highest, _reserved_at(self.journal.grown, self.highest))
+        return self.journal.instant_at(self.highest, _reserved_at(self.journal.grown, self.highest))
 
     @property
     def out_of_memory(self) -> MemoryInstant | None:
         """The instant at which the device was full."""
-        return self.failed[1] if self.failed else None
+        return self.first_failure[1] if self.first_failure else None
 
 
 def play_memory(
-    rank: Rank, *, room: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
+    rank: Rank, *, capacity_bytes: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
     skip_rounds: bool = True, recordings: SharedRecordings | None = None,
-) -> MemoryPlayed:  # fmt: skip
+) -> ReplayedRankMemory:  # fmt: skip
     """Play the start and up to ``num_steps`` steps of a rank.
 
     Optimizer states appear at the first step's end, so that the second differs. It may leave other holes than it found,
@@ -80,21 +80,21 @@ def play_memory(
 
     Parameters
     ----------
-    room
+    capacity_bytes
         What the device has for the allocator; None is without end. [B]
     skip_rounds
         Whether rounds that repeat are left out; they change nothing but the journal's length.
     recordings
         What was noted down of other ranks of the plan, if any; it changes nothing.
     """
-    playing = Playing(
-        rank, room=room, expandable=expandable, num_steps=num_steps, skip_rounds=skip_rounds,
+    playing = RankMemoryReplay(
+        rank, capacity_bytes=capacity_bytes, expandable=expandable, num_steps=num_steps, skip_rounds=skip_rounds,
         recordings=recordings,
     )  # fmt: skip
     return playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
 
 
-class Playing:
+class RankMemoryReplay:
     """A rank whose steps of equal tokens are played, as :func:`play_memory` has them; of several that of one is
     played on.
 
@@ -103,12 +103,12 @@ class Playing:
     """
 
     def __init__(
-        self, rank: Rank, *, room: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
+        self, rank: Rank, *, capacity_bytes: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
         skip_rounds: bool = True, recordings: SharedRecordings | None = None, limit: float = inf,
     ) -> None:  # fmt: skip
         self.rank = rank
-        self.allocator = fastest_allocator(room, expandable=expandable, limit=limit)
-        with no_collection():
+        self.allocator = fastest_allocator(capacity_bytes, expandable=expandable, limit=limit)
+        with without_collection():
             self.player = player = StepExecutor(rank, self.allocator, skip_rounds=skip_rounds, recordings=recordings)
             player.allocate_start()
             self.ready = self.allocator.allocated
@@ -121,12 +121,12 @@ class Playing:
                 player.run_step()
         self.num_highest = len(player.state.highest)
 
-    def play_drawn_steps(self) -> MemoryPlayed:
+    def play_drawn_steps(self) -> ReplayedRankMemory:
         """What these and steps with other tokens behind them gave."""
         drift, player = self.rank.routing_drift, self.player
         assert drift is not None
         mark = player.state.journal.end_state()
-        with no_collection():
+        with without_collection():
             for _ in range(drift.num_drift_steps(len(self.rank.computations)) - FIRST_STEPS):
                 player.draw_tokens()
                 player.run_step()
@@ -134,28 +134,28 @@ class Playing:
         player.state.journal.truncate_to(mark)
         return result
 
-    def result(self) -> MemoryPlayed:
+    def result(self) -> ReplayedRankMemory:
         """What was played so far gave."""
         player, allocator = self.player, self.allocator
         peak, start, before, end = max(player.state.highest[2 : self.num_highest], key=lambda item: item[0])
         journal = player.state.journal
         failed, missing = None, 0
-        if player.state.failed is not None:
-            event, full, act = player.state.failed
-            journal_then = journal.moment(event - 1, full.reserved)
+        if player.state.first_failure is not None:
+            event, full, instruction = player.state.first_failure
+            journal_then = journal.instant_at(event - 1, full.reserved)
             failed = event, MemoryInstant(
-                journal.step_of(event), journal.what_ran(event, act), journal_then.allocated, full.reserved,
+                journal.step_of(event), journal.running_op(event, instruction), journal_then.allocated, full.reserved,
                 journal_then.alive, journal_then.tensors,
             )  # fmt: skip
-            missing = max(full.reserved + full.wanted - full.room, 0)
-        return MemoryPlayed(
+            missing = max(full.reserved + full.wanted - full.capacity_bytes, 0)
+        return ReplayedRankMemory(
             peak, allocator.peak_reserved, allocator.allocated, self.ready, max(h[0] for h in player.state.highest[:2]),
             allocator.num_retries, missing, journal, (start, end, before), failed,
         )  # fmt: skip
 
 
 def may_be_fullest(
-    ranks: Sequence[Rank], *, room: int | None = None, expandable: bool = False,
+    ranks: Sequence[Rank], *, capacity_bytes: int | None = None, expandable: bool = False,
     recordings: SharedRecordings | None = None,
 ) -> Sequence[Rank]:  # fmt: skip
     """Of ranks of one stage that differ in what their optimizers own those that may reserve most.
@@ -166,7 +166,7 @@ def may_be_fullest(
 
     Parameters
     ----------
-    room
+    capacity_bytes
         What the device has for the allocator; None is without end. [B]
     expandable
         Whether segments are expandable.
@@ -185,15 +185,21 @@ def may_be_fullest(
     So no verdict is left to it: near the limit all ends are played (:class:`mofa.replay.replayer.Replayer`).
     """
     few = [_of_few(rank) for rank in ranks]
-    if len(ranks) < 2 or len(ranks[0].chunks) > 1 or SHORTER * len(few[0].computations) > len(ranks[0].computations):
+    if (
+        len(ranks) < 2
+        or len(ranks[0].chunks) > 1
+        or MIN_SHORTENING * len(few[0].computations) > len(ranks[0].computations)
+    ):
         return ranks
     rest = np.array([_at_rest(rank, expandable) for rank in ranks])
     n = int(rest.min(axis=1).argmax())
     if not np.all(rest[n] > np.delete(rest, n, axis=0)):
         return ranks
-    played = [play_memory(rank, room=room, expandable=expandable, recordings=recordings) for rank in few]
+    played = [
+        play_memory(rank, capacity_bytes=capacity_bytes, expandable=expandable, recordings=recordings) for rank in few
+    ]
     reserved = np.array([memory.peak_reserved for memory in played])
-    short = any(memory.retries or memory.failed for memory in played)
+    short = any(memory.retries or memory.first_failure for memory in played)
     return ranks if short or np.any(reserved[n] <= np.delete(reserved, n)) else ranks[n : n + 1]
 
 
@@ -201,7 +207,9 @@ def _of_few(rank: Rank) -> Rank:
     """The rank in a step of fewer micro-batches: those in flight and some more."""
     in_flight = next((n for n, (kind, _, _) in enumerate(rank.computations) if kind != "F"), 0)
     return replace(
-        rank, computations=tuple(a for a in rank.computations if a[2] < in_flight + ROUNDS), routing_drift=None
+        rank,
+        computations=tuple(a for a in rank.computations if a[2] < in_flight + EXTRA_MICRO_BATCHES_OF_SHORT_STEP),
+        routing_drift=None,
     )
 
 
@@ -211,7 +219,7 @@ def _at_rest(rank: Rank, expandable: bool) -> tuple[int, int]:
     player.allocate_start()
     ready = player.state.a.reserved
     player.state.step = 1
-    optimize(player.state)
+    step_optimizer(player.state)
     return ready, player.state.a.reserved
 
 

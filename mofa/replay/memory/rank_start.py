@@ -9,10 +9,10 @@ from mofa.replay.allocator.timeline import (
     PARAMETERS,
     STATES,
     TEMPORARIES,
-    off_tape_act,
+    off_tape_instruction,
 )
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.fsdp_and_optimizer import play_requests, weights_in_step_order
+from mofa.replay.memory.fsdp_and_optimizer import allocate_requests, weights_in_step_order
 from mofa.replay.memory.pass_state import Allocation, name_in_layer
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.rank.description import Weight
@@ -28,22 +28,24 @@ def allocate_start(state: RankState) -> None:
         deepspeed.allocate_flat_buffers(state)
         return
     if r.preallocated:
-        play_requests(state, build_requests(r.weights, r.rotations), WHERE)
+        allocate_requests(state, build_requests(r.weights, r.rotary_table_bytes), WHERE)
         state.note_peak_since(begun)
         return
     params = [_parameter(state, w, n) for n, w in enumerate(r.weights)]
     for flat in r.flat_buffers:
         if flat.params:
-            state.new(flat.params, off_tape_act(PARAMETERS, "buffer of the parameters", WHERE))
-        state.new(flat.grads, off_tape_act(GRADIENTS, "buffer of the gradients", WHERE))
+            state.allocate(flat.params, off_tape_instruction(PARAMETERS, "buffer of the parameters", WHERE))
+        state.allocate(flat.grads, off_tape_instruction(GRADIENTS, "buffer of the gradients", WHERE))
         for n in flat.weights if flat.params else ():  # copied into it, the tensors are let go
-            state.drop(params[n])
-    copy = off_tape_act(TEMPORARIES, "copy of a parameter", WHERE)
+            state.free_allocation(params[n])
+    copy = off_tape_instruction(TEMPORARIES, "copy of a parameter", WHERE)
     for w in weights_in_step_order(r):
-        if w.main:  # made of a copy (distrib_optimizer.py: clone().float())
-            narrow = state.new(w.main // 2, copy)
-            state.new(w.main, off_tape_act(STATES, f"fp32 copy of {name_in_layer(w.name)}", WHERE))
-            state.drop(narrow)
+        if w.main_copy_bytes:  # made of a copy (distrib_optimizer.py: clone().float())
+            narrow = state.allocate(w.main_copy_bytes // 2, copy)
+            state.allocate(
+                w.main_copy_bytes, off_tape_instruction(STATES, f"fp32 copy of {name_in_layer(w.name)}", WHERE)
+            )
+            state.free_allocation(narrow)
     state.note_peak_since(begun)
 
 
@@ -52,13 +54,21 @@ def _parameter(state: RankState, w: Weight, n: int) -> Allocation:
 
     In fp8 it is cast from a 16-bit tensor, which goes, and has a transposed copy.
     """
-    wide = state.new(w.draft, off_tape_act(TEMPORARIES, "draft of a first value", WHERE)) if w.draft else None
-    allocation = state.new(w.param, off_tape_act(PARAMETERS, f"parameter {name_in_layer(w.name)}", WHERE))
-    if w.transposed:
-        state.new(w.transposed, off_tape_act(BUFFERS, f"transposed {name_in_layer(w.name)}", WHERE))
+    wide = (
+        state.allocate(w.init_copy_bytes, off_tape_instruction(TEMPORARIES, "draft of a first value", WHERE))
+        if w.init_copy_bytes
+        else None
+    )
+    allocation = state.allocate(
+        w.param_bytes, off_tape_instruction(PARAMETERS, f"parameter {name_in_layer(w.name)}", WHERE)
+    )
+    if w.fp8_transpose_bytes:
+        state.allocate(
+            w.fp8_transpose_bytes, off_tape_instruction(BUFFERS, f"transposed {name_in_layer(w.name)}", WHERE)
+        )
     if wide is not None:
-        state.drop(wide)
-    for behind, nbytes in state.rank.taken_at_build:
+        state.free_allocation(wide)
+    for behind, nbytes in state.rank.allocated_at_build:
         if behind == n:
-            state.new(nbytes, off_tape_act(BUFFERS, "buffer kept for good", WHERE))
+            state.allocate(nbytes, off_tape_instruction(BUFFERS, "buffer kept for good", WHERE))
     return allocation

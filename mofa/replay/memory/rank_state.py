@@ -17,8 +17,8 @@ class RankState:
     """A rank's memory on an allocator, and what its steps hold between computations.
 
     ``allocate_rounded`` and ``free`` are the allocator's, or those of the ``notes`` that are taken of a computation.
-    ``failed`` is where the device was full first. ``highest`` are, per step, its peak, the first event and its bytes,
-    and the event after. [B]
+    ``first_failure`` is where the device was full first. ``highest`` are, per step, its peak, the first event and its
+    bytes, and the event after. [B]
     """
 
     def __init__(self, rank: Rank, allocator: Allocator) -> None:
@@ -27,7 +27,7 @@ class RankState:
         self.free: Callable[[Block], None] = allocator.free
         self.journal = Journal()
         self.notes: Recorder | None = None
-        self.failed: tuple[int, OutOfDeviceMemory, Instruction] | None = None
+        self.first_failure: tuple[int, OutOfDeviceMemory, Instruction] | None = None
         self.step = 0
         self.highest: list[tuple[int, int, int, int]] = []
         self.grads: list[Allocation] = []
@@ -43,44 +43,44 @@ class RankState:
         self.input_grads: dict[tuple[int, int], Block] = {}
         self.whole_buckets: list[Allocation] = []
 
-    def new(self, nbytes: int, act: Instruction) -> Allocation:
+    def allocate(self, nbytes: int, instruction: Instruction) -> Allocation:
         """Allocate memory that belongs to no slot."""
         try:
             size = MIN_BLOCK if nbytes <= MIN_BLOCK else (nbytes + 511) & -512
-            block = self.allocate_rounded(size, act.stream << 1 | (size <= SMALL_SIZE))
+            block = self.allocate_rounded(size, instruction.stream << 1 | (size <= SMALL_SIZE))
         except OutOfDeviceMemory as full:
-            block = self.overflow(full, act, self.journal.num_events)
-        self.journal.new_instructions.append(act)
+            block = self.note_out_of_memory(full, instruction, self.journal.num_events)
+        self.journal.new_instructions.append(instruction)
         self.journal.new_sizes.append(block.size)
-        return block, act
+        return block, instruction
 
-    def overflow(self, full: OutOfDeviceMemory, act: Instruction, event: int) -> Block:
+    def note_out_of_memory(self, full: OutOfDeviceMemory, instruction: Instruction, event: int) -> Block:
         """Remember where the device was full first, and play on without end."""
-        if self.failed is None:
-            self.failed = (event, full, act)
-        self.a.room = None
-        return self.allocate_rounded(full.size, act.stream << 1 | (full.size <= SMALL_SIZE))
+        if self.first_failure is None:
+            self.first_failure = (event, full, instruction)
+        self.a.capacity_bytes = None
+        return self.allocate_rounded(full.size, instruction.stream << 1 | (full.size <= SMALL_SIZE))
 
-    def drop(self, allocation: Allocation) -> None:
+    def free_allocation(self, allocation: Allocation) -> None:
         """Free."""
-        block, act = allocation
-        self.journal.new_instructions.append(act)
+        block, instruction = allocation
+        self.journal.new_instructions.append(instruction)
         self.journal.new_sizes.append(-block.size)
         self.free(block)
 
-    def drop_all(self, allocations: Iterable[Allocation]) -> None:
+    def free_allocations(self, allocations: Iterable[Allocation]) -> None:
         """Free one after the other."""
         for allocation in allocations:
-            self.drop(allocation)
+            self.free_allocation(allocation)
 
-    def rename(self, allocation: Allocation, act: Instruction) -> Allocation:
+    def rename(self, allocation: Allocation, instruction: Instruction) -> Allocation:
         """Give memory another name."""
         block, old = allocation
-        self.journal.new_instructions += (old, act)
+        self.journal.new_instructions += (old, instruction)
         self.journal.new_sizes += (-block.size, block.size)
         if self.notes is not None:
-            self.notes.renamed(block)
-        return block, act
+            self.notes.note_renamed(block)
+        return block, instruction
 
     def events_and_allocated(self) -> tuple[int, int]:
         """The number of events so far and the allocated bytes, before something is done."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mofa.replay.allocator.pools import Block, round_size
-from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_act
+from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_instruction
 from mofa.replay.rank.program import GRADIENT, INPUT, BlockProgram
 
 if TYPE_CHECKING:
     from mofa.replay.memory.pass_state import Slots
     from mofa.replay.memory.rank_state import RankState
-    from mofa.replay.memory.recording import Waiting
+    from mofa.replay.memory.recording import RetainedBlock
 
 
 class ReceivedInputs:
@@ -25,8 +25,8 @@ class ReceivedInputs:
 
     def __init__(self, state: RankState) -> None:
         self.state = state
-        self._keeps = state.rank.keeps_received
-        self._size = round_size(state.rank.boundary_bytes)
+        self._keeps = state.rank.keeps_received_inputs
+        self._size = round_size(state.rank.stage_boundary_bytes)
         self.input: Block | None = None
         self.gradient: Block | None = None
         self.under_way: Block | None = None
@@ -39,7 +39,7 @@ class ReceivedInputs:
         """What a computation finds, by which it goes one way or another; nothing where nothing is kept."""
         return (self.input is not None, self.gradient is not None, self.fresh) if self._keeps else ()
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[RetainedBlock]:
         """The input and its gradient, None where there is none, and their rounded size."""
         return [(self.input, self._size), (self.gradient, self._size)] if self._keeps else []
 
@@ -51,42 +51,44 @@ class ReceivedInputs:
         """Their addresses, -1 for none."""
         return tuple(-1 if block is None else block.address for block in (self.input, self.gradient))
 
-    def step_begins(self) -> None:
+    def on_step_begin(self) -> None:
         """A step begins."""
         self.fresh = True
 
-    def forward_begins(self) -> None:
+    def on_forward_begin(self) -> None:
         """The chunk is given another input: in a step's first forward what it had goes, with its gradient."""
         if self.fresh:
-            self.graph_goes()
+            self.on_graph_freed()
             self._gradient_goes()
         self.in_first, self.fresh = self.fresh, False
 
-    def outlives(self, received: Block) -> bool:
+    def is_held_by_graph(self, received: Block) -> bool:
         """Whether an input that the first layer's dispatcher gives up hangs on its graph still."""
         if not self._keeps or self.in_first:
             return False
         self.input = received
         return True
 
-    def graph_goes(self) -> None:
+    def on_graph_freed(self) -> None:
         """An output's graph goes, and with it the input."""
         if self.input is not None:
-            self.state.drop((self.input, off_tape_act(ACTIVATIONS, INPUT, "end of its graph")))
+            self.state.free_allocation((self.input, off_tape_instruction(ACTIVATIONS, INPUT, "end of its graph")))
             self.input = None
 
-    def backward_begins(self, slots: Slots, first: BlockProgram) -> None:
+    def on_backward_begin(self, slots: Slots, first: BlockProgram) -> None:
         """Keep the input of a backward beyond it, unless the first layer's dispatcher does."""
-        self.graph_goes()
-        if all(act.slot != first.x for act, _ in first.lingers):
-            self.under_way, slots[first.x] = slots[first.x], None
+        self.on_graph_freed()
+        if all(instruction.slot != first.input_slot for instruction, _ in first.retained_by_dispatcher):
+            self.under_way, slots[first.input_slot] = slots[first.input_slot], None
 
-    def backward_ends(self, gradient: Block) -> None:
+    def on_backward_end(self, gradient: Block) -> None:
         """The backward returns its input's gradient in place of the last one's."""
         self._gradient_goes()
         self.input, self.gradient, self.under_way = self.under_way, gradient, None
 
     def _gradient_goes(self) -> None:
         if self.gradient is not None:
-            self.state.drop((self.gradient, off_tape_act(ACTIVATIONS, GRADIENT, "end of the next backward")))
+            self.state.free_allocation(
+                (self.gradient, off_tape_instruction(ACTIVATIONS, GRADIENT, "end of the next backward"))
+            )
             self.gradient = None

@@ -27,15 +27,15 @@ NEAR = 32 << 20
 """What blocks that are larger than asked take more, together, is less than this. [B]"""
 Places = tuple[tuple[int, ...], ...]
 """The slot of a routine behind each slot of a pass's pieces, and last behind its output; -1 for none."""
-Waiting = tuple[Block | None, int]
+RetainedBlock = tuple[Block | None, int]
 """A block that lingers of a chunk, or None, and its rounded size as it was asked for. [B]"""
-OF_SLOTS = ("packed_live_slots", "held_more", "held_more_at_tops")
+OF_SLOTS = ("packed_live_slots", "slots_gained_and_lost", "slots_gained_and_lost_near_peak")
 """What follows from a recording's slots."""
 NOTHING = Block(BlockPool(0, False), 0, 0, FREE)
 """In slots that nothing was taken for yet."""
 
 
-class PiecePassed(NamedTuple):
+class BlockEnd(NamedTuple):
     """A piece is through in a ``phase``, behind so many orders; the blocks in the slots ``sent`` come back late."""
 
     num_orders: int
@@ -49,16 +49,16 @@ class Recording:
     """A computation of a chunk, to be repeated.
 
     ``slots`` are the bytes asked for by every slot up to its end, those of the pass's earlier computations first, and
-    ``live_slots`` those that the pass holds then. ``taken`` is the event at which a slot is, ``entries`` where a slot's
-    bytes are in ``sizes``, with their sign. Events are counted from the computation's first. ``rise`` is how far the
-    sizes go up, ``tops`` the numbers of events after which they are less than :data:`NEAR` lower, with how far they are
-    up then, ``net`` what they come to. ``passages`` are (event, phase, piece), ``looks`` (first event, event after the
-    last) between looks at what is reserved. ``requests`` are the ``orders`` to one allocator, none before
-    :meth:`for_allocator` says to which: many are noted down that nothing repeats, and a pool keeps the bins that
-    requests know. ``left`` are the slots of what lingers of the chunk then
-    (:mod:`mofa.replay.memory.dispatcher_retention`), and of what it received
-    (:mod:`mofa.replay.memory.received_inputs`), -1 for nothing. ``passed`` are its pieces where rings send what comes
-    back late (:mod:`mofa.replay.memory.stage_outputs`). [B]
+    ``live_slots`` those that the pass holds then. ``allocation_events`` is the event at which a slot is, ``entries``
+    where a slot's bytes are in ``sizes``, with their sign. Events are counted from the computation's first.
+    ``peak_rise_bytes`` is how far the sizes go up, ``near_peak_events`` the numbers of events after which they are less
+    than :data:`NEAR` lower, with how far they are up then, ``net_bytes`` what they come to. ``passages`` are (event,
+    phase, piece), ``reserved_reads`` (first event, event after the last) between looks at what is reserved.
+    ``requests`` are the ``orders`` to one allocator, none before :meth:`for_allocator` says to which: many are noted
+    down that nothing repeats, and a pool keeps the bins that requests know. ``retained_slots`` are the slots of what
+    lingers of the chunk then (:mod:`mofa.replay.memory.dispatcher_retention`), and of what it received
+    (:mod:`mofa.replay.memory.received_inputs`), -1 for nothing. ``block_ends`` are its pieces where rings send what
+    comes back late (:mod:`mofa.replay.memory.stage_outputs`). [B]
     """
 
     orders: tuple[Order, ...]
@@ -68,16 +68,16 @@ class Recording:
     slots: tuple[int, ...]
     live_slots: tuple[int, ...]
     freed: frozenset[int]
-    taken: dict[int, int]
+    allocation_events: dict[int, int]
     entries: dict[int, tuple[tuple[int, int], ...]]
-    rise: int
-    tops: tuple[tuple[int, int], ...]
-    net: int
+    peak_rise_bytes: int
+    near_peak_events: tuple[tuple[int, int], ...]
+    net_bytes: int
     passages: tuple[tuple[int, str, str], ...]
-    looks: tuple[tuple[int, int], ...]
+    reserved_reads: tuple[tuple[int, int], ...]
     places: Places
-    left: tuple[int, ...]
-    passed: tuple[PiecePassed, ...]
+    retained_slots: tuple[int, ...]
+    block_ends: tuple[BlockEnd, ...]
 
     def for_allocator(self, a: Allocator) -> Recording:
         """The same with its requests to an allocator."""
@@ -97,7 +97,7 @@ class Recording:
     @cached_property
     def slot_events(self) -> SlotEvents:
         """The ``entries`` as arrays."""
-        return SlotEvents.of(self.entries)
+        return SlotEvents.from_entries(self.entries)
 
     @cached_property
     def sizes_array(self) -> NDArray[np.int64]:
@@ -105,14 +105,14 @@ class Recording:
         return np.array(self.sizes, dtype=np.int64)
 
     @cached_property
-    def held_more(self) -> dict[int, int]:
+    def slots_gained_and_lost(self) -> dict[int, int]:
         """Of which slots blocks are held at the end and were not before: 1; the other way round: -1."""
         return self._held_more(len(self.sizes))
 
     @cached_property
-    def held_more_at_tops(self) -> tuple[tuple[int, dict[int, int]], ...]:
-        """The levels of ``tops``, and the same as of the end there."""
-        return tuple((level, self._held_more(done)) for done, level in self.tops)
+    def slots_gained_and_lost_near_peak(self) -> tuple[tuple[int, dict[int, int]], ...]:
+        """The levels of ``near_peak_events``, and the same as of the end there."""
+        return tuple((level, self._held_more(done)) for done, level in self.near_peak_events)
 
     def _held_more(self, num_events: int) -> dict[int, int]:
         signs = {
@@ -124,7 +124,7 @@ class Recording:
         """The same of pieces of other ``names``."""
         return self._replaced(
             passages=tuple((event, phase, names[name]) for event, phase, name in self.passages),
-            passed=tuple(piece._replace(name=names[piece.name]) for piece in self.passed),
+            block_ends=tuple(piece._replace(name=names[piece.name]) for piece in self.block_ends),
         )
 
 
@@ -139,7 +139,7 @@ class PassBlocks:
         self.last: Recording | None = None
         """The last computation of the pass."""
 
-    def await_(self, waiting: Sequence[Waiting]) -> None:
+    def append_retained(self, waiting: Sequence[RetainedBlock]) -> None:
         """Put what is retained of the chunk into the next slots."""
         for block, size in waiting:
             if block is not None and block.size > size:
@@ -166,7 +166,7 @@ class Recorder:
     """Watches a computation being played: :meth:`allocate_rounded` and ``free`` stand for the allocator's."""
 
     def __init__(
-        self, allocator: Allocator, journal: Journal, recorded: PassBlocks | None, waiting: Sequence[Waiting]
+        self, allocator: Allocator, journal: Journal, recorded: PassBlocks | None, waiting: Sequence[RetainedBlock]
     ) -> None:  # fmt: skip
         self.a, self.journal = allocator, journal
         self.start, self.passages = journal.num_events, len(journal.new_passages)
@@ -174,7 +174,7 @@ class Recorder:
         last = self.recorded.last
         self.asked = list(last.slots) if last else []
         self.live = {self.recorded.blocks[slot].address: slot for slot in last.live_slots} if last else {}
-        self.recorded.await_(waiting)
+        self.recorded.append_retained(waiting)
         for block, size in waiting:
             if block is not None:
                 self.live[block.address] = len(self.asked)
@@ -183,7 +183,7 @@ class Recorder:
         self.orders: list[Order] = []
         self.entries: dict[int, list[tuple[int, int]]] = {}
         self.looks: list[tuple[int, int]] = []
-        self.passed: list[PiecePassed] = []
+        self.passed: list[BlockEnd] = []
         self.sent: list[int] = []
         """Slots that the piece under way has sent."""
         self.clean = True
@@ -221,12 +221,12 @@ class Recorder:
             self.entries.setdefault(slot, []).append((self.journal.num_events - self.start - 1, -1))
             self.sent.append(slot)
 
-    def piece_passed(self, phase: str, name: str) -> None:
+    def note_block_end(self, phase: str, name: str) -> None:
         """A piece is through: here comes back what was sent."""
-        self.passed.append(PiecePassed(len(self.orders), phase, name, tuple(self.sent)))
+        self.passed.append(BlockEnd(len(self.orders), phase, name, tuple(self.sent)))
         self.sent.clear()
 
-    def renamed(self, block: Block) -> None:
+    def note_renamed(self, block: Block) -> None:
         """Note that a block's bytes went from one name to another."""
         slot = self.live.get(block.address, -1)
         if slot < 0:
@@ -251,7 +251,7 @@ class Recorder:
         if not self.clean or tuple(sorted(in_slots)) != live_slots:
             return None
         start = self.start
-        instructions, sizes = self.journal.since(start)
+        instructions, sizes = self.journal.events_since(start)
         freed = []
         for slot, entries in self.entries.items():
             for event, sign in entries:
@@ -273,7 +273,7 @@ class Recorder:
         )  # fmt: skip
         return self.recorded.last
 
-    def _short(self) -> tuple[tuple[Order, ...], tuple[PiecePassed, ...]]:
+    def _short(self) -> tuple[tuple[Order, ...], tuple[BlockEnd, ...]]:
         """The requests, what is freed before its pool is asked for more having become a look for room.
 
         Where rests are split off, such a pair changes nothing unless memory has to be asked of the device, or something

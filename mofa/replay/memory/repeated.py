@@ -23,14 +23,14 @@ from mofa.replay.allocator.pools import (
     address_of,
 )
 from mofa.replay.allocator.timeline import MANY_RESTS, Instruction, Journal
-from mofa.replay.memory.recording import NEAR, NOTHING, PassBlocks, PiecePassed, Recording
+from mofa.replay.memory.recording import NEAR, NOTHING, BlockEnd, PassBlocks, Recording
 
-Passed = Callable[[PiecePassed, BlockSlots], None]
+Passed = Callable[[BlockEnd, BlockSlots], None]
 """Told of a piece that is through, and where the blocks of the pass are."""
 Grow = Callable[[int, int, BlockPool], Block]
 """Asks the device for a slot's bytes."""
 Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
-"""Says what to do where the device is full: what did not fit, in which act and event."""
+"""Says what to do where the device is full: what did not fit, in which instruction and event."""
 
 
 def repeat_recording(
@@ -48,17 +48,17 @@ def repeat_recording(
     start, before, reserved = journal.num_events, a.allocated, a.reserved
     rests, grown = _answered(recording, recorded, a, start, overflow, passed)
     end = journal.repeat_computation(recording.instructions, recording.sizes, recording.passages)
-    most, changed = before + recording.rise, 0
+    most, changed = before + recording.peak_rise_bytes, 0
     if rests or recorded.rests:
         rests.update(recorded.rests)
         most, changed = _add_rests(recording, rests, journal, start, before, a.peak_allocated)
         recorded.rests = {slot: rest for slot, rest in rests.items() if slot not in recording.freed}
     recorded.last = recording
-    a.allocated = before + recording.net + changed
+    a.allocated = before + recording.net_bytes + changed
     if most > a.peak_allocated:
         a.peak_allocated = most
     if grown or journal.grown[-1][1] != reserved:
-        for first, after in recording.looks:
+        for first, after in recording.reserved_reads:
             reserved = next((size for event, size in reversed(grown) if event < after), reserved)
             if journal.grown[-1][1] != reserved:
                 journal.grown.append((start + first, reserved))
@@ -70,15 +70,15 @@ def _add_rests(
 ) -> tuple[int, int]:  # fmt: skip
     """Write down that some blocks are larger than asked; the most with them, or at least that where it is no more than
     the ``peak``, and how much more is held at the end."""
-    journal.larger.append((start, recording.entries, rests))
-    items, held_more = rests.items(), recording.held_more
+    journal.larger_blocks.append((start, recording.entries, rests))
+    items, held_more = rests.items(), recording.slots_gained_and_lost
     changed = sum([held_more[slot] * rest for slot, rest in items if slot in held_more])
     all_rests = sum(rests.values())
-    if before + recording.rise + all_rests <= peak:
-        return before + recording.rise + all_rests, changed
+    if before + recording.peak_rise_bytes + all_rests <= peak:
+        return before + recording.peak_rise_bytes + all_rests, changed
     if len(rests) >= MANY_RESTS:
         sizes_then = recording.sizes_array.copy()
-        np.add.at(sizes_then, *recording.slot_events.changes(rests))
+        np.add.at(sizes_then, *recording.slot_events.size_changes(rests))
         return before + max(int(np.cumsum(sizes_then).max(initial=0)), 0), changed
     if all_rests >= NEAR:
         sizes = list(recording.sizes)
@@ -87,7 +87,8 @@ def _add_rests(
                 sizes[event] += sign * rest
         return max(accumulate(sizes, initial=before)), changed
     highest = max([
-        level + sum([more.get(slot, 0) * rest for slot, rest in items]) for level, more in recording.held_more_at_tops
+        level + sum([more.get(slot, 0) * rest for slot, rest in items])
+        for level, more in recording.slots_gained_and_lost_near_peak
     ])  # fmt: skip
     return before + highest, changed
 
@@ -98,7 +99,7 @@ def _answered(
 ) -> tuple[dict[int, int], list[tuple[int, int]]]:  # fmt: skip
     """Answer the requests. The rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where
     memory was asked of the device; ``a.allocated`` stays as it was."""
-    blocks, num_new = recorded.blocks, len(recording.taken)
+    blocks, num_new = recorded.blocks, len(recording.allocation_events)
     num_kept = len(recording.slots) - num_new
     if isinstance(blocks, NumberedBlocks):
         blocks.resize(num_kept, num_new)
@@ -115,7 +116,7 @@ def _answered(
             return rests, grown
     grow = partial(_grow, recording, recorded, a, start, overflow, rests, grown)
     answer = _compiled_requests if isinstance(a, CompiledAllocator) else _requests
-    for piece_passed in recording.passed:
+    for piece_passed in recording.block_ends:
         assert passed is not None
         answer(recording, begin, piece_passed.num_orders, blocks, a, rests, grow)
         passed(piece_passed, blocks)
@@ -185,7 +186,7 @@ def _requests(
         try:
             peers = pool.bins[size]
         except KeyError:
-            peers = pool.open(size)
+            peers = pool.open_bin(size)
         if not peers or peers[-1].address < free.address:
             peers.append(free)
         elif free.address < peers[0].address:
@@ -200,7 +201,7 @@ def _fitting_requests(
     """Answer requests, compiled, until one fits no free block: its place, ``end`` where all fit."""
     requests = recording.requests
     assert isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
-    return a.answer(requests, 0, end, blocks, None, rests)
+    return a.serve_requests(requests, 0, end, blocks, None, rests)
 
 
 def _compiled_requests(
@@ -211,7 +212,7 @@ def _compiled_requests(
     requests = recording.requests
     assert isinstance(a, CompiledAllocator) and isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
     segment = None
-    while (begin := a.answer(requests, begin, end, blocks, segment, rests)) < end:
+    while (begin := a.serve_requests(requests, begin, end, blocks, segment, rests)) < end:
         size, slot, index = recording.orders[begin]
         segment = grow(slot, abs(size), a.pool(index))
 
@@ -230,7 +231,7 @@ def _best_fit(pool: BlockPool, size: int) -> Block | None:
 
 def _expandable_fit(pool: BlockPool, size: int) -> Block | None:
     """Take the block that expandable segments prefer of those that fit."""
-    index = pool.first(size)
+    index = pool.first_fitting_bin(size)
     if index == len(pool.lists):
         return None
     free = least_expandable(pool, index)
@@ -266,7 +267,7 @@ def _merged_into(before: Block, free: Block, after: Block | None) -> Block:
 
 def _make_room(a: Allocator, grow: Grow, slot: int, size: int, pool: BlockPool) -> None:
     """Ask the device for memory where no free block has a size."""
-    if pool.first(size) == len(pool.lists):
+    if pool.first_fitting_bin(size) == len(pool.lists):
         a.merge_free(grow(slot, size, pool))
 
 
@@ -278,7 +279,7 @@ def _grow(
     try:
         free = a.grow(pool, size)
     except OutOfDeviceMemory as full:
-        event = recording.taken[slot]
+        event = recording.allocation_events[slot]
         known = {**recorded.rests, **rests}
         full.allocated += sum(recording.sizes[:event])
         full.allocated += sum(
@@ -286,5 +287,5 @@ def _grow(
         )
         a.allocated = full.allocated  # from which the overflow's request is counted
         free = overflow(full, recording.instructions[event], start + event)
-    grown.append((recording.taken[slot], a.reserved))
+    grown.append((recording.allocation_events[slot], a.reserved))
     return free

@@ -36,12 +36,12 @@ class SharedRecordings:
         """The programs of a rank's blocks, per chunk."""
         return [[self.program(piece.trace) for piece in chunk] for chunk in rank.chunks]
 
-    def keep(self, recording: Recording, rank: Rank, which: Which) -> None:
+    def add_recording(self, recording: Recording, rank: Rank, which: Which) -> None:
         """Remember a computation that can be repeated."""
         names = tuple(piece.name for piece in rank.chunks[which[1]])
         self._recordings[self._key(rank, which)] = names, recording
 
-    def knows(self, rank: Rank, which: Which) -> bool:
+    def has_recording(self, rank: Rank, which: Which) -> bool:
         """Whether the computation was recorded, on whichever rank."""
         return self._key(rank, which) in self._recordings
 

@@ -8,32 +8,32 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-QUIET = 160
+STEADY_FORWARDS = 160
 """Forwards without more being asked of the device after which a first step counts as steady, where a rank has several
 chunks: in the best plans of DeepSeek-V3 on 2,048 GPUs, 120 ranks, up to 128 pass between one segment and the next. [-]
 """
-TURNS = 8
+STEADY_TURNOVERS = 8
 """How often all that is in flight comes and goes meanwhile, where it has one chunk: up to 4.5 times there. [-]"""
-FEWEST = 48
+LEAST_STEADY_FORWARDS = 48
 """Forwards that are waited for in any case. [-]"""
-EAGER = 32
+ROUNDS_FULLY_FINGERPRINTED = 32
 """Rounds whose whole state is put down; most that come back soon do so at once. [-]"""
-LATER = 320
+STEADY_FORWARDS_OF_LATER_STEP = 320
 """The same of a later step, without a new peak either: of 92 ranks of best plans and those of 139 published pipelines,
 whose later steps were played whole, none took a segment later than 128 forwards after the one before, and behind more
 than these the peak of allocated memory rose by less than 5e-6. [-]"""
-LONG = 1024
+STEADY_FORWARDS_WITH_RETENTION = 1024
 """Forwards that are waited for in any step, where something lingers of several chunks. [-]"""
 
 
-class LaterRounds:
+class MicroBatchShifts:
     """By how many micro-batches rounds follow those before them, of the computations of a step.
 
     Examples
     --------
     >>> order = (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("F", 0, 2), ("B", 0, 1), ("F", 0, 3), ("B", 0, 2))
-    >>> rounds = LaterRounds(order, (2,))
-    >>> [rounds.by(n, 2) for n in range(len(order))], rounds.size_of_round(3)
+    >>> rounds = MicroBatchShifts(order, (2,))
+    >>> [rounds.shift_of_round(n, 2) for n in range(len(order))], rounds.size_of_round(3)
     ([0, 0, 0, 1, 1, 1, 0], 2)
     """
 
@@ -41,7 +41,7 @@ class LaterRounds:
         self.computations = computations
         self._by = {size: self._of_size(size) for size in sizes if 2 * size <= len(computations)}
 
-    def by(self, n: int, size: int) -> int:
+    def shift_of_round(self, n: int, size: int) -> int:
         """By how many micro-batches the ``size`` computations from ``n`` follow those before them; 0 where other."""
         by = self._by.get(size)
         return by[n] if by is not None and n < len(by) else 0
@@ -76,50 +76,53 @@ class LaterRounds:
 class RoundSkipper:
     """Finds rounds of a steady state that can be left out.
 
-    A round is as many computations as are repeated a micro-batch (or some) later. Where the whole state after one
-    comes back, all that follows does, and rounds are left out by whole periods: exactly. Blocks change places among the
+    A round is as many computations as are repeated a micro-batch (or some) later. Where the whole state after one comes
+    back, all that follows does, and rounds are left out by whole periods: exactly. Blocks change places among the
     micro-batches in flight and what is left of free blocks wanders with them, so that a state may come back late or
-    never. Of a first step only what it asked of the device is left at its end, as all activations are gone by then:
-    its rounds are left out once nothing was asked for while all that is in flight came and went :data:`TURNS` times,
-    with several chunks for :data:`QUIET` forwards. Those of a later step are only where that and the peaks held
-    for :data:`LATER`.
+    never. Of a first step only what it asked of the device is left at its end, as all activations are gone by then: its
+    rounds are left out once nothing was asked for while all that is in flight came and went :data:`STEADY_TURNOVERS`
+    times, with several chunks for :data:`STEADY_FORWARDS` forwards. Those of a later step are only where that and the
+    peaks held for :data:`STEADY_FORWARDS_OF_LATER_STEP`.
     """
 
     def __init__(
-        self, computations: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...], later: LaterRounds | None = None
+        self,
+        computations: tuple[tuple[str, int, int], ...],
+        sizes: tuple[int, ...],
+        later: MicroBatchShifts | None = None,
     ) -> None:
-        self.computations, self.later = computations, later or LaterRounds(computations, sizes)
+        self.computations, self.shifts = computations, later or MicroBatchShifts(computations, sizes)
         self.size = self.start = 0
         self.states: dict[object, dict[object, int]] = {}
         self.peaks: object = None
         self.changed = 0
-        self.flying = 0
+        self.num_in_flight = 0
         self.chunks = len({c for _, c, _ in computations})
 
-    def end(self, n: int) -> bool:
+    def is_round_end(self, n: int) -> bool:
         """Whether a round ends in front of computation ``n`` and another like it follows."""
         if self.size and (n - self.start) % self.size:
             return False
-        size = self.later.size_of_round(n)
+        size = self.shifts.size_of_round(n)
         if size != self.size:
             self.size, self.start, self.states, self.peaks = size, n, {}, None
         return size > 0
 
-    def as_many_in_flight(self, flying: int) -> bool:
+    def has_unchanged_in_flight(self, flying: int) -> bool:
         """Whether as much is in flight as a round ago: else nothing can have come back."""
-        before, self.flying = self.flying, flying
+        before, self.num_in_flight = self.num_in_flight, flying
         return before == flying
 
     def num_to_skip(self, n: int, places_held: object, free: Callable[[], object]) -> tuple[int, int]:
         """How many computations can be left out here as the state came back, and how many those are that repeat.
 
         The state is what is ``places_held`` where and what is ``free``. That takes longer to put down: behind the first
-        :data:`EAGER` rounds it is only where the former has come back.
+        :data:`ROUNDS_FULLY_FINGERPRINTED` rounds it is only where the former has come back.
         """
         known = self.states.get(places_held)
         if known is None:
             known = self.states[places_held] = {}
-            if len(self.states) > EAGER:
+            if len(self.states) > ROUNDS_FULLY_FINGERPRINTED:
                 return 0, 0
         state = free()
         since = known.get(state)
@@ -129,14 +132,18 @@ class RoundSkipper:
     @property
     def num_quiet_forwards(self) -> int:
         """Forwards after which a first step in which nothing more was asked for is steady."""
-        return min(max(TURNS * self.flying, FEWEST), QUIET) if self.chunks == 1 else QUIET
+        return (
+            min(max(STEADY_TURNOVERS * self.num_in_flight, LEAST_STEADY_FORWARDS), STEADY_FORWARDS)
+            if self.chunks == 1
+            else STEADY_FORWARDS
+        )
 
     def num_to_skip_once_settled(self, n: int, peaks: object, quiet: int) -> tuple[int, int]:
         """The same where ``peaks`` have not changed for so many forwards."""
         if peaks != self.peaks:
             self.peaks, self.changed = peaks, n
         begun = max(sum(kind == "F" for kind, _, _ in self.computations[n : n + self.size]), 1)
-        num_rounds = -(-max(self.flying, quiet) // begun)
+        num_rounds = -(-max(self.num_in_flight, quiet) // begun)
         if n - self.changed < num_rounds * self.size:
             return 0, 0
         return self._following(n, self.size), self.size
@@ -144,6 +151,6 @@ class RoundSkipper:
     def _following(self, n: int, period: int) -> int:
         """How many computations follow in whole periods of rounds like the last one."""
         like = 0
-        while self.later.by(n + like * self.size, self.size):
+        while self.shifts.shift_of_round(n + like * self.size, self.size):
             like += 1
         return like * self.size // period * period

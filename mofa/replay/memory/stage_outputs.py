@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from mofa.cost.allocations.host_lead import host_lead_launches, launches_by_kind
 from mofa.cost.allocations.watchdog import Shelf
 from mofa.replay.allocator.pools import WAITING, Block
-from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_act
+from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_instruction
 from mofa.replay.rank.program import GRADIENT, INPUT
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mofa.replay.rank.description import RankBlock
 
 
-class LateFrees:
+class DeferredFrees:
     """Lets go what a rank's finished backwards leave of their passes."""
 
     def __init__(self, state: RankState) -> None:
@@ -38,11 +38,16 @@ class LateFrees:
         self.pipelined = rank.preallocated and any((*rank.sends, *rank.receives))
         self.reduces = bool(rank.deepspeed) and not rank.launch_blocking
         """Whether what tensor parallelism sums comes back late."""
-        self.rings = any(piece.trace.sent for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        self.rings = (
+            any(piece.trace.recorded_on_nccl_stream for chunk in rank.chunks for piece in chunk)
+            and not rank.launch_blocking
+        )
         """Whether blocks send what comes back late."""
-        self.shelves = any(piece.trace.shelved for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        self.shelves = (
+            any(piece.trace.held_by_watchdog for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        )
         """Whether blocks leave something to PyTorch's watchdog."""
-        self.possible = rank.preallocated or self.late_inside
+        self.possible = rank.preallocated or self.defers_frees_in_blocks
         """Whether anything comes back late, or is held beyond its backward."""
         self.shelf: Shelf[Allocation] = Shelf()
         self.ring: Shelf[Block] = Shelf(held_s=0.0)
@@ -63,20 +68,20 @@ class LateFrees:
         ``non_blocking``.
         """
         if kind == "F":
-            self.deepspeed_waits()
+            self.synchronize_deepspeed()
         self.free_passed()
 
-    def deepspeed_waits(self) -> None:
+    def synchronize_deepspeed(self) -> None:
         """DeepSpeed's host waits for the device."""
         if self.reduces:
-            self.wait()
+            self.synchronize_device()
 
-    def deepspeed_launches(self, launches: float) -> None:
+    def count_deepspeed_launches(self, launches: float) -> None:
         """DeepSpeed's host has launched as many kernels outside a block."""
         if self.reduces:
             self.launched += launches
 
-    def wait(self) -> None:
+    def synchronize_device(self) -> None:
         """The host waits for the device."""
         self.launched = float("inf")
         self.free_passed()
@@ -93,14 +98,14 @@ class LateFrees:
         if not state.rank.preallocated:
             return
         self.launched += self.launches[c].get(kind, 0.0)
-        stays = state.rank.output_stays
+        stays = state.rank.keeps_last_output
         if kind == "F" and stays:
             self.drop_replaced_output()
             self.output = c, i
         if kind not in "BW":
             return
         chunk_pass = state.passes.pop((c, i))
-        chunk_pass.unfold()
+        chunk_pass.restore_slots()
         out, (dy,) = chunk_pass.out, chunk_pass.slots[0]
         if out is not None and stays and self.output == (c, i):
             self.finished_output = out
@@ -114,15 +119,15 @@ class LateFrees:
     def after_block(self, phase: str, piece: RankBlock) -> None:
         """A block is through, where something of its inside comes back late: as :meth:`free_passed`."""
         trace = piece.trace
-        if not self.late_inside:
+        if not self.defers_frees_in_blocks:
             return
         issued = trace.launches[0] if phase == "forward" else trace.launches[1] + trace.launches[2]
         pace = piece.paces[phase != "forward"]
         for allocation in self.shelf.issue_block(pace, issued) if self.shelves else ():
-            self.state.drop(allocation)
+            self.state.free_allocation(allocation)
         if self.rings:
             if self.state.notes is not None:
-                self.state.notes.piece_passed(phase, piece.name)
+                self.state.notes.note_block_end(phase, piece.name)
             for block in self.ring.issue_block(pace, issued):
                 self.state.a.merge_free(block)
         if self.reduces:
@@ -130,7 +135,7 @@ class LateFrees:
             self.free_passed()
 
     @property
-    def sent_late(self) -> bool:
+    def defers_sent_blocks(self) -> bool:
         """Whether what a ring sends comes back late; a first step's does at once, whose host compiles and loads."""
         return self.rings and self.state.step > 1
 
@@ -140,7 +145,7 @@ class LateFrees:
         self.ring.put(block)
 
     @property
-    def late_inside(self) -> bool:
+    def defers_frees_in_blocks(self) -> bool:
         """Whether something that blocks let go comes back late."""
         return self.reduces or self.rings or self.shelves
 
@@ -149,11 +154,11 @@ class LateFrees:
         if self.shelves and self.state.step > 1:
             self.shelf.put(allocation)
         else:
-            self.state.drop(allocation)
+            self.state.free_allocation(allocation)
 
-    def free_late(self, block: Block, *, sent: bool = False) -> None:
+    def free_once_device_passed(self, block: Block, *, sent: bool = False) -> None:
         """Free what tensor parallelism has summed, or what was ``sent`` by a ring: at once, or once the device has."""
-        if sent and self.sent_late:
+        if sent and self.defers_sent_blocks:
             self.state.a.allocated -= block.size
             if self.state.notes is not None:
                 self.state.notes.send(block)
@@ -167,12 +172,12 @@ class LateFrees:
         block.state = WAITING
         self.waiting.append((self.launched + behind, block))
 
-    def drop_late(self, allocation: Allocation, *, sent: bool = False) -> None:
+    def free_allocation_once_device_passed(self, allocation: Allocation, *, sent: bool = False) -> None:
         """Free as :meth:`free_late` does, and write it into the journal."""
-        block, act = allocation
-        self.state.journal.new_instructions.append(act)
+        block, instruction = allocation
+        self.state.journal.new_instructions.append(instruction)
         self.state.journal.new_sizes.append(-block.size)
-        self.free_late(block, sent=sent)
+        self.free_once_device_passed(block, sent=sent)
 
     def drop_replaced_output(self) -> None:
         """The schedule's variable has another output."""
@@ -180,7 +185,7 @@ class LateFrees:
             self.free_output(self.finished_output, self.output_name(0), sent=self.state.rank.sends[0])
             self.finished_output = None
 
-    def end(self) -> None:
+    def on_step_end(self) -> None:
         """The schedule's step is through, and the host waits for the gradients' norm."""
         self.drop_replaced_output()
         if self.gradient is not None:
@@ -191,12 +196,12 @@ class LateFrees:
         self.ring.synchronized()
         for block in self.ring.pop_due():
             self.state.a.merge_free(block)
-        self.wait()
+        self.synchronize_device()
 
     def free_output(self, block: Block, name: str, *, sent: bool) -> None:
         """Free a block: at once, or once the device has sent it."""
         state = self.state
-        state.journal.new_instructions.append(off_tape_act(ACTIVATIONS, name, "end of a backward"))
+        state.journal.new_instructions.append(off_tape_instruction(ACTIVATIONS, name, "end of a backward"))
         state.journal.new_sizes.append(-block.size)
         behind = self.host_lead_launches() if sent else 0.0
         if not behind:

@@ -8,19 +8,24 @@ from typing import TYPE_CHECKING
 
 from mofa.replay.allocator.pools import Block, BlockSlots
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, copy_gathered, reduce
+from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, copy_gathered, reduce_chunk_gradients
 from mofa.replay.memory.pass_state import ChunkPass
-from mofa.replay.memory.recording import PassBlocks, PiecePassed, Recorder, Recording, Waiting
+from mofa.replay.memory.recording import BlockEnd, PassBlocks, Recorder, Recording, RetainedBlock
 from mofa.replay.memory.repeated import repeat_recording
 from mofa.replay.memory.shared_recordings import Which
-from mofa.replay.memory.skipped_rounds import LATER, LONG, LaterRounds, RoundSkipper
+from mofa.replay.memory.skipped_rounds import (
+    STEADY_FORWARDS_OF_LATER_STEP,
+    STEADY_FORWARDS_WITH_RETENTION,
+    MicroBatchShifts,
+    RoundSkipper,
+)
 
 if TYPE_CHECKING:
     from mofa.replay.memory.dispatcher_retention import RetainedBlocks
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.memory.received_inputs import ReceivedInputs
     from mofa.replay.memory.shared_recordings import SharedRecordings
-    from mofa.replay.memory.stage_outputs import LateFrees
+    from mofa.replay.memory.stage_outputs import DeferredFrees
 
 TRIES = 3
 """Computations of a kind and chunk that are noted down before none is expected to repeat: the first have buffers."""
@@ -30,7 +35,7 @@ class SteadyStatePlayer:
     """Leads a rank through the computations of its steps; ``play`` plays a kind, chunk and micro-batch op by op."""
 
     def __init__(
-        self, state: RankState, sends: LateFrees, retained: RetainedBlocks, received_inputs: ReceivedInputs,
+        self, state: RankState, sends: DeferredFrees, retained: RetainedBlocks, received_inputs: ReceivedInputs,
         recordings: SharedRecordings, play: Callable[[str, int, int], None], *, skip_rounds: bool,
     ) -> None:  # fmt: skip
         self.state, self.sends, self.retained, self.recordings = state, sends, retained, recordings
@@ -48,24 +53,28 @@ class SteadyStatePlayer:
         self.lasts = {c: n for n, (_, c, _) in enumerate(rank.computations)}
 
     @cached_property
-    def later(self) -> LaterRounds:
+    def micro_batch_shifts(self) -> MicroBatchShifts:
         """Which rounds follow which: the same in every step."""
-        return LaterRounds(self.state.rank.computations, self.round_sizes)
+        return MicroBatchShifts(self.state.rank.computations, self.round_sizes)
 
     def compute(self) -> None:
         """All forwards and backwards, but for rounds that would only repeat others."""
         state = self.state
         computations, passes, begun = state.rank.computations, state.passes, state.begun
         num_chunks = len(state.rank.chunks)
-        steady_rounds = RoundSkipper(computations, self.round_sizes, self.later)
+        steady_rounds = RoundSkipper(computations, self.round_sizes, self.micro_batch_shifts)
         retries: dict[int, int] = {}
         n = 0
         while n < len(computations):
             self._computation(*computations[n])
-            if state.rank.unshards and self.lasts.get(computations[n][1]) == n:
-                reduce(state, computations[n][1])
+            if state.rank.reduces_by_chunk and self.lasts.get(computations[n][1]) == n:
+                reduce_chunk_gradients(state, computations[n][1])
             n += 1
-            if len(begun) < num_chunks or not steady_rounds.end(n) or not steady_rounds.as_many_in_flight(len(passes)):
+            if (
+                len(begun) < num_chunks
+                or not steady_rounds.is_round_end(n)
+                or not steady_rounds.has_unchanged_in_flight(len(passes))
+            ):
                 continue
             last = computations[n - 1][2]
             retries[n] = state.a.num_retries
@@ -73,24 +82,24 @@ class SteadyStatePlayer:
             if not skipped:
                 peaks = state.highest[-1][0], state.a.peak_reserved
                 if num_chunks > 1 and self.retained.possible:
-                    skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, LONG)
+                    skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, STEADY_FORWARDS_WITH_RETENTION)
                 elif state.step == 1:
                     skipped, period = steady_rounds.num_to_skip_once_settled(
                         n, state.a.peak_reserved, steady_rounds.num_quiet_forwards
                     )
                 else:
-                    skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, LATER)
+                    skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, STEADY_FORWARDS_OF_LATER_STEP)
             if skipped:
                 shift = computations[n + skipped - 1][2] - last
                 moved = {(k, j + shift): chunk_pass for (k, j), chunk_pass in passes.items()}
                 passes.clear()
                 passes.update(moved)
                 self.sends.shift_micro_batches(shift)
-                state.journal.left_out.append((len(state.journal.computations), skipped, period))
+                state.journal.skipped_rounds.append((len(state.journal.computations), skipped, period))
                 in_period = state.a.num_retries - retries.get(n - period, state.a.num_retries)
                 state.a.num_retries += in_period * (skipped // period)
                 n += skipped
-        self.sends.end()
+        self.sends.on_step_end()
 
     def _places_held(self, last: int) -> object:
         """A fingerprint of the end of a round: equal where the same lies in the same places.
@@ -104,7 +113,7 @@ class SteadyStatePlayer:
             (c, i - last, place if (place := chunk_pass.place) >= 0 else chunk_pass.number_of_addresses(self.places))
             for (c, i), chunk_pass in state.passes.items()
         ]
-        gradients = tuple([block.address for block, _ in deepspeed.bf16_gradients(state) if block is not None])
+        gradients = tuple([block.address for block, _ in deepspeed.live_bf16_gradients(state) if block is not None])
         received = self.received_inputs.addresses()
         return self.sends.fingerprint(last), self.retained.addresses(), received, gradients, *passes
 
@@ -113,7 +122,7 @@ class SteadyStatePlayer:
         state.journal.computations.append((state.journal.num_events, kind, c, i))
         if kind == "F" and state.rank.buckets:
             allocate_ddp_buckets(state)
-        if kind == "F" and state.rank.unshards:
+        if kind == "F" and state.rank.reduces_by_chunk:
             copy_gathered(state, c)
         if self.sends.possible:
             self.sends.before_computation(kind)
@@ -129,9 +138,9 @@ class SteadyStatePlayer:
             self.played.add((kind, c))
             return
         retains = self.retained.possible and self.retained.retains_of_chunk(c)
-        which = kind, c, retains, self.received_inputs.present(), self.sends.sent_late
+        which = kind, c, retains, self.received_inputs.present(), self.sends.defers_sent_blocks
         recording = self.recordings_of.get(which)
-        known = recording is None and self.recordings.knows(state.rank, which)
+        known = recording is None and self.recordings.has_recording(state.rank, which)
         if known and (kind, c) in self.played:
             recording = self.recordings_of[which] = self.recordings.recording(state.rank, which)
         if recording is not None:
@@ -142,16 +151,16 @@ class SteadyStatePlayer:
             self.play(kind, c, i)
         self.played.add((kind, c))
 
-    def _blocks_outside(self, kind: str, c: int) -> list[Waiting]:
+    def _blocks_outside(self, kind: str, c: int) -> list[RetainedBlock]:
         """Blocks outside its pass that a computation finds or leaves; always as many, in one order."""
         state, received = self.state, self.received_inputs.waiting()
         if self.retained.possible:
             return [*self.retained.waiting(c), *received]
-        return [*(deepspeed.bf16_gradients(state) if kind == "B" else ()), *received]
+        return [*(deepspeed.live_bf16_gradients(state) if kind == "B" else ()), *received]
 
     def _leave(self, kind: str, c: int, blocks: list[Block | None]) -> None:
         """Put these blocks in place behind a computation that was repeated."""
-        if self.state.rank.keeps_received:
+        if self.state.rank.keeps_received_inputs:
             self.received_inputs.replace(*blocks[-2:])
             blocks = blocks[:-2]
         left = [block for block in blocks if block is not None]
@@ -176,11 +185,13 @@ class SteadyStatePlayer:
         recorded = chunk_pass.recorded
         outside = self._blocks_outside(kind, c)
         if outside:
-            recorded.await_(outside)
-        passed = partial(self._passed, c) if recording.passed else None
-        start, before, end = repeat_recording(recording, recorded, state.a, state.journal, state.overflow, passed)
+            recorded.append_retained(outside)
+        passed = partial(self._passed, c) if recording.block_ends else None
+        start, before, end = repeat_recording(
+            recording, recorded, state.a, state.journal, state.note_out_of_memory, passed
+        )
         if outside:
-            self._leave(kind, c, [recorded.blocks[slot] if slot >= 0 else None for slot in recording.left])
+            self._leave(kind, c, [recorded.blocks[slot] if slot >= 0 else None for slot in recording.retained_slots])
         if state.a.peak_allocated > state.highest[-1][0]:
             state.highest[-1] = (state.a.peak_allocated, start, before, end)
         if kind in "BW" and not state.rank.preallocated:
@@ -188,7 +199,7 @@ class SteadyStatePlayer:
         else:
             chunk_pass.place = -1
 
-    def _passed(self, c: int, passed: PiecePassed, blocks: BlockSlots) -> None:
+    def _passed(self, c: int, passed: BlockEnd, blocks: BlockSlots) -> None:
         """A piece is through in a computation that is repeated."""
         for slot in passed.sent:
             self.sends.send(blocks[slot])
@@ -210,7 +221,7 @@ class SteadyStatePlayer:
             self._blocks_outside(kind, c),
         )
         if chunk_pass is not None:
-            chunk_pass.unfold()
+            chunk_pass.restore_slots()
         with state.recording_into(recorder):
             self.play(kind, c, i)
         chunk_pass = state.passes.get((c, i))
@@ -218,6 +229,6 @@ class SteadyStatePlayer:
         recording = recorder.recording([*chunk_pass.slots, [chunk_pass.out]] if chunk_pass is not None else (), left)
         if recording is not None:
             self.recordings_of[which] = recording
-            self.recordings.keep(recording, state.rank, which)
+            self.recordings.add_recording(recording, state.rank, which)
         if chunk_pass is not None:
             chunk_pass.recorded = recorder.recorded if recording is not None else None

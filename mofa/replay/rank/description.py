@@ -30,9 +30,9 @@ class Rank:
     ``chunks`` are its pieces per virtual stage, ``computations`` those of a step as (kind, chunk, micro-batch).
     ``receives`` and ``sends`` say whether a chunk's input comes from and its output goes to another rank,
     ``feeds_own_chunk`` whether its output goes to another chunk of the rank, ``first_chunks`` which chunk is the
-    model's first, if any. ``rotations`` are the table of each model part and what it is made of
-    (:func:`mofa.cost.allocations.initialization.rotary_table_bytes`), ``lazy_buffers`` are what the first forward
-    takes. [B]
+    model's first, if any. ``rotary_table_bytes`` are the table of each model part and what it is made of
+    (:func:`mofa.cost.allocations.initialization.rotary_table_bytes`), ``first_forward_buffers`` are what the first
+    forward takes. [B]
     """
 
     weights: tuple[Weight, ...]
@@ -43,9 +43,9 @@ class Rank:
     sends: tuple[bool, ...]
     feeds_own_chunk: tuple[bool, ...]
     first_chunks: frozenset[int]
-    boundary_bytes: int
-    rotations: tuple[int, ...]
-    lazy_buffers: tuple[int, ...]
+    stage_boundary_bytes: int
+    rotary_table_bytes: tuple[int, ...]
+    first_forward_buffers: tuple[int, ...]
     grads_always: bool
     flat_buffers: tuple[FlatBuffer, ...]
     preallocated: bool
@@ -58,9 +58,9 @@ class Rank:
     gathered_params: tuple[tuple[tuple[tuple[float, float], ...], ...], ...] | None = None
     """Under pipelines the weights of FSDP's groups per chunk, and this rank's share of each: gathered for the step,
     reduced at its end. [params]"""
-    stored_bytes: float = 4.0
+    stored_bytes_per_param: float = 4.0
     """Of a parameter of torchtitan's, and so of its reduced gradient. [B/param]"""
-    unshards: bool = False
+    reduces_by_chunk: bool = False
     """Whether FSDP's weights are gathered and gradients reduced chunk by chunk, as torch's schedules of several do."""
     deepspeed: str = ""
     """Which of DeepSpeed's optimizers keeps gradients and states, if any."""
@@ -70,7 +70,7 @@ class Rank:
     """DeepSpeed's ZeRO 1: whether this rank takes part in the gradients' norm."""
     optimizer_rank: int = 0
     """DeepSpeed's ZeRO 1: whose part of the optimizer's states this rank has."""
-    output_stays: bool = False
+    keeps_last_output: bool = False
     """Whether the schedule holds the latest output and input gradient of a stage (torch's Schedule1F1B)."""
     device_over_host_time: float = 0.0
     """What the device takes for a turn of all chunks, by what the host takes to issue it. [-]"""
@@ -83,11 +83,11 @@ class Rank:
     """Whether the host waits behind each launch."""
     casts_to_reduce: bool = False
     """DeepSpeed's ZeRO 1: whether gradients are copied to another type to be reduced."""
-    keeps_received: bool = False
+    keeps_received_inputs: bool = False
     """Whether Megatron's 1F1B holds what it received beyond a backward (:mod:`mofa.replay.memory.received_inputs`)."""
     inputs_at_end: int = 0
     """Tensors of the boundary's size that Megatron's chunks hold from a step's last backward to the next step. [-]"""
-    taken_at_build: tuple[tuple[int, int], ...] = ()
+    allocated_at_build: tuple[tuple[int, int], ...] = ()
     """What is taken for good while parameters are made: behind which of them, and so much. [B]"""
     moments: tuple[str, ...] = OPTIMIZERS["adamw"].moments
     """The optimizer's tensors of each weight beside its main copy, by name."""

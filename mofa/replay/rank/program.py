@@ -47,9 +47,10 @@ def pack_instructions(instructions: Iterable[Instruction]) -> Packed:
 class BlockProgram:
     """A block's acts. Slots are numbered from 0 to ``num_slots``; -1 is none.
 
-    ``inputs``, ``weights``, ``weights_of_last``, ``loose`` and ``above`` are empty where no schedule asks for them.
-    ``claims`` and ``holds`` name what is taken over and handed on, by slot. ``loose`` frees what a backward by
-    inputs alone leaves at its end, ``above`` what it lets go where it began with this block, ``rest`` whatever is left.
+    ``inputs``, ``weights``, ``weights_of_last``, ``free_after_backward_by_inputs`` and ``free_above_last_weight`` are
+    empty where no schedule asks for them. ``claims`` and ``holds`` name what is taken over and handed on, by slot.
+    ``free_after_backward_by_inputs`` frees what a backward by inputs alone leaves at its end,
+    ``free_above_last_weight`` what it lets go where it began with this block, ``free_remaining`` whatever is left.
     """
 
     num_slots: int
@@ -59,20 +60,20 @@ class BlockProgram:
     weights: Packed
     weights_of_last: Packed
     """The same of a chunk's last block, with no weight behind it."""
-    x: int
-    out: int
-    given: int
-    back: int
+    input_slot: int
+    output_slot: int
+    output_gradient_slot: int
+    input_gradient_slot: int
     claims: dict[int, str]
     holds: dict[int, str]
-    loose: tuple[Instruction, ...]
-    above: tuple[Instruction, ...]
-    rest: tuple[Instruction, ...]
+    free_after_backward_by_inputs: tuple[Instruction, ...]
+    free_above_last_weight: tuple[Instruction, ...]
+    free_remaining: tuple[Instruction, ...]
     logits: int = -1
     """A pipeline's output, which the schedule holds."""
-    dry: Packed = ()
+    shape_inference: Packed = ()
     """The forward that stages learn shapes by."""
-    lingers: tuple[tuple[Instruction, int], ...] = ()
+    retained_by_dispatcher: tuple[tuple[Instruction, int], ...] = ()
     """What lets go what lingers of a backward, and the rounded sizes of that. [B]"""
 
 
@@ -89,19 +90,19 @@ class _Slots:
 
     def shown(self, name: str) -> str:
         """What a tensor is called: what blocks hand on has one name for all of them."""
-        if name and name in (self.trace.input, self.trace.out):
+        if name and name in (self.trace.input, self.trace.output):
             return INPUT
-        if name and name in (self.trace.given, self.trace.back):
+        if name and name in (self.trace.output_gradient, self.trace.input_gradient):
             return GRADIENT
         return name.split("#")[0]
 
     def freeing(self, name: str) -> int:
         """How a tensor is let go."""
-        if name in self.trace.reduced:
+        if name in self.trace.all_reduced_in_place:
             return FREE_REDUCED
-        if name in self.trace.sent:
+        if name in self.trace.recorded_on_nccl_stream:
             return FREE_SENT
-        if name in self.trace.shelved:
+        if name in self.trace.held_by_watchdog:
             return SHELVE
         return LATE if name in self.trace.freed_at_end else FREE
 
@@ -121,7 +122,7 @@ class _Slots:
 
     def persistent(self, buffer: PersistentBuffer, op: str) -> Instruction:
         """A buffer for good; its slot says whether each block has its own."""
-        return Instruction(LASTING, int(buffer.each), round_size(buffer.bytes), 0, BUFFERS, buffer.name, op)
+        return Instruction(LASTING, int(buffer.per_block), round_size(buffer.bytes), 0, BUFFERS, buffer.name, op)
 
     def instructions(
         self, op_traces: Iterable[OpTrace], freed: frozenset[str] | None, cached: frozenset[str]
@@ -137,7 +138,7 @@ class _Slots:
                 replaced = True
             scratch = [self.scratch(NEW, i, op_trace.op, item) for i, item in enumerate(op_trace.scratch)]
             made = []
-            out += [self.persistent(buffer, op_trace.op) for buffer in op_trace.persistent if not buffer.behind]
+            out += [self.persistent(buffer, op_trace.op) for buffer in op_trace.persistent if not buffer.after_outputs]
             items |= {item.name: item for item in op_trace.new}
             for i, item in enumerate(op_trace.new):
                 claimed = bool(op_trace.claim) and i == 0
@@ -151,12 +152,14 @@ class _Slots:
                 if f"-{name}" in op_trace.order and (freed is None or name in freed)
             }
             if op_trace.sums:
-                out.append(Instruction(SUM, self.of(self.trace.given), 0, 0, ACTIVATIONS, GRADIENT, op_trace.op))
+                out.append(
+                    Instruction(SUM, self.of(self.trace.output_gradient), 0, 0, ACTIVATIONS, GRADIENT, op_trace.op)
+                )
             out += op_events_in_order(op_trace, scratch, made, gone, early)
             if awaits_product and op_trace.is_product and not (at_embedding and not op_trace.role):
                 out.append(Instruction(PRODUCT, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
                 awaits_product = False
-            out += [self.persistent(buffer, op_trace.op) for buffer in op_trace.persistent if buffer.behind]
+            out += [self.persistent(buffer, op_trace.op) for buffer in op_trace.persistent if buffer.after_outputs]
             for name in op_trace.grads:
                 out.append(self.instruction(KEEP, name, op_trace.op, items.get(name)))
                 # it goes when a copy is there
@@ -180,7 +183,7 @@ class _Slots:
 def block_program(trace: BlockTrace) -> BlockProgram:
     """The acts of a block: forward, backward, and where a schedule puts weights' gradients off the halves of that."""
     slots = _Slots(trace)
-    forward = slots.instructions(trace.forward, None, trace.cached)
+    forward = slots.instructions(trace.forward, None, trace.autocast_cached)
     backward = slots.instructions(trace.backward, None, frozenset())
     inputs: tuple[Instruction, ...] = ()
     weights = of_last = inputs
@@ -188,24 +191,31 @@ def block_program(trace: BlockTrace) -> BlockProgram:
     above = left
     if trace.split_backward:
         op_traces, needed = trace.backward_by_inputs()
-        left = frozenset(item.name for op_trace in op_traces for item in op_trace.new) | {trace.given}
+        left = frozenset(item.name for op_trace in op_traces for item in op_trace.new) | {trace.output_gradient}
         left, above = left - needed, trace.freed_above_last_weight()
         inputs = slots.instructions(op_traces, left, frozenset())
         weights, of_last = (
             slots.instructions(trace.backward_by_weights(no_weight_at_end=last), None, frozenset())
             for last in (False, True)
         )
-    dry = slots.instructions(trace.dry, None, frozenset())
+    dry = slots.instructions(trace.shape_inference, None, frozenset())
 
     def place(name: str) -> int:
         return slots.of(name) if name else -1
 
-    x, out, given, back = slots.of(trace.input), place(trace.out), place(trace.given), place(trace.back)
+    x, out, given, back = (
+        slots.of(trace.input),
+        place(trace.output),
+        place(trace.output_gradient),
+        place(trace.input_gradient),
+    )
     # in the order in which the programs come upon them
     loose = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index) if name in left)
     let_go = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index) if name in above)
     rest = tuple(slots.instruction(FREE, name, "end") for name in list(slots.index))
-    lingers = tuple((slots.instruction(FREE, name, RENEWAL), round_size(nbytes)) for name, nbytes in trace.lingers)
+    lingers = tuple(
+        (slots.instruction(FREE, name, RENEWAL), round_size(nbytes)) for name, nbytes in trace.retained_by_dispatcher
+    )
     return BlockProgram(
         len(slots.index),
         pack_instructions(forward),

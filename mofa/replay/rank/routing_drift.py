@@ -34,26 +34,26 @@ class Routers:
         Share of a layer's token copies that each expert of each rank gets. (L, ep, experts of a rank) [-]
     rank
         Which of the ranks this is.
-    copies
+    token_copies
         Token copies that the group sends in a layer and micro-batch. [tokens]
-    spread
+    popularity_spread
         How far popularity moves from step to step (:func:`mofa.cost.kernels.kernel_selection.popularity_drift`). [-]
-    chosen
+    top_k
         Experts of a token. [-]
-    steps
+    num_steps
         Steps of the run that is played. [-]
     """
 
     shares: FloatA
     rank: int
-    copies: float
-    spread: float
-    chosen: int
-    steps: int
+    token_copies: float
+    popularity_spread: float
+    top_k: int
+    num_steps: int
 
     def next_popularity(self, rng: np.random.Generator) -> FloatA:
         """Popularity of all experts in one more step. (L, ep, experts of a rank) [-]"""
-        moved = np.maximum(self.shares * (1.0 + self.spread * rng.standard_normal(self.shares.shape)), 0.0)
+        moved = np.maximum(self.shares * (1.0 + self.popularity_spread * rng.standard_normal(self.shares.shape)), 0.0)
         return np.asarray(moved / np.maximum(moved.sum(axis=(1, 2), keepdims=True), 1e-12))
 
     def tokens(self, popularity: FloatA, rng: np.random.Generator) -> FloatA:
@@ -66,10 +66,10 @@ class Routers:
         popularity
             Of one layer's experts. (ep, experts of a rank) [-]
         """
-        others = (popularity.size - self.chosen) / max(popularity.size - 1, 1)
-        scatter = np.sqrt(popularity * np.maximum(1.0 - popularity, 0.0) * self.copies * others)
-        counts = np.maximum(popularity * self.copies + scatter * rng.standard_normal(popularity.shape), 0.0)
-        rounded = np.round(counts * (self.copies / max(counts.sum(), 1e-12)))
+        others = (popularity.size - self.top_k) / max(popularity.size - 1, 1)
+        scatter = np.sqrt(popularity * np.maximum(1.0 - popularity, 0.0) * self.token_copies * others)
+        counts = np.maximum(popularity * self.token_copies + scatter * rng.standard_normal(popularity.shape), 0.0)
+        rounded = np.round(counts * (self.token_copies / max(counts.sum(), 1e-12)))
         return np.asarray(rounded[self.rank])
 
 
@@ -81,9 +81,9 @@ class DriftingLayer:
     """
 
     rows_over_mean: float
-    some: BlockTrace
-    more: BlockTrace
-    place: int
+    trace: BlockTrace
+    trace_with_more_rows: BlockTrace
+    moe_layer_index: int
     """Among the layers with experts."""
 
 
@@ -92,13 +92,13 @@ class RoutingDrift:
     """The layers of a rank whose tokens change from step to step, by chunk and block."""
 
     routers: Routers
-    moving: tuple[tuple[DriftingLayer | None, ...], ...]
+    layers: tuple[tuple[DriftingLayer | None, ...], ...]
 
     def num_drift_steps(self, computations: int) -> int:
         """How many steps are played so, of so many computations."""
-        pieces = max(sum(map(len, self.moving)) / len(self.moving), 1.0)
+        pieces = max(sum(map(len, self.layers)) / len(self.layers), 1.0)
         most = int(MOST_PASSES // max(computations * pieces, 1.0))
-        return min(self.routers.steps, MOST_STEPS, most)
+        return min(self.routers.num_steps, MOST_STEPS, most)
 
 
 class DrawnPrograms:
@@ -122,20 +122,20 @@ class DrawnPrograms:
     def programs(self, c: int, i: int) -> list[BlockProgram]:
         """The programs of a chunk's blocks in a micro-batch."""
         if (c, i) not in self.known:
-            pieces = zip(self.drift.moving[c], self.plain[c], strict=True)
+            pieces = zip(self.drift.layers[c], self.plain[c], strict=True)
             self.known[c, i] = [code if moving is None else self._drawn(moving) for moving, code in pieces]
         return self.known[c, i]
 
     def _drawn(self, moving: DriftingLayer) -> BlockProgram:
-        return self.of_tokens(moving, self.drift.routers.tokens(self.popularity[moving.place], self.rng))
+        return self.of_tokens(moving, self.drift.routers.tokens(self.popularity[moving.moe_layer_index], self.rng))
 
     def of_tokens(self, moving: DriftingLayer, tokens: FloatA) -> BlockProgram:
         """The program of a layer whose experts get these tokens. (experts of a rank,) [tokens]"""
         routers = self.drift.routers
-        rows = tokens.sum() * routers.shares.shape[1] / routers.copies
-        key = id(moving.some), id(moving.more)
+        rows = tokens.sum() * routers.shares.shape[1] / routers.token_copies
+        key = id(moving.trace), id(moving.trace_with_more_rows)
         if key not in self.sizes:
-            self.sizes[key] = _Sizes(self.program(moving.some), self.program(moving.more))
+            self.sizes[key] = _Sizes(self.program(moving.trace), self.program(moving.trace_with_more_rows))
         return self.sizes[key].program(rows - moving.rows_over_mean, tokens / max(tokens.mean(), 1e-12))
 
 

@@ -40,7 +40,7 @@ def random_expert_shares(estimator: Estimator) -> FloatA | None:
     even in the mean, but each layer and micro-batch has other numbers.
     """
     model, routing, ep = estimator.workload.model, estimator.workload.routing, int(estimator.table.ep[0])
-    even = routing.kind == "balanced" and estimator.loads.memory.get(ep, 1.0) == 1.0
+    even = routing.kind == "balanced" and estimator.loads.quantile_rows_over_mean.get(ep, 1.0) == 1.0
     if model.moe is None or ep == 1 or not even or estimator.framework.balances_by != "chance":
         return None
     if int(estimator.table.balancing[0]) > 0:
@@ -72,10 +72,10 @@ class UnevenLayers:
         self.shares: FloatA | None = None
         if self.rows is None:
             return
-        self.rows_over_mean = loads.memory.get(ep, 1.0)
+        self.rows_over_mean = loads.quantile_rows_over_mean.get(ep, 1.0)
         routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
         self.place = {layer: i for i, layer in enumerate(routed)}
-        more = replace(loads, memory={**loads.memory, ep: self.rows_over_mean + 1.0})
+        more = replace(loads, quantile_rows_over_mean={**loads.quantile_rows_over_mean, ep: self.rows_over_mean + 1.0})
         given = estimator.workload, estimator.cluster, estimator.framework, estimator.table
         self.fuller = traces_of(Estimator(*given, more))
         self.more = {label: unroll_experts(trace) for label, trace in self.fuller.items()}
@@ -86,7 +86,7 @@ class UnevenLayers:
         if shares is not None:
             self.shares = shares.reshape(len(routed), ep, -1)
 
-    def of_rank(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], BlockTrace]:
+    def trace_getter(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], BlockTrace]:
         """A function from a layer's kind and number to its trace, on the rank that gets most tokens of these layers.
 
         With ``emptiest``, on the rank that gets fewest: its blocks are torn as well, and it may reserve more.
@@ -107,7 +107,7 @@ class UnevenLayers:
         totals = self.rows[list(places)].sum(axis=0)
         return int(np.argmin(totals) if emptiest else np.argmax(totals))
 
-    def moving(self, label: str, layer: int) -> DriftingLayer | None:
+    def drifting_layer(self, label: str, layer: int) -> DriftingLayer | None:
         """A layer whose tokens move from step to step."""
         if self.rows is None or layer not in self.place or self.shares is None:
             return None

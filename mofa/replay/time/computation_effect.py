@@ -9,24 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class LeftOnStreams(NamedTuple):
+class StreamsAfterComputation(NamedTuple):
     """What a computation leaves on a clock's streams, relative to its end. [s]"""
 
     streams: tuple[tuple[str, float], ...]
     ready: tuple[tuple[str, float, int], ...]
-    flying: tuple[tuple[float, float, int, float], ...]
-    gaps: tuple[tuple[float, float], ...]
+    ops_in_flight: tuple[tuple[float, float, int, float], ...]
+    idle_gaps: tuple[tuple[float, float], ...]
 
-    def still_to_come(self) -> LeftOnStreams:
+    def pending(self) -> StreamsAfterComputation:
         """What of it is yet to come: all that matters where nothing begins before now."""
-        to_come = LeftOnStreams(
+        to_come = StreamsAfterComputation(
             tuple(item for item in self.streams if item[1] > 0), tuple(item for item in self.ready if item[1] > 0),
-            tuple(item for item in self.flying if item[1] > 0), tuple(item for item in self.gaps if item[1] > 0),
+            tuple(item for item in self.ops_in_flight if item[1] > 0),
+            tuple(item for item in self.idle_gaps if item[1] > 0),
         )  # fmt: skip
         return to_come if any(to_come) else NOTHING
 
 
-NOTHING = LeftOnStreams((), (), (), ())
+NOTHING = StreamsAfterComputation((), (), (), ())
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ComputationEffect:
 
     seconds: float
     host: float
-    left: LeftOnStreams
-    ahead: LeftOnStreams
+    left: StreamsAfterComputation
+    ahead: StreamsAfterComputation
     counts: NDArray[np.float64]
     """Exposed, beside and waited seconds, by :data:`mofa.cost.block.tape_clock.EXPOSED`. (3, len(EXPOSED))"""

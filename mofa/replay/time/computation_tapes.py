@@ -16,7 +16,7 @@ from mofa.replay.time.kernel_runs import (
     TapeSteps,
     join_kernels,
     resolve_tape,
-    value,
+    scalar,
 )
 
 Phase = Literal["F", "B", "I", "W"]
@@ -70,7 +70,7 @@ class PlanTapes:
             made = {(line.op.origin, line.op.role): n for n, line in enumerate(lines) if line.op}
             weights = []
             for n, line in enumerate(self.resolved[label, "F"].lines):
-                if line.op is None or not (params := value(line.op.weight_params)):
+                if line.op is None or not (params := scalar(line.op.weight_params)):
                     continue
                 name = line.op.name
                 made_at = max(
@@ -87,8 +87,8 @@ def _halves(backward: ResolvedTape, block: BlockTapes, rows: Rows) -> tuple[Reso
     halves = [
         tuple(line for line, of in zip(backward.lines, by_weights, strict=True) if of is by) for by in (False, True)
     ]
-    weights = resolve_tape("", block.split_backward.weights, rows.costs.machine).lines
+    weights = resolve_tape("", block.split_backward.by_weights, rows.costs.machine).lines
     return (
-        ResolvedTape(f"{backward.name} by inputs", halves[0], backward.given, backward.out),
-        ResolvedTape(f"{backward.name} by weights", weights, "", backward.out),
+        ResolvedTape(f"{backward.name} by inputs", halves[0], backward.input_tensor, backward.output_tensor),
+        ResolvedTape(f"{backward.name} by weights", weights, "", backward.output_tensor),
     )

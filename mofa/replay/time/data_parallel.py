@@ -15,7 +15,7 @@ import numpy as np
 
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.kernels.compute import stream_rate
+from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
@@ -30,27 +30,27 @@ class ExtraSteps:
     """Steps beside one computation: in front of it, behind lines of its pieces (by position in it), and after it."""
 
     before: list[Step] = field(default_factory=list)
-    lines: dict[int, dict[int, list[Step]]] = field(default_factory=dict)
+    after_line: dict[int, dict[int, list[Step]]] = field(default_factory=dict)
     after: list[Step] = field(default_factory=list)
 
-    def add_behind(self, piece: int, line: int, step: Step) -> None:
+    def add_after_line(self, piece: int, line: int, step: Step) -> None:
         """Put a step behind a line of a piece."""
-        self.lines.setdefault(piece, {}).setdefault(line, []).append(step)
+        self.after_line.setdefault(piece, {}).setdefault(line, []).append(step)
 
 
 @dataclass
 class DataParallelSteps:
     """Of one rank: what single computations get, what all backwards of a chunk get, what comes at the step's end."""
 
-    once: dict[Action, ExtraSteps] = field(default_factory=dict)
-    backwards: dict[int, ExtraSteps] = field(default_factory=dict)
-    end: list[Step] = field(default_factory=list)
+    by_computation: dict[Action, ExtraSteps] = field(default_factory=dict)
+    by_chunk_backward: dict[int, ExtraSteps] = field(default_factory=dict)
+    at_step_end: list[Step] = field(default_factory=list)
     after_optimizer_s: float = 0.0
     """Gathering that nothing hides. [s]"""
 
-    def extra_for(self, action: Action) -> ExtraSteps:
+    def extra_steps_of(self, action: Action) -> ExtraSteps:
         """What is added to a computation; made where it is not there yet."""
-        return self.once.setdefault(action, ExtraSteps())
+        return self.by_computation.setdefault(action, ExtraSteps())
 
 
 class _Weight(NamedTuple):
@@ -207,7 +207,7 @@ def data_parallel_steps(
         _fsdp_pipelined(me, out)
     elif sharing == "FSDP by block" and rows.framework.dp_replicate > 1:
         for c in range(len(spec.chunks)):
-            _replicas(me, c, out.backwards.setdefault(c, ExtraSteps()))
+            _replicas(me, c, out.by_chunk_backward.setdefault(c, ExtraSteps()))
     return out
 
 
@@ -250,15 +250,15 @@ def _megatron_gradients(me: _Rank, out: DataParallelSteps) -> None:
                 continue
             step = me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
             if not me.rows.framework.overlap_grad_reduce:
-                out.end.append(step)
+                out.at_step_end.append(step)
             elif (
                 len(me.spec.chunks) > 1
             ):  # as many backwards later as the rank counts, at once on all ranks (grad_sync_func)
                 later = min(backwards.index(last) + me.rank, len(backwards) - 1)
-                out.extra_for(backwards[later]).after.append(step)
+                out.extra_steps_of(backwards[later]).after.append(step)
             else:
-                out.extra_for(last).add_behind(bucket.piece, bucket.line, step)
-    out.end.append(waiting_step(("dp.reduced",)))
+                out.extra_steps_of(last).add_after_line(bucket.piece, bucket.line, step)
+    out.at_step_end.append(waiting_step(("dp.reduced",)))
 
 
 def _megatron_parameters(me: _Rank, out: DataParallelSteps) -> None:
@@ -283,14 +283,14 @@ def _megatron_parameters(me: _Rank, out: DataParallelSteps) -> None:
                 gathers.append((where, me.beside("gathering of parameters", seconds, "dp", (), name), name))
         if aligned:  # chunks 0 and 1 at the start, the others a chunk ahead, at once on all ranks (param_sync_func)
             ahead = max(forwards.index(me.first(c - 1)) - me.rank, 0) if c > 1 else 0
-            out.extra_for(forwards[ahead]).before += [step for _, step, _ in gathers]
+            out.extra_steps_of(forwards[ahead]).before += [step for _, step, _ in gathers]
         for n, (where, step, name) in enumerate(gathers):
-            extra = out.extra_for(first)
+            extra = out.extra_steps_of(first)
             if not aligned and not n:
                 extra.before.append(step)
-            extra.add_behind(where, -1, waiting_step((name,)))
+            extra.add_after_line(where, -1, waiting_step((name,)))
             if not aligned and n + 1 < len(gathers):
-                extra.add_behind(where, -1, gathers[n + 1][1])
+                extra.add_after_line(where, -1, gathers[n + 1][1])
 
 
 # -- PyTorch
@@ -300,7 +300,7 @@ def _ddp(me: _Rank, out: DataParallelSteps) -> None:
     """DDP reduces buckets of whole gradients in every backward, which ends with the last of them."""
     width = me.spec.gradients.bytes_in_bucket
     for c in range(len(me.spec.chunks)):
-        extra = out.backwards.setdefault(c, ExtraSteps())
+        extra = out.by_chunk_backward.setdefault(c, ExtraSteps())
         filled = 0.0
         weights = me.weights(c, backward=True)
         for n, w in enumerate(weights):
@@ -308,12 +308,12 @@ def _ddp(me: _Rank, out: DataParallelSteps) -> None:
             if width * filled >= DDP_BUCKET_BYTES or n == len(weights) - 1:
                 seconds = me.collective_s("all_reduce", width * filled, "dp")
                 if seconds:
-                    extra.add_behind(
+                    extra.add_after_line(
                         w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
                     )
                 filled = 0.0
         # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes an fp32 parameter, played in one
-        copied = 4.0 * width * sum(w.params for w in weights) / stream_rate(me.rows.cluster.gpu, "copy")
+        copied = 4.0 * width * sum(w.params for w in weights) / memory_bound_rate(me.rows.cluster.gpu, "copy")
         seconds = copied if int(me.rows.groups["dp"].size[0]) > 1 else 0.0
         extra.after.append(one_kernel_step("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
 
@@ -332,16 +332,16 @@ def _replicas(me: _Rank, chunk: int, extra: ExtraSteps, after: bool = False) -> 
             extra.after.append(step)
         else:
             last = len(me.tapes.resolved[me.spec.chunks[chunk].blocks[len(pieces) - 1 - i].tapes, "B"].lines) - 1
-            extra.add_behind(i, last, step)
+            extra.add_after_line(i, last, step)
 
 
 def _fsdp_pipelined(me: _Rank, out: DataParallelSteps) -> None:
     """Under pipelines FSDP gathers once a step and reduces behind a stage's last backward, group by group."""
     runtime = len(me.spec.chunks) > 1
     for c in range(len(me.spec.chunks)):
-        first, last = out.extra_for(me.first(c)), out.extra_for(me.last(c))
+        first, last = out.extra_steps_of(me.first(c)), out.extra_steps_of(me.last(c))
         # the runtime gathers the next three stages ahead, a single stage's pieces are gathered as the host gets there
-        ahead = out.extra_for(me.first(max(c - 2, 0)))
+        ahead = out.extra_steps_of(me.first(max(c - 2, 0)))
         for i, (dense, expert) in enumerate(me.of_piece(c)):
             seconds = me.seconds("all_gather", me.spec.gradients.gathered_bytes_per_param, dense, expert)
             if seconds:
@@ -350,8 +350,8 @@ def _fsdp_pipelined(me: _Rank, out: DataParallelSteps) -> None:
                 if runtime:
                     ahead.before.append(step)
                 else:
-                    first.add_behind(i, -1, step)
-                first.add_behind(i, -1, waiting_step((name,)))
+                    first.add_after_line(i, -1, step)
+                first.add_after_line(i, -1, waiting_step((name,)))
         for dense, expert in reversed(me.of_piece(c)):
             reduction_s = me.seconds("reduce_scatter", me.spec.gradients.reduced_bytes_per_param, dense, expert)
             seconds = max(reduction_s, me.listing_s(dense, expert))

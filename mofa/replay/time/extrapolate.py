@@ -27,17 +27,19 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class InsertedRounds:
-    """``played`` micro-batches stand for ``played + rounds * each``: so many rounds of ``each`` micro-batches are put
-    in front of forward ``cut``."""
+    """``num_played`` micro-batches stand for ``played + rounds * each``: so many rounds of ``micro_batches_per_round``
+    micro-batches are put in front of forward ``before_forward``."""
 
-    played: int
-    cut: int
+    num_played: int
+    before_forward: int
     num_rounds: int
-    each: int = 1
+    micro_batches_per_round: int = 1
 
     def marks(self, order: Order, rank: int) -> tuple[int, ...]:
         """The computations in front of which rounds begin: those compared, and the one behind them."""
-        first = (Action("F", rank, self.cut - k * self.each) for k in range(ALIKE, -1, -1))
+        first = (
+            Action("F", rank, self.before_forward - k * self.micro_batches_per_round) for k in range(ALIKE, -1, -1)
+        )
         return tuple(map(order.ranks[rank].index, first))
 
 
@@ -59,21 +61,25 @@ def shortened_steps(schedule: Schedule, pp: int, vpp: int, num_micro_batches: in
     >>> from mofa.schedules.interleaved import INTERLEAVED
     >>> from mofa.schedules.one_f_one_b import ONE_F_ONE_B
     >>> next(iter(shortened_steps(ONE_F_ONE_B, 16, 1, 240)))
-    InsertedRounds(played=38, cut=20, num_rounds=202, each=1)
+    InsertedRounds(num_played=38, before_forward=20, num_rounds=202, micro_batches_per_round=1)
     >>> next(iter(shortened_steps(INTERLEAVED, 16, 4, 512)))
-    InsertedRounds(played=144, cut=96, num_rounds=23, each=16)
+    InsertedRounds(num_played=144, before_forward=96, num_rounds=23, micro_batches_per_round=16)
     >>> list(shortened_steps(ONE_F_ONE_B, 16, 1, 40)), list(shortened_steps(GPIPE, 16, 1, 240))
     ([], [])
     >>> list(shortened_steps(INTERLEAVED, 16, 2, 208)), list(shortened_steps(INTERLEAVED, 16, 4, 520))
     ([], [])
     """
-    if schedule.repeats == "micro-batch":
+    if schedule.steady_state_unit == "micro-batch":
         for fill in (pp, 3 * pp):
             cut = fill + ALIKE + 1
             played = cut + pp + 2
             if played <= num_micro_batches // 2:
                 yield InsertedRounds(played, cut, num_micro_batches - played)
-    if schedule.repeats == "round" and num_micro_batches % pp == 0 and 2 * num_micro_batches * pp * vpp >= LONG:
+    if (
+        schedule.steady_state_unit == "round"
+        and num_micro_batches % pp == 0
+        and 2 * num_micro_batches * pp * vpp >= LONG
+    ):
         for fill in (2, 6):
             cut = fill + ALIKE + 1
             played = cut + BEHIND
@@ -84,25 +90,25 @@ def shortened_steps(schedule: Schedule, pp: int, vpp: int, num_micro_batches: in
 def insert_rounds(inserted: InsertedRounds, ranks: Sequence[RankTimeline], spans: bool) -> bool:
     """Put the rounds in, on all ranks, with their computations where ``spans``; False, and nothing done, where they are
     not alike yet."""
-    first, *_, last = ranks[0].marks.values()
+    first, *_, last = ranks[0].snapshots.values()
     round_s = (last.time - first.time) / ALIKE
     if not all(_alike(rank, round_s) for rank in ranks):
         return False
     for rank in ranks:
-        rank.insert_rounds(inserted.num_rounds, round_s, inserted.each, spans)
+        rank.insert_rounds(inserted.num_rounds, round_s, inserted.micro_batches_per_round, spans)
     return True
 
 
 def _alike(rank: RankTimeline, round_s: float) -> bool:
     """Whether the rounds of a rank are plain ones, begin so much later each and leave its clock the same."""
-    begin, *_, end = rank.marks
-    if any(action in rank.added.once for action in rank.order.ranks[rank.rank][begin:end]):
+    begin, *_, end = rank.snapshots
+    if any(action in rank.data_parallel.by_computation for action in rank.order.ranks[rank.rank][begin:end]):
         return False
     times = np.array([(start_s, end_s) for _, _, _, start_s, end_s in rank.spans[begin:end]])
-    if len(times) % ALIKE or len({len(mark.state) for mark in rank.marks.values()}) > 1:
+    if len(times) % ALIKE or len({len(mark.state) for mark in rank.snapshots.values()}) > 1:
         return False
     later = np.diff(times.reshape(ALIKE, -1), axis=0) - round_s
-    states = np.array([mark.state for mark in rank.marks.values()])
-    if np.min(np.diff([mark.lead for mark in rank.marks.values()])) < -SAME * round_s:
+    states = np.array([mark.state for mark in rank.snapshots.values()])
+    if np.min(np.diff([mark.lead for mark in rank.snapshots.values()])) < -SAME * round_s:
         return False  # a lead that is used up little by little does not last for all rounds
     return bool(np.abs(later).max() < SAME * round_s and np.ptp(states, axis=0).max() < SAME * round_s)

@@ -14,7 +14,7 @@ import numpy as np
 
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
-from mofa.blocks.work import Collective, HostSync, Stream
+from mofa.blocks.work import Collective, HostSync, MemoryBound
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
@@ -70,7 +70,7 @@ class SideStreamOp(NamedTuple):
     stream: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    slows: float
+    computing_slowdown: float
     """What computing loses meanwhile: the measured share beside a collective, all beside a memory-bound kernel. [-]"""
     communicator: str = ""
     """What it queues on besides its stream."""
@@ -97,16 +97,17 @@ Step = KernelRun | SideStreamOp | Sync | TensorAlias
 
 @dataclass(frozen=True)
 class TapeSteps:
-    """A tape's steps. ``given`` and ``out`` name what it takes from the tape before it and hands on, empty for nothing.
+    """A tape's steps. ``input_tensor`` and ``output_tensor`` name what it takes from the tape before it and hands on,
+    empty for nothing.
 
-    ``longest`` is the time after which nothing from before the tape can matter but what is still under way. [s]
+    ``horizon_s`` is the time after which nothing from before the tape can matter but what is still under way. [s]
     """
 
     name: str
     steps: tuple[Step, ...]
-    given: str
-    out: str
-    longest: float
+    input_tensor: str
+    output_tensor: str
+    horizon_s: float
     launches: float = 0.0
 
 
@@ -134,11 +135,11 @@ class ResolvedTape:
 
     name: str
     lines: tuple[_Line, ...]
-    given: str
-    out: str
+    input_tensor: str
+    output_tensor: str
 
 
-def value(x: object) -> float:
+def scalar(x: object) -> float:
     """The entry of an array of one combination."""
     if type(x) is float or type(x) is bool:
         return float(x)
@@ -157,12 +158,12 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
     seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
-    tape, seconds, issue = tape_with_loads(tape, seconds, issue, load_s, machine.drained)
+    tape, seconds, issue = tape_with_loads(tape, seconds, issue, load_s, machine.host_lead_lost)
     issue, behind_loops = issue_around_expert_loops(tape.ops, seconds, issue)
     lines: list[_Line] = []
-    for n, (op, device_s, host_s) in enumerate(zip(tape.ops, map(value, seconds), map(value, issue), strict=True)):
+    for n, (op, device_s, host_s) in enumerate(zip(tape.ops, map(scalar, seconds), map(scalar, issue), strict=True)):
         op = moved_to_computing_stream(op) if blocks else op
-        if not value(op.present):
+        if not scalar(op.present):
             shared = op.writes[:1] if op.reads else ()
             lines.append(_Line(None, (), (), 0.0, 0.0))
         elif op.work is None and op.stream == "compute":
@@ -170,15 +171,15 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
             lines.append(_Line(None, (), (), 0.0, host_s))
         else:
             shared = ()
-            communicator, slows = "", 1.0 if isinstance(op.work, Stream) else share
+            communicator, slows = "", 1.0 if isinstance(op.work, MemoryBound) else share
             if isinstance(op.work, Collective):
                 communicator = "world" if any_true(machine.uses_world_communicator(op.work.group)) else op.work.group
             wait = waits_after_kernels(op, machine) if blocks else None
-            behind = None if wait is None else Sync(f"{op.name}.blocks", value(wait.host_s))
+            behind = None if wait is None else Sync(f"{op.name}.blocks", scalar(wait.host_s))
             lines.append(
                 _Line(
-                    op, tuple(map(of, op.reads)), op.writes, device_s, host_s, value(num_queued_kernels(op)), None,
-                    slows, communicator, behind, value(op.expert_loops) > 1.0, value(behind_loops.get(n, 0.0)),
+                    op, tuple(map(of, op.reads)), op.writes, device_s, host_s, scalar(num_queued_kernels(op)), None,
+                    slows, communicator, behind, scalar(op.expert_loops) > 1.0, scalar(behind_loops.get(n, 0.0)),
                 )
             )  # fmt: skip
         for tensor in shared:
@@ -193,8 +194,8 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
 class CrossStreamTensors:
     """Which tensors cross streams: those that other streams make, and those of the computing one that they await."""
 
-    beside: frozenset[str]
-    awaited: frozenset[str]
+    made_by_side_streams: frozenset[str]
+    awaited_by_side_streams: frozenset[str]
 
     @classmethod
     def from_tapes(cls, drafts: Iterable[ResolvedTape]) -> CrossStreamTensors:
@@ -207,8 +208,8 @@ class CrossStreamTensors:
                 if line.op is not None and line.op.stream != "compute" and not isinstance(line.op.work, HostSync):
                     beside.update(line.writes)
                     awaited.update(line.reads)
-        if any(part.out in beside for part in drafts):
-            beside.update(part.given for part in drafts)
+        if any(part.output_tensor in beside for part in drafts):
+            beside.update(part.input_tensor for part in drafts)
         return cls(frozenset(beside), frozenset(awaited - beside))
 
 
@@ -239,12 +240,12 @@ def join_kernels(
             host_only += line.issue
             if line.extra is not None and isinstance(line.extra, TensorAlias):
                 source = line.extra.source
-                if source in crossing.beside or source in crossing.awaited:
+                if source in crossing.made_by_side_streams or source in crossing.awaited_by_side_streams:
                     flush()
                     steps.append(line.extra)
         elif isinstance(op.work, HostSync):
             flush()
-            steps.append(Sync(op.name, value(op.work.host_s), line.reads))
+            steps.append(Sync(op.name, scalar(op.work.host_s), line.reads))
         elif op.stream != "compute":
             flush()
             family = FAMILY[op.family]
@@ -255,7 +256,7 @@ def join_kernels(
             )  # fmt: skip
             seen.difference_update(line.writes)
         else:
-            fresh = [name for name in line.reads if name in crossing.beside and name not in seen]
+            fresh = [name for name in line.reads if name in crossing.made_by_side_streams and name not in seen]
             if fresh:
                 flush()
                 waits.extend(fresh)
@@ -267,7 +268,11 @@ def join_kernels(
                 )
             )
             host_only = 0.0
-            made = tuple(name for name in line.writes if name in crossing.awaited or name in crossing.beside)
+            made = tuple(
+                name
+                for name in line.writes
+                if name in crossing.awaited_by_side_streams or name in crossing.made_by_side_streams
+            )
             if made:
                 flush(made)
             if line.blocks is not None:
@@ -279,7 +284,7 @@ def join_kernels(
     flush()
     longest = sum(map(_most, steps))
     launches = sum([step.launches for step in steps if isinstance(step, KernelRun | SideStreamOp)])
-    return TapeSteps(part.name, tuple(steps), part.given, part.out, longest, launches)
+    return TapeSteps(part.name, tuple(steps), part.input_tensor, part.output_tensor, longest, launches)
 
 
 def _most(step: Step) -> float:
@@ -301,7 +306,7 @@ def one_kernel_step(name: str, seconds: float, issue_s: float, family: str, wait
     return _run((KernelInRun(name, seconds, issue_s, FAMILY[family]),), waits, ())
 
 
-def is_comm(family: int) -> bool:
+def is_communication(family: int) -> bool:
     """Whether a family's time beside computing is reported as hidden."""
     return EXPOSED[family] in COMM_FAMILIES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mofa.replay.time.time_replayed import Computation, TimeReplayed, Transfer
+from mofa.replay.time.time_replayed import Computation, ReplayedTime, Transfer
 
 Event = dict[str, Any]
 Counter = Callable[[int], Sequence[tuple[float, int, int]]]
@@ -20,7 +20,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def trace_events(played: TimeReplayed, ranks: Sequence[int], counter: Counter | None = None) -> list[Event]:
+def trace_events(played: ReplayedTime, ranks: Sequence[int], counter: Counter | None = None) -> list[Event]:
     """Events of some pipeline ranks of a played step.
 
     Parameters
@@ -56,7 +56,7 @@ def trace_events(played: TimeReplayed, ranks: Sequence[int], counter: Counter | 
     return out
 
 
-def _tracks(played: TimeReplayed, rank: int) -> dict[str, int]:
+def _tracks(played: ReplayedTime, rank: int) -> dict[str, int]:
     """The numbers of a rank's tracks, by name: computations first, then streams, then sends and receives."""
     streams = {"compute" if op.stream == "wait" else op.stream for op in (played.ops[rank] if played.ops else ())}
     kinds = {t.kind for t in (played.transfers[rank] if played.transfers else ())}
@@ -78,7 +78,7 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 
-def _slices(played: TimeReplayed, rank: int, tracks: Mapping[str, int]) -> Iterator[Event]:
+def _slices(played: ReplayedTime, rank: int, tracks: Mapping[str, int]) -> Iterator[Event]:
     for span in played.spans[rank]:
         yield _slice(_title(span), span.kind, rank, tracks["computations"], span.start_s, span.end_s,
                      {"chunk": span.chunk, "micro-batch": span.micro_batch})  # fmt: skip
@@ -120,7 +120,7 @@ def _counters(rank: int, memory: Sequence[tuple[float, int, int]]) -> Iterator[E
         yield {**base, "name": "reserved", "args": {"bytes": reserved}}
 
 
-def _flows(played: TimeReplayed, tracks: Mapping[int, Mapping[str, int]]) -> Iterator[Event]:
+def _flows(played: ReplayedTime, tracks: Mapping[int, Mapping[str, int]]) -> Iterator[Event]:
     """An arrow for every send whose receive is shown too."""
     if not played.transfers:
         return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from mofa.replay.time.send_recv import Wiring, match_exchanges
+from mofa.replay.time.send_recv import NumberedExchanges, match_exchanges
 from mofa.schedules.order import Action, Order, Program
 from mofa.schedules.order_check import OrderError, check_program
 
@@ -64,7 +64,7 @@ class PipelineRank(Protocol):
 class ExchangeSpans(NamedTuple):
     """Start and end of every exchange of a program. [s]"""
 
-    wiring: Wiring
+    wiring: NumberedExchanges
     starts: list[float]
     ends: list[float]
 
@@ -100,7 +100,7 @@ class _State(NamedTuple):
     """Whether a rank is among these."""
 
 
-def _begin(wiring: Wiring) -> _State:
+def _begin(wiring: NumberedExchanges) -> _State:
     """Nothing is played, and every rank can begin."""
     num, num_streams, num_ranks = len(wiring.exchanges), wiring.num_streams, len(wiring.ranks)
     return _State(
@@ -111,7 +111,7 @@ def _begin(wiring: Wiring) -> _State:
     )  # fmt: skip
 
 
-def play_on_ranks(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float = 0.0) -> ExchangeSpans:
+def play_on_ranks(wiring: NumberedExchanges, players: Sequence[PipelineRank], hop_s: float = 0.0) -> ExchangeSpans:
     """Play an order on what computes on each rank; returns every exchange, with its start and end.
 
     Raises
@@ -133,7 +133,7 @@ def play_on_ranks(wiring: Wiring, players: Sequence[PipelineRank], hop_s: float 
     return ExchangeSpans(wiring, state.starts, state.ends)
 
 
-def _starting(wiring: Wiring, state: _State, hop_s: float) -> Callable[[int], None]:
+def _starting(wiring: NumberedExchanges, state: _State, hop_s: float) -> Callable[[int], None]:
     """What starts the exchange that is first on its stream, and ends and starts all that follow from it."""
     peers, partner, rank_of, stream_of = wiring.peers, wiring.partner, wiring.rank_of, wiring.stream_of
     ready, starts, ends, missing, waited, queues, free, *_, waiting, queued = state
@@ -183,7 +183,7 @@ def _starting(wiring: Wiring, state: _State, hop_s: float) -> Callable[[int], No
 
 
 def _advancing(
-    wiring: Wiring, players: Sequence[PipelineRank], state: _State, start: Callable[[int], None]
+    wiring: NumberedExchanges, players: Sequence[PipelineRank], state: _State, start: Callable[[int], None]
 ) -> Callable[[int], None]:
     """What plays a rank on, until it waits for the end of an exchange that is not known."""
     partner, stream_of = wiring.partner, wiring.stream_of

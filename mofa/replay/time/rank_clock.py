@@ -13,7 +13,7 @@ from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
-from mofa.replay.time.computation_effect import NOTHING, ComputationEffect, LeftOnStreams
+from mofa.replay.time.computation_effect import NOTHING, ComputationEffect, StreamsAfterComputation
 from mofa.replay.time.computation_tapes import Phase, PlanTapes
 from mofa.replay.time.data_parallel import DataParallelSteps, ExtraSteps, SharedAcrossRanks
 from mofa.replay.time.kernel_runs import Sync
@@ -36,16 +36,16 @@ class TimedPlan:
     """What computing loses beside a hand-over. [-]"""
     host_waits: bool
     """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
-    handing_s: tuple[float, float]
+    exchange_host_s: tuple[float, float]
     """What Megatron's host does behind a computation before it is exchanged, and ahead of the next one. [s]"""
     optimizer_s: Sequence[float]
     """The optimizer of every rank. [s]"""
     cache: dict[tuple[object, ...], dict[Relative, ComputationEffect]] | None
-    watched: frozenset[tuple[int, int]]
+    ops_kept_of: frozenset[tuple[int, int]]
     """Ranks and micro-batches whose ops are kept."""
     jitter: float = 0.0
     seed: int = 0
-    kinds: dict[tuple[str, ...], int] = field(default_factory=dict)
+    chunk_kinds: dict[tuple[str, ...], int] = field(default_factory=dict)
     """Chunks that hold the same, by number."""
     shared: SharedAcrossRanks = field(default_factory=SharedAcrossRanks)
 
@@ -85,16 +85,16 @@ class RankTimeline:
     plan: TimedPlan
     order: Order
     spec: RankSpec
-    added: DataParallelSteps
+    data_parallel: DataParallelSteps
     clock: StreamClocks
-    marked: frozenset[int] = frozenset()
+    snapshots_before: frozenset[int] = frozenset()
     """Computations in front of which it is written down how all is, by their number."""
     uses: dict[int, list[float]] = field(default_factory=dict)
     """Of each result how often it was used, stretched by jitter; and the result."""
     results: dict[int, ComputationEffect] = field(default_factory=dict)
-    ways: dict[tuple[str, int, int], _KindPlayed] = field(default_factory=dict)
+    played_by_kind: dict[tuple[str, int, int], _KindPlayed] = field(default_factory=dict)
     """By kind of action, stage and variant."""
-    last: tuple[LeftOnStreams, float] = NOTHING, 0.0
+    left_by_last: tuple[StreamsAfterComputation, float] = NOTHING, 0.0
     """What the last computation left, and when it ended."""
     spans: list[ComputationFields] = field(default_factory=list)
     ops: list[StreamOp] = field(default_factory=list)
@@ -103,19 +103,19 @@ class RankTimeline:
     bubble_s: float = 0.0
     hidden_pp_s: float = 0.0
     factors: NDArray[np.float64] | None = None
-    marks: dict[int, ClockSnapshot] = field(default_factory=dict)
+    snapshots: dict[int, ClockSnapshot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rank = self.spec.place.pipeline_rank
         self.chunks = tuple(chunk.blocks for chunk in self.spec.chunks)
         self.num_variants = len(self.plan.tapes)
         plan = self.plan
-        self.plain = plan.cache is not None and not plan.jitter and not plan.watched
-        self.once = self.added.once
-        behind_s, self.ahead_s = plan.handing_s
+        self.plain = plan.cache is not None and not plan.jitter and not plan.ops_kept_of
+        self.once = self.data_parallel.by_computation
+        behind_s, self.ahead_s = plan.exchange_host_s
         self.handing_s = behind_s if plan.host_waits else behind_s + self.ahead_s
         tapes = [tuple(block.tapes for block in blocks) for blocks in self.chunks]
-        self.kinds = [plan.kinds.setdefault(names, len(plan.kinds)) for names in tapes]
+        self.kinds = [plan.chunk_kinds.setdefault(names, len(plan.chunk_kinds)) for names in tapes]
         if self.plan.jitter:
             shape = (4, len(self.chunks), self.order.num_micro_batches)
             draws = np.random.default_rng([self.plan.seed, self.rank]).standard_normal(shape)
@@ -130,7 +130,7 @@ class RankTimeline:
         start = clock.compute
         kind, stage, micro_batch = action
         variant = micro_batch % self.num_variants if self.num_variants > 1 else 0
-        played_kind = self.ways.get((kind, stage, variant)) or self._new_kind(action)
+        played_kind = self.played_by_kind.get((kind, stage, variant)) or self._new_kind(action)
         if played_kind.phase is not None:
             before = clock.host
             if self.plain and action not in self.once:
@@ -159,7 +159,7 @@ class RankTimeline:
         clock.host += self.handing_s
         spans = self.spans
         spans.append((kind, played_kind.chunk, micro_batch, start, clock.compute))
-        if self.marked and len(spans) in self.marked:
+        if self.snapshots_before and len(spans) in self.snapshots_before:
             self._mark()
 
     def _slow_down(self, first: int, start: float, factor: float) -> None:
@@ -184,7 +184,7 @@ class RankTimeline:
                 self.bubble_s += wait - hop_s
             else:
                 self.pp_s += wait
-            clock.gaps.append((now, time))
+            clock.idle_gaps.append((now, time))
             clock.compute = time
 
     def end_awaited_exchange(self) -> None:
@@ -198,23 +198,23 @@ class RankTimeline:
         played_kind = _KindPlayed(phase, c, variant)
         if phase is not None:
             tapes, cache = self.plan.tapes[variant], self.plan.cache
-            every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
+            every = self.data_parallel.by_chunk_backward.get(c, _PLAIN) if phase != "F" else _PLAIN
             of = (self.rank, c) if every is not _PLAIN else None
             known = {} if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
             tape_steps = [tapes.steps_of(block.tapes, phase) for block in self.chunks[c]]
             waits = any(type(step) is Sync for part in tape_steps for step in part.steps)
             launches = sum(part.launches for part in tape_steps)
             played_kind = _KindPlayed(
-                phase, c, variant, sum(part.longest for part in tape_steps), every, known, waits, launches
+                phase, c, variant, sum(part.horizon_s for part in tape_steps), every, known, waits, launches
             )
-        self.ways[action.kind, action.stage, variant] = played_kind
+        self.played_by_kind[action.kind, action.stage, variant] = played_kind
         return played_kind
 
     def _result(self, action: Action, played_kind: _KindPlayed, before: float) -> tuple[ComputationEffect, float]:
         """What a computation does that may be none of the plain ones, which are looked up, and by how much its host was
         taken to be later than it is (``before``), as it was further ahead than it needs. [s]"""
-        once = self.added.once.get(action)
-        watched = (self.rank, action.micro_batch) in self.plan.watched
+        once = self.data_parallel.by_computation.get(action)
+        watched = (self.rank, action.micro_batch) in self.plan.ops_kept_of
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
             self.restore_work_left_by_last()
         state = self.clock.relative_state(played_kind.longest if once is None else np.inf)
@@ -238,7 +238,7 @@ class RankTimeline:
         blocks = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
         start = clock.compute
         clock.empty()
-        clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
+        clock.exposed, clock.side_stream_s, clock.idle_s = ([0.0] * len(EXPOSED) for _ in range(3))
         place, handed_on = "", ""
 
         def watch(stream: str, name: str, family: int, begin: float, end: float) -> None:
@@ -251,13 +251,13 @@ class RankTimeline:
             place = block.name
             inserted: dict[int, list[object]] = {}
             for extra in (once, every):
-                for line, steps in extra.lines.get(i, {}).items():
+                for line, steps in extra.after_line.get(i, {}).items():
                     inserted.setdefault(line, []).extend(steps)
             part = tapes.steps_of(block.tapes, phase, inserted)  # type: ignore[arg-type]
             whole_phase: Phase = "F" if phase == "F" else "B"
-            follow = tapes.resolved[blocks[i + 1].tapes, whole_phase].given if i + 1 < len(blocks) else ""
+            follow = tapes.resolved[blocks[i + 1].tapes, whole_phase].input_tensor if i + 1 < len(blocks) else ""
             clock.play_tape(part, follow)
-            handed_on = part.out
+            handed_on = part.output_tensor
         if blocks:  # a layout may leave a chunk without any
             clock.wait_for((handed_on,))
         clock.play_steps(every.after)
@@ -265,24 +265,24 @@ class RankTimeline:
         clock.watch = None
         clock.relative_state(np.inf)
         now = clock.compute
-        left = LeftOnStreams(
+        left = StreamsAfterComputation(
             tuple((n, busy_until - now) for n, busy_until in clock.streams.items()),
             tuple((n, busy_until - now, family) for n, (busy_until, family) in clock.ready.items()),
-            tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.flying),
-            tuple((begin - now, end - now) for begin, end in clock.gaps),
+            tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.ops_in_flight),
+            tuple((begin - now, end - now) for begin, end in clock.idle_gaps),
         )
-        counts = np.array([clock.exposed, clock.beside, clock.waited])
-        return ComputationEffect(now - start, clock.host - now, left, left.still_to_come(), counts)
+        counts = np.array([clock.exposed, clock.side_stream_s, clock.idle_s])
+        return ComputationEffect(now - start, clock.host - now, left, left.pending(), counts)
 
     def _apply(self, result: ComputationEffect, start: float, factor: float) -> None:
         clock = self.clock
         now = start + result.seconds
         clock.host = now + result.host
-        self.last = result.left, now
+        self.left_by_last = result.left, now
         left = result.left if clock.own_order or self.factors is not None else result.ahead
         if left is NOTHING:
-            if clock.streams or clock.ready or clock.flying or clock.gaps:
-                clock.streams, clock.ready, clock.flying, clock.gaps = {}, {}, [], []
+            if clock.streams or clock.ready or clock.ops_in_flight or clock.idle_gaps:
+                clock.streams, clock.ready, clock.ops_in_flight, clock.idle_gaps = {}, {}, [], []
         else:
             self._leave(left, now)
         clock.compute = now if factor == 1.0 else start + factor * result.seconds
@@ -295,34 +295,36 @@ class RankTimeline:
             use[0] += factor
             use[1] += 1.0
 
-    def _leave(self, left: LeftOnStreams, now: float) -> None:
+    def _leave(self, left: StreamsAfterComputation, now: float) -> None:
         clock = self.clock
         streams, ready, flying, gaps = left
         if streams or clock.streams:
             clock.streams = {name: now + busy_for for name, busy_for in streams}
         if ready or clock.ready:
             clock.ready = {name: (now + busy_for, family) for name, busy_for, family in ready}
-        if flying or clock.flying:
-            clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in flying]
-        if gaps or clock.gaps:
-            clock.gaps = [(now + begin, now + end) for begin, end in gaps]
+        if flying or clock.ops_in_flight:
+            clock.ops_in_flight = [(now + begin, now + end, family, slows) for begin, end, family, slows in flying]
+        if gaps or clock.idle_gaps:
+            clock.idle_gaps = [(now + begin, now + end) for begin, end in gaps]
 
     def restore_work_left_by_last(self) -> None:
         """What the last computation left that is over as well: for what may have been launched long ago."""
-        left, now = self.last
-        since = [gap for gap in self.clock.gaps if gap[1] > now]
+        left, now = self.left_by_last
+        since = [gap for gap in self.clock.idle_gaps if gap[1] > now]
         self._leave(left, now)
-        self.clock.gaps += since
+        self.clock.idle_gaps += since
 
     # -- rounds that are alike
     def _mark(self) -> None:
         clock = self.clock
         now = clock.compute
-        needed = max((played_kind.longest for played_kind in self.ways.values()), default=0.0)
+        needed = max((played_kind.longest for played_kind in self.played_by_kind.values()), default=0.0)
         times = [max(clock.host, now - needed), *(busy_until for _, busy_until in sorted(clock.streams.items()))]
         times += [busy_until for _, (busy_until, _) in sorted(clock.ready.items())]
-        times += [busy_until for begin, end, *_ in (*clock.flying, *clock.gaps) for busy_until in (begin, end)]
-        self.marks[len(self.spans)] = ClockSnapshot(
+        times += [
+            busy_until for begin, end, *_ in (*clock.ops_in_flight, *clock.idle_gaps) for busy_until in (begin, end)
+        ]
+        self.snapshots[len(self.spans)] = ClockSnapshot(
             now, tuple(busy_until - now for busy_until in times), (self.pp_s, self.bubble_s, self.hidden_pp_s),
             dict(self.idle),
             {key: list(use) for key, use in self.uses.items()}, now - clock.host,
@@ -331,8 +333,8 @@ class RankTimeline:
     def insert_rounds(self, num_rounds: int, round_s: float, each: int, spans: bool) -> None:
         """Put so many rounds of ``each`` micro-batches, like the one in front of the last mark, there; with their
         computations where ``spans``."""
-        *_, begin, end = self.marks
-        before, after = self.marks[begin], self.marks[end]
+        *_, begin, end = self.snapshots
+        before, after = self.snapshots[begin], self.snapshots[end]
         if spans:
             longer = self.spans[:end]
             for n in range(1, num_rounds + 1):
@@ -347,7 +349,7 @@ class RankTimeline:
             for i, (a, b) in enumerate(zip(before.uses.get(key, (0.0, 0.0)), use, strict=True)):
                 self.uses[key][i] += num_rounds * (b - a)
         self.clock.delay(num_rounds * round_s)
-        self.last = self.last[0], self.last[1] + num_rounds * round_s
+        self.left_by_last = self.left_by_last[0], self.left_by_last[1] + num_rounds * round_s
 
     # -- what it came to
     def second_totals(self) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ the exchange itself, for which it waits where it blocks; and what waiting for it
 
 
 @dataclass(frozen=True)
-class Wiring:
+class NumberedExchanges:
     """A program as numbers. Of each exchange: itself, its rank, its stream's place among ``num_streams``, its peers;
     the ``partner`` is a peer that has no other one either, as nearly all do, else -1."""
 
@@ -30,7 +30,7 @@ class Wiring:
     num_streams: int
 
 
-def match_exchanges(program: Program) -> Wiring:
+def match_exchanges(program: Program) -> NumberedExchanges:
     """Match every send with its receive and every computation with what brings its input.
 
     Raises
@@ -80,7 +80,7 @@ def match_exchanges(program: Program) -> Wiring:
                     need = of["RECV_B", stage, micro_batch] if kind != "W" and sends_to_other_rank[stage] else -1
                 wires.append((item, need, True, INPUTS[kind != "F"]))
         ranks.append(tuple(wires))
-    return Wiring(
+    return NumberedExchanges(
         program, tuple(ranks), tuple(exchanges), tuple(rank_of), tuple(stream_of), tuple(peers), tuple(partner),
         len(streams),
     )  # fmt: skip

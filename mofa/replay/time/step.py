@@ -14,20 +14,20 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.data_parallel import tied_seconds
-from mofa.cost.step_time.micro_batch import hand_over_host_s, micro_batch_passes
+from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
+from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
-from mofa.replay.garbage_collection import no_collection
-from mofa.replay.rank.of_plan import rows_of
+from mofa.replay.garbage_collection import without_collection
+from mofa.replay.rank.from_estimator import composed_rows
 from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.data_parallel import data_parallel_steps
 from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shortened_steps
 from mofa.replay.time.kernel_runs import FAMILY
 from mofa.replay.time.pipeline import ExchangeSpans, play_on_ranks
 from mofa.replay.time.rank_clock import RankTimeline, TimedPlan
-from mofa.replay.time.send_recv import Wiring, match_exchanges
+from mofa.replay.time.send_recv import NumberedExchanges, match_exchanges
 from mofa.replay.time.stream_clocks import StreamClocks
-from mofa.replay.time.time_replayed import Computation, TimeReplayed, Transfer
+from mofa.replay.time.time_replayed import Computation, ReplayedTime, Transfer
 from mofa.schedules import Order, Placement, Program, Runtime, order_of, program_of
 from mofa.schedules.order_check import OrderError, check_program
 from mofa.schedules.point_to_point import overlapped_exchanges
@@ -39,7 +39,7 @@ def replay_time(
     estimator: Estimator, *, detail: bool = True, variants: Sequence[Estimator] = (), jitter: float = 0.0,
     seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
     spans: bool = True,
-) -> TimeReplayed:  # fmt: skip
+) -> ReplayedTime:  # fmt: skip
     """Play a training step of one strategy on the clocks of its pipeline ranks.
 
     Parameters
@@ -61,7 +61,7 @@ def replay_time(
 
     Returns
     -------
-    TimeReplayed
+    ReplayedTime
         The step, from one gradient norm, at which all ranks meet, to the next. [s]
 
     Notes
@@ -75,21 +75,23 @@ def replay_time(
     OrderError
         If an order can't be; the message names the op that waits and for what.
     """
-    estimator = estimator.at_own_clock
-    rows = rows_of(estimator)
-    stages, fw = rows.layout.stages, rows.framework
+    estimator = estimator.at_power_limited_clock
+    rows = composed_rows(estimator)
+    stages, fw = rows.stage_layers.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    tapes = tuple(PlanTapes.from_rows(rows_of(e.at_own_clock)) for e in variants) or (PlanTapes.from_rows(rows),)
+    tapes = tuple(PlanTapes.from_rows(composed_rows(e.at_power_limited_clock)) for e in variants) or (
+        PlanTapes.from_rows(rows),
+    )
     curves = rows.cluster.gpu.curves
     plan = TimedPlan(
         rows, tapes, _hop_seconds(rows), curves.overlap_slowdown.value,
-        estimator.rank_specs[0].schedule.waits_at_exchanges, hand_over_host_s(rows), _optimizer_seconds(rows),
+        estimator.rank_specs[0].schedule.waits_at_exchanges, exchange_host_s(rows), _optimizer_seconds(rows),
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
-    with no_collection():
+    with without_collection():
         for inserted in shortened_steps(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
-            wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.played)
+            wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.num_played)
             ranks = _ranks(plan, estimator.rank_specs, wiring.program.order, inserted)
             play_on_ranks(wiring, ranks, plan.hop_s)
             if insert_rounds(inserted, ranks, spans):
@@ -124,11 +126,13 @@ def _ranks(
 
 def _ends(plan: TimedPlan, ranks: Sequence[RankTimeline]) -> list[float]:
     """How long each rank's optimizer and what follows it take. [s]"""
-    return [seconds + rank.added.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)]
+    return [
+        seconds + rank.data_parallel.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)
+    ]
 
 
 @lru_cache(maxsize=8)
-def _wiring(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Wiring:
+def _wiring(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> NumberedExchanges:
     return match_exchanges(program_of(order_of(schedule, runtime, pp, vpp, num_micro_batches), schedule, runtime))
 
 
@@ -151,19 +155,19 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Pla
 
 def _finish(
     plan: TimedPlan, players: Sequence[RankTimeline], flights: ExchangeSpans | None, spans: bool
-) -> TimeReplayed:
+) -> ReplayedTime:
     rows, optimizer = plan.rows, plan.optimizer_s
     last = _ends(plan, players)
     ends, tails = [], []
     for player in players:
         clock = player.clock
         player.restore_work_left_by_last()
-        clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
-        clock.play_steps(player.added.end)
+        clock.exposed, clock.side_stream_s, clock.idle_s = ([0.0] * len(EXPOSED) for _ in range(3))
+        clock.play_steps(player.data_parallel.at_step_end)
         clock.drain(DP)
-        tails.append(np.array([clock.exposed, clock.beside, clock.waited]))
+        tails.append(np.array([clock.exposed, clock.side_stream_s, clock.idle_s]))
         ends.append(clock.compute)
-    tied = float(tied_seconds(rows)[0])
+    tied = float(tied_embedding_all_reduce_s(rows)[0])
     meet = max(ends)
     if tied:
         with_ends = (seconds for seconds, player in zip(ends, players, strict=True) if player.spec.place.has_end)
@@ -179,7 +183,7 @@ def _finish(
         player.idle["drain"] += drain
         exposed = dict(zip(EXPOSED, counts[0].tolist(), strict=True))
         exposed["pp"] += player.pp_s
-        exposed["dp"] += player.added.after_optimizer_s + both + amaxes
+        exposed["dp"] += player.data_parallel.after_optimizer_s + both + amaxes
         exposed["optimizer"] += optimizer[r] + norm
         exposed["bubble"] = player.bubble_s + drain
         shown.append({name: max(exposed[name], 0.0) for name in TIME_COMPONENTS})
@@ -191,11 +195,11 @@ def _finish(
         for name in (*HIDDEN_COMPONENTS, "host_idle"):
             player.idle[name] = float(counts[2][FAMILY[name]])
         start = meet + amaxes + norm
-        player.spans.append(("O", 0, 0, start, start + optimizer[r] + player.added.after_optimizer_s))
+        player.spans.append(("O", 0, 0, start, start + optimizer[r] + player.data_parallel.after_optimizer_s))
         assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
     slowest = min(range(len(players)), key=lambda r: (shown[r]["bubble"], r))
     step = sum(shown[slowest].values())
-    return TimeReplayed(
+    return ReplayedTime(
         step, shown[slowest], hiddens[slowest], slowest, tuple(shown), tuple(p.idle for p in players),
         tuple(tuple(map(Computation._make, p.spans)) for p in players) if spans else (),
         _transfers(flights, len(players)),
@@ -214,7 +218,7 @@ def _transfers(flights: ExchangeSpans | None, pp: int) -> tuple[tuple[Transfer, 
 
 def _hop_seconds(rows: Rows) -> float:
     """One hand-over of activations to the next stage. [s]"""
-    if rows.layout.stages.pp == 1:
+    if rows.stage_layers.stages.pp == 1:
         return 0.0
     return float(hop_seconds(rows)[0])
 
@@ -222,5 +226,5 @@ def _hop_seconds(rows: Rows) -> float:
 def _optimizer_seconds(rows: Rows) -> list[float]:
     return [
         float(s)
-        for s in np.broadcast_to(step_end_seconds(rows, micro_batch_passes(rows)), (1, rows.layout.stages.pp))[0]
+        for s in np.broadcast_to(step_end_seconds(rows, micro_batch_passes(rows)), (1, rows.stage_layers.stages.pp))[0]
     ]

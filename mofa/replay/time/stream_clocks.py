@@ -22,7 +22,7 @@ from mofa.replay.time.kernel_runs import (
     Sync,
     TapeSteps,
     TensorAlias,
-    is_comm,
+    is_communication,
 )
 
 HOST = FAMILY["host_idle"]
@@ -40,9 +40,9 @@ class StreamClocks:
     """Where a rank's streams are. [s]
 
     ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.block.tape_clock.EXPOSED`,
-    ``waited`` its idle part by what it waited for, ``beside`` what other streams did. ``ready`` says when tensors that
-    cross streams are there and which family makes them (-1: computing); ``flying`` what other streams are at: start,
-    end, family and what computing loses meanwhile.
+    ``idle_s`` its idle part by what it waited for, ``side_stream_s`` what other streams did. ``ready`` says when
+    tensors that cross streams are there and which family makes them (-1: computing); ``ops_in_flight`` what other
+    streams are at: start, end, family and what computing loses meanwhile.
     """
 
     sync_s: float
@@ -50,12 +50,12 @@ class StreamClocks:
     host: float = 0.0
     streams: dict[str, float] = field(default_factory=dict)
     ready: dict[str, tuple[float, int]] = field(default_factory=dict)
-    flying: list[tuple[float, float, int, float]] = field(default_factory=list)
+    ops_in_flight: list[tuple[float, float, int, float]] = field(default_factory=list)
     exposed: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
-    beside: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
-    gaps: list[tuple[float, float]] = field(default_factory=list)
+    side_stream_s: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    idle_gaps: list[tuple[float, float]] = field(default_factory=list)
     """When the computing stream waited, as far back as something may still be launched beside it."""
-    waited: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    idle_s: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
     watch: Watch | None = None
     own_order: bool = True
     """Whether any stream begins before what was launched ahead of it has ended."""
@@ -71,7 +71,7 @@ class StreamClocks:
         """Play a tape; ``follow`` is the name under which the next one reads its output, empty for none."""
         self.play_steps(part.steps)
         if follow:
-            made = self.ready.get(part.out)
+            made = self.ready.get(part.output_tensor)
             if made is None or made[0] <= self.compute:
                 self.ready.pop(follow, None)
             else:
@@ -108,7 +108,7 @@ class StreamClocks:
             made = self.ready.get(name)
             if made is not None and made[0] > self.compute and made[1] >= 0:
                 self.exposed[made[1]] += made[0] - self.compute
-                self.waited[made[1]] += made[0] - self.compute
+                self.idle_s[made[1]] += made[0] - self.compute
                 if self.watch is not None:
                     self.watch("wait", f"waits for {name}", made[1], self.compute, made[0])
                 self.idle_until(made[0])
@@ -143,11 +143,11 @@ class StreamClocks:
                 if seconds > 0:
                     if host > start:
                         exposed[HOST] += host - start
-                        self.waited[HOST] += host - start
-                        self.gaps.append((start, host))
+                        self.idle_s[HOST] += host - start
+                        self.idle_gaps.append((start, host))
                         self.compute = start = host
                     exposed[family] += seconds
-                    if self.flying:
+                    if self.ops_in_flight:
                         self._advance(seconds)
                     else:
                         self.compute = start + seconds
@@ -201,12 +201,12 @@ class StreamClocks:
 
     def idle_until(self, time: float) -> None:
         """Compute nothing until then."""
-        self.gaps.append((self.compute, time))
+        self.idle_gaps.append((self.compute, time))
         self.compute = time
 
     def _advance(self, work: float) -> None:
         """Compute for so long, the longer while other streams communicate."""
-        flying = self.flying
+        flying = self.ops_in_flight
         if not flying:
             self.compute += work
             return
@@ -231,7 +231,7 @@ class StreamClocks:
             work -= span * rate
             now = until
         self.compute = now
-        self.flying = [item for item in flying if item[1] > now]
+        self.ops_in_flight = [item for item in flying if item[1] > now]
 
     def _beside(self, step: SideStreamOp) -> None:
         name, seconds, issue, family, stream, reads, writes, slows, communicator, _ = step
@@ -256,22 +256,22 @@ class StreamClocks:
         for made_here in writes:
             ready[made_here] = (end, family)
         if seconds > 0:
-            self.beside[family] += seconds
+            self.side_stream_s[family] += seconds
             if start < self.compute:
                 self._catch_up(start, min(end, self.compute), step)
-            if is_comm(family) and end > self.compute:
-                self.flying.append((start, end, family, slows))
+            if is_communication(family) and end > self.compute:
+                self.ops_in_flight.append((start, end, family, slows))
             if self.watch is not None:
                 self.watch(stream, name, family, start, end)
 
     def _catch_up(self, start: float, end: float, step: SideStreamOp) -> None:
         """Slow down what was computed before a launch that the host made far ahead, as it ran beside that."""
         waits = 0.0
-        for a, b in reversed(self.gaps):  # the last ones come first: there may be many before that are over
+        for a, b in reversed(self.idle_gaps):  # the last ones come first: there may be many before that are over
             if b <= start:
                 break
             waits += max(min(end, b) - max(start, a), 0.0)
-        lost = step.slows * max(end - start - waits, 0.0)
+        lost = step.computing_slowdown * max(end - start - waits, 0.0)
         self.exposed[step.family] += lost
         self.compute += lost
 
@@ -289,8 +289,8 @@ class StreamClocks:
         self.host += seconds
         self.streams = {name: busy_until + seconds for name, busy_until in self.streams.items()}
         self.ready = {name: (busy_until + seconds, family) for name, (busy_until, family) in self.ready.items()}
-        self.flying = [(begin + seconds, end + seconds, *of) for begin, end, *of in self.flying]  # type: ignore[misc]
-        self.gaps = [(begin + seconds, end + seconds) for begin, end in self.gaps]
+        self.ops_in_flight = [(begin + seconds, end + seconds, *of) for begin, end, *of in self.ops_in_flight]  # type: ignore[misc]
+        self.idle_gaps = [(begin + seconds, end + seconds) for begin, end in self.idle_gaps]
         self.empty()
 
     # -- what decides what comes next
@@ -302,22 +302,22 @@ class StreamClocks:
         now, host = self.compute, self.host
         if host < now - longest:
             self.host = host = now - longest
-        streams, ready, flying, gaps = self.streams, self.ready, self.flying, self.gaps
+        streams, ready, flying, gaps = self.streams, self.ready, self.ops_in_flight, self.idle_gaps
         over = not gaps or (not self.own_order and longest != inf and gaps[-1][1] <= now)
         if over and not (streams or ready or flying):
             if gaps:  # they come one behind the other
-                self.gaps = []
+                self.idle_gaps = []
             return (_tenth_ns(host - now),)
         # nothing begins before now but what is launched once or on streams of their own order
         since = host if self.own_order or longest == inf else now
         if gaps:
-            gaps = self.gaps = [gap for gap in gaps if gap[1] > since]
+            gaps = self.idle_gaps = [gap for gap in gaps if gap[1] > since]
         if streams:
             streams = self.streams = {name: busy_until for name, busy_until in streams.items() if busy_until > since}
         if ready:
             ready = self.ready = {name: made for name, made in ready.items() if made[0] > now or made[0] > since}
         if flying:
-            flying = self.flying = [item for item in flying if item[1] > now]
+            flying = self.ops_in_flight = [item for item in flying if item[1] > now]
         if not (streams or ready or flying or gaps):
             return (_tenth_ns(host - now),)
         return (

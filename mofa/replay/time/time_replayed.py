@@ -41,7 +41,7 @@ class StreamOp(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TimeReplayed:
+class ReplayedTime:
     """A training step on the clock of every pipeline rank.
 
     ``exposed`` has the keys of :data:`mofa.cost.breakdown.TIME_COMPONENTS` and sums to ``step_s``, as each of ``ranks``
@@ -61,13 +61,13 @@ class TimeReplayed:
     ops: tuple[tuple[StreamOp, ...], ...] = field(default=())
 
 
-def weighted_mean(first: TimeReplayed, other: TimeReplayed, share: float) -> TimeReplayed:
+def weighted_mean(first: ReplayedTime, other: ReplayedTime, share: float) -> ReplayedTime:
     """Of two ways in which a step goes, on the same ranks, the mean where the other one has a ``share``; the spans,
     transfers and ops of the first.
 
     Examples
     --------
-    >>> one, other = (TimeReplayed(s, {"gemm": s}, {}, 0, ({"gemm": s},), ({},), ()) for s in (2.0, 4.0))
+    >>> one, other = (ReplayedTime(s, {"gemm": s}, {}, 0, ({"gemm": s},), ({},), ()) for s in (2.0, 4.0))
     >>> weighted_mean(one, other, 0.25).step_s, weighted_mean(one, other, 0.25).ranks
     (2.5, ({'gemm': 2.5},))
     """
@@ -84,12 +84,12 @@ def weighted_mean(first: TimeReplayed, other: TimeReplayed, share: float) -> Tim
     )  # fmt: skip
 
 
-def scaled_by_runs(time: TimeReplayed, runs: float) -> TimeReplayed:
+def scaled_by_runs(time: ReplayedTime, runs: float) -> ReplayedTime:
     """A step that runs so often on average; its spans, transfers and ops are those of one run.
 
     Examples
     --------
-    >>> one = TimeReplayed(2.0, {"gemm": 2.0}, {}, 0, ({"gemm": 2.0},), ({},), ())
+    >>> one = ReplayedTime(2.0, {"gemm": 2.0}, {}, 0, ({"gemm": 2.0},), ({},), ())
     >>> scaled_by_runs(one, 1.5).exposed, scaled_by_runs(one, 1.0) is one
     ({'gemm': 3.0}, True)
     """

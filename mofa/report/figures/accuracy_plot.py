@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import INK, new_axes, tidy
+from mofa.report.figures.style import INK, new_axes, remove_clutter
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -63,6 +63,6 @@ def plot_accuracy(runs: Sequence[RunScore], field: str, *, ax: Axes | None = Non
     ax.set_xlabel(f"measured [{unit}]")
     ax.set_ylabel(f"predicted [{unit}]")
     ax.set_title(f"Predicted and measured {name}", loc="left")
-    tidy(ax, grid_axis="both")
+    remove_clutter(ax, grid_axis="both")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, INK, MUTED, tidy
+from mofa.report.figures.style import ACCENT, INK, MUTED, remove_clutter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,7 +113,7 @@ def _plot_rates(ax: Axes, points: Sequence[Mapping[str, Any]], family: str) -> N
     ax.set_xlabel(work_label)
     ax.set_ylabel(rate_label)
     ax.set_title(f"{family.replace('_', ' ')}: measured and fitted", loc="left")
-    tidy(ax, grid_axis="both")
+    remove_clutter(ax, grid_axis="both")
     ax.legend(loc="lower right", frameon=False, fontsize=8)
 
 
@@ -149,5 +149,5 @@ def _plot_residuals(ax: Axes, points: Sequence[Mapping[str, Any]]) -> None:
     ax.set_ylim(-102 * _CLIP, 102 * _CLIP)
     ax.set_xlabel("measured time [µs]")
     ax.set_ylabel(f"predicted / measured − 1 [%], cut at {100 * _CLIP:.0f}")
-    tidy(ax, grid_axis="both")
+    remove_clutter(ax, grid_axis="both")
     ax.legend(loc="upper right", frameon=False, fontsize=8, ncols=2)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.report.figures.style import ACCENT, INK, new_axes, tidy
+from mofa.report.figures.style import ACCENT, INK, new_axes, remove_clutter
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _lines(report: ChunkReport, of: Callable[[ChunkPolicy], NDArray[np.float64]]
             color=_colour(policy, number), linewidth=1.8 if policy.name == "mact" else 1.0, label=_label(policy),
         )  # fmt: skip
     whole_iterations(ax)
-    tidy(ax, grid_axis="y")
+    remove_clutter(ax, grid_axis="y")
     return ax
 
 

@@ -9,7 +9,7 @@ from mofa.report.figures.style import INK, new_axes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.replay.time.time_replayed import Computation, TimeReplayed
+    from mofa.replay.time.time_replayed import Computation, ReplayedTime
 
 LOOKS = {
     "F": ("forward", "#9ecae1", ""),
@@ -25,7 +25,7 @@ MAX_COMPUTATIONS = 96
 """Of a rank; of a longer step the beginning is drawn."""
 
 
-def plot_pipeline(played: TimeReplayed, *, label: str | None = None, ax: Axes | None = None) -> Axes:
+def plot_pipeline(played: ReplayedTime, *, label: str | None = None, ax: Axes | None = None) -> Axes:
     """Plot a row per pipeline rank: computations, sends and receives beneath, and what is left over, the bubble.
 
     Parameters

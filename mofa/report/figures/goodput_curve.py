@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from mofa.report.figures.style import INK, new_axes, tidy
+from mofa.report.figures.style import INK, new_axes, remove_clutter
 from mofa.report.goodput import variant_names
 
 if TYPE_CHECKING:
@@ -54,6 +54,6 @@ def plot_goodput_curve(report: GoodputReport, quantity: Quantity = "ettr", *, ax
     ax.set_ylabel("ETTR" if quantity == "ettr" else "effective throughput [tokens/s/GPU, spares included]")
     what = "Productive share of the wall clock" if quantity == "ettr" else "Effective throughput"
     ax.set_title(f"{what}: {report.workload.name}, failures of {report.faults}", loc="left")
-    tidy(ax, grid_axis="both")
+    remove_clutter(ax, grid_axis="both")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax

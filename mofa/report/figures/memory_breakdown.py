@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, memory_fills, new_axes, ordered_names, plan_labels, tidy
-from mofa.report.words import component_name
+from mofa.report.figures.style import ACCENT, memory_fills, new_axes, ordered_names, plan_labels, remove_clutter
+from mofa.report.phrases import component_name
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -53,6 +53,6 @@ def plot_memory_breakdown(
     ax.invert_yaxis()
     ax.set_xlabel("device memory of the fullest rank [GiB]")
     ax.set_title("What fills the memory", loc="left")
-    tidy(ax, grid_axis="x")
+    remove_clutter(ax, grid_axis="x")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, INK, memory_fills, new_axes, tidy
-from mofa.report.words import component_name, strategy_short
+from mofa.report.figures.style import ACCENT, INK, memory_fills, new_axes, remove_clutter
+from mofa.report.phrases import component_name, strategy_short
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -73,6 +73,6 @@ def plot_memory_over_time(plan: Plan, stage: int, *, label: str | None = None, a
     ax.set_title(
         f"Memory over a step, stage {stage}: {label or strategy_short(plan.strategy)}", loc="left", fontsize=10
     )
-    tidy(ax, grid_axis="y")
+    remove_clutter(ax, grid_axis="y")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, tidy
+from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, remove_clutter
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -99,6 +99,6 @@ def plot_pareto(
     ax.set_xlabel("memory of the fullest rank [GiB]")
     ax.set_ylabel("throughput [tokens/s/GPU]")
     ax.set_title("Memory and throughput of the plans that fit", loc="left")
-    tidy(ax, grid_axis="both")
+    remove_clutter(ax, grid_axis="both")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, memory_fills, new_axes, ordered_names, tidy
-from mofa.report.words import component_name, strategy_short
+from mofa.report.figures.style import ACCENT, memory_fills, new_axes, ordered_names, remove_clutter
+from mofa.report.phrases import component_name, strategy_short
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -53,6 +53,6 @@ def plot_stage_memory(plan: Plan, *, label: str | None = None, ax: Axes | None =
     ax.set_xlabel("pipeline stage (above each bar: its layers)")
     ax.set_ylabel("device memory [GiB]")
     ax.set_title(f"Memory per stage: {label or strategy_short(plan.strategy)}", loc="left", fontsize=10)
-    tidy(ax, grid_axis="y")
+    remove_clutter(ax, grid_axis="y")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax

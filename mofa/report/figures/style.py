@@ -93,7 +93,7 @@ def new_axes(ax: Axes | None, width_in: float = 8.0, height_in: float = 5.0) -> 
     return figure.subplots()
 
 
-def tidy(ax: Axes, *, grid_axis: str) -> None:
+def remove_clutter(ax: Axes, *, grid_axis: str) -> None:
     """Take away what carries no information: two spines, tick marks, half of the grid."""
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
@@ -104,6 +104,6 @@ def tidy(ax: Axes, *, grid_axis: str) -> None:
 
 def plan_labels(plans: Iterable[Plan]) -> list[str]:
     """Short names of plans for an axis."""
-    from mofa.report.words import strategy_lines
+    from mofa.report.phrases import strategy_lines
 
     return [f"{i}: {strategy_lines(plan.strategy)}" for i, plan in enumerate(plans, start=1)]

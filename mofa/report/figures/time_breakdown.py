@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import TIME_COLOURS, new_axes, ordered_names, plan_labels, tidy
-from mofa.report.words import component_name
+from mofa.report.figures.style import TIME_COLOURS, new_axes, ordered_names, plan_labels, remove_clutter
+from mofa.report.phrases import component_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,6 +54,6 @@ def plot_time_breakdown(plans: Sequence[Plan], *, labels: Sequence[str] | None =
     ax.set_xlim(left=0.0)
     ax.set_xlabel("time of the slowest rank per step [s]; hatched: hidden behind computing")
     ax.set_title("Where the step goes", loc="left")
-    tidy(ax, grid_axis="x")
+    remove_clutter(ax, grid_axis="x")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax

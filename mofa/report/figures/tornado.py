@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import INK, new_axes, tidy
+from mofa.report.figures.style import INK, new_axes, remove_clutter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,6 +42,6 @@ def plot_tornado(report: GoodputReport, *, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("ETTR")
     what = f"{report.workload.name}, failures of {report.faults}"
     ax.set_title(f"Key factors at {report.sensitivity_num_gpus:,} GPUs: {what}", loc="left")
-    tidy(ax, grid_axis="x")
+    remove_clutter(ax, grid_axis="x")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.routing.balance.replica_lp import Schedule, checked_loads
+from mofa.routing.balance.replica_lp import TokenSchedule, checked_loads
 from mofa.routing.balance.rounding import round_loads
 from mofa.routing.placement import Placement
 
@@ -32,7 +32,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class CommunicationSchedule(Schedule):
+class CommunicationSchedule(TokenSchedule):
     """A schedule with what the program says of its communication. [tokens]
 
     ``sent`` is the most tokens that a GPU sends or receives, ``crossing`` the most that a node does, per GPU.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.routing.balance.replica_lp import Schedule, checked_loads
+from mofa.routing.balance.replica_lp import TokenSchedule, checked_loads
 from mofa.routing.placement import Placement
 
 IntA = NDArray[np.int64]
@@ -44,7 +44,7 @@ class FlowScheduler:
         self._heads = np.concatenate([np.arange(num_experts), num_experts + self.gpus, np.full(num_gpus, self._sink)])
         self._tight: tuple[NDArray[np.bool_], int] | None = None
 
-    def solve(self, loads: NDArray[Any]) -> Schedule:
+    def solve(self, loads: NDArray[Any]) -> TokenSchedule:
         """Schedule one micro-batch, as :meth:`ReplicaScheduler.solve` does; ``optimum`` is the whole maximum."""
         from ortools.graph.python.max_flow import SimpleMaxFlow
 
@@ -67,7 +67,7 @@ class FlowScheduler:
             m = max(m + 1, self._next(flow, checked))
         tokens = np.asarray(flow.flows(arcs[len(checked) : len(checked) + len(self.experts)]), dtype=np.int64)
         on_gpu = np.bincount(self.gpus, tokens, num_gpus).astype(np.int64)
-        return Schedule(tokens.astype(np.float64), tokens, on_gpu, float(on_gpu.max()), solve_s)
+        return TokenSchedule(tokens.astype(np.float64), tokens, on_gpu, float(on_gpu.max()), solve_s)
 
     def _next(self, flow: Any, loads: IntA) -> int:
         """The rounded-up density of the subset that a minimum cut shows, which is kept for the next micro-batch."""

@@ -27,7 +27,7 @@ _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TokenSchedule:
     """Tokens of each replica in one micro-batch of one layer.
 
     ``fractional`` and ``tokens`` (R,) follow :attr:`~mofa.routing.placement.Placement.pairs`; ``gpu_tokens`` (G,) are
@@ -84,7 +84,7 @@ class ReplicaScheduler:
         self._program: ReplicaProgram | None = None
         self._before = np.zeros(placement.num_experts)
 
-    def solve(self, loads: NDArray[Any]) -> Schedule:
+    def solve(self, loads: NDArray[Any]) -> TokenSchedule:
         """Schedule one micro-batch.
 
         Parameters
@@ -108,15 +108,15 @@ class ReplicaScheduler:
         while True:
             solution = program.solve(scaled)
             solve_s += solution.solve_s
-            better = self._better(solution.price, solution.m, scaled)
+            better = self._better(solution.price, solution.fullest_gpu_tokens, scaled)
             if not better.any():
                 break
             program = self._build(self._open | better, self._base)
         x = np.zeros(len(self.experts))
-        x[self._open] = np.maximum(solution.x, 0.0) * unit
+        x[self._open] = np.maximum(solution.replica_tokens, 0.0) * unit
         tokens = round_loads(x, checked, self.experts, self.gpus, self.placement.num_gpus)
         on_gpu = np.bincount(self.gpus, tokens, self.placement.num_gpus).astype(np.int64)
-        return Schedule(x, tokens, on_gpu, solution.m * unit, solve_s)
+        return TokenSchedule(x, tokens, on_gpu, solution.fullest_gpu_tokens * unit, solve_s)
 
     def _build(self, open_: BoolA, base: BoolA) -> ReplicaProgram:
         self._open, self._base = open_, base

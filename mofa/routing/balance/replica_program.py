@@ -18,14 +18,15 @@ _PLAIN = "use_preprocessing: false use_scaling: false"
 
 @dataclass(frozen=True)
 class ReplicaSolution:
-    """``x`` (R,) tokens of each replica, ``m`` of the fullest GPU, both in the unit of the loads.
+    """``replica_tokens`` (R,) tokens of each replica, ``fullest_gpu_tokens`` of the fullest GPU, both in the unit of
+    the loads.
 
-    ``price`` (G,) is what one more token on a GPU adds to ``m``; prices are at least 0 and sum to 1 [-]. ``solve_s`` is
-    the solver's processor time.
+    ``price`` (G,) is what one more token on a GPU adds to ``fullest_gpu_tokens``; prices are at least 0 and sum to 1
+    [-]. ``solve_s`` is the solver's processor time.
     """
 
-    x: FloatA
-    m: float
+    replica_tokens: FloatA
+    fullest_gpu_tokens: float
     price: FloatA
     solve_s: float
 
@@ -55,7 +56,7 @@ class ReplicaProgram:
 
     >>> program = ReplicaProgram(np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([True, False, True]), 2)
     >>> found = program.solve(np.array([5.0, 1.0]))
-    >>> found.m, found.x.tolist(), found.price.tolist()
+    >>> found.fullest_gpu_tokens, found.replica_tokens.tolist(), found.price.tolist()
     (3.0, [3.0, 2.0, 1.0], [0.5, 0.5])
     """
 

@@ -19,9 +19,9 @@ from mofa.routing.balance.communication_lp import CommunicationScheduler
 from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import max_density
 from mofa.routing.balance.place import is_placement_check_due, replace_if_worse
-from mofa.routing.balance.replica_lp import ReplicaScheduler, Schedule
+from mofa.routing.balance.replica_lp import ReplicaScheduler, TokenSchedule
 from mofa.routing.balance.setup import BalanceSetup
-from mofa.routing.dispatch import route_tokens, traffic
+from mofa.routing.dispatch import gpu_to_gpu_tokens, route_tokens
 from mofa.routing.placement import Placement, plain_placement, shuffled_placement
 
 FloatA = NDArray[np.float64]
@@ -167,9 +167,9 @@ def _scheduler(placement: Placement, setup: BalanceSetup) -> ReplicaScheduler | 
     return ReplicaScheduler(placement) if setup.resolved_solver == "lp" else FlowScheduler(placement)
 
 
-def _moves(placement: Placement, schedule: Schedule, inputs: IntA, setup: BalanceSetup) -> IntA:
+def _moves(placement: Placement, schedule: TokenSchedule, inputs: IntA, setup: BalanceSetup) -> IntA:
     """Tokens from each GPU to each GPU under a schedule. (G, G)"""
-    return traffic(placement, route_tokens(placement, schedule.tokens, inputs, setup.gpus_per_node))
+    return gpu_to_gpu_tokens(placement, route_tokens(placement, schedule.tokens, inputs, setup.gpus_per_node))
 
 
 def _busiest(flow: IntA, gpus_per_node: int) -> tuple[int, float]:
@@ -193,7 +193,7 @@ class _Adaptive:
         self.moved: list[int] = []
         self.since = 0
 
-    def solve(self, load: IntA) -> tuple[Schedule, Placement]:
+    def solve(self, load: IntA) -> tuple[TokenSchedule, Placement]:
         """Schedule, and on what; afterwards, every so often, look at the placement."""
         solution = self.scheduler.solve(load), self.placement
         rule = self.setup.adaptation

@@ -21,7 +21,6 @@ from mofa.search.legality.expert_parallel import balancing_lacks
 from mofa.search.legality.masks import Job
 from mofa.search.one_strategy import strategy_row
 from mofa.search.to_plan.builder import Candidate
-from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.layer_kind_params import refuse_unmodelled
@@ -29,6 +28,7 @@ from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import MERGED_GROUPS, StrategySpec, StrategyTable
+from mofa.specs.strategy_defaults import complete_strategy
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:

@@ -134,12 +134,17 @@ def choose_jointly(
         limit_bytes, m,
     )  # fmt: skip
     around, outside_layers, error = _rest(problem, costed[-1], kinds, flight)
-    first = replace(problem, seconds=costed[0].seconds.T[kinds])
+    first = replace(problem, layer_s=costed[0].seconds.T[kinds])
     every = np.zeros(len(stage), dtype=np.int64)
     stage_s = np.maximum(costed[0].stage_s[0] - first.stage_seconds(every), 0.0)
     first = replace(first, stage_s=stage_s)
     beside_s = max(float(costed[0].step_s[0]) - first.step_s(every), 0.0)
-    problem = replace(problem, stage_s=stage_s, around_bytes=around + error, apart_bytes=outside_layers + error)
+    problem = replace(
+        problem,
+        stage_s=stage_s,
+        stage_bytes_at_layer_peak=around + error,
+        stage_bytes_outside_layers=outside_layers + error,
+    )
     choice = choose_layer_options(problem)
     if choice is None:
         return None

@@ -24,11 +24,11 @@ from mofa.search.job_setup import with_numerics
 from mofa.search.one_strategy import strategy_row
 from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.specs.base import Spec
-from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.strategy import StrategySpec
+from mofa.specs.strategy_defaults import complete_strategy
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:

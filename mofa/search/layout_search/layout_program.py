@@ -107,7 +107,7 @@ class LayoutProgram:
         known = self._ahead.get(place.index)
         if known is None:
             of_kind = [self._ahead_of_kind(place, kind) for kind in range(self.problem.num_kinds)]
-            most = self.problem.most_frequent
+            most = self.problem.most_frequent_kind
             of_kind[most] = place - sum(of_kind[:most] + of_kind[most + 1 :])
             known = self._ahead[place.index] = of_kind
         return known
@@ -115,10 +115,10 @@ class LayoutProgram:
     def _ahead_of_kind(self, place: Any, kind: int) -> Any:
         """How many layers of a kind are ahead of a place: of each run of them none, some or all; 0 for the most
         frequent kind."""
-        if kind == self.problem.most_frequent:
+        if kind == self.problem.most_frequent_kind:
             return 0
         total: Any = 0
-        for start, length in self.problem.runs_of_kind(kind):
+        for start, length in self.problem.consecutive_layers_of_kind(kind):
             ahead = self.model.new_int_var(0, length, "")
             behind_start: Any = place
             if start:
@@ -157,7 +157,7 @@ class LayoutProgram:
                 for p in problem.chunks_of(rank)
             )
             self.model.add(total <= int(np.ceil(limit_bytes / unit)))
-            if not problem.holds_an_end(rank):
+            if not problem.has_embedding_or_head(rank):
                 filled = [there for p, there in self._has_predictions.items() if p in problem.chunks_of(rank)]
                 layers = [self._begins[p + 1] - self._begins[p] for p in problem.chunks_of(rank)]
                 self.model.add(sum(layers) + (sum(filled) if problem.num_predictions else 0) >= 1)
@@ -177,7 +177,7 @@ class LayoutProgram:
 
     def add_path(self, path: ComputationPath) -> None:
         """Let the step take as long as a path at least."""
-        problem, pipeline, unit_s = self.problem, self.problem.pipeline, self.step_unit_s
+        problem, pipeline, unit_s = self.problem, self.problem.schedule_clock, self.step_unit_s
         rank, number = problem.chunk_places
         total: Any = int(path.hops * pipeline.hop_s / unit_s)
         for p in range(problem.num_chunks):
@@ -185,7 +185,7 @@ class LayoutProgram:
             total = total + int(np.floor(counts @ problem.chunk_s[:, p] / unit_s))
             of_layers = np.einsum("c,ckm->km", counts, problem.layer_s[:, p])
             total = total + self._of_chunk(p, of_layers, float(counts @ problem.prediction_s[:, p]), unit_s)
-            beside_s = path.beside[rank[p], number[p]] * pipeline.slowdown * pipeline.hop_s
+            beside_s = path.beside_hops[rank[p], number[p]] * pipeline.slowdown * pipeline.hop_s
             total = total + int(beside_s / unit_s) * self._is_filled[p]
         self.model.add(self._aims["step"][0] >= total)
 
@@ -198,7 +198,7 @@ class LayoutProgram:
         unit_s = problem.heaviest_rank_micro_batch_s(problem.even_split()) / RANK_UNITS
         rank, number = problem.chunk_places
         chunk_s, layer_s, prediction_s = (
-            of[: problem.pipeline.num_computations].sum(axis=0)
+            of[: problem.schedule_clock.num_computations].sum(axis=0)
             for of in (problem.chunk_s, problem.layer_s, problem.prediction_s)
         )
         each = [
@@ -223,7 +223,7 @@ class LayoutProgram:
         self._aims[aim] = variable, unit_s
         return variable, unit_s
 
-    def bound_aim(self, aim: Aim, value_s: float) -> None:
+    def add_upper_bound(self, aim: Aim, value_s: float) -> None:
         """Let an aim be no longer than it was found to be."""
         variable, unit_s = self._aim(aim)
         self.model.add(variable <= round(value_s / unit_s))

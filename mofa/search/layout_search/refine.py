@@ -13,7 +13,7 @@ from mofa.errors import SpecError
 from mofa.plan.launch_layout import LaunchLayout, LayoutBy, LayoutSearch
 from mofa.plan.result import Plan
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.layout_search.of_strategy import split_of_strategy, split_problem
+from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem
 from mofa.search.layout_search.shortest_split import WORK, shortest_split
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA
 from mofa.search.one_strategy import strategy_row
@@ -250,7 +250,7 @@ def _refined(
 
 
 def _seconds_of_play(candidate: Candidate) -> float:
-    return SECONDS_OF_PLAY + SECONDS_OF_PASS * min(candidate.passes, MOST_PASSES)
+    return SECONDS_OF_PLAY + SECONDS_OF_PASS * min(candidate.num_layer_forwards, MOST_PASSES)
 
 
 def _costed(candidate: Candidate, replay: bool) -> Plan:

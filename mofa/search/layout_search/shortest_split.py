@@ -95,8 +95,8 @@ class _Search:
         self.spent += took
         if heaviest is None:
             return
-        self.bound_s = heaviest.bound_s * self.problem.pipeline.num_micro_batches
-        program.bound_aim("heaviest rank", heaviest.value_s)
+        self.bound_s = heaviest.bound_s * self.problem.schedule_clock.num_micro_batches
+        program.add_upper_bound("heaviest rank", heaviest.value_s)
         even, took = program.solve("heaviest chunks", heaviest.split, seed, work)
         self.spent += took
         for solution in (heaviest, even):
@@ -106,7 +106,7 @@ class _Search:
     def close(self, seed: int, work: float) -> None:
         """Solve programs of the step of splits whose step is not known, until their bound passes the best one's."""
         program = self.program()
-        for path in self.problem.pipeline.through_ranks():
+        for path in self.problem.schedule_clock.paths_along_ranks():
             program.add_path(path)
         for split in self.steps_s:
             self._teach(program, split)
@@ -126,7 +126,7 @@ class _Search:
 
     def _teach(self, program: LayoutProgram, split: ChunkLayers) -> None:
         """Let a program know the longest paths of a split, and leave that out from now on."""
-        for path in self.problem.pipeline.paths(self.problem.seconds([split])[0]):
+        for path in self.problem.schedule_clock.paths(self.problem.seconds([split])[0]):
             program.add_path(path)
         program.exclude(split)
 
@@ -171,10 +171,10 @@ def local_search(problem: SplitProblem, split: ChunkLayers) -> ChunkLayers:
     Those that do not fit by memory that is linear in layers are not tried. It ends early where it has tried
     :data:`MOST_TRIED` chunks.
     """
-    step_s = problem.step_s(split) if problem.fitting([split]) else math.inf
+    step_s = problem.step_s(split) if problem.splits_that_fit([split]) else math.inf
     tried = 0
     while True:
-        moved = problem.fitting(neighbours(problem, split))
+        moved = problem.splits_that_fit(neighbours(problem, split))
         tried += len(moved) * problem.num_chunks
         if not moved or tried > MOST_TRIED:
             return split

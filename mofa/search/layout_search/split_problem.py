@@ -35,7 +35,7 @@ class ScheduleClock(Protocol):
     def paths(self, seconds: FloatA) -> list[ComputationPath]:
         """Paths of which one takes as long as the step with these durations. (kinds, pp, vpp) [s]"""
 
-    def through_ranks(self) -> list[ComputationPath]:
+    def paths_along_ranks(self) -> list[ComputationPath]:
         """Paths along each rank, which most splits' longest ones are like."""
 
 
@@ -92,7 +92,7 @@ class SplitProblem:
         Layers that each chunk must have at least. (P,) [-]
     least_recomputed, most_recomputed
         How many first layers of every chunk may be recomputed whole; both :data:`ALL` where all are. [-]
-    pipeline
+    schedule_clock
         The clock of its schedule.
     """
 
@@ -110,7 +110,7 @@ class SplitProblem:
     least_layers: tuple[int, ...]
     least_recomputed: int
     most_recomputed: int
-    pipeline: ScheduleClock
+    schedule_clock: ScheduleClock
 
     @property
     def num_layers(self) -> int:
@@ -132,11 +132,11 @@ class SplitProblem:
         return np.concatenate([np.zeros((self.num_kinds, 1), dtype=np.int64), np.cumsum(of_kind, axis=1)], axis=1)
 
     @cached_property
-    def most_frequent(self) -> int:
+    def most_frequent_kind(self) -> int:
         """The kind that most layers are of."""
         return int(np.argmax(self.kind_prefix_counts[:, -1]))
 
-    def runs_of_kind(self, kind: int) -> list[tuple[int, int]]:
+    def consecutive_layers_of_kind(self, kind: int) -> list[tuple[int, int]]:
         """First layer and number of layers of each run of a kind along the model."""
         out, start = [], 0
         for of, run in groupby(self.kinds):
@@ -177,7 +177,7 @@ class SplitProblem:
 
     def steps_s(self, splits: Sequence[ChunkLayers]) -> FloatA:
         """The pipeline's computations and hand-overs. (n,) [s]"""
-        steps_s: FloatA = self.pipeline.steps_s(self.seconds(splits))
+        steps_s: FloatA = self.schedule_clock.steps_s(self.seconds(splits))
         return steps_s
 
     def step_s(self, split: ChunkLayers) -> float:
@@ -202,9 +202,9 @@ class SplitProblem:
 
     def heaviest_rank_micro_batch_s(self, split: ChunkLayers) -> float:
         """Forward and backward of one micro-batch on the heaviest rank. [s]"""
-        return float(self.seconds([split])[0, : self.pipeline.num_computations].sum(axis=(0, 2)).max())
+        return float(self.seconds([split])[0, : self.schedule_clock.num_computations].sum(axis=(0, 2)).max())
 
-    def fitting(self, splits: Sequence[ChunkLayers]) -> list[ChunkLayers]:
+    def splits_that_fit(self, splits: Sequence[ChunkLayers]) -> list[ChunkLayers]:
         """Splits in which every rank holds something, and its memory, linear in its layers, is within the limit."""
         if not splits:
             return []
@@ -219,7 +219,7 @@ class SplitProblem:
         modules[np.arange(len(splits)), ranks] += self.num_predictions
         return np.asarray(np.all(modules > 0, axis=1))
 
-    def holds_an_end(self, rank: int) -> bool:
+    def has_embedding_or_head(self, rank: int) -> bool:
         """Whether a rank has the embedding or the head."""
         return rank in (self.ranks[0], self.ranks[-1])
 

@@ -15,7 +15,7 @@ from mofa.specs.strategy import StrategyTable
 
 def layers_shortfall(job: Job, t: StrategyTable) -> FloatN:
     """Layers that are missing for a chunk to have any, where the framework splits them. (n,)"""
-    own = has_own_split(t)
+    own = uses_framework_split(t)
     # the first chunk may hold the embedding alone, the last the head
     shortfall = t.pp * t.vpp - job.workload.model.num_layers - np.where(t.pp > 1, 2, 0)
     if job.framework.splits_layers != "even":  # every stage but the last is as full as may be, and none may be empty
@@ -27,12 +27,12 @@ def layers_shortfall(job: Job, t: StrategyTable) -> FloatN:
     return np.asarray(np.where(own, np.maximum(shortfall, 0), 0), dtype=float)
 
 
-def has_own_split(t: StrategyTable) -> BoolN:
+def uses_framework_split(t: StrategyTable) -> BoolN:
     """Whether each row leaves the split of layers to the framework. (n,)"""
     return np.array([not text for text in t.layouts])[t.layout]
 
 
-def layouts_refused(job: Job, t: StrategyTable) -> FloatN:
+def num_refused_chunks(job: Job, t: StrategyTable) -> FloatN:
     """Chunks of a layout that the framework refuses."""
     refused = np.zeros(len(t))
     if not any(t.layouts):

@@ -22,14 +22,14 @@ from mofa.search.legality.expert_parallel import (
     sharding_ranks,
 )
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
-from mofa.search.legality.layers import layers_message, layers_shortfall, layout_message, layouts_refused
+from mofa.search.legality.layers import layers_message, layers_shortfall, layout_message, num_refused_chunks
 from mofa.search.legality.named_check import Check, FloatN, degrees_text, micro_batches, remainder
 from mofa.search.legality.named_check import Job as Job
 from mofa.search.legality.recompute_modes import recompute_message, recompute_shortfall
 from mofa.search.legality.step_length import step_length_excess, step_length_message
 from mofa.search.space import Combinations
-from mofa.specs.complete import default_zero
 from mofa.specs.strategy import MERGED_GROUPS, StrategyTable
+from mofa.specs.strategy_defaults import default_zero
 
 
 def _gpus(job: Job, t: StrategyTable) -> FloatN:
@@ -261,7 +261,7 @@ CHECKS: tuple[Check, ...] = (
     Check("sequence", "tokens", _sequence, lambda j, t: (
         f"seq_len ({j.workload.batch.seq_len}) does not divide over {degrees_text(t, 'cp', 'tp')}; change cp or tp")),
     Check("layers", "layers", layers_shortfall, layers_message),
-    Check("layout", "switch", layouts_refused, layout_message),
+    Check("layout", "switch", num_refused_chunks, layout_message),
     Check("batch", "sequences", _batch, lambda j, t: (
         f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {degrees_text(t, 'dp', 'micro_batch')}; "
         "change micro_batch or the degrees")),
@@ -275,7 +275,7 @@ CHECKS: tuple[Check, ...] = (
     Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
         f"{degrees_text(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a "
         f"multiple of {_round_length(j, t)}; change vpp, pp or micro_batch")),
-    Check("recompute", "switch", recompute_shortfall, recompute_message, of_mode=True),
+    Check("recompute", "switch", recompute_shortfall, recompute_message, depends_on_recompute_mode=True),
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {degrees_text(t, 'zero')} "
         f"with {degrees_text(t, 'tp', 'pp', 'cp')}; {_what_of_zero(j, t)}")),
@@ -292,29 +292,31 @@ CHECKS: tuple[Check, ...] = (
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FailedChecks:
     """Index of the first failed check of each row, -1 for none, and by how much it missed. (n,)"""
 
     reason: NDArray[np.int64]
     shortfall: FloatN
 
 
-def check_strategies(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = ()) -> Verdict:
-    """Apply all checks ``but`` those of some names. Of combinations, most checks read the degrees alone."""
+def check_strategies(
+    job: Job, table: StrategyTable | Combinations, except_checks: tuple[str, ...] = ()
+) -> FailedChecks:
+    """Apply all checks ``except_checks`` those of some names. Of combinations, most checks read the degrees alone."""
     degrees = table if isinstance(table, StrategyTable) else table.degrees
     several = degrees.rows_by_options()
     if len(several) == 1:
-        return _check(job.with_options(several[0][0]), table, but)
+        return _check(job.with_options(several[0][0]), table, except_checks)
     modes = 1 if isinstance(table, StrategyTable) else len(table.recompute)
     reason, shortfall = np.empty((len(degrees), modes), dtype=np.int64), np.empty((len(degrees), modes))
     for options, rows in several:
-        some = table.take(rows) if isinstance(table, StrategyTable) else table.of_degrees(rows)
-        verdict = _check(job.with_options(options), some, but)
+        some = table.take(rows) if isinstance(table, StrategyTable) else table.rows_of_degrees(rows)
+        verdict = _check(job.with_options(options), some, except_checks)
         reason[rows], shortfall[rows] = verdict.reason.reshape(-1, modes), verdict.shortfall.reshape(-1, modes)
-    return Verdict(reason.reshape(-1), shortfall.reshape(-1))
+    return FailedChecks(reason.reshape(-1), shortfall.reshape(-1))
 
 
-def _check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...]) -> Verdict:
+def _check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...]) -> FailedChecks:
     """The checks of rows that choose the same options of the framework."""
     num_modes = 1 if isinstance(table, StrategyTable) else len(table.recompute)
     num = len(table) // num_modes
@@ -341,16 +343,16 @@ def _check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...]) 
             open_rows, own_reason, own_shortfall = open_rows[left], own_reason[left], own_shortfall[left]
             if not len(left):
                 break
-            table = table.take(left) if isinstance(table, StrategyTable) else table.of_degrees(left)
+            table = table.take(left) if isinstance(table, StrategyTable) else table.rows_of_degrees(left)
     reason[open_rows], shortfall[open_rows] = own_reason, own_shortfall
-    return Verdict(reason.reshape(-1), shortfall.reshape(-1))
+    return FailedChecks(reason.reshape(-1), shortfall.reshape(-1))
 
 
 def _shortfall(rule: Check, job: Job, table: StrategyTable | Combinations) -> FloatN:
     """By how much each row misses. (degrees, modes), or (degrees, 1) where modes do not matter"""
     if isinstance(table, StrategyTable):
         return rule.shortfall(job, table)[:, None]
-    if not rule.of_mode:
+    if not rule.depends_on_recompute_mode:
         return rule.shortfall(job, table.degrees)[:, None]
-    modes = map(table.in_mode, range(len(table.recompute)))
+    modes = map(table.table_of_mode, range(len(table.recompute)))
     return np.stack([rule.shortfall(job, mode) for mode in modes], axis=1)

@@ -28,7 +28,7 @@ class Check:
     shortfall: Callable[[Job, StrategyTable], FloatN]
     message: Callable[[Job, StrategyTable], str]
     """Message for a table of one row: what is wrong, with values, and what to do."""
-    of_mode: bool = False
+    depends_on_recompute_mode: bool = False
     """Whether it depends on the recomputation mode."""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mofa.blocks.frameworks.recompute import why_unsupported
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
-from mofa.search.legality.layers import has_own_split
+from mofa.search.legality.layers import uses_framework_split
 from mofa.search.legality.named_check import BoolN, FloatN, degrees_text
 from mofa.search.legality.named_check import Job as Job
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -27,7 +27,7 @@ def recompute_shortfall(job: Job, t: StrategyTable) -> FloatN:
     bad, bad_numbered = refused(t.recompute_modes), refused(spec.of_layers(1) for spec in t.recompute_modes)
     every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
     chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
-    chunk = np.where(has_own_split(t), chunk, job.workload.model.num_layers)
+    chunk = np.where(uses_framework_split(t), chunk, job.workload.model.num_layers)
     none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
     again = _defers_weight_gradients(t) & np.array([_once_only(job, spec) for spec in t.recompute_modes])[t.recompute]
     numbered = bad_numbered[t.recompute] & (t.recompute_layers >= 0)

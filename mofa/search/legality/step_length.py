@@ -13,7 +13,9 @@ MOST_COMPUTATIONS = 400_000
 half a GiB. A trillion-parameter job of 64 stages and 2,048 micro-batches has 262,144. [computations]"""
 MOST_UNREPEATED = 100_000
 """The same of schedules whose steps have no steady state that is played once for many rounds. [computations]"""
-_MOST = np.array([MOST_COMPUTATIONS if SCHEDULES[name].repeats else MOST_UNREPEATED for name in SCHEDULE_NAMES])
+_MOST = np.array(
+    [MOST_COMPUTATIONS if SCHEDULES[name].steady_state_unit else MOST_UNREPEATED for name in SCHEDULE_NAMES]
+)
 _SPLITS = np.array([SCHEDULES[name].defers_weight_gradients for name in SCHEDULE_NAMES])
 
 

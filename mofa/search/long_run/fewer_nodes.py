@@ -13,13 +13,13 @@ from mofa.plan.result import Plan
 from mofa.schedules import default_schedule
 from mofa.search.entry_points import find_plans, plan_in_closed_form
 from mofa.search.goodput import LongRunObjective
-from mofa.search.long_run.spare_nodes import SCOUTED, space_near_best, spares_by_promise, without_spares
+from mofa.search.long_run.spare_nodes import SCOUTED, space_near_best, spare_counts_most_promising_first, without_spares
 from mofa.search.search_result import Search
 from mofa.search.space import MAX_PP, default_space, divisors, without_indivisible_degrees
-from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
+from mofa.specs.strategy_defaults import default_zero
 from mofa.specs.workload import WorkloadSpec
 
 FloatN = NDArray[np.float64]
@@ -200,7 +200,7 @@ class FewerNodesReplanned:
         all runs there.
         """
         nodes, node = runs.num_nodes, self.machines.node.gpus_per_node
-        asked = range(least, most + 1) if least else spares_by_promise(runs, self.plan)
+        asked = range(least, most + 1) if least else spare_counts_most_promising_first(runs, self.plan)
         space = default_space(self.search.workload, self.machines, self.search.framework)
         batch = self.search.workload.batch.global_batch
         ranks = {t * c * p for t in space.tp for c in space.cp for p in range(1, MAX_PP + 1)}

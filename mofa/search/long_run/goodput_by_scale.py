@@ -32,13 +32,14 @@ GOES_ON = "replicas go on"
 """Name of the variant of ``recovery: replica``, as the profile keeps checkpoints."""
 
 
-def variants_of(faults: FaultSpec) -> list[tuple[str, FaultSpec, bool]]:
+def fault_tolerance_variants(faults: FaultSpec) -> list[tuple[str, FaultSpec, bool]]:
     """Variants for a profile: the usual ones, the profile's own checkpoint mode if it is another, and its recovery.
 
     Examples
     --------
     >>> from mofa.specs.load import load_faults
-    >>> [name for name, _, _ in variants_of(load_faults("llama3", {"checkpoint.mode": "two-level"}))][-2:]
+    >>> profile = load_faults("llama3", {"checkpoint.mode": "two-level"})
+    >>> [name for name, _, _ in fault_tolerance_variants(profile)][-2:]
     ['peer replicas, spares', 'two-level']
     """
     own, plain = faults.checkpoint.mode, faults.model_copy(update={"recovery": "checkpoint"})
@@ -223,7 +224,7 @@ def _point(
     plan: Plan | None = None
     if stand is not None:
         plan = stand.plan
-        for name, asked, stands_by in variants_of(faults):
+        for name, asked, stands_by in fault_tolerance_variants(faults):
             runs = LongRunObjective(job, machines, framework, asked)
             most = _most_spares(runs)
             if most < 0:

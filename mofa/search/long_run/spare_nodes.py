@@ -71,8 +71,8 @@ def find_long_runs(
     -----
     Where ``faults.spares`` is absent, the number of spares is chosen in four steps:
 
-    1. A search without spares: all GPUs compute.
-    2. Closed forms rate every number of spares with the step of its best plan (:func:`spares_by_promise`). Numbers
+    1. A search without spares: all GPUs compute. 2. Closed forms rate every number of spares with the step of its best
+    plan (:func:`spare_counts_most_promising_first`). Numbers
        that leave GPUs which no degrees and batch divide drop out.
     3. The most promising are searched near the best plans (:func:`space_near_best`).
     4. The best two of these are searched in the whole space.
@@ -148,7 +148,7 @@ def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_
     judge = full_search.judge
     options = {name: value for name, value in options.items() if name != "progress"}
     scouts: list[_Found] = []
-    for spares in spares_by_promise(judge, full_search.search.report.plans[0]):
+    for spares in spare_counts_most_promising_first(judge, full_search.search.report.plans[0]):
         smaller = replace(judge, cluster=without_spares(cluster, spares, judge.faults.name), spares=spares)
         space = _dividing(smaller)
         if not space.pp:
@@ -199,7 +199,7 @@ def space_near_best(search: Search, space: Space) -> Space:
     )  # fmt: skip
 
 
-def spares_by_promise(judge: LongRunObjective, plan: Plan) -> list[int]:
+def spare_counts_most_promising_first(judge: LongRunObjective, plan: Plan) -> list[int]:
     """Numbers of spare nodes, the most promising first, by closed forms of all numbers at once.
 
     Parameters

@@ -27,7 +27,7 @@ def borrowed_notes(
         borrowed["unaligned_products"] = facts_of(curves.unaligned_products)
     if steps_in_16_bit(workload, framework, precision):
         borrowed["optimizer_16_bit"] = list(rates_in_16_bit(framework, cluster.gpu).values())
-    if any(any_true(op.loads > 0.0) for tape in tapes for op in tape.ops):
+    if any(any_true(op.kernel_loads > 0.0) for tape in tapes for op in tape.ops):
         borrowed["kernel_selection"] = facts_of(curves.kernel_selection)
     kinds = {name: weakest_provenance(*facts) for name, facts in borrowed.items()}
     return tuple(

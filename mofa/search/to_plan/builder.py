@@ -37,14 +37,14 @@ from mofa.search.to_plan.notes import (
     options_notes,
 )
 from mofa.search.to_plan.replayed_memory import (
-    RankRange,
+    ExpertRankRange,
     emptiest_and_fullest,
     memory_with_replayed_stages,
     ranks_of_stage,
     replayed_stage,
 )
 from mofa.search.to_plan.replayed_time import DUST, stage_times
-from mofa.search.to_plan.step_band import band_of
+from mofa.search.to_plan.step_band import step_band
 from mofa.search.workers import Workers
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
@@ -56,7 +56,7 @@ from mofa.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
     from mofa.replay.replayer import Replayer
-    from mofa.replay.time.time_replayed import Computation, TimeReplayed
+    from mofa.replay.time.time_replayed import Computation, ReplayedTime
 
 SMALL = 10_000
 """Passes of layers and chunks below which a replay (a second or less) is quicker than starting processes. [-]"""
@@ -105,7 +105,7 @@ class Candidate:
         return {name: value for name, value in self.__dict__.items() if name in sent}
 
     @property
-    def passes(self) -> int:
+    def num_layer_forwards(self) -> int:
         """Forwards of a step: of every layer and every chunk, of each micro-batch. [-]"""
         _, pp, vpp, num_micro_batches = self.order_key
         return num_micro_batches * (self.job[0].model.num_layers + pp * vpp)
@@ -137,7 +137,7 @@ class Candidate:
     def closed_form_row(self) -> Breakdown:
         """Its row in closed form without time, which a replay gives."""
         known = self.__dict__.get("costed")
-        return known if isinstance(known, Breakdown) else self.estimator.memory_row()
+        return known if isinstance(known, Breakdown) else self.estimator.row_without_time()
 
     @cached_property
     def replayer(self) -> Replayer:
@@ -147,7 +147,7 @@ class Candidate:
         return Replayer(self.estimator)
 
     @cached_property
-    def time(self) -> TimeReplayed:
+    def time(self) -> ReplayedTime:
         """Its replayed step without the spans of single computations.
 
         Spans are asked for of the best plan only. Those of 30 plans are a quarter of a million objects for Python's
@@ -164,7 +164,7 @@ class Candidate:
         """Device memory of the fullest rank by replay, or a lower bound as soon as that exceeds ``limit``. [B]"""
         return self.replayer.fullest_bytes(limit, exact=False)
 
-    def fewest_layers(self) -> int | None:
+    def fewest_recomputed_layers(self) -> int | None:
         """Fewest recomputed layers of a chunk that fit by replay, below the search's choice; None if there are none."""
         own, limit_bytes = int(self.job[3].recompute_layers[0]), memory_limit_bytes(self.job[1])
         if not self.solved or own < 2:
@@ -179,7 +179,7 @@ class Candidate:
             None,
         )
 
-    def recomputing_more(self, lacking_bytes: float) -> Candidate | None:
+    def with_more_recomputed_layers(self, lacking_bytes: float) -> Candidate | None:
         """The candidate with more recomputed layers to try if a replay lacks so much memory; None where none is
         left."""
         workload, _, framework, _ = self.job
@@ -207,7 +207,7 @@ class Candidate:
         row = replace(row, layouts=(layout,), layout=np.zeros(1, np.int64), recompute_layers=np.array([layers]))
         return Candidate(workload, cluster, framework, row, self.loads, self.convention)
 
-    def stage(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
+    def replayed_stage_memory(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
         """The replayed memory of a rank, also over the time of a step where its computations' ``spans`` are given."""
         from mofa.replay.memory_curve import memory_curve
 
@@ -240,14 +240,17 @@ class Candidate:
         closed = self.closed_form_memory
         if not explain:
             self.lacking_bytes()
-            return self._plan(self.time, memory_with_replayed_stages(closed, map(self.stage, self.replayer.played)))
+            return self._plan(
+                self.time,
+                memory_with_replayed_stages(closed, map(self.replayed_stage_memory, self.replayer.played_ranks)),
+            )
         spans = self.replayer.time.spans
         self.time = replace(self.replayer.time, spans=())
         workers = workers_for([self], workers)
         # others begin with the first rank, this process with the last, where it has played some already
-        ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played, r))
+        ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played_ranks, r))
         tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
-        stages = workers.map(_stage, tasks, local=lambda task: self.stage(*task[1:]))
+        stages = workers.map(_stage, tasks, local=lambda task: self.replayed_stage_memory(*task[1:]))
         return self._plan(self.time, memory_with_replayed_stages(closed, stages))
 
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
@@ -260,7 +263,7 @@ class Candidate:
             exposed, _ = self.estimator.component_seconds(every_stage=True)
         return float(exposed.sum(axis=0)[0])
 
-    def _plan(self, time: TimeReplayed | None, memory: Memory, *, banded: bool = True) -> Plan:
+    def _plan(self, time: ReplayedTime | None, memory: Memory, *, banded: bool = True) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         tapes = [tape for block in blocks for tape in (block.forward, block.backward)]
         seen = tape_sizes(tapes), memory_bound_op_names(tapes)
@@ -285,7 +288,11 @@ class Candidate:
 
 def workers_for(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
     """The workers, or this process alone where there is little to replay."""
-    return workers if workers is not None and sum(candidate.passes for candidate in candidates) > SMALL else Workers()
+    return (
+        workers
+        if workers is not None and sum(candidate.num_layer_forwards for candidate in candidates) > SMALL
+        else Workers()
+    )
 
 
 def _stage(task: tuple[Candidate, int, Sequence[Computation]]) -> StageMemory:
@@ -295,7 +302,7 @@ def _stage(task: tuple[Candidate, int, Sequence[Computation]]) -> StageMemory:
         _last.update(number=candidate.number, candidate=candidate)
     known = _last["candidate"]
     assert isinstance(known, Candidate)
-    return known.stage(r, spans)
+    return known.replayed_stage_memory(r, spans)
 
 
 _last: dict[str, object] = {}
@@ -304,7 +311,7 @@ _last: dict[str, object] = {}
 
 def _plan(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable, costed: Breakdown,
-    convention: FlopsConvention, seen: Seen, played: TimeReplayed | None, memory: Memory,
+    convention: FlopsConvention, seen: Seen, played: ReplayedTime | None, memory: Memory,
     on_host: Callable[[ClusterSpec], float] | None,
 ) -> Plan:  # fmt: skip
     exposed = {name: max(float(costed.exposed_s[i, 0]), 0.0) for i, name in enumerate(TIME_COMPONENTS)}
@@ -313,7 +320,7 @@ def _plan(
         exposed, hidden = {name: played.exposed[name] for name in TIME_COMPONENTS}, dict(played.hidden)
     exposed, hidden = (_without_dust(parts, sum(exposed.values())) for parts in (exposed, hidden))
     step_s = sum(exposed.values())
-    band = None if on_host is None else band_of(workload, cluster, framework, step_s, exposed["host_idle"], on_host)
+    band = None if on_host is None else step_band(workload, cluster, framework, step_s, exposed["host_idle"], on_host)
     tokens = workload.batch.seq_len * workload.batch.global_batch
     gpus = cluster.num_gpus
     peak = cluster.gpu.peak_flops_per_s[workload.precision.peak_format].value
@@ -358,7 +365,7 @@ def _recomputes(row: StrategyTable) -> bool:
 
 
 def _memory(
-    cluster: ClusterSpec, costed: Breakdown, split: Stages, rank_range: RankRange | None
+    cluster: ClusterSpec, costed: Breakdown, split: Stages, rank_range: ExpertRankRange | None
 ) -> Memory:  # fmt: skip
     capacity, margin = cluster.gpu.capacity_bytes.value, margin_bytes(cluster)
     detail = costed.detail

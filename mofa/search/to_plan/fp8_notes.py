@@ -20,7 +20,7 @@ def fp8_notes(workload: WorkloadSpec, cluster: ClusterSpec) -> tuple[str, ...]:
         f"fp8 products as Transformer Engine runs them ({', '.join(missing)}) were not measured on "
         f"{cluster.gpu.name}: PyTorch's scaled product stands in"
     )
-    cuda = FP8_RECIPES[recipe].least_cuda if recipe else ""
+    cuda = FP8_RECIPES[recipe].min_cuda_version if recipe else ""
     needs = f"fp8-{recipe} needs CUDA {cuda} or later, below which Transformer Engine refuses it: assumed to be there"
     said = {old: workload.precision.gemm == OLD_FP8, stand_in: bool(missing), needs: bool(cuda)}
     return tuple(note for note, applies in said.items() if applies)

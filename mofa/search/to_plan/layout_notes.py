@@ -12,7 +12,7 @@ def launch_layout(stages: Stages, framework: FrameworkSpec) -> LaunchLayout | No
     """The layout that was costed; None without a pipeline."""
     if stages.pp == 1:
         return None
-    return LaunchLayout.from_layout(stages.split.layout, stages.split.by, framework.name)
+    return LaunchLayout.from_layout(stages.split.layout, stages.split.made_by, framework.name)
 
 
 def layout_notes(stages: Stages, model: ModelSpec, framework: FrameworkSpec) -> tuple[str, ...]:

@@ -154,7 +154,7 @@ def general_notes(
     notes = [
         f"memory margin of {margin.value:.1%} of the capacity, {margin.provenance}: {margin.source}",
         f"capacity {cluster.gpu.capacity_bytes.provenance}: {cluster.gpu.capacity_bytes.source}",
-        *cluster.gpu.doubts,
+        *cluster.gpu.slow_curve_notes,
         *((rocm,) if cluster.gpu.software == "rocm" else ()),
         f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
         reserved,

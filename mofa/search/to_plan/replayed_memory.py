@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from mofa.cost.estimate import Estimator
     from mofa.replay.allocator.timeline import LiveTensor
-    from mofa.replay.memory.rank_memory import MemoryPlayed
+    from mofa.replay.memory.rank_memory import ReplayedRankMemory
     from mofa.replay.memory_curve import MemoryOverTime
     from mofa.replay.replayer import Replayer
 
@@ -20,7 +20,7 @@ NAMED = 15
 """Most names in a list of live tensors; the rest is summed up by kind. [-]"""
 
 
-class RankRange(NamedTuple):
+class ExpertRankRange(NamedTuple):
     """The range over expert-parallel ranks under uneven routing: tokens at both ends, memory at the emptiest."""
 
     fewest: float
@@ -59,7 +59,7 @@ def replayed_stage(closed: StageMemory, replayer: Replayer, curve: MemoryOverTim
 
 def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
     """How the ranks of a stage differ in memory, by replay; None where they are alike."""
-    ends = replayer.ends_of_routing(stage)
+    ends = replayer.extreme_ranks(stage)
     if ends is None:
         return None
     outside = replayer.context_bytes + replayer.communicator_bytes[stage]
@@ -73,19 +73,19 @@ def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
     return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean_by_rank(stage))
 
 
-def emptiest_and_fullest(estimator: Estimator) -> RankRange | None:
+def emptiest_and_fullest(estimator: Estimator) -> ExpertRankRange | None:
     """The emptiest and the fullest expert-parallel rank of one strategy, in closed form; None where all are alike."""
     ep = int(estimator.table.ep[0])
     least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
     if least is None:
         return None
     emptier = type(estimator)(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
-    detail = emptier.memory_row().detail
+    detail = emptier.row_without_time().detail
     assert detail is not None
-    return RankRange(least.memory[ep], estimator.loads.memory[ep], detail)
+    return ExpertRankRange(least.quantile_rows_over_mean[ep], estimator.loads.quantile_rows_over_mean[ep], detail)
 
 
-def ranks_of_stage(stage: int, detail: StageDetail, span: RankRange) -> StageRanks | None:
+def ranks_of_stage(stage: int, detail: StageDetail, span: ExpertRankRange) -> StageRanks | None:
     """How the ranks of a stage differ in memory, in closed form; None where the stage has no experts."""
 
     def rank(tokens: float, of: StageDetail) -> RankMemory:
@@ -126,7 +126,7 @@ def _tensors(live: Sequence[LiveTensor]) -> tuple[LiveTensors, ...]:
     return (*named, *sorted(others, key=lambda t: -t.bytes))
 
 
-def _out_of_memory(rank: MemoryPlayed) -> OutOfMemory | None:
+def _out_of_memory(rank: ReplayedRankMemory) -> OutOfMemory | None:
     full = rank.out_of_memory
     if full is None:
         return None

@@ -8,14 +8,14 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.plan.step_parts import StageTime
 
 if TYPE_CHECKING:
-    from mofa.replay.time.time_replayed import TimeReplayed
+    from mofa.replay.time.time_replayed import ReplayedTime
 
 
 DUST = 1e-9
 """Share of a step below which a time is a rounding error. [-]"""
 
 
-def stage_times(played: TimeReplayed | None) -> tuple[StageTime, ...]:
+def stage_times(played: ReplayedTime | None) -> tuple[StageTime, ...]:
     """Exposed and idle seconds per pipeline stage; none without a clock."""
     if played is None:
         return ()

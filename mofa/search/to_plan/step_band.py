@@ -19,7 +19,7 @@ MOST_EXPERTS = 0.5
 """Share of a model's FLOPs in routed experts from which it counts as mostly experts. [-]"""
 
 
-def circumstances_of(
+def step_circumstances(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, host_idle_fraction: float
 ) -> Circumstances:
     """Circumstances of a step on which its residual depends.
@@ -45,7 +45,7 @@ def num_nodes(cluster: ClusterSpec) -> int:
     return -(-cluster.num_gpus // cluster.node.gpus_per_node)
 
 
-def band_of(
+def step_band(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, step_s: float, host_idle_s: float,
     on_host: Callable[[ClusterSpec], float],
 ) -> Band:  # fmt: skip
@@ -62,7 +62,7 @@ def band_of(
     on_host
         Gives the step in closed form on a cluster with another host. [s]
     """
-    circumstances = circumstances_of(workload, cluster, framework, host_idle_s / step_s)
+    circumstances = step_circumstances(workload, cluster, framework, host_idle_s / step_s)
     known = load_residuals().step
     unmeasured = known.unmeasured(
         circumstances, gpu=cluster.gpu.name, framework=framework.name, nodes=num_nodes(cluster)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.specs.bounded import is_folder
 from mofa.specs.files import load_json, short
 from mofa.specs.huggingface.reader import language_model, model_from_config
+from mofa.specs.limited_reads import is_folder
 from mofa.specs.model import ModelSpec
 
 

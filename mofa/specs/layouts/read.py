@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from mofa.specs.layouts.framework_split import SplitOptions, SplitRule, parse_options
 from mofa.specs.layouts.module_names import ModuleNamesError, parse_module_names
-from mofa.specs.layouts.own_split import SplitOptions, SplitRule, parse_options
 from mofa.specs.layouts.pipeline_layout import LayoutError, PipelineLayout, parse_layout
 
 
@@ -45,7 +45,7 @@ def read_layout(text: str, pp: int, vpp: int, num_layers: int, num_predictions: 
 
     Examples
     --------
-    >>> from mofa.specs.layouts.own_split import MEGATRON_SPLIT
+    >>> from mofa.specs.layouts.framework_split import MEGATRON_SPLIT
     >>> read_layout("decoder-first-pipeline-num-layers:1", 2, 1, 3, 0, MEGATRON_SPLIT).text
     'Et|ttL'
     """

@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def weight(name: str, mib: float, chunk: int = 0, draft: float = 0.0, purpose: Purpose = "") -> Weight:
-    return Weight(name, int(mib * MIB), 0, 0, 0, chunk=chunk, draft=int(draft * MIB), purpose=purpose)
+    return Weight(name, int(mib * MIB), 0, 0, 0, chunk=chunk, init_copy_bytes=int(draft * MIB), purpose=purpose)
 
 
 def test_parts_are_built_one_after_the_other() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.sequential_experts import COPY, unroll_experts
-from mofa.replay.rank.of_plan import _block_traces
+from mofa.replay.rank.from_estimator import _block_traces
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 

@@ -9,7 +9,7 @@ import pytest
 from mofa.cost.allocations.watchdog import QUEUE, Pace, Shelf
 from mofa.cost.memory.peak import stage_bytes
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.of_plan import ranks_of, rows_of
+from mofa.replay.rank.from_estimator import composed_rows, describe_ranks
 from tests.replay.runs import load
 
 RUN = "te2-tp2-llama8b-10l-blockwise"
@@ -32,7 +32,7 @@ def test_a_host_leads_by_no_more_than_the_devices_queue() -> None:
 def test_what_a_run_allocates_with_it() -> None:
     """Without it 6.2 % are missing."""
     run = load(RUN)
-    (rank,) = ranks_of(run.estimator)
+    (rank,) = describe_ranks(run.estimator)
     assert play_memory(rank).allocated / run.allocated - 1 == pytest.approx(0.0, abs=0.015)
     assert play_memory(replace(rank, launch_blocking=True)).allocated / run.allocated - 1 == pytest.approx(
         -0.062, abs=0.003
@@ -40,12 +40,12 @@ def test_what_a_run_allocates_with_it() -> None:
 
 
 def test_the_closed_form_follows() -> None:
-    some = rows_of(load(RUN).estimator)
-    (rank,) = ranks_of(load(RUN).estimator)
+    some = composed_rows(load(RUN).estimator)
+    (rank,) = describe_ranks(load(RUN).estimator)
     played, closed = play_memory(rank), stage_bytes(some)
     assert float(closed.allocated[0, 0]) == pytest.approx(played.allocated, rel=0.015)
 
 
 def test_tensors_in_bf16_leave_nothing() -> None:
-    (rank,) = ranks_of(load("te2-tp2-llama8b-10l").estimator)
-    assert not any(piece.trace.shelved for piece in rank.chunks[0])
+    (rank,) = describe_ranks(load("te2-tp2-llama8b-10l").estimator)
+    assert not any(piece.trace.held_by_watchdog for piece in rank.chunks[0])

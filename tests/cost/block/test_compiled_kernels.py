@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from mofa.blocks.tapes import BlockTapes
-from mofa.blocks.work import HostSync, Stream
+from mofa.blocks.work import HostSync, MemoryBound
 from mofa.cost.block.durations import Machine, device_seconds
 from mofa.cost.estimate import Estimator
 from mofa.measure.records import read_record
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.validate.hosts import read_hosts
 from mofa.validate.reference import reference_of
 
@@ -33,7 +33,7 @@ def estimator(id: str) -> Estimator:
     with tempfile.TemporaryDirectory() as scratch:
         reference = reference_of(record, folder, read_hosts(folder), Path(scratch))
         workload, cluster, framework, strategy = reference.resolve()
-        return estimator_of(workload, cluster, framework, strategy)
+        return strategy_estimator(workload, cluster, framework, strategy)
 
 
 def kernels(id: str, name: str) -> list[float]:
@@ -106,5 +106,5 @@ def test_every_micro_batch_begins_with_a_host_that_waited_for_the_device() -> No
     assert isinstance(tapes.forward.ops[0].work, HostSync)
     piped = estimator("tt2-pp2-llama-6l-traced").parts[0].costs.tapes["embedding"]
     assert not any(isinstance(op.work, HostSync) for op in piped.forward.ops)
-    assert any(isinstance(op.work, Stream) for op in piped.forward.ops)
+    assert any(isinstance(op.work, MemoryBound) for op in piped.forward.ops)
     assert len(kernels("tt1-qwen06b-28l-1k-compile-traced", r"Memcpy HtoD \(Pageable")) >= 2 * 2

@@ -29,7 +29,7 @@ def microseconds(
     spec = framework(name, compile=False)
     ctx = context(MODEL, spec, seq_len=4096, micro_batch=micro_batch)
     if autocast:
-        ctx = replace(ctx, precision_mode="autocast", residual=4)
+        ctx = replace(ctx, precision_mode="autocast", residual_element_bytes=4)
     tapes = layer_tapes(ctx, primitives, BlockKind(False))
     ops = tuple(
         op

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.op import Op
-from mofa.blocks.work import Attention, Collective, Gemm, Stream
+from mofa.blocks.work import Attention, Collective, Gemm, MemoryBound
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from tests.blocks.roles import as_named
@@ -35,7 +35,7 @@ def issued(*ops: Op, name: str = "torchtitan") -> list[float]:
 
 
 def op(name: str, work: Any = None, **more: Any) -> Op:
-    return as_named(Op(name, "memory_bound", work or Stream(1.0), **more))
+    return as_named(Op(name, "memory_bound", work or MemoryBound(1.0), **more))
 
 
 def test_forward_ops_pay_for_the_models_python() -> None:
@@ -48,8 +48,8 @@ def test_forward_ops_pay_for_the_models_python() -> None:
 def test_ops_without_a_kernel_cost_where_python_dispatches_each() -> None:
     """A product with five views: plain as without; distributed 6 (14 + 11) + (9 - 5) + 10; under a mode 6 x 20 more. A
     change of layout with one turn 2 (14 + 11) + 10 + 150."""
-    product = op("wq", Gemm(1, 1, 1), views=5.0)
-    moved = op("leave", Collective("reduce_scatter", "tp", 1.0), views=1.0, dtensor=True)
+    product = op("wq", Gemm(1, 1, 1), view_calls=5.0)
+    moved = op("leave", Collective("reduce_scatter", "tp", 1.0), view_calls=1.0, dtensor=True)
     found = issued(product, product._replace(dtensor=True), product._replace(selective=True), moved)
     assert found == pytest.approx([19.0, 164.0, 139.0, 210.0])
 
@@ -64,8 +64,8 @@ def test_backward_ops_pay_for_the_engine_and_repeated_ones_for_python_again() ->
 
 def test_functions_of_python_and_hooks() -> None:
     """Two functions around a product 19 + 60, one around a compiled one 15 + 30 + 70; a hook whatever it issues."""
-    product = op("fc1", Gemm(1, 1, 1), functions=2.0)
-    activation = op("act", functions=1.0, guarded=1.0)
+    product = op("fc1", Gemm(1, 1, 1), autograd_functions=2.0)
+    activation = op("act", autograd_functions=1.0, guarded_calls=1.0)
     assert issued(product, activation, op("fsdp.weights.copy_out", launches=2)) == pytest.approx([79.0, 115.0, 200.0])
 
 
@@ -86,8 +86,8 @@ def test_a_compiled_module_is_called_once() -> None:
 
 def test_saved_tensors_go_through_a_checkpoint_s_hooks() -> None:
     """Two of a product 19 + 2 x 6, once more 19 + 2 x 7; of a compiled part among experts too; back nothing."""
-    product = op("wq", Gemm(1, 1, 1), hooked=2.0)
-    assert issued(product, op("moe.act", compiled=True, hooked=1.0)) == pytest.approx([31.0, 178.0])
+    product = op("wq", Gemm(1, 1, 1), hooked_tensors=2.0)
+    assert issued(product, op("moe.act", compiled=True, hooked_tensors=1.0)) == pytest.approx([31.0, 178.0])
     again = issued(as_named(product, "wq~"), as_named(product, "wq.dgrad"))
     assert again == pytest.approx([33.0, 12.0])
 
@@ -99,31 +99,31 @@ def test_a_checkpoint_that_is_a_function_begins_with_an_engine_of_its_own() -> N
 
 def test_the_host_writes_down_where_large_gradients_lie() -> None:
     """100 million elements of one rank's: 200 + 95.4 x 3; a small group's hardly anything."""
-    copied = op("efsdp.reduce_copy_in", listed=1e8)
-    assert issued(copied, copied._replace(listed=1e5)) == pytest.approx([486.1, 200.3], abs=0.1)
+    copied = op("efsdp.reduce_copy_in", listed_elements=1e8)
+    assert issued(copied, copied._replace(listed_elements=1e5)) == pytest.approx([486.1, 200.3], abs=0.1)
 
 
 def test_products_of_unknown_shapes_are_chosen_for_once() -> None:
     """Half of four products 15 + 3 x 15 + 4 + 2 x 200; once more as if they were known."""
-    product = op("fc1", Gemm(1, 1, 1), launches=4, choices=2.0)
+    product = op("fc1", Gemm(1, 1, 1), launches=4, kernel_choices=2.0)
     assert issued(product, as_named(product, "fc1~")) == pytest.approx([464.0, 64.0])
 
 
 def test_every_node_of_autograd_pays_for_the_engine() -> None:
     """Seven kernels of seven nodes 7 (5 + 3), of one 7 x 5 + 3."""
-    turned = op("q.rope.backward", launches=7, nodes=7.0)
-    assert issued(turned, turned._replace(nodes=1.0)) == pytest.approx([56.0, 38.0])
+    turned = op("q.rope.backward", launches=7, autograd_nodes=7.0)
+    assert issued(turned, turned._replace(autograd_nodes=1.0)) == pytest.approx([56.0, 38.0])
 
 
 def test_views_that_a_tensor_is_cut_into_cost_a_call_each() -> None:
-    assert issued(op("sort", pieces=8.0)) == pytest.approx([15.0 + 16.0])
+    assert issued(op("sort", split_views=8.0)) == pytest.approx([15.0 + 16.0])
 
 
 def test_experts_in_turn_pay_for_each_and_find_their_code_in_caches() -> None:
     """Forward of four experts 4 (15 + 4 + 12) + 18 and 4 (15 + 12 + 40) + 18 + 30, the first one's code in no cache;
     back 4 (5 + 4 + 3 + 12) + 18. Once more as forward."""
-    product = op("experts.fc1", Gemm(1, 1, 1), launches=4, functions=4.0, expert_loops=4.0)
-    activation = op("experts.activation", launches=4, functions=4.0, guarded=4.0, expert_loops=4.0)
+    product = op("experts.fc1", Gemm(1, 1, 1), launches=4, autograd_functions=4.0, expert_loops=4.0)
+    activation = op("experts.activation", launches=4, autograd_functions=4.0, guarded_calls=4.0, expert_loops=4.0)
     back, again = as_named(product, "experts.fc1.dgrad"), as_named(product, "experts.fc1~")
     assert issued(product, activation) == pytest.approx([142.0, 316.0])
     assert issued(again, back) == pytest.approx([142.0, 114.0])
@@ -137,7 +137,7 @@ def test_megatron_adds_gradients_in_hooks() -> None:
 
 
 def test_absent_ops_are_not_issued() -> None:
-    absent = op("fc1", functions=2.0)._replace(present=np.array([False]))
+    absent = op("fc1", autograd_functions=2.0)._replace(present=np.array([False]))
     assert issued(absent) == [0.0]
 
 
@@ -170,7 +170,7 @@ def test_all_wait_for_the_slowest_gpu() -> None:
         four.gpu.model_copy(update={"curves": curves.model_copy(update={"chip_spread": value})})
         for value in (None, spread)
     ]
-    ops = (op("wq", Gemm(8192, 8192, 8192)), op("copy", Stream(1e9)))
+    ops = (op("wq", Gemm(8192, 8192, 8192)), op("copy", MemoryBound(1e9)))
     alike, apart = (
         op_seconds(ops, Machine(four.model_copy(update={"gpu": gpu}), {}, framework("megatron"), 1))[:, 0]
         for gpu in gpus

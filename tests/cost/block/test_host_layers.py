@@ -16,7 +16,7 @@ from mofa.blocks.hooks import num_saved_tensors
 from mofa.blocks.tapes import BlockTapes
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.host_issue import host_seconds
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.files import load_yaml
 from mofa.specs.run_files import load_runs, resolve_run
 from mofa.units import parse_quantity
@@ -59,7 +59,7 @@ def block(kind: str) -> tuple[BlockTapes, Machine]:
     """The layer of a run, on that host."""
     runs = {run.id: run for run in load_runs(ROOT / "reference_runs" / "plans" / "host-layers.yaml")}
     workload, cluster, framework, strategy = resolve_run(runs[run_of(kind, 4)])
-    costs = estimator_of(workload, cluster.at_host(FAST_S), framework, strategy).parts[0].costs
+    costs = strategy_estimator(workload, cluster.at_host(FAST_S), framework, strategy).parts[0].costs
     (found,) = (tapes for name, tapes in costs.tapes.items() if str(name).startswith("dense "))
     return found, costs.machine
 
@@ -84,19 +84,19 @@ def test_a_saved_tensor_goes_through_a_checkpoint_s_hooks() -> None:
     unpacked = layer_s("tt1-full", "backward") - layer_s("tt1-none", "backward") - layer_s("tt1-none", "forward")
     assert fact("unpacked_s") == pytest.approx(unpacked / saved, rel=0.06)
     tapes, _ = block("tt1-full")
-    assert sum(op.hooked for op in tapes.forward.ops) == saved
-    assert sum(op.hooked for op in tapes.backward.ops if op.name.endswith("~")) == saved
-    assert not any(op.hooked for op in block("tt1-compile-full")[0].forward.ops)  # inside of one graph
+    assert sum(op.hooked_tensors for op in tapes.forward.ops) == saved
+    assert sum(op.hooked_tensors for op in tapes.backward.ops if op.name.endswith("~")) == saved
+    assert not any(op.hooked_tensors for op in block("tt1-compile-full")[0].forward.ops)  # inside of one graph
 
 
 def test_an_op_level_checkpoint_has_hooks_and_a_mode() -> None:
     """What it keeps is asked for again and goes through the hooks as well; each op forward passes the mode besides."""
     tapes, _ = block("tt1-ops")
     issued = [op for op in tapes.forward.ops if op.selective and float(np.ravel(op.launches)[0]) > 0]
-    calls = sum(float(np.ravel(op.launches + op.views)[0]) for op in issued)
+    calls = sum(float(np.ravel(op.launches + op.view_calls)[0]) for op in issued)
     mode = (layer_s("tt1-ops", "forward") - layer_s("tt1-full", "forward")) / calls
     assert fact("selective_op_s") == pytest.approx(mode, rel=0.06)
-    assert sum(op.hooked for op in tapes.backward.ops if op.name.endswith("~")) == 32
+    assert sum(op.hooked_tensors for op in tapes.backward.ops if op.name.endswith("~")) == 32
     assert any(op.selective for op in tapes.forward.ops)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.backward import Recompute
-from mofa.blocks.op import Call, Op, Tape
-from mofa.blocks.work import Collective, Gemm, Grouped, Stream
+from mofa.blocks.op import Op, Tape, TimedModuleCall
+from mofa.blocks.work import Collective, Gemm, GroupedGemm, MemoryBound
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.specs.base import Fact
@@ -51,14 +51,14 @@ def issued(ops: tuple[Op, ...], each: dict[str, tuple[float, float, float, float
     return [float(v) * 1e6 for v in issue_seconds(ops, machine(each))[:, 0]]
 
 
-def op(name: str, work: Any = None, call: Call | None = None, **more: Any) -> Op:
-    return as_named(Op(name, "memory_bound", work or Stream(1.0), call=call, **more))
+def op(name: str, work: Any = None, call: TimedModuleCall | None = None, **more: Any) -> Op:
+    return as_named(Op(name, "memory_bound", work or MemoryBound(1.0), module_call=call, **more))
 
 
 def test_the_first_op_of_a_call_pays_for_all_of_it() -> None:
     """Forward 40 once, whatever is launched; an op of no module in between 5; another call of the module 40 again."""
     each = {"norm_linear": (40.0, 60.0, 0.0, 0.0)}
-    one, other = Call("norm_linear"), Call("norm_linear")
+    one, other = TimedModuleCall("norm_linear"), TimedModuleCall("norm_linear")
     ops = (
         op("norm", call=one, launches=2), op("other"), op("fc1", PRODUCT, one), op("norm2", call=other),
     )  # fmt: skip
@@ -67,7 +67,7 @@ def test_the_first_op_of_a_call_pays_for_all_of_it() -> None:
 
 def test_the_way_back_is_paid_by_what_is_issued_first() -> None:
     """A linear's input gradient 60, its weight's and the norm's nothing; what is made again before it 40 once more."""
-    one = Call("norm_linear")
+    one = TimedModuleCall("norm_linear")
     ops = (
         op("norm~", call=one), op("fc1~", PRODUCT, one), op("fc1.dgrad", PRODUCT, one), op("fc1.wgrad", PRODUCT, one),
         op("norm.backward", call=one),
@@ -77,8 +77,8 @@ def test_the_way_back_is_paid_by_what_is_issued_first() -> None:
 
 def test_members_cost_each() -> None:
     """Eight experts 100 + 8 x 5 forward, 200 + 8 x 20 back."""
-    one = Call("grouped_linear", members=8.0)
-    product = op("experts.fc1", Grouped(8, 8, 8, 8), one)
+    one = TimedModuleCall("grouped_linear", num_members=8.0)
+    product = op("experts.fc1", GroupedGemm(8, 8, 8, 8), one)
     each = {"grouped_linear": (100.0, 200.0, 5.0, 20.0)}
     assert issued((product,), each) == pytest.approx([140.0])
     assert issued((as_named(product, "experts.fc1.dgrad"),), each) == pytest.approx([360.0])
@@ -87,24 +87,24 @@ def test_members_cost_each() -> None:
 def test_experts_one_after_the_other_have_a_linear_each() -> None:
     """Eight calls of 40 us and 60 back for each of both linears, beside what their kernels' own ops take."""
     each = {"linear": (40.0, 60.0, 0.0, 0.0)}
-    assert issued((op("fc1", PRODUCT, Call("linear", times=8.0)),), each) == [320.0]
+    assert issued((op("fc1", PRODUCT, TimedModuleCall("linear", num_calls=8.0)),), each) == [320.0]
     fw = framework("megatron", experts="sequential")
     tapes = build(context(llama(moe=EXPERTS), fw), moe=True)
     for name in ("experts.fc1", "experts.fc2"):
-        by = next(op.call for op in tapes.forward.ops if op.name == name)
-        assert by is not None and by.module == "linear" and float(np.max(by.times)) == EXPERTS["num_experts"]
+        by = next(op.module_call for op in tapes.forward.ops if op.name == name)
+        assert by is not None and by.module == "linear" and float(np.max(by.num_calls)) == EXPERTS["num_experts"]
 
 
 def test_products_of_unknown_shapes_wait_for_a_choice_each_once() -> None:
     """Of eight experts half: 4 x 50 beside 100 forward, 4 x 70 for either gradient beside 200 back, nothing where it is
     made again; in another format 4 x 90; where choices were not timed, what PyTorch's product takes."""
-    one = Call("grouped_linear", members=8.0)
-    product = op("experts.fc1", Grouped(8, 8, 8, 8), one, choices=4.0)
+    one = TimedModuleCall("grouped_linear", num_members=8.0)
+    product = op("experts.fc1", GroupedGemm(8, 8, 8, 8), one, kernel_choices=4.0)
     each = {"grouped_linear": (100.0, 200.0, 0.0, 0.0), "kernel_choice": (50.0, 70.0, 0.0, 0.0)}
     assert issued((product,), each) == pytest.approx([300.0])
     again, dgrad, wgrad = (as_named(product, f"experts.fc1{end}") for end in ("~", ".dgrad", ".wgrad"))
     assert issued((again, dgrad, wgrad), each) == pytest.approx([100.0, 480.0, 280.0])
-    wide = product._replace(call=Call("grouped_linear", "fp8-delayed", 8.0))
+    wide = product._replace(module_call=TimedModuleCall("grouped_linear", "fp8-delayed", 8.0))
     assert issued((wide,), {**each, "kernel_choice fp8-delayed": (90.0, 0.0, 0.0, 0.0)}) == pytest.approx([460.0])
     one_gpu = machine({"grouped_linear": each["grouped_linear"]})
     host = with_facts(one_gpu.cluster.gpu.curves.host, gemm_choice_s=30e-6)
@@ -116,7 +116,7 @@ def test_products_of_unknown_shapes_wait_for_a_choice_each_once() -> None:
 
 def test_a_collective_within_a_module_comes_on_top() -> None:
     """A gather 30 between the cast, which pays 40, and the product."""
-    one = Call("linear")
+    one = TimedModuleCall("linear")
     gather = op("fc1.all_gather", Collective("all_gather", "tp", 1.0), one)
     ops = (op("fc1.cast", call=one), gather, op("fc1", PRODUCT, one))
     each = {"linear": (40.0, 60.0, 0.0, 0.0), "collective": (30.0, 20.0, 0.0, 0.0)}
@@ -126,7 +126,7 @@ def test_a_collective_within_a_module_comes_on_top() -> None:
 
 def test_python_that_launches_nothing_is_paid_for_and_a_checkpoint_on_top() -> None:
     """A layer's own 70; made again 70 and the checkpoint's 100."""
-    layer = Op("layer", "host", None, launches=0, call=Call("layer"))
+    layer = Op("layer", "host", None, launches=0, module_call=TimedModuleCall("layer"))
     again = as_named(layer._replace(checkpoints=1.0), "layer~")
     each = {"layer": (70.0, 0.0, 0.0, 0.0)}
     assert issued((layer,), each) == pytest.approx([70.0])
@@ -134,7 +134,7 @@ def test_python_that_launches_nothing_is_paid_for_and_a_checkpoint_on_top() -> N
 
 
 def test_an_absent_first_op_leaves_the_call_to_the_next() -> None:
-    one = Call("linear")
+    one = TimedModuleCall("linear")
     absent = op("fc1.cast", call=one)._replace(present=np.array([False]))
     assert issued((absent, op("fc1", PRODUCT, one)), {"linear": (40.0, 60.0, 0.0, 0.0)}) == pytest.approx([0.0, 40.0])
 
@@ -143,8 +143,9 @@ def test_formats_have_times_of_their_own_and_what_was_not_timed_is_issued_op_by_
     """fp8 90, bf16 40; a norm, of which nothing is known, 2 x 5."""
     each = {"linear": (40.0, 60.0, 0.0, 0.0), "linear fp8-blockwise": (90.0, 120.0, 0.0, 0.0)}
     ops = (
-        op("fc1", PRODUCT, Call("linear", "fp8-blockwise")), op("fc2", PRODUCT, Call("linear", "fp8-delayed")),
-        op("norm", call=Call("norm"), launches=2),
+        op("fc1", PRODUCT, TimedModuleCall("linear", "fp8-blockwise")),
+        op("fc2", PRODUCT, TimedModuleCall("linear", "fp8-delayed")),
+        op("norm", call=TimedModuleCall("norm"), launches=2),
     )  # fmt: skip
     assert issued(ops, each) == pytest.approx([90.0, 40.0, 10.0])
 
@@ -257,7 +258,7 @@ def test_what_is_computed_again_is_called_again() -> None:
 
 def test_other_frameworks_call_no_modules() -> None:
     found = build(context(llama(), framework("megatron-local")))
-    assert all(o.call is None for o in (*found.forward.ops, *found.backward.ops))
+    assert all(o.module_call is None for o in (*found.forward.ops, *found.backward.ops))
 
 
 def test_setting_what_a_small_op_takes_scales_modules_that_were_not_set() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.op import Op
-from mofa.blocks.work import Grouped, Stream
+from mofa.blocks.work import GroupedGemm, MemoryBound
 from mofa.cost.block.sequential_experts import issue_of_expert_loops
 
 ROUNDS = 16
@@ -26,8 +26,8 @@ def played(steps: list[tuple[float, float]], host: float, device: float) -> tupl
 def test_the_device_waits_as_it_does_round_by_round(issue: tuple[float, ...], lead: float) -> None:
     """Whoever is slower, at most one round apart; the host ends at the same time."""
     seconds = (1.0, 0.1, 0.5)
-    ops = [Op(name, "gemm", Stream(1.0), expert_loops=float(ROUNDS)) for name in "abc"] + [
-        Op("cat", "gemm", Stream(1.0))
+    ops = [Op(name, "gemm", MemoryBound(1.0), expert_loops=float(ROUNDS)) for name in "abc"] + [
+        Op("cat", "gemm", MemoryBound(1.0))
     ]
     whole = [s * ROUNDS for s in seconds] + [0.5]
     moved = issue_of_expert_loops(ops, whole, [i * ROUNDS for i in issue] + [0.1])
@@ -40,8 +40,8 @@ def test_the_device_waits_as_it_does_round_by_round(issue: tuple[float, ...], le
 
 
 def test_nothing_changes_without_rounds_or_where_there_is_one() -> None:
-    ops = [Op(name, "gemm", Stream(1.0), expert_loops=np.array([1.0, 4.0])) for name in "ab"] + [
-        Op("c", "gemm", Stream(1.0))
+    ops = [Op(name, "gemm", MemoryBound(1.0), expert_loops=np.array([1.0, 4.0])) for name in "ab"] + [
+        Op("c", "gemm", MemoryBound(1.0))
     ]
     found = issue_of_expert_loops(ops, [1.0, 1.0, 1.0], [2.0, 3.0, 1.0])
     assert [float(x[0]) for x in found] == [2.0, 3.0, 1.0]  # type: ignore[index]
@@ -62,8 +62,8 @@ def test_unequal_rounds_make_the_device_wait_as_random_orders_do(issue: float, r
         for _ in range(20):
             _, end = played([(d, issue) for d in rng.permutation(lengths)], 0.0, 0.0)
             waits.append(end - rounds)
-        work = Grouped(1.0, 1.0, 1.0, 1.0, sequential=True, uneven=lengths.std())
-        ops = [Op("a", "grouped_gemm", work, expert_loops=float(rounds)), Op("cat", "gemm", Stream(1.0))]
+        work = GroupedGemm(1.0, 1.0, 1.0, 1.0, sequential=True, uneven=lengths.std())
+        ops = [Op("a", "grouped_gemm", work, expert_loops=float(rounds)), Op("cat", "gemm", MemoryBound(1.0))]
         moved = issue_of_expert_loops(ops, [float(rounds), 0.0], [issue * rounds, 0.0])
         told.append(played([(float(rounds), float(moved[0])), (0.0, float(moved[1]))], 0.0, 0.0)[1] - rounds)
     assert np.mean(told) == pytest.approx(np.mean(waits), abs=0.25)

@@ -13,7 +13,7 @@ import pytest
 
 from mofa.blocks.elementwise import where
 from mofa.blocks.op import Op, Tape, Tensor
-from mofa.blocks.work import Collective, Gemm, HostSync, Stream
+from mofa.blocks.work import Collective, Gemm, HostSync, MemoryBound
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED, HIDDEN, PhaseTime, scan
 
@@ -37,7 +37,8 @@ def machine(num_k: int = 1, slowdown: float = SLOWDOWN, blocking: bool = False) 
     )
     cluster = SimpleNamespace(gpu=SimpleNamespace(curves=curves), sync_s=SYNC_S)
     return SimpleNamespace(
-        num_k=num_k, cluster=cluster, slowest_host=1.0, drained=False, uses_world_communicator=lambda _: shared(num_k),
+        num_k=num_k, cluster=cluster, slowest_host=1.0, host_lead_lost=False,
+        uses_world_communicator=lambda _: shared(num_k),
         framework=SimpleNamespace(launch_blocking=blocking),
     )  # fmt: skip
 
@@ -118,7 +119,7 @@ def test_host_bound_tape_takes_the_sum_of_issue_times() -> None:
 def test_a_host_that_awaits_a_copy_leaves_the_device_what_was_issued_behind_it() -> None:
     """Counts are computed at 3 s and copied by 4 s; the host goes on at 24 s and issues the next op by 29 s, while 30 s
     of an op behind the counts still run to 33 s. A wait for all of the device lasts until 53 s: it idles 25 s more."""
-    ops = (op("counts", "x"), op("copy", "counts", family="memory_bound", work=Stream(1.0), stream="to_host"))
+    ops = (op("counts", "x"), op("copy", "counts", family="memory_bound", work=MemoryBound(1.0), stream="to_host"))
     ops = (*ops, op("permute", "x"))
     times = {"counts": (2.0, 1.0), "copy": (1.0, 0.0), "permute": (30.0, 1.0), "next": (1.0, 5.0)}
     counted = Op("sync", "host", HostSync(), ("copy",))
@@ -195,7 +196,7 @@ def test_collectives_of_one_stream_or_of_one_communicator_queue() -> None:
 def test_a_copy_on_another_stream_takes_from_computing_what_it_takes() -> None:
     """8 s of collective slow 10 s of computing by a tenth of what is beside it, 2 s of memory-bound kernels by 2 s."""
     times = {"a": (10.0, 0.0), "send": (8.0, 0.0), "copy": (2.0, 0.0), "after": (1.0, 0.0)}
-    copy = op("copy", work=Stream(1.0), family="dp", stream="aside")
+    copy = op("copy", work=MemoryBound(1.0), family="dp", stream="aside")
     time = run(times, send("send"), copy, op("a", "x"), op("after", "send copy a"))
     assert parts(time) == pytest.approx({"gemm": 11.0, "tp": 0.8, "dp": 2.0})
 
@@ -383,7 +384,7 @@ def random_tape(rng: np.random.Generator, *, carries: bool) -> tuple[tuple[Op, .
             times[name] = (0.0, 0.0)
             ops.append(op(name, reads[0], work=None, family="memory_bound"))
         else:
-            of_kind: Any = GEMM if kind == "gemm" else Stream(1.0)
+            of_kind: Any = GEMM if kind == "gemm" else MemoryBound(1.0)
             family = "gemm" if kind == "gemm" else "memory_bound"
             ops.append(op(name, " ".join(reads), work=of_kind, family=family, present=present))
         names.append(name)

@@ -26,7 +26,7 @@ def test_each_kernel_of_the_softmax_takes_its_own_rate() -> None:
                         BlockKind(False))  # fmt: skip
     machine = Machine(load_cluster("h200-hgx", num_gpus=1), {}, spec, 1)
     (forward,) = [op for op in tapes.forward.ops if op.name == "attn.softmax"]
-    rates = {name: machine.cluster.gpu.curves.stream_like(name, False).form.bytes_per_s
+    rates = {name: machine.cluster.gpu.curves.memory_bound_curve_like(name, False).form.bytes_per_s
              for name in ("cast_up", "softmax_fp32", "cast_down", "")}  # fmt: skip
     by_hand = SCORES * (6 / rates["cast_up"] + 8 / rates["softmax_fp32"] + 6 / rates["cast_down"] + 8 / rates[""])
     by_hand += 17 * SEQ * SEQ / rates[""]

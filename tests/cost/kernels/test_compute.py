@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mofa.blocks.op import Op
-from mofa.blocks.work import Attention, Gemm, GemmPass, Stream
+from mofa.blocks.work import Attention, Gemm, GemmPass, MemoryBound
 from mofa.calibrate.cases import Case
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes.routed import BY_BYTES, BYTES
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, stream_s, unaligned_gemm_s
+from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, memory_bound_s, unaligned_gemm_s
 from mofa.cost.kernels.topology import Group
 from mofa.cost.kernels.toy_gpu import toy_gpu
 from mofa.specs.hardware import ClusterSpec, GpuSpec
@@ -157,7 +157,7 @@ def test_cudnn_is_faster_than_flash_on_hopper() -> None:
 @given(st.floats(1.0, 3.0), st.sampled_from(["", "mul", "rmsnorm_bwd", "no such op"]))
 @settings(max_examples=20, deadline=None)
 def test_more_bandwidth_is_never_slower(factor: float, like: str) -> None:
-    assert stream_s(1e9, faster(GPU, factor), like=like) <= stream_s(1e9, GPU, like=like)
+    assert memory_bound_s(1e9, faster(GPU, factor), like=like) <= memory_bound_s(1e9, GPU, like=like)
 
 
 def test_a_measured_norm_is_met_by_the_planners_own_path() -> None:
@@ -170,7 +170,7 @@ def test_a_measured_norm_is_met_by_the_planners_own_path() -> None:
     }
     count = 16384.0 * 8192
     for op, moved in (("rmsnorm_fwd", 4.0), ("silu", 4.0), ("residual_add", 6.0)):
-        work = Stream(moved * count, op, count, 8192.0)
+        work = MemoryBound(moved * count, op, count, 8192.0)
         found = op_seconds((Op(op, "memory_bound", work),), machine(1))[0, 0]
         p90 = GPU.curves.stream[f"eager {op}"].p90_abs_error
         assert p90 is not None
@@ -179,7 +179,7 @@ def test_a_measured_norm_is_met_by_the_planners_own_path() -> None:
 
 def test_the_clock_falls_with_the_share_of_products() -> None:
     product = Op("p", "gemm", Gemm(8192.0, 8192.0, 8192.0))
-    stream = Op("s", "memory_bound", Stream(1e10))
+    stream = Op("s", "memory_bound", MemoryBound(1e10))
     alone = op_seconds((product,), machine(1))[0, 0]
     mixed = op_seconds((product, stream), machine(1))[0, 0]
     assert alone / mixed > 1.03
@@ -195,9 +195,9 @@ def test_ops_of_a_table_are_those_of_its_rows() -> None:
     def ops(m: np.ndarray, present: np.ndarray) -> tuple[Op, ...]:
         return (
             Op("a", "gemm", Gemm(m, 4096.0, 4096.0)),
-            Op("b", "memory_bound", Stream(m * 8192.0, "rmsnorm_fwd", m * 4096.0, 4096.0), present=present),
+            Op("b", "memory_bound", MemoryBound(m * 8192.0, "rmsnorm_fwd", m * 4096.0, 4096.0), present=present),
             Op("c", "attention", Attention(1.0, 32.0, m, m * (m + 1) / 2, 128.0, 128.0, kv_heads=8.0)),
-            Op("d", "memory_bound", Stream(m * 4096.0, "compiled swiglu_fwd"), compiled=True),
+            Op("d", "memory_bound", MemoryBound(m * 4096.0, "compiled swiglu_fwd"), compiled=True),
         )
 
     whole = op_seconds(ops(m, present), machine(3))
@@ -211,9 +211,9 @@ def test_issue_by_hand() -> None:
     """Toy host: 5 us an eager op, 1 us a compiled kernel, 30 us on distributed tensors."""
     cluster = CLUSTER.model_copy(update={"gpu": toy_gpu()})
     ops = (
-        Op("a", "memory_bound", Stream(8.0), launches=3),
-        Op("b", "memory_bound", Stream(8.0), compiled=True, launches=2),
-        Op("c", "memory_bound", Stream(8.0), dtensor=np.array([True, False])),
+        Op("a", "memory_bound", MemoryBound(8.0), launches=3),
+        Op("b", "memory_bound", MemoryBound(8.0), compiled=True, launches=2),
+        Op("c", "memory_bound", MemoryBound(8.0), dtensor=np.array([True, False])),
         Op("view", "memory_bound", None, launches=0),
     )
     np.testing.assert_allclose(issue_seconds(ops, machine(2, cluster)) * 1e6, [[15, 15], [2, 2], [30, 5], [0, 0]])
@@ -238,7 +238,7 @@ def test_routed_rows_take_as_long_in_a_step_as_alone() -> None:
         if row.case.op in BY_BYTES:
             moved = BYTES[row.case.op] * row.case.size("tokens") * row.case.size("width")
             launches = 6 if "backward" in row.case.op else 1
-            op = Op("op", "memory_bound", Stream(moved, row.case.op), (), ("out",), launches=launches)
+            op = Op("op", "memory_bound", MemoryBound(moved, row.case.op), (), ("out",), launches=launches)
             predicted = float(op_seconds((op,), machine(1))[0, 0])
             errors.setdefault(row.case.op, []).append(abs(predicted / row.sample.median_s - 1.0))
     assert len(errors) == len(BY_BYTES)

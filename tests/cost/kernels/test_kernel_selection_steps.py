@@ -51,7 +51,7 @@ def step_s(**given: Any) -> float:
 def unseen(**given: Any) -> float:
     """Share of numbers of rows that need a choice. [-]"""
     (part,) = estimator(**given).parts
-    return float(part.costs.context.unseen)
+    return float(part.costs.context.unseen_rows_share)
 
 
 def longer_s(**given: Any) -> float:
@@ -98,4 +98,4 @@ def test_one_kernel_for_all_experts_is_chosen_once() -> None:
     framework = mofa.load_framework("torchtitan")
     row = strategy_row(job.workload, job.cluster, framework, STRATEGY)
     (part,) = Estimator(job.workload, job.cluster, framework, row, job.loads).parts
-    assert float(part.costs.context.unseen) == 0.0
+    assert float(part.costs.context.unseen_rows_share) == 0.0

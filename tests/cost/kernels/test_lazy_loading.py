@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.work import HostSync, Stream
+from mofa.blocks.work import HostSync, MemoryBound
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.lazy_loading import load_idle_s, tape_with_loads
 from mofa.measure.records import read_record
@@ -24,7 +24,7 @@ LOAD_S = 2.0
 
 
 def op(name: str, loads: object = 0.0, rounds: float = 4.0) -> Op:
-    return as_named(Op(name, "grouped_gemm", Stream(1.0), (), (name,), loads=loads, expert_loops=rounds))  # type: ignore[arg-type]
+    return as_named(Op(name, "grouped_gemm", MemoryBound(1.0), (), (name,), kernel_loads=loads, expert_loops=rounds))  # type: ignore[arg-type]
 
 
 def tape(*ops: Op) -> Tape:
@@ -88,7 +88,7 @@ def expected_loads(estimator: Estimator) -> float:
     """By the end of a layer's loop over experts, in the mean over the layers of a pass back."""
     tapes = estimator.parts[0].costs.tapes.values()
     return max(
-        sum(float(one.loads * one.loops_met) for one in block.backward.ops if not one.name.endswith("~"))
+        sum(float(one.kernel_loads * one.mean_loops_before) for one in block.backward.ops if not one.name.endswith("~"))
         for block in tapes
     )
 

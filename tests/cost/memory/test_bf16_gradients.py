@@ -9,7 +9,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.optimizer import device_seconds_by_part
 from mofa.errors import SpecError
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.of_plan import ranks_of, rows_of
+from mofa.replay.rank.from_estimator import composed_rows, describe_ranks
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
@@ -54,12 +54,14 @@ def test_bytes_of_the_optimizer_step(zero: int) -> None:
 
 def test_copies_stay_to_the_next_step() -> None:
     """``shard_main_param.grad`` is let go by ``zero_grad``, in front of the next forward."""
-    (rank,) = ranks_of(of("bf16"))[:1]
-    copies = sum(w.widened for w in rank.weights)
-    assert copies == sum(w.main for w in rank.weights) > 0
-    played, without = play_memory(rank), play_memory(ranks_of(of("fp32"))[0])
-    grads = [sum(flat.grads for flat in one.flat_buffers) for one in (rank, ranks_of(of("fp32"))[0])]
-    assert played.between_steps - without.between_steps == pytest.approx(copies + grads[0] - grads[1], abs=64 * MIB)
+    (rank,) = describe_ranks(of("bf16"))[:1]
+    copies = sum(w.fp32_gradient_copy_bytes for w in rank.weights)
+    assert copies == sum(w.main_copy_bytes for w in rank.weights) > 0
+    played, without = play_memory(rank), play_memory(describe_ranks(of("fp32"))[0])
+    grads = [sum(flat.grads for flat in one.flat_buffers) for one in (rank, describe_ranks(of("fp32"))[0])]
+    assert played.allocated_between_steps - without.allocated_between_steps == pytest.approx(
+        copies + grads[0] - grads[1], abs=64 * MIB
+    )
 
 
 def test_time_of_the_step() -> None:
@@ -67,7 +69,7 @@ def test_time_of_the_step() -> None:
     parts = {}
     for grads in ("fp32", "bf16"):
         e = of(grads)
-        found = rows_of(e)
+        found = composed_rows(e)
         parts[grads] = device_seconds_by_part(
             e.workload, e.cluster, e.framework, found.shards, found.mode.precision, found.grids.zero
         )

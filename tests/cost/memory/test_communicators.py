@@ -10,9 +10,9 @@ import pytest
 import mofa
 from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
-from mofa.replay.rank.of_plan import outside_allocator_bytes
+from mofa.replay.rank.from_estimator import outside_allocator_bytes
 from mofa.schedules import SCHEDULES
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.strategy import CP_KINDS
 
 MIB = 1 << 20
@@ -25,7 +25,10 @@ def _communicators(gpus: int, strategy: dict[str, int]) -> float:
     )
     framework = mofa.load_framework("megatron-2022", overrides={"deepspeed": "bf16"})
     cluster = mofa.load_cluster(JEAN_ZAY, gpus)
-    return outside_allocator_bytes(estimator_of(job, cluster, framework, {**strategy, "recompute": "full"}))[1][0] / MIB
+    return (
+        outside_allocator_bytes(strategy_estimator(job, cluster, framework, {**strategy, "recompute": "full"}))[1][0]
+        / MIB
+    )
 
 
 def _on_h200(name: str, degrees: tuple[int, ...], *, experts: bool, schedule: str = "1f1b", shard: int = 0,

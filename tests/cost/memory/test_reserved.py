@@ -12,20 +12,20 @@ from mofa.cost.memory.reserved import (
     _unfitting_gradients,
     _with_loss,
     bytes_taken_of_segments,
+    fsdp_shard_waste_bytes,
     holes_bytes,
     native_allocator_bytes,
-    shards_waste,
     start_bytes_of_weights,
 )
 from mofa.cost.rows import Rows
-from mofa.replay.rank.of_plan import rows_of
-from mofa.search.strategy_estimator import estimator_of
+from mofa.replay.rank.from_estimator import composed_rows
+from mofa.search.strategy_estimator import strategy_estimator
 
 
 def rows(framework: str, strategy: str, gpus: int) -> Rows:
     job = mofa.load_workload("llama3-70b", global_batch=64)
     machines = mofa.load_cluster("h200-hgx", gpus)
-    return rows_of(estimator_of(job, machines, mofa.load_framework(framework), strategy))
+    return composed_rows(strategy_estimator(job, machines, mofa.load_framework(framework), strategy))
 
 
 @pytest.mark.parametrize(("micro_batch", "expected"), [(1, 0.8235), (4, 0.8235), (16, 0.0)])
@@ -89,7 +89,7 @@ def test_holes_are_there_beside_what_is_larger() -> None:
     assert most[0, 1] == pytest.approx((4.0 + 3.0 * 2.0 / 8.0 * 448.0 / 816.0) * params, rel=0.002)
     assert np.all(ahead <= most)
     alive = alive_of(5.0 * params, 4.5 * params)
-    assert np.all(native_allocator_bytes(some, alive) >= alive.most)
+    assert np.all(native_allocator_bytes(some, alive) >= alive.overall)
     assert float(bytes_taken_of_segments(np.array([11.0 * 2**20]))[0]) == 12 * 2**20
 
 
@@ -105,7 +105,7 @@ def test_what_segments_of_shards_take_beyond_them() -> None:
     """Llama 3 70B, tp 2, shared by 32 ranks, in fp32: 240 shards of the MLP have 14 MiB and a bit, segments of 16; 160
     of query and output have 4, four to a segment of 20; 160 of key and value half a MiB, three to one of 2; the two of
     the vocabulary 62.6, in 64."""
-    waste = float(shards_waste(rows("torchtitan", "tp=2 dp=32", 64))[0, 0]) / 2**20
+    waste = float(fsdp_shard_waste_bytes(rows("torchtitan", "tp=2 dp=32", 64))[0, 0]) / 2**20
     by_hand = 240 * 2.0 + 160 * 1.0 + 160 * (2.0 / 3.0 - 0.5) + 2 * (64.0 - 128256 * 8192 * 4 / 64 / 2**20)
     assert waste == pytest.approx(by_hand, rel=1e-3)
 

@@ -10,7 +10,7 @@ import pytest
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.step_time import compiled_path
 from mofa.cost.step_time.compiled_path import BLOCK, library
-from mofa.cost.step_time.critical_path import Durations, OncePerStep, critical_path_s
+from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_s
 from mofa.schedules import SCHEDULES, Runtime
 from tests.compile_part import compiled_anew
 
@@ -42,7 +42,7 @@ def test_as_by_level(
     clocks[:, 2][rng.random((kinds, *shape)) < 0.5] = NEVER
     given = Durations(
         forward_s, 2 * backward_s, weights_s, rng.uniform(0, 0.5, num_plans), 0.1,
-        OncePerStep(*rng.uniform(0, 1, (3, *shape))) if once else None,
+        DataParallelOncePerStep(*rng.uniform(0, 1, (3, *shape))) if once else None,
         tuple(Clocks(*of_kind) for of_kind in clocks) if has_host else None,
     )  # fmt: skip
     num_micro_batches = rng.choice([2 * pp, 8 * pp], num_plans)

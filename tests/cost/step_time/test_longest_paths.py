@@ -11,7 +11,7 @@ from mofa.schedules import SCHEDULES, Runtime
 
 
 def _length_s(path: ComputationPath, seconds: np.ndarray, pipeline: LongestPaths | FormulaPaths) -> float:
-    beside_s = pipeline.slowdown * np.sum(path.beside * np.minimum(pipeline.hop_s, seconds.min(axis=0)))
+    beside_s = pipeline.slowdown * np.sum(path.beside_hops * np.minimum(pipeline.hop_s, seconds.min(axis=0)))
     return float(np.sum(path.counts * seconds) + path.hops * pipeline.hop_s + beside_s)
 
 
@@ -34,7 +34,7 @@ def test_a_path_is_as_long_as_the_step_and_bounds_others(plan: tuple[str, Runtim
     lengths = [_length_s(path, some, pipeline) for path in pipeline.paths(some)]
     assert max(lengths) == pytest.approx(steps_s[0], rel=0.01)
     assert max(lengths) <= steps_s[0] * (1.0 + 1e-9)
-    for path in (*pipeline.paths(some), *pipeline.through_ranks()):
+    for path in (*pipeline.paths(some), *pipeline.paths_along_ranks()):
         assert _length_s(path, other, pipeline) <= steps_s[1] * (1.0 + 1e-9)
 
 

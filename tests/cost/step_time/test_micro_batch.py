@@ -82,7 +82,7 @@ def test_a_host_that_waits_for_nothing_issues_all_the_same() -> None:
     forward, backward = (
         Clocks(*(np.full((1, 2, 1), x) for x in given)) for given in ((2.0, 3.0, NEVER, 3.0), (5.0, 5.0, NEVER, 4.0))
     )
-    late = HostBound(np.array([0]), forward, backward, waits=np.array([False]), queued=(forward, backward))
+    late = HostBound(np.array([0]), forward, backward, waits=np.array([False]), with_full_queue=(forward, backward))
     assert late.issued_s(np.array([0, 1]), np.array([10.0])).tolist() == [75.0]
     assert [held.max() for held in late.device_wait_s()] == [0.0, 0.0]
 
@@ -94,7 +94,7 @@ def test_between_exchanges_both_clocks_begin_together() -> None:
     forward, backward = (
         Clocks(*(np.full((1, 3, 1), x) for x in given)) for given in ((2.0, 3.0, NEVER, 4.0), (5.0, 6.0, NEVER, 4.0))
     )
-    late = HostBound(np.array([0]), forward, backward, waits=np.array([True]), queued=(forward, backward))
+    late = HostBound(np.array([0]), forward, backward, waits=np.array([True]), with_full_queue=(forward, backward))
     first, last = np.array([True, False, False]), np.array([False, False, True])
     f, b, waited = (part[0, :, -1] for part in late.between_exchanges_s(first, last))
     assert (f + b).tolist() == [8.0, 10.0, 10.0]  # 6 + 2; 4 + 6; the host's 4 and 6

@@ -11,7 +11,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.step_time.power_averaging import HARDLY, RESTED, idle_share
 from mofa.measure.records import read_record
 from mofa.replay.time.step import replay_time
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.base import Fact
 from mofa.specs.power import PowerLimit, mixed_clock
 from mofa.validate.hosts import read_hosts
@@ -56,7 +56,7 @@ def of(name: str, *, rests: bool) -> tuple[Estimator, float]:
     record = read_record(RUNS / "measured" / f"{name}.yaml")
     reference = reference_of(record, RUNS / "measured", read_hosts(RUNS / "measured"), Path())
     workload, machines, framework, strategy = reference.resolve()
-    estimator = estimator_of(workload, machines, framework, strategy)
+    estimator = strategy_estimator(workload, machines, framework, strategy)
     estimator.rests = rests
     assert record.measured.step_time_s is not None
     return estimator, record.measured.step_time_s
@@ -84,7 +84,7 @@ def test_short_steps_with_a_large_bubble_are_met_by_the_clock_that_rest_gives_ba
 def test_rows_lie_between_a_step_without_a_wait_and_one_that_rested() -> None:
     estimator, _ = of("tt2-pp2-yi9b-12l-2k", rests=True)
     mixed, rested = (float(one.breakdown().step_s[0]) for one in (estimator, estimator.with_device_waits))
-    exact = float(estimator.at_own_clock.breakdown().step_s[0])
+    exact = float(estimator.at_power_limited_clock.breakdown().step_s[0])
     estimator.rests = False
     plain = float(estimator.breakdown().step_s[0])
     assert rested < mixed < plain
@@ -93,4 +93,4 @@ def test_rows_lie_between_a_step_without_a_wait_and_one_that_rested() -> None:
 
 def test_one_stage_waits_for_none() -> None:
     estimator, _ = of("mc1-llama-8l", rests=True)
-    assert estimator.at_own_clock is estimator
+    assert estimator.at_power_limited_clock is estimator

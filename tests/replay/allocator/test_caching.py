@@ -177,7 +177,7 @@ def test_a_full_device_gets_whole_segments_back_and_is_asked_again() -> None:
     assert (a.reserved, a.num_retries) == (64 * MIB, 1)
     with pytest.raises(OutOfDeviceMemory, match="do not fit") as failed:
         a.malloc(MIB)
-    assert (failed.value.size, failed.value.room) == (MIB, 64 * MIB)
+    assert (failed.value.size, failed.value.capacity_bytes) == (MIB, 64 * MIB)
     a.free(big)
     a.free(y)
     a.empty_cache()

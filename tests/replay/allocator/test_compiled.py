@@ -16,10 +16,10 @@ from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import CompiledAllocator, fastest_allocator, library
 from mofa.replay.allocator.pools import Block, LimitPassed, OutOfDeviceMemory
 from mofa.replay.memory import rank_memory
-from mofa.replay.memory.rank_memory import Playing
+from mofa.replay.memory.rank_memory import RankMemoryReplay
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.of_plan import rank_maker
-from mofa.search.strategy_estimator import estimator_of
+from mofa.replay.rank.from_estimator import rank_describer
+from mofa.search.strategy_estimator import strategy_estimator
 from tests.compile_part import compiled_anew
 from tests.replay.allocator.test_caching import RECORDED, _load, answer_recorded
 
@@ -82,19 +82,20 @@ PLANS = (
 
 def _ranks(name: str, framework: str, strategy: str) -> list[Rank]:
     job = mofa.load_workload(name, global_batch=32), mofa.load_cluster("h100-hgx", 16)
-    estimator = estimator_of(*job, mofa.load_framework(framework), strategy)
-    make = rank_maker(estimator)
+    estimator = strategy_estimator(*job, mofa.load_framework(framework), strategy)
+    make = rank_describer(estimator)
     return [make(r) for r in range(int(estimator.table.pp[0]))]
 
 
-def _played(rank: Rank, room: int | None) -> tuple[object, ...]:
-    playing = Playing(rank, room=room)
+def _played(rank: Rank, capacity_bytes: int | None) -> tuple[object, ...]:
+    playing = RankMemoryReplay(rank, capacity_bytes=capacity_bytes)
     played = playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
     journal = played.journal
     return (
-        played.allocated, played.peak_reserved, played.between_steps, played.ready, played.first_step_peak,
-        played.retries, played.missing_bytes, played.around, played.failed, played.peak, played.out_of_memory,
-        journal.instructions, journal.sizes, journal.passages, journal.grown, journal.left_out, journal.computations,
+        played.allocated, played.peak_reserved, played.allocated_between_steps, played.allocated_at_start,
+        played.first_step_peak, played.retries, played.missing_bytes, played.peak_window, played.first_failure,
+        played.peak, played.out_of_memory, journal.instructions, journal.sizes, journal.passages, journal.grown,
+        journal.skipped_rounds, journal.computations,
     )  # fmt: skip
 
 
@@ -102,14 +103,14 @@ def _played(rank: Rank, room: int | None) -> tuple[object, ...]:
 def test_plans(name: str, framework: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is written down of a plan's ranks, with room and on devices that are nearly and wholly full."""
     for r, rank in enumerate(_ranks(name, framework, strategy)):
-        playing = Playing(rank)
+        playing = RankMemoryReplay(rank)
         assert type(playing.allocator) is CompiledAllocator
         peak = playing.result().peak_reserved
-        for room in (None, int(0.97 * peak)) if r else (int(0.8 * peak),):
-            fast = _played(rank, room)
+        for capacity_bytes in (None, int(0.97 * peak)) if r else (int(0.8 * peak),):
+            fast = _played(rank, capacity_bytes)
             with monkeypatch.context() as patch:
                 patch.setattr(rank_memory, "fastest_allocator", Allocator)
-                assert _played(rank, room) == fast
+                assert _played(rank, capacity_bytes) == fast
 
 
 def test_limits() -> None:

@@ -105,19 +105,22 @@ def test_a_plan_that_runs_out_says_where() -> None:
 
 
 def test_a_journal_by_hand() -> None:
-    def act(name: str, group: int = ACTIVATIONS, code: int = OUTSIDE) -> Instruction:
+    def instruction(name: str, group: int = ACTIVATIONS, code: int = OUTSIDE) -> Instruction:
         return Instruction(code, 0, 0, 0, group, name, f"op of {name}")
 
-    journal = Journal([act("a"), act("b"), act("a", code=0), act("a"), act("w", 0)], [512, 1024, 512, -512, 2048])
+    journal = Journal(
+        [instruction("a"), instruction("b"), instruction("a", code=0), instruction("a"), instruction("w", 0)],
+        [512, 1024, 512, -512, 2048],
+    )
     journal.new_passages.append((2, "forward", "block 3"))
     journal.steps.append(1)
-    moment = journal.moment(2, 4096)
+    moment = journal.instant_at(2, 4096)
     assert [(t.name, t.count, t.bytes) for t in moment.tensors] == [("a", 2, 1024), ("b", 1, 1024)]
     assert (moment.where, moment.step, moment.allocated) == ("forward of block 3: op of a", 1, 2048)
-    assert journal.moment(4, 4096).alive["parameters"] == 2048
+    assert journal.instant_at(4, 4096).alive["parameters"] == 2048
     assert journal.allocated_after(3).tolist() == [1536, 3584]
-    assert journal.by_group(np.array([4, 3]))[:, GROUPS.index("activations")].tolist() == [1536, 1536]
-    assert journal.by_group(np.array([4, 3, 0]))[:, GROUPS.index("parameters")].tolist() == [2048, 0, 0]
+    assert journal.bytes_by_group(np.array([4, 3]))[:, GROUPS.index("activations")].tolist() == [1536, 1536]
+    assert journal.bytes_by_group(np.array([4, 3, 0]))[:, GROUPS.index("parameters")].tolist() == [2048, 0, 0]
 
 
 def test_curves_whose_arrays_differ_in_length_are_refused() -> None:

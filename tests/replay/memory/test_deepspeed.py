@@ -13,14 +13,14 @@ from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.allocator.timeline import GRADIENTS, off_tape_act
+from mofa.replay.allocator.timeline import GRADIENTS, off_tape_instruction
 from mofa.replay.memory.deepspeed import BUCKET, _part_of, all_gather_sizes, groups_of
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.skipped_rounds import RoundSkipper
-from mofa.replay.memory.stage_outputs import LateFrees
+from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
-from mofa.replay.rank.of_plan import ranks_of
+from mofa.replay.rank.from_estimator import describe_ranks
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.implied_facts import DEEPSPEED
 
@@ -51,22 +51,25 @@ def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
 def test_what_is_there_from_the_start() -> None:
     """100 Mi parameters over 2 ranks: 2 bytes flat; of the half 4 bytes of parameters and 8 of moments; the BF16
     optimizer's gradients take 4 bytes of all besides. Without ZeRO the states are whole."""
-    assert play_memory(_toy("zero1", 2)).ready == (200 + 200 + 400) * MIB
-    assert play_memory(_toy("bf16", 2)).ready == (200 + 200 + 400 + 400) * MIB
-    assert play_memory(_toy("zero0", 1)).ready == (200 + 400 + 800) * MIB
+    assert play_memory(_toy("zero1", 2)).allocated_at_start == (200 + 200 + 400) * MIB
+    assert play_memory(_toy("bf16", 2)).allocated_at_start == (200 + 200 + 400 + 400) * MIB
+    assert play_memory(_toy("zero0", 1)).allocated_at_start == (200 + 400 + 800) * MIB
 
 
 def test_states_are_those_that_the_optimizer_names() -> None:
     """One moment fewer of 4 bytes for each of the rank's parameters: 100 Mi halved, or whole."""
     for kind, ranks, moment in (("zero1", 2, 200), ("bf16", 2, 200), ("zero0", 1, 400)):
         adam = _toy(kind, ranks)
-        assert play_memory(adam).ready - play_memory(replace(adam, moments=("moments",))).ready == moment * MIB
+        assert (
+            play_memory(adam).allocated_at_start - play_memory(replace(adam, moments=("moments",))).allocated_at_start
+            == moment * MIB
+        )
 
 
 def test_the_bf16_optimizer_keeps_gradients_and_casts_them() -> None:
     """The 200 MiB gradient of one backward stays until the next; then its 400 MiB copy in fp32 comes beside it."""
     played = play_memory(_toy("bf16", 2))
-    assert played.between_steps == (1200 + 200) * MIB
+    assert played.allocated_between_steps == (1200 + 200) * MIB
     assert played.peak.where == "update of the gradients"
     assert played.peak.allocated == (1200 + 200 + 400) * MIB
 
@@ -77,7 +80,7 @@ def test_zero_1_steps_in_copies_of_its_part() -> None:
     played = play_memory(_toy("zero1", 2))
     assert played.peak.where == "optimizer step"
     assert played.peak.allocated == (800 + 200 + 400) * MIB
-    assert played.between_steps == 800 * MIB
+    assert played.allocated_between_steps == 800 * MIB
 
 
 def test_a_rank_that_takes_no_norm_has_no_fp64_copy() -> None:
@@ -98,7 +101,9 @@ def _optimizer(rank: Rank) -> list[int]:
     """Sizes of what the second step's optimizer allocates and frees. [MiB]"""
     journal = play_memory(rank).journal
     sizes = [
-        size // MIB for act, size in zip(journal.instructions, journal.sizes, strict=True) if act.op == "optimizer step"
+        size // MIB
+        for instruction, size in zip(journal.instructions, journal.sizes, strict=True)
+        if instruction.op == "optimizer step"
     ]
     return sizes[len(sizes) // 2 :]
 
@@ -127,7 +132,7 @@ def test_bf16_gradients_are_copied_to_be_reduced() -> None:
     copied where it is."""
     blocking = replace(_several("zero1", 4, 4), casts_to_reduce=True)
     assert _optimizer(blocking)[:4] == [800, 800, -800, -800]
-    wide = replace(blocking, weights=tuple(w._replace(param=600 * MIB) for w in blocking.weights))
+    wide = replace(blocking, weights=tuple(w._replace(param_bytes=600 * MIB) for w in blocking.weights))
     assert _optimizer(wide)[:8] == [600, -600] * 4
     assert _optimizer(replace(wide, launch_blocking=False))[:8] == [600] * 4 + [-600] * 4
 
@@ -136,15 +141,15 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
     """The device takes ten times as long as the host: 30 MiB that were summed are not free when a backward begins,
     and are when a forward does, whose micro-batch the host waits to load; in the first step too."""
     toy = _toy("zero1", 2)
-    block = replace(toy.chunks[0][0].trace, reduced=frozenset({"kept"}), launches=(10.0, 10.0, 0.0))
+    block = replace(toy.chunks[0][0].trace, all_reduced_in_place=frozenset({"kept"}), launches=(10.0, 10.0, 0.0))
     rank = replace(toy, chunks=((RankBlock("block 0", block),),), device_over_host_time=10.0)
 
     def waits(rank: Rank, step: int) -> list[int]:
         state = RankState(rank, Allocator(None))
         state.step = step
-        sends = LateFrees(state)
+        sends = DeferredFrees(state)
         sends.after_block("forward", rank.chunks[0][0])
-        sends.free_late(state.new(30 * MIB, off_tape_act(GRADIENTS, "toy", "test"))[0])
+        sends.free_once_device_passed(state.allocate(30 * MIB, off_tape_instruction(GRADIENTS, "toy", "test"))[0])
         counts = [len(sends.waiting)]
         sends.before_computation("B")
         counts.append(len(sends.waiting))
@@ -159,7 +164,7 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
 
 def test_a_norm_is_in_a_group_of_its_own() -> None:
     """Five matrices and a norm between them: two, three and the norm."""
-    weights = [Weight(str(n), MIB, 0, 0, 0, flat=n == 2) for n in range(6)]
+    weights = [Weight(str(n), MIB, 0, 0, 0, is_1d=n == 2) for n in range(6)]
     assert groups_of(weights) == ((0, 1), (3, 4, 5), (2,))
 
 
@@ -168,7 +173,7 @@ def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
     the next, the fourth in the last two."""
     for q, expected in enumerate(((120,), (120,), (60, 60), (40, 80))):
         state = RankState(replace(_toy("zero1", 4), optimizer_rank=q), Allocator(None))
-        grads = [state.new(size * MIB, off_tape_act(GRADIENTS, "toy", "test")) for size in (300, 100, 80)]
+        grads = [state.allocate(size * MIB, off_tape_instruction(GRADIENTS, "toy", "test")) for size in (300, 100, 80)]
         held, mine = _part_of(state, grads, 120 * MIB)
         assert mine == [size * MIB for size in expected]
         assert len(held) == len(expected)
@@ -194,7 +199,11 @@ def _sends(sent_bytes: int) -> list[int]:
     rank = replace(_toy("zero1", 2, 3, 40 * MIB), computations=acts, sent_bytes=sent_bytes)
     journal = play_memory(rank).journal
     around = ("send of an output", "receive of a gradient", "backward")
-    return [size // MIB for act, size in zip(journal.instructions, journal.sizes, strict=True) if act.op in around]
+    return [
+        size // MIB
+        for instruction, size in zip(journal.instructions, journal.sizes, strict=True)
+        if instruction.op in around
+    ]
 
 
 def test_a_part_of_what_is_sent_stays_until_the_backward_has_ended() -> None:
@@ -214,9 +223,11 @@ def test_without_tensor_parallelism_the_whole_output_stays() -> None:
 def test_bf16_gradients_are_reduced_in_a_16_bit_copy() -> None:
     """200 MiB for the 400 MiB of fp32 gradients, then the gather's output of one bucket, 200 MiB."""
     journal = play_memory(_toy("bf16", 2)).journal
-    where = [act.name for act in journal.instructions if act.op == "optimizer step"]
+    where = [instruction.name for instruction in journal.instructions if instruction.op == "optimizer step"]
     sizes = [
-        size // MIB for act, size in zip(journal.instructions, journal.sizes, strict=True) if act.op == "optimizer step"
+        size // MIB
+        for instruction, size in zip(journal.instructions, journal.sizes, strict=True)
+        if instruction.op == "optimizer step"
     ]
     assert where[0] == "16-bit gradients to reduce"
     assert sizes[:4] == [200, -200, 200, -200]
@@ -228,7 +239,7 @@ def test_two_gradients_were_a_third_tensor(name: str, allocated: int) -> None:
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48)
     machines, framework = mofa.load_cluster("a100-hgx", 48), mofa.load_framework(name)
     row = strategy_row(job, machines, framework, {"tp": 4, "pp": 12})
-    block = ranks_of(Estimator(job, machines, framework, row))[0].chunks[0][-1].trace
+    block = describe_ranks(Estimator(job, machines, framework, row))[0].chunks[0][-1].trace
     sums = [item for deed in block.backward if deed.op == "accumulate mid at mlp_norm" for item in deed.new]
     assert len(sums) == allocated
 
@@ -254,18 +265,25 @@ def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, sho
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=32, overrides=changes)
     cluster = mofa.load_cluster("a100-hgx", 16)
     row = strategy_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
-    rank = ranks_of(Estimator(job, cluster, framework, row))[stage]
+    rank = describe_ranks(Estimator(job, cluster, framework, row))[stage]
     whole = play_memory(rank, skip_rounds=False, num_steps=2)
-    room = whole.peak_reserved - short
-    whole = play_memory(rank, skip_rounds=False, room=room, num_steps=2)
-    with mock.patch.object(RoundSkipper, "end", return_value=False):
-        repeated = play_memory(rank, room=room, num_steps=2)
+    capacity_bytes = whole.peak_reserved - short
+    whole = play_memory(rank, skip_rounds=False, capacity_bytes=capacity_bytes, num_steps=2)
+    with mock.patch.object(RoundSkipper, "is_round_end", return_value=False):
+        repeated = play_memory(rank, capacity_bytes=capacity_bytes, num_steps=2)
     assert len([kind for _, kind, _, _ in whole.journal.computations if kind == "B"]) == 2 * 16
-    assert len(repeated.journal.noted) > 2 * 2 * (16 - 4) and not whole.journal.noted
+    assert len(repeated.journal.repetitions) > 2 * 2 * (16 - 4) and not whole.journal.repetitions
     assert (repeated.out_of_memory is None) == (not short) and repeated.out_of_memory == whole.out_of_memory
     for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
         assert getattr(repeated.journal, field) == getattr(whole.journal, field), field
-    for field in ("allocated", "peak_reserved", "between_steps", "first_step_peak", "retries", "missing_bytes"):
+    for field in (
+        "allocated",
+        "peak_reserved",
+        "allocated_between_steps",
+        "first_step_peak",
+        "retries",
+        "missing_bytes",
+    ):
         assert getattr(repeated, field) == getattr(whole, field), field
 
 
@@ -278,7 +296,7 @@ def test_an_optimizer_alone_says_what_follows_from_it(optimizer: str) -> None:
     assert alone.data_parallel == ("ddp" if optimizer == "zero0" else "distributed-optimizer")
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48, overrides={"model": {"num_layers": 12}})
     row = strategy_row(job, mofa.load_cluster("a100-hgx", 48), alone, {"tp": 4, "pp": 12})
-    block = ranks_of(Estimator(job, mofa.load_cluster("a100-hgx", 48), alone, row))[0].chunks[0][-1].trace
+    block = describe_ranks(Estimator(job, mofa.load_cluster("a100-hgx", 48), alone, row))[0].chunks[0][-1].trace
     assert any(new.name == "dW:mlp.fc2" for deed in block.backward for new in deed.new)
     for field, value in (("fuses_wgrad_accumulation", True), ("grads_bytes_per_param", 4)):
         with pytest.raises(

@@ -21,10 +21,10 @@ from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
 from mofa.cost.memory.dispatcher_retention import Retention
 from mofa.cost.memory.peak import stage_bytes
-from mofa.replay.memory.rank_memory import MemoryPlayed, play_memory
+from mofa.replay.memory.rank_memory import ReplayedRankMemory, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
-from mofa.replay.rank.of_plan import ranks_of, rows_of
+from mofa.replay.rank.from_estimator import composed_rows, describe_ranks
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -37,9 +37,9 @@ TRACED = "mc2-ep2-dsmoe16b-4l-full-skewed-traced-beginning"
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
 
 
-def _large(played: MemoryPlayed) -> Counter[tuple[str, int]]:
+def _large(played: ReplayedRankMemory) -> Counter[tuple[str, int]]:
     """Activations of a MiB and more at the end of a play, and how many of each. [B]"""
-    end = played.journal.moment(played.journal.num_events - 1, 0)
+    end = played.journal.instant_at(played.journal.num_events - 1, 0)
     kept = [one for one in end.tensors if one.group == "activations" and one.bytes >= MIB]
     return Counter({(one.name, one.bytes // one.count): one.count for one in kept})
 
@@ -58,7 +58,7 @@ def test_between_two_steps_there_is_what_was_recorded() -> None:
         elif found["actions"][action] == "free_requested":
             alive.pop((address, stream), None)
     recorded = Counter(n for i, n in alive.values() if i >= found["step_starts"][1] and n >= 4 * MIB)
-    (rank,) = ranks_of(load(TRACED).estimator)
+    (rank,) = describe_ranks(load(TRACED).estimator)
     played = _large(play_memory(rank))
     assert recorded == {4 * 4096 * 2048 * 2: 6}
     assert played == {(INPUT, 4 * 4096 * 2048 * 2): 3, (GRADIENT, 4 * 4096 * 2048 * 2): 3}
@@ -74,7 +74,7 @@ def test_between_two_steps_there_is_what_was_recorded() -> None:
 def test_measured_peaks_hold_what_lingers(name: str) -> None:
     """Optimizer steps of runs that may be learned from, 0.4 to 0.9 % too little without."""
     run = load(name)
-    assert play_memory(ranks_of(run.estimator)[0]).allocated == pytest.approx(run.allocated, rel=5e-4)
+    assert play_memory(describe_ranks(run.estimator)[0]).allocated == pytest.approx(run.allocated, rel=5e-4)
 
 
 def test_a_checkpoint_of_the_experts_alone_leaves_the_norms_output() -> None:
@@ -82,7 +82,7 @@ def test_a_checkpoint_of_the_experts_alone_leaves_the_norms_output() -> None:
     run = load("mc2-ep2-mixtral-3l-moe")
     batch, model = run.estimator.workload.batch, run.estimator.workload.model
     nbytes = int(run.estimator.table.micro_batch[0]) * batch.seq_len * model.hidden * 2
-    (rank,) = ranks_of(run.estimator)
+    (rank,) = describe_ranks(run.estimator)
     assert _large(play_memory(rank)) == {("mlp_norm.out", nbytes): 3, ("d:mlp_norm.out", nbytes): 3}
 
 
@@ -108,21 +108,21 @@ def test_dispatchers_are_renewed_with_what_they_keep(dispatcher: str) -> None:
         sent, renewed = names.index(f"moe.dispatch{again}"), names.index(RENEWAL + again)
         assert names.index(f"router.topk{again}") < renewed
         assert (renewed < sent) == (dispatcher == "alltoall")
-    assert tapes.backward.lingers == (tapes.backward.outputs[0], "x")
+    assert tapes.backward.retained_by_dispatcher == (tapes.backward.outputs[0], "x")
 
 
 def test_what_lingers_is_what_the_checkpoint_around_the_router_was_given() -> None:
-    assert _tapes("alltoall", EXPERTS_ALONE).backward.lingers[1] == "mlp_norm.out"
+    assert _tapes("alltoall", EXPERTS_ALONE).backward.retained_by_dispatcher[1] == "mlp_norm.out"
     discarded = derive_recompute(
         framework("megatron"), RecomputeSpec.parse("selective:moe+layernorm"), None, llama(moe=EXPERTS)
     )
-    assert _tapes("alltoall", discarded).backward.lingers[1] == "mlp_norm.out restored"
+    assert _tapes("alltoall", discarded).backward.retained_by_dispatcher[1] == "mlp_norm.out restored"
     for none in (
         _tapes("alltoall", NO_RECOMPUTE), _tapes("alltoall", FULL, moe=False), _tapes("alltoall", FULL, chunks=2),
         _tapes("alltoall", derive_recompute(framework("megatron"), RecomputeSpec.parse("selective"), None,
         llama(moe=EXPERTS))),
     ):  # fmt: skip
-        assert not none.backward.lingers
+        assert not none.backward.retained_by_dispatcher
 
 
 def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> Estimator:
@@ -143,7 +143,7 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
     """In backwards of stages without the head 62 tensors of 16 MiB linger of 32 layers, and more of several chunks;
     what is sent and received is there in both."""
     estimator = _estimator(pp, vpp, 8, "full", layers=32 * pp)
-    rows, ranks = rows_of(estimator), ranks_of(estimator)
+    rows, ranks = composed_rows(estimator), describe_ranks(estimator)
     closed = stage_bytes(rows)
     for r, rank in enumerate(ranks):
         played = play_memory(rank)
@@ -153,9 +153,9 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
 def test_at_the_optimizers_step_all_of_it_is_there() -> None:
     """A micro-batch of 4 x 4096 tokens, 512 wide: two tensors in bf16 of each layer, in every chunk."""
     for pp, vpp in ((1, 1), (2, 4)):
-        rows = rows_of(_estimator(pp, vpp, 8, "full"))
-        assert Retention(rows).at_rest.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
-    assert not Retention(rows_of(_estimator(1, 1, 8, "selective")))
+        rows = composed_rows(_estimator(pp, vpp, 8, "full"))
+        assert Retention(rows).between_steps.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
+    assert not Retention(composed_rows(_estimator(1, 1, 8, "selective")))
 
 
 def test_rows_without_anything_that_lingers_stay_as_they_are() -> None:
@@ -169,12 +169,14 @@ def test_rows_without_anything_that_lingers_stay_as_they_are() -> None:
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (2, 2)])
 def test_repeating_what_lingers_is_playing_it(pp: int, vpp: int) -> None:
     """Every event, forwards and backwards in turn and of a tail, and of a rank that knows another's notes."""
-    ranks, known = ranks_of(_estimator(pp, vpp, 12, "full", layers=8)), SharedRecordings()
+    ranks, known = describe_ranks(_estimator(pp, vpp, 12, "full", layers=8)), SharedRecordings()
     for rank in (*ranks, *ranks):
         whole = play_memory(rank, skip_rounds=False)
-        with mock.patch.object(RoundSkipper, "end", return_value=False):
+        with mock.patch.object(RoundSkipper, "is_round_end", return_value=False):
             for short in (play_memory(rank), play_memory(rank, recordings=known)):
                 for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
                     assert getattr(short.journal, field) == getattr(whole.journal, field), field
-                assert len(short.journal.noted) > len(rank.computations)  # of two steps more than half are repeated
+                assert len(short.journal.repetitions) > len(
+                    rank.computations
+                )  # of two steps more than half are repeated
         assert play_memory(rank).peak_reserved == whole.peak_reserved

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.of_plan import ranks_of
+from mofa.replay.rank.from_estimator import describe_ranks
 from tests.replay.runs import load
 
 BEGINNINGS = Path(__file__).parents[3] / "reference_runs" / "beginnings"
@@ -17,7 +17,7 @@ ROWS = {
     "permute_with_mask_map": "moe.sent",
     "sort_chunks_by_map": "moe.sorted",
     "fp8_padding": "experts.padded",
-    "weighted_swiglu": "experts.act",
+    "weighted_swiglu": "experts.instruction",
     "fp8_unpadding": "experts.unpadded",
 }
 """Functions that allocate rows of tokens of one layer alone, and the tensors by which they are played."""
@@ -49,7 +49,7 @@ def test_rows_that_the_experts_were_given_are_alive_until_they_return() -> None:
     """One tensor each of the layer that is passed, within the 2 % by which its tokens differ from step to step."""
     recorded = _recorded_at_the_fullest_moment()
     assert {name: len(sizes) for name, sizes in recorded.items()} == dict.fromkeys(ROWS.values(), 1)
-    played = play_memory(ranks_of(load(RECORDED).estimator)[0])
+    played = play_memory(describe_ranks(load(RECORDED).estimator)[0])
     tensors = {tensor.name: tensor for tensor in played.peak.tensors}
     for name, (nbytes,) in recorded.items():
         assert tensors[name].count == 1, name

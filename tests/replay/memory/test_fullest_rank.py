@@ -12,14 +12,14 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import LimitPassed
 from mofa.replay.replayer import Replayer
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 
 MIB = 1 << 20
 
 
 def replayer(name: str, framework: str, strategy: str, gpus: int = 16, cluster: str = "h100-hgx") -> Replayer:
     job = mofa.load_workload(name, global_batch=4 * gpus), mofa.load_cluster(cluster, gpus)
-    return Replayer(estimator_of(*job, mofa.load_framework(framework), strategy))
+    return Replayer(strategy_estimator(*job, mofa.load_framework(framework), strategy))
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -48,14 +48,14 @@ def test_playing_ends_where_a_limit_is_passed(name: str, framework: str, strateg
     whole = one.fullest_bytes()
     again = Replayer(one.estimator)
     assert again.fullest_bytes(whole, exact=False) == whole
-    assert again.played == one.played
+    assert again.played_ranks == one.played_ranks
     for share in (0.5, 0.9, 0.999):
         other = Replayer(one.estimator)
         assert share * whole < other.fullest_bytes(share * whole, exact=False) <= whole
-        assert other.fullest_bytes(share * whole) in (whole, *(one.device_bytes(r) for r in one.played))
+        assert other.fullest_bytes(share * whole) in (whole, *(one.device_bytes(r) for r in one.played_ranks))
     first = Replayer(one.estimator)
     assert first.device_bytes(0, 1.0) < 0.5 * one.device_bytes(0)
-    assert first.played == ()
+    assert first.played_ranks == ()
     assert first.device_bytes(0) == one.device_bytes(0)
 
 

@@ -12,9 +12,9 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.of_plan import rank_maker, ranks_of
+from mofa.replay.rank.from_estimator import describe_ranks, rank_describer
 from mofa.replay.replayer import Replayer
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.runs import load
 
 MIB = 1 << 20
@@ -24,7 +24,9 @@ def llama(**precision: str) -> Estimator:
     """Two layers of Llama 3 8B on an H100."""
     overrides = {"model": {"num_layers": 2}, "precision": precision} if precision else {"model": {"num_layers": 2}}
     job = mofa.load_workload("llama3-8b", seq_len=4096, global_batch=2, overrides=overrides)
-    return estimator_of(job, mofa.load_cluster("h100-hgx", 1), mofa.load_framework("megatron"), {"micro_batch": 1})
+    return strategy_estimator(
+        job, mofa.load_cluster("h100-hgx", 1), mofa.load_framework("megatron"), {"micro_batch": 1}
+    )
 
 
 def test_a_dummy_gradient_for_each_shape_behind_its_product() -> None:
@@ -36,14 +38,14 @@ def test_a_dummy_gradient_for_each_shape_behind_its_product() -> None:
         (name, "wgrad"): [2 * params * 2**20]
         for name, params in (("qkv", 24), ("proj", 16), ("mlp.fc1", 112), ("mlp.fc2", 56))
     }
-    assert all(one.behind and not one.each for all_ in found.values() for one in all_)
+    assert all(one.after_outputs and not one.per_block for all_ in found.values() for one in all_)
 
 
 def test_fp8_copies_come_in_front_of_their_product_and_are_each_layers_own() -> None:
     part = llama(gemm="fp8-blockwise").parts[0]
     block = next(one for one in part.costs.tapes.values() if one.name == "dense")
     copies = buffers_at_first_use(part.costs.context, block.name, block.forward.ops)["proj", ""]
-    assert [(one.bytes, one.each, one.behind) for one in copies] == [(16 * MIB, True, False)] * 2
+    assert [(one.bytes, one.per_block, one.after_outputs) for one in copies] == [(16 * MIB, True, False)] * 2
 
 
 def test_rotations_are_a_table_of_the_ranks_positions() -> None:
@@ -53,7 +55,7 @@ def test_rotations_are_a_table_of_the_ranks_positions() -> None:
 
 
 def test_a_second_micro_batch_takes_nothing_for_good() -> None:
-    (rank,) = ranks_of(llama())
+    (rank,) = describe_ranks(llama())
     player = StepExecutor(rank, Allocator(), skip_rounds=False)
     player.allocate_start()
     assert (0, "dummy gradient of 6144 x 4096") not in player.taken
@@ -80,14 +82,14 @@ def test_a_second_micro_batch_takes_nothing_for_good() -> None:
 )
 def test_what_is_held_is_as_measured_to_the_mebibyte(name: str, ready: int, between: int) -> None:
     run = load(name)
-    played = play_memory(replace(rank_maker(run.estimator)(0), routing_drift=None))
-    assert abs(played.ready - run.ready) <= ready * MIB
-    assert abs(played.between_steps - run.between) <= between * MIB
+    played = play_memory(replace(rank_describer(run.estimator)(0), routing_drift=None))
+    assert abs(played.allocated_at_start - run.ready) <= ready * MIB
+    assert abs(played.allocated_between_steps - run.between) <= between * MIB
 
 
 def test_pytorchs_workspaces_are_on_the_stage_with_the_head_alone() -> None:
     """te2-pp2-llama8b-10l: each stage between steps to the mebibyte."""
-    first, last = (play_memory(rank) for rank in ranks_of(load("te2-pp2-llama8b-10l").estimator))
+    first, last = (play_memory(rank) for rank in describe_ranks(load("te2-pp2-llama8b-10l").estimator))
     names = [{one.name for one in played.peak.tensors} for played in (first, last)]
     assert ["cuBLAS's workspace" in found for found in names] == [False, True]
     assert WORKSPACE == 32 * MIB + 1024 and GROUPED_STREAMS == 4

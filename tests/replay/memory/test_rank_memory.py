@@ -20,17 +20,17 @@ from mofa.cost.memory.peak import stage_bytes
 from mofa.measure.records import read_record
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import OutOfDeviceMemory
-from mofa.replay.garbage_collection import collected_at_the_end
-from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, play_memory
+from mofa.replay.garbage_collection import collect_at_end
+from mofa.replay.memory.rank_memory import RankMemoryReplay, ReplayedRankMemory, play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.skipped_rounds import QUIET, RoundSkipper
-from mofa.replay.memory.stage_outputs import LateFrees
+from mofa.replay.memory.skipped_rounds import STEADY_FORWARDS, RoundSkipper
+from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
-from mofa.replay.rank.of_plan import ranks_of, room_of, rows_of
+from mofa.replay.rank.from_estimator import allocator_capacity_bytes, composed_rows, describe_ranks
 from mofa.replay.time.step import replay_time
 from mofa.schedules import order_of
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.memory.trace_peaks import most_alive
 from tests.replay.runs import MEASURED, Run, fitting_configurations, load
 
@@ -56,24 +56,24 @@ def test_blocks_live_as_in_the_closed_form(name: str) -> None:
         assert backward == pytest.approx(float(memory.backward_peak[0]), rel=0.02, abs=4096), block.name
         lived = trace_block(block, weight_first=True)
         sizes = {item.name: item.bytes for deed in lived.forward for item in deed.new}
-        assert sum(sizes[name] for name in lived.freed_above_last_weight()) == pytest.approx(float(memory.above[0])), (
-            block.name
-        )
+        assert sum(sizes[name] for name in lived.freed_above_last_weight()) == pytest.approx(
+            float(memory.freed_before_last_weight[0])
+        ), block.name
 
 
 def test_a_detached_loss_lets_its_logits_go() -> None:
     """4096 tokens of a vocabulary of 128,256: bf16 logits and their fp32 logarithms, not the head's own input."""
     head = load("tt2-pp2-zbv-llama-10l").estimator.parts[0].costs.tapes["head"]
     memory = block_memory(head, 1)
-    assert float(memory.above[0]) == 4096 * 128_256 * (2 + 4)
-    assert float(memory.saved[0] - memory.above[0]) >= 4096 * 4096 * 2
+    assert float(memory.freed_before_last_weight[0]) == 4096 * 128_256 * (2 + 4)
+    assert float(memory.saved[0] - memory.freed_before_last_weight[0]) >= 4096 * 4096 * 2
 
 
-def _said(played: MemoryPlayed) -> tuple[object, ...]:
-    return played.allocated, played.peak_reserved, played.peak.alive, played.between_steps, played.retries
+def _said(played: ReplayedRankMemory) -> tuple[object, ...]:
+    return played.allocated, played.peak_reserved, played.peak.alive, played.allocated_between_steps, played.retries
 
 
-def _differences(one: MemoryPlayed, other: MemoryPlayed) -> list[str]:
+def _differences(one: ReplayedRankMemory, other: ReplayedRankMemory) -> list[str]:
     """In which of all that is told of them two plays differ."""
     told = [] if _said(one) == _said(other) else ["what is said"]
     fields = ("instructions", "sizes", "passages", "computations", "grown", "steps")
@@ -97,45 +97,45 @@ def _all_ways(name: str) -> tuple[Ways, ...]:
     Steps with drawn tokens are played op by op from the state behind the others: they follow one such state alone.
     """
     run = load(name)
-    with collected_at_the_end():
-        return tuple(_ways(run, rank) for rank in ranks_of(run.estimator))
+    with collect_at_end():
+        return tuple(_ways(run, rank) for rank in describe_ranks(run.estimator))
 
 
 def _ways(run: Run, rank: Rank) -> Ways:
     m, skipping_changes, noted = rank.num_micro_batches, False, list[str]()
-    playing = Playing(rank, expandable=run.expandable)
+    playing = RankMemoryReplay(rank, expandable=run.expandable)
     if m > 1:
-        whole = Playing(rank, expandable=run.expandable, skip_rounds=False)
+        whole = RankMemoryReplay(rank, expandable=run.expandable, skip_rounds=False)
         skipping_changes = _said(playing.result()) != _said(whole.result()) or _left(playing) != _left(whole)
         if m > 3:
-            with mock.patch.object(RoundSkipper, "end", return_value=False):
-                from_notes = Playing(rank, expandable=run.expandable)
+            with mock.patch.object(RoundSkipper, "is_round_end", return_value=False):
+                from_notes = RankMemoryReplay(rank, expandable=run.expandable)
             noted = _differences(from_notes.result(), whole.result())
             noted += ["what is left"] if _left(from_notes) != _left(whole) else []
     short = playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
     return Ways(m, short.peak.allocated, short.peak_reserved, skipping_changes, noted)
 
 
-def _left(playing: Playing) -> object:
+def _left(playing: RankMemoryReplay) -> object:
     """The state that steps leave: what is free and where, and what waits for the next step."""
     return playing.player.fingerprint_between_steps()
 
 
-def _played(run: Run, **options: bool) -> list[MemoryPlayed]:
-    return [play_memory(rank, expandable=run.expandable, **options) for rank in ranks_of(run.estimator)]  # type: ignore[arg-type]
+def _played(run: Run, **options: bool) -> list[ReplayedRankMemory]:
+    return [play_memory(rank, expandable=run.expandable, **options) for rank in describe_ranks(run.estimator)]  # type: ignore[arg-type]
 
 
 def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     """50,304 rows of 5,120 in bf16 are there while the layers go back, as recorded; in closed form too."""
     run = load("mc1-cerebras13b-5l-unfused")
-    (rank,) = ranks_of(run.estimator)
+    (rank,) = describe_ranks(run.estimator)
     peak = play_memory(rank).peak
     assert peak.allocated == pytest.approx(run.allocated, rel=1e-4)
     assert {one.name: one.bytes for one in peak.tensors}["dW:output"] == 50_304 * 5_120 * 2
-    rows = rows_of(run.estimator)
+    rows = composed_rows(run.estimator)
     assert float(tied_head_gradient_bytes(rows)[0, 0]) == 50_304 * 5_120 * 2  # type: ignore[index]
     assert float(stage_bytes(rows).allocated[0, 0]) == pytest.approx(peak.allocated, rel=1e-3)
-    assert tied_head_gradient_bytes(rows_of(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
+    assert tied_head_gradient_bytes(composed_rows(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
 
 
 UNPLAYED = {"te2-tp2-llama8b-10l-blockwise", "te2-tp2-llama8b-10l-blockwise-traced"}
@@ -179,22 +179,24 @@ def test_skipped_rounds_change_nothing(part: int) -> None:
 def test_a_micro_batch_leaves_but_its_receive_buffer(rank: int) -> None:
     """torchtitan's pipelines make a buffer of 2 x 2048 x 4096 in bf16 for each of what a stage receives, once: an
     input of the last stage, a gradient of the first. Nothing else stays of a micro-batch, nor the last stage's loss."""
-    run = ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[rank]
+    run = describe_ranks(load("tt2-pp2-yi9b-12l-2k").estimator)[rank]
 
     def between(m: int) -> int:
         acts = tuple((a.kind, 0, a.micro_batch) for a in order_of("1f1b", "pytorch", 2, 1, m).ranks[rank])
-        return play_memory(replace(run, computations=acts, num_micro_batches=m), skip_rounds=False).between_steps
+        return play_memory(
+            replace(run, computations=acts, num_micro_batches=m), skip_rounds=False
+        ).allocated_between_steps
 
-    assert run.boundary_bytes == 2 * 2 * 2048 * 4096
-    assert between(12) - between(8) == 4 * run.boundary_bytes
+    assert run.stage_boundary_bytes == 2 * 2 * 2048 * 4096
+    assert between(12) - between(8) == 4 * run.stage_boundary_bytes
 
 
 def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
     """Until the device's queue is full each send comes back later than the one before, also where none waits just now.
     The output that the schedule has in its variable counts too, from the latest micro-batch."""
-    rank = replace(ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[0], device_over_host_time=1.01)
+    rank = replace(describe_ranks(load("tt2-pp2-yi9b-12l-2k").estimator)[0], device_over_host_time=1.01)
     state = RankState(rank, Allocator())
-    sends, state.step = LateFrees(state), 2
+    sends, state.step = DeferredFrees(state), 2
     states = []
     for launched in (100.0, 200.0, 102_400.0, 204_800.0):
         sends.launched = launched
@@ -229,7 +231,7 @@ def test_repeating_from_notes_is_playing(part: int) -> None:
 def test_what_another_rank_noted_down_is_what_is_played(name: str) -> None:
     """Of a plan's ranks, played one after the other; the second time all of it is known."""
     known = SharedRecordings()
-    ranks = ranks_of(load(name).estimator)
+    ranks = describe_ranks(load(name).estimator)
     for rank in (*ranks, *ranks):
         assert _differences(play_memory(rank, recordings=known), play_memory(rank)) == [], name
 
@@ -240,14 +242,14 @@ def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, ex
     """With room for all, for less than all (the cache is given back) and for less than one needs (it says where)."""
     name, vpp = ("mc2-pp2-vpp2-llama-16l", 2) if schedule == "interleaved" else ("mc4-pp2-dp2-llama-16l", 1)
     acts = tuple((a.kind, a.stage // 2, a.micro_batch) for a in order_of(schedule, "megatron", 2, vpp, 24).ranks[0])
-    rank = replace(ranks_of(load(name).estimator)[0], computations=acts, num_micro_batches=24)
+    rank = replace(describe_ranks(load(name).estimator)[0], computations=acts, num_micro_batches=24)
     full = play_memory(rank, expandable=expandable, skip_rounds=False).peak_reserved
     outcomes = set()
-    for room in (full + full // 8, full - (300 << 20), full - (1 << 30), full // 2):
-        with mock.patch.object(RoundSkipper, "end", return_value=False):
-            short = play_memory(rank, room=room, expandable=expandable)
-        whole = play_memory(rank, room=room, expandable=expandable, skip_rounds=False)
-        assert _differences(short, whole) == [], f"{room} B"
+    for capacity_bytes in (full + full // 8, full - (300 << 20), full - (1 << 30), full // 2):
+        with mock.patch.object(RoundSkipper, "is_round_end", return_value=False):
+            short = play_memory(rank, capacity_bytes=capacity_bytes, expandable=expandable)
+        whole = play_memory(rank, capacity_bytes=capacity_bytes, expandable=expandable, skip_rounds=False)
+        assert _differences(short, whole) == [], f"{capacity_bytes} B"
         assert short.out_of_memory == whole.out_of_memory
         assert short.missing_bytes == whole.missing_bytes
         outcomes.add((whole.out_of_memory is None, whole.retries > 0))
@@ -258,7 +260,7 @@ def _longer(name: str, rank: int, m: int) -> Rank:
     """A rank of a run on two stages with more micro-batches."""
     acts = order_of("1f1b", "megatron", 2, 1, m).ranks[rank]
     return replace(
-        ranks_of(load(name).estimator)[rank], computations=tuple((a.kind, 0, a.micro_batch) for a in acts),
+        describe_ranks(load(name).estimator)[rank], computations=tuple((a.kind, 0, a.micro_batch) for a in acts),
         num_micro_batches=m,
     )  # fmt: skip
 
@@ -266,36 +268,42 @@ def _longer(name: str, rank: int, m: int) -> Rank:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("name", "m"),
-    [("mc4-pp2-dp2-llama-16l", QUIET + 60), ("mc4-pp2-dp2-llama-16l", 2 * QUIET), ("mc2-pp2-qwen30b-6l", QUIET + 60)],
+    [
+        ("mc4-pp2-dp2-llama-16l", STEADY_FORWARDS + 60),
+        ("mc4-pp2-dp2-llama-16l", 2 * STEADY_FORWARDS),
+        ("mc2-pp2-qwen30b-6l", STEADY_FORWARDS + 60),
+    ],
 )
 def test_long_pipelines_leave_out_what_repeats(name: str, m: int, rank: int) -> None:
     """Whole periods are left out, so that the last rounds begin as they would have."""
     one = _longer(name, rank, m)
     short, whole = play_memory(one), play_memory(one, skip_rounds=False)
     assert _said(short) == _said(whole)
-    assert short.journal.left_out and all(skipped % period == 0 for _, skipped, period in short.journal.left_out)
+    assert short.journal.skipped_rounds and all(
+        skipped % period == 0 for _, skipped, period in short.journal.skipped_rounds
+    )
     assert len(short.journal.sizes) < 0.95 * len(whole.journal.sizes)
 
 
 def test_rounds_without_a_new_peak_may_be_left_out() -> None:
-    """A state that never comes back: nothing is left out until :data:`QUIET` forwards were quiet."""
-    m = 4 * QUIET
+    """A state that never comes back: nothing is left out until :data:`STEADY_FORWARDS` forwards were quiet."""
+    m = 4 * STEADY_FORWARDS
     acts = tuple(("FB"[i % 2], 0, i // 2) for i in range(2 * m))
 
     def ended(new_peak_at: int) -> int:
         rounds = RoundSkipper(acts, (2,))
         for n in range(2, 2 * m, 2):
-            assert rounds.end(n)
-            if rounds.as_many_in_flight(1):
+            assert rounds.is_round_end(n)
+            if rounds.has_unchanged_in_flight(1):
                 assert rounds.num_to_skip(n, n, lambda: 0) == (0, 0)
-                skipped, period = rounds.num_to_skip_once_settled(n, n // 2 >= new_peak_at, QUIET)
+                skipped, period = rounds.num_to_skip_once_settled(n, n // 2 >= new_peak_at, STEADY_FORWARDS)
                 if skipped:
                     assert (n + skipped, period) == (2 * m, 2)
                     return n // 2
         return m
 
-    assert QUIET <= ended(0) <= QUIET + 2
-    assert QUIET + 30 <= ended(30) <= QUIET + 32
+    assert STEADY_FORWARDS <= ended(0) <= STEADY_FORWARDS + 2
+    assert STEADY_FORWARDS + 30 <= ended(30) <= STEADY_FORWARDS + 32
 
 
 def test_parts_add_up() -> None:
@@ -309,7 +317,7 @@ def test_full_device_plays_on() -> None:
     """Half the memory: it says where there was no room, what was alive and how much was missing, and goes on."""
     run = load("tt1-llama-8l")
     (whole,) = _played(run)
-    (played,) = [play_memory(rank, room=whole.peak_reserved // 2) for rank in ranks_of(run.estimator)]
+    (played,) = [play_memory(rank, capacity_bytes=whole.peak_reserved // 2) for rank in describe_ranks(run.estimator)]
     assert played.out_of_memory is not None
     assert whole.out_of_memory is None
     assert played.missing_bytes > 0
@@ -323,14 +331,14 @@ def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
     toy = _toy(1)
     weights = (
         Weight("block 0 w", 20 * MIB, 0, 20 * MIB, 100 * MIB),
-        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, own_optimizer=True),
+        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, has_expert_optimizer=True),
     )
     states = (4 * 20 + 2 * 20) * MIB  # two moments of each, the parameters
     gradient = 20 * MIB
     one = play_memory(replace(toy, weights=weights))
     assert one.peak.where == "optimizer step"
     assert one.peak.allocated == 64 * MIB + states + gradient + 200 * MIB
-    together = play_memory(replace(toy, weights=(weights[0], weights[1]._replace(own_optimizer=False))))
+    together = play_memory(replace(toy, weights=(weights[0], weights[1]._replace(has_expert_optimizer=False))))
     assert together.peak.allocated == one.peak.allocated + 100 * MIB
 
 
@@ -340,7 +348,7 @@ def test_what_is_missing_is_what_the_device_is_asked_for() -> None:
     allocator.malloc(40 * MIB)
     with pytest.raises(OutOfDeviceMemory) as full:
         allocator.malloc(2 * MIB)
-    assert full.value.reserved + full.value.wanted - full.value.room == 15 * MIB
+    assert full.value.reserved + full.value.wanted - full.value.capacity_bytes == 15 * MIB
 
 
 def test_a_run_that_ran_out_of_memory() -> None:
@@ -348,7 +356,10 @@ def test_a_run_that_ran_out_of_memory() -> None:
     one retry, where 0.32 GiB were missing. Played, 0.3 % less is reserved until then. Those that just fitted have room.
     """
     run = load("tt1-llama-32l-full-oom")
-    (played,) = [play_memory(rank, room=int(0.997 * room_of(run.estimator))) for rank in ranks_of(run.estimator)]
+    (played,) = [
+        play_memory(rank, capacity_bytes=int(0.997 * allocator_capacity_bytes(run.estimator)))
+        for rank in describe_ranks(run.estimator)
+    ]
     assert played.out_of_memory is not None
     assert played.out_of_memory.where == "forward of the head: loss.cross_entropy"
     assert played.out_of_memory.step == 2
@@ -357,16 +368,19 @@ def test_a_run_that_ran_out_of_memory() -> None:
     assert 0 < played.missing_bytes < 7.83 * 2**30
     for name in ("mc1-llama-21l-fits", "tt1-llama-24l-fits"):
         fits = load(name)
-        (played,) = [play_memory(rank, room=room_of(fits.estimator)) for rank in ranks_of(fits.estimator)]
+        (played,) = [
+            play_memory(rank, capacity_bytes=allocator_capacity_bytes(fits.estimator))
+            for rank in describe_ranks(fits.estimator)
+        ]
         assert played.out_of_memory is None
 
 
 def test_a_deep_interleaved_pipeline_is_quick() -> None:
     """Rounds of the steady state are left out: 256 micro-batches cost about what 128 do."""
     run = load("mc2-pp2-vpp2-llama-16l")
-    rank = ranks_of(run.estimator)[0]
+    rank = describe_ranks(run.estimator)[0]
 
-    def played(m: int) -> MemoryPlayed:
+    def played(m: int) -> ReplayedRankMemory:
         acts = tuple(
             (a.kind, a.stage // 2, a.micro_batch) for a in order_of("interleaved", "megatron", 2, 2, m).ranks[0]
         )
@@ -402,12 +416,12 @@ def test_steps_by_hand() -> None:
     """First step: 20 of parameters, cuBLAS's 2 x 32, 30 + 50 + 20 at the weight gradient. Then 40 of states besides; a
     second micro-batch has the first one's gradient besides."""
     one = play_memory(_toy(1))
-    assert one.ready == 20 * MIB
+    assert one.allocated_at_start == 20 * MIB
     assert one.first_step_peak == (64 + 20 + 30 + 50 + 20) * MIB
     assert one.peak.allocated == (64 + 20 + 40 + 30 + 50 + 20) * MIB
     assert one.peak.where == "backward of block 0: w.wgrad"
     assert one.peak.step == 2
-    assert one.between_steps == (64 + 20 + 20 + 40) * MIB
+    assert one.allocated_between_steps == (64 + 20 + 20 + 40) * MIB
     assert play_memory(_toy(4)).peak.allocated == one.peak.allocated + 20 * MIB
     assert play_memory(_toy(4)).peak.alive["gradients"] == 40 * MIB
 
@@ -424,7 +438,7 @@ def test_what_is_let_go_late_stays_until_the_backward_ends(late: bool) -> None:
     block = BlockTrace("dense", (), deeds, "", "", "", frozenset(), (), freed_at_end=reduced)
     journal = play_memory(replace(toy, chunks=((RankBlock("block 0", block),),)), num_steps=2).journal
     events = zip(journal.instructions, journal.sizes, strict=True)
-    own = [size // MIB for act, size in events if act.name in ("fsdp.reduced", "y")]
+    own = [size // MIB for instruction, size in events if instruction.name in ("fsdp.reduced", "y")]
     assert own == ([4, 8, -8, -4] if late else [4, -4, 8, -8]) * 2
 
 
@@ -433,7 +447,7 @@ def test_zero_bubble_keeps_what_its_weights_need() -> None:
     on the first rank and 24 x 32 on the last; reserved within 0.5 %."""
     run = load("tt2-pp2-zbv-llama-10l")
     ranks = _played(run)
-    assert max(rank.between_steps for rank in ranks) == pytest.approx(run.between, rel=1e-3)
+    assert max(rank.allocated_between_steps for rank in ranks) == pytest.approx(run.between, rel=1e-3)
     assert max(rank.peak_reserved for rank in ranks) == pytest.approx(run.reserved, rel=5e-3)
 
 
@@ -451,16 +465,16 @@ def test_checkpointed_blocks_are_made_again_for_each_weight_that_is_put_off() ->
 def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:
     """Experts are sharded over the ranks that share an expert, all else over all ranks of a stage: Qwen3 30B on 32
     GPUs, pp 2, ep 8 of dp 16, so that an expert has 2 ranks and what is dense 16."""
-    estimator = estimator_of(
+    estimator = strategy_estimator(
         mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h200-hgx", 32), mofa.load_framework("torchtitan"),
         "pp=2 dp=16 ep=8",
     )  # fmt: skip
-    for r, rank in enumerate(ranks_of(estimator)):
+    for r, rank in enumerate(describe_ranks(estimator)):
         assert rank.gathered_params is not None
         shares = [n / share for chunk in rank.gathered_params for group in chunk for n, share in group]
         assert set(shares) == {2.0, 16.0}
         held = sum(share for chunk in rank.gathered_params for group in chunk for _, share in group)
-        whole = rows_of(estimator).shards.sharded(1.0)[0, r]
+        whole = composed_rows(estimator).shards.sharded(1.0)[0, r]
         assert held == pytest.approx(whole, rel=1e-3)
 
 
@@ -470,13 +484,13 @@ def test_gradients_that_are_being_reduced_stay_as_large_as_they_are() -> None:
     Llama 3 8B, two layers: the head and its norm have 128256 x 4096 + 4096 parameters, a layer 218.1 million.
     """
     short = {"model.num_layers": 2, "batch.seq_len": 2048, "batch.global_batch": 2}
-    estimator = estimator_of(
+    estimator = strategy_estimator(
         mofa.load_workload("llama3-8b", overrides=short), mofa.load_cluster("h200-hgx", 2),
         mofa.load_framework("torchtitan"), "dp=2 micro_batch=1",
     )  # fmt: skip
-    journal = play_memory(ranks_of(estimator)[0]).journal
+    journal = play_memory(describe_ranks(estimator)[0]).journal
     events = zip(journal.instructions, journal.sizes, strict=True)
-    taken = [size for act, size in events if act.name == "fsdp.previous" and size > 0]
+    taken = [size for instruction, size in events if instruction.name == "fsdp.previous" and size > 0]
     head, layer = 4 * (128256 * 4096 + 4096), 4 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096)
     assert taken[:3] == pytest.approx([head, layer, layer], rel=0.001)
 
@@ -488,10 +502,10 @@ def test_a_third_step_may_need_more_than_the_second() -> None:
     job = mofa.load_workload(
         "llama3-8b", seq_len=4096, global_batch=16, overrides={**overrides, "model.attention.qk_norm": True}
     )
-    estimator = estimator_of(
+    estimator = strategy_estimator(
         job, mofa.load_cluster("h200-hgx", 2), mofa.load_framework("megatron"), "pp=2 micro_batch=2 recompute=full"
     )
-    last = ranks_of(estimator)[-1]
+    last = describe_ranks(estimator)[-1]
     two, four, eight = (play_memory(last, num_steps=n) for n in (2, 4, 8))
     logits = 2 * 4096 * 151936 * 4
     assert 0 <= four.peak_reserved - two.peak_reserved - logits < 2 * MIB

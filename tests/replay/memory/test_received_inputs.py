@@ -9,8 +9,8 @@ from mofa.replay.allocator.caching import Allocator
 from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.received_inputs import ReceivedInputs
-from mofa.replay.rank.of_plan import ranks_of
-from mofa.search.strategy_estimator import estimator_of
+from mofa.replay.rank.from_estimator import describe_ranks
+from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.runs import load
 
 
@@ -20,15 +20,15 @@ def test_the_next_loss_does_not_find_its_hole() -> None:
     Recorded so in te2-pp2-qwen14b-6l-eager-beginning-traced. Held from the first forward on, 6.1 % were missing.
     """
     run = load("te2-pp2-qwen14b-6l-eager")
-    assert max(play_memory(rank).peak_reserved for rank in ranks_of(run.estimator)) / run.reserved - 1 == pytest.approx(
-        0.0, abs=0.003
-    )
+    assert max(
+        play_memory(rank).peak_reserved for rank in describe_ranks(run.estimator)
+    ) / run.reserved - 1 == pytest.approx(0.0, abs=0.003)
 
 
 def test_an_input_goes_behind_the_next_forward_and_its_gradient_behind_the_next_backward() -> None:
     """On the last of two stages: forward and backward of each micro-batch in turn. The first forward of a step lets
     both go that the last one left."""
-    rank = ranks_of(load("te2-pp2-qwen14b-6l-eager").estimator)[-1]
+    rank = describe_ranks(load("te2-pp2-qwen14b-6l-eager").estimator)[-1]
     player = StepExecutor(rank, Allocator(), skip_rounds=False)
     player.allocate_start()
     seen: list[tuple[str, int, int]] = []
@@ -54,7 +54,9 @@ def test_an_input_goes_behind_the_next_forward_and_its_gradient_behind_the_next_
 def test_repeating_recorded_computations_changes_nothing(pp: int, recompute: str) -> None:
     job = mofa.load_workload("llama3-8b", global_batch=4 * pp, overrides={"model.num_layers": 8})
     cluster, framework = mofa.load_cluster("h100-hgx", pp), mofa.load_framework("megatron")
-    for rank in ranks_of(estimator_of(job, cluster, framework, f"pp={pp} micro_batch=1 recompute={recompute}")):
+    for rank in describe_ranks(
+        strategy_estimator(job, cluster, framework, f"pp={pp} micro_batch=1 recompute={recompute}")
+    ):
         repeated, played = (StepExecutor(rank, Allocator(), skip_rounds=skip) for skip in (True, False))
         repeated.steady.round_sizes = ()
         for player in (repeated, played):
@@ -68,5 +70,5 @@ def test_repeating_recorded_computations_changes_nothing(pp: int, recompute: str
 
 def test_interleaved_chunks_hold_a_number_throughout() -> None:
     """Theirs is not played tensor by tensor."""
-    ranks = ranks_of(load("te4-pp4-vpp2-qwen14b-16l").estimator)
-    assert not any(rank.keeps_received for rank in ranks)
+    ranks = describe_ranks(load("te4-pp4-vpp2-qwen14b-16l").estimator)
+    assert not any(rank.keeps_received_inputs for rank in ranks)

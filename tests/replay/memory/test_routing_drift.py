@@ -11,7 +11,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.of_plan import rank_maker
+from mofa.replay.rank.from_estimator import rank_describer
 from mofa.replay.rank.routing_drift import MOST_STEPS, DrawnPrograms, Routers
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
@@ -19,7 +19,7 @@ from tests.replay.runs import load
 
 @pytest.fixture(scope="module")
 def rank() -> Rank:
-    return rank_maker(load("mc2-dp2-ep2-gptoss20b-3l-2k-skewed-again").estimator)(0)
+    return rank_describer(load("mc2-dp2-ep2-gptoss20b-3l-2k-skewed-again").estimator)(0)
 
 
 def test_tokens_scatter_about_their_mean() -> None:
@@ -43,17 +43,17 @@ def test_without_a_move_sizes_stay(rank: Rank) -> None:
     """The script that is drawn at the rows and shares of the one that it is drawn from is that one."""
     assert rank.routing_drift is not None
     known = SharedRecordings()
-    moving = next(m for chunk in rank.routing_drift.moving for m in chunk if m is not None)
+    moving = next(m for chunk in rank.routing_drift.layers for m in chunk if m is not None)
     drawn = DrawnPrograms(rank.routing_drift, known.program, known.programs(rank))
     experts = rank.routing_drift.routers.shares.shape[2]
     tokens = np.full(
         experts,
         moving.rows_over_mean
-        * rank.routing_drift.routers.copies
+        * rank.routing_drift.routers.token_copies
         / experts
         / rank.routing_drift.routers.shares.shape[1],
     )
-    same, base = drawn.of_tokens(moving, tokens), known.program(moving.some)
+    same, base = drawn.of_tokens(moving, tokens), known.program(moving.trace)
     assert same.forward == base.forward
     assert same.backward == base.backward
 
@@ -63,7 +63,7 @@ def test_only_what_is_reserved_changes(rank: Rank) -> None:
     assert with_.allocated == without.allocated
     assert with_.journal.num_events == without.journal.num_events
     assert with_.journal.grown == without.journal.grown
-    assert with_.between_steps == without.between_steps
+    assert with_.allocated_between_steps == without.allocated_between_steps
     assert with_.peak_reserved > 1.05 * without.peak_reserved
 
 
@@ -87,7 +87,7 @@ def test_grouped_experts_that_chance_chooses_reserve_more(balances_by: str) -> N
     assert run.estimator.framework.experts == "grouped"
     e = run.estimator
     framework = e.framework.model_copy(update={"balances_by": balances_by})
-    drawn = rank_maker(Estimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
+    drawn = rank_describer(Estimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
     assert (drawn.routing_drift is not None) is (balances_by == "chance")
     error = play_memory(drawn).peak_reserved / run.reserved - 1
     assert abs(error) < 0.02 if balances_by == "chance" else error < -0.05

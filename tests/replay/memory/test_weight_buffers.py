@@ -16,9 +16,9 @@ from mofa.cost.allocations.parameter_tensors import BucketedBuffer, ParameterTen
 from mofa.replay.memory.fsdp_and_optimizer import weights_in_step_order
 from mofa.replay.memory.rank_memory import may_be_fullest, play_memory
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.of_plan import makers_of_data_ends, ranks_of, room_of
+from mofa.replay.rank.from_estimator import allocator_capacity_bytes, describe_ranks, describers_of_data_rank_ends
 from mofa.replay.replayer import ENDS_DIFFER, Replayer
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.committed import MEASURED, measured_record
 from tests.replay.runs import load
@@ -40,7 +40,7 @@ TRACES = MEASURED.parent / "traces"
 def test_the_optimizer_steps_as_recorded(name: str, rank: int) -> None:
     """foreach AdamW roots its second moments into a temporary each: sizes and order of all of a MiB or more."""
     run = load(name)
-    mine = [w.temporary for w in weights_in_step_order(ranks_of(run.estimator)[rank])]
+    mine = [w.temporary_bytes for w in weights_in_step_order(describe_ranks(run.estimator)[rank])]
     with gzip.open(TRACES / f"{name}.{2 * rank}.json.gz") as file:
         rows = json.load(file)["allocations"]
     recorded = [
@@ -69,10 +69,12 @@ def test_each_data_parallel_rank_has_another_part() -> None:
     name = "mc2-dp2-qwen25-7b-8l-overlapped-full4"
     run = load(name)
     ranks = measured_record(name).measured.ranks
-    room = room_of(run.estimator)
+    capacity_bytes = allocator_capacity_bytes(run.estimator)
     for d, measured in enumerate(ranks):
-        (rank,) = ranks_of(run.estimator, d)
-        assert play_memory(rank, room=room).peak_reserved == pytest.approx(measured.peak_reserved_bytes, rel=3e-3)
+        (rank,) = describe_ranks(run.estimator, d)
+        assert play_memory(rank, capacity_bytes=capacity_bytes).peak_reserved == pytest.approx(
+            measured.peak_reserved_bytes, rel=3e-3
+        )
     assert Replayer(run.estimator).rank_memory(0).peak_reserved == pytest.approx(run.reserved, rel=3e-3)
 
 
@@ -80,8 +82,8 @@ def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
     """DeepSeek-V3 on 16 stages, 240 micro-batches: stage 6 is decided by short steps, the last has to be played."""
     strategy = "tp=2 sp=true pp=16 ep=16 micro_batch=1 recompute=selective:core_attn+layernorm+mlp"
     job = load_workload("deepseek-v3", global_batch=3840)
-    estimator = estimator_of(job, load_cluster("h200-hgx", 512), load_framework("megatron"), strategy)
-    makers = makers_of_data_ends(estimator)
+    estimator = strategy_estimator(job, load_cluster("h200-hgx", 512), load_framework("megatron"), strategy)
+    makers = describers_of_data_rank_ends(estimator)
     ends, last = (tuple(replace(make(r), routing_drift=None) for make in makers) for r in (6, 15))
     assert len(ends) == 2 and may_be_fullest(last) == last
     (fuller,) = may_be_fullest(ends)
@@ -89,7 +91,7 @@ def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
     assert play_memory(fuller).peak_reserved > play_memory(other).peak_reserved
     short = tuple(replace(rank, computations=rank.computations[:40]) for rank in ends)
     assert may_be_fullest(short) == short
-    assert may_be_fullest(ends, room=20 << 30) == ends
+    assert may_be_fullest(ends, capacity_bytes=20 << 30) == ends
 
 
 def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
@@ -99,7 +101,7 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
     nodes = load_cluster("h200-hgx", 512)
     reserved = [
         play_memory(make(14)).peak_reserved
-        for make in makers_of_data_ends(estimator_of(job, nodes, megatron, strategy))
+        for make in describers_of_data_rank_ends(strategy_estimator(job, nodes, megatron, strategy))
     ]
 
     def wrong(ranks: Sequence[Rank], **_: object) -> Sequence[Rank]:
@@ -107,7 +109,7 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
 
     capacity = nodes.gpu.capacity_bytes.value
     for share, found in ((0.94, max(reserved)), (0.5, min(reserved))):
-        one = Replayer(estimator_of(job, nodes, megatron, strategy))
+        one = Replayer(strategy_estimator(job, nodes, megatron, strategy))
         one.context_bytes = capacity * share - one.communicator_bytes[14] - min(reserved)
         with mock.patch("mofa.replay.replayer.may_be_fullest", wrong):
             assert one.rank_memory(14).peak_reserved == found

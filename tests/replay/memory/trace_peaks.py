@@ -38,7 +38,7 @@ def most_alive(one: BlockTrace, x: int) -> tuple[int, int, int]:
 
     alive["x"] = x
     forward = run(one.forward)
-    out = alive.pop(one.out, 0)
+    out = alive.pop(one.output, 0)
     saved = sum(alive.values())
-    alive[one.given] = out
+    alive[one.output_gradient] = out
     return forward, run(one.backward), saved

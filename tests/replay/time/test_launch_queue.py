@@ -77,7 +77,10 @@ def test_the_closed_form_lets_the_rest_wait_for_the_device() -> None:
     )
     both = loss.then(experts.repeated(np.array([8.0])).through_queue())
     device, host = launch_by_launch(LOSS_THEN_EXPERTS, 20.0)
-    ends = [float(max(both.device_s[0], both.held_s[0] - 20.0)), float(max(both.woken_s[0], both.host_s[0] - 20.0))]
+    ends = [
+        float(max(both.device_s[0], both.device_behind_host_s[0] - 20.0)),
+        float(max(both.host_behind_device_s[0], both.host_s[0] - 20.0)),
+    ]
     assert ends == pytest.approx([device, host], rel=0.05)
     assert float(both.host_s[0]) - 20.0 < host - 10.0  # without the queue it would be done long before
 

@@ -12,8 +12,8 @@ import pytest
 import mofa
 from mofa.replay.time.perfetto import trace_events
 from mofa.replay.time.step import replay_time
-from mofa.replay.time.time_replayed import TimeReplayed
-from mofa.search.strategy_estimator import estimator_of
+from mofa.replay.time.time_replayed import ReplayedTime
+from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.importer import imported
 
 # framework, model, strategy, jitter
@@ -28,10 +28,10 @@ FRAMEWORKS = ("megatron", "torchtitan")
 
 
 @lru_cache
-def played(plan: str) -> TimeReplayed:
+def played(plan: str) -> ReplayedTime:
     framework, model, strategy, jitter = PLANS[plan]
     job, machines = mofa.load_workload(model, global_batch=16), mofa.load_cluster("h100-hgx", 8)
-    estimator = estimator_of(job, machines, mofa.load_framework(framework), strategy)
+    estimator = strategy_estimator(job, machines, mofa.load_framework(framework), strategy)
     ranks = int(estimator.table.pp[0])
     return replay_time(estimator, watched=frozenset((r, i) for r in range(ranks) for i in (0, 1)), jitter=jitter)
 

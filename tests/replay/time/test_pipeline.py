@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mofa.cost.step_time.bubble import pipeline_s
-from mofa.cost.step_time.critical_path import Durations, OncePerStep, critical_path_s
+from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_s
 from mofa.replay.time.pipeline import play_program
 from mofa.schedules import SCHEDULES, Action, Runtime, order_of, program_of
 from mofa.schedules.point_to_point import overlapped_exchanges
@@ -139,7 +139,7 @@ def test_gathers_and_reductions_are_on_the_path(gather: int, reduce: int, expect
     """Two ranks of two chunks of 1 + 2 s, two micro-batches: 15 s. The second chunk's gather, behind the first's, ends
     at 10 s instead of the 2 s at which it would begin; both ranks reduce one chunk from 11 s on, then the other."""
     f = np.ones((1, 2, 2))
-    once = OncePerStep(*(np.full_like(f, seconds) for seconds in (gather, gather, reduce)))
+    once = DataParallelOncePerStep(*(np.full_like(f, seconds) for seconds in (gather, gather, reduce)))
     given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
     total = critical_path_s(("interleaved", "megatron", 2, 2), given, np.array([2]))
     assert total.tolist() == [expected]

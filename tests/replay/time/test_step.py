@@ -14,7 +14,7 @@ from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.step_time.micro_batch import micro_batch_passes
-from mofa.replay.rank.of_plan import rows_of
+from mofa.replay.rank.from_estimator import composed_rows
 from mofa.replay.time.extrapolate import insert_rounds
 from mofa.replay.time.kernel_runs import CrossStreamTensors, Sync, join_kernels, resolve_tape
 from mofa.replay.time.step import replay_time
@@ -165,7 +165,7 @@ def test_a_hosts_lead_lasts_until_it_is_used() -> None:
     machines, facts = mofa.load_cluster("h100-hgx", 32).at_host(8e-6), mofa.load_framework("torchtitan")
     row = strategy_row(workload, machines, facts, "tp=2 pp=8 vpp=2 cp=2 micro_batch=1")
     one = Estimator(workload, machines, facts, row)
-    late = micro_batch_passes(rows_of(one)).host_bound
+    late = micro_batch_passes(composed_rows(one)).host_bound
     assert late is not None
     issued = (late.forward.host_s + late.backward.host_s).sum(axis=2).max() * 64
     step_s = replay_time(one, detail=False).step_s

@@ -84,8 +84,8 @@ def test_prices_prove_the_optimum() -> None:
     experts, gpus = placement.pairs
     _, base = first_open_replicas(placement, np.array([2.0, 1.0]))
     found = ReplicaProgram(experts, gpus, base, 3).solve(np.array([2.4, 0.6]))
-    assert found.m == pytest.approx(1.2) and found.price == pytest.approx([0.5, 0.5, 0.0])
+    assert found.fullest_gpu_tokens == pytest.approx(1.2) and found.price == pytest.approx([0.5, 0.5, 0.0])
     again = ReplicaProgram(experts, gpus, base, 3)
     again.solve(np.array([1.0, 2.0]))
     warm = again.solve(np.array([2.4, 0.6]))  # the dual simplex comes to the same
-    assert warm.m == pytest.approx(1.2) and warm.price == pytest.approx([0.5, 0.5, 0.0])
+    assert warm.fullest_gpu_tokens == pytest.approx(1.2) and warm.price == pytest.approx([0.5, 0.5, 0.0])

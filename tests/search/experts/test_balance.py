@@ -63,13 +63,15 @@ def test_without_skew_scheduling_only_costs() -> None:
 def test_loads_of_the_search_are_the_densities() -> None:
     plain = routing_loads(JOB.routing, JOB.model, [2, 4, 8])
     loads = with_token_scheduling(plain, JOB.routing, JOB.model, [1, 2, 4, 8])
-    assert set(loads.scheduled) == {2, 4}  # ep 1 exchanges nothing, ep 8 leaves one expert a GPU
-    for ep, load in loads.scheduled.items():
-        assert 1.0 <= load.time <= plain.time[ep]
-        assert load.time <= load.memory <= plain.memory[ep]
-    even = with_token_scheduling(RoutingLoads({}, {}), RoutingSpec(), JOB.model, [4]).scheduled[4]
-    assert even.time == even.memory == pytest.approx(1.0)
-    assert even.sent == pytest.approx((1 - 1 / 4) / (1 - 1 / 8))  # a quarter of the tokens is for the own experts
+    assert set(loads.scheduled_over_replicas) == {2, 4}  # ep 1 exchanges nothing, ep 8 leaves one expert a GPU
+    for ep, load in loads.scheduled_over_replicas.items():
+        assert 1.0 <= load.slowest_rows_over_mean <= plain.slowest_rows_over_mean[ep]
+        assert load.slowest_rows_over_mean <= load.quantile_rows_over_mean <= plain.quantile_rows_over_mean[ep]
+    even = with_token_scheduling(RoutingLoads({}, {}), RoutingSpec(), JOB.model, [4]).scheduled_over_replicas[4]
+    assert even.slowest_rows_over_mean == even.quantile_rows_over_mean == pytest.approx(1.0)
+    assert even.sent_bytes_over_mean == pytest.approx(
+        (1 - 1 / 4) / (1 - 1 / 8)
+    )  # a quarter of the tokens is for the own experts
 
 
 def test_the_step_before_and_after() -> None:

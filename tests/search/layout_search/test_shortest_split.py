@@ -44,7 +44,7 @@ def random_problem(
         prediction_s=prediction_s * (num_predictions > 0), rank_bytes=np.ones(pp), layer_bytes=layer_bytes,
         prediction_bytes=np.full(chunks, 3.0) * (num_predictions > 0), limit_bytes=1e9,
         num_predictions=num_predictions, first_prediction_chunk=pp * (vpp - 1), least_layers=(0,) * chunks,
-        least_recomputed=recomputed[0], most_recomputed=recomputed[1], pipeline=pipeline,
+        least_recomputed=recomputed[0], most_recomputed=recomputed[1], schedule_clock=pipeline,
     )  # fmt: skip
     peaks = problem.bytes_by_rank(problem.splits()).max(axis=1)
     return replace(problem, limit_bytes=float(np.quantile(peaks, 0.3)))
@@ -66,7 +66,7 @@ def test_search_equals_trying_every_split(
         seed, schedule, pp, vpp, num_micro_batches, num_kinds=1 + seed % 2, num_predictions=int(schedule != "zbv"),
         recomputed=RECOMPUTED[recomputed], runtime="pytorch" if schedule == "zbv" else "megatron",
     )  # fmt: skip
-    fitting = problem.fitting(problem.splits())
+    fitting = problem.splits_that_fit(problem.splits())
     shortest_s = float(problem.steps_s(fitting).min())
     found = shortest_split(problem, problem.even_split())
     assert found.splits[0] in fitting
@@ -106,5 +106,5 @@ def test_every_split_is_a_layout_that_megatron_takes() -> None:
 def test_a_descent_ends_where_no_move_helps() -> None:
     problem = random_problem(3, "interleaved", 2, 3, 12)
     end = local_search(problem, problem.even_split())
-    steps_s = problem.steps_s(problem.fitting(neighbours(problem, end)))
+    steps_s = problem.steps_s(problem.splits_that_fit(neighbours(problem, end)))
     assert steps_s.min() >= problem.step_s(end) * (1.0 - 1e-9)

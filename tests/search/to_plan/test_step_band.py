@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.plan.result import Plan
 from mofa.plan.step_band import Band
-from mofa.search.to_plan.step_band import circumstances_of
+from mofa.search.to_plan.step_band import step_circumstances
 from mofa.specs.residuals import load_residuals
 from mofa.specs.workload import WorkloadSpec
 
@@ -60,10 +60,10 @@ def test_the_band_holds_the_estimate_unless_a_bias_says_otherwise(node: str, gpu
 
 def test_circumstances_are_those_of_the_job() -> None:
     machines, framework = mofa.load_cluster("h100-hgx", 16), mofa.load_framework("megatron")
-    few = circumstances_of(dense(), machines, framework, 0.0)
+    few = step_circumstances(dense(), machines, framework, 0.0)
     assert few.path == ("several nodes", "transformer-engine", "dense", "device-bound", "bf16")
     experts = mofa.load_workload("mixtral-8x7b", overrides={"precision": {"gemm": "fp8"}})
-    many = circumstances_of(experts, mofa.load_cluster("h100-hgx", 8), framework, 0.5)
+    many = step_circumstances(experts, mofa.load_cluster("h100-hgx", 8), framework, 0.5)
     assert many.path == ("one node", "transformer-engine", "experts half or more", "host-bound", "fp8")
 
 

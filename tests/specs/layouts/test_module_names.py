@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from mofa.specs.layouts.framework_split import MEGATRON_SPLIT, TORCHTITAN_SPLIT
 from mofa.specs.layouts.module_names import ModuleNamesError, module_names, parse_module_names
-from mofa.specs.layouts.own_split import MEGATRON_SPLIT, TORCHTITAN_SPLIT
 from mofa.specs.layouts.pipeline_layout import LayoutError, PipelineLayout
 from mofa.specs.layouts.read import num_chunks, read_layout
 

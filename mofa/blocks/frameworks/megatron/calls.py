@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec
 
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK
-from mofa.blocks.op import Call, FloatK, Op, TapeBuilder
+from mofa.blocks.op import FloatK, Op, TapeBuilder, TimedModuleCall
 from mofa.specs.host import Module
 
 P = ParamSpec("P")
@@ -20,33 +20,38 @@ Linear = Callable[Concatenate[TapeBuilder, Context, str, P], str]
 """(builder, context, input, ...) -> output"""
 
 
-def module_call(ctx: Context, module: Module, members: FloatK = 0.0, times: FloatK = 1.0) -> Call | None:
+def module_call(ctx: Context, module: Module, members: FloatK = 0.0, times: FloatK = 1.0) -> TimedModuleCall | None:
     """A call of a module; None in frameworks whose ops are issued one by one."""
     if not ctx.framework.module_calls:
         return None
-    return Call(module, "bf16" if ctx.fp8 is None else f"fp8-{ctx.fp8.name}", members, times)
+    return TimedModuleCall(module, "bf16" if ctx.fp8 is None else f"fp8-{ctx.fp8.name}", members, times)
 
 
-def mark_issued_by(b: TapeBuilder, since: int, call: Call | None) -> None:
+def mark_issued_by(b: TapeBuilder, since: int, call: TimedModuleCall | None) -> None:
     """Say of the ops added since that a module's call issues them, but of those that another one does."""
     if call is None:
         return
     for i, op in enumerate(b.ops[since:], since):
-        if op.call is None:
-            b.ops[i] = op._replace(call=call)
+        if op.module_call is None:
+            b.ops[i] = op._replace(module_call=call)
 
 
-def add_module_python(b: TapeBuilder, name: str, call: Call | None, present: BoolK = True) -> None:
+def add_module_python(b: TapeBuilder, name: str, call: TimedModuleCall | None, present: BoolK = True) -> None:
     """A module's own Python, where none of its kernels is its alone."""
     if call is not None:
-        b.add(Op(name, "host", None, (), (), launches=0, present=present, call=call))
+        b.add(Op(name, "host", None, (), (), launches=0, present=present, module_call=call))
 
 
-def linear_call_with_norm(b: TapeBuilder, ctx: Context, h: str) -> Call | None:
+def linear_call_with_norm(b: TapeBuilder, ctx: Context, h: str) -> TimedModuleCall | None:
     """The call of a linear that reads ``h``: that of the norm right before it where both are one module."""
     before = b.ops[-1] if b.ops else None
-    if before is not None and h in before.writes and before.call is not None and before.call.module == "norm_linear":
-        return before.call
+    if (
+        before is not None
+        and h in before.writes
+        and before.module_call is not None
+        and before.module_call.module == "norm_linear"
+    ):
+        return before.module_call
     return module_call(ctx, "linear")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, where
 from mofa.blocks.frameworks.megatron.calls import add_module_python, module_call
-from mofa.blocks.op import CP_POOL, Back, Op, TapeBuilder
+from mofa.blocks.op import CP_POOL, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import (
     attention_backend,
     attention_backward_scratch,
@@ -22,7 +22,7 @@ from mofa.blocks.parts import (
     hold_in_module,
     release_module_locals,
 )
-from mofa.blocks.work import Attention, Collective, Stream
+from mofa.blocks.work import Attention, Collective, MemoryBound
 
 ORDER = "te chunk_order"
 """The measured op that puts gathered chunks in order: ``torch.index_select``, at a third of a copy's rate."""
@@ -55,7 +55,7 @@ class _Sizes:
 
     @classmethod
     def of(cls, ctx: Context) -> _Sizes:
-        a, t, e = ctx.model.attention, ctx.tokens, float(ctx.element)
+        a, t, e = ctx.model.attention, ctx.tokens, float(ctx.activation_element_bytes)
         several = ctx.cp > 1
         a2a, ring = several & ctx.cp_a2a, several & ctx.cp_ring
         return cls(
@@ -87,8 +87,8 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
 
     def copied(name: str) -> None:
         out = b.tensor(f"attn.{name}.parts", sizes[name])
-        back = Back(2 * sizes[name], 1, like="strided_copy", pool=CP_POOL)
-        work = Stream(2 * sizes[name], "strided_copy")
+        back = OpBackward(2 * sizes[name], 1, like="strided_copy", pool=CP_POOL)
+        work = MemoryBound(2 * sizes[name], "strided_copy")
         parts[name] = b.add(
             Op(f"attn.{name}.split", "memory_bound", work, (parts[name],), (out,), present=s.a2a, back=back)
         )
@@ -120,9 +120,9 @@ def _exchanged(b: TapeBuilder, s: _Sizes, x: str, name: str, nbytes: ArrayK) -> 
 
 def _reordered(b: TapeBuilder, s: _Sizes, x: str, out: str, nbytes: ArrayK, pool: str = "") -> str:
     """Chunks of the sequence in the order that causal attention needs, or that ranks hold: a compiled copy."""
-    work, back = Stream(2 * nbytes, "copy"), Back(2 * nbytes, 1, like="copy", pool="" if pool else CP_POOL)
+    work, back = MemoryBound(2 * nbytes, "copy"), OpBackward(2 * nbytes, 1, like="copy", pool="" if pool else CP_POOL)
     return b.add(
-        Op(f"{out}.order", "memory_bound", work, (x,), (out,), present=s.a2a, guarded=1.0, pool=pool, back=back)
+        Op(f"{out}.order", "memory_bound", work, (x,), (out,), present=s.a2a, guarded_calls=1.0, pool=pool, back=back)
     )
 
 
@@ -132,9 +132,9 @@ def _tokens_for_heads(b: TapeBuilder, s: _Sizes, out: str) -> str:
     hold_in_module(b, "exchange of the output", ordered)
     sent = _exchanged(b, s, ordered, "attn.out", s.out)
     out = b.add(
-        Op("attn.out.join", "memory_bound", Stream(2 * s.out, "strided_copy"), (sent,),
+        Op("attn.out.join", "memory_bound", MemoryBound(2 * s.out, "strided_copy"), (sent,),
            (b.tensor("attn.out.joined", s.out),), present=s.a2a, pool=CP_POOL,
-           back=Back(2 * s.out, 1, like="strided_copy"))
+           back=OpBackward(2 * s.out, 1, like="strided_copy"))
     )  # fmt: skip
     release_module_locals(b, "exchange of the output", s.a2a)
     return out
@@ -155,13 +155,13 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
         # the first step's output, and from the third step on one more; back a buffer of the exchange is there as long
         partial = where(s.ring, where(cp > 2, 2.0, 1.0) * s.out, 0.0)
         sent = where(s.ring, 2.0 * s.kv, 0.0)
-        first = (b.tensor("attn.partial", partial, grad_bytes=sent, grad_sent=s.ring),)
+        first = (b.tensor("attn.partial", partial, grad_bytes=sent, grad_recorded_on_nccl_stream=s.ring),)
         body = Attention(
             ctx.micro_batch, heads, length, pairs * share, a.d_qk, a.d_v, kv_heads=kv_heads, backend=backend
         )
         seen = tuple(_seen(b, s, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         b.add(Op("attn.core_beside", "attention", body, seen, first, present=s.ring, launches=steps,
-                 back=Back(0.0, 3.0 * steps, attention_backward_scratch(ctx))))  # fmt: skip
+                 back=OpBackward(0.0, 3.0 * steps, attention_backward_scratch(ctx))))  # fmt: skip
         k, v = _turned(b, ctx, s, k, v)
     k = _scattered(b, ctx, s, k)
     side = b.tensor("attn.side", _side(ctx, s), grad=False)
@@ -175,7 +175,8 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     at_once = where(s.gathers, 2.0, 1.0)
     saved = (q, k, v, *(x for x in received if x == "attn.kv_received"), out, lse)
     b.add(Op("attn.core", "attention", last, (q, k, v, *received, *first), (out, lse), saved,
-             launches=at_once, back=Back(0.0, 3.0 * at_once, attention_backward_scratch(ctx) + scratch)))  # fmt: skip
+             launches=at_once,
+             back=OpBackward(0.0, 3.0 * at_once, attention_backward_scratch(ctx) + scratch)))  # fmt: skip
     return _merged(b, ctx, s, out, (side, *received))
 
 
@@ -208,17 +209,23 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
     arrived: list[str] = []
     if any_true(s.ring):
         joined = b.tensor(
-            "attn.kv_joined", where(s.ring, where(cp > 2, 2.0, 1.0) * s.kv, 0.0), "buffer", grad=False, sent=s.ring
+            "attn.kv_joined",
+            where(s.ring, where(cp > 2, 2.0, 1.0) * s.kv, 0.0),
+            "buffer",
+            grad=False,
+            recorded_on_nccl_stream=s.ring,
         )
-        b.add(Op("attn.kv_join", "memory_bound", Stream(where(s.ring, 2.0, 0.0) * s.kv, "copy"), (k, v), (joined,),
+        b.add(Op("attn.kv_join", "memory_bound", MemoryBound(where(s.ring, 2.0, 0.0) * s.kv, "copy"), (k, v), (joined,),
                  launches=where(s.ring, 1.0, 0.0)))  # fmt: skip
         for step in range(
             3, int(np.max(where(s.ring, cp, 0.0)))
         ):  # later steps receive in new buffers, in the turn of two variables
             passed = b.tensor(f"attn.kv_step{step}", where(s.ring & (cp > step), s.kv, 0.0), "buffer", grad=False,
-                              sent=s.ring & (cp > step))  # fmt: skip
+                              recorded_on_nccl_stream=s.ring & (cp > step))  # fmt: skip
             b.add(Op(passed, "memory_bound", None, (), (passed,), launches=0, present=s.ring & (cp > step)))
-        received = b.tensor("attn.kv_received", where(s.ring, s.kv, 0.0), "buffer", grad=False, sent=s.ring)
+        received = b.tensor(
+            "attn.kv_received", where(s.ring, s.kv, 0.0), "buffer", grad=False, recorded_on_nccl_stream=s.ring
+        )
         b.add(Op("attn.kv_ring", "cp", Collective("send_recv", "cp", steps * s.kv), (joined,), (received,),
                  present=s.ring, stream="cp", launches=2.0 * steps))  # fmt: skip
         arrived += [joined, received]
@@ -229,7 +236,7 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
         b.add(Op("attn.kv_gather", "cp", Collective("all_gather", "cp", cp * s.kv), (none, k, v), (gathered,),
                  present=s.gathers, stream="cp", launches=2.0))  # fmt: skip
         ordered = b.tensor("attn.kv_ordered", where(s.gathers, cp * s.kv, 0.0), "buffer", grad=False)
-        b.add(Op("attn.kv_order", "memory_bound", Stream(2.0 * cp * s.kv, ORDER), (gathered,), (ordered,),
+        b.add(Op("attn.kv_order", "memory_bound", MemoryBound(2.0 * cp * s.kv, ORDER), (gathered,), (ordered,),
                  present=s.gathers, launches=2.0))  # fmt: skip
         arrived.append(ordered)
     return tuple(arrived)
@@ -251,14 +258,14 @@ def _turned(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[st
     """
     other, turned = logical_not(s.ring), []
     work = Collective("send_recv", "cp", 2.0 * maximum(ctx.cp - 1.0, 0.0) * s.kv)
-    back = Back(work=work, family="cp", present=s.ring, view=True, stream="cp",
+    back = OpBackward(work=work, family="cp", present=s.ring, view=True, stream="cp",
                 launches=4.0 * maximum(ctx.cp - 1.0, 1.0))  # fmt: skip
     for name, x, nbytes, grad_bytes, exchange in (
         ("k", k, s.key, where(s.ring, 0.0, s.key), None), ("v", v, s.value, where(s.ring, 2.0 * s.kv, s.value), back),
     ):  # fmt: skip
         out = b.tensor(
             f"attn.{name}.turned", where(s.ring, 0.0, nbytes), grad_bytes=grad_bytes,
-            grad_sent=s.ring if exchange else False,
+            grad_recorded_on_nccl_stream=s.ring if exchange else False,
         )  # fmt: skip
         turned.append(
             b.add(Op(f"attn.{name}.turn", "memory_bound", None, (x,), (out,), view=other, launches=0, back=exchange))
@@ -271,7 +278,7 @@ def _scattered(b: TapeBuilder, ctx: Context, s: _Sizes, k: str) -> str:
     if not any_true(s.gathers):
         return k
     out = b.tensor("attn.k.scattered", s.key, grad_bytes=where(s.ring, 0.0, s.key))  # a ring's: :func:`_turned`
-    back = Back(work=Collective("reduce_scatter", "cp", ctx.cp * s.kv), family="cp", present=s.gathers, view=True,
+    back = OpBackward(work=Collective("reduce_scatter", "cp", ctx.cp * s.kv), family="cp", present=s.gathers, view=True,
                 stream="cp", launches=2.0)  # fmt: skip
     return b.add(Op("attn.k.scatter", "memory_bound", None, (k,), (out,), view=True, launches=0, back=back))
 
@@ -288,7 +295,7 @@ def _merged(b: TapeBuilder, ctx: Context, s: _Sizes, out: str, received: tuple[s
     later = maximum(cp - 2.0, 0.0)
     if any_true(s.gathers):
         gathered = b.tensor("attn.gathered_again", 0.0 * s.out, grad_bytes=s.out)
-        again = Back(work=Collective("all_gather", "cp", cp * s.kv), family="cp", present=s.gathers, view=True,
+        again = OpBackward(work=Collective("all_gather", "cp", cp * s.kv), family="cp", present=s.gathers, view=True,
                      stream="cp", launches=2.0)  # fmt: skip
         out = b.add(
             Op("attn.gather_again", "memory_bound", None, (out,), (gathered,), view=True, launches=0, back=again)
@@ -298,11 +305,12 @@ def _merged(b: TapeBuilder, ctx: Context, s: _Sizes, out: str, received: tuple[s
     gather_back = 2.0 * s.query + 5.0 * cp * s.kv + 3.0 * (cp + 0.5) * s.kv
     present = s.ring | s.gathers
     ordered = where(s.ring, 0.0, 4.0 * cp * s.kv)  # keys and values once more, and their gradients
-    work = Stream(where(s.ring, ring_back, gather_back), "copy", parts=((ordered, ORDER),))
-    back = Back(work=work, family="memory_bound", present=present, view=True,
+    work = MemoryBound(where(s.ring, ring_back, gather_back), "copy", parts=((ordered, ORDER),))
+    back = OpBackward(work=work, family="memory_bound", present=present, view=True,
                 launches=where(s.ring, 5.0 + 3.0 * later, 10.0))  # fmt: skip
     merged = b.tensor("attn.merged", 0.0 * s.out, grad_bytes=s.out)
     return b.add(
-        Op("attn.merge", "memory_bound", Stream(moved, "copy"), (out, *received), (merged,), view=True, present=present,
-           launches=where(s.ring, 2.0 + 3.0 * steps, 3.0), guarded=where(s.ring, 2.0 * steps, 0.0), back=back)
+        Op("attn.merge", "memory_bound", MemoryBound(moved, "copy"), (out, *received), (merged,), view=True,
+        present=present,
+           launches=where(s.ring, 2.0 + 3.0 * steps, 3.0), guarded_calls=where(s.ring, 2.0 * steps, 0.0), back=back)
     )  # fmt: skip

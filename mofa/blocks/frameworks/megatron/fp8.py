@@ -16,10 +16,10 @@ from mofa.blocks.elementwise import BoolK, all_true, any_true, ceil, logical_not
 from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.frameworks.megatron.calls import module_call
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm
-from mofa.blocks.op import GRADIENT, Back, BackwardPreparation, FloatK, Op, TapeBuilder
-from mofa.blocks.work import Collective, Stream
+from mofa.blocks.op import GRADIENT, BackwardPreparation, FloatK, Op, OpBackward, TapeBuilder
+from mofa.blocks.work import Collective, MemoryBound
 
-VIEW = Back(0.0, 0)
+VIEW = OpBackward(0.0, 0)
 AMAX_BYTES = 4.0
 """Of a tensor's largest, which is reduced over the ranks that hold its shards. [B]"""
 
@@ -59,7 +59,7 @@ def recipe_of(ctx: Context) -> Fp8Recipe:
 
 def _one_copy(ctx: Context) -> bool:
     """Where products with one scale a tensor take any layout, one copy is both."""
-    return recipe_of(ctx).gathers_rows_alone and not ctx.fp8_transposes
+    return recipe_of(ctx).gathers_row_copy_only and not ctx.fp8_transposes
 
 
 def cast_input(
@@ -84,7 +84,7 @@ def cast_input(
     again = kept_anyway and recipe.keeps_inputs
     sources = (x, *_reduced_amax(b, ctx, x, name, gathers))
     norm_does = _done_by_norm(b, ctx, recipe, x)
-    row = b.tensor(f"{name}.fp8", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.element)
+    row = b.tensor(f"{name}.fp8", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.activation_element_bytes)
     if again:
         _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
         return _cast_again(b, ctx, recipe, x, name, row, elements, gathered, gathers)
@@ -92,7 +92,7 @@ def cast_input(
         _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
         regathered, ops = _gathered(b, ctx, recipe, row, f"{name}.again", gathered, gathers)
         return Fp8Input(row, (row,), ops, (), regathered)
-    alone = recipe.gathers_rows_alone
+    alone = recipe.gathers_row_copy_only
     cast_alone = _rows_alone(recipe, gathers)
     column = b.tensor(f"{name}.fp8_t", _copy_bytes(recipe, where(cast_alone, 0.0, elements)), grad=False)
     if not alone or gathers is False:
@@ -116,14 +116,14 @@ def _cast_again(
     gathers: BoolK,
 ) -> Fp8Input:  # fmt: skip
     """An input that is kept in bf16 and cast once more backward: to columns, or to rows that are gathered."""
-    alone = recipe.gathers_rows_alone
+    alone = recipe.gathers_row_copy_only
     rows = b.tensor(f"{name}.again.fp8", _copy_bytes(recipe, elements if alone else 0.0), grad=False)
     column_elements = where(_rows_alone(recipe, gathers), 0.0, 0.0 if _one_copy(ctx) else elements)
     column = b.tensor(f"{name}.again.fp8_t", _copy_bytes(recipe, column_elements), grad=False)
     copies = where(_rows_alone(recipe, gathers), 1.0, 1.0 if _one_copy(ctx) or not alone else 2.0)
     like = recipe.column_cast
-    moved = Stream(recipe.cast_moved_bytes(0) * elements + copies * elements, like)
-    cast = Op(f"{name}.again.cast", "memory_bound", moved, (x,), (rows, column), launches=recipe.launches)
+    moved = MemoryBound(recipe.cast_moved_bytes(0) * elements + copies * elements, like)
+    cast = Op(f"{name}.again.cast", "memory_bound", moved, (x,), (rows, column), launches=recipe.kernels_per_cast)
     if gathers is False:
         return Fp8Input(row, (x,), (cast,), (), rows if _one_copy(ctx) else column)
     source = rows if alone else column
@@ -161,7 +161,7 @@ def cast_gradient(
     if gathers is False:
         return Fp8OutputGradient(cast, row, column)
     full, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
-    if recipe.gathers_rows_alone:
+    if recipe.gathers_row_copy_only:
         turned, turn = _transposed(b, column, full, base, gathered, gathers)
         if ctx.framework.tp_overlap:  # user buffers hold one copy, which is transposed behind the product
             return Fp8OutputGradient((*before, *cast, *ops), full, turned, turn)
@@ -175,20 +175,20 @@ def cast_gradient(
 
 def _where_gathered(ctx: Context, elements: FloatK | None) -> tuple[BoolK, FloatK]:
     """Where a tensor's shards are gathered, False if nowhere, and how many elements they make together."""
-    if elements is None or not any_true(ctx.gathers):
+    if elements is None or not any_true(ctx.gathers_sequence):
         return False, 0.0
-    return ctx.gathers, elements
+    return ctx.gathers_sequence, elements
 
 
 def gather_input(b: TapeBuilder, ctx: Context, row: str, name: str, elements: FloatK) -> str:
     """All-gather of the row-wise copies in front of a column-parallel layer; the gradient is reduced in bf16."""
     recipe = recipe_of(ctx)
-    _shelve(b, recipe, row, ctx.gathers)
-    out = b.tensor(f"{name}.full", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.element)
-    reduced = Collective("reduce_scatter", "tp", elements * ctx.element)
-    back = Back(work=reduced, family="tp", present=ctx.gathers, stream="tp")
+    _shelve(b, recipe, row, ctx.gathers_sequence)
+    out = b.tensor(f"{name}.full", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.activation_element_bytes)
+    reduced = Collective("reduce_scatter", "tp", elements * ctx.activation_element_bytes)
+    back = OpBackward(work=reduced, family="tp", present=ctx.gathers_sequence, stream="tp")
     work = Collective("all_gather", "tp", _copy_bytes(recipe, elements))
-    op = Op(f"{name}.all_gather", "tp", work, (row,), (out,), present=ctx.gathers, stream="tp", back=back)
+    op = Op(f"{name}.all_gather", "tp", work, (row,), (out,), present=ctx.gathers_sequence, stream="tp", back=back)
     return b.add(op)
 
 
@@ -209,21 +209,23 @@ def pad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK)
     router's map is padded (``router_padding``). It pads the rows' probabilities too, whose bytes are left out here.
     """
     hidden = float(ctx.model.hidden)
-    out = b.tensor("experts.padded", padded_expert_rows(ctx, memory_rows) * hidden * ctx.element)
-    moved = 2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.element
-    back = Back(2.0 * rows * hidden * ctx.element, 1, like="copy")
+    out = b.tensor("experts.padded", padded_expert_rows(ctx, memory_rows) * hidden * ctx.activation_element_bytes)
+    moved = 2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.activation_element_bytes
+    back = OpBackward(2.0 * rows * hidden * ctx.activation_element_bytes, 1, like="copy")
     by = module_call(ctx, "fp8_padding", ctx.local_experts, times=2.0)
-    return b.add(Op("experts.pad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
+    return b.add(Op("experts.pad", "memory_bound", MemoryBound(moved, "copy"), (x,), (out,), back=back, module_call=by))
 
 
 def unpad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
     """The experts' results without the rows that filled them up."""
     hidden = float(ctx.model.hidden)
-    out = b.tensor("experts.unpadded", memory_rows * hidden * ctx.element)
-    moved = 2.0 * rows * hidden * ctx.element
-    back = Back(2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.element, 1, like="copy")
+    out = b.tensor("experts.unpadded", memory_rows * hidden * ctx.activation_element_bytes)
+    moved = 2.0 * rows * hidden * ctx.activation_element_bytes
+    back = OpBackward(2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.activation_element_bytes, 1, like="copy")
     by = module_call(ctx, "fp8_padding", ctx.local_experts)
-    return b.add(Op("experts.unpad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
+    return b.add(
+        Op("experts.unpad", "memory_bound", MemoryBound(moved, "copy"), (x,), (out,), back=back, module_call=by)
+    )
 
 
 def expert_operands(
@@ -237,7 +239,7 @@ def expert_operands(
         return x, (x,), None
     moved, memory_rows = rows
     passes = moved
-    if ctx.fp8.casts_ragged_slower:  # an expert's padded rows seldom fill its last block
+    if ctx.fp8.casts_ragged_blocks_slower:  # an expert's padded rows seldom fill its last block
         passes = moved * (1.0 + (1.0 - ALIGNED_ROWS / BLOCK) * (ctx.kernels.ragged_block_cast.value - 1.0))
     operand = cast_input(b, ctx, x, name, memory_rows * inner, moved=passes * inner, experts=ctx.local_experts)
     received = cast_gradient(b, ctx, name, memory_rows * out, moved=passes * out, experts=ctx.local_experts)
@@ -250,7 +252,7 @@ def _copy_bytes(recipe: Fp8Recipe, elements: FloatK) -> FloatK:
 
 def _rows_alone(recipe: Fp8Recipe, gathers: BoolK) -> BoolK:
     """Where a cast makes no column-wise copy, because rows are gathered and transposed then."""
-    return gathers if recipe.gathers_rows_alone else False
+    return gathers if recipe.gathers_row_copy_only else False
 
 
 def _cast(
@@ -263,18 +265,18 @@ def _cast(
     """
     copies = where(alone, 1.0, 2.0)
     if norm_does == "casts":  # all that is left is to transpose
-        work = Stream(2.0 * (copies - 1.0) * moved, "fp8_transpose")
+        work = MemoryBound(2.0 * (copies - 1.0) * moved, "fp8_transpose")
         return (Op(name, "memory_bound", work, reads, writes, launches=copies - 1.0, back=VIEW),)
     known = recipe.amax_bytes if norm_does == "finds amax" else 0.0
-    launches: FloatK = recipe.launches - (1 if norm_does == "finds amax" else 0)
+    launches: FloatK = recipe.kernels_per_cast - (1 if norm_does == "finds amax" else 0)
     together = TENSORS_PER_CAST if recipe.casts_experts_together else 1.0
     launches = launches * ceil(experts / together)
 
-    def kernel(copies: float, like: str, runs: BoolK) -> tuple[Stream, FloatK]:
+    def kernel(copies: float, like: str, runs: BoolK) -> tuple[MemoryBound, FloatK]:
         nbytes = (recipe.cast_moved_bytes(0) - known + copies) * moved
-        return Stream(where(runs, nbytes, 0.0), like), where(runs, launches, 0.0)
+        return MemoryBound(where(runs, nbytes, 0.0), like), where(runs, launches, 0.0)
 
-    rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.both_cast, logical_not(alone))
+    rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.row_and_column_cast, logical_not(alone))
     if all_true(alone):
         return (Op(name, "memory_bound", rows[0], reads, writes, launches=rows[1], back=VIEW),)
     made = Op(name, "memory_bound", both[0], reads, writes, launches=both[1], back=VIEW)
@@ -297,7 +299,7 @@ def _done_by_norm(b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, x: str) -> st
     for i, op in enumerate(b.ops):
         if op.writes[:1] != (x,) or op.weight or not op.weight_params or op.region.startswith("layernorm"):
             continue
-        if not isinstance(op.work, Stream):
+        if not isinstance(op.work, MemoryBound):
             return recipe.norm
         tuned, longer, nbytes = has_tuned_norm(ctx, float(op.work.width)), 1.0, op.work.bytes
         if recipe.norm == "casts":
@@ -323,7 +325,7 @@ def _reduced_amax(b: TapeBuilder, ctx: Context, x: str, name: str, gathers: Bool
 def _reduce_amax(ctx: Context, name: str, x: str, amax: str, gathers: BoolK) -> Op:
     work = Collective("all_reduce", "tp", AMAX_BYTES)
     by = module_call(ctx, "amax")
-    return Op(f"{name}.amax", "tp", work, (x,), (amax,), present=gathers, stream="tp", call=by)
+    return Op(f"{name}.amax", "tp", work, (x,), (amax,), present=gathers, stream="tp", module_call=by)
 
 
 def _gathered(
@@ -333,7 +335,9 @@ def _gathered(
     """A copy gathered over the sequence shards, where they are; ``columns`` lie shard by shard until put in order."""
     if gathers is False:
         return source, ()
-    out = b.tensor(f"{name}.gathered", _copy_bytes(recipe, elements), grad=False, shelved=gathers if columns else False)
+    out = b.tensor(
+        f"{name}.gathered", _copy_bytes(recipe, elements), grad=False, held_by_watchdog=gathers if columns else False
+    )
     work = Collective("all_gather", "tp", _copy_bytes(recipe, elements))
     return out, (Op(f"{name}.all_gather", "tp", work, (source,), (out,), present=gathers, stream="tp"),)
 
@@ -343,8 +347,8 @@ def _shelve(b: TapeBuilder, recipe: Fp8Recipe, shard: str, gathers: BoolK) -> No
     only the outer handle is waited for (te distributed.py, ``_start_all_gather_fp8_blockwise``; torch
     distributed_c10d.py, ``_coalescing_manager`` with a device). A forward's is given up afterwards, as are a backward's
     both; what was kept of an input is cleared, and with it the copy that the collective has."""
-    if not recipe.gathers_rows_alone:
-        b.tensors[shard] = b.tensors[shard]._replace(shelved=gathers)
+    if not recipe.gathers_row_copy_only:
+        b.tensors[shard] = b.tensors[shard]._replace(held_by_watchdog=gathers)
 
 
 def _transposed(
@@ -352,7 +356,7 @@ def _transposed(
 ) -> tuple[str, tuple[Op, ...]]:
     """The transposed copy of gathered rows; where nothing was gathered, the one that the cast made."""
     out = b.tensor(f"{name}.transposed", 1.0 * elements, grad=False)
-    work = Stream(2.0 * elements, "fp8_transpose")
+    work = MemoryBound(2.0 * elements, "fp8_transpose")
     return out, (Op(f"{name}.transpose", "memory_bound", work, (column, full), (out,), present=gathers),)
 
 
@@ -361,5 +365,5 @@ def _in_order(
 ) -> tuple[str, tuple[Op, ...]]:
     """Gathered columns, which lie shard by shard, put in order (``_finish_all_gather_fp8_blockwise``)."""
     out = b.tensor(f"{name}.ordered", _copy_bytes(recipe, elements), grad=False)
-    work = Stream(2.0 * elements, "fp8_transpose")
+    work = MemoryBound(2.0 * elements, "fp8_transpose")
     return out, (Op(f"{name}.order", "memory_bound", work, (column, interleaved), (out,), present=gathers),)

@@ -9,7 +9,7 @@ from mofa.blocks.elementwise import any_true
 from mofa.blocks.frameworks.megatron import fp8
 from mofa.blocks.frameworks.megatron.calls import add_module_python, as_one_module_call, mark_issued_by, module_call
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
-from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
+from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import (
     HEAD,
     add_bias,
@@ -20,7 +20,7 @@ from mofa.blocks.parts import (
     tp_copy,
     tp_reduce,
 )
-from mofa.blocks.work import Collective, Stream
+from mofa.blocks.work import Collective, MemoryBound
 
 
 class WeightGrad(TypedDict, total=False):
@@ -47,7 +47,7 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     out = norm_op(b, ctx, x, name, width, b.region or norm_region(b, ctx, name))
     op = b.ops[-1]
     if name in BEHIND and not _is_module(b, ctx, name) and op.back is not None:
-        b.ops[-1] = op._replace(back=op.back._replace(holds=(f"{BEHIND[name]}.out",)))
+        b.ops[-1] = op._replace(back=op.back._replace(held_outputs=(f"{BEHIND[name]}.out",)))
     mark_issued_by(b, since, module_call(ctx, "norm" if _is_module(b, ctx, name) else "norm_linear"))
     return out
 
@@ -77,7 +77,7 @@ def column_linear(
         full = sp_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
         return linear(
             b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
-            regather=(f"{name}.all_gather",) if any_true(ctx.gathers) else (), **weight_grad_arguments(ctx),
+            regather=(f"{name}.all_gather",) if any_true(ctx.gathers_sequence) else (), **weight_grad_arguments(ctx),
         )  # fmt: skip
     operand = fp8.cast_input(b, ctx, h, name, ctx.shard_tokens * k, gathered=ctx.tokens * k, kept_anyway=kept_anyway)
     full = fp8.gather_input(b, ctx, tp_copy(b, ctx, operand.row, name, k), name, ctx.tokens * k)
@@ -128,21 +128,21 @@ def replicated_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float,
 
 def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     """Bias, dropout and add in one kernel; the mask is kept where there is dropout."""
-    nbytes = ctx.shard_tokens * ctx.model.hidden * ctx.residual
+    nbytes = ctx.shard_tokens * ctx.model.hidden * ctx.residual_element_bytes
     out = b.tensor(name, nbytes)
     saves: tuple[str, ...] = ()
-    back = Back(0.0, 0)
+    back = OpBackward(0.0, 0)
     writes: tuple[str, ...] = (out,)
     if ctx.model.dropout > 0:
         mask = b.tensor(f"{name}.mask", ctx.shard_tokens * ctx.model.hidden * 1.0, grad=False)
-        writes, saves, back = (out, mask), (mask,), Back(2.5 * nbytes, 1)
+        writes, saves, back = (out, mask), (mask,), OpBackward(2.5 * nbytes, 1)
     b.add(
-        Op(f"{name}.add", "memory_bound", Stream(3 * nbytes, "residual_add"), (x, y), writes, saves, back=back,
-           call=module_call(ctx, "bias_dropout_add"))
+        Op(f"{name}.add", "memory_bound", MemoryBound(3 * nbytes, "residual_add"), (x, y), writes, saves, back=back,
+           module_call=module_call(ctx, "bias_dropout_add"))
     )  # fmt: skip
     if name == "mid":  # once a layer
         add_module_python(b, "layer", module_call(ctx, "layer"))
-        if ctx.fp8 is not None and ctx.fp8.context_each_layer:
+        if ctx.fp8 is not None and ctx.fp8.enters_context_each_layer:
             add_module_python(b, "layer.fp8_context", module_call(ctx, "fp8_context"))
     return out
 
@@ -151,7 +151,7 @@ def mark_autograd_functions(b: TapeBuilder, since: int, name: str, functions: Fl
     """Say of the ops of this name, among those added since, how many functions of Python autograd calls around them."""
     for i, op in enumerate(b.ops[since:], since):
         if op.name == name:
-            b.ops[i] = op._replace(functions=functions, guarded=guarded)
+            b.ops[i] = op._replace(autograd_functions=functions, guarded_calls=guarded)
 
 
 def compiled_residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
@@ -183,21 +183,21 @@ def norm_op(
 
     ``torch_kernels`` are PyTorch's, else Transformer Engine's, which are slower at widths that have none of their own.
     ``saved_input`` is kept for the backward instead of ``x``, where named."""
-    rows = b.tensors[x].bytes / (width * ctx.element)
-    out = b.tensor(f"{name}.out", rows * width * ctx.element)
+    rows = b.tensors[x].bytes / (width * ctx.activation_element_bytes)
+    out = b.tensor(f"{name}.out", rows * width * ctx.activation_element_bytes)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
-    moved = 2.0 * rows * width * ctx.element
+    moved = 2.0 * rows * width * ctx.activation_element_bytes
     like, forward, backward = str(ctx.model.norm), 1.0, 1.0
     if not torch_kernels:
         like = f"te {like}"
         if not has_tuned_norm(ctx, width):
             forward, backward = untuned_norm_slowdown(ctx, of_heads=width <= HEAD)
     elements = rows * width
-    back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=backward * elements, width=width)
+    back = OpBackward(1.5 * moved, 2, like=f"{like}_bwd", elements=backward * elements, width=width)
     if torch_kernels and width <= HEAD and like == "rmsnorm":
         like, back = "rmsnorm_heads", heads_norm_back(ctx, rows, width)
     b.add(
-        Op(name, "memory_bound", Stream(moved, f"{like}_fwd", forward * elements, width), (x,), (out, scale),
+        Op(name, "memory_bound", MemoryBound(moved, f"{like}_fwd", forward * elements, width), (x,), (out, scale),
            (saved_input or x, scale), region=region, back=back,
            weight_params=width * ctx.model.tensors_per_norm,
            accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="norm")
@@ -207,7 +207,7 @@ def norm_op(
 
 def gather_into_shared_buffer(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """All-gather of the sequence shards into the global "mpu" buffer, which outlives the tape (tensor_parallel)."""
-    nbytes = ctx.tokens * width * ctx.element
+    nbytes = ctx.tokens * width * ctx.activation_element_bytes
     out = b.tensor(f"{name}.full", 0.0, "buffer", grad_bytes=nbytes)
     work = Collective("all_gather", "tp", nbytes)
-    return b.add(Op(f"{name}.all_gather", "tp", work, (x,), (out,), present=ctx.gathers, stream="tp"))
+    return b.add(Op(f"{name}.all_gather", "tp", work, (x,), (out,), present=ctx.gathers_sequence, stream="tp"))

@@ -19,9 +19,9 @@ from mofa.blocks.frameworks.megatron import transformer_engine as te
 from mofa.blocks.frameworks.megatron.local_attention import attend
 from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, reorder_chunks, router, unpermute
 from mofa.blocks.frameworks.megatron.rope import rotate, unfused_rope
-from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
+from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import hold_in_module, linear, memory_bound_op, release_module_locals, tp_copy, tp_reduce
-from mofa.blocks.work import Collective, Grouped, Stream
+from mofa.blocks.work import Collective, GroupedGemm, MemoryBound
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
 
@@ -37,8 +37,8 @@ def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k:
     full = base.gather_into_shared_buffer(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
     return linear(
         b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
-        regather=(f"{name}.all_gather",) if any_true(ctx.gathers) else (), **base.weight_grad_arguments(ctx),
-        functions=where(ctx.reduces, 2.0, 1.0),  # the product, which gathers itself, or the copy before it
+        regather=(f"{name}.all_gather",) if any_true(ctx.gathers_sequence) else (), **base.weight_grad_arguments(ctx),
+        functions=where(ctx.all_reduces_over_tp, 2.0, 1.0),  # the product, which gathers itself, or the copy before it
     )  # fmt: skip
 
 
@@ -56,8 +56,8 @@ def add_bias(b: TapeBuilder, x: str, name: str) -> str:
     """A bias that is added by a kernel of its own; backward sums the rows and passes the gradient on."""
     nbytes = b.tensors[x].bytes
     out = b.tensor(f"{name}.biased", nbytes)
-    back = Back(work=Stream(nbytes), family="memory_bound", view=True)
-    return b.add(Op(f"{name}.bias", "memory_bound", Stream(2.0 * nbytes, "mul"), (x,), (out,), back=back))
+    back = OpBackward(work=MemoryBound(nbytes), family="memory_bound", view=True)
+    return b.add(Op(f"{name}.bias", "memory_bound", MemoryBound(2.0 * nbytes, "mul"), (x,), (out,), back=back))
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
@@ -67,25 +67,26 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     fused = column_linear(b, ctx, h, "qkv", q_width + k_width + v_width, ctx.model.hidden)
     if a.qkv_bias:
         fused = add_bias(b, fused, "qkv")
-    t, e = ctx.tokens, ctx.element
+    t, e = ctx.tokens, ctx.activation_element_bytes
     q, k = b.tensor("q", t * q_width * e), b.tensor("k", t * k_width * e)
     v = b.tensor("v", t * v_width * e)
     # views forward; backward concatenates dq, dk and dv
     b.add(
         Op("qkv.split", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
-           back=Back(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
+           back=OpBackward(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
     )  # fmt: skip
     return te.copy_strided_queries(b, ctx, q, t * q_width * e), k, v
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
     """PyTorch's fused norm over each head: copies a strided view together, forward and back, and keeps the view."""
-    nbytes = ctx.tokens * heads * head_dim * ctx.element
+    nbytes = ctx.tokens * heads * head_dim * ctx.activation_element_bytes
     together = b.tensor(f"{name}.together", nbytes)
     moved = 2.0 * nbytes
     y = b.add(
-        Op(f"{name}.copy", "memory_bound", Stream(moved, "strided_copy"), (x,), (together,),
-           present=te.is_strided(ctx, name), region=b.region, back=Back(moved, 1, like="strided_copy", nodes=0.0))
+        Op(f"{name}.copy", "memory_bound", MemoryBound(moved, "strided_copy"), (x,), (together,),
+           present=te.is_strided(ctx, name), region=b.region,
+           back=OpBackward(moved, 1, like="strided_copy", autograd_nodes=0.0))
     )  # fmt: skip
     return base.norm_op(b, ctx, y, name, head_dim, b.region, torch_kernels=True, saved_input=x)
 
@@ -97,40 +98,41 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
 
 def _down(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """A latent projection split over tp and gathered along its width into a fresh tensor, then copied together."""
-    e = ctx.element
+    e = ctx.activation_element_bytes
     part = column_linear(b, ctx, h, name, width / ctx.tp, float(ctx.model.hidden))
     full_bytes = ctx.tokens * width * e
     gathered, joined = b.tensor(f"{name}.gathered", full_bytes), b.tensor(f"{name}.joined", full_bytes)
     y = b.add(
         Op(f"{name}.gather_width", "tp", Collective("all_gather", "tp", full_bytes), (part,), (gathered,),
            present=ctx.has_tp, stream="tp",
-           back=Back(work=Stream(2 * full_bytes / ctx.tp), family="memory_bound", present=ctx.has_tp))
+           back=OpBackward(work=MemoryBound(2 * full_bytes / ctx.tp), family="memory_bound", present=ctx.has_tp))
     )  # fmt: skip
     return b.add(
         Op(
             f"{name}.join",
             "memory_bound",
-            Stream(2 * full_bytes),
+            MemoryBound(2 * full_bytes),
             (y,),
             (joined,),
             present=ctx.has_tp,
-            back=Back(0.0, 0),
+            back=OpBackward(0.0, 0),
         )
     )
 
 
 def _scatter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, strided: bool) -> str:
     """A rank's slice of the sequence: a view of whole rows, a copy of strided ones; backward gathers the gradient."""
-    shard = ctx.shard_tokens * width * ctx.element
+    shard = ctx.shard_tokens * width * ctx.activation_element_bytes
     out = b.tensor(f"{name}.slice", shard)
-    back = Back(
-        work=Collective("all_gather", "tp", ctx.tokens * width * ctx.element), family="tp", present=ctx.gathers,
+    back = OpBackward(
+        work=Collective("all_gather", "tp", ctx.tokens * width * ctx.activation_element_bytes), family="tp",
+        present=ctx.gathers_sequence,
         stream="tp",
     )  # fmt: skip
-    work = Stream(2 * shard) if strided else None
+    work = MemoryBound(2 * shard) if strided else None
     return b.add(
         Op(f"{name}.scatter", "memory_bound", work, (x,), (out,), view=not strided, launches=int(strided),
-           present=ctx.gathers, back=back)
+           present=ctx.gathers_sequence, back=back)
     )  # fmt: skip
 
 
@@ -140,9 +142,10 @@ def _latent_norm(b: TapeBuilder, ctx: Context, x: str, width: float) -> str:
     nbytes = b.tensors[x].bytes
     together = b.tensor("kv_norm.together", nbytes)
     y = b.add(
-        Op("kv_norm.copy", "memory_bound", Stream(2.0 * nbytes, "strided_copy"), (x,), (together,),
-           present=logical_not(ctx.gathers), region=b.region, back=Back(2.0 * nbytes, 1, like="strided_copy",
-           nodes=0.0))
+        Op("kv_norm.copy", "memory_bound", MemoryBound(2.0 * nbytes, "strided_copy"), (x,), (together,),
+           present=logical_not(ctx.gathers_sequence), region=b.region,
+           back=OpBackward(2.0 * nbytes, 1, like="strided_copy",
+           autograd_nodes=0.0))
     )  # fmt: skip
     return base.norm_op(b, ctx, y, "kv_norm", width, b.region, torch_kernels=True, saved_input=x)
 
@@ -152,7 +155,7 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
 
     multi_latent_attention.py:590-840; it needs a core attention that takes two head sizes, such as SDPA.
     """
-    t, e, heads = ctx.tokens, ctx.element, ctx.heads
+    t, e, heads = ctx.tokens, ctx.activation_element_bytes, ctx.heads
     rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
     q = h
     if a.q_lora_rank is not None:
@@ -163,7 +166,7 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     latent, k_pe = b.tensor("kv.latent", t * rank * e), b.tensor("k_pe", t * rope_dim * e)
     b.add(
         Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
-           back=Back(2 * t * (rank + rope_dim) * e, 1))
+           back=OpBackward(2 * t * (rank + rope_dim) * e, 1))
     )  # fmt: skip
     latent = _scatter(b, ctx, latent, "kv_latent", float(rank), strided=True)
     latent = _latent_norm(b, ctx, latent, float(rank))
@@ -177,25 +180,25 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     q_nope, q_pe = b.tensor("q.nope", t * heads * nope * e), b.tensor("q.pe", t * heads * rope_dim * e)
     b.add(
         Op("q.split", "memory_bound", None, (q,), (q_nope, q_pe), view=True, launches=0,
-           back=Back(2 * q_bytes, 1, like="join_heads"))
+           back=OpBackward(2 * q_bytes, 1, like="join_heads"))
     )  # fmt: skip
     k_nope, v_part = b.tensor("k.nope", t * heads * nope * e), b.tensor("v.part", v_bytes)
     b.add(
         Op("kv_up.split", "memory_bound", None, (up,), (k_nope, v_part), view=True, launches=0,
-           back=Back(2 * t * heads * (nope + a.v_head_dim) * e, 1, like="join_heads"))
+           back=OpBackward(2 * t * heads * (nope + a.v_head_dim) * e, 1, like="join_heads"))
     )  # fmt: skip
     q_pe = rotate(b, ctx, q_pe, "q_pe", b.tensors[q_pe].bytes, rope_dim, pairs=True)
     k_pe = rotate(b, ctx, k_pe, "k_pe", b.tensors[k_pe].bytes, rope_dim, pairs=True)
     query, key, value = b.tensor("q", q_bytes), b.tensor("k", q_bytes), b.tensor("v", v_bytes)
-    joined = Stream(2 * q_bytes, "join_heads")
-    b.add(Op("q.cat", "memory_bound", joined, (q_nope, q_pe), (query,), back=Back(0.0, 0)))
+    joined = MemoryBound(2 * q_bytes, "join_heads")
+    b.add(Op("q.cat", "memory_bound", joined, (q_nope, q_pe), (query,), back=OpBackward(0.0, 0)))
     # backward sums the gradient of the shared rotary key over the heads
     b.add(
         Op("k.cat", "memory_bound", joined, (k_nope, k_pe), (key,),
-           back=Back(work=Stream(t * heads * rope_dim * e), family="memory_bound", view=True))
+           back=OpBackward(work=MemoryBound(t * heads * rope_dim * e), family="memory_bound", view=True))
     )  # fmt: skip
-    moved = Stream(2 * v_bytes, "strided_copy")
-    b.add(Op("v.copy", "memory_bound", moved, (v_part,), (value,), back=Back(0.0, 0)))
+    moved = MemoryBound(2 * v_bytes, "strided_copy")
+    b.add(Op("v.copy", "memory_bound", moved, (v_part,), (value,), back=OpBackward(0.0, 0)))
     b.region = ""
     return query, key, value
 
@@ -231,7 +234,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     """Shared experts, router, unfused permutation, exchange and experts one after the other (token_dispatcher.py)."""
     spec = ctx.model.moe
     assert spec is not None
-    row, shared = float(ctx.model.hidden) * ctx.element, ""
+    row, shared = float(ctx.model.hidden) * ctx.activation_element_bytes, ""
     if spec.shared_hidden:
         b.region = "moe.shared"
         shared = megatron_mlp.multiply_by_shared_gate(b, ctx, h, mlp(b, ctx, h, "shared", float(spec.shared_hidden)))
@@ -253,7 +256,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
 def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     spec = ctx.model.moe
     assert spec is not None
-    row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard_tokens * spec.top_k
+    row, copies = float(ctx.model.hidden) * ctx.activation_element_bytes, ctx.shard_tokens * spec.top_k
     sent = permute(b, ctx, h, scores, ctx.shard_tokens, copies, copies, counted=gathered_counts(b, ctx))
     received = megatron_moe.exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
     hold_in_module(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
@@ -273,7 +276,7 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
 
 def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     """Every rank gathers all tokens into the global buffer, picks its experts' rows, and scatters the sums."""
-    row, ranks = float(ctx.model.hidden) * ctx.element, ctx.ep * ctx.etp
+    row, ranks = float(ctx.model.hidden) * ctx.activation_element_bytes, ctx.ep * ctx.etp
     tokens = ctx.shard_tokens * ranks
     nbytes = tokens * row
     full = b.tensor("moe.full", 0.0, "buffer", grad_bytes=nbytes)
@@ -295,23 +298,23 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: Flo
     """The routed experts. One after the other their outputs are concatenated, and backward their input gradients."""
     if ctx.framework.experts != "sequential":
         return megatron_moe.experts(b, ctx, x, rows, memory_rows, activation)
-    row, several = float(ctx.model.hidden) * ctx.element, ctx.local_experts > 1
+    row, several = float(ctx.model.hidden) * ctx.activation_element_bytes, ctx.local_experts > 1
     parts = b.tensor("experts.parts", memory_rows * row)
     x = b.add(
         Op("experts.split", "memory_bound", None, (x,), (parts,), view=True, launches=0, present=several,
-           back=Back(2 * rows * row, 1, like="copy"), pieces=2.0 * ctx.local_experts, part="experts")
+           back=OpBackward(2 * rows * row, 1, like="copy"), split_views=2.0 * ctx.local_experts, part="experts")
     )  # fmt: skip
     since = len(b.ops)
     y = megatron_moe.experts(b, ctx, x, rows, memory_rows, activation)
     for product in ("experts.fc1", "experts.fc2"):
         base.mark_autograd_functions(b, since, product, ctx.local_experts)
     for i, op in enumerate(b.ops[since:], since):
-        work = replace(op.work, uneven=ctx.uneven) if isinstance(op.work, Grouped) else op.work
-        b.ops[i] = op._replace(work=work, loops_met=ctx.loops_met, expert_loops=ctx.local_experts)
+        work = replace(op.work, uneven=ctx.expert_rows_deviation) if isinstance(op.work, GroupedGemm) else op.work
+        b.ops[i] = op._replace(work=work, mean_loops_before=ctx.mean_loops_before, expert_loops=ctx.local_experts)
     joined = b.tensor("experts.joined", memory_rows * row)
     return b.add(
-        Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
-           back=Back(0.0, 0), pieces=2.0 * ctx.local_experts, part="experts")
+        Op("experts.cat", "memory_bound", MemoryBound(2 * rows * row, "copy"), (y,), (joined,), present=several,
+           back=OpBackward(0.0, 0), split_views=2.0 * ctx.local_experts, part="experts")
     )  # fmt: skip
 
 
@@ -326,9 +329,9 @@ def persistent_buffers(ctx: Context) -> ArrayK:
     Uses are the gathered input of a column-parallel linear, the scores' input of unfused attention (the slopes take
     its place), and the tokens of the all-gather dispatcher.
     """
-    model, e = ctx.model, ctx.element
+    model, e = ctx.model, ctx.activation_element_bytes
     width = float(max(model.hidden, model.attention_kind.gathered_width(model.attention)))
-    total = where(ctx.gathers, ctx.tokens * width * e, 0.0)
+    total = where(ctx.gathers_sequence, ctx.tokens * width * e, 0.0)
     if ctx.framework.attention == "unfused" and model.positions != "alibi":
         total = maximum(total, ctx.micro_batch * ctx.heads * (ctx.seq_len / ctx.cp) ** 2 * e)
     if model.moe is not None and ctx.framework.dispatcher == "allgather":

@@ -8,9 +8,9 @@ from __future__ import annotations
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.frameworks.megatron import linear as base
-from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
+from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import linear, mark_dispatcher_renewal
-from mofa.blocks.work import Collective, HostSync, Stream
+from mofa.blocks.work import Collective, HostSync, MemoryBound
 
 
 def router(b: TapeBuilder, ctx: Context, h: str) -> str:
@@ -31,10 +31,12 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> str:
     if moe.num_groups > 1:
         launches += 7
     b.add(
-        Op("router.topk", "memory_bound", Stream(launches * s * experts * 4.0, "router_topk", s * experts, experts),
+        Op("router.topk", "memory_bound",
+        MemoryBound(launches * s * experts * 4.0, "router_topk", s * experts, experts),
            (logits,), (scores, chosen),
            (scores, chosen), launches=launches,
-           back=Back(4 * s * experts * 4.0, 7, nodes=7.0))  # back through scatter, casts, softmax and gather
+           back=OpBackward(4 * s * experts * 4.0, 7, autograd_nodes=7.0),
+        )  # back through scatter, casts, softmax and gather
     )  # fmt: skip
     base.mark_autograd_functions(b, since, "router.gate", 1.0)  # RouterGatingLinearFunction
     return scores
@@ -51,8 +53,9 @@ def gathered_counts(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
     nbytes = 8.0 * spec.num_experts * ranks
     counts = b.tensor("moe.counts", nbytes, grad=False)
     b.add(
-        Op("moe.counts", "ep", Collective("all_gather", "ep", nbytes), (), (counts,), launches=6, functions=1.0,
-           present=ranks > 1, stream="ep", back=Back(0.0, 0))
+        Op("moe.counts", "ep", Collective("all_gather", "ep", nbytes), (), (counts,), launches=6,
+        autograd_functions=1.0,
+           present=ranks > 1, stream="ep", back=OpBackward(0.0, 0))
     )  # fmt: skip
     return (counts,)
 
@@ -70,7 +73,7 @@ def permute(
     """
     spec = ctx.model.moe
     assert spec is not None
-    row, table = float(ctx.model.hidden) * ctx.element, tokens * spec.num_experts
+    row, table = float(ctx.model.hidden) * ctx.activation_element_bytes, tokens * spec.num_experts
     sent = b.tensor("moe.sent", memory_rows * row)
     rows = b.tensor("moe.row_ids", memory_rows * 8.0, grad=False)
     mask = b.tensor("moe.mask", table, grad=False)
@@ -79,19 +82,20 @@ def permute(
         Op(
             "moe.select",
             "memory_bound",
-            Stream(30.0 * table),
+            MemoryBound(30.0 * table),
             (scores, *counted),
             (rows, mask),
             launches=10,
-            back=Back(0.0, 0),
+            back=OpBackward(0.0, 0),
         )
     )
     for i, kernels in enumerate((8, 4)[: max(ctx.framework.dispatch_syncs - 1, 0)]):
         b.add(Op(f"moe.sync{i}", "host", HostSync()))
-        b.add(Op(f"moe.select{i}", "memory_bound", Stream(0.0), (), (), launches=kernels, back=Back(0.0, 0)))
+        b.add(Op(f"moe.select{i}", "memory_bound", MemoryBound(0.0), (), (), launches=kernels, back=OpBackward(0.0, 0)))
     b.add(
-        Op("moe.permute", "memory_bound", Stream(2 * copies * row, "permute"), (x, scores), (sent,), (rows, mask),
-           launches=1, back=Back(3 * copies * row + 8.0 * table, 7, like="index_add", nodes=4.0), routing="permute")
+        Op("moe.permute", "memory_bound", MemoryBound(2 * copies * row, "permute"), (x, scores), (sent,), (rows, mask),
+           launches=1, back=OpBackward(3 * copies * row + 8.0 * table, 7, like="index_add", autograd_nodes=4.0),
+           routing="permute")
     )  # fmt: skip
     if ctx.framework.dispatch_syncs:
         b.add(Op("moe.sync", "host", HostSync()))
@@ -100,11 +104,11 @@ def permute(
 
 def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: FloatK) -> str:
     """Add the rows back to their tokens, onto zeros; backward gathers them (moe_utils.py, unpermute)."""
-    row = float(ctx.model.hidden) * ctx.element
+    row = float(ctx.model.hidden) * ctx.activation_element_bytes
     out = b.tensor("moe.summed", tokens * row)
     b.add(
-        Op("moe.unpermute", "memory_bound", Stream((3 * copies + tokens) * row, "unpermute"), (y,), (out,),
-           ("moe.row_ids",), launches=2, back=Back(2 * copies * row, 1, like="permute"), routing="unpermute")
+        Op("moe.unpermute", "memory_bound", MemoryBound((3 * copies + tokens) * row, "unpermute"), (y,), (out,),
+           ("moe.row_ids",), launches=2, back=OpBackward(2 * copies * row, 1, like="permute"), routing="unpermute")
     )  # fmt: skip
     return out
 
@@ -112,11 +116,11 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: Floa
 def reorder_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, memory_rows: FloatK) -> str:
     """Split into chunks, one for each expert here and rank that sends to it, and concatenate in another order; nothing
     kept. On the way to the experts their probabilities as well (moe_utils.py, sort_chunks_by_idxs)."""
-    row = float(ctx.model.hidden) * ctx.element
+    row = float(ctx.model.hidden) * ctx.activation_element_bytes
     chunks = ctx.local_experts * ctx.ep * ctx.etp
     out = b.tensor(f"moe.{name}ed", memory_rows * row)
     return b.add(
-        Op(f"moe.{name}", "memory_bound", Stream(2 * rows * row, "copy"), (x,), (out,), launches=2,
-           present=ctx.local_experts > 1, back=Back(2 * rows * row, 2, like="copy"),
-           pieces=(2.0 if name == "sort" else 1.0) * chunks)
+        Op(f"moe.{name}", "memory_bound", MemoryBound(2 * rows * row, "copy"), (x,), (out,), launches=2,
+           present=ctx.local_experts > 1, back=OpBackward(2 * rows * row, 2, like="copy"),
+           split_views=(2.0 if name == "sort" else 1.0) * chunks)
     )  # fmt: skip

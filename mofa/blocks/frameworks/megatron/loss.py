@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
-from mofa.blocks.op import Back, Op, TapeBuilder
-from mofa.blocks.work import Collective, Stream
+from mofa.blocks.op import Op, OpBackward, TapeBuilder
+from mofa.blocks.work import Collective, MemoryBound
 
 
 def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
@@ -27,7 +27,7 @@ def _eager(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
     Forward reads 2 and writes 4 bytes an element for the copy, then max (4), subtract, exp (8 each), sum (4) and divide
     (8) in place: 38. Backward scales in place (8) and casts (6).
     """
-    loss = _softmax(b, ctx, logits, elements, 38.0, 12, Back(14.0 * elements, 4))
+    loss = _softmax(b, ctx, logits, elements, 38.0, 12, OpBackward(14.0 * elements, 4))
     return _all_reduced(b, ctx, loss, 3)
 
 
@@ -38,18 +38,19 @@ def _compiled(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> st
     an element), exp with its sum (8), the division (8). Backward is not: it puts the targets' terms into a copy of the
     softmax (8) and multiplies that into the softmax and the bf16 gradient (10). All three are there at once.
     """
-    loss = _softmax(b, ctx, logits, elements, 22.0, 6, Back(18.0 * elements, 3, 4.0 * elements))
+    loss = _softmax(b, ctx, logits, elements, 22.0, 6, OpBackward(18.0 * elements, 3, 4.0 * elements))
     return _all_reduced(b, ctx, loss, 2)
 
 
 def _softmax(
-    b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, per_element: float, launches: int, back: Back
+    b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, per_element: float, launches: int, back: OpBackward
 ) -> str:
     soft = b.tensor("loss.softmax", 4.0 * elements, grad=False)
     loss = b.tensor("loss", 4.0 * ctx.tokens)
     statistics = b.tensor("loss.statistics", 12.0 * ctx.tokens, grad=False)
     return b.add(
-        Op("loss.cross_entropy", "memory_bound", Stream(per_element * elements), (logits,), (loss, soft, statistics),
+        Op("loss.cross_entropy", "memory_bound", MemoryBound(per_element * elements), (logits,),
+        (loss, soft, statistics),
            (soft,), launches=launches, back=back)
     )  # fmt: skip
 
@@ -72,9 +73,11 @@ def _transformer_engine(b: TapeBuilder, ctx: Context, logits: str, elements: Arr
     if copies:
         saved_logits = b.tensor("loss.logits", 2.0 * elements, grad=False)
         writes = (*writes, saved_logits)
-    back = Back(work=Stream(4.0 * elements), family="memory_bound", launches=1, view=True, over_saved=True)
+    back = OpBackward(
+        work=MemoryBound(4.0 * elements), family="memory_bound", launches=1, view=True, overwrites_saved=True
+    )
     b.add(
-        Op("loss.cross_entropy", "memory_bound", Stream((4.0 if copies else 6.0) * elements), (logits,), writes,
+        Op("loss.cross_entropy", "memory_bound", MemoryBound((4.0 if copies else 6.0) * elements), (logits,), writes,
            (saved_logits, statistics), launches=1 if copies else 2, back=back)
     )  # fmt: skip
     gathered = b.tensor("loss.gathered", row * ctx.tp, grad=False)
@@ -82,8 +85,8 @@ def _transformer_engine(b: TapeBuilder, ctx: Context, logits: str, elements: Arr
              present=ctx.tp > 1, stream="tp"))  # fmt: skip
     joined = b.tensor("loss.joined", 4.0 * ctx.tokens)
     return b.add(
-        Op("loss.post", "memory_bound", Stream(row * ctx.tp), (loss, gathered), (joined,), present=ctx.tp > 1,
-           view=True, back=Back(0.0, 0))
+        Op("loss.post", "memory_bound", MemoryBound(row * ctx.tp), (loss, gathered), (joined,), present=ctx.tp > 1,
+           view=True, back=OpBackward(0.0, 0))
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import Op, TapeBuilder
-from mofa.blocks.work import Collective, HostSync, Stream
+from mofa.blocks.work import Collective, HostSync, MemoryBound
 from mofa.specs.strategy import MERGED_GROUPS
 
 
@@ -19,17 +19,17 @@ def schedule_replicas(b: TapeBuilder, ctx: Context, scores: str) -> None:
     """
     spec = ctx.model.moe
     assert spec is not None
-    if not any_true(ctx.scheduled):
+    if not any_true(ctx.schedules_replicas):
         return
     own = 4.0 * spec.num_experts
     gathered = b.tensor("moe.loads", own * ctx.ep * MERGED_GROUPS, grad=False)
     on_host = b.tensor("moe.loads_on_host", own, grad=False)
     b.add(
         Op("moe.gather_loads", "ep", Collective("all_gather", "ep", own * ctx.ep * MERGED_GROUPS), (scores,),
-           (gathered,), present=ctx.scheduled, stream="ep")
+           (gathered,), present=ctx.schedules_replicas, stream="ep")
     )  # fmt: skip
     b.add(
-        Op("moe.read_loads", "memory_bound", Stream(own * ctx.ep * MERGED_GROUPS), (gathered,), (on_host,),
-           present=ctx.scheduled)
+        Op("moe.read_loads", "memory_bound", MemoryBound(own * ctx.ep * MERGED_GROUPS), (gathered,), (on_host,),
+           present=ctx.schedules_replicas)
     )  # fmt: skip
-    b.add(Op("moe.schedule", "host", HostSync(ctx.schedule_s), present=ctx.scheduled))
+    b.add(Op("moe.schedule", "host", HostSync(ctx.schedule_s), present=ctx.schedules_replicas))

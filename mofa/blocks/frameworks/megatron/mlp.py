@@ -9,9 +9,9 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.frameworks.megatron.calls import module_call
 from mofa.blocks.frameworks.megatron.linear import column_linear, row_linear
-from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
+from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import add_bias, hold_in_module, linear, memory_bound_op, release_module_locals
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 
 
 def activation(
@@ -33,7 +33,7 @@ def activation(
     gated = ctx.model.mlp.gated
     if gated and not fuses_activation(ctx, name):
         return unfused_swiglu(b, ctx, h, name, elements, moved, region, launches)
-    out = b.tensor(f"{name}.act", elements * ctx.element)
+    out = b.tensor(f"{name}.act", elements * ctx.activation_element_bytes)
     wide = 2.0 if gated else 1.0
     like, again = ("compiled swiglu_fwd", "compiled swiglu_bwd") if gated else ("gelu_fwd", "gelu_bwd")
     any_width = _any_width(ctx, name)
@@ -46,17 +46,21 @@ def activation(
     back_passes = where(
         any_width, ctx.kernels.any_width_swiglu_backward_passes.value, 8.0 + 3.0 * weighted if gated else 3.0
     )
-    back = Back(
-        back_passes * moved * ctx.element, launches * (1.0 + weighted), like=again, elements=counted, width=width
+    back = OpBackward(
+        back_passes * moved * ctx.activation_element_bytes,
+        launches * (1.0 + weighted),
+        like=again,
+        elements=counted,
+        width=width,
     )
     by = module_call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
     if name == "experts" and ctx.framework.experts == "sequential":  # issued one expert after the other
         by = None
-    work = Stream(passes * moved * ctx.element, like, counted, width)
+    work = MemoryBound(passes * moved * ctx.activation_element_bytes, like, counted, width)
     saved = out if ctx.model.mlp.activation == "relu" else h  # PyTorch's ReLU keeps its result
     b.add(
         Op(f"{name}.activation", "memory_bound", work, (h,), (out,), (saved,),
-           region=region, launches=launches, back=back, call=by)
+           region=region, launches=launches, back=back, module_call=by)
     )  # fmt: skip
     return out
 
@@ -73,26 +77,27 @@ def unfused_swiglu(
     b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
 ) -> str:
     """SwiGLU as silu, an added offset and a product, each output kept (mlp.py:218-226)."""
-    allocated_bytes, moved_bytes = elements * ctx.element, moved * ctx.element
+    allocated_bytes, moved_bytes = elements * ctx.activation_element_bytes, moved * ctx.activation_element_bytes
     gate, up = b.tensor(f"{name}.gate", allocated_bytes), b.tensor(f"{name}.up", allocated_bytes)
     b.add(
         Op(f"{name}.chunk", "memory_bound", None, (h,), (gate, up), view=True, launches=0, region=region,
-           back=Back(4 * moved_bytes, launches, like="copy"))
+           back=OpBackward(4 * moved_bytes, launches, like="copy"))
     )  # fmt: skip
     silu, shifted = b.tensor(f"{name}.silu", allocated_bytes), b.tensor(f"{name}.shifted", allocated_bytes)
     out = b.tensor(f"{name}.act", allocated_bytes)
-    back = Back(3 * moved_bytes, launches, like="gelu_bwd")
+    back = OpBackward(3 * moved_bytes, launches, like="gelu_bwd")
     b.add(
-        Op(f"{name}.silu", "memory_bound", Stream(2 * moved_bytes, "silu"), (gate,), (silu,), (gate,),
+        Op(f"{name}.silu", "memory_bound", MemoryBound(2 * moved_bytes, "silu"), (gate,), (silu,), (gate,),
            launches=launches, region=region, back=back)
     )  # fmt: skip
     b.add(
-        Op(f"{name}.offset", "memory_bound", Stream(2 * moved_bytes, "silu"), (up,), (shifted,), launches=launches,
-           region=region, back=Back(0.0, 0))
+        Op(f"{name}.offset", "memory_bound", MemoryBound(2 * moved_bytes, "silu"), (up,), (shifted,), launches=launches,
+           region=region, back=OpBackward(0.0, 0))
     )  # fmt: skip
     b.add(
-        Op(f"{name}.product", "memory_bound", Stream(3 * moved_bytes, "mul"), (silu, shifted), (out,), (silu, shifted),
-           launches=launches, region=region, back=Back(6 * moved_bytes, 2 * launches, like="mul"))
+        Op(f"{name}.product", "memory_bound", MemoryBound(3 * moved_bytes, "mul"), (silu, shifted), (out,),
+        (silu, shifted),
+           launches=launches, region=region, back=OpBackward(6 * moved_bytes, 2 * launches, like="mul"))
     )  # fmt: skip
     return out
 
@@ -144,9 +149,12 @@ def multiply_by_shared_gate(b: TapeBuilder, ctx: Context, h: str, y: str) -> str
         b, ctx, h, "shared.gate", m=s, n=1.0, k=hidden, saves=(h,), format_="bf16", grad_bytes_per_param=2.0,
         accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param,
     )  # fmt: skip
-    gate, column = b.tensor("shared.gate_score", s * ctx.element), s * ctx.element
+    gate, column = b.tensor("shared.gate_score", s * ctx.activation_element_bytes), s * ctx.activation_element_bytes
     memory_bound_op(b, "shared.sigmoid", (logits,), gate, bytes_=2.0 * column, saves=(gate,), back_bytes=3.0 * column)
-    out, nbytes = b.tensor("shared.gated", s * hidden * ctx.element), s * hidden * ctx.element
+    out, nbytes = (
+        b.tensor("shared.gated", s * hidden * ctx.activation_element_bytes),
+        s * hidden * ctx.activation_element_bytes,
+    )
     memory_bound_op(b, "shared.times_gate", (y, gate), out, bytes_=2.0 * nbytes, saves=(y, gate),
                     back_bytes=6.0 * nbytes, back_launches=3, back_scratch=nbytes, like="mul")  # fmt: skip
     b.region = ""

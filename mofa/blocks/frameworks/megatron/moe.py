@@ -27,7 +27,7 @@ from mofa.blocks.frameworks.megatron.permute import (
     unpermute,
     with_padded_rows,
 )
-from mofa.blocks.op import Back, BackwardPreparation, Call, FloatK, Op, TapeBuilder
+from mofa.blocks.op import BackwardPreparation, FloatK, Op, OpBackward, TapeBuilder, TimedModuleCall
 from mofa.blocks.parts import (
     hold_in_module,
     linear,
@@ -37,7 +37,7 @@ from mofa.blocks.parts import (
     release_module_locals,
 )
 from mofa.blocks.roles import RoutingStep
-from mofa.blocks.work import Collective, CollectiveKind, Grouped, GroupedKernel, HostSync, Stream
+from mofa.blocks.work import Collective, CollectiveKind, GroupedGemm, GroupedKernel, HostSync, MemoryBound
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
 
@@ -62,8 +62,8 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
     assert moe is not None
     s, experts, hidden, since = ctx.shard_tokens, float(moe.num_experts), float(ctx.model.hidden), len(b.ops)
     wide = b.tensor("router.input", s * hidden * 4.0)
-    back = Back(12.0 * s * hidden, 2, 4.0 * s * hidden, like="cast_up")
-    b.add(Op("router.cast", "memory_bound", Stream(6.0 * s * hidden, "cast_up"), (h,), (wide,), back=back))
+    back = OpBackward(12.0 * s * hidden, 2, 4.0 * s * hidden, like="cast_up")
+    b.add(Op("router.cast", "memory_bound", MemoryBound(6.0 * s * hidden, "cast_up"), (h,), (wide,), back=back))
     logits = linear(
         b, ctx, wide, "router.gate", m=s, n=experts, k=hidden, saves=(h,), format_="fp32", out_element=4,
         grad_bytes_per_param=2.0, accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, functions=1.0,
@@ -74,9 +74,10 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
     mapped = b.tensor("router.map", s * experts, grad=False)
     launches = ROUTER_KERNELS[moe.score] + (GROUP_KERNELS if moe.num_groups > 1 else 0)
     kind = f"megatron router_{'grouped_' if moe.num_groups > 1 else ''}{moe.score}"
-    back = Back(24.0 * s * experts, 6, like=f"{kind}_bwd", elements=s * experts, width=experts)
+    back = OpBackward(24.0 * s * experts, 6, like=f"{kind}_bwd", elements=s * experts, width=experts)
     b.add(
-        Op("router.topk", "memory_bound", Stream(4.0 * launches * s * experts, f"{kind}_fwd", s * experts, experts),
+        Op("router.topk", "memory_bound",
+        MemoryBound(4.0 * launches * s * experts, f"{kind}_fwd", s * experts, experts),
            (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=launches, back=back)
     )  # fmt: skip
     mark_issued_by(b, since, module_call(ctx, "router"))
@@ -87,7 +88,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     """Router, dispatch, experts, combine and shared experts (moe_layer.py, token_dispatcher.py, experts.py)."""
     spec = ctx.model.moe
     assert spec is not None
-    row = float(ctx.model.hidden) * ctx.element
+    row = float(ctx.model.hidden) * ctx.activation_element_bytes
     b.region = "moe"
     add_module_python(b, "moe.layer", module_call(ctx, "moe_layer"))
     shared = ""
@@ -125,7 +126,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     say: the host waits for it before they are copied (``preprocess``, ``before_permutation_1``).
     """
     ctx = with_padded_rows(ctx)
-    fw, row = ctx.framework, float(ctx.model.hidden) * ctx.element
+    fw, row = ctx.framework, float(ctx.model.hidden) * ctx.activation_element_bytes
     all_to_all = fw.dispatcher == "alltoall"
     if all_to_all:  # its own probabilities are the router's, the others' those that were exchanged
         mark_dispatcher_renewal(b)
@@ -173,24 +174,24 @@ def count_expert_rows(b: TapeBuilder, ctx: Context, mapped: str) -> str:
     ranks, own = ctx.ep * ctx.etp, 8.0 * spec.num_experts
     counted = b.tensor("moe.count", own, grad=False)
     b.add(
-        Op("moe.count", "memory_bound", Stream(ctx.shard_tokens * float(spec.num_experts)), (mapped,), (counted,),
-           back=Back(0.0, 0), routing="count")
+        Op("moe.count", "memory_bound", MemoryBound(ctx.shard_tokens * float(spec.num_experts)), (mapped,), (counted,),
+           back=OpBackward(0.0, 0), routing="count")
     )  # fmt: skip
     if any_true(ranks > 1):
         gathered = b.tensor("moe.counts", own * ranks, grad=False)
         counted = b.add(
             Op("moe.counts", "ep", Collective("all_gather", "ep", own * ranks), (counted,), (gathered,),
-               present=ranks > 1, stream="ep", back=Back(0.0, 0))
+               present=ranks > 1, stream="ep", back=OpBackward(0.0, 0))
         )  # fmt: skip
         summed = b.tensor("moe.count_sums", own, grad=False)
         counted = b.add(
-            Op("moe.count_sums", "memory_bound", Stream(own * ranks), (counted,), (summed,), launches=5,
-               present=ranks > 1, back=Back(0.0, 0))
+            Op("moe.count_sums", "memory_bound", MemoryBound(own * ranks), (counted,), (summed,), launches=5,
+               present=ranks > 1, back=OpBackward(0.0, 0))
         )  # fmt: skip
     on_host = b.tensor("moe.counts_on_host", 0.0, grad=False)
     return b.add(
-        Op("moe.counts_to_host", "memory_bound", Stream(own), (counted,), (on_host,), stream="to_host",
-           back=Back(0.0, 0))
+        Op("moe.counts_to_host", "memory_bound", MemoryBound(own), (counted,), (on_host,), stream="to_host",
+           back=OpBackward(0.0, 0))
     )  # fmt: skip
 
 
@@ -225,7 +226,7 @@ def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
     work = Collective("all_to_all", "ep", rows_sent(ctx) * WEIGHT, ctx.imbalance)
     by = module_call(ctx, "collective")
     return b.add(
-        Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", call=by,
+        Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", module_call=by,
            routing="dispatch")
     )  # fmt: skip
 
@@ -235,7 +236,7 @@ def exchange(
 ) -> str:  # fmt: skip
     """Send token rows to the ranks that hold their experts, or back."""
     name = f"moe.{routing}"
-    row = float(ctx.model.hidden) * ctx.element
+    row = float(ctx.model.hidden) * ctx.activation_element_bytes
     out = b.tensor(f"{name}.out", out_bytes)
     dispatcher = ctx.framework.dispatcher
     if dispatcher == "allgather":
@@ -247,7 +248,7 @@ def exchange(
         work = Collective("all_to_all", "ep", rows_sent(ctx) * row, ctx.imbalance)
     by = module_call(ctx, "collective")
     return b.add(
-        Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, call=by, routing=routing)
+        Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, module_call=by, routing=routing)
     )
 
 
@@ -262,7 +263,7 @@ def experts(
     """
     spec = ctx.model.moe
     assert spec is not None
-    e, hidden, local = ctx.element, float(ctx.model.hidden), ctx.local_experts
+    e, hidden, local = ctx.activation_element_bytes, float(ctx.model.hidden), ctx.local_experts
     f = spec.expert_hidden / ctx.etp
     n = 2 * f if ctx.model.mlp.gated else f
     sequential = ctx.framework.experts == "sequential"
@@ -301,7 +302,7 @@ def experts(
     return out
 
 
-def grouped_linear_call(ctx: Context) -> Call | None:
+def grouped_linear_call(ctx: Context) -> TimedModuleCall | None:
     """The call of a linear of all experts; experts one after the other have a linear each (experts.py,
     ``SequentialMLP``)."""
     if ctx.framework.experts == "sequential":
@@ -326,12 +327,14 @@ def _products(
     kernel: GroupedKernel = ctx.framework.grouped_kernel if ctx.fp8 is None else "one"
     streamed = kernel == "multi-stream" or ctx.fp8 is not None
     within = added if streamed and not sequential and not grad_bytes else 0.0
-    work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=sequential, kernel=kernel, added_bytes=within)
+    work = GroupedGemm(rows, local, n, k, ctx.gemm_format, sequential=sequential, kernel=kernel, added_bytes=within)
     return b.add(
-        Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1, prepared=ready,
+        Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1,
+        backward_preparation=ready,
            weight=name, weight_params=params, weight_bytes=params * grad_bytes / (local if sequential else 1.0),
-           accumulate_bytes_per_param=added - within, num_weights=local, choices=local * ctx.unseen,
-           loads=local * ctx.expected_first_use_kernels / 4.0, loops_met=ctx.loops_met, routing=routing)
+           accumulate_bytes_per_param=added - within, num_weights=local, kernel_choices=local * ctx.unseen_rows_share,
+           kernel_loads=local * ctx.expected_first_use_kernels / 4.0, mean_loops_before=ctx.mean_loops_before,
+           routing=routing)
     )  # fmt: skip
 
 
@@ -339,7 +342,7 @@ def _weighted(op: Op, weights: tuple[str, ...], elements: FloatK, width: float) 
     """An activation that reads and keeps the rows' probabilities; a fused one of so many elements, as it was measured
     (fused_bias_swiglu.py, ``weighted_swiglu``)."""
     op = op._replace(reads=(*op.reads, *weights), saves=(*op.saves, *weights))
-    if not any_true(elements > 0.0) or not isinstance(op.work, Stream) or op.back is None:
+    if not any_true(elements > 0.0) or not isinstance(op.work, MemoryBound) or op.back is None:
         return op
     return op._replace(
         work=op.work._replace(like="te weighted_swiglu_fwd", elements=elements, width=width),
@@ -354,8 +357,8 @@ def _by_probability(b: TapeBuilder, act: str, kept_bytes: ArrayK, moved: ArrayK,
     backward multiplies twice, and sums the rows of the one product beside the other.
     """
     out = b.tensor("experts.weighted", kept_bytes)
-    back = Back(6.0 * moved, 3 * launches, kept_bytes, like="mul")
-    work = Stream(2.0 * moved, "mul")
+    back = OpBackward(6.0 * moved, 3 * launches, kept_bytes, like="mul")
+    work = MemoryBound(2.0 * moved, "mul")
     return b.add(
         Op("experts.weight", "memory_bound", work, (act,), (out,), (act,), region="moe.moe_act", launches=launches,
            back=back)
@@ -369,11 +372,11 @@ def expert_bias(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, memory_rows:
     multiplied (2 bytes an element) and added (6), then all are copied (4); backward multiplies and sums twice (12) and
     concatenates (4).
     """
-    local, element = ctx.local_experts, ctx.element
+    local, element = ctx.local_experts, ctx.activation_element_bytes
     elements = rows * float(ctx.model.hidden)
     out = b.tensor("experts.biased", memory_rows * float(ctx.model.hidden) * element)
-    back = Back(8 * elements * element, 5 * local + 1, like="mul")
+    back = OpBackward(8 * elements * element, 5 * local + 1, like="mul")
     return b.add(
-        Op("experts.bias", "memory_bound", Stream(6 * elements * element, "residual_add"), (x,), (out,),
+        Op("experts.bias", "memory_bound", MemoryBound(6 * elements * element, "residual_add"), (x,), (out,),
            scratch=2 * memory_rows * float(ctx.model.hidden) * element, launches=3 * local + 1, back=back)
     )  # fmt: skip

@@ -13,8 +13,8 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.fp8 import FILLED_ROWS
 from mofa.blocks.frameworks.megatron.calls import module_call
-from mofa.blocks.op import Back, FloatK, Op, TapeBuilder
-from mofa.blocks.work import HostSync, Stream
+from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
+from mofa.blocks.work import HostSync, MemoryBound
 
 WEIGHT = 4.0
 """Bytes of a row's probability, fp32 as the router computes. [B]"""
@@ -62,8 +62,9 @@ def pad_map(b: TapeBuilder, ctx: Context, mapped: str) -> str:
     table = ctx.shard_tokens * float(spec.num_experts)
     out = b.tensor("moe.padded_map", 0.0 * table, grad=False)
     return b.add(
-        Op("moe.pad_map", "memory_bound", Stream(PAD_BYTES * table), (mapped,), (out,), scratch=14.0 * table, view=True,
-           launches=PAD_KERNELS, back=Back(0.0, 0))
+        Op("moe.pad_map", "memory_bound", MemoryBound(PAD_BYTES * table), (mapped,), (out,), scratch=14.0 * table,
+        view=True,
+           launches=PAD_KERNELS, back=OpBackward(0.0, 0))
     )  # fmt: skip
 
 
@@ -81,15 +82,16 @@ def _fused_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     row_ids = b.tensor("moe.row_ids", ctx.shard_tokens * (2.0 * experts + 1.0) * 4.0, grad=False)
     table = ctx.shard_tokens * experts
     b.add(
-        Op("moe.row_map", "memory_bound", Stream(21.0 * table, "te row_map", table, experts), (mapped,), (row_ids,),
-           launches=3, back=Back(0.0, 0), routing="row_map")
+        Op("moe.row_map", "memory_bound", MemoryBound(21.0 * table, "te row_map", table, experts), (mapped,),
+        (row_ids,),
+           launches=3, back=OpBackward(0.0, 0), routing="row_map")
     )  # fmt: skip
-    row = hidden * ctx.element
+    row = hidden * ctx.activation_element_bytes
     sent, weights = b.tensor("moe.sent", copies * row), b.tensor("moe.weights", copies * WEIGHT)
     elements, moved = copies * hidden, (copies + ctx.shard_tokens) * row
-    back = Back(moved, 1, like="te permute_bwd", elements=elements, width=hidden)
+    back = OpBackward(moved, 1, like="te permute_bwd", elements=elements, width=hidden)
     b.add(
-        Op("moe.permute", "memory_bound", Stream(moved, "te permute_fwd", elements, hidden), (h, scores, row_ids),
+        Op("moe.permute", "memory_bound", MemoryBound(moved, "te permute_fwd", elements, hidden), (h, scores, row_ids),
            (sent, weights), (row_ids,), back=back, routing="permute")
     )  # fmt: skip
     return sent, weights
@@ -105,7 +107,7 @@ def _eager_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     spec = ctx.model.moe
     assert spec is not None
     row, table, copies = (
-        float(ctx.model.hidden) * ctx.element,
+        float(ctx.model.hidden) * ctx.activation_element_bytes,
         ctx.shard_tokens * float(spec.num_experts),
         rows_sent(ctx),
     )
@@ -114,45 +116,57 @@ def _eager_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     turned = b.tensor("moe.turned_scores", table * WEIGHT, grad=False)
     sent, weights = b.tensor("moe.sent", copies * row), b.tensor("moe.weights", copies * WEIGHT)
     b.add(
-        Op("moe.mask", "memory_bound", Stream(4.0 * table), (mapped,), (mask,), launches=4, back=Back(0.0, 0))
+        Op(
+            "moe.mask",
+            "memory_bound",
+            MemoryBound(4.0 * table),
+            (mapped,),
+            (mask,),
+            launches=4,
+            back=OpBackward(0.0, 0),
+        )
     )  # the mask by expert, the tokens' numbers, and how many are chosen
     if not ctx.fixed_rows:
         b.add(Op("moe.rows_sync", "host", HostSync()))
     b.add(
-        Op("moe.select_rows", "memory_bound", Stream(12.0 * table + 3.0 * INDEX * copies), (mask, scores),
-           (places, turned), scratch=2.0 * INDEX * copies, launches=6, back=Back(0.0, 0))
+        Op("moe.select_rows", "memory_bound", MemoryBound(12.0 * table + 3.0 * INDEX * copies), (mask, scores),
+           (places, turned), scratch=2.0 * INDEX * copies, launches=6, back=OpBackward(0.0, 0))
     )  # fmt: skip
     if not ctx.fixed_rows:
         b.add(Op("moe.weights_sync", "host", HostSync()))
     b.add(
-        Op("moe.select_weights", "memory_bound", Stream(table + (3.0 * INDEX + WEIGHT) * copies), (scores, mask),
+        Op("moe.select_weights", "memory_bound", MemoryBound(table + (3.0 * INDEX + WEIGHT) * copies), (scores, mask),
            (weights,), (mask, turned), scratch=2.0 * INDEX * copies, launches=3,
-           back=Back((2.0 * WEIGHT + 2.0) * table, 5, nodes=3.0))
+           back=OpBackward((2.0 * WEIGHT + 2.0) * table, 5, autograd_nodes=3.0))
     )  # fmt: skip
     b.add(
-        Op("moe.permute", "memory_bound", Stream(2.0 * copies * row, "permute"), (h, places), (sent,), (places,),
-           back=Back(3.0 * copies * row, 2, like="index_add"), routing="permute")
+        Op("moe.permute", "memory_bound", MemoryBound(2.0 * copies * row, "permute"), (h, places), (sent,), (places,),
+           back=OpBackward(3.0 * copies * row, 2, like="index_add"), routing="permute")
     )  # fmt: skip
     return sent, weights
 
 
 def unpermute(b: TapeBuilder, ctx: Context, y: str) -> str:
     """Rows added to their tokens; by PyTorch onto zeros, and back gathered by index."""
-    row, hidden, copies = float(ctx.model.hidden) * ctx.element, float(ctx.model.hidden), rows_sent(ctx)
+    row, hidden, copies = (
+        float(ctx.model.hidden) * ctx.activation_element_bytes,
+        float(ctx.model.hidden),
+        rows_sent(ctx),
+    )
     out = b.tensor("moe.out", ctx.shard_tokens * row)
     if not ctx.framework.permute_fusion:
-        work = Stream((3.0 * copies + ctx.shard_tokens) * row, "unpermute")
-        back = Back(2.0 * copies * row, 1, like="permute")
+        work = MemoryBound((3.0 * copies + ctx.shard_tokens) * row, "unpermute")
+        back = OpBackward(2.0 * copies * row, 1, like="permute")
         return b.add(
             Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), launches=2, back=back,
                routing="unpermute")
         )  # fmt: skip
     elements = copies * hidden
-    back = Back((copies + ctx.shard_tokens) * row, 1, like="te unpermute_bwd", elements=elements, width=hidden)
-    work = Stream((copies + ctx.shard_tokens) * row, "te unpermute_fwd", elements, hidden)
+    back = OpBackward((copies + ctx.shard_tokens) * row, 1, like="te unpermute_bwd", elements=elements, width=hidden)
+    work = MemoryBound((copies + ctx.shard_tokens) * row, "te unpermute_fwd", elements, hidden)
     by = module_call(ctx, "unpermute")
     return b.add(
-        Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), back=back, call=by,
+        Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), back=back, module_call=by,
            routing="unpermute")
     )  # fmt: skip
 
@@ -166,9 +180,9 @@ def sort_by_expert(
     eager = not ctx.framework.permute_fusion
     moved = 2.0 * rows * WEIGHT if eager else 0.0
     weights = b.add(
-        Op("moe.sort_weights", "memory_bound", Stream(moved, "copy" if eager else ""), (weights,), (by_expert,),
-           launches=1 if eager else 0, present=_sorts(ctx), pieces=_chunks(ctx) if eager else 0.0,
-           back=Back(moved, 1, like="copy") if eager else Back(0.0, 0), routing="sort")
+        Op("moe.sort_weights", "memory_bound", MemoryBound(moved, "copy" if eager else ""), (weights,), (by_expert,),
+           launches=1 if eager else 0, present=_sorts(ctx), split_views=_chunks(ctx) if eager else 0.0,
+           back=OpBackward(moved, 1, like="copy") if eager else OpBackward(0.0, 0), routing="sort")
     )  # fmt: skip
     return out, weights
 
@@ -185,20 +199,21 @@ def _by_chunks(
     """Chunks of an expert and a sender in another order: by a map of rows, which is kept, or cut and joined, which
     keeps nothing (``sort_chunks_by_idxs``)."""
     name, hidden = f"moe.{routing}", float(ctx.model.hidden)
-    moved, elements = 2 * rows * hidden * ctx.element, rows * hidden
-    y = b.tensor(out, memory_rows * hidden * ctx.element)
+    moved, elements = 2 * rows * hidden * ctx.activation_element_bytes, rows * hidden
+    y = b.tensor(out, memory_rows * hidden * ctx.activation_element_bytes)
     if not ctx.framework.permute_fusion:
-        back = Back(moved, 2, like="copy")
+        back = OpBackward(moved, 2, like="copy")
         return b.add(
-            Op(name, "memory_bound", Stream(moved, "copy"), (x,), (y,), launches=2, present=_sorts(ctx), back=back,
-               pieces=_chunks(ctx), routing=routing)
+            Op(name, "memory_bound", MemoryBound(moved, "copy"), (x,), (y,), launches=2, present=_sorts(ctx), back=back,
+               split_views=_chunks(ctx), routing=routing)
         )  # fmt: skip
     place = b.tensor(f"{name}_map", where(_sorts(ctx), memory_rows * 4.0, 0.0), grad=False)
-    back = Back(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
-    work = Stream(moved, "te sort_fwd", elements, hidden)
+    back = OpBackward(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
+    work = MemoryBound(moved, "te sort_fwd", elements, hidden)
     by = module_call(ctx, "sort_chunks")
     return b.add(
-        Op(name, "memory_bound", work, (x,), (y, place), (place,), launches=2, present=_sorts(ctx), back=back, call=by,
+        Op(name, "memory_bound", work, (x,), (y, place), (place,), launches=2, present=_sorts(ctx), back=back,
+        module_call=by,
            routing=routing)
     )  # fmt: skip
 

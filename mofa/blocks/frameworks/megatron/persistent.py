@@ -13,7 +13,7 @@ from mofa.blocks.elementwise import any_true, value_at
 from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.op import Op
 from mofa.blocks.roles import Role
-from mofa.blocks.work import Gemm, Grouped
+from mofa.blocks.work import Gemm, GroupedGemm
 
 WORKSPACE = 32 * 2**20 + 1024
 """Of cuBLAS, that Transformer Engine hands to each of its products (2.20.2, cpp_extensions/gemm.py,
@@ -34,13 +34,13 @@ FirstUse = tuple[str, Role]
 class PersistentBuffer(NamedTuple):
     """A buffer that the first op of its ``name`` on a rank takes for good. [B]
 
-    ``each``: every block has its own. ``behind``: it comes behind the op's outputs, else in front of them.
+    ``per_block``: every block has its own. ``after_outputs``: it comes behind the op's outputs, else in front of them.
     """
 
     name: str
     bytes: int
-    each: bool
-    behind: bool
+    per_block: bool
+    after_outputs: bool
 
 
 def buffers_at_first_use(
@@ -63,15 +63,17 @@ def buffers_at_first_use(
         if ctx.fp8 is not None and block not in OUTSIDE_LAYERS and not ctx.framework.fp8_params:
             layouts = weight_copies(ctx.fp8.name, ctx.fp8_transposes)
             of_forward += [
-                PersistentBuffer(f"fp8 copy of {op.weight} {i}", int(params), each=True, behind=False)
+                PersistentBuffer(f"fp8 copy of {op.weight} {i}", int(params), per_block=True, after_outputs=False)
                 for i in range(number * layouts)
             ]
-        if block == "head" and value_at(ctx.gathers, k):
-            gathered = int(value_at(ctx.tokens, k) * ctx.model.hidden * ctx.element)
-            of_forward.append(PersistentBuffer("gathered input of the head", gathered, each=False, behind=False))
+        if block == "head" and value_at(ctx.gathers_sequence, k):
+            gathered = int(value_at(ctx.tokens, k) * ctx.model.hidden * ctx.activation_element_bytes)
+            of_forward.append(
+                PersistentBuffer("gathered input of the head", gathered, per_block=False, after_outputs=False)
+            )
         if _in_streams(op):
             of_forward += [
-                PersistentBuffer(f"workspace of grouped products {i}", WORKSPACE, each=False, behind=True)
+                PersistentBuffer(f"workspace of grouped products {i}", WORKSPACE, per_block=False, after_outputs=True)
                 for i in range(GROUPED_STREAMS)
             ]
         if of_forward:
@@ -79,14 +81,14 @@ def buffers_at_first_use(
         if ctx.framework.fuses_wgrad_accumulation:
             rows, columns = (round(value_at(width, k)) for width in weight_shape(op))
             name = f"dummy gradient of {rows} x {columns}"
-            dummy = PersistentBuffer(name, int(2 * params), each=False, behind=True)
+            dummy = PersistentBuffer(name, int(2 * params), per_block=False, after_outputs=True)
             buffers[op.name, "wgrad"] = (dummy,)
     return buffers
 
 
 def weight_shape(op: Op) -> tuple[ArrayK, ArrayK]:
     """Rows and columns of a product's weight, of one expert's where it has several. (K,) each [elements]"""
-    assert isinstance(op.work, (Gemm, Grouped)), op.name
+    assert isinstance(op.work, (Gemm, GroupedGemm)), op.name
     return op.work.n, op.work.k
 
 
@@ -96,7 +98,7 @@ def workspace_bytes(ops: Iterable[Op]) -> float:
 
 
 def _in_streams(op: Op) -> bool:
-    return isinstance(op.work, Grouped) and not op.work.sequential
+    return isinstance(op.work, GroupedGemm) and not op.work.sequential
 
 
 class RotaryTableBytes(NamedTuple):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mofa.blocks.context import Context
-from mofa.blocks.op import WRITES, Back, FloatK, Op, ScratchSequence, TapeBuilder
+from mofa.blocks.op import WRITES, FloatK, Op, OpBackward, ScratchSequence, TapeBuilder
 from mofa.blocks.parts import hold_in_module
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 
 
 def rotate(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_dim: float, *, pairs: bool) -> str:
@@ -22,16 +22,20 @@ def rotate(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope
     """
     out = b.tensor(f"{name}.rope", nbytes)
     table = ctx.seq_len / ctx.cp * rope_dim
-    cos, sin = (b.tensor(f"{name}.{which}", table * ctx.element, grad=False) for which in ("cos", "sin"))
+    cos, sin = (
+        b.tensor(f"{name}.{which}", table * ctx.activation_element_bytes, grad=False) for which in ("cos", "sin")
+    )
     if pairs:
         halves = b.tensor(f"{name}.halves", nbytes)
-        back = Back(7.0 * nbytes, 5, like="rope_half", nodes=3.0)
-        x = b.add(Op(f"{name}.pairs", "memory_bound", Stream(2.0 * nbytes, "join_heads"), (x,), (halves,), back=back))
+        back = OpBackward(7.0 * nbytes, 5, like="rope_half", autograd_nodes=3.0)
+        x = b.add(
+            Op(f"{name}.pairs", "memory_bound", MemoryBound(2.0 * nbytes, "join_heads"), (x,), (halves,), back=back)
+        )
     moved = 12.0 * nbytes + 2 * (8.0 + 8.0 + 6.0) * table
     b.add(
-        Op(f"{name}.rope", "memory_bound", Stream(moved, "rope_half"), (x,), (out, cos, sin), (cos, sin),
+        Op(f"{name}.rope", "memory_bound", MemoryBound(moved, "rope_half"), (x,), (out, cos, sin), (cos, sin),
            scratch=2.0 * nbytes, launches=12, order=None if pairs else _forward(nbytes, 4.0 * table),
-           back=Back(14.0 * nbytes, 7, 2.5 * nbytes, like="rope_half", nodes=7.0,
+           back=OpBackward(14.0 * nbytes, 7, 2.5 * nbytes, like="rope_half", autograd_nodes=7.0,
                      order=None if pairs else _backward(nbytes)))
     )  # fmt: skip
     return out

@@ -28,7 +28,7 @@ from mofa.blocks.frameworks.megatron.moe import moe
 from mofa.blocks.frameworks.megatron.persistent import weight_shape, workspace_bytes
 from mofa.blocks.frameworks.megatron.rope import unfused_rope
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
-from mofa.blocks.op import Back, Op, TapeBuilder
+from mofa.blocks.op import Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import (
     HEAD,
     embedding_backward_scratch,
@@ -42,7 +42,7 @@ from mofa.blocks.parts import (
     tp_copy,
     tp_reduce,
 )
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
 
@@ -52,7 +52,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     a = ctx.model.attention
     q_width, k_width, v_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk, ctx.kv_heads * a.d_v
     fused = column_linear(b, ctx, h, "qkv", q_width + k_width + v_width, ctx.model.hidden)
-    t, e = ctx.tokens, ctx.element
+    t, e = ctx.tokens, ctx.activation_element_bytes
     q = b.tensor("q", t * q_width * e)
     k = b.tensor("k", t * k_width * e)
     v_part = b.tensor("v.part", t * v_width * e)
@@ -60,7 +60,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     # views forward; backward concatenates dq, dk and dv
     b.add(
         Op("qkv.split", "memory_bound", None, (fused,), (q, k, v_part), view=True, launches=0,
-           back=Back(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
+           back=OpBackward(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
     )  # fmt: skip
     q = copy_strided_queries(b, ctx, q, t * q_width * e)
     mark_issued_by(b, since, module_call(ctx, "self_attention"))
@@ -92,15 +92,17 @@ def _copied(b: TapeBuilder, ctx: Context, name: str, x: str, present: BoolK) -> 
     nbytes = b.tensors[x].bytes
     hold_in_module(b, "attention", x)
     out = b.tensor(name if name not in b.tensors else f"{name}.apart", nbytes)
-    work = Stream(2 * nbytes, "strided_copy")
-    return b.add(Op(f"{name}.copy", "memory_bound", work, (x,), (out,), present=present, back=Back(0.0, 0)))
+    work = MemoryBound(2 * nbytes, "strided_copy")
+    return b.add(Op(f"{name}.copy", "memory_bound", work, (x,), (out,), present=present, back=OpBackward(0.0, 0)))
 
 
 def copy_strided_queries(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
     """The reshape of the queries of several groups to heads copies: they are not adjacent (attention.py)."""
     out = b.tensor("q.heads", nbytes)
-    work = Stream(2 * nbytes, "strided_copy")
-    return b.add(Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies_queries(ctx), back=Back(0.0, 0)))
+    work = MemoryBound(2 * nbytes, "strided_copy")
+    return b.add(
+        Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies_queries(ctx), back=OpBackward(0.0, 0))
+    )
 
 
 def is_strided(ctx: Context, name: str) -> BoolK:
@@ -113,10 +115,11 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     """Norm over each head. A view of qkv is copied together and the copy kept, so that the whole is let go
     (transformer_engine/pytorch/ops/basic/rmsnorm.py, ``input_.contiguous()``)."""
     elements = ctx.tokens * heads * head_dim
-    nbytes = elements * ctx.element
+    nbytes = elements * ctx.activation_element_bytes
     x = b.add(
-        Op(f"{name}.copy", "memory_bound", Stream(2 * nbytes, "strided_copy"), (x,),
-           (b.tensor(f"{name}.together", nbytes),), present=is_strided(ctx, name), region=b.region, back=Back(0.0, 0))
+        Op(f"{name}.copy", "memory_bound", MemoryBound(2 * nbytes, "strided_copy"), (x,),
+           (b.tensor(f"{name}.together", nbytes),), present=is_strided(ctx, name), region=b.region,
+           back=OpBackward(0.0, 0))
     )  # fmt: skip
     out = b.tensor(f"{name}.out", nbytes)
     scale = b.tensor(f"{name}.rstd", ctx.tokens * heads * 4.0, grad=False)
@@ -124,10 +127,10 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     if head_dim <= HEAD or not has_tuned_norm(ctx, head_dim):
         forward, backward = untuned_norm_slowdown(ctx, of_heads=head_dim <= HEAD)
     b.add(
-        Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", forward * elements, head_dim), (x,),
+        Op(name, "memory_bound", MemoryBound(2 * nbytes, "te rmsnorm_fwd", forward * elements, head_dim), (x,),
            (out, scale), (x, scale), region=b.region,
-           back=Back(3 * nbytes, 2, like="te rmsnorm_bwd", elements=backward * elements, width=head_dim),
-           call=module_call(ctx, "norm"), purpose="norm")
+           back=OpBackward(3 * nbytes, 2, like="te rmsnorm_bwd", elements=backward * elements, width=head_dim),
+           module_call=module_call(ctx, "norm"), purpose="norm")
     )  # fmt: skip
     return out
 
@@ -144,8 +147,8 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         nbytes = b.tensors[x].bytes
         out = b.tensor(f"{name}.rope", nbytes)
         since, width = len(b.ops), heads * ctx.model.attention.d_qk
-        work = Stream(2 * nbytes, "te rope_fwd", ctx.tokens * width, width)
-        back = Back(2 * nbytes, 1, like="te rope_bwd", elements=ctx.tokens * width, width=width)
+        work = MemoryBound(2 * nbytes, "te rope_fwd", ctx.tokens * width, width)
+        back = OpBackward(2 * nbytes, 1, like="te rope_bwd", elements=ctx.tokens * width, width=width)
         outs.append(b.add(Op(f"{name}.rope", "memory_bound", work, (x,), (out,), back=back)))
         mark_issued_by(b, since, module_call(ctx, "rope"))
     return outs[0], outs[1]
@@ -153,7 +156,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
 
 def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     """Latent attention: replicated down-projections of the shard, up-projections split by heads, fused rotary."""
-    t, s, e, hidden = ctx.tokens, ctx.shard_tokens, ctx.element, float(ctx.model.hidden)
+    t, s, e, hidden = ctx.tokens, ctx.shard_tokens, ctx.activation_element_bytes, float(ctx.model.hidden)
     rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
     q = h
     if a.q_lora_rank is not None:
@@ -162,7 +165,7 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
     b.add(
         Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
-           back=Back(2 * s * (rank + rope_dim) * e, 1), call=module_call(ctx, "latent_attention"))
+           back=OpBackward(2 * s * (rank + rope_dim) * e, 1), module_call=module_call(ctx, "latent_attention"))
     )  # fmt: skip
     k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
     b.region = "mla_up"
@@ -182,12 +185,13 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     value = b.tensor("v", t * heads * a.v_head_dim * e)
     turned = 2 * t * heads * rope_dim * e
     b.add(
-        Op("q.rope", "memory_bound", Stream(turned), (q,), (query,), view=True, back=Back(turned, 1),
-           call=module_call(ctx, "rope"))
+        Op("q.rope", "memory_bound", MemoryBound(turned), (q,), (query,), view=True, back=OpBackward(turned, 1),
+           module_call=module_call(ctx, "rope"))
     )  # fmt: skip
     b.add(
-        Op("kv.rope", "memory_bound", Stream(2 * t * heads * (a.d_qk + a.v_head_dim) * e), (up, k_pe), (key, value),
-           back=Back(2 * t * heads * (a.d_qk + a.v_head_dim) * e, 1), call=module_call(ctx, "rope"))
+        Op("kv.rope", "memory_bound", MemoryBound(2 * t * heads * (a.d_qk + a.v_head_dim) * e), (up, k_pe),
+        (key, value),
+           back=OpBackward(2 * t * heads * (a.d_qk + a.v_head_dim) * e, 1), module_call=module_call(ctx, "rope"))
     )  # fmt: skip
     b.region = ""
     return query, key, value
@@ -220,12 +224,12 @@ def vocab_per_rank(ctx: Context) -> ArrayK:
 
 def embedding(b: TapeBuilder, ctx: Context) -> str:
     """Vocabulary-parallel lookup; under sequence parallelism a copy, a reduce-scatter and a clone behind it."""
-    h, e, since = float(ctx.model.hidden), ctx.element, len(b.ops)
+    h, e, since = float(ctx.model.hidden), ctx.activation_element_bytes, len(b.ops)
     params = vocab_per_rank(ctx) * h
     looked = b.tensor("embedding.rows", ctx.tokens * h * e)
     b.add(
-        Op("embedding", "memory_bound", Stream(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
-           back=Back(2 * params + 2 * ctx.tokens * h * e, 3, embedding_backward_scratch(ctx, params / h)),
+        Op("embedding", "memory_bound", MemoryBound(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
+           back=OpBackward(2 * params + 2 * ctx.tokens * h * e, 3, embedding_backward_scratch(ctx, params / h)),
            weight_params=params, weight_bytes=2.0 * params,
            accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="embedding")
     )  # fmt: skip
@@ -233,8 +237,8 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     clone = b.tensor("embedding.clone", ctx.shard_tokens * h * e)
     nbytes = ctx.shard_tokens * h * e
     y = b.add(
-        Op("embedding.copy", "memory_bound", Stream(2 * nbytes), (y,), (clone,), present=ctx.gathers,
-           back=Back(2 * nbytes, 1))
+        Op("embedding.copy", "memory_bound", MemoryBound(2 * nbytes), (y,), (clone,), present=ctx.gathers_sequence,
+           back=OpBackward(2 * nbytes, 1))
     )  # fmt: skip
     if ctx.model.positions == "learned":
         placed = b.tensor("embedding.placed", nbytes)
@@ -245,8 +249,8 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
         dropped = b.tensor("embedding.dropped", nbytes)
         mask = b.tensor("embedding.mask", ctx.shard_tokens * h, grad=False)
         y = b.add(
-            Op("embedding.dropout", "memory_bound", Stream(2.5 * nbytes), (y,), (dropped, mask), (mask,),
-               back=Back(2.5 * nbytes, 1))
+            Op("embedding.dropout", "memory_bound", MemoryBound(2.5 * nbytes), (y,), (dropped, mask), (mask,),
+               back=OpBackward(2.5 * nbytes, 1))
         )  # fmt: skip
     mark_issued_by(b, since, module_call(ctx, "embedding"))
     return y
@@ -260,7 +264,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     full = gather_into_shared_buffer(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
     logits = linear(
         b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
-        regather=("output.all_gather",) if any_true(ctx.gathers) else (), purpose="output",
+        regather=("output.all_gather",) if any_true(ctx.gathers_sequence) else (), purpose="output",
         **weight_grad_arguments(ctx),
     )  # fmt: skip
     logits = finish_logits(b, ctx, logits, float(ctx.model.vocab))
@@ -279,7 +283,7 @@ def begin_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, 
 def head_buffers(ctx: Context) -> ArrayK:
     """The head's share of the buffers that stay: its dummy gradient and its gathered input. [B]"""
     vocab = 2.0 * vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
-    return vocab + where(ctx.gathers, ctx.tokens * ctx.model.hidden * ctx.element, 0.0)
+    return vocab + where(ctx.gathers_sequence, ctx.tokens * ctx.model.hidden * ctx.activation_element_bytes, 0.0)
 
 
 def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = True) -> ArrayK:

@@ -13,8 +13,8 @@ from mofa.blocks.elementwise import where
 from mofa.blocks.frameworks.torchtitan.ffn import gated_activation
 from mofa.blocks.frameworks.torchtitan.linear import CAST, cast, casts_linear_inputs, weight_copy
 from mofa.blocks.frameworks.torchtitan.registration import EXPERTS, MATRIX
-from mofa.blocks.op import Back, FloatK, Op, TapeBuilder, Tensor
-from mofa.blocks.work import Grouped, HostSync, Stream
+from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder, Tensor
+from mofa.blocks.work import GroupedGemm, HostSync, MemoryBound
 
 NODES = 3.0
 """Nodes of autograd's graph from a slice's product to its weight: a cast (a view without autocast), a transposition, a
@@ -25,7 +25,7 @@ SLICES = 2.0
 
 def output_element_bytes(ctx: Context) -> int:
     """Bytes of an element of the experts' output, which is cast to no other format. [B]"""
-    return 2 if casts_linear_inputs(ctx) else ctx.element
+    return 2 if casts_linear_inputs(ctx) else ctx.activation_element_bytes
 
 
 def loop_over_experts(
@@ -44,16 +44,16 @@ def loop_over_experts(
     hidden, local, e = float(ctx.model.hidden), ctx.local_experts, output_element_bytes(ctx)
     f = spec.expert_hidden / ctx.etp
     casts = casts_linear_inputs(ctx)
-    given = ctx.residual * hidden
+    given = ctx.residual_element_bytes * hidden
     # the counts are copied to the host; back, the slice without padding is copied into zeros
     b.part = "experts"
-    b.add(Op("experts.counts", "memory_bound", Stream(0.0), launches=1, back=Back(0.0, 0)))
+    b.add(Op("experts.counts", "memory_bound", MemoryBound(0.0), launches=1, back=OpBackward(0.0, 0)))
     b.add(Op("moe.sync.experts", "host", HostSync()))
     sliced, split = b.tensor("experts.rows", memory_rows * given), b.tensor("experts.split", memory_rows * given)
     b.add(Op("experts.slice", "memory_bound", None, (x,), (sliced,), view=True, launches=0,
-             back=Back(3.0 * rows * given, 2, like="copy")))  # fmt: skip
+             back=OpBackward(3.0 * rows * given, 2, like="copy")))  # fmt: skip
     x = b.add(Op("experts.split", "memory_bound", None, (sliced,), (split,), view=True, launches=0, step="split",
-                 back=Back(2.0 * rows * given, 1, like="copy")))  # fmt: skip
+                 back=OpBackward(2.0 * rows * given, 1, like="copy")))  # fmt: skip
     since = len(b.ops)
 
     def product(which: str, source: str, n: FloatK, k: FloatK, reads: tuple[str, ...] = ()) -> str:
@@ -64,12 +64,13 @@ def loop_over_experts(
                 source = cast(b, source, name, memory_rows * k)
             reads = (*reads, weight_copy(b, name, params))
         out = b.tensor(f"{name}.out", memory_rows * n * e)
-        work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=True, uneven=ctx.uneven)
+        work = GroupedGemm(rows, local, n, k, ctx.gemm_format, sequential=True, uneven=ctx.expert_rows_deviation)
         new = 0.0 if which == "w3" else local
         return b.add(
             Op(name, "grouped_gemm", work, (source, *reads), (out,), (source,), weight=name, weight_params=params,
-               weight_bytes=n * k * e, num_weights=1, pieces=SLICES * local, choices=new * ctx.unseen,
-               loads=new * ctx.expected_first_use_kernels / 4.0, loops_met=ctx.loops_met,
+               weight_bytes=n * k * e, num_weights=1, split_views=SLICES * local,
+               kernel_choices=new * ctx.unseen_rows_share,
+               kernel_loads=new * ctx.expected_first_use_kernels / 4.0, mean_loops_before=ctx.mean_loops_before,
                registered_at=EXPERTS + MATRIX[which])
         )  # fmt: skip
 
@@ -86,8 +87,18 @@ def loop_over_experts(
         b.tensor("experts.joined", memory_rows * hidden * e),
         b.tensor("experts.padded", memory_rows * hidden * e),
     )
-    b.add(Op("experts.cat", "memory_bound", Stream(moved, "copy"), (y,), (joined,), pieces=local, back=Back(0.0, 0)))
-    b.add(Op("experts.vstack", "memory_bound", Stream(moved, "copy"), (joined,), (out,), back=Back(0.0, 0)))
+    b.add(
+        Op(
+            "experts.cat",
+            "memory_bound",
+            MemoryBound(moved, "copy"),
+            (y,),
+            (joined,),
+            split_views=local,
+            back=OpBackward(0.0, 0),
+        )
+    )
+    b.add(Op("experts.vstack", "memory_bound", MemoryBound(moved, "copy"), (joined,), (out,), back=OpBackward(0.0, 0)))
     parts.release_module_locals(b, "experts loop")
     b.part = ""
     return out
@@ -120,19 +131,21 @@ def with_full_size_expert_gradients(ops: list[Op], tensors: dict[str, Tensor], c
         if casts_linear_inputs(ctx):
             last = f"{grad}.fp32"
             tensors[last] = Tensor(last, 4.0 * params, "grad", grad=False)
-            pending.append(Op(f"{name}.grad_cast", "memory_bound", Stream(CAST * params * local, "cast_up"), (grad,),
+            pending.append(Op(f"{name}.grad_cast", "memory_bound", MemoryBound(CAST * params * local, "cast_up"),
+            (grad,),
                            (last,), launches=local, expert_loops=local, role="grad_cast", origin=name,
                            part=op.part))  # fmt: skip
         summed_bytes = wide * params * local
         tensors[made] = Tensor(made, summed_bytes if lasting else 0.0, "grad", grad=False, weight=name)
         pending += [
-            Op(f"{name}.zeros.whole", "memory_bound", Stream(summed_bytes * local, "zero"), launches=local,
-               expert_loops=local, nodes=0.0, role="whole", part=op.part),
-            Op(f"{name}.copy.whole", "memory_bound", Stream(2.0 * summed_bytes, "copy"), launches=local,
-               expert_loops=local, nodes=0.0, role="whole", part=op.part),
-            Op(f"{name}.whole", "memory_bound", Stream(3.0 * summed_bytes * (local - 1.0), "residual_add"), (last,),
+            Op(f"{name}.zeros.whole", "memory_bound", MemoryBound(summed_bytes * local, "zero"), launches=local,
+               expert_loops=local, autograd_nodes=0.0, role="whole", part=op.part),
+            Op(f"{name}.copy.whole", "memory_bound", MemoryBound(2.0 * summed_bytes, "copy"), launches=local,
+               expert_loops=local, autograd_nodes=0.0, role="whole", part=op.part),
+            Op(f"{name}.whole", "memory_bound", MemoryBound(3.0 * summed_bytes * (local - 1.0), "residual_add"),
+            (last,),
                (made,), scratch=where(local > 1, summed_bytes, 0.0), launches=local - 1.0, expert_loops=local,
-               nodes=NODES, role="whole", origin=name, part=op.part),
+               autograd_nodes=NODES, role="whole", origin=name, part=op.part),
         ]  # fmt: skip
     return [*out, *pending]
 

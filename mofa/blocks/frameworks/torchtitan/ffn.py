@@ -7,10 +7,10 @@ from collections.abc import Callable
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.frameworks.torchtitan.linear import cast_once, hold_until_scattered, linear, sum_gradients
 from mofa.blocks.frameworks.torchtitan.registration import MATRIX
-from mofa.blocks.op import Back, BoolK, Op, TapeBuilder
+from mofa.blocks.op import BoolK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import release_module_locals
 from mofa.blocks.roles import LayerStep
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 
 
 def feed_forward(
@@ -22,7 +22,7 @@ def feed_forward(
     ``step`` is that of the first products, ``activation`` that of what is between them. ``returns``: whether nothing is
     scattered behind w2. ``partial`` where each product's gradient of x is summed over tp by itself.
     """
-    t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
+    t, e, hidden = ctx.tokens, ctx.activation_element_bytes, float(ctx.model.hidden)
     count = t * f
     x, wide = cast_once(b, ctx, x, name, t * hidden)
 
@@ -49,20 +49,20 @@ def gated_activation(
     if not ctx.model.mlp.gated:
         out = b.tensor(f"{name}.gelu", memory_elements * e)
         saved = out if ctx.model.mlp.activation == "relu" else first  # PyTorch's ReLU keeps its result
-        b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "gelu_fwd"), (first,), (out,), (saved,),
-                 step=step, back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
+        b.add(Op(f"{name}.act", "memory_bound", MemoryBound(2 * moved * e, "gelu_fwd"), (first,), (out,), (saved,),
+                 step=step, back=OpBackward(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
         return out
     product = b.tensor(f"{name}.product", memory_elements * e)
     if fused:
         third = up("w3")
-        back = Back(5 * moved * e, 1, like="compiled swiglu_bwd")
-        b.add(Op(f"{name}.act", "memory_bound", Stream(3 * moved * e, "compiled swiglu_fwd"), (first, third),
+        back = OpBackward(5 * moved * e, 1, like="compiled swiglu_bwd")
+        b.add(Op(f"{name}.act", "memory_bound", MemoryBound(3 * moved * e, "compiled swiglu_fwd"), (first, third),
                  (product,), (first, third), step=step, back=back))  # fmt: skip
         return product
     silu = b.tensor(f"{name}.silu", memory_elements * e)
-    b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "silu"), (first,), (silu,), (first,), step=step,
-             back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
+    b.add(Op(f"{name}.act", "memory_bound", MemoryBound(2 * moved * e, "silu"), (first,), (silu,), (first,), step=step,
+             back=OpBackward(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
     third = up("w3")
-    b.add(Op(f"{name}.act_product", "memory_bound", Stream(3 * moved * e, "mul"), (silu, third), (product,),
-             (silu, third), step=step, back=Back(6 * moved * e, 2, like="mul")))  # fmt: skip
+    b.add(Op(f"{name}.act_product", "memory_bound", MemoryBound(3 * moved * e, "mul"), (silu, third), (product,),
+             (silu, third), step=step, back=OpBackward(6 * moved * e, 2, like="mul")))  # fmt: skip
     return product

@@ -14,7 +14,7 @@ from mofa.blocks.frameworks.torchtitan.expert_loop import (
     with_full_size_expert_gradients,
     with_parameter_nodes_behind_loop,
 )
-from mofa.blocks.frameworks.torchtitan.fsdp_pieces import (
+from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     GATHER,
     REDUCE,
     FsdpOps,
@@ -37,7 +37,7 @@ from mofa.blocks.frameworks.torchtitan.root import ROOT, backward_of_model_end, 
 from mofa.blocks.op import Op, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.roles import RoutingStep
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 from mofa.specs.framework import PythonFunctions
 
 
@@ -190,8 +190,8 @@ def _is_of_experts(op: Op) -> bool:
 
 def _fused_sum(op: Op) -> Op:
     """Inductor adds gradients inside the next kernel: one more read."""
-    if op.role == "sum" and isinstance(op.work, Stream):
-        return op._replace(work=Stream(op.work.bytes / 3.0, "compiled residual_add"), launches=0)
+    if op.role == "sum" and isinstance(op.work, MemoryBound):
+        return op._replace(work=MemoryBound(op.work.bytes / 3.0, "compiled residual_add"), launches=0)
     return op
 
 
@@ -232,13 +232,13 @@ def _autocast_weights(p: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
             last = grad
             if op.role == "wgrad":
                 last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
-                pending.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params, "cast_up"), (grad,),
+                pending.append(Op(f"{base}.grad_cast", "memory_bound", MemoryBound(CAST * params, "cast_up"), (grad,),
                               (last,), present=op.present, compiled=op.compiled, role="grad_cast", origin=op.origin,
                               part=op.part))  # fmt: skip
             else:  # the embedding's gradient is fp32
                 params = params / 2.0
             if ctx.accumulating:
-                moved = Stream(12.0 * params * ctx.accumulates, "mul")
+                moved = MemoryBound(12.0 * params * ctx.accumulates, "mul")
                 pending.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
                               launches=accumulation_launches(ctx), present=op.present, role="accumulate",
                               origin=op.origin, part=op.part))  # fmt: skip
@@ -257,7 +257,7 @@ def _plain_gradients(p: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
         out.append(op)
         for grad in (w for w in op.writes if p.tensors[w].weight):
             if ctx.accumulating:
-                moved = Stream(3.0 * p.tensors[grad].bytes * ctx.accumulates)
+                moved = MemoryBound(3.0 * p.tensors[grad].bytes * ctx.accumulates)
                 pending.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (),
                 launches=accumulation_launches(ctx),
                                present=op.present, role="accumulate", part=op.part))  # fmt: skip
@@ -275,7 +275,7 @@ def _unsharded_gradients(p: FsdpOps, ops: list[Op], ctx: Context, own: ArrayK, e
         add = Op(
             "efsdp.accumulate",
             "dp",
-            Stream(per_param * experts, "accumulate"),
+            MemoryBound(per_param * experts, "accumulate"),
             expert_grads,
             (),
             launches=3,
@@ -288,7 +288,7 @@ def _unsharded_gradients(p: FsdpOps, ops: list[Op], ctx: Context, own: ArrayK, e
         index = _after_experts(ops)
         result[index:index] = post.ops
     tail = (*dense_grads, *expert_grads)
-    result.append(Op("fsdp.accumulate", "dp", Stream(per_param * own, "accumulate"), tail, (),
+    result.append(Op("fsdp.accumulate", "dp", MemoryBound(per_param * own, "accumulate"), tail, (),
                      launches=len(dense_grads) + 2, role="accumulate", part="fsdp"))  # fmt: skip
     return result
 

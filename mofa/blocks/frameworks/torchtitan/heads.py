@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import FloatK, any_true
-from mofa.blocks.op import Back, Op, TapeBuilder
-from mofa.blocks.work import Collective, Stream
+from mofa.blocks.op import Op, OpBackward, TapeBuilder
+from mofa.blocks.work import Collective, MemoryBound
 
 
-def ranks_of_heads(ctx: Context) -> FloatK:
+def head_norm_ranks(ctx: Context) -> FloatK:
     """Tensor-parallel ranks whose queries and keys a rank norms and turns: its own alone, or all. [-]"""
     return 1.0 if ctx.framework.shards_head_norms else ctx.tp
 
@@ -25,13 +25,15 @@ def gather_heads(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK,
     present = ctx.has_tp
     if ctx.framework.shards_head_norms or not any_true(present):
         return x
-    moved = ctx.tokens * heads * ctx.tp * width * ctx.element
+    moved = ctx.tokens * heads * ctx.tp * width * ctx.activation_element_bytes
     parts, all_heads = b.tensor(f"{name}.gathered", moved), b.tensor(f"{name}.whole", moved)
-    own = Back(work=Stream(2.0 * moved / ctx.tp, "copy"), family="memory_bound", present=present)
+    own = OpBackward(work=MemoryBound(2.0 * moved / ctx.tp, "copy"), family="memory_bound", present=present)
     work = Collective("all_gather", "tp", moved)
     b.add(Op(f"{name}.all_gather", "tp", work, (x,), (parts,), present=present, stream="tp", back=own))
-    order = Back(work=Stream(0.0 * moved), family="memory_bound", launches=0, view=True)
-    ordered = Op(f"{name}.order", "memory_bound", Stream(2.0 * moved, "copy"), (parts,), (all_heads,), present=present)
+    order = OpBackward(work=MemoryBound(0.0 * moved), family="memory_bound", launches=0, view=True)
+    ordered = Op(
+        f"{name}.order", "memory_bound", MemoryBound(2.0 * moved, "copy"), (parts,), (all_heads,), present=present
+    )
     return b.add(ordered._replace(back=order))
 
 
@@ -40,12 +42,12 @@ def split_heads_over_ranks(b: TapeBuilder, ctx: Context, x: str, name: str, head
     present = ctx.has_tp
     if ctx.framework.shards_head_norms or not any_true(present):
         return x
-    moved = ctx.tokens * heads * ctx.tp * width * ctx.element
+    moved = ctx.tokens * heads * ctx.tp * width * ctx.activation_element_bytes
     all_heads, own = b.tensor(f"{name}.all_heads", moved), b.tensor(f"{name}.own_heads", moved / ctx.tp)
-    order = Back(work=Stream(2.0 * moved, "copy"), family="memory_bound", present=present)
+    order = OpBackward(work=MemoryBound(2.0 * moved, "copy"), family="memory_bound", present=present)
     b.add(Op(f"{name}.all_heads", "memory_bound", None, (x,), (all_heads,), view=True, launches=0, back=order))
-    back = Back(work=Collective("all_gather", "tp", moved), family="tp", present=present, stream="tp")
-    work = Stream(2.0 * moved / ctx.tp, "copy")
+    back = OpBackward(work=Collective("all_gather", "tp", moved), family="tp", present=present, stream="tp")
+    work = MemoryBound(2.0 * moved / ctx.tp, "copy")
     return b.add(Op(f"{name}.own_heads", "memory_bound", work, (all_heads,), (own,), present=present, back=back))
 
 
@@ -54,10 +56,12 @@ def repeat_kv(b: TapeBuilder, ctx: Context, x: str, name: str, ranks: FloatK, wi
     a = ctx.model.attention
     if not ctx.framework.repeats_keys or a.num_kv_heads == a.num_heads:
         return x
-    few, many = (ctx.tokens * heads * ranks * width * ctx.element for heads in (ctx.kv_heads, ctx.heads))
+    few, many = (
+        ctx.tokens * heads * ranks * width * ctx.activation_element_bytes for heads in (ctx.kv_heads, ctx.heads)
+    )
     out = b.tensor(f"{name}.repeated", many)
-    back = Back(few + many, 1, like="copy")
-    return b.add(Op(f"{name}.repeat", "memory_bound", Stream(few + many, "copy"), (x,), (out,), back=back))
+    back = OpBackward(few + many, 1, like="copy")
+    return b.add(Op(f"{name}.repeat", "memory_bound", MemoryBound(few + many, "copy"), (x,), (out,), back=back))
 
 
 def context_with_repeated_keys(ctx: Context) -> Context:

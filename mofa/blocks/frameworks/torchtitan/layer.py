@@ -12,7 +12,7 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import any_true, where
 from mofa.blocks.frameworks.torchtitan import fsdp, registration
 from mofa.blocks.frameworks.torchtitan.ffn import feed_forward
-from mofa.blocks.frameworks.torchtitan.heads import context_with_repeated_keys, gather_heads, ranks_of_heads, repeat_kv
+from mofa.blocks.frameworks.torchtitan.heads import context_with_repeated_keys, gather_heads, head_norm_ranks, repeat_kv
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     cast_once,
@@ -31,8 +31,8 @@ from mofa.blocks.frameworks.torchtitan.loss import cross_entropy
 from mofa.blocks.frameworks.torchtitan.moe import moe
 from mofa.blocks.frameworks.torchtitan.ring import ring_attention
 from mofa.blocks.frameworks.torchtitan.rotary import complex_rotation, rope
-from mofa.blocks.op import WRITES, Back, FloatK, Op, ScratchSequence, Tape, TapeBuilder
-from mofa.blocks.work import Attention, Collective, Gemm, HostSync, Stream
+from mofa.blocks.op import WRITES, FloatK, Op, OpBackward, ScratchSequence, Tape, TapeBuilder
+from mofa.blocks.work import Attention, Collective, Gemm, HostSync, MemoryBound
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
 from mofa.specs.model import ModelSpec
@@ -42,7 +42,14 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """Norm of the residual stream in its own dtype: one kernel, backward two; keeps its input and a scale a row."""
     at_ends = name == "final_norm"
     out = row_norm(
-        b, ctx, x, name, ctx.shard_tokens, width, ctx.residual, 0 if at_ends else registration.norms_position(ctx)
+        b,
+        ctx,
+        x,
+        name,
+        ctx.shard_tokens,
+        width,
+        ctx.residual_element_bytes,
+        0 if at_ends else registration.norms_position(ctx),
     )
     frame = {"attn_norm": "attention", "mlp_norm": "mlp", "final_norm": "output"}.get(name)
     if frame is not None:  # an argument of the module behind it
@@ -73,10 +80,10 @@ def row_norm(
     if casts_linear_inputs(ctx) and element == 2 and not compiled:
         wide = b.tensor(f"{name}.upcast", 4.0 * count, grad=False)
         normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
-        b.add(Op(name, "memory_bound", Stream(40.0 * count, "norm_chain_fwd"), (x,), (out, scale, wide, normed),
+        b.add(Op(name, "memory_bound", MemoryBound(40.0 * count, "norm_chain_fwd"), (x,), (out, scale, wide, normed),
                  (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm_scratch(4.0 * count),
                  purpose="norm", step="norm", registered_at=registered_at,
-                 back=Back(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
+                 back=OpBackward(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
         return out
     read = 0.0 if block_compiled and name == "mlp_norm" else element  # fused behind the residual's sum
     moved = (read + out_element) * count
@@ -85,11 +92,11 @@ def row_norm(
     behind = block_compiled and not read
     short = width <= parts.HEAD and like == "rmsnorm"
     like = "rmsnorm_heads" if short else like
-    work = Stream(moved, "add_rmsnorm_fwd") if behind else Stream(moved, f"{like}_fwd", moved / 4.0, width)
-    back = Back((3.0 * element + 2.0 * out_element) * count, 2, like=f"{like}_bwd",
+    work = MemoryBound(moved, "add_rmsnorm_fwd") if behind else MemoryBound(moved, f"{like}_fwd", moved / 4.0, width)
+    back = OpBackward((3.0 * element + 2.0 * out_element) * count, 2, like=f"{like}_bwd",
                 elements=count * (2.0 * element + out_element) / 6.0, width=width)  # fmt: skip
     if short:
-        back = Back(10.0 * count, 3, like=f"{like}_bwd", elements=count, width=width)
+        back = OpBackward(10.0 * count, 3, like=f"{like}_bwd", elements=count, width=width)
         back = back if compiled else parts.heads_norm_back(ctx, rows, width)
     b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back, purpose="norm", step="norm",
              registered_at=registered_at))  # fmt: skip
@@ -116,7 +123,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
     """Norm over each head; keeps its input, the raw linear output; compiled, one kernel with the rotation behind it."""
     x = gather_heads(b, ctx, x, name, heads, head_dim)
-    return row_norm(b, ctx, x, name, ctx.tokens * heads * ranks_of_heads(ctx), head_dim, ctx.element)
+    return row_norm(b, ctx, x, name, ctx.tokens * heads * head_norm_ranks(ctx), head_dim, ctx.activation_element_bytes)
 
 
 def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
@@ -124,7 +131,7 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
 
     Keys are concatenated with the one rotated key; values stay a view of the up-projection, which is kept whole.
     """
-    t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
+    t, e, hidden = ctx.tokens, ctx.activation_element_bytes, float(ctx.model.hidden)
     heads, rank, turn, nope = ctx.heads, float(a.kv_lora_rank), float(a.qk_rope_head_dim), float(a.qk_nope_head_dim)
     d_qk, d_v = float(a.d_qk), float(a.v_head_dim)
     full, wide = cast_once(b, ctx, gather_sequence(b, ctx, h, "attn", hidden), "attn", t * hidden)
@@ -141,9 +148,9 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     joined = 2.0 * t * heads * d_qk * e
     turned = b.tensor("q.turned", t * heads * turn * e, grad=False)
     order = ScratchSequence((0.5 * scratch, 0.5 * scratch), (0, 1, WRITES + 1, ~0, ~1, WRITES))
-    b.add(Op("rope.q", "memory_bound", Stream(spun.bytes + joined, "rope_complex"), (q_raw,), (query, turned),
+    b.add(Op("rope.q", "memory_bound", MemoryBound(spun.bytes + joined, "rope_complex"), (q_raw,), (query, turned),
              scratch=scratch, launches=launches // 2 + 1, order=order if e == 2 else None, step="rope",
-             back=Back(back.bytes + 2 * joined, launches // 2 + 4, back.scratch, like="rope_complex",
+             back=OpBackward(back.bytes + 2 * joined, launches // 2 + 4, back.scratch, like="rope_complex",
                        order=ScratchSequence((0.5 * back.scratch, 0.5 * back.scratch, 0.25 * back.scratch),
                                              (0, 1, ~0, 2, ~1, WRITES, ~2)) if e == 2 else None)))  # fmt: skip
     for local in (q_raw, turned):
@@ -151,20 +158,22 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=wide, step="folded_product")
     latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
     b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0, step="split",
-             back=Back(2 * t * (rank + turn) * e, 3, like="copy")))  # fmt: skip
+             back=OpBackward(2 * t * (rank + turn) * e, 3, like="copy")))  # fmt: skip
     spun, back, scratch, launches = complex_rotation(ctx, t * turn, t * turn)
     rotated = b.tensor("k.rope", t * turn * e)
     b.add(Op("rope.k", "memory_bound", spun, (single,), (rotated,), scratch=scratch, launches=launches // 2,
-             step="rope", back=Back(back.bytes, launches // 2 + 1, back.scratch, like="rope_complex")))  # fmt: skip
+             step="rope", back=OpBackward(back.bytes, launches // 2 + 1, back.scratch,
+             like="rope_complex")))  # fmt: skip
     latent = row_norm(b, ctx, latent, "kv_norm", t, rank, e)
     latent = sum_gradients(b, latent, "wkv_b", t * rank * e, ctx.has_tp)
     up = linear(b, ctx, latent, "wkv_b", m=t, n=heads * (nope + d_v), k=rank)
     part, value = b.tensor("k.nope", t * heads * nope * e), b.tensor("v", t * heads * d_v * e)
     b.add(Op("wkv_b.split", "memory_bound", None, (up,), (part, value), view=True, launches=0, step="split",
-             back=Back(2 * t * heads * (nope + d_v) * e, 1, like="copy")))  # fmt: skip
+             back=OpBackward(2 * t * heads * (nope + d_v) * e, 1, like="copy")))  # fmt: skip
     key = b.tensor("k", t * heads * d_qk * e)
-    b.add(Op("attn.k_join", "memory_bound", Stream(joined, "copy"), (part, rotated), (key,), step="join",
-             back=Back(work=Stream(joined, "copy"), family="memory_bound", launches=3, view=True)))  # fmt: skip
+    b.add(Op("attn.k_join", "memory_bound", MemoryBound(joined, "copy"), (part, rotated), (key,), step="join",
+             back=OpBackward(work=MemoryBound(joined, "copy"), family="memory_bound", launches=3,
+             view=True)))  # fmt: skip
     return query, key, value
 
 
@@ -174,7 +183,7 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     ctx = context_with_repeated_keys(ctx)
     for local in (q, k, v):
         parts.hold_in_module(b, "attention", local)
-    if ctx.element == 4:
+    if ctx.activation_element_bytes == 4:
         return _composite_attention(b, ctx, q, k, v)
     if any_true(ctx.cp > 1):
         return ring_attention(b, ctx, q, k, v, windowed)
@@ -192,8 +201,8 @@ def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -
     parts.memory_bound_op(b, "attn.scale_q", (q,), scaled_q, bytes_=2 * wide_q, back_bytes=2 * wide_q)
     parts.memory_bound_op(b, "attn.scale_k", (k,), scaled_k, bytes_=4 * wide_q, back_bytes=4 * wide_q, launches=2,
                           back_launches=2)  # fmt: skip
-    b.add(Op("attn.repeat_v", "memory_bound", Stream(2 * wide_v), (v,), (repeated,), present=spread,
-             back=Back(2 * wide_v, 1)))  # fmt: skip
+    b.add(Op("attn.repeat_v", "memory_bound", MemoryBound(2 * wide_v), (v,), (repeated,), present=spread,
+             back=OpBackward(2 * wide_v, 1)))  # fmt: skip
     soft = b.tensor("attn.soft", scores, grad=False)
     raw = b.tensor("attn.raw", wide_v)
     out = b.tensor("attn.out", wide_v)
@@ -201,9 +210,9 @@ def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -
                      kv_heads=ctx.kv_heads)  # fmt: skip
     saved = (scaled_q, scaled_k, repeated, soft)
     b.add(Op("attn.core", "attention", work, (scaled_q, scaled_k, repeated), (raw, soft), saved, scratch=2 * scores,
-             launches=2, step="core", back=Back(0.0, 4, 2 * scores)))  # fmt: skip
-    b.add(Op("attn.softmax", "memory_bound", Stream(7 * scores), (raw,), (out,), view=True, launches=4,
-             back=Back(work=Stream(8 * scores), family="memory_bound", view=True, launches=3)))  # fmt: skip
+             launches=2, step="core", back=OpBackward(0.0, 4, 2 * scores)))  # fmt: skip
+    b.add(Op("attn.softmax", "memory_bound", MemoryBound(7 * scores), (raw,), (out,), view=True, launches=4,
+             back=OpBackward(work=MemoryBound(8 * scores), family="memory_bound", view=True, launches=3)))  # fmt: skip
     return out
 
 
@@ -224,26 +233,27 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     use of the gathered weights.
     """
     count = ctx.shard_tokens * ctx.model.hidden
-    wide, narrow = ctx.residual, ctx.element
+    wide, narrow = ctx.residual_element_bytes, ctx.activation_element_bytes
     compiled = is_in_compiled_block(b, ctx)
     if ctx.model.dropout > 0:
         dropped = b.tensor(f"{name}.dropped", count * narrow)
         mask = b.tensor(f"{name}.mask", count, grad=False)
-        b.add(Op(f"{name}.dropout", "memory_bound", Stream((2 * narrow + 1) * count), (y,), (dropped, mask), (mask,),
-                 back=Back((2 * narrow + 1) * count, 1)))  # fmt: skip
+        b.add(Op(f"{name}.dropout", "memory_bound", MemoryBound((2 * narrow + 1) * count), (y,), (dropped, mask),
+        (mask,),
+                 back=OpBackward((2 * narrow + 1) * count, 1)))  # fmt: skip
         y = dropped
     if wide != narrow:
         promoted = b.tensor(f"{name}.promoted", count * wide)
         b.add(Op(f"{name}.promote", "memory_bound", None, (y,), (promoted,), view=True, launches=0,
-                 back=Back(work=Stream(CAST * count, "cast_down"), family="memory_bound")))  # fmt: skip
+                 back=OpBackward(work=MemoryBound(CAST * count, "cast_down"), family="memory_bound")))  # fmt: skip
         y = promoted
     total = b.tensor(name, count * wide, use="residual")
     weights = fsdp.release_weights(b) if name == "out" else ()
     inside = compiled and name == "mid" and ctx.model.norm_placement != "after"
-    b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"),
+    b.add(Op(f"{name}.add", "memory_bound", MemoryBound((2.0 * wide + narrow) * count, "residual_add"),
              (y, x) if inside else (x, y, *weights), (total,), launches=0 if inside else 1, view=inside,
-             functions=fsdp.call_python(ctx) if name == "out" else 0.0, step="residual",
-             back=Back(0.0, 0)))  # fmt: skip
+             autograd_functions=fsdp.call_python(ctx) if name == "out" else 0.0, step="residual",
+             back=OpBackward(0.0, 0)))  # fmt: skip
     return total
 
 
@@ -269,7 +279,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     (train.py, ``train_step``: ``.to(self.device)``; torch's copy synchronizes the stream). Of a pipeline all come at
     once, as the step begins.
     """
-    hidden, r = float(ctx.model.hidden), ctx.residual
+    hidden, r = float(ctx.model.hidden), ctx.residual_element_bytes
     params = ctx.model.vocab * hidden / ctx.tp
     positions = (ctx.model.max_positions or 0) * hidden if ctx.model.positions == "learned" else 0.0
     wrap = params + positions / ctx.tp
@@ -283,10 +293,10 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     made = where(ctx.has_tp, ctx.model.vocab * hidden, params)
     looked = b.tensor("embedding.rows", rows * r)
     weights = tuple(n for n in ("fsdp.weights",) if n in b.tensors)
-    width = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.element)}[ctx.precision_mode]
+    width = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.activation_element_bytes)}[ctx.precision_mode]
     many = where(ctx.has_tp, 4.0, 1.0)
-    b.add(Op("embedding", "memory_bound", Stream(2 * rows * r, "embedding"), weights, (looked,), launches=many,
-             back=Back(width * made + 2 * rows * r, 5, parts.embedding_backward_scratch(ctx, made / hidden)),
+    b.add(Op("embedding", "memory_bound", MemoryBound(2 * rows * r, "embedding"), weights, (looked,), launches=many,
+             back=OpBackward(width * made + 2 * rows * r, 5, parts.embedding_backward_scratch(ctx, made / hidden)),
              weight_params=params, weight_bytes=grad * made, purpose="embedding"))  # fmt: skip
     if positions:
         moved = b.tensor("embedding.sum", rows * r)
@@ -309,8 +319,8 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True, purpose="output")
     parts.release_module_locals(b, "output")
     if not ctx.framework.loss_parallel and any_true(ctx.has_tp):
-        all_logits = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
-        work = Collective("all_gather", "tp", ctx.tokens * ctx.model.vocab * float(ctx.element))
+        all_logits = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.activation_element_bytes))
+        work = Collective("all_gather", "tp", ctx.tokens * ctx.model.vocab * float(ctx.activation_element_bytes))
         logits = b.add(
             Op("logits.all_gather", "tp", work, (logits,), (all_logits,), present=ctx.has_tp, stream="tp")
         )  # fmt: skip

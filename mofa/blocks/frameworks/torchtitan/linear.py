@@ -12,9 +12,9 @@ from collections.abc import Callable
 from mofa.blocks import parts
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import any_true, logical_not, where
-from mofa.blocks.op import Back, BoolK, FloatK, Op, TapeBuilder
+from mofa.blocks.op import BoolK, FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.roles import LayerStep, Purpose, TensorUse
-from mofa.blocks.work import Collective, Gemm, Stream
+from mofa.blocks.work import Collective, Gemm, MemoryBound
 
 CAST = 6.0
 """Bytes an element that a cast between bf16 and fp32 moves. [B]"""
@@ -31,7 +31,7 @@ def casts_linear_inputs(ctx: Context) -> bool:
 
 def runs_autocast(ctx: Context) -> bool:
     """Whether torch.autocast runs, though linears may have nothing to cast."""
-    return casts_linear_inputs(ctx) or ctx.amp
+    return casts_linear_inputs(ctx) or ctx.has_amp_casts
 
 
 def is_in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
@@ -54,7 +54,7 @@ def is_split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
     ddp_optimizer; a bucket of 100 MiB). So a product whose weight fills a bucket is a graph with the elementwise ops
     behind it (torch/_dynamo/backends/distributed.py). Nothing is fused over a cut, and what crosses it is kept.
     """
-    each = 4.0 if casts_linear_inputs(ctx) else float(ctx.element)
+    each = 4.0 if casts_linear_inputs(ctx) else float(ctx.activation_element_bytes)
     weight_bytes = each * ctx.model.hidden * float(ctx.model.mlp.ffn_hidden or 0)
     ddp = ctx.framework.data_parallel == "ddp" and runs_autocast(ctx)
     return is_in_compiled_block(b, ctx) and ddp and weight_bytes >= DDP_BUCKET
@@ -87,7 +87,7 @@ def compile_and_dtensor_marker(ctx: Context, block: str) -> Callable[[Op], Op]:
             op = op._replace(view=logical_not(dispatched))
         if not compiled and op.adds_to_view:
             op = op._replace(view=False)
-        return op._replace(compiled=compiled, dtensor=dispatched, views=_views(op, ctx))
+        return op._replace(compiled=compiled, dtensor=dispatched, view_calls=_views(op, ctx))
 
     return mark
 
@@ -147,7 +147,7 @@ def _views(op: Op, ctx: Context) -> float:
 def weight_grad_bytes(ctx: Context) -> float:
     """Bytes of a linear's gradient before it is reduced or added; 0 where it is the lasting one itself. [B/param]"""
     if ctx.precision_mode == "uniform":
-        return float(ctx.element) if ctx.accumulating else 0.0
+        return float(ctx.activation_element_bytes) if ctx.accumulating else 0.0
     return 2.0
 
 
@@ -155,7 +155,7 @@ def weight_copy(b: TapeBuilder, name: str, params: FloatK, like: str = "cast_dow
     """The bf16 copy of an fp32 weight, which the graph keeps for the input gradient."""
     copy = b.tensor(f"{name}.weight16", 2.0 * params, "weight_copy", grad=False)
     return b.add(
-        Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params, like), (), (copy,), purpose="weight_cast")
+        Op(f"{name}.weight_cast", "memory_bound", MemoryBound(CAST * params, like), (), (copy,), purpose="weight_cast")
     )
 
 
@@ -237,12 +237,14 @@ def gather_sequence_local(b: TapeBuilder, ctx: Context, x: str, name: str, width
     if not any_true(ctx.has_tp):
         return x
     full = parts.tp_copy(b, ctx, x, name, width)
-    out = b.tensor(f"{name}.full", ctx.tokens * width * ctx.element)
-    shard_bytes = ctx.tokens / ctx.tp * width * ctx.element
+    out = b.tensor(f"{name}.full", ctx.tokens * width * ctx.activation_element_bytes)
+    shard_bytes = ctx.tokens / ctx.tp * width * ctx.activation_element_bytes
     full = b.add(
-        Op(f"{name}.all_gather", "tp", Collective("all_gather", "tp", ctx.tokens * width * ctx.element), (full,),
-           (out,), present=ctx.gathers, stream="tp",
-           back=Back(work=Stream(2.0 * shard_bytes, "copy"), family="memory_bound", present=ctx.gathers))
+        Op(f"{name}.all_gather", "tp",
+        Collective("all_gather", "tp", ctx.tokens * width * ctx.activation_element_bytes), (full,),
+           (out,), present=ctx.gathers_sequence, stream="tp",
+           back=OpBackward(work=MemoryBound(2.0 * shard_bytes, "copy"), family="memory_bound",
+           present=ctx.gathers_sequence))
     )  # fmt: skip
     return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=None,
                    use="experts_input")  # fmt: skip
@@ -257,8 +259,10 @@ def sum_gradients(b: TapeBuilder, x: str, name: str, nbytes: FloatK, present: Bo
     if not any_true(present):
         return x
     summed, copied = b.tensor(f"{name}.sum_gradients", nbytes), b.tensor(f"{name}.gradient_copy", nbytes)
-    reduce = Back(work=Collective("all_reduce", "tp", nbytes), family="tp", present=present, view=True, stream="tp")
-    copy = Back(work=Stream(2.0 * nbytes, "copy"), family="memory_bound", present=present)
+    reduce = OpBackward(
+        work=Collective("all_reduce", "tp", nbytes), family="tp", present=present, view=True, stream="tp"
+    )
+    copy = OpBackward(work=MemoryBound(2.0 * nbytes, "copy"), family="memory_bound", present=present)
     b.add(Op(f"{name}.sum_gradients", "memory_bound", None, (x,), (summed,), view=True, launches=0, back=reduce))
     return b.add(
         Op(f"{name}.gradient_copy", "memory_bound", None, (summed,), (copied,), view=True, launches=0, back=copy)
@@ -287,14 +291,15 @@ def _chunks(
     use: TensorUse = "",
 ) -> str:  # fmt: skip
     """A copy of chunks on the ways where there is one; ``backward`` None: the gradient passes as it is."""
-    moved = 2.0 * ctx.tokens * width * ctx.element
-    out = b.tensor(name, ctx.tokens * width * ctx.element, use=use)
-    back = Back(0.0, 0)
+    moved = 2.0 * ctx.tokens * width * ctx.activation_element_bytes
+    out = b.tensor(name, ctx.tokens * width * ctx.activation_element_bytes, use=use)
+    back = OpBackward(0.0, 0)
     if backward is not None:
-        work = Stream(where(backward, moved, 0.0), "copy")
-        back = Back(work=work, family="memory_bound", present=ctx.gathers, view=logical_not(backward))
+        work = MemoryBound(where(backward, moved, 0.0), "copy")
+        back = OpBackward(work=work, family="memory_bound", present=ctx.gathers_sequence, view=logical_not(backward))
     return b.add(
-        Op(name, "memory_bound", Stream(where(forward, moved, 0.0), "copy"), (x,), (out,), present=ctx.gathers,
+        Op(name, "memory_bound", MemoryBound(where(forward, moved, 0.0), "copy"), (x,), (out,),
+        present=ctx.gathers_sequence,
            view=logical_not(forward), back=back)
     )  # fmt: skip
 
@@ -303,7 +308,7 @@ def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
     """Gradients of the two norms are partial under sequence parallelism: a small all-reduce each.
 
     So is that of a product whose output all heads share, as the latent and the one rotated key of latent attention."""
-    if not any_true(ctx.gathers):
+    if not any_true(ctx.gathers_sequence):
         return []
     hidden = float(ctx.model.hidden)
     payloads = [2.0 * hidden, 2.0 * hidden]
@@ -311,6 +316,6 @@ def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
         payloads.append(2.0 * hidden * shared)
     works = [Collective("all_reduce", "tp", payload) for payload in payloads]
     return [
-        Op(f"fsdp.partial_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp", part="fsdp")
+        Op(f"fsdp.partial_gradient.{i}", "tp", work, present=ctx.gathers_sequence, stream="tp", part="fsdp")
         for i, work in enumerate(works)
     ]

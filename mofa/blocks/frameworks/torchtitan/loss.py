@@ -5,8 +5,8 @@ from __future__ import annotations
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import all_true, any_true, logical_not, where
 from mofa.blocks.frameworks.torchtitan.linear import cast
-from mofa.blocks.op import WRITES, Back, Op, ScratchSequence, TapeBuilder
-from mofa.blocks.work import Collective, Stream
+from mofa.blocks.op import WRITES, Op, OpBackward, ScratchSequence, TapeBuilder
+from mofa.blocks.work import Collective, MemoryBound
 
 
 def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
@@ -26,7 +26,7 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     # the caller holds the logits until the loss is there, the last stage of a pipeline until its backward
     logits_view = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
     b.add(Op("loss.hold", "memory_bound", None, (logits,), (logits_view,), view=True, launches=0))
-    wide = cast(b, logits, "loss", elements, 4) if ctx.element == 2 else logits
+    wide = cast(b, logits, "loss", elements, 4) if ctx.activation_element_bytes == 2 else logits
     log_soft = b.tensor("loss.log_softmax", 4.0 * elements, grad=False)
     # measured with its casts, 6 of 14 bytes forward and of 18 backward, which are ops of their own here
     # split: the logits less the largest, their powers, the result; backward the gradient, and products with the result
@@ -34,10 +34,10 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     both = all_true(split)
     order = ScratchSequence((each, each), (0, 1, ~1, WRITES + 1, ~0)) if both else None
     back_order = ScratchSequence((each, each, each), (0, 1, 2, ~1, WRITES, ~2, ~0)) if both else None
-    back = Back(where(split, 32.0, 20.0) * elements, 3, where(split, 8.0, 4.0) * elements,
+    back = OpBackward(where(split, 32.0, 20.0) * elements, 3, where(split, 8.0, 4.0) * elements,
                 like="cross_entropy_bwd", elements=where(split, 32.0 / 20.0, 1.0) * elements * 12.0 / 18.0,
                 width=width, order=back_order)  # fmt: skip
-    work = Stream(where(split, 32.0, 12.0) * elements, "cross_entropy_fwd",
+    work = MemoryBound(where(split, 32.0, 12.0) * elements, "cross_entropy_fwd",
                   where(split, 32.0 / 12.0, 1.0) * elements * 8.0 / 14.0, width)  # fmt: skip
     b.add(
         Op("loss.cross_entropy", "memory_bound", work, (wide, logits_view),
@@ -55,7 +55,7 @@ def _compiled(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, loss:
     the gradient that comes in, and the partitioner makes the whole forward: zeros, which no kernel fuses, the sum of
     them and the probabilities, in fp32, which alone is kept. The caller holds the logits until the loss is there.
     """
-    width, e = float(ctx.model.vocab), float(ctx.element)
+    width, e = float(ctx.model.vocab), float(ctx.activation_element_bytes)
     split = ctx.has_tp & ctx.framework.loss_parallel
     saved = logits
     reads: tuple[str, ...] = (logits,)
@@ -63,15 +63,16 @@ def _compiled(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, loss:
         logits_view = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
         b.add(Op("loss.hold", "memory_bound", None, (logits,), (logits_view,), view=True, launches=0))
         saved = b.tensor("loss.difference", where(split, 4.0, e) * elements, grad_bytes=e * elements)
-        b.add(Op("loss.difference", "memory_bound", Stream(where(split, 12.0 + e, 0.0) * elements), (logits,), (saved,),
+        b.add(Op("loss.difference", "memory_bound", MemoryBound(where(split, 12.0 + e, 0.0) * elements), (logits,),
+        (saved,),
                  scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 2.0, 0.0), view=logical_not(split),
-                 back=Back(0.0, 0)))  # fmt: skip
+                 back=OpBackward(0.0, 0)))  # fmt: skip
         reads = (saved, logits_view)
     total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
     moved, back_moved = 2.0 * e * elements, where(split, 4.0 + e, 2.0 * e) * elements
-    b.add(Op("loss.compiled", "memory_bound", Stream(moved, "cross_entropy_fwd", elements, width), reads,
+    b.add(Op("loss.compiled", "memory_bound", MemoryBound(moved, "cross_entropy_fwd", elements, width), reads,
              (loss, total), (saved, total), launches=2,
-             back=Back(back_moved, 1, like="cross_entropy_bwd", elements=back_moved / (2.0 * e),
+             back=OpBackward(back_moved, 1, like="cross_entropy_bwd", elements=back_moved / (2.0 * e),
                        width=width)))  # fmt: skip
     return _reduced(b, ctx, loss)
 
@@ -82,13 +83,13 @@ def _fused(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, loss: st
     Metrics of their own (composer's LanguageCrossEntropy and LanguagePerplexity) run PyTorch's eager one on the same
     logits, in fp32, once the backward pass is through; nothing of them is left.
     """
-    moved, width = ctx.element * elements, float(ctx.model.vocab)
+    moved, width = ctx.activation_element_bytes * elements, float(ctx.model.vocab)
     total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
-    b.add(Op("loss.fused", "memory_bound", Stream(moved), (logits,), (loss, total), (logits, total),
-             back=Back(2.0 * moved, 1)))  # fmt: skip
+    b.add(Op("loss.fused", "memory_bound", MemoryBound(moved), (logits,), (loss, total), (logits, total),
+             back=OpBackward(2.0 * moved, 1)))  # fmt: skip
     again = float(ctx.framework.loss_metrics)
     if again:
-        work = Stream(14.0 * again * elements, "cross_entropy_fwd", again * elements, width)
+        work = MemoryBound(14.0 * again * elements, "cross_entropy_fwd", again * elements, width)
         b.add(Op("loss.metrics", "memory_bound", work, (), (), launches=4 * again))
     return loss
 

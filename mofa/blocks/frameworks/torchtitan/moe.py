@@ -27,8 +27,8 @@ from mofa.blocks.frameworks.torchtitan.linear import (
     weight_grad_bytes,
 )
 from mofa.blocks.frameworks.torchtitan.registration import EXPERTS, MATRIX, ROUTER, SHARED_EXPERTS
-from mofa.blocks.op import WRITES, Back, BoolK, FloatK, Op, ScratchSequence, TapeBuilder
-from mofa.blocks.work import Collective, Grouped, HostSync, Stream
+from mofa.blocks.op import WRITES, BoolK, FloatK, Op, OpBackward, ScratchSequence, TapeBuilder
+from mofa.blocks.work import Collective, GroupedGemm, HostSync, MemoryBound
 
 
 def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
@@ -37,9 +37,9 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     Of the rows: every tp rank routes all tokens where the experts are split by tp or not at all by ep, else its share
     of them; the buffer that puts rows in order holds all tokens' either way.
     """
-    with b.in_step("routed"):
+    with b.in_layer_step("routed"):
         out = _moe(b, ctx, h)
-    with b.in_step("relayout"):
+    with b.in_layer_step("relayout"):
         return scatter_sequence(b, ctx, out, "moe", float(ctx.model.hidden))
 
 
@@ -48,25 +48,25 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     spec = ctx.model.moe
     assert spec is not None
     t, hidden = ctx.tokens, float(ctx.model.hidden)
-    element = ctx.residual  # of the routed rows: fp32 under autocast
+    element = ctx.residual_element_bytes  # of the routed rows: fp32 under autocast
     row = hidden * element
     sent, everyone = ctx.shard_tokens * spec.top_k * ctx.etp, t * spec.top_k
     put = PUT[element]
     deepep = ctx.framework.dispatcher == "deepep"
-    with b.in_step("relayout"):
+    with b.in_layer_step("relayout"):
         full = gather_sequence_local(b, ctx, h, "moe", hidden)
-    with b.in_step("router"):
+    with b.in_layer_step("router"):
         scores, order = router(b, ctx, full, sent)
     routed = b.tensor("moe.routed", sent * row)
     index = b.tensor("moe.index", 8.0 * sent, grad=False)
-    work = Stream(2 * sent * row + 16 * sent, "gather_copies", source=t * row)
+    work = MemoryBound(2 * sent * row + 16 * sent, "gather_copies", source=t * row)
     # backward sorts the indices and adds each token's rows, so many elements a second whatever their width
     b.add(Op("moe.gather", "memory_bound", work, (full, order),
              (routed, index), (index,), launches=2,
-             back=Back(2 * sent * hidden, 6, like="index_backward")))  # fmt: skip
+             back=OpBackward(2 * sent * hidden, 6, like="index_backward")))  # fmt: skip
     routed_view = b.tensor("moe.routed_held", sent * row, grad=False)
     split = (ctx.tp > 1) & (ctx.etp > 1)  # the experts' weights: each rank has a part of the rows' gradients
-    with b.in_step("relayout"):
+    with b.in_layer_step("relayout"):
         sent_rows = sum_gradients(b, routed, "moe.routed", sent * row, split)
     b.add(Op("moe.hold", "memory_bound", None, (routed,), (routed_view,), view=True, launches=0))
     weights = expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
@@ -82,18 +82,19 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     # the order of rows by expert, padded, from the counts alone: small kernels, which the device waits for
     python = where(ctx.ep > 1, python_functions(ctx).rows_in_order.value, 0)
     if any_true(permutes):
-        b.add(Op("moe.plan", "memory_bound", Stream(4.0 * padded_time), (), (fill,), launches=18, functions=python,
+        b.add(Op("moe.plan", "memory_bound", MemoryBound(4.0 * padded_time), (), (fill,), launches=18,
+        autograd_functions=python,
                  present=permutes))  # fmt: skip
     # a row of zeros behind the others, which every padded place takes: backward adds theirs up one after the other
     extended = b.tensor("moe.extended", 0.0, grad_bytes=(memory_rows + 1.0) * row)
-    b.add(Op("moe.extend", "memory_bound", Stream(2 * rows * row, "copy"), (received,), (extended,), view=True,
+    b.add(Op("moe.extend", "memory_bound", MemoryBound(2 * rows * row, "copy"), (received,), (extended,), view=True,
              launches=2, present=permutes,
-             back=Back(work=Stream(padding * row, "index_backward_row", padding * hidden, hidden),
+             back=OpBackward(work=MemoryBound(padding * row, "index_backward_row", padding * hidden, hidden),
                        family="memory_bound", view=True, present=permutes)))  # fmt: skip
-    b.add(Op("moe.permute", "memory_bound", Stream(2 * padded_time * row, "permute"), (extended, fill), (x,),
+    b.add(Op("moe.permute", "memory_bound", MemoryBound(2 * padded_time * row, "permute"), (extended, fill), (x,),
              (fill,), scratch=(memory_rows + 1.0) * row, launches=2, present=permutes,
              back=_added_to_rows(padded_time * hidden, element), routing="permute"))  # fmt: skip
-    with b.in_step(""):
+    with b.in_layer_step(""):
         if in_turn:
             y = loop_over_experts(b, ctx, x, rows, padded, weights)
         else:
@@ -104,13 +105,13 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     for local in (*weights, y):  # FSDP lets the weights go behind expert parallelism's hook, which sends its input on
         parts.hold_in_module(b, "experts", local)
     back_in_place = b.tensor("moe.unpermuted", (memory_rows + 1.0) * row)
-    b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, put), (y, fill),
+    b.add(Op("moe.unpermute", "memory_bound", MemoryBound(2 * padded_time * row, put), (y, fill),
              (back_in_place,), (fill,), launches=2, present=permutes,
-             back=Back(5 * padded_time * row, 4, like="permute"), routing="unpermute"))  # fmt: skip
+             back=OpBackward(5 * padded_time * row, 4, like="permute"), routing="unpermute"))  # fmt: skip
     sliced = b.tensor("moe.sliced", memory_rows * row)  # without that row; its gradient has it again
     back_in_place = b.add(
         Op("moe.slice", "memory_bound", None, (back_in_place,), (sliced,), view=True, launches=0, present=permutes,
-           back=Back(work=Stream(0.0), family="memory_bound", launches=0, present=permutes))
+           back=OpBackward(work=MemoryBound(0.0), family="memory_bound", launches=0, present=permutes))
     )  # fmt: skip
     y = _exchange(b, ctx, back_in_place, "combine", sent, sent, element)
     parts.release_module_locals(b, "experts")
@@ -118,15 +119,15 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     shared = ""
     if spec.shared_hidden:
         width = spec.shared_hidden / ctx.tp
-        with b.in_step(""):
+        with b.in_layer_step(""):
             shared = feed_forward(b, ctx, full, "shared", width, registered_at=SHARED_EXPERTS, partial=ctx.has_tp,
                                   fused=ctx.framework.compile, activation="shared_activation")  # fmt: skip
     ordered = b.tensor("moe.ordered", everyone * row)
     calls = python_functions(ctx)  # of the exchange, and of FSDP behind the experts
     python = where(ctx.ep > 1, calls.experts_return.value + calls.module_call.value, 0)
-    b.add(Op("moe.zeros", "memory_bound", Stream(everyone * row, "zero"), functions=python))
-    b.add(Op("moe.unsort", "memory_bound", Stream(2 * sent * row, put), (y, order), (ordered,), (order,),
-             launches=1, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
+    b.add(Op("moe.zeros", "memory_bound", MemoryBound(everyone * row, "zero"), autograd_functions=python))
+    b.add(Op("moe.unsort", "memory_bound", MemoryBound(2 * sent * row, put), (y, order), (ordered,), (order,),
+             launches=1, back=OpBackward(2 * sent * row, 2, like="permute")))  # fmt: skip
     parts.hold_in_module(b, "moe", ordered)
     out = _weighted_sum(b, ctx, ordered, scores, routed_view, everyone * hidden, deepep=deepep)
     if shared:
@@ -135,7 +136,8 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         if narrow != element:
             promoted = b.tensor("moe.shared_promoted", t * row)
             b.add(Op("moe.promote", "memory_bound", None, (shared,), (promoted,), view=True, launches=0,
-                     back=Back(work=Stream(CAST * t * hidden, "cast_down"), family="memory_bound")))  # fmt: skip
+                     back=OpBackward(work=MemoryBound(CAST * t * hidden, "cast_down"),
+                     family="memory_bound")))  # fmt: skip
             shared = promoted
         out = parts.memory_bound_op(b, "moe.add_shared", (out, shared), total,
         bytes_=(2 * element + narrow) * t * hidden,
@@ -153,7 +155,7 @@ def router(b: TapeBuilder, ctx: Context, x: str, sent: FloatK) -> tuple[str, str
     spec = ctx.model.moe
     assert spec is not None
     t, count = ctx.tokens, float(spec.num_experts)
-    with b.in_step("gate"):
+    with b.in_layer_step("gate"):
         logits = linear(b, ctx, x, "router.gate", m=t, n=count, k=float(ctx.model.hidden), wide_input=True,
                         registered_at=ROUTER)  # fmt: skip
     scores = b.tensor("router.scores", 4.0 * t * count)
@@ -164,11 +166,11 @@ def router(b: TapeBuilder, ctx: Context, x: str, sent: FloatK) -> tuple[str, str
     sums = b.tensor("router.sums", 8.0 * t * spec.top_k, grad=False)
     grouping = 7 if spec.num_groups > 1 else 0
     moved = 4.0 * t * count * (5 + 2 * bool(grouping)) + 40.0 * t * spec.top_k
-    b.add(Op("router.topk", "memory_bound", Stream(moved, "router_topk", t * count, count), (scores,),
+    b.add(Op("router.topk", "memory_bound", MemoryBound(moved, "router_topk", t * count, count), (scores,),
              (chosen, experts, sums), (experts, sums), scratch=4.0 * t * count, launches=10 + grouping,
-             back=Back(12.0 * t * count, 8)))  # fmt: skip
+             back=OpBackward(12.0 * t * count, 8)))  # fmt: skip
     order = b.tensor("router.order", 8.0 * sent, grad=False)
-    b.add(Op("router.sort", "memory_bound", Stream(96.0 * sent), (experts,), (order,), scratch=16.0 * sent,
+    b.add(Op("router.sort", "memory_bound", MemoryBound(96.0 * sent), (experts,), (order,), scratch=16.0 * sent,
              launches=9))  # fmt: skip
     return chosen, order
 
@@ -187,12 +189,12 @@ def _exchange(
         if not deepep:
             all_counts = b.tensor("moe.counts", 8.0 * ctx.model.moe.num_experts, grad=False)
             own = b.tensor("moe.own_counts", 0.0, grad=False)
-            b.add(Op("moe.count", "memory_bound", Stream(16.0 * ctx.model.moe.num_experts), (),
+            b.add(Op("moe.count", "memory_bound", MemoryBound(16.0 * ctx.model.moe.num_experts), (),
                      (own,), launches=5, present=exchanges, routing="count"))  # fmt: skip
             calls = python_functions(ctx)
             python = calls.expert_counts.value + (calls.module_call.value // 2 if ctx.pipelined else 0)
             b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", 8.0 * ctx.model.moe.num_experts),
-                     (own,), (all_counts,), present=exchanges, stream="ep", functions=python))  # fmt: skip
+                     (own,), (all_counts,), present=exchanges, stream="ep", autograd_functions=python))  # fmt: skip
         for i in range(ctx.framework.dispatch_syncs):
             b.add(Op(f"moe.sync.{i}", "host", HostSync(), present=exchanges))
     out = b.tensor(f"moe.{routing}.out", received * row)
@@ -237,7 +239,7 @@ def experts(
                 source = cast(b, source, name, memory_rows * k)
             reads = (*reads, weight_copy(b, name, params, turned))
         out = b.tensor(f"{name}.out", memory_rows * n * 2.0)
-        work = Grouped(rows, local, n, k, ctx.gemm_format, uneven=ctx.uneven)
+        work = GroupedGemm(rows, local, n, k, ctx.gemm_format, uneven=ctx.expert_rows_deviation)
         grad = weight_grad_bytes(ctx)
         return b.add(
             Op(name, "grouped_gemm", work, (source, *reads), (out,), (source,), weight=name,
@@ -253,15 +255,15 @@ def experts(
     return y
 
 
-def _added_to_rows(elements: FloatK, element: int) -> Back:
+def _added_to_rows(elements: FloatK, element: int) -> OpBackward:
     """Gradients of rows that an index takes once each, sorted and added onto zeros (indexing_backward_kernel).
 
     16-bit ones so many elements a second, as those of repeated rows; of fp32 ones, whose gradients are read and whose
     zeros are read and written, the memory has the longer: 12 bytes against the 2.5 ps of an element's instructions.
     """
     if element == 2:
-        return Back(2 * elements, 7, like="index_backward")
-    return Back(3 * element * elements, 7, like="row_backward_fp32")
+        return OpBackward(2 * elements, 7, like="index_backward")
+    return OpBackward(3 * element * elements, 7, like="row_backward_fp32")
 
 
 TIMED_TOPS = (2, 4, 6, 8)
@@ -281,28 +283,30 @@ def _weighted_sum(
     """
     spec = ctx.model.moe
     assert spec is not None
-    hidden, element = float(ctx.model.hidden), ctx.residual
+    hidden, element = float(ctx.model.hidden), ctx.residual_element_bytes
     out = b.tensor("moe.out", ctx.tokens * hidden * element)
     token = ctx.tokens * hidden
-    work = Stream(4.0 * token * -(-spec.top_k // 4), "score_product")
-    back = Back(0.0, 3, like="score_product_bwd", elements=elements, width=float(spec.top_k))
+    work = MemoryBound(4.0 * token * -(-spec.top_k // 4), "score_product")
+    back = OpBackward(0.0, 3, like="score_product_bwd", elements=elements, width=float(spec.top_k))
     narrow, size = not deepep, 2.0 if runs_autocast(ctx) else 4.0
     if spec.top_k in TIMED_TOPS:
         name, moved = f"top{spec.top_k}{'' if runs_autocast(ctx) else '_fp32'}", size * (elements + token)
-        work = Stream(moved, f"score_product_{name}")
-        back = Back(2.0 * moved, 3, like=f"score_product_bwd_{name}")
+        work = MemoryBound(moved, f"score_product_{name}")
+        back = OpBackward(2.0 * moved, 3, like=f"score_product_bwd_{name}")
     if casts_linear_inputs(ctx):
         if ctx.framework.experts == "sequential":  # whose output is bf16: to fp32 by the model, back by autocast
             ordered = cast(b, ordered, "moe.operand32", elements, 4)
         operand = cast(b, ordered, "moe.operand", elements)
     elif deepep:
-        operand, work = ordered, Stream(element * elements + 4.0 * token)
-        back = Back(2.0 * element * elements + 4.0 * token, 3)
+        operand, work = ordered, MemoryBound(element * elements + 4.0 * token)
+        back = OpBackward(2.0 * element * elements + 4.0 * token, 3)
     elif element == 4:
         operand, narrow = ordered, False
     else:
         operand = cast(b, ordered, "moe.operand", elements, 4)
-        if ctx.amp:  # to fp32 by the model, back to bf16 by autocast, whose product is what the residual stream takes
+        if (
+            ctx.has_amp_casts
+        ):  # to fp32 by the model, back to bf16 by autocast, whose product is what the residual stream takes
             operand, narrow = cast(b, operand, "moe.operand16", elements), False
     scratch_order = ScratchSequence((4.0 * token,), (0, WRITES, ~0))
     b.add(Op("moe.sum", "memory_bound", work, (operand, scores, routed_view), (out,), (operand, scores),
@@ -313,7 +317,7 @@ def _weighted_sum(
             Op(
                 "moe.sum.cast",
                 "memory_bound",
-                Stream(CAST * token, "cast_up" if casts_linear_inputs(ctx) else "cast_down"),
+                MemoryBound(CAST * token, "cast_up" if casts_linear_inputs(ctx) else "cast_down"),
             )
         )
     return out

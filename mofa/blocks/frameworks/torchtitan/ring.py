@@ -9,8 +9,8 @@ from __future__ import annotations
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import maximum, where
-from mofa.blocks.op import Back, Op, TapeBuilder
-from mofa.blocks.work import Stream
+from mofa.blocks.op import Op, OpBackward, TapeBuilder
+from mofa.blocks.work import MemoryBound
 
 
 def ring_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
@@ -33,7 +33,8 @@ def ring_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowe
     b.add(Op("attn.parts", "memory_bound", None, (), wide, launches=0))
     begun = b.tensor("attn.sums", 0.0 * count)
     b.add(Op("attn.begin_sums", "memory_bound", None, sums, (begun,), view=True, launches=0,
-             back=Back(work=Stream(0.0 * count), family="memory_bound", launches=0, present=present)))  # fmt: skip
+             back=OpBackward(work=MemoryBound(0.0 * count), family="memory_bound", launches=0,
+             present=present)))  # fmt: skip
     rotation_buffer = b.tensor(
         "attn.kv_held", 0.0 * count, grad=False
     )  # the rotation's buffer, as long as the function runs
@@ -41,16 +42,17 @@ def ring_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowe
     # its memory is the output's; its gradient is a tensor, which the output's gradient is where nothing is merged
     merged = b.tensor("attn.merged", 0.0 * count, grad_bytes=b.tensors[out].bytes)
     b.add(
-        Op("attn.merge", "memory_bound", Stream(moved), (out, begun, *wide, rotation_buffer), (merged,), view=True,
+        Op("attn.merge", "memory_bound", MemoryBound(moved), (out, begun, *wide, rotation_buffer), (merged,), view=True,
            launches=launches, present=present,
-           back=Back(work=Stream(back), family="memory_bound", present=present, view=True, launches=launches))
+           back=OpBackward(work=MemoryBound(back), family="memory_bound", present=present, view=True,
+           launches=launches))
     )  # fmt: skip
     # all ranks but the last join a half that they update to one that they don't (_partial_update, torch.cat), after
     # which heads lie one behind the other: what the module makes of it (transpose, contiguous) is a copy, and the
     # output projection keeps that beside what attention keeps. Its kernel is among those counted above.
-    copied = b.tensor("attn.contiguous", float(ctx.element) * count)
+    copied = b.tensor("attn.contiguous", float(ctx.activation_element_bytes) * count)
     return b.add(Op("attn.contiguous", "memory_bound", None, (merged,), (copied,), launches=0, present=present,
-                    back=Back(0.0, 0)))  # fmt: skip
+                    back=OpBackward(0.0, 0)))  # fmt: skip
 
 
 def _running_sums(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
@@ -63,7 +65,7 @@ def _running_sums(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
     a = ctx.model.attention
     count: ArrayK = ctx.tokens * ctx.heads * a.d_qk
     kv: ArrayK = ctx.tokens * ctx.kv_heads * (a.d_qk + a.d_v)
-    e = float(ctx.element)
+    e = float(ctx.activation_element_bytes)
     sizes = {
         "dq": 4.0 * count, "dkv": 4.0 * kv, "dkv_sent": 4.0 * kv, "dkv_received": 4.0 * kv,
         "kv": where(ctx.cp_ring, 2.0, ctx.cp) * e * kv, "kv_joined": e * kv, "dq_before": e * count,

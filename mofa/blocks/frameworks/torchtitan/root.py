@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
-from mofa.blocks.frameworks.torchtitan.fsdp_pieces import (
+from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     REDUCE,
     FsdpOps,
     copy_out,

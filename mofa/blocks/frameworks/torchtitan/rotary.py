@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, where
-from mofa.blocks.frameworks.torchtitan.heads import ranks_of_heads, repeat_kv, split_heads_over_ranks
+from mofa.blocks.frameworks.torchtitan.heads import head_norm_ranks, repeat_kv, split_heads_over_ranks
 from mofa.blocks.frameworks.torchtitan.linear import CAST, has_local_qkv, is_in_compiled_block, is_in_compiled_module
-from mofa.blocks.op import READS, WRITES, Back, FloatK, Op, ScratchSequence, TapeBuilder
+from mofa.blocks.op import READS, WRITES, FloatK, Op, OpBackward, ScratchSequence, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 
 
 def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
@@ -19,32 +19,34 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     two zeroed tensors 2; the additions of what came by either half and by the cosine 6.
     """
     a = ctx.model.attention
-    ranks = ranks_of_heads(ctx) if a.qk_norm else 1.0
+    ranks = head_norm_ranks(ctx) if a.qk_norm else 1.0
     sizes = tuple((ctx.tokens * heads * a.d_qk * ranks) for heads in (ctx.heads, ctx.kv_heads))
     out_q, out_k = (
-        b.tensor(f"{n}.rope", s * ctx.element) for n, s in zip("qk", sizes, strict=True)
+        b.tensor(f"{n}.rope", s * ctx.activation_element_bytes) for n, s in zip("qk", sizes, strict=True)
     )  # fmt: skip
     total = sizes[0] + sizes[1]
     order = None
     if has_local_qkv(ctx):
         work, back, scratch, launches = complex_rotation(ctx, total, sizes[0])
         positions = 4.0 * a.d_qk * ctx.seq_len / ctx.cp
-        if ctx.element == 2 and not (is_in_compiled_block(b, ctx) or is_in_compiled_module(b, ctx)):
+        if ctx.activation_element_bytes == 2 and not (is_in_compiled_block(b, ctx) or is_in_compiled_module(b, ctx)):
             back = back._replace(scratch=6.0 * sizes[0] + 2.0 * sizes[1] + positions,
                                  order=complex_rotation_back_scratch(sizes[0], sizes[1], positions))  # fmt: skip
         table = _table(b, ctx, ctx.tokens * a.d_qk * 4.0)
         if is_in_compiled_block(b, ctx) or is_in_compiled_module(b, ctx):
             launches = 5
     else:
-        table = _table(b, ctx, ctx.tokens * a.d_qk * 2.0 * ctx.element, table_elements=ctx.seq_len * 2.0 * a.d_qk)
-        e = ctx.element
+        table = _table(
+            b, ctx, ctx.tokens * a.d_qk * 2.0 * ctx.activation_element_bytes, table_elements=ctx.seq_len * 2.0 * a.d_qk
+        )
+        e = ctx.activation_element_bytes
         if is_in_compiled_block(b, ctx) or is_in_compiled_module(b, ctx):  # inside the head norms' kernels
-            work, back, scratch, launches = Stream(0.0 * total), Back(0.0, 0), 0.0 * total, 0
+            work, back, scratch, launches = MemoryBound(0.0 * total), OpBackward(0.0, 0), 0.0 * total, 0
         else:
             each = (e * sizes[0], e * sizes[1])
             work, back, scratch, launches = (
-                Stream(10.0 * e * total, "rope_heads_fwd"),
-                Back(15.0 * e * total, 18, 2.0 * each[0], like="rope_heads_bwd",
+                MemoryBound(10.0 * e * total, "rope_heads_fwd"),
+                OpBackward(15.0 * e * total, 18, 2.0 * each[0], like="rope_heads_bwd",
                 order=half_rotation_back_scratch(*each)), 2.0 * each[0], 10,
             )  # fmt: skip
             order = half_rotation_scratch(*each)
@@ -77,13 +79,13 @@ def half_rotation_back_scratch(q: FloatK, k: FloatK) -> ScratchSequence:
     return ScratchSequence((k, 0.5 * k, k, k, q, 0.5 * q, q, q), steps)
 
 
-def complex_rotation(ctx: Context, total: ArrayK, largest: ArrayK) -> tuple[Stream, Back, ArrayK, int]:
+def complex_rotation(ctx: Context, total: ArrayK, largest: ArrayK) -> tuple[MemoryBound, OpBackward, ArrayK, int]:
     """Casts to fp32, complex products, casts back: work, backward, scratch forward, kernels for q and k."""
-    if ctx.element == 4:
-        return Stream(8.0 * total, "mul"), Back(8.0 * total, 4, like="mul"), 0.0 * total, 2
+    if ctx.activation_element_bytes == 4:
+        return MemoryBound(8.0 * total, "mul"), OpBackward(8.0 * total, 4, like="mul"), 0.0 * total, 2
     moved, like, width = (2.0 * CAST + 8.0) * total, "rope_complex", float(ctx.model.hidden)
-    back = Back(moved, 8, 8.0 * largest, like=like, elements=total, width=width)
-    return Stream(moved, like, total, width), back, 8.0 * total, 6
+    back = OpBackward(moved, 8, 8.0 * largest, like=like, elements=total, width=width)
+    return MemoryBound(moved, like, total, width), back, 8.0 * total, 6
 
 
 def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, table_elements: float = 0.0) -> tuple[str, ...]:
@@ -92,16 +94,26 @@ def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, table_elements: flo
     FSDP casts the table that every block is called with, outside of the checkpoint; other modes cast it inside.
     """
     names = []
-    if table_elements and ctx.element == 2:
+    if table_elements and ctx.activation_element_bytes == 2:
         outside = ctx.precision_mode == "mixed"
         name = b.tensor("rope_table", table_elements * 2.0, grad=False)
-        b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", Stream(CAST * table_elements), (),
+        b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", MemoryBound(CAST * table_elements), (),
                  (name,), launches=1 if outside else 2, region=OUTSIDE if outside else "", step="rope",
                  part="fsdp" if outside else ""))  # fmt: skip
         names.append(name)
     if any_true(ctx.cp > 1):
         splits_rows = ctx.cp > 1
         name = b.tensor("rope_rows", where(splits_rows, rows_bytes, 0.0), grad=False)
-        b.add(Op("rope_rows", "memory_bound", Stream(2.0 * rows_bytes), (), (name,), present=splits_rows, step="rope"))
+        b.add(
+            Op(
+                "rope_rows",
+                "memory_bound",
+                MemoryBound(2.0 * rows_bytes),
+                (),
+                (name,),
+                present=splits_rows,
+                step="rope",
+            )
+        )
         names.append(name)
     return tuple(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mofa.export.arguments import Fixed
+from mofa.export.arguments import FixedField
 
 FREE: Mapping[str, str] = {
     "name": "a name of mofa's, in the head of the files",
@@ -47,18 +47,18 @@ FREE: Mapping[str, str] = {
     "framework.pytorch": "a release is installed, not asked for; the head of the files says it",
 }
 """Fields of any value."""
-NOT_RELEASED: Mapping[str, Fixed] = {
-    "strategy.balancing": Fixed(("none",), "no released framework schedules tokens over replicas (MicroMoE)"),
-    "strategy.token_chunks": Fixed((1,), "no released framework passes experts in token chunks (MemFine)"),
-    "framework.chunk_overlap": Fixed((False,), "no released framework passes experts in token chunks (MemFine)"),
-    "framework.routed_copies": Fixed(("materialised",), "no released framework gathers rows by index (MoEBlaze)"),
-    "framework.deepspeed": Fixed(("",), "it is an engine of megatron-2022"),
-    "framework.splits_layers": Fixed(("even",), "it is an option of DeepSpeed"),
-    "framework.norms_gradients": Fixed((True,), "it is an option of DeepSpeed"),
-    "framework.optimizer_rank": Fixed((0,), "it is an option of DeepSpeed"),
-    "framework.casts_to_reduce": Fixed((False,), "it is an option of DeepSpeed"),
-    "framework.fused_qkv": Fixed((False,), "it is an option of fsdp1"),
-    "framework.loss_metrics": Fixed((0,), "it is an option of fsdp1"),
+NOT_RELEASED: Mapping[str, FixedField] = {
+    "strategy.balancing": FixedField(("none",), "no released framework schedules tokens over replicas (MicroMoE)"),
+    "strategy.token_chunks": FixedField((1,), "no released framework passes experts in token chunks (MemFine)"),
+    "framework.chunk_overlap": FixedField((False,), "no released framework passes experts in token chunks (MemFine)"),
+    "framework.routed_copies": FixedField(("materialised",), "no released framework gathers rows by index (MoEBlaze)"),
+    "framework.deepspeed": FixedField(("",), "it is an engine of megatron-2022"),
+    "framework.splits_layers": FixedField(("even",), "it is an option of DeepSpeed"),
+    "framework.norms_gradients": FixedField((True,), "it is an option of DeepSpeed"),
+    "framework.optimizer_rank": FixedField((0,), "it is an option of DeepSpeed"),
+    "framework.casts_to_reduce": FixedField((False,), "it is an option of DeepSpeed"),
+    "framework.fused_qkv": FixedField((False,), "it is an option of fsdp1"),
+    "framework.loss_metrics": FixedField((0,), "it is an option of fsdp1"),
 }
 """Fields that must be as in any released framework of today."""
 WHAT_IT_DOES: Mapping[str, str] = dict.fromkeys(

@@ -26,9 +26,9 @@ class DistinctStages:
     is first among equals is too. R of pp stages are shown.
     """
 
-    stage: NDArray[np.intp]
+    shown_stages: NDArray[np.intp]
     """The stages that are shown, in order. (R,)"""
-    of: NDArray[np.intp]
+    shown_index: NDArray[np.intp]
     """Which of them each stage is like. (pp,)"""
 
     @classmethod
@@ -63,92 +63,92 @@ class DistinctStages:
     @cached_property
     def num_alike(self) -> ArrayN:
         """Stages that each stands for. (R,)"""
-        return np.bincount(self.of).astype(float)
+        return np.bincount(self.shown_index).astype(float)
 
     @cached_property
     def num_alike_ahead(self) -> ArrayN:
         """Stages like each shown one (first axis) that are ahead of each shown one. (R, R)"""
-        of_each = self.of == np.arange(len(self.stage))[:, None]
-        return np.take(np.cumsum(of_each, axis=1) - of_each, self.stage, axis=1).astype(float)
+        of_each = self.shown_index == np.arange(len(self.shown_stages))[:, None]
+        return np.take(np.cumsum(of_each, axis=1) - of_each, self.shown_stages, axis=1).astype(float)
 
 
 @dataclass(frozen=True)
-class Layout:
+class StageLayers:
     """Layer counts of the candidates of one pp x vpp on the stages that are shown: (n, kinds, R) unless said."""
 
     stages: Stages
     shown: DistinctStages
-    plain: ArrayN
+    base_mode: ArrayN
     """Layers that run in the base mode."""
-    full: ArrayN
+    fully_recomputed: ArrayN
     """Layers that are recomputed whole."""
-    plain_in_flight: ArrayN
-    full_in_flight: ArrayN
+    base_mode_in_flight: ArrayN
+    fully_recomputed_in_flight: ArrayN
     last_in_flight: ArrayN
     """Micro-batches of the last chunk in flight. (n, R)"""
-    after: ArrayN
+    layers_behind: ArrayN
     """As :attr:`mofa.cost.stages.Stages.layers_behind`. (kinds, kinds, R)"""
-    full_by_chunk: ArrayN
+    fully_recomputed_by_chunk: ArrayN
     """Layers that are recomputed whole under each choice of recomputation. (choices, kinds, R, vpp)"""
-    choice: NDArray[np.intp]
+    recompute_choice: NDArray[np.intp]
     """Each candidate's choice. (n,)"""
-    any_plain: bool
-    any_full: bool
+    any_base_mode: bool
+    any_fully_recomputed: bool
     """Whether any candidate has layers of either sort."""
 
     @property
     def layer_counts(self) -> ArrayN:
-        return self.plain + self.full
+        return self.base_mode + self.fully_recomputed
 
     @property
     def head_position(self) -> int:
         """The stage with the head, among those that are shown."""
-        return int(self.shown.of[self.stages.rank_with_head])
+        return int(self.shown.shown_index[self.stages.rank_with_head])
 
     @property
     def prediction_position(self) -> int:
         """The stage with the multi-token-prediction layers, among those that are shown."""
-        return int(self.shown.of[self.stages.rank_with_predictions])
+        return int(self.shown.shown_index[self.stages.rank_with_predictions])
 
     @property
     def stages_with_embedding(self) -> BoolR:
         """Whether each stage has the embedding. (R,)"""
-        return self.stages.ranks_with_embedding[self.shown.stage]
+        return self.stages.ranks_with_embedding[self.shown.shown_stages]
 
     @property
     def stages_with_head(self) -> BoolR:
         """Whether each stage has the head. (R,)"""
-        return self.stages.ranks_with_head[self.shown.stage]
+        return self.stages.ranks_with_head[self.shown.shown_stages]
 
     @property
     def stages_with_predictions(self) -> BoolR:
         """Whether each stage has the multi-token-prediction layers, where there are any. (R,)"""
-        return self.stages.ranks_with_predictions[self.shown.stage]
+        return self.stages.ranks_with_predictions[self.shown.shown_stages]
 
     @property
     def is_last(self) -> BoolR:
         """Whether each stage is the last. (R,)"""
-        return self.stages.is_last[self.shown.stage]
+        return self.stages.is_last[self.shown.shown_stages]
 
     @property
     def receives(self) -> BoolR:
         """Whether each chunk's input comes from another rank. (R, vpp)"""
-        return self.stages.receives[self.shown.stage]
+        return self.stages.receives[self.shown.shown_stages]
 
     @property
     def sends(self) -> BoolR:
         """Whether each chunk's output goes to another rank. (R, vpp)"""
-        return self.stages.sends[self.shown.stage]
+        return self.stages.sends[self.shown.shown_stages]
 
     @property
     def feeds_own_chunk(self) -> BoolR:
         """Whether each chunk's output goes to another chunk of its rank. (R, vpp)"""
-        return self.stages.feeds_own_chunk[self.shown.stage]
+        return self.stages.feeds_own_chunk[self.shown.shown_stages]
 
 
-def layout(
+def count_stage_layers(
     table: StrategyTable, stages: Stages, schedule: str, num_micro_batches: IntN, *, every_stage: bool = True
-) -> Layout:  # fmt: skip
+) -> StageLayers:  # fmt: skip
     """Gather the layer counts of each candidate: which layers it recomputes, how many micro-batches are in flight."""
     pp, vpp = stages.pp, stages.vpp
     has_full = np.array([recomputes_layers_whole(spec) for spec in table.recompute_modes])[table.recompute]
@@ -164,14 +164,14 @@ def layout(
         shown = DistinctStages.all_stages(pp)
     else:
         shown = DistinctStages.one_of_each_kind(stages, full, flight)
-    full, flight = full[:, :, shown.stage], flight[:, shown.stage]
-    plain = stages.counts[:, shown.stage] - full
+    full, flight = full[:, :, shown.shown_stages], flight[:, shown.shown_stages]
+    plain = stages.counts[:, shown.shown_stages] - full
     plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)
     full_fl = np.einsum("ukrc,brc->ubkr", full, flight)
-    return Layout(
+    return StageLayers(
         stages, shown, _given(plain.sum(axis=3), which), _given(full.sum(axis=3), which),
         plain_fl[which, batch_of], full_fl[which, batch_of], flight[:, :, -1][batch_of],
-        stages.layers_behind[:, :, shown.stage], full, which, bool(plain.any()), bool(full.any()),
+        stages.layers_behind[:, :, shown.shown_stages], full, which, bool(plain.any()), bool(full.any()),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from mofa.export.megatron.patterns import list_expression
 
 
 @dataclass(frozen=True)
-class Code:
+class PythonCode:
     """A value as Python code."""
 
     text: str
@@ -55,14 +55,14 @@ ACTIVATIONS = {"swiglu": "functional.silu", "gelu": "functional.gelu", "relu2": 
 SAID_OTHERWISE = ("swiglu", "squared-relu", "no-bias-swiglu-fusion", "untie-embeddings-and-output-weights",
                   "group-query-attention", "multi-latent-attention", "max-position-embeddings", "grad-reduce-in-bf16",
                   "no-create-attention-mask-in-dataloader")  # fmt: skip
-"""Arguments that :func:`fields_of` says by fields of other meanings."""
+"""Arguments that :func:`container_fields` says by fields of other meanings."""
 SWITCHES = ("sequence-parallel", "no-rope-fusion", "no-bias-dropout-fusion", "no-gradient-accumulation-fusion",
             "cross-entropy-loss-fusion", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather",
             "disable-bias-linear", "qk-layernorm", "moe-grouped-gemm", "moe-permute-fusion")  # fmt: skip
 """Switches that are written where they are off too: classes of Bridge and Megatron-Core have other defaults."""
 
 
-def fields_of(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
+def container_fields(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the container by path, of the arguments of a job.
 
     Raises
@@ -87,7 +87,7 @@ def fields_of(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
     gated = model.mlp.gated
     out |= {
         "model.gated_linear_unit": gated,
-        "model.activation_func": Code(ACTIVATIONS[model.mlp.activation]),
+        "model.activation_func": PythonCode(ACTIVATIONS[model.mlp.activation]),
         "model.bias_activation_fusion": job.framework.fused_swiglu if gated else model.mlp.bias,
         "model.share_embeddings_and_output_weights": model.tied_embeddings,
         "model.masked_softmax_fusion": True,
@@ -97,8 +97,8 @@ def fields_of(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
         "ddp.align_param_gather": s.vpp > 1 and "overlap-param-gather" in values,
         "ddp.grad_reduce_in_fp32": "grad-reduce-in-bf16" not in values,
         "mixed_precision.grad_reduce_in_fp32": "grad-reduce-in-bf16" not in values,
-        "mixed_precision.params_dtype": Code("torch.bfloat16"),
-        "mixed_precision.pipeline_dtype": Code("torch.bfloat16"),
+        "mixed_precision.params_dtype": PythonCode("torch.bfloat16"),
+        "mixed_precision.pipeline_dtype": PythonCode("torch.bfloat16"),
         "mixed_precision.autocast_enabled": False,
         "dataset.skip_getting_attention_mask_from_dataset": True,
     }
@@ -113,9 +113,9 @@ def fields_of(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
 def _value(name: str, value: Any) -> Any:
     """An argument's value as a field has it."""
     if name == "attention-backend":
-        return Code(f"AttnBackend.{value}")
+        return PythonCode(f"AttnBackend.{value}")
     if name in ("exp-avg-dtype", "exp-avg-sq-dtype"):
-        return Code("torch.bfloat16" if value == "bf16" else "torch.float32")
+        return PythonCode("torch.bfloat16" if value == "bf16" else "torch.float32")
     if name == "moe-layer-freq":
         return list_expression(str(value))
     if name == "window-size":

@@ -9,7 +9,7 @@ from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, where
 from mofa.blocks.op import Op, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.roles import Purpose, Role, TensorUse
-from mofa.blocks.work import Collective, CollectiveKind, Stream
+from mofa.blocks.work import Collective, CollectiveKind, MemoryBound
 from mofa.specs.params import layer_params
 
 GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"
@@ -60,7 +60,7 @@ class FsdpOps:
 
     def add_wait(self, name: str, reads: tuple[str, ...]) -> None:
         """The compute stream waits until these are there."""
-        self.ops.append(Op(name, "dp", Stream(0.0), reads, (), launches=0, region=OUTSIDE, part="fsdp"))
+        self.ops.append(Op(name, "dp", MemoryBound(0.0), reads, (), launches=0, region=OUTSIDE, part="fsdp"))
 
     def add_neighbours_collective(
         self, name: str, kind: CollectiveKind, params: FloatK, ranks: FloatK, bytes_: float, stream: str
@@ -102,7 +102,8 @@ def gather_weights(
     if not any_true(runs):
         return out
     p.ops.append(
-        Op(f"{out}.copy_in", "dp", Stream(where(runs, (ctx.stored + 2.0) * params / ranks, 0.0), "foreach_cast"), (),
+        Op(f"{out}.copy_in", "dp", MemoryBound(where(runs, (ctx.stored_bytes_per_param + 2.0) * params / ranks, 0.0),
+        "foreach_cast"), (),
            (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
     p.ops.append(
@@ -120,14 +121,15 @@ def copy_out(
     FSDP1's parameters are views of the gathered buffer: nothing moves, and what is held is taken to be FSDP2's.
     """
     by_rows = shards_experts_by_row(ctx) & experts & (ranks > 1)
-    moved = where(ranks > 1, 4.0, ctx.stored + 6.0) * params + where(by_rows, 4.0 * params, 0.0)
+    moved = where(ranks > 1, 4.0, ctx.stored_bytes_per_param + 6.0) * params + where(by_rows, 4.0 * params, 0.0)
     launches = where(ranks == 1, 6.0, 1.0) if experts else 1.0
     if ctx.framework.flat_params:
-        moved, launches = where(ranks > 1, 0.0, (ctx.stored + 2.0) * params), where(ranks > 1, 0.0, 1.0)
+        moved, launches = where(ranks > 1, 0.0, (ctx.stored_bytes_per_param + 2.0) * params), where(ranks > 1, 0.0, 1.0)
     scratch = where(ranks > 1, where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
     p.tensor(weights, 2.0 * params, "weight_copy")
     p.ops.append(
-        Op(f"{weights}.copy_out", "dp", Stream(moved, "copy"), reads, (weights,), scratch=scratch, launches=launches,
+        Op(f"{weights}.copy_out", "dp", MemoryBound(moved, "copy"), reads, (weights,), scratch=scratch,
+        launches=launches,
            present=params > 0, region=OUTSIDE, part="fsdp",
            purpose="experts_copy_out" if experts else "copy_out")
     )  # fmt: skip
@@ -158,9 +160,10 @@ def reduce_gradients(
     width = ctx.framework.reduced_bytes_per_param
     p.tensor(f"{name}.reduce_input", width * params, use="reduce_input")
     p.ops.append(
-        Op(f"{name}.reduce_copy_in", "dp", Stream((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
+        Op(f"{name}.reduce_copy_in", "dp", MemoryBound((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"),
+        grads,
            (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=present,
-           listed=params / ranks, region=OUTSIDE, part="fsdp")
+           listed_elements=params / ranks, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
     in_loop: tuple[str, ...] = ()
     last = gradient_registered_last(grads, ctx, experts=name == "efsdp")
@@ -179,10 +182,10 @@ def reduce_gradients(
                 part="fsdp",
             )
         )
-    result_bytes = where(ctx.accumulating & present, ctx.stored * params / ranks, 0.0)
+    result_bytes = where(ctx.accumulating & present, ctx.stored_bytes_per_param * params / ranks, 0.0)
     p.tensor(f"{name}.reduced", result_bytes, "grad", "reduced")
     out, kind = f"{name}.reduced", "grad"
-    casts = ctx.stored < width
+    casts = ctx.stored_bytes_per_param < width
     if casts:
         result_bytes, kind = where(present, width * params / ranks, 0.0), "buffer"
         out = p.tensor(f"{name}.summed", result_bytes)
@@ -190,7 +193,7 @@ def reduce_gradients(
         payload = Collective("reduce_scatter", name, width * params)
         if ctx.framework.flat_params:
             p.ops.append(
-                Op(f"{name}.predivide", "dp", Stream(where(alone, 0.0, 2.0 * width * params), "mul"),
+                Op(f"{name}.predivide", "dp", MemoryBound(where(alone, 0.0, 2.0 * width * params), "mul"),
                    (f"{name}.reduce_input",), (), launches=where(alone, 0.0, 1.0), present=present, stream=REDUCE,
                    region=OUTSIDE, part="fsdp")
             )  # fmt: skip
@@ -204,21 +207,22 @@ def reduce_gradients(
     if any_true(alone):
         reads = (f"{name}.scattered" if any_true(present & logical_not(alone)) else f"{name}.reduce_input",)
         p.ops.append(
-            Op(f"{name}.reduce_copy", "dp", Stream(where(alone, 16.0 * params, 0.0), "copy"), reads, (out,),
+            Op(f"{name}.reduce_copy", "dp", MemoryBound(where(alone, 16.0 * params, 0.0), "copy"), reads, (out,),
                scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
                present=alone, stream=REDUCE, region=OUTSIDE, part="fsdp")
         )  # fmt: skip
     if casts:
-        moved = where(present, (width + ctx.stored) * params / ranks, 0.0)
+        moved = where(present, (width + ctx.stored_bytes_per_param) * params / ranks, 0.0)
         p.ops.append(
-            Op(f"{name}.reduced_cast", "dp", Stream(moved, "cast_down"), (out,), (f"{name}.reduced",), present=present,
+            Op(f"{name}.reduced_cast", "dp", MemoryBound(moved, "cast_down"), (out,), (f"{name}.reduced",),
+            present=present,
                stream=REDUCE, region=OUTSIDE, part="fsdp")
         )  # fmt: skip
         out = f"{name}.reduced"
     if ctx.accumulating:
-        added = 3.0 * ctx.stored * params / ranks * ctx.accumulates
+        added = 3.0 * ctx.stored_bytes_per_param * params / ranks * ctx.accumulates
         p.ops.append(
-            Op(f"{name}.accumulate", "dp", Stream(added, "mul"), (out,), (),
+            Op(f"{name}.accumulate", "dp", MemoryBound(added, "mul"), (out,), (),
                launches=accumulation_launches(ctx, float(num_weights)), present=present, stream=REDUCE, region=OUTSIDE,
                role="accumulate", part="fsdp")
         )  # fmt: skip

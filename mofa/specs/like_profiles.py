@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from mofa.errors import SpecError
 from mofa.specs.base import Fact, PositiveFact, Spec
-from mofa.specs.copied import Folder, bundled_profile, mark_transferred
+from mofa.specs.copied_facts import Folder, bundled_profile, mark_transferred
 from mofa.specs.curve_ratios import curves_by_ratios
 from mofa.specs.files import bundled, did_you_mean, short
 from mofa.specs.from_mapping import build_spec

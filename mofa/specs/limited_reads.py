@@ -40,7 +40,7 @@ def was_read(path: Path) -> bool:
     return (status.st_dev, status.st_ino) in files
 
 
-def reason_of(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     """What the system says of a path, on one line, without the path."""
     return " ".join((getattr(error, "strerror", None) or str(error)).split())[:80]
 
@@ -88,7 +88,9 @@ def read_bytes(path: str | Path, where: str, limit: int, advice: str = "check th
     except IsADirectoryError:
         raise SpecError(f"{where}: is a folder; name a file in it") from None
     except (OSError, ValueError) as error:
-        raise SpecError(f"{where}: cannot be read ({reason_of(error)}); check the path and its permissions") from None
+        raise SpecError(
+            f"{where}: cannot be read ({error_reason(error)}); check the path and its permissions"
+        ) from None
     if len(data) > limit:
         size = f"{limit >> 20} MiB" if limit >= 2**20 else f"{limit >> 10} KiB"
         raise SpecError(f"{where}: larger than {size}; {advice}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mofa.specs.layouts.own_split import (
+from mofa.specs.layouts.framework_split import (
     MEGATRON_SPLIT,
     TORCHTITAN_SPLIT,
     SplitError,

@@ -12,7 +12,7 @@ WIDTH = 118
 """Of a line of comment. [characters]"""
 
 
-def head_lines(job: Job, runs_in: str) -> list[str]:
+def header_lines(job: Job, runs_in: str) -> list[str]:
     """What a file's head says, a sentence or more a line, without signs of a comment.
 
     Parameters
@@ -60,10 +60,10 @@ def _version() -> str:
         return "(not installed)"
 
 
-def comment(lines: list[str]) -> str:
+def as_comment(lines: list[str]) -> str:
     """Lines as comments of a shell, of TOML or of Python.
 
-    >>> comment(["a", "b"])
+    >>> as_comment(["a", "b"])
     '# a\\n# b\\n'
     """
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)

@@ -16,7 +16,7 @@ from mofa.cost.rank_rules import waits_at_exchanges
 from mofa.cost.rows import LayerArrays, Rows
 from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
-from mofa.cost.step_time.micro_batch import MicroBatchPasses, hand_over_host_s, micro_batch_passes
+from mofa.cost.step_time.micro_batch import MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, ScheduleClock, SplitProblem
 from mofa.specs.params import layer_params, mtp_params
@@ -27,7 +27,7 @@ MORE_RECOMPUTED = 2
 
 def split_of_strategy(estimator: Estimator) -> ChunkLayers:
     """The split that a strategy has: the table's only row."""
-    layout, row = estimator.stages().split.layout, estimator.composed_row
+    layout, row = estimator.stages().split.layout, estimator.row_with_every_stage
     recomputed = int(row.table.recompute_layers[0]) if _recomputes_whole(row) else 0
     return ChunkLayers(layout.layers_by_chunk, layout.prediction_chunk, recomputed)
 
@@ -49,7 +49,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
     Layers that are recomputed whole are all of every chunk, or the first so many, which are searched as well. Every
     n-th layer of a rank, as torchtitan selects them, is none of both.
     """
-    rows, stages, framework = estimator.composed_row, estimator.stages(), estimator.framework
+    rows, stages, framework = estimator.row_with_every_stage, estimator.stages(), estimator.framework
     mode = rows.table.recompute_modes[int(rows.table.recompute[0])]
     if stages.pp == 1 or not framework.traits.takes_layouts or mode.kind == "every":
         return None
@@ -70,7 +70,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
         first_prediction_chunk=stages.pp * (stages.vpp - 1), least_layers=tuple(least),
         least_recomputed=1 if searched else split.recomputed,
         most_recomputed=most_recomputed if searched else split.recomputed,
-        pipeline=_pipeline(rows),
+        schedule_clock=_pipeline(rows),
     )  # fmt: skip
     counts, place = problem.layer_counts([split])[0], problem.chunk_places
     layer_s, prediction_s, chunk_s = _seconds(rows, split, counts, place)
@@ -91,7 +91,7 @@ def _recomputes_whole(rows: Rows) -> bool:
 
 def _pipeline(rows: Rows) -> ScheduleClock:
     """The clock of a strategy's schedule."""
-    schedule, stages, m = rows.schedule_record, rows.layout.stages, int(rows.num_micro_batches[0])
+    schedule, stages, m = rows.schedule_record, rows.stage_layers.stages, int(rows.num_micro_batches[0])
     if _has_formula(rows):
         return FormulaPaths(stages.pp, m, forwards_first=schedule.forwards_first)
     runtime, slowdown = rows.framework.traits.runtime, rows.cluster.gpu.curves.overlap_slowdown.value
@@ -106,7 +106,7 @@ def _seconds(rows: Rows, split: ChunkLayers, counts: IntA, place: tuple[IntA, In
     chunks, last = len(counts), len(counts) - 1
     each = micro_batch_passes(rows)
     of_mtp = _layer_seconds(rows, rows.mtp, each) if rows.mtp is not None else np.zeros((3, 1, 2))
-    mode = int(rows.mtp_mode[0] == rows.full[0])
+    mode = int(rows.mtp_mode[0] == rows.full_mode_index[0])
     layer_s = np.repeat(_layer_seconds(rows, rows.layers, each)[:, None], chunks, axis=1)
     prediction_s = np.repeat(rows.workload.model.num_mtp_layers * of_mtp[:, :1, mode], chunks, axis=1)
     of_chunks = _chunk_seconds(rows, each)[:, place[0], place[1]]
@@ -137,8 +137,8 @@ def _chunk_seconds(rows: Rows, each: MicroBatchPasses) -> FloatA:
         return np.stack([forward_s, backward_s])
     rested_s = each.rested_s()[0][:, None]
     if waits_at_exchanges(rows):  # each pass counts with what it receives for
-        exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + hand_over_host_s(rows)[1]
-        stages = rows.layout.stages
+        exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + exchange_host_s(rows)[1]
+        stages = rows.stage_layers.stages
         received = exchange_s * stages.receives[:, :1], exchange_s * stages.sends[:, -1:]
         forward_s, backward_s = forward_s + received[0], backward_s + received[1]
         rested_s = rested_s + received[0] + received[1]
@@ -174,7 +174,7 @@ def _layer_seconds(rows: Rows, layers: LayerArrays, each: MicroBatchPasses) -> F
 
 def _of_row(rows: Rows, by_mode: FloatA) -> FloatA:
     """A quantity of layers that are not recomputed whole and of those that are, of the only row. (kinds, 2)"""
-    return np.stack([of[0] for of in rows.of_base_and_full(by_mode)], axis=-1)
+    return np.stack([of[0] for of in rows.in_base_and_full_mode(by_mode)], axis=-1)
 
 
 def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
@@ -182,10 +182,10 @@ def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
 
     What parameters take is as many bytes each of dense and of experts' ones as ranks' differences say.
     """
-    stages, model, m = rows.layout.stages, rows.workload.model, int(rows.num_micro_batches[0])
+    stages, model, m = rows.stage_layers.stages, rows.workload.model, int(rows.num_micro_batches[0])
     flight = in_flight_at_first_backward(stages.pp, stages.vpp, rows.schedule, m)[place]
-    static = (rows.static.params + rows.static.grads + rows.static.states + rows.static.buffers)[rows.grid[0]]
-    rank_params = np.stack([rows.shards.dense[rows.grid[0]], rows.shards.expert[rows.grid[0]]], axis=1)
+    static = (rows.static.params + rows.static.grads + rows.static.states + rows.static.buffers)[rows.grid_index[0]]
+    rank_params = np.stack([rows.shards.dense[rows.grid_index[0]], rows.shards.expert[rows.grid_index[0]]], axis=1)
     bytes_per_param = np.linalg.lstsq(rank_params, static, rcond=None)[0]
     tp, spread = float(rows.table.tp[0]), float(rows.table.ep[0] * rows.table.etp[0])
     of_kinds = [layer_params(model, kind.moe) for kind in stages.kinds]
@@ -197,7 +197,7 @@ def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
     layer_bytes = flight[:, None, None] * saved + (bytes_per_param @ np.stack([dense, expert]))[None, :, None]
     prediction_bytes = np.zeros(len(flight))
     if rows.mtp is not None:
-        p, mode = mtp_params(model), int(rows.mtp_mode[0] == rows.full[0])
+        p, mode = mtp_params(model), int(rows.mtp_mode[0] == rows.full_mode_index[0])
         saved = _of_row(rows, rows.mtp.saved) + _of_row(rows, rows.mtp.slack)
         copied = (p.matrices_tp + p.shared) / tp + p.replicated, p.routed / spread
         depth = model.num_mtp_layers

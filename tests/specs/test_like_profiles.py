@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from mofa.errors import SpecError
-from mofa.specs.copied import bundled_profile
+from mofa.specs.copied_facts import bundled_profile
 from mofa.specs.hardware import GpuSpec
-from mofa.specs.like import expand_like, expanded_profile
+from mofa.specs.like_profiles import expand_like, expanded_profile
 from mofa.specs.load import load_cluster
 from mofa.specs.profiles import load_gpu
 
@@ -110,8 +110,8 @@ def test_a_curve_above_its_peak_is_refused_and_one_far_below_is_doubted(tmp_path
             with pytest.raises(SpecError, match=rf"{says} .* above peak_flops_per_s.bf16 \(989.4 TFLOP/s\); correct"):
                 load_gpu(path)
         else:
-            assert [doubt for doubt in load_gpu(path).doubts if says in doubt]
-    assert load_gpu("h100-sxm").doubts == ()
+            assert [doubt for doubt in load_gpu(path).slow_curve_notes if says in doubt]
+    assert load_gpu("h100-sxm").slow_curve_notes == ()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from mofa.errors import SpecError
-from mofa.search.workers import end_with_parent
+from mofa.search.workers import exit_when_parent_exits
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -85,7 +85,7 @@ def _begin() -> None:
     for name in ("SIGTERM", "SIGHUP"):
         if (number := getattr(signal, name, None)) is not None:
             signal.signal(number, signal.SIG_DFL)
-    end_with_parent()
+    exit_when_parent_exits()
 
 
 def _results(results: Iterator[Result]) -> Iterator[Result]:

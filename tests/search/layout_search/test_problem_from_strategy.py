@@ -8,10 +8,10 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.schedules import SCHEDULES
-from mofa.search.layout_search.of_strategy import split_of_strategy, split_problem
+from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem
 from mofa.search.layout_search.shortest_split import shortest_split
 from mofa.search.layout_search.split_problem import ChunkLayers
-from mofa.search.strategy_estimator import estimator_of
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.units import GIB
 
 CASES = {
@@ -26,7 +26,7 @@ CASES = {
 def _estimator(name: str) -> Estimator:
     workload, gpus, framework, strategy, batch = CASES[name]
     job = mofa.load_workload(workload, global_batch=batch)
-    return estimator_of(job, mofa.load_cluster("h100-hgx", gpus), mofa.load_framework(framework), strategy)
+    return strategy_estimator(job, mofa.load_cluster("h100-hgx", gpus), mofa.load_framework(framework), strategy)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -38,7 +38,7 @@ def test_other_layouts_take_and_keep_what_the_estimate_says(name: str) -> None:
     np.testing.assert_allclose(problem.bytes_by_rank([own])[0], estimator.stage_device_bytes())
     own_s = float(estimator.component_seconds(every_stage=True)[0].sum())
     tolerance = (
-        0.012 if SCHEDULES[estimator.composed_row.schedule].defers_weight_gradients else 0.004
+        0.012 if SCHEDULES[estimator.row_with_every_stage.schedule].defers_weight_gradients else 0.004
     )  # the host's part
     assert problem.step_s(own) == pytest.approx(own_s, rel=0.03)
     layers = list(own.layers)
@@ -58,7 +58,7 @@ def test_a_strategy_with_another_layout_is_that_strategy() -> None:
     workload, gpus, framework, strategy, batch = CASES["70b first layers"]
     job, machines = mofa.load_workload(workload, global_batch=batch), mofa.load_cluster("h100-hgx", gpus)
     strategy = strategy.replace("full:2", "full:3") + " layout=Et*3|(t*4|)*18t*5L"
-    written = estimator_of(job, machines, mofa.load_framework(framework), strategy)
+    written = strategy_estimator(job, machines, mofa.load_framework(framework), strategy)
     np.testing.assert_array_equal(changed.component_seconds()[0], written.component_seconds()[0])
     assert changed.stage_device_bytes() == written.stage_device_bytes()
 
@@ -67,7 +67,7 @@ def test_search_of_a_small_model_equals_trying_every_layout() -> None:
     """By the estimate, of every layout of a model of 8 layers over 2 x 2 chunks."""
     job = mofa.load_workload("llama3-8b", global_batch=64, overrides={"model.num_layers": 8})
     machines, framework = mofa.load_cluster("h100-hgx", 8), mofa.load_framework("megatron")
-    estimator = estimator_of(job, machines, framework, "tp=4 pp=2 vpp=2 recompute=none")
+    estimator = strategy_estimator(job, machines, framework, "tp=4 pp=2 vpp=2 recompute=none")
     problem = split_problem(estimator, 70 * GIB)
     assert problem is not None
 
@@ -90,4 +90,6 @@ def test_torchtitan_leaves_no_chunk_between_empty() -> None:
 @pytest.mark.parametrize("strategy", ["tp=8 dp=8", "pp=4 vpp=2 schedule=interleaved recompute=every:2"])
 def test_nothing_is_searched_where_nothing_can_be_said(strategy: str) -> None:
     job, machines = mofa.load_workload("llama3-8b", global_batch=256), mofa.load_cluster("h100-hgx", 64)
-    assert split_problem(estimator_of(job, machines, mofa.load_framework("torchtitan"), strategy), 80 * GIB) is None
+    assert (
+        split_problem(strategy_estimator(job, machines, mofa.load_framework("torchtitan"), strategy), 80 * GIB) is None
+    )

@@ -38,7 +38,7 @@ def schedules() -> list[dict[str, Any]]:
             "name": name,
             "runs_on": ["megatron", "torchtitan"] if record.runs_in_megatron else ["torchtitan"],
             "vpp": "2 and more" if record.chunks_per_rank is None else str(record.chunks_per_rank),
-            "searched": "yes" if record.searched else f"where fixed: --fix schedule={name}",
+            "searched": "yes" if record.is_searched else f"where fixed: --fix schedule={name}",
             "meaning": _what_it_does(record),
         }
         for name, record in SCHEDULES.items()

@@ -31,30 +31,32 @@ from mofa.replay.rank.uneven_layers import UnevenLayers, rows_over_mean_by_layer
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
 
-def rows_of(estimator: Estimator) -> Rows:
+def composed_rows(estimator: Estimator) -> Rows:
     """The composed row of an estimator of one strategy."""
     assert len(estimator.table) == 1
-    return estimator.composed_row
+    return estimator.row_with_every_stage
 
 
-def ranks_of(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
+def describe_ranks(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
     """Every pipeline rank of an estimator of one strategy."""
-    rank = rank_maker(estimator, data_rank=data_rank)
+    rank = rank_describer(estimator, data_rank=data_rank)
     return tuple(rank(r) for r in range(int(estimator.table.pp[0])))
 
 
-def rank_maker(estimator: Estimator, *, emptiest: bool = False, data_rank: int = 0) -> Callable[[int], Rank]:
+def rank_describer(estimator: Estimator, *, emptiest: bool = False, data_rank: int = 0) -> Callable[[int], Rank]:
     """What makes any pipeline rank of an estimator of one strategy: of those that differ by the tokens that their
     experts get the fullest, or the ``emptiest``; of those that hold the same parameters the ``data_rank``-th."""
     return partial(_makes(estimator), emptiest, data_rank)
 
 
-def makers_of_data_ends(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
+def describers_of_data_rank_ends(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
     """What makes a pipeline rank of each of :func:`first_and_last_data_ranks`."""
-    return makers_of_extremes(estimator)[0]
+    return describers_of_extreme_ranks(estimator)[0]
 
 
-def makers_of_extremes(estimator: Estimator) -> tuple[tuple[Callable[[int], Rank], ...], Callable[[int], Rank]]:
+def describers_of_extreme_ranks(
+    estimator: Estimator,
+) -> tuple[tuple[Callable[[int], Rank], ...], Callable[[int], Rank]]:
     """The same, and what makes the one with the fewest tokens of the first of them; they share their traces."""
     make = _makes(estimator)
     return tuple(partial(make, False, data_rank) for data_rank in first_and_last_data_ranks(estimator)), partial(
@@ -77,7 +79,7 @@ def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
     traces = _block_traces(estimator)
     routed = UnevenLayers(estimator, traces, _block_traces)
     traces = {label: unroll_experts(trace) for label, trace in traces.items()}
-    return partial(_rank, rows_of(estimator), estimator.rank_specs, traces, routed)
+    return partial(_rank, composed_rows(estimator), estimator.rank_specs, traces, routed)
 
 
 def first_and_last_data_ranks(estimator: Estimator) -> tuple[int, ...]:
@@ -115,11 +117,11 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
 
 def outside_allocator_bytes(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
     """What the device holds beside the allocator: the CUDA context, and the communicators of every rank. [B]"""
-    rows = rows_of(estimator)
+    rows = composed_rows(estimator)
     return float(rows.cluster.gpu.context_bytes.value), tuple(communicators_of(rows)[0].tolist())
 
 
-def room_of(estimator: Estimator, r: int = 0) -> int:
+def allocator_capacity_bytes(estimator: Estimator, r: int = 0) -> int:
     """What the capacity leaves the allocator of a pipeline rank, beside context and communicators. [B]"""
     context, communicators = outside_allocator_bytes(estimator)
     return int(estimator.cluster.gpu.capacity_bytes.value - context - communicators[r])
@@ -138,10 +140,10 @@ def _rank(
         for pieces, chunk in zip(chunks, spec.chunks, strict=True)
     ]
     params = parameter_tensors_of_rank(workload, fw, spec, modules)
-    in_fp8 = {block.phrase for chunk in spec.chunks for block in chunk.blocks if block.is_layer}
+    in_fp8 = {block.name_with_article for chunk in spec.chunks for block in chunk.blocks if block.is_layer}
     weights = with_fp8_weights(rows, weight_states_of_rank(workload, fw, spec, params, data_rank), in_fp8)
     costs = [block_cost(rows, block) for chunk in spec.chunks for block in chunk.blocks]
-    boundary, ds = int(spec.buffers.boundary_bytes), fw.deepspeed
+    boundary, ds = int(spec.buffers.stage_boundary_bytes), fw.deepspeed
     keeps_received = inputs.throughout > 0 and place.vpp == 1
     held_throughout = 0 if keeps_received else inputs.throughout
     # where weights' gradients are put off, or collectives' memory comes back late, two steps are played
@@ -152,19 +154,20 @@ def _rank(
         num_micro_batches=spec.schedule.num_micro_batches, receives=tuple(c.receives for c in spec.chunks),
         sends=tuple(c.sends for c in spec.chunks), feeds_own_chunk=tuple(c.feeds_own_chunk for c in spec.chunks),
         first_chunks=frozenset(c for c, chunk in enumerate(spec.chunks) if chunk.position == 0),
-        boundary_bytes=boundary, rotations=rotary_table_bytes(rows),
-        lazy_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
-        taken_at_build=buffers_taken_at_build(fw, spec, weights), keeps_received=keeps_received,
+        stage_boundary_bytes=boundary, rotary_table_bytes=rotary_table_bytes(rows),
+        first_forward_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
+        allocated_at_build=buffers_taken_at_build(fw, spec, weights), keeps_received_inputs=keeps_received,
         inputs_at_end=inputs.at_end, grads_always=gradients.has_flat_buffers,
         flat_buffers=flat_buffers(fw, spec, params, weights),
         preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers,
-        round_length=place.pp * place.vpp, tied=gradients.ties_ends, stored_bytes=rows.costs.context.stored,
-        gathered_params=_gathered_params(spec, chunks) if gradients.gathers_whole else None,
-        unshards=gradients.reduces_by_chunk, moments=workload.optimizer.traits.moments,
+        round_length=place.pp * place.vpp, tied=gradients.ties_ends,
+        stored_bytes_per_param=rows.costs.context.stored_bytes_per_param,
+        gathered_params=_gathered_params(spec, chunks) if gradients.keeps_params_gathered else None,
+        reduces_by_chunk=gradients.reduces_by_chunk, moments=workload.optimizer.traits.moments,
         deepspeed=ds, optimizer_ranks=float(place.dense_ranks) if gradients.shards_states else 1.0,
         norms_gradients=place.tensor_ranks == 1 or fw.norms_gradients,
         optimizer_rank=min(fw.optimizer_rank, place.dense_ranks - 1),
-        output_stays=spec.schedule.keeps_last_output,
+        keeps_last_output=spec.schedule.keeps_last_output,
         device_over_host_time=device_over_host_time([cost for cost in costs if cost is not None]),
         buckets=ddp_buckets(
             [[p.trace for p in c] for c in chunks], int(spec.buffers.copies_bytes), gradients.bytes_in_bucket,
@@ -183,27 +186,29 @@ def _chunks(
     rows: Rows, spec: RankSpec, traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool
 ) -> tuple[tuple[tuple[RankBlock, ...], ...], _Moves]:  # fmt: skip
     """The blocks of a rank's chunks with their traces, and what moves of them."""
-    trace_of = routed.of_rank(spec.layer_numbers, emptiest)
+    trace_of = routed.trace_getter(spec.layer_numbers, emptiest)
 
     def trace(block: BlockSpec) -> BlockTrace:
         if block.role == "layer":
             of_layer = trace_of(block.tapes, block.number)
             return gather_embedding_ahead(of_layer, traces["embedding"]) if block.number == 0 else of_layer
-        waits = block.role == "head" and spec.gradients.head_waits
+        waits = block.role == "head" and spec.gradients.head_gradient_waits_for_embedding
         return hold_head_gradient_for_embedding(traces["head"]) if waits else traces[block.tapes]
 
     def moves(block: BlockSpec) -> DriftingLayer | None:
-        of_layer = routed.moving(block.tapes, block.number) if block.role == "layer" else None
+        of_layer = routed.drifting_layer(block.tapes, block.number) if block.role == "layer" else None
         if of_layer is None or block.number > 0:
             return of_layer
-        some, more = (gather_embedding_ahead(end, traces["embedding"]) for end in (of_layer.some, of_layer.more))
-        return replace(of_layer, some=some, more=more)
+        some, more = (
+            gather_embedding_ahead(end, traces["embedding"]) for end in (of_layer.trace, of_layer.trace_with_more_rows)
+        )
+        return replace(of_layer, trace=some, trace_with_more_rows=more)
 
     chunks = tuple(
-        tuple(RankBlock(block.phrase, trace(block), _paces(rows, block)) for block in chunk.blocks)
+        tuple(RankBlock(block.name_with_article, trace(block), _paces(rows, block)) for block in chunk.blocks)
         for chunk in spec.chunks
     )
-    if any(piece.trace.sent for chunk in chunks for piece in chunk):
+    if any(piece.trace.recorded_on_nccl_stream for chunk in chunks for piece in chunk):
         peers = spec.place.tensor_ranks * spec.place.context_ranks
         chunks = tuple(
             tuple(replace(piece, paces=pace_of_fastest_peer(piece.paces, rows.cluster, peers)) for piece in chunk)
@@ -219,7 +224,9 @@ def _paces(rows: Rows, block: BlockSpec) -> tuple[Pace, Pace]:
 
 def _lazy_buffers(buffers: PersistentBuffers, library: str | None) -> tuple[int, ...]:
     """What the first forward takes for good: a library's tables of rotations, else the framework's own. [B]"""
-    number, nbytes = (buffers.tables, buffers.table_bytes) if library else (1, buffers.kept_bytes)
+    number, nbytes = (
+        (buffers.num_rotary_tables, buffers.rotary_table_bytes) if library else (1, buffers.framework_buffer_bytes)
+    )
     return (int(nbytes),) * number if int(nbytes) else ()
 
 
