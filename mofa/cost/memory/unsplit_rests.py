@@ -84,9 +84,9 @@ def unsplit_rests(rows: Rows, freed: ArrayN) -> UnsplitRests | None:
     ranks = (shards.dense_ranks[:, 0], shards.expert_ranks[:, 0]) if shards_params(rows) else (1.0, 1.0)
     of_params, of_state = (_of_stages(rows, width, ranks) for width in (stored, each))
     if flat:
-        apart = shards_states(rows)[:, None]
-        of_params = np.where(apart, 0.0, of_params)  # in one buffer
-        of_state = of_state * np.where(apart, shards.sharded(1.0) / np.maximum(shards.unsharded(1.0), 1.0), 1.0)
+        is_sharded = shards_states(rows)[:, None]
+        of_params = np.where(is_sharded, 0.0, of_params)  # in one buffer
+        of_state = of_state * np.where(is_sharded, shards.sharded(1.0) / np.maximum(shards.unsharded(1.0), 1.0), 1.0)
     if not (of_params.any() or of_state.any()):
         return None
     state = np.maximum(rows.static.states[grid] / (num_moments + flat), 1.0)
