@@ -166,7 +166,7 @@ def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
     """
     if not framework.traits.is_megatron_core or pp == 1:
         return HeldInputs()
-    steady = schedule.handed_on_tensors if receiving else 0
+    steady = schedule.num_held_stage_inputs if receiving else 0
     return HeldInputs(steady, max(2 * receiving - steady, 0))
 
 
